@@ -19,9 +19,8 @@ from shoal.engines.llama_messages import (
 from shoal.engines.llama_process import (
     JobOutput,
     LlamaProcess,
-    describe_exit,
     first_error,
-    last_words,
+    last_unformatted_line,
 )
 
 PATIENCE = scaled(10.0)  # seconds until what should happen is taken not to
@@ -117,7 +116,7 @@ def test_the_first_error_of_a_log_is_the_one_to_tell(
 
 
 @pytest.mark.parametrize(
-    ("log", "words"),
+    ("log", "suffix"),
     [
         ("", ""),
         (LOG, ""),
@@ -127,18 +126,5 @@ def test_the_first_error_of_a_log_is_the_one_to_tell(
         ),
     ],
 )
-def test_last_words_are_no_routine_entry(log: str, words: str) -> None:
-    assert last_words(log) == words
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (0, "ended with status 0"),
-        (3, "ended with status 3"),
-        (-6, "was ended by SIGABRT"),
-        (-250, "was ended by signal 250"),
-    ],
-)
-def test_an_exit_code_is_put_into_words(code: int, words: str) -> None:
-    assert describe_exit(code) == words
+def test_unformatted_last_line_is_reported(log: str, suffix: str) -> None:
+    assert last_unformatted_line(log) == suffix

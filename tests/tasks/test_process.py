@@ -26,7 +26,7 @@ async def test_start_that_is_cancelled_leaves_neither_process_nor_pipe() -> None
 
 async def _start_and_cancel(*, after: int, times: int) -> None:
     starting = asyncio.create_task(
-        ChildProcess.start([], trust=False, threads=1, ended=lambda _: None)
+        ChildProcess.start([], trust=False, threads=1, on_end=lambda _: None)
     )
     await _turns(after)
     for _ in range(times):

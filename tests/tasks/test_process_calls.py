@@ -80,7 +80,7 @@ async def test_crash_tells_nothing_of_what_earlier_calls_have_printed(
         returns = await calling.wait_for(3)
 
     assert returns[:2] == [(0, None), (1, None)]
-    assert str(returns[2][1]).endswith("with status 3; it said last:\nmine")
+    assert str(returns[2][1]).endswith("with status 3; its last output:\nmine")
 
 
 async def test_recalled_calls_are_not_made(tmp_path: Path, gate: Gate) -> None:

@@ -78,7 +78,7 @@ async def test_arguments_that_are_no_list_are_refused() -> None:
     async with caller_of() as caller:
         with pytest.raises(InvalidRequest, match="no list and no map"):
             await caller.run(Call("demo.add", b"\x01", b"\x80"))
-        with pytest.raises(InvalidRequest, match="no MessagePack"):
+        with pytest.raises(InvalidRequest, match="not valid MessagePack"):
             await caller.run(Call("demo.add", b"\xc1", b"\x80"))
 
 
@@ -122,7 +122,7 @@ async def test_crash_says_by_which_signal_and_where() -> None:
         with pytest.raises(JobError) as raised:
             await caller("crash")
 
-        assert "was ended by SIGSEGV; it said last:" in str(raised.value)
+        assert "was ended by SIGSEGV; its last output:" in str(raised.value)
         assert "in crash" in str(raised.value)
         assert "runpy" not in str(raised.value)
         assert await caller("demo.add", 1) == 1
@@ -130,7 +130,9 @@ async def test_crash_says_by_which_signal_and_where() -> None:
 
 async def test_end_of_the_process_says_its_status_and_last_words() -> None:
     async with caller_of() as caller:
-        with pytest.raises(JobError, match=r"with status 3; it said last:\nso long$"):
+        with pytest.raises(
+            JobError, match=r"with status 3; its last output:\nso long$"
+        ):
             await caller("leave", 3)
 
 
@@ -141,7 +143,7 @@ async def test_only_what_a_call_said_itself_is_told_when_it_crashes() -> None:
         with pytest.raises(JobError) as raised:
             await caller("speaks", "mine", 4)
 
-        assert str(raised.value).endswith("with status 4; it said last:\nmine")
+        assert str(raised.value).endswith("with status 4; its last output:\nmine")
 
 
 async def test_what_tasks_print_does_not_come_between(
@@ -297,7 +299,7 @@ async def test_module_that_cannot_be_imported_says_why(
     by_name: bool,
 ) -> None:
     (tmp_path / "broken.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     module = "broken" if by_name else str(tmp_path / "broken.py")
     processes = ProcessPool([module], 2, trust_code=False)
 
@@ -342,7 +344,7 @@ async def test_start_that_fails_waits_for_its_process_if_cancelled_too() -> None
 
     ended: list[ChildProcess] = []
     starting = asyncio.create_task(
-        Doomed.start(["of_nobody"], trust=False, threads=1, ended=ended.append)
+        Doomed.start(["of_nobody"], trust=False, threads=1, on_end=ended.append)
     )
     await asyncio.wait([starting])
 

@@ -183,7 +183,7 @@ def test_value_that_holds_itself_is_refused() -> None:
     cycle: list[object] = []
     cycle.append(cycle)
 
-    with pytest.raises(InvalidRequest, match=f"more than {DEPTH_MAX} deep"):
+    with pytest.raises(InvalidRequest, match=f"more than {DEPTH_MAX} levels"):
         pack(cycle)
 
 
@@ -211,7 +211,7 @@ def test_large_parts_are_sent_apart_once_they_are_large() -> None:
         return digest
 
     value = {"a": np.ones(BLOB_MIN), "b": b"x" * BLOB_MIN, "c": b"small"}
-    packed = pack(value, apart=apart)
+    packed = pack(value, store_blob=apart)
     read = ValueReader(kept.__getitem__).read(packed.data)
 
     assert len(packed.data) < 200

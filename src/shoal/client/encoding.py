@@ -200,7 +200,7 @@ class _Large:
     def __init__(self) -> None:
         self.blobs: dict[bytes, Blob] = {}
 
-    def apart(self, data: bytes) -> bytes:
+    def store_blob(self, data: bytes) -> bytes:
         blob = _blob(data)
         self.blobs[blob.digest] = blob
         return blob.digest
@@ -222,7 +222,9 @@ def _task(name: str, function: Callable[..., object], trust: bool) -> RemoteFunc
 
 
 def _pack(value: object, root: str, large: _Large, coded: bool) -> PackedValue:
-    return pack(value, root, size_max=ARGS_MAX, pickles=coded, apart=large.apart)
+    return pack(
+        value, root, size_max=ARGS_MAX, pickles=coded, store_blob=large.store_blob
+    )
 
 
 def _blob(data: bytes) -> Blob:

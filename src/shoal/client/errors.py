@@ -27,6 +27,7 @@ from shoal.domain.errors import (
     UnknownTask,
     WorkerLost,
 )
+from shoal.tasks.registry import main_module_name
 
 MAIN = "__main__"
 NOWHERE = ModuleType("nowhere")
@@ -41,7 +42,7 @@ def home_module(name: str, function: object = None) -> str:
     if isinstance(known, str):
         return known
     module, _, last = name.rpartition(".")
-    home = MAIN if module == _main_stem() else module
+    home = MAIN if module == main_module_name() else module
     return home if last in vars(sys.modules.get(home, NOWHERE)) else ""
 
 
@@ -94,17 +95,8 @@ def _namespace(module: ModuleType) -> Mapping[str, object]:
 def _names(kind: type) -> tuple[str, ...]:
     """Return the names of a class in tracebacks, local and remote."""
     if kind.__module__ == MAIN:
-        return kind.__qualname__, f"{_main_stem()}.{kind.__qualname__}"
+        return kind.__qualname__, f"{main_module_name()}.{kind.__qualname__}"
     return (f"{kind.__module__}.{kind.__qualname__}",)
-
-
-def _main_stem() -> str:
-    main = sys.modules.get(MAIN)
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:
-        return str(spec.name)
-    file = getattr(main, "__file__", None)
-    return Path(file).stem if file else MAIN
 
 
 HEADING = "Traceback (most recent call last):"
@@ -174,7 +166,7 @@ def rebuild_exception(traceback: str, job_id: str = "", home: str = "") -> Excep
     peer cannot cause an import.  Any other exception becomes a TaskError.
     """
     error = _named(_last(traceback), home) or TaskError(
-        _last(traceback) or "the function failed without a word", traceback, job_id
+        _last(traceback) or "the function failed without a message", traceback, job_id
     )
     error.__cause__ = RemoteTraceback(traceback)
     return error

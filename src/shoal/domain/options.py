@@ -2,6 +2,9 @@
 
 An option is a field of OpenAI's request that changes how a model answers.  A new one is
 a row here; a wire or an engine that writes it in another form says so in its codec.
+The token limit and the temperature are no rows but fields of ``Chat`` and
+``Completion``: every wire and every engine has them, each in a form of its own, so that
+no worker has to be chosen for them.
 
 Source: OpenAI's API reference, "Create chat completion" and "Create completion".
 """

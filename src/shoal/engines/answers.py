@@ -48,8 +48,8 @@ class AnswerReader:
         self._tally = UsageTally(choices, prompts)
         self._secret = secret
         self._events = EventReader()
-        self._seen: set[int] = set()
-        self._ended: set[int] = set()
+        self._seen_choices: set[int] = set()
+        self._ended_choices: set[int] = set()
         self._finish_reason: str | None = None
 
     def feed(self, data: bytes) -> list[AnswerPiece]:
@@ -62,7 +62,7 @@ class AnswerReader:
         try:
             for event in self._events.feed(data):
                 if not self.done:
-                    self._take(event, batch)
+                    self._receive(event, batch)
         except LimitExceeded as error:
             raise JobError(f"the server sent too much: {error}") from error
         return batch.pieces()
@@ -72,16 +72,16 @@ class AnswerReader:
 
         Raises Unavailable if the stream broke off, and JobError if choices are missing.
         """
-        if not self.done and len(self._ended) < self._choices:
+        if not self.done and len(self._ended_choices) < self._choices:
             raise Unavailable(TRUNCATED)
-        missing = self._choices - len(self._seen | self._ended)
+        missing = self._choices - len(self._seen_choices | self._ended_choices)
         if self._choices > 1 and missing > 0:
             raise JobError(f"the server left out {missing} of {self._choices} choices")
         return Finished(
             known_finish_reason(self._finish_reason) or "stop", self._tally.usage()
         )
 
-    def _take(self, event: bytes, batch: "PieceBatch") -> None:
+    def _receive(self, event: bytes, batch: "PieceBatch") -> None:
         if event == b"[DONE]":
             self.done = True
             return
@@ -96,11 +96,11 @@ class AnswerReader:
         several = self._choices > 1
         for choice in chunk.choices:
             if several:
-                self._seen.add(choice.index)
+                self._seen_choices.add(choice.index)
             if choice.finish_reason is not None:
                 if choice.finish_reason in ABORTED:
                     raise Unavailable("the server gave the answer up")
-                self._ended.add(choice.index)
+                self._ended_choices.add(choice.index)
                 self._finish_reason = choice.finish_reason
             if (piece := piece_from_choice(choice, several)) is not None:
                 batch.add(piece)

@@ -91,8 +91,8 @@ def context_length(entry: ListEntry) -> int:
     LM Studio's ``max_context_length`` is the model's maximum.  The loaded context is
     smaller, and is only reported once the model is loaded.
     """
-    told = (entry.max_model_len, entry.context_window, entry.loaded_context_length)
-    return next((tokens for each in told if (tokens := token_count(each))), 0)
+    details = (entry.max_model_len, entry.context_window, entry.loaded_context_length)
+    return next((tokens for each in details if (tokens := token_count(each))), 0)
 
 
 def token_count(number: Any) -> int:
@@ -156,21 +156,23 @@ class ServerCatalog:
     ``slots`` is its number of concurrent jobs, once ``refresh`` has queried it.
     """
 
-    ask: QueryServer
+    query: QueryServer
     server_kind: ServerKind | None = None
     slots: int = UNKNOWN.slots
-    _shown: dict[str, ServedModel] = field(default_factory=dict)  # by Ollama's digest
-    _embeds: bool | None = None  # whether a llama-server supports embeddings
-    _contexts: dict[str, int] = field(default_factory=dict)  # LM Studio's, by model
+    # Ollama's models by name and digest; whether a llama-server supports embeddings;
+    # the contexts of LM Studio's models by name.
+    _ollama_models: dict[str, ServedModel] = field(default_factory=dict)
+    _supports_embeddings: bool | None = None
+    _contexts: dict[str, int] = field(default_factory=dict)
 
     async def refresh(self) -> list[ListedModel]:
         """Return the current models of the server.
 
         Raises Unavailable if it does not list them.
         """
-        listed = await self._listed()
+        listed = await self._list_models()
         if self.server_kind is None:
-            self.server_kind = await self._recognise(*listed)
+            self.server_kind = await self._detect_kind(*listed)
             self.slots = self.server_kind.slots
         entries = listed[1][:MODELS_MAX]
         if self.server_kind is OLLAMA:
@@ -179,21 +181,21 @@ class ServerCatalog:
             return await self._llama_server(entries)
         if self.server_kind is LM_STUDIO:
             return await self._lm_studio(entries)
-        flavour = self.server_kind
+        kind = self.server_kind
         return [
             ListedModel(
-                describe_model(flavour, each.id, context=context_length(each)), each.id
+                describe_model(kind, each.id, context=context_length(each)), each.id
             )
             for each in entries
         ]
 
-    async def _listed(self) -> tuple[ServerReply, tuple[ListEntry, ...]]:
-        reply = await self.ask(ServerQuery("/models"))
+    async def _list_models(self) -> tuple[ServerReply, tuple[ListEntry, ...]]:
+        reply = await self.query(ServerQuery("/models"))
         if reply.status != 200:
             problem = parse_problem(reply.body)
-            said = problem.message if problem else f"it sent {reply.content_type}"
+            reason = problem.message if problem else f"it sent {reply.content_type}"
             raise NoModelList(
-                f"it answers with status {reply.status}: {said} (a base URL usually "
+                f"it answers with status {reply.status}: {reason} (a base URL usually "
                 "ends in /v1)",
                 reply.status,
             )
@@ -205,16 +207,16 @@ class ServerCatalog:
         entries = models.data or ()
         return reply, tuple(each for each in entries if is_valid_name(each.id))
 
-    async def _recognise(
+    async def _detect_kind(
         self, reply: ServerReply, entries: tuple[ListEntry, ...]
     ) -> ServerKind:
         owners = {str(each.owned_by) for each in entries}
-        for owner, flavour in OWNERS.items():
-            if owner in owners and flavour not in (OLLAMA, LM_STUDIO):
-                return flavour
-        if await self._own("/api/tags", OllamaTags) is not None:
+        for owner, kind in OWNERS.items():
+            if owner in owners and kind not in (OLLAMA, LM_STUDIO):
+                return kind
+        if await self._query_native("/api/tags", OllamaTags) is not None:
             return OLLAMA
-        typed = await self._own("/api/v0/models", ServerModelList)
+        typed = await self._query_native("/api/v0/models", ServerModelList)
         if typed is not None and any(each.type for each in typed.data or ()):
             return LM_STUDIO
         # mlx_lm.server runs on Python's http.server, and its models have no owners.
@@ -222,11 +224,11 @@ class ServerCatalog:
             return MLX
         return UNKNOWN
 
-    async def _own(
+    async def _query_native(
         self, path: str, type_: type[T], body: bytes | None = None
     ) -> T | None:
         """Query an endpoint outside the OpenAI API; None if it does not exist."""
-        reply = await self.ask(ServerQuery(path, body, native=True))
+        reply = await self.query(ServerQuery(path, body, native=True))
         if reply.status != 200:
             return None
         try:
@@ -235,39 +237,49 @@ class ServerCatalog:
             return None
 
     async def _ollama(self) -> list[ListedModel]:
-        tags = await self._own("/api/tags", OllamaTags)
+        tags = await self._query_native("/api/tags", OllamaTags)
         if tags is None:
             raise Unavailable("it has no list of models any more")
         # Skip its cloud models: they run elsewhere, at the user's cost.
-        here = [each for each in tags.models or () if not each.remote_host]
-        shown = {}
-        for tag in here[:MODELS_MAX]:
+        local = [each for each in tags.models or () if not each.remote_host]
+        models = {}
+        for tag in local[:MODELS_MAX]:
             if not is_valid_name(tag.name):
                 continue
             key = f"{tag.name} {tag.digest}"
-            shown[key] = self._shown.get(key) or await self._show(tag.name)
-        self._shown = shown
-        return [ListedModel(model, model.name) for model in shown.values()]
+            models[key] = self._ollama_models.get(key) or await self._show(tag.name)
+        self._ollama_models = models
+        return [ListedModel(model, model.name) for model in models.values()]
 
     async def _show(self, name: str) -> ServedModel:
         body = msgspec.json.encode({"model": name})
-        told: dict[str, Any] = await self._own("/api/show", dict, body) or {}
-        can = told.get("capabilities")
-        if not isinstance(can, list) or not can:
+        details: dict[str, Any] = (
+            await self._query_native("/api/show", dict, body) or {}
+        )
+        capabilities = details.get("capabilities")
+        if not isinstance(capabilities, list) or not capabilities:
             return describe_model(OLLAMA, name)
-        kinds = EMBEDDINGS if "embedding" in can and "completion" not in can else TEXT
-        senses = {"vision": Feature.IMAGES, "audio": Feature.AUDIO}
+        kinds = (
+            EMBEDDINGS
+            if "embedding" in capabilities and "completion" not in capabilities
+            else TEXT
+        )
+        modalities = {"vision": Feature.IMAGES, "audio": Feature.AUDIO}
         return describe_model(
             OLLAMA,
             name,
             kinds=kinds,
-            lacks=() if "tools" in can else (Feature.TOOLS,),
-            senses=[feature for sense, feature in senses.items() if sense in can],
-            context=ollama_context(told.get("parameters")),
+            lacks=() if "tools" in capabilities else (Feature.TOOLS,),
+            modalities=[
+                feature
+                for sense, feature in modalities.items()
+                if sense in capabilities
+            ],
+            context=ollama_context(details.get("parameters")),
         )
 
     async def _llama_server(self, entries: tuple[ListEntry, ...]) -> list[ListedModel]:
-        props = await self._own("/props", LlamaProps)
+        props = await self._query_native("/props", LlamaProps)
         if props is None or len(entries) != 1:
             # A router in front of several servers: each model has its own.
             return [
@@ -277,16 +289,16 @@ class ServerCatalog:
         if 0 < props.total_slots <= SLOTS_MAX:
             self.slots = props.total_slots
         name = file_stem(entry.id)
-        if self._embeds is None:
+        if self._supports_embeddings is None:
             body = msgspec.json.encode({"model": entry.id, "input": ["a"]})
-            self._embeds = (
-                await self.ask(ServerQuery("/embeddings", body))
+            self._supports_embeddings = (
+                await self.query(ServerQuery("/embeddings", body))
             ).status == 200
         kinds = guess_kinds(name)
-        if self._embeds and kinds != EMBEDDINGS:
+        if self._supports_embeddings and kinds != EMBEDDINGS:
             kinds |= EMBEDDINGS
         caps = props.chat_template_caps
-        senses = {"vision": Feature.IMAGES, "audio": Feature.AUDIO}
+        modalities = {"vision": Feature.IMAGES, "audio": Feature.AUDIO}
         model = describe_model(
             LLAMA_SERVER,
             name,
@@ -294,13 +306,15 @@ class ServerCatalog:
             lacks=()
             if caps is None or caps.get("supports_tools")
             else (Feature.TOOLS,),
-            senses=[f for sense, f in senses.items() if props.modalities.get(sense)],
+            modalities=[
+                f for sense, f in modalities.items() if props.modalities.get(sense)
+            ],
             context=token_count(props.default_generation_settings.n_ctx),
         )
         return [ListedModel(model, entry.id)]
 
     async def _lm_studio(self, entries: tuple[ListEntry, ...]) -> list[ListedModel]:
-        typed = await self._own("/api/v0/models", ServerModelList)
+        typed = await self._query_native("/api/v0/models", ServerModelList)
         if typed is None:
             return [ListedModel(describe_model(LM_STUDIO, e.id), e.id) for e in entries]
         models = []
@@ -310,14 +324,16 @@ class ServerCatalog:
             # Reported only while the model is loaded; a reload uses the same value.
             if context := context_length(each):
                 self._contexts[each.id] = context
-            can = each.capabilities
-            toolless = isinstance(can, list) and "tool_use" not in can
+            capabilities = each.capabilities
+            without_tools = (
+                isinstance(capabilities, list) and "tool_use" not in capabilities
+            )
             model = describe_model(
                 LM_STUDIO,
                 each.id,
                 kinds=EMBEDDINGS if each.type == "embeddings" else TEXT,
-                lacks=(Feature.TOOLS,) if toolless else (),
-                senses=(Feature.IMAGES,) if each.type == "vlm" else (),
+                lacks=(Feature.TOOLS,) if without_tools else (),
+                modalities=(Feature.IMAGES,) if each.type == "vlm" else (),
                 context=self._contexts.get(each.id, 0),
             )
             models.append(ListedModel(model, each.id))

@@ -59,12 +59,12 @@ def model_folders(
     )
 
 
-def find_models(places: Iterable[ModelFolder]) -> Iterator[Path]:
+def find_models(folders: Iterable[ModelFolder]) -> Iterator[Path]:
     """Yield the loadable files; of a split model, the first part."""
-    for place in places:
+    for place in folders:
         for path in islice(place.folder.glob(place.pattern), FILES_MAX):
-            below = path.relative_to(place.folder)
-            if any(part.startswith(".") for part in below.parts):
+            relative = path.relative_to(place.folder)
+            if any(part.startswith(".") for part in relative.parts):
                 continue  # hidden: an incomplete download, or private
             part = _PART.search(path.stem)
             # The vision part of another model.
@@ -73,7 +73,7 @@ def find_models(places: Iterable[ModelFolder]) -> Iterator[Path]:
 
 
 def largest_fitting_model(
-    places: Iterable[ModelFolder], memory: int | None = None
+    folders: Iterable[ModelFolder], memory: int | None = None
 ) -> Path | None:
     """Return the largest text model that fits into ``memory``, in bytes.
 
@@ -81,16 +81,16 @@ def largest_fitting_model(
     """
     free = memory if memory is not None else free_memory()
     room = UNKNOWN_MEMORY_MAX if free is None else free / MEMORY_FACTOR
-    sizes = {path: model_size(path) for path in find_models(places)}
+    sizes = {path: model_size(path) for path in find_models(folders)}
     for path in sorted(sizes, key=lambda path: (-sizes[path], path)):
         if 0 < sizes[path] <= room and is_gguf(path) and not is_embedding_model(path):
             return path
     return None
 
 
-def find_model(places: Iterable[ModelFolder], pattern: str) -> Path | None:
+def find_model(folders: Iterable[ModelFolder], pattern: str) -> Path | None:
     """Return the first file whose stem matches the pattern."""
-    fitting = (path for path in find_models(places) if fnmatchcase(path.stem, pattern))
+    fitting = (path for path in find_models(folders) if fnmatchcase(path.stem, pattern))
     return next((path for path in fitting if is_gguf(path)), None)
 
 

@@ -39,22 +39,22 @@ def find_json(text: str, openings: str = OPENINGS) -> Iterator[JsonFragment]:
     constants: list[str] = []  # NaN and Infinity, which JSON lacks
     decoder = json.JSONDecoder(parse_int=float, parse_constant=constants.append)
     opening = re.compile(f"[{re.escape(openings)}]")
-    position = vain = 0
+    position = wasted = 0
     while (begin := opening.search(text, position)) is not None:
         start = begin.start()
         try:
             value, end = decoder.raw_decode(text, start)
         except json.JSONDecodeError as error:
-            vain += error.pos - start
+            wasted += error.pos - start
         except RecursionError:
-            vain += len(text) - start  # where the parser stopped is unknown
+            wasted += len(text) - start  # where the parser stopped is unknown
         else:
             if not constants and not is_too_deep(value):
                 yield JsonFragment(text[start:end], value)
                 position = end
                 continue
-            vain += end - start
-        if vain > WASTED_MAX:
+            wasted += end - start
+        if wasted > WASTED_MAX:
             raise ValueError(
                 "too much of the text begins like JSON and does not end like it, or is "
                 f"nested more than {NESTING_MAX} deep"

@@ -71,7 +71,7 @@ class LlamaEngine:
         self.model = model
         self.slots = slots
         self._path = path
-        self._load = OpenModel(
+        self._model = OpenModel(
             path=str(path),
             slots=slots,
             context=context,
@@ -82,7 +82,7 @@ class LlamaEngine:
         self._closed = False
         self._failures = 0  # processes lost since the last finished job
         self._restart_at = 0.0  # event loop time
-        self._why_restart = ""
+        self._restart_reason = ""
         # Jobs that arrive without a process wait for the same new one.
         self._starting = asyncio.Lock()
 
@@ -103,7 +103,7 @@ class LlamaEngine:
         loaded = self._loaded
         if loaded is not None and loaded.embeddings:
             return [ServedModel(self.model, EMBEDDINGS, context=loaded.context)]
-        context = loaded.context if loaded is not None else self._load.context
+        context = loaded.context if loaded is not None else self._model.context
         return [ServedModel(self.model, TEXT, FEATURES, context)]
 
     async def refresh(self) -> None:
@@ -112,7 +112,7 @@ class LlamaEngine:
         # A lost process is replaced when the next job arrives.
         wait = self._restart_at - asyncio.get_running_loop().time()
         if wait > 0:
-            raise Unavailable(self._why_restart, retry_after=math.ceil(wait))
+            raise Unavailable(self._restart_reason, retry_after=math.ceil(wait))
 
     async def run(
         self, work: Inference, continues: str = ""
@@ -171,12 +171,12 @@ class LlamaEngine:
                 if self._process.exit_reason is None:
                     return self._process
                 await self._process.close()
-                self._why_restart = self._process.exit_reason
+                self._restart_reason = self._process.exit_reason
                 self._process = None
                 self._failures += 1
                 self._restart_at = now + restart_delay(self._failures)
             if (wait := self._restart_at - now) > 0:
-                raise Unavailable(self._why_restart, retry_after=math.ceil(wait))
+                raise Unavailable(self._restart_reason, retry_after=math.ceil(wait))
             return await self._start_process()
 
     async def _start_process(self) -> LlamaProcess:
@@ -191,7 +191,7 @@ class LlamaEngine:
         try:
             if self._closed:
                 raise Unavailable(CLOSED)
-            await process.open(self._load)
+            await process.open(self._model)
             self._loaded = process.loaded
         except ConfigError as error:
             await process.close()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import re
-import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 
@@ -28,6 +27,7 @@ from shoal.engines.llama_messages import (
     encode_message,
     message_size,
 )
+from shoal.processes.child import describe_exit
 
 EXIT_LIMIT = 2.0  # seconds for a process to exit by itself, and again after SIGTERM
 CLOSED = "the engine was closed"
@@ -44,22 +44,22 @@ class JobOutput:
     def __init__(self) -> None:
         self._unread = PieceBatch()
         self._end: AnswerEnded | JobRefused | Unavailable | None = None
-        self._news = asyncio.Event()
+        self._available = asyncio.Event()
 
     def put(self, item: AnswerPiece | AnswerEnded | JobRefused | Unavailable) -> None:
         if isinstance(item, str | Delta):
             self._unread.add(item)
         else:
             self._end = item
-        self._news.set()
+        self._available.set()
 
     async def read(self) -> list[AnswerPiece] | AnswerEnded | JobRefused:
         """Wait for output.  Raises Unavailable after the last of a lost process."""
-        await self._news.wait()
+        await self._available.wait()
         if pieces := self._unread.pieces():
             self._unread = PieceBatch()
             if self._end is None:
-                self._news.clear()
+                self._available.clear()
             return pieces
         assert self._end is not None
         if isinstance(self._end, Unavailable):
@@ -82,7 +82,7 @@ class LlamaProcess:
         self.loaded: ModelOpened | None = None
         self.pid = process.pid
         self._process = process
-        self._orders = process.stdin
+        self._commands = process.stdin
         # Jobs stay here until the child reports their end, even after an abort: they
         # still hold a slot.
         self._jobs: dict[int, JobOutput] = {}
@@ -92,8 +92,8 @@ class LlamaProcess:
         self._closing = False
         self._log = b""
         # Run until the process ends; awaited in close().
-        self._keeping_log = asyncio.create_task(self._keep_log(process.stderr))
-        self._following = asyncio.create_task(self._follow(process.stdout))
+        self._log_task = asyncio.create_task(self._read_log(process.stderr))
+        self._reply_task = asyncio.create_task(self._receive_replies(process.stdout))
 
     @classmethod
     async def spawn(cls) -> "LlamaProcess":
@@ -112,12 +112,12 @@ class LlamaProcess:
         """Number of unfinished jobs."""
         return len(self._jobs)
 
-    async def open(self, load: OpenModel) -> None:
+    async def open(self, model: OpenModel) -> None:
         """Load the model.
 
         Raises ConfigError if llama.cpp cannot, and Unavailable if the process ends.
         """
-        self._write(encode_message(load))
+        self._write(encode_message(model))
         await self._settled.wait()
         if self._load_failure is not None:
             raise ConfigError(self._load_failure)
@@ -132,13 +132,13 @@ class LlamaProcess:
         Raises LimitExceeded if the job is too large to send.
         """
         self._last_id += 1
-        order = encode_message(msgspec.structs.replace(job, id=self._last_id))
+        command = encode_message(msgspec.structs.replace(job, id=self._last_id))
         answer = JobOutput()
         if self.exit_reason is not None:
             answer.put(Unavailable(self.exit_reason))
         else:
             self._jobs[self._last_id] = answer
-            self._write(order)
+            self._write(command)
         return self._last_id, answer
 
     def abort(self, id: int) -> None:
@@ -149,56 +149,56 @@ class LlamaProcess:
     async def close(self) -> None:
         """End the process, killing it if necessary, and wait for its end."""
         self._closing = True
-        self._orders.close()
+        self._commands.close()
         try:
-            for insist in (self._process.terminate, self._process.kill):
-                if await self._ends_soon():
+            for send_signal in (self._process.terminate, self._process.kill):
+                if await self._exits_soon():
                     break
                 with contextlib.suppress(ProcessLookupError):
-                    insist()
-            await self._following
+                    send_signal()
+            await self._reply_task
         finally:
             if self._process.returncode is None:
                 self._process.kill()
         with contextlib.suppress(OSError):
-            await self._orders.wait_closed()
+            await self._commands.wait_closed()
 
     def _write(self, data: bytes) -> None:
-        """Send an order; after the end of the child it is dropped.
+        """Send a command; after the end of the child it is dropped.
 
         There is no drain: the child reads at once, and the jobs are few.
         """
-        if not self._orders.is_closing():
-            self._orders.write(data)
+        if not self._commands.is_closing():
+            self._commands.write(data)
 
-    async def _follow(self, replies: asyncio.StreamReader) -> None:
+    async def _receive_replies(self, replies: asyncio.StreamReader) -> None:
         """Handle the child's messages until it ends."""
-        nonsense = ""
+        violation = ""
         try:
             while True:
                 size = message_size(await replies.readexactly(SIZE.size))
-                self._take(decode_to_engine(await replies.readexactly(size)))
+                self._receive(decode_to_engine(await replies.readexactly(size)))
         except asyncio.IncompleteReadError:
-            await self._ends_soon()
+            await self._exits_soon()
         except PeerError as error:
-            nonsense = f"spoke nonsense: {error}"
+            violation = f"sent an invalid message: {error}"
         if self._process.returncode is None:
             self._process.kill()
         code = await self._process.wait()
-        await self._keeping_log
-        self._lose(nonsense or describe_exit(code))
+        await self._log_task
+        self._fail_all(violation or describe_exit(code))
 
-    async def _keep_log(self, errors: asyncio.StreamReader) -> None:
+    async def _read_log(self, errors: asyncio.StreamReader) -> None:
         while data := await errors.read(LOG_MAX):
             self._log = (self._log + data)[-LOG_MAX:]
 
-    async def _ends_soon(self) -> bool:
+    async def _exits_soon(self) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EXIT_LIMIT):
                 await self._process.wait()
         return self._process.returncode is not None
 
-    def _take(self, message: ToEngine) -> None:
+    def _receive(self, message: ToEngine) -> None:
         match message:
             case ModelOpened():
                 self.loaded = message
@@ -213,7 +213,7 @@ class LlamaProcess:
             case AnswerEnded(id) | JobRefused(id):
                 self._jobs.pop(id).put(message)
 
-    def _lose(self, how: str) -> None:
+    def _fail_all(self, reason: str) -> None:
         """Fail all jobs and waiters: the process has ended."""
         log = self._log.decode(errors="replace")
         if self._load_failure is not None:
@@ -221,7 +221,7 @@ class LlamaProcess:
         if self._closing:
             self.exit_reason = CLOSED
         else:
-            self.exit_reason = f"llama.cpp {how}{last_words(log)}"
+            self.exit_reason = f"llama.cpp {reason}{last_unformatted_line(log)}"
         for answer in self._jobs.values():
             answer.put(Unavailable(self.exit_reason))
         self._jobs.clear()
@@ -234,20 +234,10 @@ def first_error(log: str) -> str | None:
     return found[1] if found else None
 
 
-def last_words(log: str) -> str:
+def last_unformatted_line(log: str) -> str:
     """Return, after a colon, the last line that is not a regular log entry.
 
     It may be a failed assertion or a missing library.
     """
     lines = [line for line in log.splitlines() if not re.match(r"\S+ [IWE] ", line)]
     return f": {lines[-1].strip()}" if lines else ""
-
-
-def describe_exit(code: int) -> str:
-    """Describe an exit code, as the end of a sentence."""
-    if code >= 0:
-        return f"ended with status {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"

@@ -48,7 +48,7 @@ def server_locations(
     ), *SERVER_LOCATIONS
 
 
-async def find_servers(places: Sequence[ServerLocation]) -> list[str]:
+async def find_servers(locations: Sequence[ServerLocation]) -> list[str]:
     """Return the base URLs of the servers that have models, in the order of places.
 
     Queries only this machine, all ports at once.  A server must list models as OpenAI
@@ -56,7 +56,10 @@ async def find_servers(places: Sequence[ServerLocation]) -> list[str]:
     """
     timeout = aiohttp.ClientTimeout(total=PROBE_LIMIT)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        urls = [f"http://{LOOPBACK}:{place.port}{place.path}" for place in places]
+        urls = [
+            f"http://{LOOPBACK}:{location.port}{location.path}"
+            for location in locations
+        ]
         found = await asyncio.gather(*(_has_models(session, url) for url in urls))
     return [url for url, has_models in zip(urls, found, strict=True) if has_models]
 

@@ -62,8 +62,8 @@ def split_url(url: str) -> tuple[str, str]:
         raise ConfigError(f"engine URL: {error}; {expected}") from error
     if parts.scheme not in ("http", "https") or not host:
         raise ConfigError(f"engine URL: {expected}")
-    userinfo, _, place = parts.netloc.rpartition("@")
-    return f"{parts.scheme}://{place}{parts.path.rstrip('/') or '/v1'}", userinfo
+    userinfo, _, location = parts.netloc.rpartition("@")
+    return f"{parts.scheme}://{location}{parts.path.rstrip('/') or '/v1'}", userinfo
 
 
 async def read_prefix(response: aiohttp.ClientResponse, limit: int) -> bytes:
@@ -129,11 +129,11 @@ class OpenAIEngine:
         self._session: aiohttp.ClientSession | None = None
         self._catalog: ServerCatalog | None = None
         self._listed: dict[str, ListedModel] = {}
-        self._doubts = RefusedWork()
+        self._refused = RefusedWork()
 
     @property
     def models(self) -> Sequence[ServedModel]:
-        models = (self._doubts.supported(each.model) for each in self._listed.values())
+        models = (self._refused.supported(each.model) for each in self._listed.values())
         return [model for model in models if model is not None]
 
     @property
@@ -183,7 +183,7 @@ class OpenAIEngine:
         self._listed = {each.model.name: each for each in listed}
         if not self._slots_given:
             self.slots = catalog.slots
-        await self._try_doubtful()
+        await self._retry_refused()
 
     async def run(
         self, work: Inference, continues: str = ""
@@ -191,8 +191,8 @@ class OpenAIEngine:
         assert not continues, "going on is not offered"
         if self._session is None:
             raise Unavailable("the engine is not running")
-        if (flavour := self.server_kind) is not None:
-            reject_ignored_options(work, flavour)
+        if (server := self.server_kind) is not None:
+            reject_ignored_options(work, server)
         listed = self._find(work.model)
         request = openai_request(work, listed.id if listed is not None else work.model)
         answer = AnswerReader(
@@ -202,7 +202,7 @@ class OpenAIEngine:
             async with await self._post(self._session, request) as response:
                 try:
                     if isinstance(work, Embedding):
-                        for item in await self._vectors(response, len(work.inputs)):
+                        for item in await self._embeddings(response, len(work.inputs)):
                             yield item
                         return
                     await self._check(response, "text/event-stream")
@@ -219,7 +219,7 @@ class OpenAIEngine:
         except NotServed as error:
             if listed is not None:
                 kinds = INFERENCE_KINDS if error.model else frozenset({work.kind})
-                self._doubts.add(listed.model.name, kinds)
+                self._refused.add(listed.model.name, kinds)
             raise
         except aiohttp.ClientError as error:
             raise Unavailable(f"{self.url}: {describe_client_error(error)}") from error
@@ -234,7 +234,7 @@ class OpenAIEngine:
         """Return the model that ``name`` refers to on the server."""
         return self._listed.get(name) or self._listed.get(name + LATEST)
 
-    async def _vectors(
+    async def _embeddings(
         self, response: aiohttp.ClientResponse, inputs: int
     ) -> list[Item]:
         await self._check(response, "application/json")
@@ -256,7 +256,7 @@ class OpenAIEngine:
         A server may close a kept connection just as it is reused.  The job is then sent
         again on another: at worst, a model starts it twice.
         """
-        for tries_left in range(STALE_MAX, -1, -1):
+        for retries_left in range(STALE_MAX, -1, -1):
             try:
                 return await session.post(
                     f"{self.url}{request.path}",
@@ -267,7 +267,7 @@ class OpenAIEngine:
             except aiohttp.ClientConnectorError:
                 raise  # no connection was made, so none was stale
             except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-                if not tries_left:
+                if not retries_left:
                     raise
         raise AssertionError("the last try returns or raises")
 
@@ -288,16 +288,16 @@ class OpenAIEngine:
                 raise stream_error(body, self._secret)
             raise JobError(f"the engine sent {type_}, expected {expected}")
 
-    async def _ask(self, question: ServerQuery) -> ServerReply:
+    async def _ask(self, query: ServerQuery) -> ServerReply:
         if self._session is None:
             raise Unavailable("the engine is not running")
-        url = self.url.removesuffix("/v1") if question.native else self.url
+        url = self.url.removesuffix("/v1") if query.native else self.url
         try:
             async with self._session.request(
-                "GET" if question.body is None else "POST",
-                f"{url}{question.path}",
-                data=question.body,
-                headers=JSON_HEADERS if question.body is not None else {},
+                "GET" if query.body is None else "POST",
+                f"{url}{query.path}",
+                data=query.body,
+                headers=JSON_HEADERS if query.body is not None else {},
                 allow_redirects=False,
             ) as response:
                 body = await read_prefix(response, LIST_MAX)
@@ -314,11 +314,11 @@ class OpenAIEngine:
                 f"it cannot be reached: {describe_client_error(error)}"
             ) from error
 
-    async def _try_doubtful(self) -> None:
+    async def _retry_refused(self) -> None:
         """Retry refused work with minimal jobs."""
-        self._doubts.retain(self._listed)
-        for name, kind in self._doubts.due():
-            self._doubts.add(name, (kind,))
+        self._refused.retain(self._listed)
+        for name, kind in self._refused.due():
+            self._refused.add(name, (kind,))
             try:
                 async with (
                     asyncio.timeout(TRIAL_LIMIT),
@@ -327,8 +327,8 @@ class OpenAIEngine:
                     await anext(items)
             except (InvalidRequest, TimeoutError):
                 # A server rejects a missing model at once; it loads others first.
-                self._doubts.remove(name, kind)
+                self._refused.remove(name, kind)
             except ShoalError:
                 continue
             else:
-                self._doubts.remove(name, kind)
+                self._refused.remove(name, kind)

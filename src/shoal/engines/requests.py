@@ -61,12 +61,12 @@ def prompt_count(work: Inference) -> int:
     return 1
 
 
-def reject_ignored_options(work: Inference, flavour: ServerKind) -> None:
+def reject_ignored_options(work: Inference, server: ServerKind) -> None:
     """Raise InvalidRequest for an option that the server silently ignores."""
-    for option in flavour.ignores & work.options.keys():
+    for option in server.ignores & work.options.keys():
         value = work.options[option]
         if value is True or value not in (None, False, "", 1, {}):
-            raise InvalidRequest(f"{flavour.name} does not know {option!r}", option)
+            raise InvalidRequest(f"{server.name} does not know {option!r}", option)
 
 
 # Fields that the engine sets; an option must not override them.

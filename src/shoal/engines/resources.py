@@ -15,17 +15,17 @@ def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
     Where only the total is known (macOS), half of it counts as free.
     """
     if sys.platform == "win32":
-        return _windows()
-    if (available := _available(proc)) is None:
+        return _windows_free_memory()
+    if (available := _available_memory(proc)) is None:
         try:
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
         except (ValueError, OSError):
             return None
-    room = _room_in(cgroup)
-    return available if room is None else min(available, room)
+    cgroup_free = _cgroup_free(cgroup)
+    return available if cgroup_free is None else min(available, cgroup_free)
 
 
-def _available(proc: Path) -> int | None:
+def _available_memory(proc: Path) -> int | None:
     """Read Linux's ``MemAvailable``, which is in KiB (proc(5))."""
     try:
         lines = proc.read_text().splitlines()
@@ -38,7 +38,7 @@ def _available(proc: Path) -> int | None:
     return None
 
 
-def _room_in(cgroup: Path) -> int | None:
+def _cgroup_free(cgroup: Path) -> int | None:
     """Return the memory that a container may still allocate; None: unlimited."""
     try:
         limit = (cgroup / "memory.max").read_text().strip()
@@ -48,7 +48,7 @@ def _room_in(cgroup: Path) -> int | None:
     return max(0, int(limit) - int(used)) if limit.isdecimal() else None
 
 
-def _windows() -> int | None:
+def _windows_free_memory() -> int | None:
     """Call ``GlobalMemoryStatusEx``, whose structure has 64 bytes."""
 
     class MemoryStatus(ctypes.Structure):

@@ -76,45 +76,51 @@ class SearchLocations:
 
 
 async def open_engines(
-    wishes: EngineOptions, around: SearchLocations, stack: AsyncExitStack
+    options: EngineOptions, locations: SearchLocations, stack: AsyncExitStack
 ) -> list[EngineSource]:
     """Start the requested engines; leaving ``stack`` closes them.
 
     Raises ConfigError if there is none, one fails, or one lacks a named model.
     """
     files = [
-        each for each in map(parse_model_option, wishes.models) if each[1] is not None
+        each for each in map(parse_model_option, options.models) if each[1] is not None
     ]
-    names = tuple(name for name in wishes.models if parse_model_option(name)[1] is None)
-    wanted = wishes.engines or ((EMBEDDED,) if files and not names else (AUTO,))
-    urls = [each for each in wanted if each not in (AUTO, EMBEDDED)]
-    if files and len(urls) == len(wanted):
+    names = tuple(
+        name for name in options.models if parse_model_option(name)[1] is None
+    )
+    engines = options.engines or ((EMBEDDED,) if files and not names else (AUTO,))
+    urls = [each for each in engines if each not in (AUTO, EMBEDDED)]
+    if files and len(urls) == len(engines):
         raise ConfigError(
             f"{files[0][1]}: a server at {urls[0]} opens its models itself"
         )
-    sources = [await _open_server(url, wishes, names, stack) for url in urls]
-    if AUTO in wanted:
-        for url in await local_servers.find_servers(around.servers):
+    sources = [await _open_server(url, options, names, stack) for url in urls]
+    if AUTO in engines:
+        for url in await local_servers.find_servers(locations.servers):
             try:
                 # The key is only for servers given by URL.
                 source = await _open_server(
-                    url, replace(wishes, api_key=""), names, stack
+                    url, replace(options, api_key=""), names, stack
                 )
             except ConfigError as error:
                 log.warning("passed over %s: %s", url, error)
                 continue
             if source.offered_models(source.engine.models):
                 sources.append(source)
-    missing = [name for name in names if not any(_has(each, name) for each in sources)]
-    if missing and len(urls) == len(wanted):
-        raise ConfigError(_lacks(sources, missing[0]))
+    missing = [
+        name for name in names if not any(_offers_model(each, name) for each in sources)
+    ]
+    if missing and len(urls) == len(engines):
+        raise ConfigError(_missing_model_message(sources, missing[0]))
     for name in missing:
-        files.append((name, await asyncio.to_thread(_file_of, name, sources, around)))
-    if not files and (EMBEDDED in wanted or not sources):
-        files = [await asyncio.to_thread(_any_file, around)]
+        files.append(
+            (name, await asyncio.to_thread(_model_file, name, sources, locations))
+        )
+    if not files and (EMBEDDED in engines or not sources):
+        files = [await asyncio.to_thread(_local_model, locations)]
     for name, path in files:
         assert path is not None
-        sources.append(await _open_file(name, path, wishes, stack))
+        sources.append(await _open_file(name, path, options, stack))
     return sources
 
 
@@ -127,19 +133,19 @@ def limit_models(
     """
     if limit is None:
         return list(sources), []
-    there = [
+    offered = [
         (number, model)
         for number, source in enumerate(sources)
         for model in source.offered_models(source.engine.models)
     ]
-    there.sort(key=lambda each: JobKind.CHAT not in each[1].kinds)
+    offered.sort(key=lambda each: JobKind.CHAT not in each[1].kinds)
     taken: dict[int, list[str]] = {}
-    for number, model in there[:limit]:
+    for number, model in offered[:limit]:
         # The name may contain pattern characters.
         taken.setdefault(number, []).append(escape(model.name))
     return [
         replace(sources[number], names=tuple(names)) for number, names in taken.items()
-    ], [model.name for _, model in there[limit:]]
+    ], [model.name for _, model in offered[limit:]]
 
 
 def parse_model_option(text: str) -> tuple[str, Path | None]:
@@ -173,32 +179,32 @@ def select_models(
 
 
 async def _open_server(
-    url: str, wishes: EngineOptions, names: tuple[str, ...], stack: AsyncExitStack
+    url: str, options: EngineOptions, names: tuple[str, ...], stack: AsyncExitStack
 ) -> EngineSource:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(
             f"engine {url!r}: expected {AUTO!r}, {EMBEDDED!r} or an http:// URL"
         )
-    plain = [name for name in names if not _is_pattern(name)]
-    engine = OpenAIEngine(url, plain, slots=wishes.slots, api_key=wishes.api_key)
+    exact = [name for name in names if not _is_pattern(name)]
+    engine = OpenAIEngine(url, exact, slots=options.slots, api_key=options.api_key)
     stack.push_async_callback(engine.close)
     await engine.start()
-    place = urlsplit(engine.url)
-    label = str(place.port or place.hostname)
-    if place.hostname != local_servers.LOOPBACK:
-        label = f"{place.hostname}-{place.port}" if place.port else label
+    location = urlsplit(engine.url)
+    label = str(location.port or location.hostname)
+    if location.hostname != local_servers.LOOPBACK:
+        label = f"{location.hostname}-{location.port}" if location.port else label
     return EngineSource(label, engine, names)
 
 
 async def _open_file(
-    name: str, path: Path, wishes: EngineOptions, stack: AsyncExitStack
+    name: str, path: Path, options: EngineOptions, stack: AsyncExitStack
 ) -> EngineSource:
     engine = LlamaEngine(
         name,
         path,
-        slots=wishes.slots or SLOTS,
-        context=wishes.context or CONTEXT,
-        threads=wishes.threads or None,
+        slots=options.slots or SLOTS,
+        context=options.context or CONTEXT,
+        threads=options.threads or None,
     )
     stack.push_async_callback(engine.close)
     await engine.start()
@@ -209,45 +215,45 @@ def _is_pattern(name: str) -> bool:
     return not set("*?[").isdisjoint(name)
 
 
-def _has(source: EngineSource, name: str) -> bool:
+def _offers_model(source: EngineSource, name: str) -> bool:
     return bool(select_models(source.engine.models, (name,)))
 
 
-def _lacks(sources: Sequence[EngineSource], name: str) -> str:
-    there = [model.name for each in sources for model in each.engine.models]
-    some = ascii(", ".join(there[:LISTED_MAX]))[1:-1]
-    who = "the engine does" if len(sources) == 1 else "the engines do"
-    return f"{who} not have {name!r}, but {some}"
+def _missing_model_message(sources: Sequence[EngineSource], name: str) -> str:
+    offered = [model.name for each in sources for model in each.engine.models]
+    listed = ascii(", ".join(offered[:LISTED_MAX]))[1:-1]
+    subject = "the engine does" if len(sources) == 1 else "the engines do"
+    return f"{subject} not have {name!r}, but {listed}"
 
 
-def _file_of(
-    name: str, sources: Sequence[EngineSource], around: SearchLocations
+def _model_file(
+    name: str, sources: Sequence[EngineSource], locations: SearchLocations
 ) -> Path:
     """Return the GGUF file of a model that no server has."""
-    if (path := gguf_files.find_model(around.files, name)) is not None:
+    if (path := gguf_files.find_model(locations.files, name)) is not None:
         return path
     if name == DEMO_MODEL:
         return demo_model_path()
-    where = "no server was found that has it"
+    reason = "no server was found that has it"
     if sources:
-        where = _lacks(sources, name)
+        reason = _missing_model_message(sources, name)
     file = "NAME" if _is_pattern(name) else name
     raise ConfigError(
-        f"model {name!r}: {where}, nor is there a GGUF file of that name; give its "
+        f"model {name!r}: {reason}, nor is there a GGUF file of that name; give its "
         f"file, as {file}=FILE.gguf"
     )
 
 
-def _any_file(around: SearchLocations) -> tuple[str, Path]:
+def _local_model(locations: SearchLocations) -> tuple[str, Path]:
     """Return a local model and its file."""
-    if (path := gguf_files.largest_fitting_model(around.files)) is not None:
+    if (path := gguf_files.largest_fitting_model(locations.files)) is not None:
         return path.stem, path
     if has_demo_model():
         return DEMO_MODEL, demo_model_path()
-    ports = ", ".join(f"{each.servers} ({each.port})" for each in around.servers)
+    ports = ", ".join(f"{each.servers} ({each.port})" for each in locations.servers)
     raise ConfigError(
         f"nothing here runs models: no server at the usual ports ({ports}), no GGUF "
-        f"file that fits into memory in {around.files[0].folder} or other programs' "
+        f"file that fits into memory in {locations.files[0].folder} or other programs' "
         "folders. Start a server, or name a file with --model NAME=FILE.gguf, or "
         f"install a small model: {DEMO_INSTALL}; to call Python functions "
         "instead, give --tasks MODULE"

@@ -56,7 +56,7 @@ _NO_MODEL = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 # Status 500 for a job that may succeed on another worker, or later.
-_DOWN = re.compile(
+_TEMPORARY = re.compile(
     r"loading model|model is loading|requires more system memory|out of memory"
     r"|runner process (has terminated|no longer running)|engine ?core|engine.{0,20}dead"
     r"|server (is )?busy|shutting down|failed to load model|model has crashed",
@@ -86,7 +86,7 @@ def refusal_error(
     if problem is None and "html" in content_type:
         problem = ServerProblem(f"it sent {content_type}, expected JSON")
     if problem is None:
-        text = _concealed(body.decode(errors="replace").strip(), secret)
+        text = _redacted(body.decode(errors="replace").strip(), secret)
         problem = ServerProblem(text[:ERROR_MAX] or "no message")
     error = _error(status, problem)
     if isinstance(error, Unavailable):
@@ -128,7 +128,7 @@ def parse_problem(body: bytes, secret: str = "") -> ServerProblem | None:
             problem = ServerProblem(_detail(detail))
         case _:
             return None
-    text = _concealed(problem.message, secret)[:ERROR_MAX] or "no message"
+    text = _redacted(problem.message, secret)[:ERROR_MAX] or "no message"
     return msgspec.structs.replace(problem, message=text)
 
 
@@ -139,18 +139,18 @@ def _error(status: int, problem: ServerProblem, in_stream: bool = False) -> Shoa
         return JobError(
             f"the engine refuses this worker's key (status {status}): set --engine-key"
         )
-    blames_context = not codes.isdisjoint(CONTEXT_CODES) or _CONTEXT.search(message)
-    if blames_context and status not in BUSY:
+    exceeds_context = not codes.isdisjoint(CONTEXT_CODES) or _CONTEXT.search(message)
+    if exceeds_context and status not in BUSY:
         return ContextExceeded(message)
-    if status in BUSY or (status >= 500 and _DOWN.search(message)):
+    if status in BUSY or (status >= 500 and _TEMPORARY.search(message)):
         return Unavailable(f"the engine takes no jobs (status {status}): {message}")
     if "model_not_found" in codes or (
         status in INVALID | {404} and _NO_MODEL.search(message)
     ):
         return NotServed(f"the engine lacks the model: {message}", model=True)
     if status in NOT_FOUND:
-        said = f"the engine does no such work (status {status}): {message}"
-        return NotServed(said, model=False)
+        text = f"the engine does no such work (status {status}): {message}"
+        return NotServed(text, model=False)
     if status in INVALID:
         field = problem.param if isinstance(problem.param, str) else None
         return InvalidRequest(message, field)
@@ -163,12 +163,12 @@ def _detail(detail: Any) -> str:
     """Return the text of FastAPI's ``detail``, which may be a list with locations."""
     if isinstance(detail, list) and detail and isinstance(detail[0], dict):
         where = detail[0].get("loc")
-        place = ".".join(map(str, where)) + ": " if isinstance(where, list) else ""
-        return f"{place}{detail[0].get('msg', 'no message')}"
+        location = ".".join(map(str, where)) + ": " if isinstance(where, list) else ""
+        return f"{location}{detail[0].get('msg', 'no message')}"
     return detail if isinstance(detail, str) else "no message"
 
 
-def _concealed(text: str, secret: str) -> str:
+def _redacted(text: str, secret: str) -> str:
     return text.replace(secret, "…") if secret else text
 
 
@@ -186,37 +186,37 @@ class RefusedWork:
     """Models, and kinds of work with them, that a server has refused."""
 
     def __init__(self) -> None:
-        self._again: dict[tuple[str, JobKind], float] = {}  # event loop time
+        self._retry_at: dict[tuple[str, JobKind], float] = {}  # event loop time
 
     def add(self, name: str, kinds: Iterable[JobKind]) -> None:
         """Record a refusal."""
-        again = asyncio.get_running_loop().time() + RETRY_AFTER
+        retry_at = asyncio.get_running_loop().time() + RETRY_AFTER
         for kind in kinds:
-            if len(self._again) < REFUSED_MAX or (name, kind) in self._again:
-                self._again[name, kind] = again
+            if len(self._retry_at) < REFUSED_MAX or (name, kind) in self._retry_at:
+                self._retry_at[name, kind] = retry_at
 
     def remove(self, name: str, kind: JobKind) -> None:
         """Forget a refusal, because the work succeeded."""
-        self._again.pop((name, kind), None)
+        self._retry_at.pop((name, kind), None)
 
     def retain(self, names: Collection[str]) -> None:
         """Forget models that the server no longer lists."""
-        for name, kind in list(self._again):
+        for name, kind in list(self._retry_at):
             if name not in names:
-                del self._again[name, kind]
+                del self._retry_at[name, kind]
 
     def due(self) -> list[tuple[str, JobKind]]:
         """Return the refused work that is due for a retry."""
         now = asyncio.get_running_loop().time()
-        return [each for each, again in self._again.items() if again <= now]
+        return [each for each, retry_at in self._retry_at.items() if retry_at <= now]
 
     def supported(self, model: ServedModel) -> ServedModel | None:
         """Return the model without refused work; None if nothing is left."""
-        doubted = {kind for name, kind in self._again if name == model.name}
-        if not doubted & model.kinds:
+        refused = {kind for name, kind in self._retry_at if name == model.name}
+        if not refused & model.kinds:
             return model
-        left = model.kinds - doubted
-        return replace(model, kinds=left) if left else None
+        supported = model.kinds - refused
+        return replace(model, kinds=supported) if supported else None
 
 
 def minimal_job(name: str, kind: JobKind) -> Inference:

@@ -28,7 +28,8 @@ MULTIMODAL = frozenset({Feature.IMAGES, Feature.AUDIO})
 class ServerKind:
     """A kind of server.
 
-    ``ignores`` are options that it silently ignores.
+    ``ignores`` are options (``domain/options.py``) that it silently ignores.  The token
+    limit and the temperature are no options, and every server obeys them.
     """
 
     name: str
@@ -74,46 +75,48 @@ OWNERS = {
 """Kinds of servers, by ``owned_by`` in their model lists."""
 
 # Common parts of the names of models with that feature.
-_EMBEDS = re.compile(
+_EMBEDDING_NAME = re.compile(
     r"embed|(^|[-_/.:])(bge|e5|gte|minilm|jina-v|nomic-v)(?![a-z])", re.IGNORECASE
 )
-_SEES = re.compile(
+_VISION_NAME = re.compile(
     r"vision|llava|pixtral|minicpm-?[vo]|internvl|moondream|smolvlm|gemma-?3-?n?[-:]"
     r"(?!270m|1b)|llama-?4|mistral-small-?3|(^|[-_/.:0-9])v[il]m?(?![a-z])|omni",
     re.IGNORECASE,
 )
-_HEARS = re.compile(r"audio|omni|voxtral|ultravox", re.IGNORECASE)
+_AUDIO_NAME = re.compile(r"audio|omni|voxtral|ultravox", re.IGNORECASE)
 
 
 def guess_kinds(name: str) -> frozenset[JobKind]:
     """Guess the kinds of work of a model from its name."""
-    return EMBEDDINGS if _EMBEDS.search(name) else TEXT
+    return EMBEDDINGS if _EMBEDDING_NAME.search(name) else TEXT
 
 
 def guess_modalities(name: str) -> frozenset[Feature]:
     """Guess the input types of a model beyond text from its name."""
-    senses = {Feature.IMAGES: _SEES, Feature.AUDIO: _HEARS}
-    return frozenset(each for each, names in senses.items() if names.search(name))
+    modalities = {Feature.IMAGES: _VISION_NAME, Feature.AUDIO: _AUDIO_NAME}
+    return frozenset(each for each, names in modalities.items() if names.search(name))
 
 
 def describe_model(
-    flavour: ServerKind,
+    server: ServerKind,
     name: str,
     *,
     kinds: Iterable[JobKind] | None = None,
     lacks: Iterable[Feature] = (),
-    senses: Iterable[Feature] | None = None,
+    modalities: Iterable[Feature] | None = None,
     context: int = 0,
 ) -> ServedModel:
     """Describe a model of a server; unreported features are guessed from its name.
 
     ``lacks`` are features of the server that this model lacks.
     """
-    told = frozenset(kinds) if kinds is not None else guess_kinds(name)
-    if told <= EMBEDDINGS:
-        return ServedModel(name, told, context=context)
-    takes = frozenset(senses) if senses is not None else guess_modalities(name)
-    features = (flavour.features - MULTIMODAL - frozenset(lacks)) | (
-        takes & flavour.features
+    reported = frozenset(kinds) if kinds is not None else guess_kinds(name)
+    if reported <= EMBEDDINGS:
+        return ServedModel(name, reported, context=context)
+    accepted = (
+        frozenset(modalities) if modalities is not None else guess_modalities(name)
     )
-    return ServedModel(name, told, features, context)
+    features = (server.features - MULTIMODAL - frozenset(lacks)) | (
+        accepted & server.features
+    )
+    return ServedModel(name, reported, features, context)

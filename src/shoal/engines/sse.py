@@ -23,18 +23,20 @@ class EventReader:
     def __init__(self) -> None:
         self._unfinished = b""
         self._data: list[bytes] = []
-        self._held = 0  # bytes of the incomplete event
-        self._first = True
+        self._buffered = 0  # bytes of the incomplete event
+        self._at_start = True
 
     def feed(self, data: bytes) -> list[bytes]:
         """Feed received bytes.  Raises LimitExceeded if an event is too large."""
-        clean = not (self._held or self._unfinished or self._first)
-        if clean and (plain := _plain_events(data)) is not None:
+        at_boundary = not (self._buffered or self._unfinished or self._at_start)
+        if at_boundary and (plain := _plain_events(data)) is not None:
             return plain
         *lines, self._unfinished = self._lines(self._unfinished + data)
-        events = [event for line in lines if (event := self._take(line)) is not None]
-        if (held := self._held + len(self._unfinished)) > EVENT_MAX:
-            raise LimitExceeded("event", held, EVENT_MAX)
+        events = [
+            event for line in lines if (event := self._parse_line(line)) is not None
+        ]
+        if (buffered := self._buffered + len(self._unfinished)) > EVENT_MAX:
+            raise LimitExceeded("event", buffered, EVENT_MAX)
         return events
 
     def _lines(self, data: bytes) -> list[bytes]:
@@ -44,22 +46,22 @@ class EventReader:
             return [*lines, last + b"\r"]
         return _LINE_END.split(data)
 
-    def _take(self, line: bytes) -> bytes | None:
-        if self._first:
-            self._first = False
+    def _parse_line(self, line: bytes) -> bytes | None:
+        if self._at_start:
+            self._at_start = False
             line = line.removeprefix(b"\xef\xbb\xbf")
         if not line:
             event = b"\n".join(self._data) if self._data else None
             self._data.clear()
-            self._held = 0
+            self._buffered = 0
             return event
         name, _, value = line.partition(b":")
         if name == b"data":
             value = value.removeprefix(b" ")
             self._data.append(value)
-            self._held += len(value) + 1  # empty lines are joined as well
-            if self._held > EVENT_MAX:
-                raise LimitExceeded("event", self._held, EVENT_MAX)
+            self._buffered += len(value) + 1  # empty lines are joined as well
+            if self._buffered > EVENT_MAX:
+                raise LimitExceeded("event", self._buffered, EVENT_MAX)
         return None
 
 

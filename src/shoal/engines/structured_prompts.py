@@ -56,83 +56,82 @@ class Prompter:
         self._engine = engine
         self._model = model
 
-    async def ask(self, question: StructuredPrompt, text: str) -> PromptReply:
+    async def run(self, prompt: StructuredPrompt, text: str) -> PromptReply:
         """Prompt the model about a text that fits its context.
 
         Raises what ``Engine.run`` does.
         """
         pieces: list[str] = []
         size = 0
-        async with aclosing(self._engine.run(self._chat(question, text))) as items:
+        async with aclosing(self._engine.run(self._chat(prompt, text))) as items:
             async for item in items:
                 if isinstance(item, Finished):
-                    self._count(item.usage)
+                    self._add_usage(item.usage)
                     return PromptReply("".join(pieces), item.finish_reason == "length")
                 pieces.append(_text_of(item))
                 size += len(pieces[-1])
                 if size > ANSWER_MAX:
                     raise JobError(f"the model wrote more than {ANSWER_MAX} characters")
-        raise JobError("the engine stopped without a word")
+        raise JobError("the engine stopped without finishing")
 
     async def map_parts(
-        self, text: str, tokens: int, ask: Callable[[str], Awaitable[T]]
+        self, text: str, tokens: int, run_part: Callable[[str], Awaitable[T]]
     ) -> list[T]:
         """Prompt the model about a text of any length, in as few parts as possible.
 
         Returns the answers in order.  ``tokens`` is the limit of each.
 
         Raises ContextExceeded if it takes more than ``PARTS_MAX`` parts, and what
-        ``ask`` does.
+        ``run_part`` does.
         """
         size = max(
             PART_MIN,
-            CHARACTERS_PER_TOKEN * (self._context - PROMPT_TOKENS - self._room(tokens)),
+            CHARACTERS_PER_TOKEN
+            * (self._context - PROMPT_TOKENS - self._answer_limit(tokens)),
         )
         answers: list[T] = []
-        rest = text
-        while rest:
-            if len(answers) + math.ceil(len(rest) / size) > PARTS_MAX:
+        remaining = text
+        while remaining:
+            if len(answers) + math.ceil(len(remaining) / size) > PARTS_MAX:
                 raise ContextExceeded(
                     f"a text of {len(text)} characters is more than {PARTS_MAX} times "
                     f"what {self._model.name} reads at once: send it in pieces",
                     "input",
                 )
-            part = prefix(rest, size)
+            part = prefix(remaining, size)
             try:
-                answers.append(await ask(part))
+                answers.append(await run_part(part))
             except ContextExceeded:
                 if len(part) <= PART_MIN:
                     raise
                 size = max(PART_MIN, len(part) // 2)
             else:
-                rest = rest[len(part) :]
+                remaining = remaining[len(part) :]
         return answers
 
     @property
     def _context(self) -> int:
         return self._model.context or CONTEXT_DEFAULT
 
-    def _room(self, tokens: int) -> int:
+    def _answer_limit(self, tokens: int) -> int:
         """Return the token limit of an answer: a part of the context."""
         return min(tokens, self._context // 2)
 
-    def _chat(self, question: StructuredPrompt, text: str) -> Chat:
-        told = SYSTEM_PROMPT.format(
-            instruction=question.instruction, form=question.form
-        )
+    def _chat(self, prompt: StructuredPrompt, text: str) -> Chat:
+        system = SYSTEM_PROMPT.format(instruction=prompt.instruction, form=prompt.form)
         options: dict[str, JSON] = {}
         if Feature.SCHEMA in self._model.features:
-            schema = {"name": "answer", "schema": question.schema}
+            schema = {"name": "answer", "schema": prompt.schema}
             options["response_format"] = {"type": "json_schema", "json_schema": schema}
         return Chat(
             self._model.name,
-            ({"role": "system", "content": told}, {"role": "user", "content": text}),
-            self._room(question.answer_tokens),
+            ({"role": "system", "content": system}, {"role": "user", "content": text}),
+            self._answer_limit(prompt.answer_tokens),
             0.0,
             options,
         )
 
-    def _count(self, usage: Usage | None) -> None:
+    def _add_usage(self, usage: Usage | None) -> None:
         if self.usage is None or usage is None:
             self.usage = None  # a partial sum would be taken for the whole
         else:

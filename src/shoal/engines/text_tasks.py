@@ -30,7 +30,7 @@ LABELS_MAX = 100
 LABEL_MAX = 200  # characters
 
 
-async def classify(asker: Prompter, text: str, labels: Sequence[str]) -> str:
+async def classify(prompter: Prompter, text: str, labels: Sequence[str]) -> str:
     """Return ``{"sentiment": …, "confidence": …}`` of a text of any length.
 
     The sentiment is one of the labels, whatever they are; the confidence is from 0 to
@@ -42,10 +42,10 @@ async def classify(asker: Prompter, text: str, labels: Sequence[str]) -> str:
         raise InvalidRequest("input: expected a text that is not blank", "input")
     question = _label_prompt(labels)
 
-    async def ask(part: str) -> tuple[str, int]:
-        return _read_label(await asker.ask(question, part), labels)
+    async def run_part(part: str) -> tuple[str, int]:
+        return _read_label(await prompter.run(question, part), labels)
 
-    answers = await asker.map_parts(text.strip(), question.answer_tokens, ask)
+    answers = await prompter.map_parts(text.strip(), question.answer_tokens, run_part)
     # Each part of a long text has a vote, weighted by its confidence.
     votes = Counter(dict.fromkeys(labels, 0))
     for label, percent in answers:
@@ -64,13 +64,13 @@ def parse_labels(labels: JSON, name: str) -> Sequence[str]:
 
     Raises InvalidRequest if they are invalid.
     """
-    good = (
+    valid = (
         isinstance(labels, Sequence)
         and not isinstance(labels, str)
         and 2 <= len(labels) <= LABELS_MAX
         and all(isinstance(each, str) and each.strip() for each in labels)
     )
-    if not good:
+    if not valid:
         raise InvalidRequest(
             f"{name}: expected a list of 2 to {LABELS_MAX} texts", name
         )
@@ -102,8 +102,8 @@ def _label_prompt(labels: Sequence[str]) -> StructuredPrompt:
 
 
 def _read_label(answer: PromptReply, labels: Sequence[str]) -> tuple[str, int]:
-    given = first_object(answer)
-    label, percent = given.get("label"), given.get("percent")
+    answered = first_object(answer)
+    label, percent = answered.get("label"), answered.get("percent")
     if label not in labels:
         raise JobError("the model gave none of the labels")
     if not isinstance(percent, float) or not 0 <= percent <= 100:
@@ -130,30 +130,32 @@ EXTRACT_PROMPT = StructuredPrompt(
 _EXTRACTED = re.compile(r'\{\s*"extracted"\s*:\s*\[')
 
 
-async def extract_json(asker: Prompter, text: str) -> str:
+async def extract_json(prompter: Prompter, text: str) -> str:
     """Return ``{"extracted": […], "count": …}`` of a text of any length.
 
     Raises InvalidRequest if too much of it resembles JSON and is invalid.
     """
     try:
         if len(text) > SEARCH_INLINE_MAX:
-            found = await asyncio.to_thread(_data_in, text)
+            found = await asyncio.to_thread(_json_in, text)
         else:
-            found = _data_in(text)
+            found = _json_in(text)
     except ValueError as error:
         raise InvalidRequest(f"input: {error}", "input") from error
     if not found and text.strip():
 
-        async def ask(part: str) -> list[str]:
-            return _read_objects(await asker.ask(EXTRACT_PROMPT, part))
+        async def run_part(part: str) -> list[str]:
+            return _read_objects(await prompter.run(EXTRACT_PROMPT, part))
 
-        answers = await asker.map_parts(text.strip(), EXTRACT_PROMPT.answer_tokens, ask)
+        answers = await prompter.map_parts(
+            text.strip(), EXTRACT_PROMPT.answer_tokens, run_part
+        )
         found = [each for answer in answers for each in answer]
     # Not decoded and encoded again, which would change numbers.
     return f'{{"extracted":[{",".join(found)}],"count":{len(found)}}}'
 
 
-def _data_in(text: str) -> list[str]:
+def _json_in(text: str) -> list[str]:
     """Return the JSON values in a text, verbatim except for spaces.
 
     Lists of numbers count only if there is nothing else: "[1]" is usually a footnote.
@@ -169,13 +171,13 @@ def _data_in(text: str) -> list[str]:
 
 
 def _read_objects(answer: PromptReply) -> list[str]:
-    begun = _EXTRACTED.search(answer.text)
+    match = _EXTRACTED.search(answer.text)
     try:
-        found = find_json(answer.text[begun.end() if begun else 0 :], "{")
+        found = find_json(answer.text[match.end() if match else 0 :], "{")
         objects = [compact(each.text) for each in found]
     except ValueError as error:
         raise JobError(f"the model's answer: {error}") from error
-    if begun is None and not objects:
+    if match is None and not objects:
         raise JobError("the model gave no JSON objects")
     return objects
 
@@ -201,28 +203,28 @@ _TRUNCATED_SUMMARY = re.compile(
 )
 
 
-async def summarize(asker: Prompter, text: str) -> str:
+async def summarize(prompter: Prompter, text: str) -> str:
     """Return ``{"summary": …, "word_count": …}`` of a text of any length."""
-    summary = await _summary(asker, text.strip())
+    summary = await _summary(prompter, text.strip())
     return to_json({"summary": summary, "word_count": len(text.split())})
 
 
-async def _summary(asker: Prompter, text: str) -> str:
+async def _summary(prompter: Prompter, text: str) -> str:
     """Return a summary that is no longer than the text.
 
     For a long text, summarizes the summaries of its parts.
     """
 
-    async def ask(part: str) -> str:
-        summary = _read_summary(await asker.ask(SUMMARY_PROMPT, part))
+    async def run_part(part: str) -> str:
+        summary = _read_summary(await prompter.run(SUMMARY_PROMPT, part))
         if len(part) < len(text):
             # They are read together, and must become fewer.
             return prefix(summary, max(1, len(part) // 4))
         return summary if len(summary) < len(text) else text
 
-    answers = await asker.map_parts(text, SUMMARY_PROMPT.answer_tokens, ask)
+    answers = await prompter.map_parts(text, SUMMARY_PROMPT.answer_tokens, run_part)
     if len(answers) > 1:
-        return await _summary(asker, "\n".join(answers))
+        return await _summary(prompter, "\n".join(answers))
     return answers[0] if answers else ""
 
 
@@ -231,9 +233,9 @@ def _read_summary(answer: PromptReply) -> str:
     if (
         summary is None
         and answer.truncated
-        and (begun := _TRUNCATED_SUMMARY.search(answer.text))
+        and (match := _TRUNCATED_SUMMARY.search(answer.text))
     ):
-        summary = json.loads(f'"{begun[1]}"', strict=False) + "…"
+        summary = json.loads(f'"{match[1]}"', strict=False) + "…"
     if not isinstance(summary, str) or not summary.strip():
         raise JobError("the model gave no summary")
     # It may have written half of a surrogate pair.
@@ -275,31 +277,31 @@ async def _run(
 ) -> AsyncGenerator[Item, None]:
     if JobKind.CHAT not in model.kinds:
         raise InvalidRequest(f"{model.name} does no chats, and so no tasks")
-    if (do := _TASKS.get(task.name)) is None:
+    if (run_task := _TASKS.get(task.name)) is None:
         known = ", ".join(sorted(TASK_NAMES))
         raise InvalidRequest(f"there is no task {task.name!r:.100}; known: {known}")
     payload = task.payload if isinstance(task.payload, Mapping) else {}
     text = payload.get("input")
     if not isinstance(text, str):
         raise InvalidRequest("input: expected a text", "input")
-    asker = Prompter(engine, model)
-    yield await do(asker, text, payload)
-    yield Finished("stop", asker.usage)
+    prompter = Prompter(engine, model)
+    yield await run_task(prompter, text, payload)
+    yield Finished("stop", prompter.usage)
 
 
-async def _summarize(asker: Prompter, text: str, payload: Payload) -> str:
-    return await summarize(asker, text)
+async def _summarize(prompter: Prompter, text: str, payload: Payload) -> str:
+    return await summarize(prompter, text)
 
 
-async def _classify(asker: Prompter, text: str, payload: Payload) -> str:
+async def _classify(prompter: Prompter, text: str, payload: Payload) -> str:
     for name in LABEL_FIELDS:
         if (labels := payload.get(name)) is not None:
-            return await classify(asker, text, parse_labels(labels, name))
-    return await classify(asker, text, SENTIMENTS)
+            return await classify(prompter, text, parse_labels(labels, name))
+    return await classify(prompter, text, SENTIMENTS)
 
 
-async def _extract_json(asker: Prompter, text: str, payload: Payload) -> str:
-    return await extract_json(asker, text)
+async def _extract_json(prompter: Prompter, text: str, payload: Payload) -> str:
+    return await extract_json(prompter, text)
 
 
 _TASKS: Mapping[str, Callable[[Prompter, str, Payload], Awaitable[str]]] = {

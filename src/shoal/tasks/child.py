@@ -1,7 +1,8 @@
 """A worker's child process that runs one call at a time.
 
-The worker runs it as ``python -m shoal.tasks.child``.  It reads orders from standard
-input and ends when that is closed.  Output of tasks goes to standard error.
+The worker runs it as ``python -m shoal.tasks.child``.  It reads
+commands from standard input and ends when that is closed.  Output of tasks goes to
+standard error.
 """
 
 import ctypes
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from shoal.domain.errors import ConfigError, Unavailable
+from shoal.processes.child import claim_pipes
 from shoal.tasks import process_messages
 from shoal.tasks.child_io import ChildPipes, ParentExited, TaskOutput
 from shoal.tasks.invocation import FunctionInvoker, Invoke, load_tasks
@@ -31,7 +33,7 @@ def main() -> None:
     # Ctrl-C reaches the whole process group; when to end is the worker's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()  # a crash prints a traceback
-    pipes = claim_pipes()
+    pipes = open_pipes()
     try:
         exit_with_parent(int(sys.argv[1]))
         serve(pipes)
@@ -41,13 +43,9 @@ def main() -> None:
     os._exit(0)
 
 
-def claim_pipes() -> ChildPipes:
-    """Return the pipes to the worker, and keep everything else off them."""
-    pipes = ChildPipes(os.dup(0), os.dup(1))
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
+def open_pipes() -> ChildPipes:
+    """Return the pipes to the worker, and redirect what tasks print."""
+    pipes = ChildPipes(*claim_pipes())
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True)
     return pipes
@@ -65,8 +63,8 @@ def exit_with_parent(parent: int) -> None:
 
 
 def serve(pipes: ChildPipes) -> None:
-    """Carry out orders until there are no more."""
-    printed = TaskOutput()
+    """Carry out commands until there are no more."""
+    output = TaskOutput()
     (_, modules, trust), _ = pipes.next_with(process_messages.PREPARE)
     try:
         tasks = load_tasks(modules)
@@ -74,48 +72,48 @@ def serve(pipes: ChildPipes) -> None:
         pipes.send((process_messages.IMPORT_FAILED, str(error)))
         raise ParentExited from error
     pipes.send((process_messages.READY, 1), msgspec.msgpack.encode(tasks))
-    running = FunctionInvoker(MappedBlobs(pipes).get, trust=trust)
-    step, at_once = running.invoker("", code=False), False
+    functions = FunctionInvoker(MappedBlobs(pipes).get, trust=trust)
+    invoke, flush_each = functions.invoker("", code=False), False
     while True:
         head, tail = pipes.next()
         if head[0] == process_messages.PUSH:
             calls = _pushed.decode(tail)
-            if len(calls) > 1 and not at_once:
+            if len(calls) > 1 and not flush_each:
                 pipes.flush_in_background()
             for number, args, kwargs in calls:
                 # A mark for each call would take longer than a quick call.
-                if at_once or printed.written:
-                    printed.mark_call()
-                pipes.send_return(number, step(args, kwargs))
-                if at_once:
+                if flush_each or output.written:
+                    output.mark_call()
+                pipes.send_return(number, invoke(args, kwargs))
+                if flush_each:
                     pipes.flush()
         elif head[0] == process_messages.CALL:
-            printed.mark_call()
-            _run_call(pipes, running, head, tail)
+            output.mark_call()
+            _run_call(pipes, functions, head, tail)
         else:
             assert head[0] == process_messages.OPEN_STREAM, (
-                "the worker says nothing else"
+                "unexpected message from the worker"
             )
-            printed.mark_call()
-            _, name, code, at_once = head
-            step = running.invoker(name, code=code)
+            output.mark_call()
+            _, name, code, flush_each = head
+            invoke = functions.invoker(name, code=code)
 
 
 def _run_call(
-    pipes: ChildPipes, running: FunctionInvoker, head: list[Any], tail: memoryview
+    pipes: ChildPipes, functions: FunctionInvoker, head: list[Any], tail: memoryview
 ) -> None:
     _, number, name, code, args_size, _ = head
-    step: Invoke = running.invoker(name, code=code)
+    invoke: Invoke = functions.invoker(name, code=code)
     set_progress_handler(
         lambda share, remark: pipes.send(
             (process_messages.PROGRESS, number, share, remark)
         )
     )
-    value, error, why = step(tail[:args_size], tail[args_size:])
+    value, error, reason = invoke(tail[:args_size], tail[args_size:])
     set_progress_handler(None)
     if error:
         pipes.send(
-            (process_messages.RAISED, number, why), error.encode(errors="replace")
+            (process_messages.RAISED, number, reason), error.encode(errors="replace")
         )
     else:
         pipes.send((process_messages.DONE, number), value)
@@ -133,9 +131,9 @@ class MappedBlobs:
         found = self._mapped.pop(digest, None)
         if found is None:
             self._pipes.send((process_messages.BLOB_NEEDED, digest))
-            (_, path, why), _ = self._pipes.next_with(process_messages.BLOB)
+            (_, path, reason), _ = self._pipes.next_with(process_messages.BLOB)
             if not path:
-                raise Unavailable(why)
+                raise Unavailable(reason)
             with Path(path).open("rb") as file:
                 found = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         self._mapped[digest] = found

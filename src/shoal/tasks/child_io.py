@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from shoal.processes.child import write_all
 from shoal.tasks.invocation import InvocationResult
 from shoal.tasks.limits import FLUSH_DELAY
 from shoal.tasks.process_messages import RETURNS, SIZES, encode_head
@@ -40,33 +41,33 @@ class ChildPipes:
     pending returns of earlier ones.
     """
 
-    def __init__(self, orders: int, replies: int) -> None:
-        self._orders = os.fdopen(orders, "rb", buffering=0)
+    def __init__(self, commands: int, replies: int) -> None:
+        self._commands = os.fdopen(commands, "rb", buffering=0)
         self._replies = replies
         self._rest = b""  # the beginning of a message
         self._inbox: deque[Message] = deque()
         self._sending = threading.Lock()
         self._returns: list[tuple[int, bytes, str]] = []
-        self._first = 0.0  # when the first of them came
-        self._many = threading.Event()  # set while returns may be pending
-        self._teller: threading.Thread | None = None
+        self._first_at = 0.0  # when the first of them came
+        self._returns_pending = threading.Event()  # set while returns may be pending
+        self._flusher: threading.Thread | None = None
 
     def next(self) -> Message:
         """Wait for a message.  Raises ParentExited if the worker has ended."""
         if not self._inbox:
             self.flush()
-            self._many.clear()
+            self._returns_pending.clear()
             while not self._inbox:
                 self._read()
         return self._inbox.popleft()
 
     def next_with(self, code: int) -> Message:
         """Wait for a message that begins with ``code``; others wait for their turn."""
-        passed: list[Message] = []
-        while (order := self.next())[0][0] != code:
-            passed.append(order)
-        self._inbox.extendleft(reversed(passed))
-        return order
+        skipped: list[Message] = []
+        while (command := self.next())[0][0] != code:
+            skipped.append(command)
+        self._inbox.extendleft(reversed(skipped))
+        return command
 
     def send(self, head: tuple[Any, ...], tail: bytes = b"") -> None:
         """Send a message, waiting for a worker that reads slowly."""
@@ -79,17 +80,19 @@ class ChildPipes:
         """Queue the return of a call in a stream."""
         now = monotonic()
         if not self._returns:
-            self._first = now
+            self._first_at = now
         self._returns.append((number, returned.value, returned.error))
-        if now - self._first > FLUSH_DELAY:
+        if now - self._first_at > FLUSH_DELAY:
             self.flush()
 
     def flush_in_background(self) -> None:
         """Send queued returns also while a later call runs."""
-        if self._teller is None:
-            self._teller = threading.Thread(target=self._tell, daemon=True)
-            self._teller.start()
-        self._many.set()
+        if self._flusher is None:
+            self._flusher = threading.Thread(
+                target=self._flush_periodically, daemon=True
+            )
+            self._flusher.start()
+        self._returns_pending.set()
 
     def flush(self) -> None:
         """Send the queued returns."""
@@ -99,24 +102,22 @@ class ChildPipes:
                 tail = _encode(returns)
                 self._write(encode_head((RETURNS,), len(tail)) + tail)
 
-    def _tell(self) -> None:
+    def _flush_periodically(self) -> None:
         pause = threading.Event()
-        while self._many.wait():
+        while self._returns_pending.wait():
             pause.wait(FLUSH_INTERVAL)
             if self._returns:
                 self.flush()
 
     def _write(self, data: bytes) -> None:
-        unsent = memoryview(data)
         try:
-            while unsent:
-                unsent = unsent[os.write(self._replies, unsent) :]
+            write_all(self._replies, data)
         except OSError as error:
             raise ParentExited from error
 
     def _read(self) -> None:
         """Read at least one byte into the inbox."""
-        data = self._orders.read(READ_SIZE)
+        data = self._commands.read(READ_SIZE)
         if not data:
             raise ParentExited
         if self._rest:
@@ -126,29 +127,33 @@ class ChildPipes:
             size, head_size = SIZES.unpack_from(data, at)
             at += SIZES.size
             if end - at < size:
-                self._inbox.append(_cut(self._whole(data[at:], size), head_size))
+                self._inbox.append(
+                    _split_message(self._read_long(data[at:], size), head_size)
+                )
                 self._rest = b""
                 return
-            self._inbox.append(_cut(memoryview(data)[at : at + size], head_size))
+            self._inbox.append(
+                _split_message(memoryview(data)[at : at + size], head_size)
+            )
             at += size
         self._rest = data[at:]
 
-    def _whole(self, begun: bytes, size: int) -> memoryview:
+    def _read_long(self, beginning: bytes, size: int) -> memoryview:
         """Read the rest of a message into its final buffer, which arrays share."""
-        whole = memoryview(bytearray(size))
-        whole[: len(begun)] = begun
-        at = len(begun)
+        message = memoryview(bytearray(size))
+        message[: len(beginning)] = beginning
+        at = len(beginning)
         while at < size:
-            got = self._orders.readinto(whole[at:])
-            if not got:
+            count = self._commands.readinto(message[at:])
+            if not count:
                 raise ParentExited
-            at += got
-        return whole
+            at += count
+        return message
 
 
-def _cut(whole: memoryview, head_size: int) -> Message:
-    head: list[Any] = _decode(whole[:head_size])
-    return head, whole[head_size:]
+def _split_message(message: memoryview, head_size: int) -> Message:
+    head: list[Any] = _decode(message[:head_size])
+    return head, message[head_size:]
 
 
 MARK = b"\0"

@@ -39,8 +39,8 @@ def decompose(value: object) -> TaggedParts | None:
 
     Parts may themselves be values of these types.
     """
-    how = _DECOMPOSERS.get(type(value))
-    return None if how is None else how(value)
+    convert = _DECOMPOSERS.get(type(value))
+    return None if convert is None else convert(value)
 
 
 def compose(tag: object, parts: Any) -> object:
@@ -48,11 +48,11 @@ def compose(tag: object, parts: Any) -> object:
 
     Raises InvalidRequest if the tag is unknown, or the parts do not fit.
     """
-    how = _COMPOSERS.get(tag) if isinstance(tag, str) else None
-    if how is None:
+    convert = _COMPOSERS.get(tag) if isinstance(tag, str) else None
+    if convert is None:
         raise InvalidRequest(f"unknown tag of a value: {tag!r:.40}")
     try:
-        return how(parts)
+        return convert(parts)
     except (TypeError, ValueError, InvalidOperation, OverflowError) as error:
         raise InvalidRequest(
             f"invalid parts of a value with the tag {tag!r}"

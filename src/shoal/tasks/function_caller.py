@@ -54,7 +54,9 @@ class FunctionCaller(Protocol):
         """Start.  Raises ConfigError if the configuration is unusable."""
         ...
 
-    async def call(self, call: Call, fetch: FetchBlob, remark: OnProgress) -> bytes:
+    async def call(
+        self, call: Call, fetch: FetchBlob, on_progress: OnProgress
+    ) -> bytes:
         """Run a call; return its result in MessagePack.
 
         Cancellation aborts the function.
@@ -68,11 +70,11 @@ class FunctionCaller(Protocol):
 
     def open_stream(
         self,
-        lane: CallStream,
+        stream: CallStream,
         fetch: FetchBlob,
-        returned: Callable[[list[CallResult]], None],
+        on_returned: Callable[[list[CallResult]], None],
     ) -> CallStreamSlot:
-        """Open a slot for calls of one function; ``returned`` receives their results.
+        """Open a slot for calls of one function; ``on_returned`` gets their results.
 
         Raises NotFound for an unknown function, InvalidRequest if code is not trusted,
         Unavailable if no slot is free.

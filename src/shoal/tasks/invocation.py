@@ -25,7 +25,7 @@ class InvocationResult(NamedTuple):
 
     value: bytes
     error: str = ""
-    why: int = RAISED
+    reason: int = RAISED
 
 
 Data: TypeAlias = bytes | memoryview
@@ -55,9 +55,9 @@ class FunctionInvoker:
         self._reader = ValueReader(blob)
         self._code_reader = ValueReader(blob, unpickle=self._unpickle)
         self._functions: dict[bytes, Any] = {}  # sent by clients, by digest
-        self._expecting = False  # whether the next pickle is the function
-        self._steps: dict[str, Invoke] = {}
-        self._loop: asyncio.Runner | None = None
+        self._expects_function = False  # whether the next pickle is the function
+        self._invokers: dict[str, Invoke] = {}
+        self._runner: asyncio.Runner | None = None
 
     def invoker(self, name: str, *, code: bool) -> Invoke:
         """Return an ``Invoke`` for a function.
@@ -65,22 +65,24 @@ class FunctionInvoker:
         With ``code``, the function is the first argument, and the name is only a label.
         """
         if code:
-            return self._sent_along if self._trust else _refuse(CODE_NOT_TRUSTED)
-        if name not in self._steps:
+            return (
+                self._invoke_sent_function if self._trust else _refuse(CODE_NOT_TRUSTED)
+            )
+        if name not in self._invokers:
             if name not in TASKS:
                 return _refuse(unregistered_message(name))
-            self._steps[name] = self._registered(name)
-        return self._steps[name]
+            self._invokers[name] = self._registered(name)
+        return self._invokers[name]
 
     def _registered(self, name: str) -> Invoke:
         task = TASKS[name]
         function, bind, read = self._blocking(task.function), binder(task), self._read
 
-        def step(args: Data, kwargs: Data) -> InvocationResult:
-            given = read(self._reader, args, kwargs)
-            if isinstance(given, InvocationResult):
-                return given
-            positional, named = given
+        def invoke(args: Data, kwargs: Data) -> InvocationResult:
+            arguments = read(self._reader, args, kwargs)
+            if isinstance(arguments, InvocationResult):
+                return arguments
+            positional, named = arguments
             # A task is user code: it may raise anything, SystemExit included.
             try:
                 if bind is not None:
@@ -92,15 +94,15 @@ class FunctionInvoker:
             except BaseException as error:
                 return InvocationResult(b"", format_task_error(error))
 
-        return step
+        return invoke
 
-    def _sent_along(self, args: Data, kwargs: Data) -> InvocationResult:
-        self._expecting = True
-        given = self._read(self._code_reader, args, kwargs)
-        self._expecting = False
-        if isinstance(given, InvocationResult):
-            return given
-        positional, named = given
+    def _invoke_sent_function(self, args: Data, kwargs: Data) -> InvocationResult:
+        self._expects_function = True
+        arguments = self._read(self._code_reader, args, kwargs)
+        self._expects_function = False
+        if isinstance(arguments, InvocationResult):
+            return arguments
+        positional, named = arguments
         try:
             function, *positional = positional
             result = self._blocking(function)(*positional, **named)
@@ -130,9 +132,9 @@ class FunctionInvoker:
 
     def _unpickle(self, data: memoryview) -> object:
         """Unpickle a value; functions are cached, because most are called again."""
-        if not self._expecting:
+        if not self._expects_function:
             return load_pickle(data)
-        self._expecting = False
+        self._expects_function = False
         digest = hashlib.sha256(data).digest()
         function = self._functions.pop(digest, None)
         if function is None:
@@ -151,9 +153,9 @@ class FunctionInvoker:
         import asyncio
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self._loop is None:
-                self._loop = asyncio.Runner()
-            return self._loop.run(function(*args, **kwargs))
+            if self._runner is None:
+                self._runner = asyncio.Runner()
+            return self._runner.run(function(*args, **kwargs))
 
         return run
 
@@ -164,5 +166,5 @@ CODE_NOT_TRUSTED = (
 )
 
 
-def _refuse(why: str) -> Invoke:
-    return lambda args, kwargs: InvocationResult(b"", why, REFUSED)
+def _refuse(reason: str) -> Invoke:
+    return lambda args, kwargs: InvocationResult(b"", reason, REFUSED)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import msgspec
 
 from shoal.domain.errors import ConfigError, Unavailable
+from shoal.processes.child import describe_exit
 from shoal.tasks import process_messages
 from shoal.tasks.child_io import MARK, last_call_output
 from shoal.tasks.errors import TASKS_FOLDER
@@ -46,8 +47,8 @@ class ProcessUser(Protocol):
         """Handle a message; its head begins with its code."""
         ...
 
-    def on_exit(self, why: str) -> None:
-        """Handle the end of the process; ``why`` describes its exit."""
+    def on_exit(self, reason: str) -> None:
+        """Handle the end of the process; ``reason`` describes its exit."""
         ...
 
 
@@ -83,19 +84,19 @@ class ChildProcess(asyncio.SubprocessProtocol):
     """A ``CallProcess`` that is a child process; ``start`` creates it.
 
     Args:
-        ended: called when the process has ended.
+        on_end: called when the process has ended.
     """
 
-    def __init__(self, ended: Callable[["ChildProcess"], None]) -> None:
+    def __init__(self, on_end: Callable[["ChildProcess"], None]) -> None:
         self.timeouts: Timeouts = {}
         self.announces_start = False
         self.slots = 0  # concurrent calls
         self.user: ProcessUser | None = None
         self.killed = False  # by the worker; later messages are ignored
         self.pid = 0
-        self._on_end = ended
+        self._on_end = on_end
         self._transport: asyncio.SubprocessTransport | None = None
-        self._orders: asyncio.WriteTransport | None = None
+        self._commands: asyncio.WriteTransport | None = None
         self._chunks: list[bytes] = []  # of an incomplete message
         self._size = 0  # bytes in _chunks
         self._awaited = 0  # bytes of the complete message
@@ -103,7 +104,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self._ready: asyncio.Future[Timeouts] = (
             asyncio.get_running_loop().create_future()
         )
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def start(
@@ -112,7 +113,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         *,
         trust: bool,
         threads: int,
-        ended: Callable[["ChildProcess"], None],
+        on_end: Callable[["ChildProcess"], None],
         program: Sequence[str] = (CHILD_MODULE,),
         within: float = START_TIMEOUT,
     ) -> "ChildProcess":
@@ -126,11 +127,11 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """
         loop = asyncio.get_running_loop()
         environment = dict.fromkeys(THREAD_VARIABLES, str(threads)) | os.environ
-        process = cls(ended)
+        process = cls(on_end)
         started = False
         try:
             # A cancelled subprocess_exec can leak open pipes.
-            await _uninterrupted(
+            await _run_to_completion(
                 loop.subprocess_exec(
                     lambda: process,
                     *(sys.executable, "-m", program[0], str(os.getpid()), *program[1:]),
@@ -151,26 +152,26 @@ class ChildProcess(asyncio.SubprocessProtocol):
             if not started and process._transport is not None:
                 process._ready.cancel()  # has no awaiter left
                 process.kill()
-                await _uninterrupted(process.wait_closed())
+                await _run_to_completion(process.wait_closed())
         return process
 
     def send(self, head: tuple[Any, ...], *tail: bytes) -> None:
-        if self._orders is None or self._orders.is_closing():
+        if self._commands is None or self._commands.is_closing():
             return
         begin = process_messages.encode_head(head, sum(map(len, tail)))
         if sum(map(len, tail)) < 1 << 16:
-            self._orders.write(b"".join((begin, *tail)))
+            self._commands.write(b"".join((begin, *tail)))
         else:
-            self._orders.writelines((begin, *tail))
+            self._commands.writelines((begin, *tail))
 
     def close_input(self) -> None:
         """Close standard input, so that the process exits by itself."""
-        if self._orders is not None:
-            self._orders.close()
+        if self._commands is not None:
+            self._commands.close()
 
     def kill(self) -> None:
         self.killed = True
-        if self._transport is None or self._over.done():
+        if self._transport is None or self._closed.done():
             return
         with suppress(ProcessLookupError, PermissionError):
             if os.name == "posix":
@@ -179,7 +180,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
                 self._transport.kill()
 
     async def wait_closed(self) -> None:
-        await asyncio.shield(self._over)
+        await asyncio.shield(self._closed)
 
     # Callbacks of the event loop.
 
@@ -187,8 +188,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
         # Any event loop's transport has this interface, whatever its base class.
         self._transport = cast(asyncio.SubprocessTransport, transport)
         self.pid = self._transport.get_pid()
-        orders_to = self._transport.get_pipe_transport(0)
-        self._orders = cast(asyncio.WriteTransport, orders_to)
+        stdin = self._transport.get_pipe_transport(0)
+        self._commands = cast(asyncio.WriteTransport, stdin)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == _STDERR:
@@ -204,21 +205,21 @@ class ChildProcess(asyncio.SubprocessProtocol):
                 return
             data = b"".join(self._chunks)
             self._chunks = []
-        self._cut(data)
+        self._split_messages(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the process, after all of its output."""
-        if self._over.done():
+        if self._closed.done():
             return
-        self._over.set_result(None)
+        self._closed.set_result(None)
         assert self._transport is not None
         self._transport.close()
-        why = self._how_it_ended(self._transport.get_returncode())
+        reason = self._exit_reason(self._transport.get_returncode())
         if not self._ready.done():
-            self._ready.set_exception(Unavailable(why))
+            self._ready.set_exception(Unavailable(reason))
         user, self.user = self.user, None
         if user is not None and not self.killed:
-            user.on_exit(why)
+            user.on_exit(reason)
         self._on_end(self)
 
     def process_exited(self) -> None:
@@ -231,7 +232,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             loop = asyncio.get_running_loop()
             loop.call_later(OUTPUT_DRAIN_TIMEOUT, self._transport.close)
 
-    def _cut(self, data: bytes) -> None:
+    def _split_messages(self, data: bytes) -> None:
         at, end = 0, len(data)
         while end - at >= process_messages.SIZES.size:
             size, head_size = process_messages.SIZES.unpack_from(data, at)
@@ -242,14 +243,14 @@ class ChildProcess(asyncio.SubprocessProtocol):
             tail = begin + head_size
             at = begin + size
             if not self.killed:
-                self._take(msgspec.msgpack.decode(data[begin:tail]), data[tail:at])
+                self._receive(msgspec.msgpack.decode(data[begin:tail]), data[tail:at])
         else:
             self._awaited = 0
         if at < end:
             self._chunks = [data[at:]]
             self._size = end - at
 
-    def _take(self, head: Sequence[Any], tail: bytes) -> None:
+    def _receive(self, head: Sequence[Any], tail: bytes) -> None:
         if head[0] in (process_messages.READY, process_messages.IMPORT_FAILED):
             if self._ready.done():
                 return  # the start was cancelled
@@ -261,21 +262,14 @@ class ChildProcess(asyncio.SubprocessProtocol):
         elif self.user is not None:
             self.user.on_message(head, tail)
 
-    def _how_it_ended(self, code: int | None) -> str:
-        how = "ended" if code is None else f"ended with status {code}"
-        if code is not None and code < 0:
-            try:
-                how = f"was ended by {signal.Signals(-code).name}"
-            except ValueError:
-                how = f"was ended by signal {-code}"
-        if code == -9:
-            how += " (the machine may have run out of memory)"
-        lines = last_lines(self._log.decode(errors="replace"))
-        said = "; it said last:\n" + "\n".join(lines) if lines else ""
-        return f"the process that made the call {how}{said}"
+    def _exit_reason(self, code: int | None) -> str:
+        hint = " (the machine may have run out of memory)" if code == -9 else ""
+        lines = last_task_lines(self._log.decode(errors="replace"))
+        output = "; its last output:\n" + "\n".join(lines) if lines else ""
+        return f"the process that made the call {describe_exit(code)}{hint}{output}"
 
 
-async def _uninterrupted(work: Awaitable[object]) -> None:
+async def _run_to_completion(work: Awaitable[object]) -> None:
     """Finish a short operation even if cancelled; then raise CancelledError."""
     future = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -289,7 +283,7 @@ async def _uninterrupted(work: Awaitable[object]) -> None:
     future.result()
 
 
-def last_lines(log: str) -> list[str]:
+def last_task_lines(log: str) -> list[str]:
     """Return the last lines of a log, without those of the call machinery."""
     lines = [line for line in log.splitlines() if not _ROUTINE.match(line)]
     return lines[-STDERR_LINES_MAX:]

@@ -41,40 +41,40 @@ class ProcessCallStream:
     error; its other calls are made again.
 
     Args:
-        want: requests a process; calls its argument with it.
-        give_back: returns the process; True: it is busy and must be killed.
-        blob: sends a blob to a process.
-        closed: called when the slot is free again.
+        request_process: requests a process; calls its argument with it.
+        release_process: returns the process; True: it is busy and must be killed.
+        send_blob: sends a blob to a process.
+        on_close: called when the slot is free again.
     """
 
     def __init__(
         self,
-        lane: CallStream,
+        stream: CallStream,
         timeout: float | None,
-        returned: OnReturned,
-        want: Callable[[Callable[[CallProcess | Unavailable], None]], None],
-        give_back: Callable[[CallProcess, bool], None],
-        blob: Callable[[CallProcess, bytes], None],
-        closed: Callable[[], None],
+        on_returned: OnReturned,
+        request_process: Callable[[Callable[[CallProcess | Unavailable], None]], None],
+        release_process: Callable[[CallProcess, bool], None],
+        send_blob: Callable[[CallProcess, bytes], None],
+        on_close: Callable[[], None],
     ) -> None:
-        self._lane = lane
+        self._stream = stream
         self._timeout = timeout
-        self._returned = returned
-        self._want = want
-        self._give_back = give_back
-        self._blob = blob
-        self._on_close = closed
+        self._on_returned = on_returned
+        self._request_process = request_process
+        self._release_process = release_process
+        self._send_blob = send_blob
+        self._on_close = on_close
         self._process: CallProcess | None = None
-        self._wanting = False
+        self._process_requested = False
         self._closed = False
         # Whether the process sends each result before it begins the next call.
-        self._at_once = timeout is not None
+        self._flush_each = timeout is not None
         self._queue: deque[StreamedCall] = deque()
         self._sent: dict[int, StreamedCall] = {}  # in call order
         self._sent_bytes = 0
         self._recalled: set[int] = set()
-        self._late = False  # whether the first sent call has yet to begin
-        self._began = 0.0  # approximate start of the first sent call
+        self._not_started = False  # whether the first sent call has yet to begin
+        self._started_at = 0.0  # approximate start of the first sent call
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -83,7 +83,7 @@ class ProcessCallStream:
 
     def push(self, calls: Sequence[StreamedCall]) -> None:
         if len(self._queue) + len(calls) > STREAM_CALLS_MAX:
-            self._returned(
+            self._on_returned(
                 [CallResult(each.number, b"", TOO_MANY_CALLS) for each in calls]
             )
             return
@@ -91,10 +91,10 @@ class ProcessCallStream:
         self._pump()
 
     def recall(self, numbers: Sequence[int]) -> None:
-        unwanted = set(numbers)
-        self._queue = deque(each for each in self._queue if each.number not in unwanted)
-        self._recalled |= unwanted & self._sent.keys()
-        self._watch()
+        recalled = set(numbers)
+        self._queue = deque(each for each in self._queue if each.number not in recalled)
+        self._recalled |= recalled & self._sent.keys()
+        self._schedule_check()
 
     def close(self) -> None:
         if self._closed:
@@ -110,48 +110,48 @@ class ProcessCallStream:
     def on_message(self, head: Sequence[Any], tail: bytes) -> None:
         if head[0] == process_messages.BLOB_NEEDED:
             assert self._process is not None
-            self._blob(self._process, head[1])
+            self._send_blob(self._process, head[1])
             return
         if head[0] == process_messages.STARTED:
-            self._late = False
-            self._began = asyncio.get_running_loop().time()
-            self._watch()
+            self._not_started = False
+            self._started_at = asyncio.get_running_loop().time()
+            self._schedule_check()
             return
         assert head[0] == process_messages.RETURNS, "unexpected message from a process"
         returns = _returns.decode(tail)
         for number, *_ in returns:
             self._forget(number)
-        self._began = asyncio.get_running_loop().time()
+        self._started_at = asyncio.get_running_loop().time()
         if self._recalled:
             kept = [each for each in returns if each.number not in self._recalled]
             self._recalled.difference_update(each.number for each in returns)
             returns = kept
         if returns:
-            self._returned(returns)
+            self._on_returned(returns)
         self._pump()
 
-    def on_exit(self, why: str) -> None:
+    def on_exit(self, reason: str) -> None:
         self._process = None
         if not self._sent:
             return
-        if len(self._sent) > 1 and not self._at_once:
+        if len(self._sent) > 1 and not self._flush_each:
             # It may have finished calls whose results it had not sent.
-            self._at_once = True
-            self._again()
+            self._flush_each = True
+            self._requeue()
         else:
-            self._fail_first(why)
+            self._fail_running(reason)
 
-    def _fail_first(self, why: str) -> None:
+    def _fail_running(self, reason: str) -> None:
         """Fail the running call and make the others again."""
-        first = next(iter(self._sent))
-        self._forget(first)
-        recalled = first in self._recalled
-        self._recalled.discard(first)
-        self._again()
+        running = next(iter(self._sent))
+        self._forget(running)
+        recalled = running in self._recalled
+        self._recalled.discard(running)
+        self._requeue()
         if not recalled:
-            self._returned([CallResult(first, b"", why)])
+            self._on_returned([CallResult(running, b"", reason)])
 
-    def _again(self) -> None:
+    def _requeue(self) -> None:
         self._queue.extendleft(
             each
             for number, each in reversed(self._sent.items())
@@ -167,9 +167,9 @@ class ProcessCallStream:
         if not self._queue or self._closed:
             return
         if self._process is None:
-            if not self._wanting:
-                self._wanting = True
-                self._want(self._got)
+            if not self._process_requested:
+                self._process_requested = True
+                self._request_process(self._use_process)
             return
         batch: list[StreamedCall] = []
         while self._queue and len(self._sent) < SENT_AHEAD_MAX:
@@ -178,68 +178,68 @@ class ProcessCallStream:
             if self._sent and self._sent_bytes + size > SENT_AHEAD_BYTES:
                 break
             if not self._sent:
-                self._began = asyncio.get_running_loop().time()
+                self._started_at = asyncio.get_running_loop().time()
             self._sent[call.number] = self._queue.popleft()
             self._sent_bytes += size
             batch.append(call)
         if batch:
             self._process.send((process_messages.PUSH,), _encode(batch))
-            self._watch()
+            self._schedule_check()
 
-    def _got(self, process: CallProcess | Unavailable) -> None:
+    def _use_process(self, process: CallProcess | Unavailable) -> None:
         """Use the process, or fail the queued calls if there is none."""
-        self._wanting = False
+        self._process_requested = False
         if isinstance(process, Unavailable):
             failed, self._queue = self._queue, deque()
-            self._returned(
+            self._on_returned(
                 [CallResult(each.number, b"", str(process)) for each in failed]
             )
             return
         self._process = process
-        self._late = process.announces_start
+        self._not_started = process.announces_start
         process.user = self
         if self._closed:
             self._release(busy=False)
             return
-        code = Feature.CODE in self._lane.needs
+        code = Feature.CODE in self._stream.needs
         process.send(
-            (process_messages.OPEN_STREAM, self._lane.name, code, self._at_once)
+            (process_messages.OPEN_STREAM, self._stream.name, code, self._flush_each)
         )
         self._pump()
 
     def _release(self, *, busy: bool) -> None:
         assert self._process is not None
         process, self._process = self._process, None
-        self._give_back(process, busy)
+        self._release_process(process, busy)
 
     def _forget(self, number: int) -> None:
         call = self._sent.pop(number)
         self._sent_bytes -= len(call.args) + len(call.kwargs)
 
-    def _watch(self) -> None:
+    def _schedule_check(self) -> None:
         """Schedule a check of the running call for its deadline, if it has one."""
         limit = RECALL_GRACE if self._recalled else self._timeout
-        if limit is None or self._closed or self._late or not self._sent:
+        if limit is None or self._closed or self._not_started or not self._sent:
             return
         if self._timer is not None:
             self._timer.cancel()
-        due = self._began + limit
+        due = self._started_at + limit
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(max(due, loop.time()), self._look)
+        self._timer = loop.call_at(max(due, loop.time()), self._check_deadline)
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         self._timer = None
         if not self._sent or self._process is None:
             return
         now = asyncio.get_running_loop().time()
-        first = next(iter(self._sent))
-        if first in self._recalled and now - self._began >= RECALL_GRACE:
+        running = next(iter(self._sent))
+        if running in self._recalled and now - self._started_at >= RECALL_GRACE:
             self._release(busy=True)
-            self._fail_first("")
-        elif self._timeout is not None and now - self._began >= self._timeout:
+            self._fail_running("")
+        elif self._timeout is not None and now - self._started_at >= self._timeout:
             self._release(busy=True)
-            self._fail_first(timeout_message(self._timeout))
-        self._watch()
+            self._fail_running(timeout_message(self._timeout))
+        self._schedule_check()
 
 
 _ERRORS: dict[int, type[ShoalError]] = {
@@ -252,25 +252,25 @@ class ProcessCall:
     """One call that a process is making."""
 
     def __init__(
-        self, number: int, remark: OnProgress, blob: Callable[[bytes], None]
+        self, number: int, on_progress: OnProgress, send_blob: Callable[[bytes], None]
     ) -> None:
         self.number = number
         self.returned = False
         self.result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.timeout: tuple[asyncio.Timeout, float | None] | None = None
-        self._remark = remark
-        self._blob = blob
+        self._on_progress = on_progress
+        self._send_blob = send_blob
 
     def on_message(self, head: Sequence[Any], tail: bytes) -> None:
-        code, about = head[0], head[1]
+        code, subject = head[0], head[1]
         if code == process_messages.BLOB_NEEDED:
-            self._blob(about)
-        elif about != self.number:
+            self._send_blob(subject)
+        elif subject != self.number:
             return  # progress of a thread that an earlier call left running
         elif code == process_messages.PROGRESS:
-            self._remark(*head[2:])
+            self._on_progress(*head[2:])
         elif code == process_messages.STARTED:
-            self._begun()
+            self._on_started()
         elif not self.result.done():
             self.returned = True
             if code == process_messages.DONE:
@@ -279,13 +279,13 @@ class ProcessCall:
                 error = _ERRORS.get(head[2], JobError)
                 self.result.set_exception(error(tail.decode()))
 
-    def _begun(self) -> None:
+    def _on_started(self) -> None:
         if self.timeout is None or self.result.done():
             return
         limit, timeout = self.timeout
         if timeout is not None:
             limit.reschedule(asyncio.get_running_loop().time() + timeout)
 
-    def on_exit(self, why: str) -> None:
+    def on_exit(self, reason: str) -> None:
         if not self.result.done():
-            self.result.set_exception(JobError(why))
+            self.result.set_exception(JobError(reason))

@@ -33,7 +33,7 @@ log = logging.getLogger("shoal.tasks")
 
 
 class ProcessPool:
-    """A ``ResultListener`` whose calls run on this machine.
+    """A ``FunctionCaller`` whose calls run on this machine.
 
     Args:
         modules: modules that define the tasks; see ``import_tasks``.
@@ -55,15 +55,15 @@ class ProcessPool:
         self.names: frozenset[str] = frozenset()
         self.trusts_code = trust_code
         self._start: StartProcess = start or partial(
-            _child, modules, trust=trust_code, threads=threads
+            _start_child, modules, trust=trust_code, threads=threads
         )
         self._timeouts: Timeouts = {}
         self._idle: deque[CallProcess] = deque()
         self._all: set[CallProcess] = set()
         self._waiting: deque[OnProcess] = deque()
-        self._lanes = 0
+        self._streams = 0
         self._number = 0
-        self._why_none = ""  # why the last start failed
+        self._start_failure = ""  # why the last start failed
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()  # awaited in close()
 
@@ -71,7 +71,7 @@ class ProcessPool:
         try:
             async with asyncio.TaskGroup() as tasks:
                 starting = [
-                    tasks.create_task(self._started()) for _ in range(self.slots)
+                    tasks.create_task(self._start_process()) for _ in range(self.slots)
                 ]
         except ExceptionGroup as group:
             await self.close()
@@ -85,21 +85,29 @@ class ProcessPool:
         self._timeouts = self._idle[0].timeouts
         self.names = frozenset(self._timeouts)
 
-    async def call(self, call: Call, fetch: FetchBlob, remark: OnProgress) -> bytes:
-        self._check(call)
+    async def call(
+        self, call: Call, fetch: FetchBlob, on_progress: OnProgress
+    ) -> bytes:
+        self._check_supported(call)
         timeout = self._timeout(call)
         if timeout is not None and timeout <= 0:
             raise JobError(timeout_message(timeout))
-        process = await self._free()
+        process = await self._idle_process()
         self._number += 1
-        one = ProcessCall(
-            self._number, remark, lambda digest: self._blob(process, digest, fetch)
+        running = ProcessCall(
+            self._number,
+            on_progress,
+            lambda digest: self._send_blob(process, digest, fetch),
         )
-        process.user = one
+        process.user = running
         code = Feature.CODE in call.needs
         process.send(
             (
-                *(process_messages.CALL, one.number, call.name, code, len(call.args)),
+                process_messages.CALL,
+                running.number,
+                call.name,
+                code,
+                len(call.args),
                 timeout is not None,
             ),
             call.args,
@@ -109,32 +117,32 @@ class ProcessPool:
             async with asyncio.timeout(
                 None if process.announces_start else timeout
             ) as limit:
-                one.timeout = limit, timeout
-                return await one.result
+                running.timeout = limit, timeout
+                return await running.result
         except TimeoutError as error:
             assert timeout is not None
             raise JobError(timeout_message(timeout)) from error
         finally:
-            self._give_back(process, not one.returned)
+            self._release(process, not running.returned)
 
     def open_stream(
         self,
-        lane: CallStream,
+        stream: CallStream,
         fetch: FetchBlob,
-        returned: Callable[[list[CallResult]], None],
+        on_returned: Callable[[list[CallResult]], None],
     ) -> CallStreamSlot:
-        self._check(lane)
-        if self._lanes >= self.slots:
+        self._check_supported(stream)
+        if self._streams >= self.slots:
             raise Unavailable(f"all {self.slots} slots are taken")
-        self._lanes += 1
+        self._streams += 1
         return ProcessCallStream(
-            lane,
-            self._timeout(lane),
-            returned,
-            self._want,
-            self._give_back,
-            lambda process, digest: self._blob(process, digest, fetch),
-            self._lane_closed,
+            stream,
+            self._timeout(stream),
+            on_returned,
+            self._request_process,
+            self._release,
+            lambda process, digest: self._send_blob(process, digest, fetch),
+            self._on_stream_closed,
         )
 
     async def close(self) -> None:
@@ -149,10 +157,10 @@ class ProcessPool:
         if self._tasks:
             await asyncio.wait([*self._tasks])
 
-    def _lane_closed(self) -> None:
-        self._lanes -= 1
+    def _on_stream_closed(self) -> None:
+        self._streams -= 1
 
-    def _check(self, work: Call | CallStream) -> None:
+    def _check_supported(self, work: Call | CallStream) -> None:
         """Raise NotFound or InvalidRequest if this pool cannot make the call."""
         if Feature.CODE in work.needs:
             if not self.trusts_code:
@@ -165,40 +173,46 @@ class ProcessPool:
             return work.timeout
         return self._timeouts[work.name]
 
-    async def _free(self) -> CallProcess:
+    async def _idle_process(self) -> CallProcess:
         """Wait for an idle process.  Raises Unavailable if none can start."""
         if self._idle and not self._waiting:
             return self._idle.popleft()
         if len(self._waiting) >= WAITING_MAX:
             raise Unavailable(f"{WAITING_MAX} calls wait already")
-        got: asyncio.Future[CallProcess] = asyncio.get_running_loop().create_future()
+        assigned: asyncio.Future[CallProcess] = (
+            asyncio.get_running_loop().create_future()
+        )
 
-        def give(process: CallProcess | Unavailable) -> None:
+        def use(process: CallProcess | Unavailable) -> None:
             if isinstance(process, Unavailable):
-                if not got.done():
-                    got.set_exception(process)
-            elif got.done():  # the waiting call was cancelled
-                self._give(process)
+                if not assigned.done():
+                    assigned.set_exception(process)
+            elif assigned.done():  # the waiting call was cancelled
+                self._assign(process)
             else:
-                got.set_result(process)
+                assigned.set_result(process)
 
-        self._want(give)
+        self._request_process(use)
         try:
-            return await got
+            return await assigned
         except asyncio.CancelledError:
-            if got.done() and not got.cancelled() and got.exception() is None:
-                self._give(got.result())
+            if (
+                assigned.done()
+                and not assigned.cancelled()
+                and assigned.exception() is None
+            ):
+                self._assign(assigned.result())
             raise
 
-    def _want(self, give: OnProcess) -> None:
+    def _request_process(self, use: OnProcess) -> None:
         if self._idle:
-            give(self._idle.popleft())
-        elif self._closing or (self._why_none and not self._all):
-            give(Unavailable(self._why_none or CLOSED))
+            use(self._idle.popleft())
+        elif self._closing or (self._start_failure and not self._all):
+            use(Unavailable(self._start_failure or CLOSED))
         else:
-            self._waiting.append(give)
+            self._waiting.append(use)
 
-    def _give(self, process: CallProcess) -> None:
+    def _assign(self, process: CallProcess) -> None:
         """Pass a process to the longest waiting call, or mark it idle."""
         if process not in self._all:
             return  # it has just ended
@@ -207,31 +221,31 @@ class ProcessPool:
         else:
             self._idle.append(process)
 
-    def _give_back(self, process: CallProcess, busy: bool) -> None:
+    def _release(self, process: CallProcess, busy: bool) -> None:
         process.user = None
         if busy:
             process.kill()  # its end starts a replacement
         else:
-            self._give(process)
+            self._assign(process)
 
-    def _blob(self, process: CallProcess, digest: bytes, fetch: FetchBlob) -> None:
+    def _send_blob(self, process: CallProcess, digest: bytes, fetch: FetchBlob) -> None:
         """Fetch a blob and send its path, or the error, to a process."""
 
-        async def find() -> None:
+        async def send() -> None:
             try:
                 path = await fetch(digest)
                 process.send((process_messages.BLOB, str(path), ""))
             except Unavailable as error:
                 process.send((process_messages.BLOB, "", str(error)))
 
-        self._spawn(find())
+        self._spawn(send())
 
-    async def _started(self) -> CallProcess:
-        process = await self._start(self._ended)
+    async def _start_process(self) -> CallProcess:
+        process = await self._start(self._on_end)
         self._all.add(process)
         return process
 
-    def _ended(self, process: CallProcess) -> None:
+    def _on_end(self, process: CallProcess) -> None:
         if process not in self._all:
             return  # it ended during its start
         self._all.discard(process)
@@ -244,22 +258,22 @@ class ProcessPool:
         """Start a replacement for a process that has ended."""
         while not self._closing:
             try:
-                process = await self._started()
+                process = await self._start_process()
             except ShoalError as error:
-                self._why_none = str(error)
+                self._start_failure = str(error)
                 log.error("task process failed to start: %s", error)
                 if not self._all:
-                    self._fail_waiting(self._why_none)
+                    self._fail_waiting(self._start_failure)
                 await asyncio.sleep(RESTART_DELAY)
             else:
-                self._why_none = ""
-                self._give(process)
+                self._start_failure = ""
+                self._assign(process)
                 return
 
-    def _fail_waiting(self, why: str) -> None:
+    def _fail_waiting(self, reason: str) -> None:
         waiting, self._waiting = self._waiting, deque()
-        for give in waiting:
-            give(Unavailable(why))
+        for use in waiting:
+            use(Unavailable(reason))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -267,11 +281,13 @@ class ProcessPool:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _child(
+async def _start_child(
     modules: Sequence[str],
-    ended: Callable[[CallProcess], None],
+    on_end: Callable[[CallProcess], None],
     *,
     trust: bool,
     threads: int,
 ) -> CallProcess:
-    return await ChildProcess.start(modules, trust=trust, threads=threads, ended=ended)
+    return await ChildProcess.start(
+        modules, trust=trust, threads=threads, on_end=on_end
+    )

@@ -10,10 +10,10 @@ from shoal.tasks.limits import PROGRESS_INTERVAL, PROGRESS_TEXT_MAX
 class _ProgressTarget:
     """The receiver of the running call's reports, if there is one."""
 
-    __slots__ = ("last", "lock", "tell")
+    __slots__ = ("handler", "last", "lock")
 
     def __init__(self) -> None:
-        self.tell: Callable[[float | None, str], None] | None = None
+        self.handler: Callable[[float | None, str], None] | None = None
         self.last = float("-inf")
         self.lock = threading.Lock()
 
@@ -38,18 +38,18 @@ def progress(share: float | None = None, remark: str = "") -> None:
         raise ValueError(f"progress: {share!r}: expected a number from 0 to 1")
     with _target.lock:
         now = monotonic()
-        if _target.tell is None:
+        if _target.handler is None:
             return
         if now - _target.last < PROGRESS_INTERVAL and share != 1:
             return
         _target.last = now
-        _target.tell(
+        _target.handler(
             None if share is None else float(share), str(remark)[:PROGRESS_TEXT_MAX]
         )
 
 
-def set_progress_handler(tell: Callable[[float | None, str], None] | None) -> None:
+def set_progress_handler(handler: Callable[[float | None, str], None] | None) -> None:
     """Set the receiver of reports; None: none."""
     with _target.lock:
-        _target.tell = tell
+        _target.handler = handler
         _target.last = float("-inf")

@@ -111,28 +111,28 @@ def _checked_name(function: Callable[..., Any], name: str) -> str:
         raise ConfigError(
             f"@shoal.task on {function!r:.80}: expected a function defined with def"
         )
-    place = function.__qualname__
-    if "<lambda>" in place:
+    qualname = function.__qualname__
+    if "<lambda>" in qualname:
         raise ConfigError("@shoal.task on a lambda: define a function with def")
-    if "<locals>" in place:
+    if "<locals>" in qualname:
         raise ConfigError(
-            f"@shoal.task on {place}: workers cannot import a nested function; move "
+            f"@shoal.task on {qualname}: workers cannot import a nested function; move "
             "it to the top level of the module"
         )
-    if _takes_an_object(function):
+    if _is_method(function):
         raise ConfigError(
-            f"@shoal.task on {place}: workers have no object to call a method on; make "
-            "it a function at the top level of the module"
+            f"@shoal.task on {qualname}: workers have no object to call a method on; "
+            "make it a function at the top level of the module"
         )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(
-            f"@shoal.task on {place}: a task cannot be a generator; return a value"
+            f"@shoal.task on {qualname}: a task cannot be a generator; return a value"
         )
-    name = name or f"{module_of(function)}.{place}"
+    name = name or f"{module_of(function)}.{qualname}"
     if len(name) > NAME_MAX or not name.isprintable():
         raise ConfigError(
-            f"@shoal.task on {place}: the name must have at most {NAME_MAX} printable "
-            "characters"
+            f"@shoal.task on {qualname}: the name must have at most {NAME_MAX} "
+            "printable characters"
         )
     return name
 
@@ -140,11 +140,16 @@ def _checked_name(function: Callable[..., Any], name: str) -> str:
 def module_of(function: Callable[..., Any]) -> str:
     """Return the name by which workers import a function's module.
 
-    For a program's ``__main__`` that is the name of its file.
+    For a program's ``__main__`` that is ``main_module_name``.
     """
     if function.__module__ != "__main__":
         return function.__module__
-    main = sys.modules["__main__"]
+    return main_module_name()
+
+
+def main_module_name() -> str:
+    """Return the importable name of a program's ``__main__``: that of its file."""
+    main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         return str(spec.name)
@@ -154,27 +159,27 @@ def module_of(function: Callable[..., Any]) -> str:
 
 def _add(new: RegisteredTask) -> None:
     old = TASKS.get(new.name)
-    if old is not None and _place(old) != _place(new):
+    if old is not None and _location(old) != _location(new):
         raise ConfigError(
-            f"@shoal.task: {_place(new)} and {_place(old)} both have the name "
+            f"@shoal.task: {_location(new)} and {_location(old)} both have the name "
             f"{new.name!r}; rename one with @shoal.task(name=...)"
         )
-    if old is not None and _is_second(old, new):
+    if old is not None and _is_duplicate(old, new):
         raise ConfigError(
-            f"@shoal.task: {_place(new)} is defined twice in its module, in lines "
+            f"@shoal.task: {_location(new)} is defined twice in its module, in lines "
             f"{_line(old)} and {_line(new)}; rename one"
         )
     TASKS[new.name] = new
     setattr(new.function, _MARK, new.name)
 
 
-def _takes_an_object(function: FunctionType) -> bool:
+def _is_method(function: FunctionType) -> bool:
     """Return whether a function is a method, but not a static one."""
     first = next(iter(inspect.signature(function).parameters), "")
     return "." in function.__qualname__ and first in ("self", "cls")
 
 
-def _is_second(old: RegisteredTask, new: RegisteredTask) -> bool:
+def _is_duplicate(old: RegisteredTask, new: RegisteredTask) -> bool:
     """Return whether one module defines both while it is first executed.
 
     A reloaded module, or a cell of a notebook, replaces its earlier tasks.
@@ -195,6 +200,6 @@ def _line(task: RegisteredTask) -> int:
     return code.co_firstlineno
 
 
-def _place(task: RegisteredTask) -> str:
+def _location(task: RegisteredTask) -> str:
     """Return the qualified name of a task's function, which a reload preserves."""
     return f"{task.function.__module__}.{task.function.__qualname__}"

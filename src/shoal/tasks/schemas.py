@@ -31,7 +31,7 @@ _PLAIN = (
     *(list, dict, Sequence, Mapping),
 )
 _BYTES = (bytes, bytearray, memoryview)
-_AS_THEY_ARE = (*_BYTES, *_REBUILT[3:])
+_NATIVE = (*_BYTES, *_REBUILT[3:])
 
 _ALIASES: tuple[Any, ...] = ()
 """The type of ``type`` aliases (PEP 695), from Python 3.12 on."""
@@ -57,32 +57,36 @@ def binder_by_hints(function: Callable[..., Any]) -> Bind | None:
         parameters = inspect.signature(function).parameters
     except (NameError, TypeError, ValueError, AttributeError):
         return None  # ignore hints that cannot be resolved here
-    how = {
+    converters = {
         name: _rebuild(hint)
         for name, hint in hints.items()
-        if name in parameters and _says_more(hint)
+        if name in parameters and _needs_conversion(hint)
     }
-    if not how:
+    if not converters:
         return None
-    places = [
-        how.get(each.name)
+    positional = [
+        converters.get(each.name)
         for each in parameters.values()
         if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
     names = [*parameters]
-    rest = next((p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL), "")
-    others = next((p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), "")
-    named = frozenset(names) - {rest, others}
+    var_positional = next(
+        (p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL), ""
+    )
+    var_keyword = next(
+        (p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), ""
+    )
+    named = frozenset(names) - {var_positional, var_keyword}
 
     def bind(args: list[Any], kwargs: dict[str, Any]) -> Bound:
         for number, arg in enumerate(args):
-            beyond = number >= len(places)
-            rebuild = how.get(rest) if beyond else places[number]
+            variadic = number >= len(positional)
+            rebuild = converters.get(var_positional) if variadic else positional[number]
             if rebuild is not None:
-                name = f"{rest}[{number}]" if beyond else names[number]
+                name = f"{var_positional}[{number}]" if variadic else names[number]
                 args[number] = _rebuilt(rebuild, arg, name)
         for name, arg in kwargs.items():
-            rebuild = how.get(name if name in named else others)
+            rebuild = converters.get(name if name in named else var_keyword)
             if rebuild is not None:
                 kwargs[name] = _rebuilt(rebuild, arg, name)
         return args, kwargs
@@ -99,7 +103,7 @@ def result_converter(function: Callable[..., Any]) -> Callable[[Any], Any] | Non
         hint = typing.get_type_hints(function).get("return")
     except (NameError, TypeError, AttributeError):
         return None
-    if hint is None or not _says_more(hint):
+    if hint is None or not _needs_conversion(hint):
         return None
     rebuild = _rebuild(hint)
     return lambda value: _rebuilt(rebuild, value, "the result")
@@ -138,16 +142,18 @@ def _rebuild(hint: Any) -> Callable[[Any], Any]:
 def _convert(hint: Any, value: Any) -> Any:
     try:
         return msgspec.convert(
-            value, hint, builtin_types=_AS_THEY_ARE, dec_hook=_foreign
+            value, hint, builtin_types=_NATIVE, dec_hook=_convert_foreign
         )
     except msgspec.ValidationError as error:
         # Pydantic models encode dates and similar types as text.
         with suppress(msgspec.ValidationError):
-            return msgspec.convert(value, hint, builtin_types=_BYTES, dec_hook=_foreign)
+            return msgspec.convert(
+                value, hint, builtin_types=_BYTES, dec_hook=_convert_foreign
+            )
         raise error from None
 
 
-def _says_more(hint: Any) -> bool:
+def _needs_conversion(hint: Any) -> bool:
     """Return whether values must be converted to fit a hint.
 
     Only if every part of the hint is known: hints written for readers, or for another
@@ -157,14 +163,15 @@ def _says_more(hint: Any) -> bool:
         leaves = list(_leaves(hint))
     except (NameError, TypeError):
         return False  # an unresolvable alias, or one with invalid parameters
-    rebuilt = [*map(_is_rebuilt, leaves)]
+    conversions = [*map(_is_rebuilt, leaves)]
     known = (
-        there or leaf in _PLAIN for there, leaf in zip(rebuilt, leaves, strict=True)
+        converted or leaf in _PLAIN
+        for converted, leaf in zip(conversions, leaves, strict=True)
     )
-    if not any(rebuilt) or not all(known):
+    if not any(conversions) or not all(known):
         return False
     try:
-        msgspec.convert(None, hint, dec_hook=_foreign)
+        msgspec.convert(None, hint, dec_hook=_convert_foreign)
     except TypeError:
         return False  # a union whose members msgspec cannot distinguish
     except msgspec.ValidationError:
@@ -180,8 +187,8 @@ def _leaves(hint: Any, within: tuple[Any, ...] = ()) -> Iterator[Any]:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     alias = hint if origin is None else origin
     if isinstance(alias, _ALIASES) and alias not in within:
-        stands_for = alias.__value__ if origin is None else alias.__value__[inner]
-        yield from _leaves(stands_for, (*within, alias))
+        target = alias.__value__ if origin is None else alias.__value__[inner]
+        yield from _leaves(target, (*within, alias))
         return
     if origin is None:
         yield hint
@@ -209,7 +216,7 @@ def _is_rebuilt(hint: Any) -> bool:
     )
 
 
-def _foreign(hint: Any, value: Any) -> Any:
+def _convert_foreign(hint: Any, value: Any) -> Any:
     """Convert a value to a type that msgspec does not know."""
     kind = typing.get_origin(hint) or hint
     if isinstance(kind, type) and isinstance(value, kind):

@@ -43,7 +43,7 @@ def _import_one(module: str) -> ModuleType:
     except BaseException as error:
         # Foreign code may raise anything, SystemExit too.
         if not is_file and _is_missing(error, module):
-            raise ConfigError(_not_there(module)) from error
+            raise ConfigError(_missing_module_message(module)) from error
         raise ConfigError(
             f"--tasks {module} could not be imported:\n{format_task_error(error)}"
         ) from error
@@ -70,7 +70,7 @@ def _is_missing(error: BaseException, name: str) -> bool:
     return name == error.name or name.startswith(f"{error.name}.")
 
 
-def _not_there(name: str) -> str:
+def _missing_module_message(name: str) -> str:
     folder = Path.cwd()
     file = f"{name.replace('.', '/')}.py"
     return (
@@ -100,10 +100,10 @@ def _import_file(file: Path) -> ModuleType:
     name = file.stem
     if not file.is_file():
         raise ConfigError(f"--tasks {file}: no such file")
-    there = sys.modules.get(name)
-    if there is not None:
-        if getattr(there, "__file__", None) == str(file):
-            return there
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        if getattr(loaded, "__file__", None) == str(file):
+            return loaded
         raise ConfigError(
             f"--tasks {file}: another module is named {name!r}; rename the file"
         )

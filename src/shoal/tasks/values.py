@@ -25,7 +25,7 @@ from shoal.tasks.extension_types import (
 )
 from shoal.tasks.limits import BLOB_MIN, DEPTH_MAX, RESULT_MAX
 
-StoreApart: TypeAlias = Callable[[bytes], bytes]
+StoreBlob: TypeAlias = Callable[[bytes], bytes]
 """Stores a large value in MessagePack as a blob; returns its SHA-256 digest."""
 
 NO_KWARGS = b"\x80"
@@ -61,29 +61,31 @@ def pack(
     *,
     size_max: int = RESULT_MAX,
     pickles: bool = False,
-    apart: StoreApart | None = None,
+    store_blob: StoreBlob | None = None,
 ) -> PackedValue:
     """Encode a value; ``root`` is its name in errors.
 
     Tuples become lists; dataclasses, Structs and Pydantic models become maps of their
     fields.  With ``pickles``, values of unknown types are pickled.  Large arrays, bytes
-    and pickles are passed to ``apart``.
+    and pickles are passed to ``store_blob``.
 
     Raises InvalidRequest naming the part that cannot be encoded, TooLarge if the result
     is larger than ``size_max`` bytes.
     """
-    packing = _Packing(pickles, apart)
+    packing = _Packing(pickles, store_blob)
     try:
-        data = _encode(packing.plain(value, (None, root)))
+        data = _encode(packing.convert_value(value, (None, root)))
     except OverflowError:
         # Checking for such integers first would slow down all other values.
-        packing = _Packing(pickles, apart, wide=True)
-        data = _encode(packing.plain(value, (None, root)))
+        packing = _Packing(pickles, store_blob, check_integers=True)
+        data = _encode(packing.convert_value(value, (None, root)))
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{root}: a text in it is not valid Unicode") from error
     if len(data) > size_max:
         raise value_too_large(root, len(data), size_max)
-    return PackedValue(data, packing.rich, packing.pickled, tuple(packing.blobs))
+    return PackedValue(
+        data, packing.first_extension, packing.pickled, tuple(packing.blobs)
+    )
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -100,29 +102,34 @@ class _Packing:
     """Converts one value to types that MessagePack has."""
 
     def __init__(
-        self, pickles: bool, apart: StoreApart | None, *, wide: bool = False
+        self,
+        pickles: bool,
+        store_blob: StoreBlob | None,
+        *,
+        check_integers: bool = False,
     ) -> None:
         self._pickles = pickles
-        self._apart = apart
-        self._wide = wide  # whether to check for integers of more than 64 bits
+        self._store_blob = store_blob
+        # Whether to check for integers of more than 64 bits.
+        self._check_integers = check_integers
         self._depth = 0
-        self.rich = ""
+        self.first_extension = ""
         self.pickled = False
         self.blobs: list[bytes] = []
 
-    def plain(self, value: Any, path: _Path) -> Any:
+    def convert_value(self, value: Any, path: _Path) -> Any:
         """Return a value in the form that the encoder accepts."""
         kind = type(value)
-        if kind in _SCALARS and not self._wide:
+        if kind in _SCALARS and not self._check_integers:
             return value
         if kind is list or kind is tuple:
             # Fast path: most lists hold only scalars.
-            if not self._wide and _SCALARS.issuperset(map(type, value)):
+            if not self._check_integers and _SCALARS.issuperset(map(type, value)):
                 return value
             return self._within(
                 path,
                 lambda: [
-                    self.plain(item, (path, number))
+                    self.convert_value(item, (path, number))
                     for number, item in enumerate(value)
                 ],
             )
@@ -133,30 +140,32 @@ class _Packing:
     def _map(self, value: Mapping[str, Any], path: _Path) -> Any:
         return self._within(
             path,
-            lambda: {key: self.plain(item, (path, key)) for key, item in value.items()},
+            lambda: {
+                key: self.convert_value(item, (path, key))
+                for key, item in value.items()
+            },
         )
 
-    def _within(self, path: _Path, walk: Callable[[], Any]) -> Any:
+    def _within(self, path: _Path, convert: Callable[[], Any]) -> Any:
         if self._depth == DEPTH_MAX:
             raise InvalidRequest(
-                f"{format_path(path):.200}: values in values, more than {DEPTH_MAX} "
-                "deep; is "
-                "there one that holds itself?"
+                f"{format_path(path):.200}: nested more than {DEPTH_MAX} levels deep; "
+                "does a value contain itself?"
             )
         self._depth += 1
-        walked = walk()
+        converted = convert()
         self._depth -= 1
-        return walked
+        return converted
 
     def _other(self, value: Any, kind: type, path: _Path) -> Any:
         """Convert a value that is not a list, map, text or number."""
         match value:
             case bytes() | bytearray() | memoryview():
-                return self._or_apart(bytes(value))
+                return self._inline_or_blob(bytes(value))
             case Enum():
-                return self.plain(value.value, path)
+                return self.convert_value(value.value, path)
             case Ref():
-                self._note(path)
+                self._record_extension(path)
                 self.blobs.append(value.digest)
                 return msgspec.msgpack.Ext(REFERENCE, value.digest)
             case datetime() if value.tzinfo is not None:
@@ -167,13 +176,13 @@ class _Packing:
             return self._map(members, path)
         if kind in _SCALARS and (kind is not int or -(1 << 63) <= value < 1 << 64):
             return value
-        if (taken := decompose(value)) is not None:
-            self._note(path)
-            tag, parts = taken
+        if (decomposed := decompose(value)) is not None:
+            self._record_extension(path)
+            tag, parts = decomposed
             parts = self._within(
                 path,
                 lambda: (
-                    [self.plain(part, path) for part in parts]
+                    [self.convert_value(part, path) for part in parts]
                     if isinstance(parts, list)
                     else parts
                 ),
@@ -181,45 +190,45 @@ class _Packing:
             return msgspec.msgpack.Ext(TAGGED, _encode((tag, parts)))
         for simple in _SIMPLE:
             if isinstance(value, simple):  # a subclass
-                return self.plain(simple(value), path)
+                return self.convert_value(simple(value), path)
         return self._pickle(value, kind, path)
 
     def _array(self, value: Any, path: _Path) -> Any:
         if value.dtype.kind == "U" and not value.shape and isinstance(value, str):
             return str(value)
         try:
-            written = write_array(value)
+            encoded = write_array(value)
         except InvalidRequest as error:
             if self._pickles:
                 return self._pickle(value, type(value), path)
             raise InvalidRequest(f"{format_path(path)}: {error}") from error
-        self._note(path)
-        return self._or_apart(written, raw=True)
+        self._record_extension(path)
+        return self._inline_or_blob(encoded, raw=True)
 
     def _pickle(self, value: object, kind: type, path: _Path) -> Any:
         if not self._pickles:
             raise unsupported_type(format_path(path), kind)
         import cloudpickle
 
-        self._note(path)
+        self._record_extension(path)
         self.pickled = True
         pickled = msgspec.msgpack.Ext(PICKLED, cloudpickle.dumps(value))
-        return self._or_apart(_encode(pickled), raw=True)
+        return self._inline_or_blob(_encode(pickled), raw=True)
 
-    def _or_apart(self, data: bytes, *, raw: bool = False) -> Any:
+    def _inline_or_blob(self, data: bytes, *, raw: bool = False) -> Any:
         """Return the data, or a reference to it if it is stored as a blob.
 
         ``raw`` data is already MessagePack.
         """
-        if self._apart is None or len(data) < BLOB_MIN:
+        if self._store_blob is None or len(data) < BLOB_MIN:
             return msgspec.Raw(data) if raw else data
-        digest = self._apart(data if raw else _encode(data))
-        self.rich = self.rich or "a value that is sent apart"
+        digest = self._store_blob(data if raw else _encode(data))
+        self.first_extension = self.first_extension or "a value that is sent apart"
         self.blobs.append(digest)
         return msgspec.msgpack.Ext(REFERENCE, digest)
 
-    def _note(self, path: _Path) -> None:
-        self.rich = self.rich or format_path(path)
+    def _record_extension(self, path: _Path) -> None:
+        self.first_extension = self.first_extension or format_path(path)
 
 
 def _members(value: Any, kind: type) -> Mapping[str, Any] | None:
@@ -262,7 +271,7 @@ Unpickle: TypeAlias = Callable[[memoryview], object]
 
 def reject_blobs(digest: bytes) -> memoryview:
     """Reject a reference to a blob."""
-    raise InvalidRequest("a value refers to another one that is not here")
+    raise InvalidRequest("a value refers to a blob that is not available here")
 
 
 class ValueReader:
@@ -298,9 +307,11 @@ class ValueReader:
         try:
             return decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"a value is no MessagePack: {error}") from error
+            raise InvalidRequest(
+                f"a value is not valid MessagePack: {error}"
+            ) from error
         except RecursionError as error:
-            raise InvalidRequest("values in values, too deep to be read") from error
+            raise InvalidRequest("values are nested too deeply") from error
 
     def _extension(self, code: int, data: memoryview) -> object:
         return self._extended(code, data, self._decode, shared=False)
@@ -318,15 +329,15 @@ class ValueReader:
         if code == TAGGED:
             pair = decode(data)
             if type(pair) is not list or len(pair) != 2:
-                raise InvalidRequest("a value with a tag is broken")
+                raise InvalidRequest("a tagged value is malformed")
             return compose(*pair)
         if code == REFERENCE:
             if len(data) != DIGEST_SIZE:
-                raise InvalidRequest("a reference to a value is broken")
+                raise InvalidRequest("a reference to a value is malformed")
             return self._read(self._decode_shared, self._blob(bytes(data)))
         if code == PICKLED:
             return self._unpickle(data)
-        raise InvalidRequest(f"a value is of the extension type {code}, not known here")
+        raise InvalidRequest(f"a value has the unknown extension type {code}")
 
 
 def load_pickle(data: memoryview) -> object:

@@ -28,21 +28,24 @@ class RaySlot:
     stream, so that other work can use its processor.
 
     Args:
-        send: sends an order to the driver.
-        ended: called soon after the slot was killed, or its task or actor has ended.
+        send: sends a command to the driver.
+        on_end: called soon after the slot was killed, or its task or actor has ended.
     """
 
     def __init__(
-        self, timeouts: Timeouts, send: SendToDriver, ended: Callable[["RaySlot"], None]
+        self,
+        timeouts: Timeouts,
+        send: SendToDriver,
+        on_end: Callable[["RaySlot"], None],
     ) -> None:
         self.timeouts = timeouts
         # Calls may wait in Ray for a processor or a process.
         self.announces_start = True
         self._send = send
-        self._on_end = ended
+        self._on_end = on_end
         self._user: ProcessUser | None = None
         self._call: int | None = None  # the number of the running call
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def user(self) -> ProcessUser | None:
@@ -55,7 +58,7 @@ class RaySlot:
         self._user, self._call = user, None
 
     def send(self, head: tuple[Any, ...], *tail: bytes) -> None:
-        if self._over.done():
+        if self._closed.done():
             return
         if head[0] == process_messages.CALL:
             self._call = head[1]
@@ -66,7 +69,7 @@ class RaySlot:
         self._end()
 
     async def wait_closed(self) -> None:
-        await asyncio.shield(self._over)
+        await asyncio.shield(self._closed)
 
     def on_message(self, head: Sequence[Any], tail: bytes) -> None:
         """Handle a message about the call or stream of this slot."""
@@ -75,10 +78,10 @@ class RaySlot:
             self._end()
             if user is not None:
                 user.on_exit(head[1])
-        elif self._user is not None and self._is_of_user(head):
+        elif self._user is not None and self._concerns_user(head):
             self._user.on_message(head, tail)
 
-    def _is_of_user(self, head: Sequence[Any]) -> bool:
+    def _concerns_user(self, head: Sequence[Any]) -> bool:
         """Return whether a message is not about a call that has just ended.
 
         Progress and results take different paths, so progress may arrive late.
@@ -87,7 +90,7 @@ class RaySlot:
             return True
         return (head[1] if len(head) > 1 else None) == self._call
 
-    def on_cluster_lost(self, why: str) -> None:
+    def on_cluster_lost(self, reason: str) -> None:
         """Fail the slot's work, because the cluster is lost.
 
         A single call may be retried elsewhere.  A call stream ends: its calls then go
@@ -95,13 +98,13 @@ class RaySlot:
         """
         if self._user is not None and self._call is not None:
             self._user.on_message(
-                (process_messages.RAISED, self._call, BLOB_MISSING), why.encode()
+                (process_messages.RAISED, self._call, BLOB_MISSING), reason.encode()
             )
 
     def _end(self) -> None:
         """Report the end after the caller has finished its current step."""
-        if not self._over.done():
-            self._over.set_result(None)
+        if not self._closed.done():
+            self._closed.set_result(None)
             asyncio.get_running_loop().call_soon(self._on_end, self)
 
 
@@ -110,7 +113,7 @@ INSTALL = "pip install 'shoal[ray]'"
 
 
 class RayCaller:
-    """A ``ResultListener`` that runs calls as Ray tasks, and call streams as actors.
+    """A ``FunctionCaller`` that runs calls as Ray tasks, and call streams as actors.
 
     It cannot be used again after it has lost the cluster.
 
@@ -144,10 +147,10 @@ class RayCaller:
         if find_spec("ray") is None:
             raise ConfigError(f"--engine ray: Ray is not installed: {INSTALL}")
         self._driver = await ChildProcess.start(
-            [*map(_found, self._modules)],
+            [*map(_driver_module, self._modules)],
             trust=self.trusts_code,
             threads=1,
-            ended=_nobody_minds,
+            on_end=_ignore_exit,
             program=(DRIVER, self._address),
             within=CLUSTER_START_TIMEOUT,
         )
@@ -160,7 +163,10 @@ class RayCaller:
                 "if it starts nodes when there is work"
             )
         self._processes = ProcessPool(
-            self._modules, self.slots, trust_code=self.trusts_code, start=self._slot
+            self._modules,
+            self.slots,
+            trust_code=self.trusts_code,
+            start=self._open_slot,
         )
         await self._processes.start()
         self.names = self._processes.names
@@ -169,22 +175,24 @@ class RayCaller:
         """Wait until the cluster is lost; return the reason."""
         return await asyncio.shield(self._lost)
 
-    async def call(self, call: Call, fetch: FetchBlob, remark: OnProgress) -> bytes:
+    async def call(
+        self, call: Call, fetch: FetchBlob, on_progress: OnProgress
+    ) -> bytes:
         if self._lost.done():
             raise Unavailable(self._lost.result())
         assert self._processes is not None, "it was started"
-        return await self._processes.call(call, fetch, remark)
+        return await self._processes.call(call, fetch, on_progress)
 
     def open_stream(
         self,
-        lane: CallStream,
+        stream: CallStream,
         fetch: FetchBlob,
-        returned: Callable[[list[CallResult]], None],
+        on_returned: Callable[[list[CallResult]], None],
     ) -> CallStreamSlot:
         if self._lost.done():
             raise Unavailable(self._lost.result())
         assert self._processes is not None, "it was started"
-        return self._processes.open_stream(lane, fetch, returned)
+        return self._processes.open_stream(stream, fetch, on_returned)
 
     async def close(self) -> None:
         if self._processes is not None:
@@ -204,18 +212,18 @@ class RayCaller:
 
     def on_message(self, head: Sequence[Any], tail: bytes) -> None:
         code, number, *message = head
-        assert code == process_messages.OF_SLOT, "a driver says nothing else"
+        assert code == process_messages.OF_SLOT, "unexpected message from the driver"
         if (slot := self._running.get(number)) is not None:
             slot.on_message(message, tail)
 
-    def on_exit(self, why: str) -> None:
+    def on_exit(self, reason: str) -> None:
         if not self._lost.done():
-            why = "the connection to the Ray cluster has ended"
-            self._lost.set_result(why)
+            reason = "the connection to the Ray cluster has ended"
+            self._lost.set_result(reason)
             for slot in [*self._running.values()]:
-                slot.on_cluster_lost(why)
+                slot.on_cluster_lost(reason)
 
-    async def _slot(self, ended: Callable[[CallProcess], None]) -> CallProcess:
+    async def _open_slot(self, on_end: Callable[[CallProcess], None]) -> CallProcess:
         """Return a slot in place of a process."""
         driver = self._driver
         assert driver is not None, "it was started"
@@ -225,7 +233,7 @@ class RayCaller:
 
         def end(slot: RaySlot) -> None:
             self._running.pop(number, None)
-            ended(slot)
+            on_end(slot)
 
         def send(head: tuple[Any, ...], *tail: bytes) -> None:
             driver.send((number, *head), *tail)
@@ -234,11 +242,11 @@ class RayCaller:
         return slot
 
 
-def _nobody_minds(driver: ChildProcess) -> None:
+def _ignore_exit(driver: ChildProcess) -> None:
     """Ignore a driver's exit, which ``RayCaller`` handles."""
 
 
-def _found(module: str) -> str:
+def _driver_module(module: str) -> str:
     """Return a module in the driver's form; raises ConfigError if a file is missing."""
     if not module.endswith(".py"):
         return module

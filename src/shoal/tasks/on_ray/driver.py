@@ -1,7 +1,7 @@
 """A process that is connected to a Ray cluster, and forwards calls to it.
 
 The worker runs it as ``python -m shoal.tasks.on_ray.driver PARENT ADDRESS``.  It reads
-the orders of ``tasks.process_messages`` from standard input, each for one of the
+the commands of ``tasks.process_messages`` from standard input, each for one of the
 worker's slots, and exits when standard input is closed or the cluster is lost.
 """
 
@@ -17,7 +17,7 @@ from ray import exceptions
 
 from shoal import __version__
 from shoal.tasks import process_messages
-from shoal.tasks.child import claim_pipes, exit_with_parent
+from shoal.tasks.child import exit_with_parent, open_pipes
 from shoal.tasks.child_io import ChildPipes, ParentExited
 from shoal.tasks.on_ray import remote
 from shoal.tasks.on_ray.executor import RayExecutor
@@ -32,7 +32,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A cluster that is started here would report its usage to Ray's makers.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    pipes = claim_pipes()
+    pipes = open_pipes()
     try:
         exit_with_parent(int(sys.argv[1]))
         _serve(pipes, sys.argv[2])
@@ -48,7 +48,7 @@ def _serve(pipes: ChildPipes, address: str) -> None:
     names = [os.path.basename(each).removesuffix(".py") for each in modules]
     tasks = remote.RayTaskModules(tuple(names), trust)
     try:
-        _reach(address)
+        _check_reachable(address)
         ray.init(
             address,
             logging_level=logging.ERROR,
@@ -57,7 +57,7 @@ def _serve(pipes: ChildPipes, address: str) -> None:
         )
         known = ray.get(ray.remote(remote.list_tasks).remote(tasks))
     except UNUSABLE as error:
-        pipes.send((process_messages.IMPORT_FAILED, _why_not(address, error)))
+        pipes.send((process_messages.IMPORT_FAILED, _unusable_message(address, error)))
         raise ParentExited from error
     if isinstance(known, str):
         pipes.send((process_messages.IMPORT_FAILED, known))
@@ -67,14 +67,14 @@ def _serve(pipes: ChildPipes, address: str) -> None:
     RayExecutor(pipes, tasks).run()
 
 
-def _reach(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise OSError if HOST:PORT is unreachable: Ray itself would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
 
 
-def _why_not(address: str, error: Exception) -> str:
+def _unusable_message(address: str, error: Exception) -> str:
     """Return why a cluster is unusable, and a remedy."""
     if "No module named 'shoal'" in str(error):
         return (

@@ -27,73 +27,74 @@ OnDone: TypeAlias = Callable[["Future[Any]"], None]
 
 
 class SendToWorker(Protocol):
-    def __call__(self, slot: int, code: int, *about: Any) -> None: ...
+    def __call__(self, slot: int, code: int, *arguments: Any) -> None: ...
 
 
 class RayBlobUploads:
     """The blobs in the object store; the least recently used are evicted first.
 
     Args:
-        desk: the mailbox in which calls wait for missing blobs.
-        tell: sends the worker a message about a slot.
+        mailbox: the mailbox in which calls wait for missing blobs.
+        send: sends the worker a message about a slot.
         when_done: calls a function with a completed future, in the main thread.
     """
 
     def __init__(
         self,
-        desk: Any,
-        tell: SendToWorker,
+        mailbox: Any,
+        send: SendToWorker,
         when_done: Callable[["Future[Any]", OnDone], None],
     ) -> None:
-        self._desk = desk
-        self._tell = tell
+        self._mailbox = mailbox
+        self._send = send
         self._when_done = when_done
-        self._lacking: dict[int, bytes] = {}  # the blobs that slots wait for
-        self._there: dict[bytes, tuple[Any, int]] = {}  # the most recently used is last
+        self._missing: dict[int, bytes] = {}  # the blobs that slots wait for
+        # The most recently used is last.
+        self._stored: dict[bytes, tuple[Any, int]] = {}
         self._size = 0
-        self._putting = ThreadPoolExecutor(1)
+        self._uploader = ThreadPoolExecutor(1)
 
     def request(self, slot: int, digest: bytes) -> None:
         """Provide a slot's call with a blob, or request it from the worker."""
-        if digest in self._there:
-            self._give(digest)
+        if digest in self._stored:
+            self._provide(digest)
         else:
-            self._lacking[slot] = digest
-            self._tell(slot, process_messages.BLOB_NEEDED, digest)
+            self._missing[slot] = digest
+            self._send(slot, process_messages.BLOB_NEEDED, digest)
 
-    def receive(self, slot: int, path: str, why: str) -> None:
+    def receive(self, slot: int, path: str, reason: str) -> None:
         """Accept the file with a slot's missing blob, or why there is none."""
-        digest = self._lacking.pop(slot, None)
+        digest = self._missing.pop(slot, None)
         if digest is None:
             return  # its call was stopped
-        if digest in self._there:
-            self._give(digest)
+        if digest in self._stored:
+            self._provide(digest)
         elif not path:
-            self._desk.give.remote(digest, ([], why))
+            self._mailbox.provide_blob.remote(digest, ([], reason))
         else:
-            putting = self._putting.submit(_put, path)
-            self._when_done(putting, lambda done: self._was_put(digest, done))
+            upload = self._uploader.submit(_put, path)
+            self._when_done(upload, lambda done: self._on_stored(digest, done))
 
     def forget(self, slot: int) -> None:
         """Forget the missing blob of a slot whose call was stopped."""
-        self._lacking.pop(slot, None)
+        self._missing.pop(slot, None)
 
-    def _was_put(self, digest: bytes, done: "Future[Any]") -> None:
+    def _on_stored(self, digest: bytes, done: "Future[Any]") -> None:
         if (error := done.exception()) is not None:
-            why = f"a large argument cannot be kept in the Ray cluster: {error}"
-            self._desk.give.remote(digest, ([], why))
+            reason = f"a large argument cannot be kept in the Ray cluster: {error}"
+            self._mailbox.provide_blob.remote(digest, ([], reason))
             return
-        if digest not in self._there:
-            self._there[digest] = done.result()
+        if digest not in self._stored:
+            self._stored[digest] = done.result()
             self._size += done.result()[1]
-        self._give(digest)
-        while self._size > BLOBS_MAX and len(self._there) > 1:
-            _, size = self._there.pop(next(iter(self._there)))
+        self._provide(digest)
+        while self._size > BLOBS_MAX and len(self._stored) > 1:
+            _, size = self._stored.pop(next(iter(self._stored)))
             self._size -= size
 
-    def _give(self, digest: bytes) -> None:
-        found = self._there[digest] = self._there.pop(digest)
-        self._desk.give.remote(digest, ([found[0]], ""))
+    def _provide(self, digest: bytes) -> None:
+        found = self._stored[digest] = self._stored.pop(digest)
+        self._mailbox.provide_blob.remote(digest, ([found[0]], ""))
 
 
 def _put(path: str) -> tuple[Any, int]:
@@ -129,9 +130,9 @@ class _RayTask:
 class _RayStream:
     """A call stream with its actor; ``waiting`` are calls that run one by one."""
 
-    def __init__(self, actor: Any, at_once: bool) -> None:
+    def __init__(self, actor: Any, flush_each: bool) -> None:
         self.actor = actor
-        self.at_once = at_once
+        self.flush_each = flush_each
         self.waiting: deque[tuple[int, bytes, bytes]] = deque()
         self.busy = False
 
@@ -142,7 +143,7 @@ class _RayStream:
 class RayExecutor:
     """Runs each slot's call or call stream in the cluster.
 
-    One thread does all the work.  Another reads orders, and Ray's threads report
+    One thread does all the work.  Another reads commands, and Ray's threads report
     completions; both only append to a queue, which is bounded by the number of the
     worker's requests.
     """
@@ -150,177 +151,184 @@ class RayExecutor:
     def __init__(self, pipes: ChildPipes, tasks: remote.RayTaskModules) -> None:
         self._pipes = pipes
         self._tasks = tasks
-        self._news: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._callbacks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._slots: dict[int, _RayTask | _RayStream] = {}
-        self._desk = (
+        self._mailbox = (
             ray.remote(RayMailbox)
             .options(name=remote.MAILBOX, num_cpus=0, max_concurrency=1000)
             .remote()
         )
-        self._freight = RayBlobUploads(self._desk, self._tell, self._when_done)
+        self._blobs = RayBlobUploads(self._mailbox, self._send, self._when_done)
         self._call = ray.remote(remote.run_call).options(num_cpus=1, max_retries=0)
-        self._lane = ray.remote(concurrency_groups={remote.RETURNS_GROUP: 1})(
+        self._stream_actor = ray.remote(concurrency_groups={remote.RETURNS_GROUP: 1})(
             remote.RayCallStream
         )
-        self._orders = {
-            process_messages.CALL: self._begin,
-            process_messages.OPEN_STREAM: self._open,
-            process_messages.PUSH: self._push,
-            process_messages.BLOB: self._give,
-            process_messages.STOP: self._stop,
+        self._handlers = {
+            process_messages.CALL: self._start_call,
+            process_messages.OPEN_STREAM: self._open_stream,
+            process_messages.PUSH: self._push_calls,
+            process_messages.BLOB: self._on_blob,
+            process_messages.STOP: self._stop_slot,
         }
 
     def run(self) -> None:
-        """Carry out orders until their end.  Raises ParentExited then."""
+        """Carry out commands until their end.  Raises ParentExited then."""
         threading.Thread(target=self._read, daemon=True).start()
-        self._when(self._desk.news.remote(), self._heard)
+        self._when(self._mailbox.receive.remote(), self._on_mailbox_messages)
         while True:
-            self._news.get()()
+            self._callbacks.get()()
 
     def _read(self) -> None:
         try:
             while True:
-                self._news.put(partial(self._carry_out, self._pipes.next()))
+                self._callbacks.put(partial(self._execute, self._pipes.next()))
         except ParentExited:
-            self._news.put(self._end)
+            self._callbacks.put(self._end)
 
     def _end(self) -> None:
         raise ParentExited
 
-    def _carry_out(self, order: Message) -> None:
-        (slot, code, *about), tail = order
-        self._orders[code](slot, about, tail)
+    def _execute(self, command: Message) -> None:
+        (slot, code, *arguments), tail = command
+        self._handlers[code](slot, arguments, tail)
 
     def _when(self, reference: Any, after: OnDone) -> None:
         """Call ``after`` in the main thread when the referenced object is available."""
         self._when_done(reference.future(), after)
 
     def _when_done(self, future: "Future[Any]", after: OnDone) -> None:
-        future.add_done_callback(lambda done: self._news.put(lambda: after(done)))
+        future.add_done_callback(lambda done: self._callbacks.put(lambda: after(done)))
 
-    def _tell(self, slot: int, code: int, *about: Any, tail: bytes = b"") -> None:
-        self._pipes.send((process_messages.OF_SLOT, slot, code, *about), tail)
+    def _send(self, slot: int, code: int, *arguments: Any, tail: bytes = b"") -> None:
+        self._pipes.send((process_messages.OF_SLOT, slot, code, *arguments), tail)
 
     # Calls.
 
-    def _begin(self, slot: int, about: list[Any], tail: memoryview) -> None:
-        number, name, code, size, timed = about
+    def _start_call(self, slot: int, arguments: list[Any], tail: memoryview) -> None:
+        number, name, code, size, timed = arguments
         args, kwargs = bytes(tail[:size]), bytes(tail[size:])
         work = remote.RayCall(number, name, code, timed, args, kwargs)
         reference = self._call.remote(self._tasks, slot, work)
         call = self._slots[slot] = _RayTask(number, reference)
-        self._when(reference, lambda done: self._called(slot, call, done))
+        self._when(reference, lambda done: self._on_call_done(slot, call, done))
 
-    def _called(self, slot: int, call: _RayTask, done: "Future[Any]") -> None:
+    def _on_call_done(self, slot: int, call: _RayTask, done: "Future[Any]") -> None:
         if self._slots.get(slot) is not call:
             return  # it was stopped
         del self._slots[slot]
         if (error := done.exception()) is not None:
-            self._failed(slot, call.number, error)
+            self._report_failure(slot, call.number, error)
             return
-        returned, said = done.result()
-        if said is not None:
-            self._tell(slot, process_messages.PROGRESS, call.number, *said)
+        returned, last_progress = done.result()
+        if last_progress is not None:
+            self._send(slot, process_messages.PROGRESS, call.number, *last_progress)
         if returned.error:
             tail = returned.error.encode(errors="replace")
-            self._tell(
-                slot, process_messages.RAISED, call.number, returned.why, tail=tail
+            self._send(
+                slot, process_messages.RAISED, call.number, returned.reason, tail=tail
             )
         else:
-            self._tell(slot, process_messages.DONE, call.number, tail=returned.value)
+            self._send(slot, process_messages.DONE, call.number, tail=returned.value)
 
-    def _failed(self, slot: int, number: int, error: BaseException) -> None:
+    def _report_failure(self, slot: int, number: int, error: BaseException) -> None:
         if isinstance(error, PROCESS_ERRORS):
-            self._tell(slot, process_messages.LOST, _ended(error))
+            self._send(slot, process_messages.LOST, _loss_reason(error))
         else:
             tail = f"Ray did not make the call: {error}".encode(errors="replace")
-            self._tell(slot, process_messages.RAISED, number, BLOB_MISSING, tail=tail)
+            self._send(slot, process_messages.RAISED, number, BLOB_MISSING, tail=tail)
 
     # Call streams.
 
-    def _open(self, slot: int, about: list[Any], tail: memoryview) -> None:
-        name, code, at_once = about
-        actor = self._lane.options(num_cpus=1).remote(self._tasks, slot, name, code)
-        lane = self._slots[slot] = _RayStream(actor, at_once)
-        begun = actor.begin.remote()
-        self._when(begun, lambda done: self._begun(slot, lane, done))
-        if not at_once:
-            self._take(slot, lane)
+    def _open_stream(self, slot: int, arguments: list[Any], tail: memoryview) -> None:
+        name, code, flush_each = arguments
+        actor = self._stream_actor.options(num_cpus=1).remote(
+            self._tasks, slot, name, code
+        )
+        stream = self._slots[slot] = _RayStream(actor, flush_each)
+        started = actor.wait_ready.remote()
+        self._when(started, lambda done: self._on_stream_started(slot, stream, done))
+        if not flush_each:
+            self._request_returns(slot, stream)
 
-    def _begun(self, slot: int, lane: _RayStream, done: "Future[Any]") -> None:
-        if self._slots.get(slot) is not lane:
+    def _on_stream_started(
+        self, slot: int, stream: _RayStream, done: "Future[Any]"
+    ) -> None:
+        if self._slots.get(slot) is not stream:
             return  # it was stopped
         if (error := done.exception()) is not None:
-            self._lost(slot, error)
+            self._on_stream_lost(slot, error)
         else:
-            self._tell(slot, process_messages.STARTED)
+            self._send(slot, process_messages.STARTED)
 
-    def _lost(self, slot: int, error: BaseException) -> None:
+    def _on_stream_lost(self, slot: int, error: BaseException) -> None:
         del self._slots[slot]
-        self._tell(slot, process_messages.LOST, _ended(error))
+        self._send(slot, process_messages.LOST, _loss_reason(error))
 
-    def _take(self, slot: int, lane: _RayStream) -> None:
-        self._when(lane.actor.take.remote(), lambda done: self._taken(slot, lane, done))
+    def _request_returns(self, slot: int, stream: _RayStream) -> None:
+        self._when(
+            stream.actor.take_returns.remote(),
+            lambda done: self._on_returns(slot, stream, done),
+        )
 
-    def _taken(self, slot: int, lane: _RayStream, done: "Future[Any]") -> None:
-        if self._slots.get(slot) is not lane:
+    def _on_returns(self, slot: int, stream: _RayStream, done: "Future[Any]") -> None:
+        if self._slots.get(slot) is not stream:
             return  # it was stopped
         if (error := done.exception()) is not None:
-            self._lost(slot, error)
+            self._on_stream_lost(slot, error)
             return
-        self._tell(slot, process_messages.RETURNS, tail=done.result())
-        lane.busy = False
-        if lane.at_once:
-            self._make_next(slot, lane)
+        self._send(slot, process_messages.RETURNS, tail=done.result())
+        stream.busy = False
+        if stream.flush_each:
+            self._call_next(slot, stream)
         else:
-            self._take(slot, lane)
+            self._request_returns(slot, stream)
 
-    def _push(self, slot: int, about: list[Any], tail: memoryview) -> None:
-        lane = self._slots.get(slot)
-        if not isinstance(lane, _RayStream):
+    def _push_calls(self, slot: int, arguments: list[Any], tail: memoryview) -> None:
+        stream = self._slots.get(slot)
+        if not isinstance(stream, _RayStream):
             return  # its actor has just ended
-        if lane.at_once:
-            lane.waiting.extend(_pushed.decode(tail))
-            self._make_next(slot, lane)
+        if stream.flush_each:
+            stream.waiting.extend(_pushed.decode(tail))
+            self._call_next(slot, stream)
         else:
-            lane.actor.push.remote(bytes(tail))
+            stream.actor.push.remote(bytes(tail))
 
-    def _make_next(self, slot: int, lane: _RayStream) -> None:
+    def _call_next(self, slot: int, stream: _RayStream) -> None:
         """Make one call at a time, so that a crash can be attributed to a call."""
-        if lane.waiting and not lane.busy:
-            lane.busy = True
-            made = lane.actor.make.remote(*lane.waiting.popleft())
-            self._when(made, lambda done: self._taken(slot, lane, done))
+        if stream.waiting and not stream.busy:
+            stream.busy = True
+            made = stream.actor.call.remote(*stream.waiting.popleft())
+            self._when(made, lambda done: self._on_returns(slot, stream, done))
 
-    def _stop(self, slot: int, about: list[Any], tail: memoryview) -> None:
+    def _stop_slot(self, slot: int, arguments: list[Any], tail: memoryview) -> None:
         """Stop the call or stream of a slot, if it has one."""
-        self._freight.forget(slot)
+        self._blobs.forget(slot)
         if (running := self._slots.pop(slot, None)) is not None:
             running.stop()
 
     # Messages of running calls.
 
-    def _give(self, slot: int, about: list[Any], tail: memoryview) -> None:
-        path, why = about
-        self._freight.receive(slot, path, why)
+    def _on_blob(self, slot: int, arguments: list[Any], tail: memoryview) -> None:
+        path, reason = arguments
+        self._blobs.receive(slot, path, reason)
 
-    def _heard(self, done: "Future[Any]") -> None:
+    def _on_mailbox_messages(self, done: "Future[Any]") -> None:
         if done.exception() is not None:
-            # the mailbox or the connection to the cluster is lost
+            # The mailbox or the connection to the cluster is lost.
             raise ParentExited
-        for slot, code, *about in done.result():
+        for slot, code, *arguments in done.result():
             if slot not in self._slots:
                 continue  # it has ended, and its last progress came with the result
             if code == process_messages.BLOB_NEEDED:
-                self._freight.request(slot, about[0])
+                self._blobs.request(slot, arguments[0])
             else:
-                self._tell(slot, code, *about)
-        self._when(self._desk.news.remote(), self._heard)
+                self._send(slot, code, *arguments)
+        self._when(self._mailbox.receive.remote(), self._on_mailbox_messages)
 
 
-def _ended(error: BaseException) -> str:
+def _loss_reason(error: BaseException) -> str:
     """Describe that a process of the cluster has ended by itself."""
-    how = "it crashed, left, or was killed, which Ray's logs may tell more about"
+    cause = "it crashed or was killed, or its node left; see Ray's logs"
     if isinstance(error, exceptions.OutOfMemoryError):
-        how = "Ray ended it, as the node had no memory left"
-    return f"the process that made the call in the Ray cluster has ended: {how}"
+        cause = "Ray ended it because its node ran out of memory"
+    return f"the process that made the call in the Ray cluster has ended: {cause}"

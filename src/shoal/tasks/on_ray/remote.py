@@ -24,9 +24,9 @@ from shoal.tasks.progress import set_progress_handler
 
 LastProgress: TypeAlias = tuple[float | None, str]
 
-MAILBOX = "shoal-desk"  # its name, in the namespace of each driver
+MAILBOX = "shoal-mailbox"  # its name, in the namespace of each driver
 
-RETURNS_GROUP = "telling"  # the threads of call streams that return results
+RETURNS_GROUP = "returns"  # the threads of call streams that return results
 
 _pushed = msgspec.msgpack.Decoder(list[tuple[int, bytes, bytes]])
 _encode = msgspec.msgpack.Encoder().encode
@@ -81,69 +81,69 @@ def run_call(
 
     The progress message may still be in transit when the call has returned.
     """
-    said: LastProgress | None = None
+    last_progress: LastProgress | None = None
 
-    def say(share: float | None, remark: str) -> None:
-        nonlocal said
-        said = share, remark
-        _mailbox().say.remote(slot, work.number, share, remark)
+    def report_progress(share: float | None, remark: str) -> None:
+        nonlocal last_progress
+        last_progress = share, remark
+        _mailbox().report_progress.remote(slot, work.number, share, remark)
 
-    step = _step(tasks, slot, work.name, work.code)
+    invoke = _invoker(tasks, slot, work.name, work.code)
     if work.timed:
-        _mailbox().begin.remote(slot, work.number)
-    set_progress_handler(say)
-    returned = step(work.args, work.kwargs)
+        _mailbox().report_start.remote(slot, work.number)
+    set_progress_handler(report_progress)
+    returned = invoke(work.args, work.kwargs)
     set_progress_handler(None)
-    return returned, said
+    return returned, last_progress
 
 
 class RayCallStream:
     """An actor that calls one function repeatedly.
 
-    ``push`` and ``take`` run concurrently: results are reported while the next call
-    runs.
+    ``push`` and ``take_returns`` run concurrently: results are reported while the next
+    call runs.
     """
 
     def __init__(self, tasks: RayTaskModules, slot: int, name: str, code: bool) -> None:
-        self._step = _step(tasks, slot, name, code)
+        self._invoke = _invoker(tasks, slot, name, code)
         self._returns: list[tuple[int, bytes, str]] = []
-        self._some = threading.Condition()
+        self._available = threading.Condition()
 
-    def begin(self) -> None:
+    def wait_ready(self) -> None:
         """Return as soon as calls can be made."""
 
     def push(self, calls: bytes) -> None:
-        """Make the calls of a push; ``take`` returns their results."""
+        """Make the calls of a push; ``take_returns`` returns their results."""
         for number, args, kwargs in _pushed.decode(calls):
-            value, error, _ = self._step(args, kwargs)
-            with self._some:
+            value, error, _ = self._invoke(args, kwargs)
+            with self._available:
                 self._returns.append((number, value, error))
-                self._some.notify()
+                self._available.notify()
 
     @ray.method(concurrency_group=RETURNS_GROUP)  # type: ignore[untyped-decorator]  # Ray's
-    def take(self) -> bytes:
+    def take_returns(self) -> bytes:
         """Wait for results; return all of them, in MessagePack."""
-        with self._some:
-            self._some.wait_for(lambda: self._returns)
+        with self._available:
+            self._available.wait_for(lambda: self._returns)
             returns, self._returns = self._returns, []
         return _encode(returns)
 
-    def make(self, number: int, args: bytes, kwargs: bytes) -> bytes:
-        """Make a call, and return its result in the form of ``take``."""
-        value, error, _ = self._step(args, kwargs)
+    def call(self, number: int, args: bytes, kwargs: bytes) -> bytes:
+        """Make a call, and return its result in the form of ``take_returns``."""
+        value, error, _ = self._invoke(args, kwargs)
         return _encode([(number, value, error)])
 
 
-def _step(tasks: RayTaskModules, slot: int, name: str, code: bool) -> Invoke:
+def _invoker(tasks: RayTaskModules, slot: int, name: str, code: bool) -> Invoke:
     try:
-        return _running(tasks, slot).invoker(name, code=code)
+        return _function_invoker(tasks, slot).invoker(name, code=code)
     except ConfigError as error:
         # The node of ``list_tasks`` could import modules that this one cannot.
-        why = f"on this node of the Ray cluster: {error}"
-        return lambda args, kwargs: InvocationResult(b"", why, BLOB_MISSING)
+        reason = f"on this node of the Ray cluster: {error}"
+        return lambda args, kwargs: InvocationResult(b"", reason, BLOB_MISSING)
 
 
-def _running(tasks: RayTaskModules, slot: int) -> FunctionInvoker:
+def _function_invoker(tasks: RayTaskModules, slot: int) -> FunctionInvoker:
     """Return the function invoker of this process, which serves every slot."""
     blobs = _blobs()
     blobs.slot = slot
@@ -167,17 +167,17 @@ class RayBlobs:
         """Return a value in MessagePack; raises Unavailable if it is not provided."""
         found = self._mapped.pop(digest, None)
         if found is None:
-            found = self._ask(digest)
+            found = self._fetch(digest)
         self._mapped[digest] = found
         if len(self._mapped) > MAPPED_MAX:
             del self._mapped[next(iter(self._mapped))]
         return found
 
-    def _ask(self, digest: bytes) -> memoryview:
+    def _fetch(self, digest: bytes) -> memoryview:
         try:
-            references, why = ray.get(_mailbox().blob.remote(self.slot, digest))
+            references, reason = ray.get(_mailbox().blob.remote(self.slot, digest))
             if not references:
-                raise Unavailable(why)
+                raise Unavailable(reason)
             return memoryview(ray.get(references[0]))
         except (ray.exceptions.RayError, ValueError) as error:
             raise Unavailable(f"a large argument is lost: {error}") from error
@@ -201,26 +201,26 @@ class RayMailbox:
     """An actor with the calls' messages; the driver, which has no actor, polls it."""
 
     def __init__(self) -> None:
-        self._words: list[MailboxMessage] = []
-        self._news = asyncio.Event()
+        self._messages: list[MailboxMessage] = []
+        self._available = asyncio.Event()
         self._awaited: dict[bytes, asyncio.Future[BlobLookup]] = {}
 
-    async def news(self) -> list[MailboxMessage]:
+    async def receive(self) -> list[MailboxMessage]:
         """Wait for messages, and return all of them."""
-        await self._news.wait()
-        self._news.clear()
-        words, self._words = self._words, []
-        return words
+        await self._available.wait()
+        self._available.clear()
+        messages, self._messages = self._messages, []
+        return messages
 
-    async def begin(self, slot: int, number: int) -> None:
+    async def report_start(self, slot: int, number: int) -> None:
         """Report that a call begins."""
         self._put((slot, process_messages.STARTED, number))
 
-    async def say(
+    async def report_progress(
         self, slot: int, number: int, share: float | None, remark: str
     ) -> None:
         """Report a call's progress."""
-        if len(self._words) < MESSAGES_MAX:
+        if len(self._messages) < MESSAGES_MAX:
             self._put((slot, process_messages.PROGRESS, number, share, remark))
 
     async def blob(self, slot: int, digest: bytes) -> BlobLookup:
@@ -230,12 +230,11 @@ class RayMailbox:
         self._put((slot, process_messages.BLOB_NEEDED, digest))
         return await asyncio.shield(self._awaited[digest])
 
-    async def give(self, digest: bytes, found: BlobLookup) -> None:
+    async def provide_blob(self, digest: bytes, found: BlobLookup) -> None:
         """Answer all calls that wait for a blob."""
-        awaited = self._awaited.pop(digest, None)
-        if awaited is not None:
+        if (awaited := self._awaited.pop(digest, None)) is not None:
             awaited.set_result(found)
 
-    def _put(self, word: MailboxMessage) -> None:
-        self._words.append(word)
-        self._news.set()
+    def _put(self, message: MailboxMessage) -> None:
+        self._messages.append(message)
+        self._available.set()

@@ -1,0 +1,1 @@
+"""Child processes: what those that run models and those that run functions share."""
