@@ -27,7 +27,7 @@ from shoal.protocols.seam.endpoints import (
     ServiceBrowser,
     ServiceRecord,
 )
-from shoal.protocols.seam.multi_peer import MultiPeerSession
+from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.protocol import Endpoint
 from shoal.protocols.seam.session import Send
 from shoal.transports.clock import LoopClock
@@ -50,9 +50,7 @@ class Host:
     drivers: list[Driver[Any, Any]] = field(default_factory=list)
     opened: "asyncio.Queue[str]" = field(default_factory=asyncio.Queue)
 
-    async def serve(
-        self, wire: str, session: MultiPeerSession, link: Link
-    ) -> ConnectionEnd:
+    async def serve(self, wire: str, session: PeerSession, link: Link) -> ConnectionEnd:
         driver = Driver[Any, Any](session, link, LoopClock(), lambda heard: None)
         self.drivers.append(driver)
         self.opened.put_nowait(wire)

@@ -33,7 +33,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.worker import WorkerLoad
 from shoal.protocols.seam.admission import require_token
 from shoal.protocols.seam.framing import LENGTH
-from shoal.protocols.seam.multi_peer import ALL_PEERS
+from shoal.protocols.seam.peer_session import ALL_PEERS
 
 VECTORS = Path(__file__).parents[1] / "protocols" / "tealenet" / "vectors"
 CASES: list[dict[str, Any]] = json.loads((VECTORS / "tealenet.json").read_text())[

@@ -62,7 +62,7 @@ from shoal.protocols.macfleet.codec.frames import (
 )
 from shoal.protocols.macfleet.codec.reserved_frames import Barrier, encode_barrier
 from shoal.protocols.macfleet.codec.tasks import encode_result
-from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import ALL_PEERS, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Close
 
 Say: TypeAlias = Callable[[Any, float], object]

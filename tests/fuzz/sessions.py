@@ -28,15 +28,15 @@ from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import AnswerChunk, Completed, OffersChanged, RunJob
 from shoal.ledger.keys import Signer
 from shoal.protocols.seam.endpoints import UpgradeRequest
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
-    MultiPeerSession,
     PeerJoined,
     PeerMessage,
+    PeerSession,
     ToPeer,
 )
 from shoal.protocols.seam.session import Close, Send
-from shoal.protocols.seam.worker_session import MembershipState, MultiPeerWorkerSession
+from shoal.protocols.seam.worker_session import MembershipState, WorkerSession
 from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.codec.signatures import encode_base64, noise_binding
 from shoal.protocols.tealenet.connections import lan_session
@@ -90,13 +90,13 @@ def lan(data: bytes) -> None:
 def worker(data: bytes) -> None:
     """What a worker hears of the coordinator that it joined."""
 
-    def begin(now: float) -> MultiPeerSession:
+    def begin(now: float) -> PeerSession:
         own = worker_side("w", "t")
         return lan_session(
             own, TealeConnection(True), DeviceConnections(own.device_id, 30.0)
         )
 
-    session = MultiPeerWorkerSession(begin, SENDABLE, MembershipState())
+    session = WorkerSession(begin, SENDABLE, MembershipState())
     session.tick(0.0)
     for message in data.split(SEPARATOR):
         for each in session.receive([framed([message])], 1.0):
@@ -189,7 +189,7 @@ def secure(data: bytes) -> None:
 # Private parts.
 
 
-def _accepted() -> MultiPeerSession:
+def _accepted() -> PeerSession:
     own = coordinator_side("a", offers=(OFFER,))
     session = lan_session(
         own, TealeConnection(False), DeviceConnections(own.device_id, 30.0)
@@ -198,13 +198,13 @@ def _accepted() -> MultiPeerSession:
     return session
 
 
-def _stream(session: MultiPeerSession, data: bytes) -> None:
+def _stream(session: PeerSession, data: bytes) -> None:
     for at in range(0, len(data), PIECE):
         _take(session, session.receive([data[at : at + PIECE]], 1.0))
     _take(session, session.tick(2.0))
 
 
-def _take(session: MultiPeerSession, outputs: Iterable[Any]) -> None:
+def _take(session: PeerSession, outputs: Iterable[Any]) -> None:
     """Do what is asked for."""
     for each in outputs:
         if isinstance(each, PeerMessage) and isinstance(each.message, RunJob):

@@ -29,7 +29,7 @@ from shoal.models.peer_download import download_model
 from shoal.protocols import discover
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import Listener, ListenerTls
-from shoal.protocols.seam.multi_peer import PeerJoined, PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage, ToPeer
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import Driver

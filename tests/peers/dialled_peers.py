@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.peers.outbound import OutboundConnections
 from shoal.protocols.seam.endpoints import OutgoingConnection
-from shoal.protocols.seam.multi_peer import MultiPeerSession
+from shoal.protocols.seam.peer_session import PeerSession
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd
 from shoal.transports.link import Link, LinkClosed
@@ -47,9 +47,7 @@ class Peers:
             raise LinkClosed(f"cannot connect to {url}: connection refused")
         yield MemoryLink(), {}
 
-    async def serve(
-        self, wire: str, session: MultiPeerSession, link: Link
-    ) -> ConnectionEnd:
+    async def serve(self, wire: str, session: PeerSession, link: Link) -> ConnectionEnd:
         self.served += 1
         self.there += 1
         try:

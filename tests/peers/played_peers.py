@@ -37,7 +37,7 @@ from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.peers.connections import PeerConnections
 from shoal.peers.inbound_jobs import DEFAULT_POLICY, PeerJobPolicy
 from shoal.peers.remote_peer import ModelSharing
-from shoal.protocols.seam.multi_peer import PeerJoined, PeerLeft, PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Batch, Data, Output, Send
 from shoal.store.sqlite_keys import SqliteKeys
 from shoal.transports.clock import LoopClock

@@ -34,7 +34,12 @@ from shoal.peers.inbound_jobs import WaitForRoom
 from shoal.peers.peer_models import MODELS_MAX, NAME_MAX
 from shoal.peers.remote_peer import MAY_NOT_SUBMIT, PENDING_MAX
 from shoal.protocols.seam.admission import AdmissionGrant
-from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerLeft, Protection
+from shoal.protocols.seam.peer_session import (
+    ALL_PEERS,
+    PeerJoined,
+    PeerLeft,
+    Protection,
+)
 from shoal.protocols.seam.session import CloseCode
 from shoal.store.sqlite_keys import SqliteKeys
 from simulation import virtual

@@ -44,7 +44,7 @@ from shoal.peers.inbound_jobs import (
     PeerJobPolicy,
     rejection_of,
 )
-from shoal.protocols.seam.multi_peer import PeerJoined, PeerLeft
+from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft
 from simulation import virtual
 
 ONE = LeaseNumber(1)

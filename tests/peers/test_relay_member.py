@@ -7,7 +7,7 @@ import pytest
 from peers.test_relay import Telephone
 from shoal.peers.relay import RelayRunner, run_relay_member
 from shoal.protocols.seam.endpoints import UpgradeRequest
-from shoal.protocols.seam.multi_peer import MultiPeerSession
+from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.session import Close, Data, Send
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd, Driver
@@ -31,9 +31,7 @@ class House:
     def answer(self, data: Data) -> Sequence[Any]:
         return [Close("told to")] if data == "stop" else [data]
 
-    async def serve(
-        self, wire: str, session: MultiPeerSession, link: Link
-    ) -> ConnectionEnd:
+    async def serve(self, wire: str, session: PeerSession, link: Link) -> ConnectionEnd:
         assert wire == "test"
         driver = Driver(session, link, self.clock, self.heard.put_nowait)
         return await driver.run()

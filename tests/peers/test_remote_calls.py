@@ -38,7 +38,7 @@ from shoal.domain.work import Call, CallStream, Feature, Job, JobKind, Priority,
 from shoal.domain.worker import Offer
 from shoal.peers.inbound_jobs import JOBS_MAX
 from shoal.pool.functions import CALL_GRACE_SECONDS, call_limits
-from shoal.protocols.seam.multi_peer import PeerJoined
+from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.transports.clock import LoopClock
 
 OFFER = Offer(

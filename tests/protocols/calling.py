@@ -18,11 +18,11 @@ from shoal.protocols.seam.admission import require_token
 from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import Listener
 from shoal.protocols.seam.framing import FramedSession
-from shoal.protocols.seam.multi_peer import (
-    MultiPeerSession,
+from shoal.protocols.seam.peer_session import (
     PeerJoined,
     PeerLeft,
     PeerMessage,
+    PeerSession,
     ToPeer,
 )
 from shoal.protocols.seam.protocol import AnyWireProtocol
@@ -104,7 +104,7 @@ def in_pieces(sizes: Sequence[int], data: bytes) -> Iterable[bytes]:
 class Pair:
     """A coordinator's and a worker's session; what one sends reaches the other."""
 
-    coordinator: MultiPeerSession
+    coordinator: PeerSession
     worker: WorkerEnd
     dialer: Dialer
     cut: Callable[[bytes], Iterable[bytes]] = whole

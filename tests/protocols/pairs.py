@@ -28,11 +28,11 @@ from shoal.protocols.seam.endpoints import (
     UpgradeRequest,
     WebSocketRoute,
 )
-from shoal.protocols.seam.multi_peer import (
-    MultiPeerSession,
+from shoal.protocols.seam.peer_session import (
     PeerJoined,
     PeerLeft,
     PeerMessage,
+    PeerSession,
     ToPeer,
 )
 from shoal.protocols.seam.protocol import AnyWireProtocol
@@ -160,7 +160,7 @@ def _met(
 class OneWorker:
     """A session with peers, as its only one sees it: a worker with one model."""
 
-    def __init__(self, crowd: MultiPeerSession) -> None:
+    def __init__(self, crowd: PeerSession) -> None:
         self._crowd = crowd
         self._peer = ""
         self._name = ""

@@ -47,7 +47,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Call, CallStream, Feature, JobKind
 from shoal.domain.worker import MachineHealth, WorkerLoad
 from shoal.protocols import discover
-from shoal.protocols.seam.multi_peer import PeerJoined, ToPeer
+from shoal.protocols.seam.peer_session import PeerJoined, ToPeer
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.protocols.seam.session import Close
 

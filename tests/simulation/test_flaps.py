@@ -28,7 +28,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Feature, Job, TimeLimits
 from shoal.domain.worker import WorkerLoad
-from shoal.protocols.seam.multi_peer import PeerJoined, PeerLeft, PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Output
 from simulation import virtual
 from transports.memory_links import MemoryLink

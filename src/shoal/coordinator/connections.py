@@ -7,7 +7,7 @@ from typing import Protocol
 
 from shoal.domain.ids import WorkerId
 from shoal.domain.vocabulary import Command, Dismiss
-from shoal.protocols.seam.multi_peer import Protection
+from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import CloseCode
 
 

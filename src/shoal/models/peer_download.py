@@ -12,11 +12,11 @@ from shoal.domain.model_messages import (
 )
 from shoal.domain.vocabulary import Rejected, RunJob
 from shoal.models.download import DownloadedModel, DownloadRequest, ModelDownload
-from shoal.protocols.seam.multi_peer import (
-    MultiPeerSession,
+from shoal.protocols.seam.peer_session import (
     PeerJoined,
     PeerLeft,
     PeerMessage,
+    PeerSession,
     ToPeer,
 )
 from shoal.protocols.seam.session import Batch, CloseCode
@@ -29,7 +29,7 @@ NOT_SERVING = "this peer only copies a model"
 
 
 async def download_model(
-    session: MultiPeerSession,
+    session: PeerSession,
     link: Link,
     clock: Clock,
     wanted: DownloadRequest,
@@ -61,7 +61,7 @@ class _DownloadConnection:
 
     def __init__(
         self,
-        session: MultiPeerSession,
+        session: PeerSession,
         link: Link,
         clock: Clock,
         wanted: DownloadRequest,

@@ -25,12 +25,12 @@ from shoal.peers.remote_peer import (
     RemotePeer,
 )
 from shoal.pool.own_offers import own_load, own_offers
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
-    MultiPeerSession,
     PeerJoined,
     PeerLeft,
     PeerMessage,
+    PeerSession,
     ToPeer,
 )
 from shoal.protocols.seam.session import CloseCode
@@ -81,9 +81,7 @@ class PeerConnections:
         self._timer: Timer | None = None
         hub.subscribe(self._on_fact)
 
-    async def serve(
-        self, wire: str, session: MultiPeerSession, link: Link
-    ) -> ConnectionEnd:
+    async def serve(self, wire: str, session: PeerSession, link: Link) -> ConnectionEnd:
         """Run a session until its connection ends; return the reason.
 
         Raises only CancelledError: a bug in the session, or here, ends the connection.
@@ -175,7 +173,7 @@ class _PeerConnection:
     """One connection and its peers."""
 
     def __init__(
-        self, crowds: PeerConnections, wire: str, session: MultiPeerSession, link: Link
+        self, crowds: PeerConnections, wire: str, session: PeerSession, link: Link
     ) -> None:
         self.driver: Driver[PeerMessage, ToPeer] = Driver(
             session, link, crowds.clock, self._on_message

@@ -15,7 +15,7 @@ from shoal.protocols.seam.endpoints import (
     OutgoingConnection,
     Probe,
 )
-from shoal.protocols.seam.multi_peer import PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import PeerMessage, ToPeer
 from shoal.transports.clock import Clock
 from shoal.transports.driver import Driver
 from shoal.transports.link import LinkClosed

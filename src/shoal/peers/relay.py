@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, Protocol, TypeAlias
 
 from shoal.protocols.seam.endpoints import UpgradeRequest
-from shoal.protocols.seam.multi_peer import MultiPeerSession
+from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.relay import RelayBroadcast, RelayMachine, RelaySend
 from shoal.protocols.seam.session import CloseCode, Data
 from shoal.transports.clock import Clock, Timer
@@ -234,7 +234,7 @@ def _connection_lost(closed: LinkClosed) -> ConnectionEnd:
 RESTART_AFTER = 1.0  # seconds until an ended session restarts
 
 ServeSession: TypeAlias = Callable[
-    [str, MultiPeerSession, Link], Coroutine[Any, Any, ConnectionEnd]
+    [str, PeerSession, Link], Coroutine[Any, Any, ConnectionEnd]
 ]
 """Takes the wire, a session and its link; runs the session until it ends."""
 
@@ -242,7 +242,7 @@ ServeSession: TypeAlias = Callable[
 async def run_relay_member(
     switching: RelayRunner,
     wire: str,
-    begin: Callable[[float], MultiPeerSession],
+    begin: Callable[[float], PeerSession],
     serve: ServeSession,
     clock: Clock,
 ) -> None:

@@ -16,7 +16,7 @@ from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.domain.vocabulary import LoadChanged, OffersChanged
 from shoal.domain.worker import WorkerLoad
 from shoal.peers.connections import PeerConnections
-from shoal.protocols.seam.multi_peer import PeerJoined, PeerMessage
+from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage
 from shoal.transports.clock import LoopClock
 from transports.memory_links import MemoryLink
 

@@ -14,7 +14,7 @@ from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.heartbeat import FleetMember
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.admission import NoThrottle
-from shoal.protocols.seam.multi_peer import PeerMessage
+from shoal.protocols.seam.peer_session import PeerMessage
 from shoal.protocols.seam.session import Close, Output, Send
 
 KEY = fleet_key("a-token-for-tests")

@@ -17,7 +17,7 @@ from shoal.protocols.macfleet.membership import FleetNode, FleetRegistry, NodeAd
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.endpoints import OutgoingConnection
-from shoal.protocols.seam.multi_peer import MultiPeerSession, PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import PeerMessage, PeerSession, ToPeer
 from shoal.protocols.seam.protocol import Endpoint
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd, Driver
@@ -53,9 +53,7 @@ class ServedNode:
     def undecided(self) -> int:
         return len(self.limiter._pending.get(HOST, ()))
 
-    async def serve(
-        self, wire: str, session: MultiPeerSession, link: Link
-    ) -> ConnectionEnd:
+    async def serve(self, wire: str, session: PeerSession, link: Link) -> ConnectionEnd:
         def meet_nobody(said: PeerMessage) -> None:
             raise AssertionError(said)
 

@@ -37,7 +37,7 @@ from shoal.protocols.macfleet.heartbeat import (
     ReplayFilter,
 )
 from shoal.protocols.macfleet.rate_limiter import BANNED_AFTER, FleetRateLimiter
-from shoal.protocols.seam.multi_peer import PeerMessage
+from shoal.protocols.seam.peer_session import PeerMessage
 from shoal.protocols.seam.session import HandlesConnectionLoss, Output
 
 STRICTER = {

@@ -25,7 +25,7 @@ from shoal.protocols.macfleet.local_node import (
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import NoThrottle
-from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import Driver
 from shoal.transports.tcp import TcpLink

@@ -52,7 +52,7 @@ from shoal.protocols.macfleet.codec.reserved_frames import (
 from shoal.protocols.macfleet.liveness import RegistryLiveness
 from shoal.protocols.macfleet.membership import FleetRegistry, NodeAddress
 from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
-from shoal.protocols.seam.multi_peer import PeerJoined, Protection, ToPeer
+from shoal.protocols.seam.peer_session import PeerJoined, Protection, ToPeer
 from shoal.protocols.seam.session import Bulk, Close
 
 HEAD = 24  # bytes

@@ -26,7 +26,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Call, Feature, JobKind, Task
 from shoal.protocols.macfleet import Config
 from shoal.protocols.macfleet.codec.frames import Frame, FrameType, encode_frame
-from shoal.protocols.seam.multi_peer import PeerJoined
+from shoal.protocols.seam.peer_session import PeerJoined
 
 UNKNOWN = (
     "Traceback (most recent call last):\n  File ...\nmacfleet.compute.models."

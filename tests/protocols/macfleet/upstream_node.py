@@ -21,7 +21,7 @@ from shoal.protocols.macfleet.dialer import FleetDialer
 from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import Listener
-from shoal.protocols.seam.multi_peer import MultiPeerSession, PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import PeerMessage, PeerSession, ToPeer
 from shoal.protocols.seam.session import Bulk, Close, Notice, Send, WorkerEnd
 
 OPEN = around("")
@@ -31,7 +31,7 @@ OPEN = around("")
 class UpstreamNode:
     """A Shoal session, and what it sends to the upstream node."""
 
-    session: MultiPeerSession | WorkerEnd
+    session: PeerSession | WorkerEnd
     reader: FrameReader = field(default_factory=FrameReader)
     frames: list[Frame] = field(default_factory=list)  # received by the node
     heard: list[object] = field(default_factory=list)  # the session's messages

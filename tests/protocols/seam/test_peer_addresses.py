@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.protocols.seam.endpoints import OutgoingConnection
-from shoal.protocols.seam.multi_peer import PeerJoined, PeerMessage
 from shoal.protocols.seam.peer_addresses import (
     CHECK_INTERVAL,
     AddressDialer,
     PeerAddress,
 )
+from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage
 from transports.memory_links import ScriptedSession
 
 

@@ -17,12 +17,12 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Chat
 from shoal.domain.worker import WorkerLoad
-from shoal.protocols.seam.multi_peer import PeerJoined, PeerLeft, PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Admitted, Batch, Close, Notice, Output, Send
 from shoal.protocols.seam.worker_session import (
     JOBS_MAX,
     MembershipState,
-    MultiPeerWorkerSession,
+    WorkerSession,
 )
 
 CHAT = Chat("m", ({"role": "user", "content": "hi"},))
@@ -55,17 +55,15 @@ class Played:
 
 def connected(
     stay: MembershipState | None = None,
-) -> tuple[MultiPeerWorkerSession, Played]:
+) -> tuple[WorkerSession, Played]:
     inner = Played()
-    worker = MultiPeerWorkerSession(
-        lambda now: inner, ACCEPTS, stay or MembershipState()
-    )
+    worker = WorkerSession(lambda now: inner, ACCEPTS, stay or MembershipState())
     worker.tick(0.0)
     return worker, inner
 
 
 def play(
-    worker: MultiPeerWorkerSession, inner: Played, *said: PeerMessage | Output
+    worker: WorkerSession, inner: Played, *said: PeerMessage | Output
 ) -> list[Any]:
     inner.next = said
     return [*worker.receive([b""], 0.0)]
@@ -161,7 +159,7 @@ def test_the_next_connection_begins_by_cancelling_what_ran_on_the_last() -> None
     worker, inner = connected(stay)
     (run,) = play(worker, inner, PeerMessage("1", RUN))
 
-    again = MultiPeerWorkerSession(lambda now: Played(), ACCEPTS, stay)
+    again = WorkerSession(lambda now: Played(), ACCEPTS, stay)
     assert again.deadline is None
 
     assert list(again.tick(1.0)) == [CancelJob(run.job_id, run.lease)]

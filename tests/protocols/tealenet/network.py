@@ -12,7 +12,7 @@ from shoal.domain.vocabulary import Command, Event
 from shoal.ledger.keys import Signer
 from shoal.protocols.seam.admission import AdmissionCheck
 from shoal.protocols.seam.endpoints import UpgradeRequest
-from shoal.protocols.seam.multi_peer import PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import PeerMessage, ToPeer
 from shoal.protocols.seam.relay import RelayBroadcast, RelaySend
 from shoal.protocols.seam.session import Close, Data, Notice, Send
 from shoal.protocols.tealenet.config import Config

@@ -15,7 +15,7 @@ from shoal.domain.work import Chat, Feature, JobKind
 from shoal.domain.worker import UNKNOWN_HARDWARE, Offer
 from shoal.ledger.keys import Signer
 from shoal.protocols.seam.admission import AdmissionCheck
-from shoal.protocols.seam.multi_peer import PeerJoined
+from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.protocols.seam.session import Close, Notice, Send
 from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.codec.hardware import device_info

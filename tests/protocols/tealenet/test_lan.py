@@ -22,10 +22,10 @@ from shoal.domain.errors import PeerError
 from shoal.domain.model_messages import ModelQuery
 from shoal.domain.vocabulary import Dismiss
 from shoal.protocols.seam.framing import LENGTH
-from shoal.protocols.seam.multi_peer import (
-    MultiPeerSession,
+from shoal.protocols.seam.peer_session import (
     PeerJoined,
     PeerMessage,
+    PeerSession,
     Protection,
     ToPeer,
 )
@@ -47,7 +47,7 @@ GREETING = framed(encode(hello()), encode(heartbeat()))
 ACCEPTED = TealeConnection(dialled=False)
 
 
-def session(caller: TealeConnection = ACCEPTED) -> MultiPeerSession:
+def session(caller: TealeConnection = ACCEPTED) -> PeerSession:
     own = coordinator_side("a", offers=(OFFER,))
     made = lan_session(
         own, caller, DeviceConnections(own.device_id, LAN.disconnected_after)
@@ -56,7 +56,7 @@ def session(caller: TealeConnection = ACCEPTED) -> MultiPeerSession:
     return made
 
 
-def met() -> MultiPeerSession:
+def met() -> PeerSession:
     made = session()
     made.receive([framed(encode(hello()))], 0.0)
     made.tick(0.2)

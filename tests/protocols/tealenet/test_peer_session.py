@@ -46,7 +46,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Embedding, Task, Work
 from shoal.protocols.seam.admission import require_token
-from shoal.protocols.seam.multi_peer import PeerJoined, Protection
+from shoal.protocols.seam.peer_session import PeerJoined, Protection
 from shoal.protocols.tealenet.codec.messages import HeartbeatAck
 from shoal.protocols.tealenet.link_profile import LAN, WAN
 from shoal.protocols.tealenet.peer import PeerDescription, PeerSoftware, TealeConnection

@@ -22,7 +22,7 @@ from protocols.tealenet.recordings import Case, recorded
 from shoal.domain.errors import NotAdmitted, Unavailable
 from shoal.domain.vocabulary import Dismiss, OffersChanged
 from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, require_token
-from shoal.protocols.seam.multi_peer import PeerJoined
+from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.protocols.tealenet.admission import passcodes_match
 from shoal.protocols.tealenet.codec.extension import (
     IntroductionExtension,

@@ -45,7 +45,7 @@ from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import Listener, ListenerTls, OutgoingConnection
-from shoal.protocols.seam.multi_peer import MultiPeerSession, Protection
+from shoal.protocols.seam.peer_session import PeerSession, Protection
 from shoal.protocols.seam.protocol import Endpoint
 
 TRANSPORT_FLAG = "--macfleet-transport-port"
@@ -172,7 +172,7 @@ def _listener(
     secure = local.key is not None
     protection = Protection.TLS if secure else Protection.PLAIN
 
-    def accept(address: str, now: float) -> MultiPeerSession:
+    def accept(address: str, now: float) -> PeerSession:
         connection = FleetConnectionInfo(
             dialled=False, address=address, protection=protection
         )

@@ -42,7 +42,7 @@ from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.context import WorkerProfile
-from shoal.protocols.seam.multi_peer import Protection
+from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import (
     Admitted,
     Batch,
@@ -55,7 +55,7 @@ from shoal.protocols.seam.session import (
 from shoal.protocols.seam.worker_session import (
     FramedWorkerSession,
     MembershipState,
-    MultiPeerWorkerSession,
+    WorkerSession,
 )
 
 PONG_TIMEOUT = 10.0  # seconds for the answer to a ping
@@ -188,7 +188,7 @@ class FleetDialer:
                 PingExchange(node), self._on_pong, self._rename_and_ping
             )
         session = self._session()
-        session_end = MultiPeerWorkerSession(
+        session_end = WorkerSession(
             lambda now: session, ACCEPTED_MESSAGES, self._membership
         )
         return FramedWorkerSession(session_end, session)

@@ -30,7 +30,7 @@ from shoal.protocols.seam.endpoints import (
     ServiceBrowser,
     ServiceRecord,
 )
-from shoal.protocols.seam.multi_peer import MultiPeerSession
+from shoal.protocols.seam.peer_session import PeerSession
 
 POOL_VERSION = "2.2.0"  # of the MacFleet programs that this follows
 ID_MAX = 256  # characters
@@ -119,7 +119,7 @@ def heartbeat_listener(
 ) -> Listener:
     """Return the listener for heartbeats; ``spare``: it may use another port."""
 
-    def accept(address: str, now: float) -> MultiPeerSession:
+    def accept(address: str, now: float) -> PeerSession:
         return PongSession(member, limiter, address)
 
     return Listener(

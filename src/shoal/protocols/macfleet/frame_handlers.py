@@ -27,7 +27,7 @@ from shoal.protocols.macfleet.inbound_jobs import FleetInboundJobs, task_id_in
 from shoal.protocols.macfleet.liveness import HeartbeatLiveness, RegistryLiveness
 from shoal.protocols.macfleet.outbound_jobs import FleetOutboundJobs
 from shoal.protocols.macfleet.peer_state import FleetPeerState
-from shoal.protocols.seam.multi_peer import PeerJoined
+from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.protocols.seam.session import Close, Notice, Output
 
 InboundMessage: TypeAlias = PeerJoined | Event | Command

@@ -28,8 +28,8 @@ from shoal.protocols.macfleet.membership import (
     NodeState,
 )
 from shoal.protocols.seam.endpoints import ListedNode, OutgoingConnection, Probe
-from shoal.protocols.seam.multi_peer import MultiPeerSession
 from shoal.protocols.seam.peer_addresses import PeerAddress
+from shoal.protocols.seam.peer_session import PeerSession
 
 PINGS_PER_ROUND = 3  # nodes of a kind
 RETRIES_PER_ROUND = 32  # nodes that missed a pong
@@ -297,7 +297,7 @@ def _is_unreachable(reason: str) -> bool:
 
 def _open_session(
     exchange: PingExchange, on_pong: Callable[[Pong, float], None], now: float
-) -> MultiPeerSession:
+) -> PeerSession:
     return PingSession(exchange, on_pong)
 
 

@@ -29,7 +29,7 @@ from shoal.protocols.macfleet.codec.heartbeat_lines import (
 from shoal.protocols.macfleet.codec.keys import sign
 from shoal.protocols.macfleet.handshake import ID_MAX
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
-from shoal.protocols.seam.multi_peer import PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import PeerMessage, ToPeer
 from shoal.protocols.seam.session import Batch, Close, Output, Send
 
 REPLAYS_MAX = 65_536  # signed lines that are remembered; the oldest is evicted first

@@ -16,7 +16,7 @@ from shoal.protocols.macfleet.handshake import ID_MAX, HandshakeSettings
 from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
-from shoal.protocols.seam.multi_peer import Protection
+from shoal.protocols.seam.peer_session import Protection
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -36,7 +36,7 @@ from shoal.protocols.macfleet.local_node import (
 )
 from shoal.protocols.macfleet.peer_state import LocalState
 from shoal.protocols.seam.framing import FramedMessage
-from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
 from shoal.protocols.seam.session import (
     Batch,
     Bulk,

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Protocol, runtime_checkable
 
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
-from shoal.protocols.seam.multi_peer import MultiPeerSession
+from shoal.protocols.seam.peer_session import PeerSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class AcceptedConnection:
     The use of the join token in ``grant`` must be stored before the response is sent.
     """
 
-    session: MultiPeerSession
+    session: PeerSession
     headers: Mapping[str, str] = field(default_factory=dict)
     grant: AdmissionGrant = NO_JOIN_TOKEN
 
@@ -111,7 +111,7 @@ class Listener:
     """
 
     port: int
-    accept: Callable[[str, float], MultiPeerSession]
+    accept: Callable[[str, float], PeerSession]
     service: ServiceRecord | None = None
     security: ListenerTls = ListenerTls.NONE
     label: str = ""
@@ -143,7 +143,7 @@ class OutgoingConnection:
     """
 
     url: str
-    new_session: Callable[[float], MultiPeerSession]
+    new_session: Callable[[float], PeerSession]
     headers: Mapping[str, str] = field(default_factory=dict)
     message_max: int = 16 << 20  # bytes
     fingerprint: bytes | None = None

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shoal.protocols.seam.endpoints import ListedNode, OutgoingConnection
-from shoal.protocols.seam.multi_peer import (
-    MultiPeerSession,
+from shoal.protocols.seam.peer_session import (
     PeerJoined,
     PeerMessage,
+    PeerSession,
     ToPeer,
 )
 from shoal.protocols.seam.session import Batch, Output
@@ -92,7 +92,7 @@ class AddressDialer:
 class _Claiming:
     """A session that claims its address when a peer joins."""
 
-    def __init__(self, inner: MultiPeerSession, claim: Callable[[], None]) -> None:
+    def __init__(self, inner: PeerSession, claim: Callable[[], None]) -> None:
         self._inner = inner
         self._claim = claim
         self.accepts = inner.accepts

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.protocols.seam.endpoints import UpgradeRequest
-from shoal.protocols.seam.multi_peer import MultiPeerSession
+from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.session import Data
 
 
@@ -83,4 +83,4 @@ class RelayRoute:
     claims: Callable[[UpgradeRequest], bool]
     relay: RelayMachine
     message_max: int  # bytes
-    local_member: Callable[[float], MultiPeerSession] | None = None
+    local_member: Callable[[float], PeerSession] | None = None

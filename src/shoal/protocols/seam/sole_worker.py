@@ -9,7 +9,7 @@ from typing import cast
 
 from shoal.domain.vocabulary import AnswerChunk, CancelJob, Command, Event, Joined
 from shoal.protocols.seam.admission import AdmissionGrant
-from shoal.protocols.seam.multi_peer import PeerJoined, PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage, ToPeer
 from shoal.protocols.seam.session import (
     Batch,
     Bulk,

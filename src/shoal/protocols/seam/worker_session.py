@@ -35,12 +35,12 @@ from shoal.domain.vocabulary import (
     SendBlob,
 )
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
-    MultiPeerSession,
     PeerJoined,
     PeerLeft,
     PeerMessage,
+    PeerSession,
     ToPeer,
 )
 from shoal.protocols.seam.session import (
@@ -131,7 +131,7 @@ class MembershipState:
 AboutJob: TypeAlias = AnswerChunk | Completed | Rejected | Failed
 
 
-class MultiPeerWorkerSession:
+class WorkerSession:
     """Adapts a session with many peers to a worker.
 
     Args:
@@ -143,12 +143,12 @@ class MultiPeerWorkerSession:
 
     def __init__(
         self,
-        new_session: Callable[[float], MultiPeerSession],
+        new_session: Callable[[float], PeerSession],
         accepts: frozenset[type],
         state: MembershipState,
     ) -> None:
         self._new_session = new_session
-        self._inner: MultiPeerSession | None = None
+        self._inner: PeerSession | None = None
         self._state = state
         self._jobs = state.jobs
         forwarded = {
@@ -282,9 +282,7 @@ def _with_peer_job_id(event: AboutJob, job: PeerJob) -> AboutJob:
     return replace(event, job_id=job_id)
 
 
-class FramedMultiPeerSession(
-    FramedSession[PeerMessage], HandlesConnectionLoss, Protocol
-):
+class FramedPeerSession(FramedSession[PeerMessage], HandlesConnectionLoss, Protocol):
     """A session with peers on a byte stream that a link splits into messages."""
 
 
@@ -295,9 +293,7 @@ class FramedWorkerSession:
     because the link calls it first.
     """
 
-    def __init__(
-        self, worker: MultiPeerWorkerSession, framed: FramedMultiPeerSession
-    ) -> None:
+    def __init__(self, worker: WorkerSession, framed: FramedPeerSession) -> None:
         self._worker = worker
         self._framed = framed
         self.accepts = worker.accepts

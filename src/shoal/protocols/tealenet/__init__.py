@@ -18,8 +18,8 @@ from shoal.protocols.seam.endpoints import (
     ServiceRecord,
     UpgradeRequest,
 )
-from shoal.protocols.seam.multi_peer import MultiPeerSession, Protection
 from shoal.protocols.seam.peer_addresses import AddressDialer
+from shoal.protocols.seam.peer_session import PeerSession, Protection
 from shoal.protocols.seam.protocol import Endpoint, WireProtocol
 from shoal.protocols.seam.relay import RelayRoute
 from shoal.protocols.tealenet.codec.relay_messages import MESSAGE_MAX as RELAYED_MAX
@@ -100,7 +100,7 @@ def is_relay_upgrade(request: UpgradeRequest) -> bool:
 def _listeners(
     config: Config, local: TealeLocalNode, connections: DeviceConnections
 ) -> Sequence[Listener]:
-    def accept(protection: Protection, address: str, now: float) -> MultiPeerSession:
+    def accept(protection: Protection, address: str, now: float) -> PeerSession:
         return lan_session(
             local,
             TealeConnection(dialled=False, address=address, protection=protection),
@@ -130,7 +130,7 @@ def _service_record(local: TealeLocalNode) -> ServiceRecord:
 def _dial(
     local: TealeLocalNode, url: str, connections: DeviceConnections, *, configured: bool
 ) -> OutgoingConnection:
-    def open_(now: float) -> MultiPeerSession:
+    def open_(now: float) -> PeerSession:
         return dialled_session(local, url, connections, configured=configured)
 
     return OutgoingConnection(url, open_, message_max=MESSAGE_MAX)

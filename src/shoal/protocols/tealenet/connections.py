@@ -12,14 +12,14 @@ from shoal.domain.errors import ConfigError
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import DiscoveredService, OutgoingConnection
 from shoal.protocols.seam.framing import LengthPrefixed
-from shoal.protocols.seam.multi_peer import (
-    MultiPeerSession,
+from shoal.protocols.seam.peer_session import (
     PeerMessage,
+    PeerSession,
     Protection,
     ToPeer,
 )
 from shoal.protocols.seam.session import Batch, Bulk, Close, Notice, Output, Send
-from shoal.protocols.seam.worker_session import MembershipState, MultiPeerWorkerSession
+from shoal.protocols.seam.worker_session import MembershipState, WorkerSession
 from shoal.protocols.tealenet.codec.model_sharing import MODEL_MESSAGES
 from shoal.protocols.tealenet.codec.relay_messages import CLOSE_REPLACED
 from shoal.protocols.tealenet.handshake import DeviceConnections
@@ -157,7 +157,7 @@ def lan_session(
     local: TealeLocalNode,
     connection: TealeConnection,
     device_connections: DeviceConnections,
-) -> MultiPeerSession:
+) -> PeerSession:
     """Return a session for a new connection.
 
     A worker accepts larger messages, because they come from its coordinator.
@@ -205,12 +205,12 @@ class TealeDialer:
         self._pinned_keys = PinnedKeys()
         self.url = self._urls[0]
 
-    def start_session(self, headers: Mapping[str, str]) -> MultiPeerWorkerSession:
+    def start_session(self, headers: Mapping[str, str]) -> WorkerSession:
         if urlsplit(self.url).scheme in DIRECT_SCHEMES:
-            return MultiPeerWorkerSession(
+            return WorkerSession(
                 self._direct_session, SENDABLE | MODEL_MESSAGES, self._membership
             )
-        return MultiPeerWorkerSession(self._relay_session, SENDABLE, self._membership)
+        return WorkerSession(self._relay_session, SENDABLE, self._membership)
 
     def final_reason(self, code: int, text: str) -> str | None:
         if self._membership.refusal:
@@ -228,10 +228,10 @@ class TealeDialer:
         self._membership.admitted = False  # until the next admission
         return None
 
-    def _direct_session(self, now: float) -> MultiPeerSession:
+    def _direct_session(self, now: float) -> PeerSession:
         return dialled_session(self._local, self.url, self._device_connections)
 
-    def _relay_session(self, now: float) -> MultiPeerSession:
+    def _relay_session(self, now: float) -> PeerSession:
         return RelayNode(self._local, now, self._pinned_keys)
 
     def _on_rejected(self, reason: str) -> None:
@@ -260,7 +260,7 @@ def dialled_session(
     device_connections: DeviceConnections,
     *,
     configured: bool = True,
-) -> MultiPeerSession:
+) -> PeerSession:
     """Return a session with a dialled peer.
 
     ``configured``: its address comes from the configuration.

@@ -6,7 +6,7 @@ from enum import Enum
 from shoal.domain.work import Feature
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
-from shoal.protocols.seam.multi_peer import Protection
+from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.tealenet.codec.extension import (
     CONTEXT_MAX,
     SLOTS_MAX,

@@ -27,7 +27,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.protocols.seam.multi_peer import PeerJoined
+from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.protocols.seam.session import Close, Data, Notice, Output, Send
 from shoal.protocols.tealenet.codec.envelope import BadMessage, decode
 from shoal.protocols.tealenet.codec.extension import ShoalFeature

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.ledger.keys import Signer
-from shoal.protocols.seam.multi_peer import Protection
+from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import Notice
 from shoal.protocols.tealenet.encryption.secure_session import (
     NOISE_FIRST,

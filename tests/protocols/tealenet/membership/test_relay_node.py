@@ -34,7 +34,7 @@ from shoal.domain.worker import CHAT_ONLY, Offer, ServedModel, WorkerLoad
 from shoal.ledger.keys import Signer, verify
 from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, require_token
 from shoal.protocols.seam.context import WorkerProfile
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
     PeerJoined,
     PeerLeft,

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.seam.context import Identity
-from shoal.protocols.seam.multi_peer import Protection
+from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import Notice
 from shoal.protocols.tealenet.encryption.noise import (
     TAG_SIZE,

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import Draining, LoadChanged, OffersChanged
-from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Batch, Close, Data, Notice, Output, Send
 from shoal.protocols.tealenet.admission import admits_anonymous
 from shoal.protocols.tealenet.codec.relay_envelope import BadRelayMessage

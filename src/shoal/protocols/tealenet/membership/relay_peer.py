@@ -25,7 +25,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.protocols.seam.multi_peer import PeerJoined, PeerLeft, PeerMessage
+from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft, PeerMessage
 from shoal.protocols.tealenet.membership.relay_session import RelaySession
 from shoal.protocols.tealenet.peer_session import FromPeer
 

@@ -13,7 +13,7 @@ from shoal.domain.vocabulary import (
     OffersChanged,
     Rejected,
 )
-from shoal.protocols.seam.multi_peer import PeerJoined, PeerMessage
+from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage
 from shoal.protocols.seam.session import Bulk, Close, Notice, Output, Send
 from shoal.protocols.tealenet.codec.relay_messages import (
     RelayClose,

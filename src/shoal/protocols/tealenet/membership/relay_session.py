@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import Command, Event
-from shoal.protocols.seam.multi_peer import PeerJoined, Protection
+from shoal.protocols.seam.peer_session import PeerJoined, Protection
 from shoal.protocols.seam.session import Bulk, Close, Data, Notice, Output, Send
 from shoal.protocols.tealenet.encryption.secure_session import (
     DataToSend,

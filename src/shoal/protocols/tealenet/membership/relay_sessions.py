@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from shoal.domain.vocabulary import Event, OffersChanged
 from shoal.protocols.seam.context import Identity
-from shoal.protocols.seam.multi_peer import Protection
+from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import Data, Send
 from shoal.protocols.tealenet.codec.relay_messages import (
     NatConnectionInfo,

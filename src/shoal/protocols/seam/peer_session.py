@@ -78,4 +78,4 @@ class ToPeer:
     message: Event | Command
 
 
-MultiPeerSession: TypeAlias = Session[PeerMessage, ToPeer]
+PeerSession: TypeAlias = Session[PeerMessage, ToPeer]
