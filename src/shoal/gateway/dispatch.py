@@ -16,15 +16,13 @@ from shoal.domain.work import JobKind, Policy
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.responses import json_response
-from shoal.gateway.jobs.job_request import KINDS
+from shoal.gateway.jobs.job_request import KINDS, CommitKind
 from shoal.ledger.canonical import to_time
 
 NETWORK = "shoal"
 INVALID_TYPE = "Invalid job_type. Use LLM_INFER or TASK"
 
 AUTO = "AUTO"
-AUTOMATIC = {JobKind.CHAT: Policy.FAST, JobKind.TASK: Policy.CHEAP}
-"""The policy that AUTO stands for, by job kind."""
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +71,18 @@ async def show_quote(
     return json_response(Quote(price, f"/v1/jobs/commit/{policy.value}", policy.name))
 
 
-def _policy(given: list[str], kind: JobKind) -> Policy:
+def _policy(given: list[str], kind: CommitKind) -> Policy:
     if given == [AUTO]:
-        return AUTOMATIC[kind]
+        return _automatic_policy(kind)
     if len(given) != 1 or given[0] not in Policy.__members__:
         known = ", ".join([*Policy.__members__, AUTO])
         raise InvalidRequest(f"Invalid policy. Use one of {known}", "policy")
     return Policy[given[0]]
+
+
+def _automatic_policy(kind: CommitKind) -> Policy:
+    match kind:
+        case JobKind.CHAT:
+            return Policy.FAST
+        case JobKind.TASK:
+            return Policy.CHEAP

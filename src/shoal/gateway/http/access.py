@@ -23,7 +23,16 @@ from shoal.domain.errors import (
 )
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.outcome import AnswerPiece, Outcome, Usage
-from shoal.domain.work import Call, CallStream, Embedding, Job, Task, Work
+from shoal.domain.work import (
+    Call,
+    CallStream,
+    Chat,
+    Completion,
+    Embedding,
+    Job,
+    Task,
+    Work,
+)
 from shoal.gateway.http.authentication import REVOKED, Keyring, is_local
 from shoal.gateway.http.quotas import (
     DetachedReservations,
@@ -292,15 +301,17 @@ class _KeyReader:
 
 def _estimated_tokens(work: Work) -> int:
     """Return the estimated tokens of a job."""
-    if isinstance(work, Embedding):
-        return tokens_to_read(work)
-    if isinstance(work, Call | CallStream):
-        return 0
-    if isinstance(work, Task):
-        return tokens_to_read(work) + ANSWER_GUESS
-    choices = work.options.get("n")
-    answers = choices if isinstance(choices, int) and choices > 0 else 1
-    return tokens_to_read(work) + answers * (work.max_tokens or ANSWER_GUESS)
+    match work:
+        case Chat() | Completion():
+            choices = work.options.get("n")
+            answers = choices if isinstance(choices, int) and choices > 0 else 1
+            return tokens_to_read(work) + answers * (work.max_tokens or ANSWER_GUESS)
+        case Embedding():
+            return tokens_to_read(work)
+        case Task():
+            return tokens_to_read(work) + ANSWER_GUESS
+        case Call() | CallStream():
+            return 0
 
 
 def _total_tokens(usage: Usage) -> int:

@@ -1,6 +1,7 @@
 """Decodes committed jobs: the work and its terms."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -46,8 +47,11 @@ VALUES_MAX = 200_000  # values in a payload: few bytes can make many
 MISSING = "Missing required fields: job_type, payload, user_id"
 INVALID_TYPE = "Invalid job_type"
 
-KINDS = {"LLM_INFER": JobKind.CHAT, "TASK": JobKind.TASK}
-"""Job kinds by their names in this API."""
+CommitKind: TypeAlias = Literal[JobKind.CHAT, JobKind.TASK]
+"""The kinds of jobs that clients can commit."""
+
+KINDS: Mapping[str, CommitKind] = {"LLM_INFER": JobKind.CHAT, "TASK": JobKind.TASK}
+"""Those kinds by their names in this API."""
 
 UserId = Annotated[
     Raw, Meta(extra_json_schema={"type": ["string", "number"], "maxLength": USER_MAX})
@@ -119,9 +123,7 @@ def decode_commit(
     ):
         raise InvalidRequest(MISSING)
     kind = _kind(job_type)
-    value = _decode_payload(payload)
-    work = _chat(value) if kind is JobKind.CHAT else _task(value)
-    return work, JobTerms(
+    return _work(kind, _decode_payload(payload)), JobTerms(
         policy,
         _privacy(body.privacy_class),
         decode_user(user_id),
@@ -153,7 +155,7 @@ def decode_user(raw: Raw, field: str = "user_id") -> str:
 # Private parts, in the order in which they are called.
 
 
-def _kind(job_type: Raw) -> JobKind:
+def _kind(job_type: Raw) -> CommitKind:
     name = None
     if size_of(job_type) <= SMALL:
         name = decode_field(_any, job_type, "job_type")
@@ -170,6 +172,14 @@ def _decode_payload(raw: Raw) -> JSON:
     if may_be_too_deep(text) and is_too_deep(value):
         raise InvalidRequest(f"payload: nested more than {NESTING_MAX} deep", "payload")
     return value
+
+
+def _work(kind: CommitKind, payload: JSON) -> Chat | Task:
+    match kind:
+        case JobKind.CHAT:
+            return _chat(payload)
+        case JobKind.TASK:
+            return _task(payload)
 
 
 def _chat(payload: JSON) -> Chat:
