@@ -187,7 +187,6 @@ async def serving(
         hub,
         store,
         clock,
-        store.keys,
         Access(hub, clock, keyring, store.keys, open_loopback=open_loopback),
         door,
         limits or TimeLimits(),

@@ -1,8 +1,6 @@
 """What every store keeps, whatever it keeps it in."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -62,10 +60,10 @@ from shoal.store.port import (
     OMITTED_WORK,
     JobFilter,
     RecordedFact,
+    Store,
     StoredJob,
     summarize,
 )
-from shoal.store.sqlite import SqliteStore
 
 W = WorkerId("wire:w/m")
 ONE = LeaseNumber(1)
@@ -171,15 +169,7 @@ OF_ACCOUNTS: list[Fact] = [
 ]
 
 
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(tmp_path / "shoal.db")
-    await store.open()
-    yield store
-    await store.close()
-
-
-async def test_nothing_is_there_at_first(store: SqliteStore) -> None:
+async def test_nothing_is_there_at_first(store: Store) -> None:
     assert await store.open_jobs() == []
     assert await store.job(JobId("j")) is None
     assert await store.history(JobId("j")) == []
@@ -198,7 +188,7 @@ def test_every_fact_is_tried_here() -> None:
     }
 
 
-async def test_story_is_told_as_it_was_recorded(store: SqliteStore) -> None:
+async def test_story_is_told_as_it_was_recorded(store: Store) -> None:
     for number, fact in enumerate(WHOLE_STORY):
         await store.append([fact], 100.0 + number)
 
@@ -207,7 +197,7 @@ async def test_story_is_told_as_it_was_recorded(store: SqliteStore) -> None:
     ]
 
 
-async def test_whole_life_in_one_batch_is_the_same_story(store: SqliteStore) -> None:
+async def test_whole_life_in_one_batch_is_the_same_story(store: Store) -> None:
     await store.append(WHOLE_STORY, 100.0)
 
     told = [each.fact for each in await store.history(JobId("j"))]
@@ -220,18 +210,14 @@ async def test_whole_life_in_one_batch_is_the_same_story(store: SqliteStore) -> 
 @pytest.mark.parametrize(
     "fact", [*OF_WORKERS, *OF_ACCOUNTS], ids=lambda fact: type(fact).__name__
 )
-async def test_facts_of_workers_belong_to_no_job(
-    store: SqliteStore, fact: Fact
-) -> None:
+async def test_facts_of_workers_belong_to_no_job(store: Store, fact: Fact) -> None:
     await store.append([fact], 1.0)
 
     assert await store.open_jobs() == []
 
 
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())
-async def test_odd_texts_come_back_as_they_were(
-    store: SqliteStore, prompt: str
-) -> None:
+async def test_odd_texts_come_back_as_they_were(store: Store, prompt: str) -> None:
     given_in = job("odd", prompt, owner=prompt[:100])
     end = JobCompleted(given_in.id, ONE, Outcome(prompt, "stop", None))
 
@@ -262,7 +248,7 @@ CHOICES = (
     ],
 )  # fmt: skip
 async def test_work_and_outcomes_of_every_kind_come_back_as_they_were(
-    store: SqliteStore, work: Work, outcome: Outcome
+    store: Store, work: Work, outcome: Outcome
 ) -> None:
     given_in = Job(JobId("j"), work, priority=Priority.HIGH)
     end = JobCompleted(given_in.id, ONE, outcome)
@@ -279,7 +265,7 @@ async def test_work_and_outcomes_of_every_kind_come_back_as_they_were(
 
 
 async def test_outlines_and_news_leave_out_what_may_be_large(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     form = '{"prompt":"hi"}'
     terms = JobTerms(Policy.CHEAP, user="ada", price=5, form=form, near=True)
@@ -310,7 +296,7 @@ def named(name: str, owner: str = "al", key: str = "k") -> Job:
     return replace(job(name, owner=owner), idempotency_key=key)
 
 
-async def test_job_is_found_by_its_owners_name_for_it(store: SqliteStore) -> None:
+async def test_job_is_found_by_its_owners_name_for_it(store: Store) -> None:
     await store.append([JobSubmitted(named("a")), JobSubmitted(job("plain"))], 1.0)
     await store.append([JobSubmitted(named("b", owner="bo"))], 2.0)
     await store.append([JobSubmitted(named("c", key="other"))], 3.0)
@@ -324,7 +310,7 @@ async def test_job_is_found_by_its_owners_name_for_it(store: SqliteStore) -> Non
 
 
 async def test_name_of_a_job_that_came_to_nothing_is_the_next_ones(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     await store.append([JobSubmitted(named("old"))], 1.0)
     await store.append([leased("old"), end_of(JobFailed, "old")], 2.0)
@@ -339,7 +325,7 @@ async def test_name_of_a_job_that_came_to_nothing_is_the_next_ones(
     assert await store.by_idempotency_key("al", "k") is not None
 
 
-async def test_name_of_a_job_is_forgotten_with_it(store: SqliteStore) -> None:
+async def test_name_of_a_job_is_forgotten_with_it(store: Store) -> None:
     done: list[Fact] = [JobSubmitted(named("old")), leased("old")]
     done.append(end_of(JobCompleted, "old"))
     await store.append(done, 1.0)
@@ -350,7 +336,7 @@ async def test_name_of_a_job_is_forgotten_with_it(store: SqliteStore) -> None:
 
 
 async def test_job_that_two_workers_have_is_open_under_the_newer_lease(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     await store.append([JobSubmitted(job()), leased()], 1.0)
     await store.append([JobHedged(JobId("j"), W, LeaseNumber(2), "silent")], 2.0)
@@ -367,7 +353,7 @@ async def test_job_that_two_workers_have_is_open_under_the_newer_lease(
 )
 @given(text=st.text(max_size=50), number=st.integers())
 async def test_any_error_comes_back_as_it_was(
-    store: SqliteStore, text: str, number: int
+    store: Store, text: str, number: int
 ) -> None:
     name = f"job {number} {text}"
     if await store.job(JobId(name)) is not None:
@@ -381,9 +367,7 @@ async def test_any_error_comes_back_as_it_was(
 
 
 @pytest.mark.parametrize("kind", STATES, ids=lambda kind: kind.__name__)
-async def test_ended_job_is_kept_with_its_end(
-    store: SqliteStore, kind: type[Fact]
-) -> None:
+async def test_ended_job_is_kept_with_its_end(store: Store, kind: type[Fact]) -> None:
     await store.append([JobSubmitted(job()), leased()], 10.0)
     await store.append([end_of(kind)], 20.0)
 
@@ -401,7 +385,7 @@ async def test_ended_job_is_kept_with_its_end(
 
 
 async def test_open_jobs_are_those_that_have_not_ended_oldest_first(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     for name in ("c", "a", "b", "d"):
         await store.append([JobSubmitted(job(name))], 5.0)
@@ -423,9 +407,7 @@ async def test_open_jobs_are_those_that_have_not_ended_oldest_first(
     [JobSubmitted(job("old")), leased("none"), end_of(JobFailed, "none")],
     ids=["submitted twice", "leased but unknown", "ended but unknown"],
 )
-async def test_impossible_batch_leaves_nothing(
-    store: SqliteStore, impossible: Fact
-) -> None:
+async def test_impossible_batch_leaves_nothing(store: Store, impossible: Fact) -> None:
     await store.append([JobSubmitted(job("old"))], 1.0)
     before = await store.open_jobs()
 
@@ -442,7 +424,7 @@ async def test_impossible_batch_leaves_nothing(
 
 
 async def test_pruning_forgets_what_ended_long_ago_and_nothing_else(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     for name in ("old", "new", "open"):
         await store.append([JobSubmitted(job(name)), leased(name)], 1.0)
@@ -459,7 +441,7 @@ async def test_pruning_forgets_what_ended_long_ago_and_nothing_else(
     assert await store.prune(20.0) == 0
 
 
-async def test_late_word_on_a_pruned_job_is_no_story(store: SqliteStore) -> None:
+async def test_late_word_on_a_pruned_job_is_no_story(store: Store) -> None:
     await store.append([LateResult(JobId("gone"), LATE, W, "completed")], 1.0)
 
     assert await store.history(JobId("gone")) == []
@@ -467,7 +449,7 @@ async def test_late_word_on_a_pruned_job_is_no_story(store: SqliteStore) -> None
 
 
 async def test_models_that_workers_joined_with_lately_are_known(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     def joined(name: str, *models: str) -> WorkerJoined:
         offer = Offer(frozenset({JobKind.CHAT}), frozenset(models))
@@ -481,7 +463,7 @@ async def test_models_that_workers_joined_with_lately_are_known(
     assert await store.models_since(since=3.0) == set()
 
 
-async def test_jobs_are_found_by_what_is_wanted_of_them(store: SqliteStore) -> None:
+async def test_jobs_are_found_by_what_is_wanted_of_them(store: Store) -> None:
     wanted = [
         job("a"),
         replace(job("b"), terms=JobTerms(user="ada")),

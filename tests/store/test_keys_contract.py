@@ -1,8 +1,6 @@
 """What every store keeps of keys, join tokens and usage."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +26,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Chat, Completion, Embedding, Job, TimeLimit, Work
-from shoal.store.sqlite import SqliteStore
+from shoal.store.port import Store
 
 ONE = LeaseNumber(1)
 CHAT = Chat("m", ({"role": "user", "content": "12 bytes, or"},))
@@ -51,14 +49,6 @@ LAB = JoinToken(
 OPEN = JoinToken("token_2", "open", digest_of("jt-2"), 11.0)
 
 
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(tmp_path / "shoal.db")
-    await store.open()
-    yield store
-    await store.close()
-
-
 def done(
     name: str, owner: str = "alice", work: Work = CHAT, outcome: Outcome | None = None
 ) -> list[Fact]:
@@ -71,21 +61,21 @@ def done(
     ]
 
 
-async def test_nothing_is_there_at_first(store: SqliteStore) -> None:
+async def test_nothing_is_there_at_first(store: Store) -> None:
     assert await store.keys.keys.all() == []
     assert await store.keys.tokens.all() == []
     assert await store.keys.usage_of("alice", 0) == KeyUsage()
     assert await store.keys.usage_by_owner(0) == {}
 
 
-async def test_keys_come_back_as_they_were(store: SqliteStore) -> None:
+async def test_keys_come_back_as_they_were(store: Store) -> None:
     for key in (ALICE, BOB):
         await store.keys.keys.add(key)
 
     assert await store.keys.keys.all() == [ALICE, BOB]
 
 
-async def test_key_is_revoked_once(store: SqliteStore) -> None:
+async def test_key_is_revoked_once(store: Store) -> None:
     await store.keys.keys.add(ALICE)
 
     await store.keys.keys.revoke(ALICE.id, 50.0)
@@ -104,7 +94,7 @@ async def test_key_is_revoked_once(store: SqliteStore) -> None:
     ],
     ids=["name", "id", "digest"],
 )
-async def test_no_two_living_keys_are_the_same(store: SqliteStore, second: Key) -> None:
+async def test_no_two_living_keys_are_the_same(store: Store, second: Key) -> None:
     await store.keys.keys.add(ALICE)
 
     with pytest.raises(StoreError):
@@ -114,7 +104,7 @@ async def test_no_two_living_keys_are_the_same(store: SqliteStore, second: Key) 
 
 
 async def test_name_of_a_revoked_key_can_be_given_again(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     await store.keys.keys.add(ALICE)
     await store.keys.keys.revoke(ALICE.id, 50.0)
@@ -125,7 +115,7 @@ async def test_name_of_a_revoked_key_can_be_given_again(
 
 
 async def test_tokens_come_back_with_those_who_joined_by_them(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     for token in (LAB, OPEN):
         await store.keys.tokens.add(token)
@@ -138,7 +128,7 @@ async def test_tokens_come_back_with_those_who_joined_by_them(
     assert await store.keys.tokens.all() == [bound, OPEN]
 
 
-async def test_token_is_revoked_once(store: SqliteStore) -> None:
+async def test_token_is_revoked_once(store: Store) -> None:
     await store.keys.tokens.add(OPEN)
 
     await store.keys.tokens.revoke(OPEN.id, 50.0)
@@ -148,7 +138,7 @@ async def test_token_is_revoked_once(store: SqliteStore) -> None:
 
 
 async def test_pruning_forgets_what_is_of_no_use_to_anybody(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     expired = replace(OPEN, id="token_3", name="c", digest=b"3", expires_at=20.0)
     for token in (LAB, OPEN, expired):
@@ -173,7 +163,7 @@ async def test_pruning_forgets_what_is_of_no_use_to_anybody(
 
 
 async def test_usage_is_counted_for_each_owner_and_day(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     await store.append(done("a"), 5 * DAY + 1.0)
     await store.append([*done("b"), *done("c", "bob")], 5 * DAY + 2.0)
@@ -188,7 +178,7 @@ async def test_usage_is_counted_for_each_owner_and_day(
     }
 
 
-async def test_usage_outlives_the_jobs(store: SqliteStore) -> None:
+async def test_usage_outlives_the_jobs(store: Store) -> None:
     await store.append(done("a"), 1.0)
 
     assert await store.prune(2.0) == 1
@@ -203,7 +193,7 @@ async def test_usage_outlives_the_jobs(store: SqliteStore) -> None:
     ids=["cancelled", "expired"],
 )
 async def test_job_that_is_given_up_counts_as_far_as_it_went(
-    store: SqliteStore, end: JobCancelled | JobExpired, written: int
+    store: Store, end: JobCancelled | JobExpired, written: int
 ) -> None:
     await store.append([JobSubmitted(Job(end.job_id, CHAT, owner="alice"))], 1.0)
 
@@ -213,7 +203,7 @@ async def test_job_that_is_given_up_counts_as_far_as_it_went(
     assert await store.keys.usage_of("alice", 0) == so_far
 
 
-async def test_job_that_fails_is_not_counted(store: SqliteStore) -> None:
+async def test_job_that_fails_is_not_counted(store: Store) -> None:
     job_id = JobId("a")
     await store.append([JobSubmitted(Job(job_id, CHAT, owner="alice"))], 1.0)
 
@@ -223,7 +213,7 @@ async def test_job_that_fails_is_not_counted(store: SqliteStore) -> None:
 
 
 async def test_batch_that_fails_counts_nothing(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     with pytest.raises(StoreError):
         await store.append([*done("a"), JobCancelled(JobId("none"), "")], 1.0)
@@ -244,7 +234,7 @@ async def test_batch_that_fails_counts_nothing(
     ids=["text", "nothing", "other scripts", "vectors", "lies"],
 )
 async def test_what_nobody_counted_is_estimated(
-    store: SqliteStore, work: Work, outcome: Outcome, used: KeyUsage
+    store: Store, work: Work, outcome: Outcome, used: KeyUsage
 ) -> None:
     await store.append(done("a", work=work, outcome=outcome), DAY)
 

@@ -1,9 +1,5 @@
 """What every store keeps of receipts, their log and accounts."""
 
-import sqlite3
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from shoal.domain.errors import StoreError
@@ -28,7 +24,7 @@ from shoal.ledger.merkle import (
 from shoal.ledger.notary import Notary
 from shoal.ledger.receipts import Claims
 from shoal.store.ledger import Account, LedgerEntries, LoggedReceipt, LogHead
-from shoal.store.sqlite import SqliteStore
+from shoal.store.port import Store
 
 SIGNER = Signer.from_seed(b"s" * 32)
 J = JobId("j1")
@@ -54,7 +50,7 @@ def claims(job_id: str) -> Claims:
 class Log:
     """Seals batches and has a store keep them."""
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
         self.notary = Notary(SIGNER, Frontier(), 0, EMPTY_ROOT)
 
@@ -75,15 +71,7 @@ class Log:
         self.notary.commit(sealed)
 
 
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(tmp_path / "shoal.db")
-    await store.open()
-    yield store
-    await store.close()
-
-
-async def test_nothing_is_there_at_first(store: SqliteStore) -> None:
+async def test_nothing_is_there_at_first(store: Store) -> None:
     opening = await store.ledger.load()
 
     assert opening.accounts == {}
@@ -93,7 +81,7 @@ async def test_nothing_is_there_at_first(store: SqliteStore) -> None:
     assert await store.ledger.transfers("user:al", 10) == []
 
 
-async def test_receipts_come_back_as_they_were_signed(store: SqliteStore) -> None:
+async def test_receipts_come_back_as_they_were_signed(store: Store) -> None:
     log = Log(store)
     await log.add("j1", "j2", at=5.5)
     await log.add("j1", at=6.5)
@@ -107,7 +95,7 @@ async def test_receipts_come_back_as_they_were_signed(store: SqliteStore) -> Non
     assert [each.index for each in newest] == [2, 1]
 
 
-async def test_receipts_are_found_by_whose_jobs_they_are(store: SqliteStore) -> None:
+async def test_receipts_are_found_by_whose_jobs_they_are(store: Store) -> None:
     for name, owner in (("j1", "al"), ("j2", "bo")):
         job = Job(JobId(name), Chat("m", ()), owner=owner)
         await store.append([JobSubmitted(job)], 1.0)
@@ -119,7 +107,7 @@ async def test_receipts_are_found_by_whose_jobs_they_are(store: SqliteStore) -> 
 
 @pytest.mark.parametrize("sizes", [[1], [3, 1, 4], [8], [1] * 7, [5, 16]])
 async def test_log_proves_every_leaf_and_every_growth(
-    store: SqliteStore, sizes: list[int]
+    store: Store, sizes: list[int]
 ) -> None:
     log, names = Log(store), iter(range(100))
     for size in sizes:
@@ -144,7 +132,7 @@ async def test_log_proves_every_leaf_and_every_growth(
         assert verify_consistency(size, last.size, head.root, last.root, path)
 
 
-async def test_log_goes_on_from_what_the_store_has(store: SqliteStore) -> None:
+async def test_log_goes_on_from_what_the_store_has(store: Store) -> None:
     log = Log(store)
     await log.add("j1", "j2", "j3")
     head = (await store.ledger.load()).head
@@ -162,7 +150,7 @@ async def test_log_goes_on_from_what_the_store_has(store: SqliteStore) -> None:
     assert now.size == 4
 
 
-async def test_accounts_are_the_sum_of_what_moved(store: SqliteStore) -> None:
+async def test_accounts_are_the_sum_of_what_moved(store: Store) -> None:
     al, w = accounts.user_account("al"), "worker:w"
     moved = [
         *accounts.credit(al, 50_000),
@@ -182,7 +170,7 @@ async def test_accounts_are_the_sum_of_what_moved(store: SqliteStore) -> None:
     assert len(await store.ledger.transfers("pool:held", 2)) == 2
 
 
-async def test_budget_is_kept_changed_and_lifted(store: SqliteStore) -> None:
+async def test_budget_is_kept_changed_and_lifted(store: Store) -> None:
     for budget in (5_000, 0, None):
         await store.append([AccountLimited("user:al", budget, "default")], 1.0)
 
@@ -190,9 +178,7 @@ async def test_budget_is_kept_changed_and_lifted(store: SqliteStore) -> None:
         assert kept == {"user:al": Account("user:al", 0, budget)}
 
 
-async def test_batch_that_cannot_be_stored_moves_nothing(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "shoal.db")
-    await store.open()
+async def test_batch_that_cannot_be_stored_moves_nothing(store: Store) -> None:
     log = Log(store)
     await log.add("j1")
     entries = LedgerEntries(
@@ -206,20 +192,18 @@ async def test_batch_that_cannot_be_stored_moves_nothing(tmp_path: Path) -> None
     head = await store.ledger.head()
     assert head is not None
     assert head.size == 1
-    await store.close()
 
 
-async def test_what_is_in_the_database_is_what_the_reader_of_it_expects(
-    tmp_path: Path,
-) -> None:
-    store = SqliteStore(tmp_path / "shoal.db")
-    await store.open()
-    await store.append([], 1.0, (), LedgerEntries(accounts.credit("user:al", 7)))
-    await store.close()
+async def test_payment_is_for_one_job(store: Store) -> None:
+    assert await store.ledger.claim_payment("TX", JobId("a"), 1.0)
+    assert not await store.ledger.claim_payment("TX", JobId("b"), 2.0)
+    assert not await store.ledger.claim_payment("TX", JobId("a"), 3.0)
+    assert await store.ledger.claim_payment("TX2", JobId("b"), 4.0)
 
-    with sqlite3.connect(tmp_path / "shoal.db") as database:
-        (total,) = database.execute("SELECT sum(balance) FROM accounts").fetchone()
-        moved = database.execute("SELECT debit, credit, amount FROM transfers")
-        assert total == 0
-        assert moved.fetchall() == [("world", "user:al", 7)]
-    database.close()
+
+async def test_payment_stays_used_when_its_job_is_forgotten(store: Store) -> None:
+    await store.ledger.claim_payment("TX", JobId("a"), 1.0)
+
+    await store.prune(1e12)
+
+    assert not await store.ledger.claim_payment("TX", JobId("b"), 2.0)

@@ -1,42 +1,30 @@
 """Pairing codes, whatever they are kept in."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from shoal.domain.facts import WorkerTrusted
 from shoal.store.pairing import PairedWorker, PairingCode
-from shoal.store.sqlite import SqliteStore
+from shoal.store.port import Store
 
 CODE = PairingCode("ABCDEF", "alice", "ada", expires_at=100.0)
 KEY, OTHER = "11" * 32, "22" * 32
 
 
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(tmp_path / "shoal.db")
-    await store.open()
-    yield store
-    await store.close()
-
-
-async def test_code_is_found_as_it_was_added(store: SqliteStore) -> None:
+async def test_code_is_found_as_it_was_added(store: Store) -> None:
     assert await store.pairing.add(CODE)
 
     assert await store.pairing.find("ABCDEF") == CODE
     assert await store.pairing.find("abcdef") is None
 
 
-async def test_code_is_kept_once(store: SqliteStore) -> None:
+async def test_code_is_kept_once(store: Store) -> None:
     assert await store.pairing.add(CODE)
 
     assert not await store.pairing.add(replace(CODE, user="bob"))
     assert await store.pairing.find("ABCDEF") == CODE
 
 
-async def test_code_is_claimed_once_and_in_time(store: SqliteStore) -> None:
+async def test_code_is_claimed_once_and_in_time(store: Store) -> None:
     await store.pairing.add(CODE)
     assert not await store.pairing.claim("ABCDEF", KEY, 100.0)
     assert not await store.pairing.claim("000000", KEY, 50.0)
@@ -49,7 +37,7 @@ async def test_code_is_claimed_once_and_in_time(store: SqliteStore) -> None:
 
 
 async def test_codes_that_can_be_claimed_are_counted_by_owner(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     await store.pairing.add(CODE)
     await store.pairing.add(replace(CODE, code="000001"))
@@ -63,7 +51,7 @@ async def test_codes_that_can_be_claimed_are_counted_by_owner(
 
 
 async def test_partners_are_listed_with_the_time_of_their_first_pairing(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     await store.append([WorkerTrusted("alice", "ada", KEY)], 10.0)
     await store.append([WorkerTrusted("alice", "ada", OTHER)], 20.0)
@@ -79,7 +67,7 @@ async def test_partners_are_listed_with_the_time_of_their_first_pairing(
 
 
 async def test_codes_are_forgotten_some_time_after_they_expired(
-    store: SqliteStore,
+    store: Store,
 ) -> None:
     await store.pairing.add(CODE)
 

@@ -12,8 +12,10 @@ from shoal.domain.errors import StoreError
 from shoal.domain.facts import JobCancelled, JobLeased, JobSubmitted, LateResult
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import Chat, Job
+from shoal.ledger import accounts
 from shoal.pool.lifecycle import JobState
 from shoal.store import sqlite
+from shoal.store.ledger import LedgerEntries
 from shoal.store.schema import MIGRATIONS
 from shoal.store.sqlite import SqliteStore
 
@@ -225,8 +227,8 @@ async def test_full_disk_is_an_error_and_not_the_end(path: Path) -> None:
 async def test_pruning_that_fails_does_not_stop_the_store(path: Path) -> None:
     store = await opened(path)
     await store.append([submitted(), JobCancelled(JobId("j"), "")], 1.0)
-    await store._run(
-        lambda: store._sql(
+    await store.transact(
+        lambda sql: sql.execute(
             "CREATE TEMP TRIGGER broken BEFORE DELETE ON jobs "
             "BEGIN SELECT RAISE(FAIL, 'disk I/O error'); END"
         )
@@ -246,8 +248,8 @@ async def test_late_words_on_pruned_jobs_do_not_pile_up(path: Path) -> None:
 
     await store.append([late], 1.0)
 
-    count = await store._run(
-        lambda: store._sql("SELECT count(*) FROM facts").fetchone()[0]
+    count = await store.transact(
+        lambda sql: sql.execute("SELECT count(*) FROM facts").fetchone()[0]
     )
     assert count == 0
     await store.close()
@@ -261,3 +263,16 @@ async def test_closed_store_says_so(path: Path) -> None:
 
     await unopened.close()
     assert content_of(path) is None
+
+
+async def test_tables_of_accounts_can_be_read_with_sql(path: Path) -> None:
+    store = await opened(path)
+    await store.append([], 1.0, (), LedgerEntries(accounts.credit("user:al", 7)))
+    await store.close()
+
+    with sqlite3.connect(path) as database:
+        (total,) = database.execute("SELECT sum(balance) FROM accounts").fetchone()
+        moved = database.execute("SELECT debit, credit, amount FROM transfers")
+        assert total == 0
+        assert moved.fetchall() == [("world", "user:al", 7)]
+    database.close()

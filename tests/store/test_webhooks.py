@@ -1,8 +1,5 @@
 """What every store keeps of calls of webhooks."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from shoal.domain.errors import StoreError
@@ -10,16 +7,8 @@ from shoal.domain.facts import Fact, JobFailed, JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Job, JobTerms, Webhook
 from shoal.store.ledger import LedgerEntries
-from shoal.store.sqlite import SqliteStore
+from shoal.store.port import Store
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(tmp_path / "shoal.db")
-    await store.open()
-    yield store
-    await store.close()
 
 
 def call(name: str = "j", host: str = "one.example") -> WebhookDelivery:
@@ -28,7 +17,7 @@ def call(name: str = "j", host: str = "one.example") -> WebhookDelivery:
     )
 
 
-async def end(store: SqliteStore, each: WebhookDelivery, at: float) -> None:
+async def end(store: Store, each: WebhookDelivery, at: float) -> None:
     """Have a job end that has a webhook."""
     work = Chat("m", ({"role": "user", "content": "hi"},))
     job = Job(each.job_id, work, terms=JobTerms(webhook=each.webhook))
@@ -36,7 +25,7 @@ async def end(store: SqliteStore, each: WebhookDelivery, at: float) -> None:
     await store.append(facts, at, entries=LedgerEntries(deliveries=(each,)))
 
 
-async def test_call_is_due_when_its_job_has_ended(store: SqliteStore) -> None:
+async def test_call_is_due_when_its_job_has_ended(store: Store) -> None:
     assert await store.webhooks.next_due() is None
 
     await end(store, call(), 10.0)
@@ -46,7 +35,7 @@ async def test_call_is_due_when_its_job_has_ended(store: SqliteStore) -> None:
     assert await store.webhooks.due(10.0, 5) == [DeliveryState(call(), 0, 10.0, None)]
 
 
-async def test_call_is_written_with_its_facts_or_not_at_all(store: SqliteStore) -> None:
+async def test_call_is_written_with_its_facts_or_not_at_all(store: Store) -> None:
     with pytest.raises(StoreError):
         await store.append(
             [JobFailed(JobId("j"), "there is no such job")],
@@ -57,7 +46,7 @@ async def test_call_is_written_with_its_facts_or_not_at_all(store: SqliteStore) 
     assert await store.webhooks.state_of(JobId("j")) is None
 
 
-async def test_those_who_waited_longest_come_first(store: SqliteStore) -> None:
+async def test_those_who_waited_longest_come_first(store: Store) -> None:
     for at, name in [(3.0, "c"), (1.0, "a"), (2.0, "b")]:
         await end(store, call(name), at)
 
@@ -66,7 +55,7 @@ async def test_those_who_waited_longest_come_first(store: SqliteStore) -> None:
     assert [each.delivery.job_id for each in due] == ["a", "b"]
 
 
-async def test_jobs_and_hosts_can_be_left_out(store: SqliteStore) -> None:
+async def test_jobs_and_hosts_can_be_left_out(store: Store) -> None:
     await end(store, call("a", "one.example"), 1.0)
     await end(store, call("b", "two.example"), 2.0)
     await end(store, call("c", "two.example"), 3.0)
@@ -79,7 +68,7 @@ async def test_jobs_and_hosts_can_be_left_out(store: SqliteStore) -> None:
     assert next_due == 3.0
 
 
-async def test_attempts_are_counted_with_what_came_of_them(store: SqliteStore) -> None:
+async def test_attempts_are_counted_with_what_came_of_them(store: Store) -> None:
     await end(store, call(), 1.0)
 
     await store.webhooks.record_attempt(JobId("j"), "HTTP 500", 6.0)
@@ -92,7 +81,7 @@ async def test_attempts_are_counted_with_what_came_of_them(store: SqliteStore) -
 
 @pytest.mark.parametrize("error", [None, "HTTP 410"])
 async def test_secret_of_a_call_that_is_over_is_forgotten(
-    store: SqliteStore, error: str | None
+    store: Store, error: str | None
 ) -> None:
     await end(store, call(), 1.0)
 
@@ -105,7 +94,7 @@ async def test_secret_of_a_call_that_is_over_is_forgotten(
     assert await store.webhooks.next_due() is None
 
 
-async def test_call_is_pruned_with_its_job(store: SqliteStore) -> None:
+async def test_call_is_pruned_with_its_job(store: Store) -> None:
     await end(store, call("old"), 1.0)
     await end(store, call("new"), 20.0)
 
@@ -118,7 +107,7 @@ async def test_call_is_pruned_with_its_job(store: SqliteStore) -> None:
     assert await store.webhooks.state_of(JobId("new")) is not None
 
 
-async def test_url_that_cannot_be_read_has_no_host(store: SqliteStore) -> None:
+async def test_url_that_cannot_be_read_has_no_host(store: Store) -> None:
     odd = WebhookDelivery(JobId("j"), Webhook("http://[::1/", "shh-shh-shh-shh"))
 
     await end(store, odd, 1.0)

@@ -50,6 +50,7 @@ from shoal.peers.connections import PeerConnections
 from shoal.peers.inbound_jobs import PeerJobPolicy
 from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.store.blobs import BlobFiles
+from shoal.store.port import Store
 from shoal.store.sqlite import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import http_listener, public_url
@@ -108,7 +109,7 @@ async def run_coordinator(
     stored = _secrets(config, settings.certificate)
     clock = LoopClock()
     files = BlobFiles(config.data_dir / "blobs", settings.blobs_max)
-    store = SqliteStore(config.data_dir / "shoal.db", files)
+    store: Store = SqliteStore(config.data_dir / "shoal.db", files)
     async with AsyncExitStack() as finally_:
         await asyncio.to_thread(files.open)
         await store.open()
@@ -207,7 +208,7 @@ def _secrets(config: ServeConfig, certificate: str | None) -> _StoredSecrets:
 def _hub(
     config: ServeConfig,
     settings: CoordinatorSettings,
-    store: SqliteStore,
+    store: Store,
     clock: LoopClock,
     signer: Signer,
     blobs: BlobTransfer,
@@ -229,7 +230,7 @@ async def _gateway(
     config: ServeConfig,
     settings: CoordinatorSettings,
     wires: Mapping[str, object],
-    store: SqliteStore,
+    store: Store,
     clock: LoopClock,
     hub: Hub,
     kept: _StoredSecrets,
@@ -243,7 +244,6 @@ async def _gateway(
         hub,
         store,
         clock,
-        store.keys,
         Access(hub, clock, keyring, store.keys, open_loopback=config.open_loopback),
         door,
         settings.limits,
@@ -256,9 +256,7 @@ async def _gateway(
     )
 
 
-def _spot_checks(
-    hub: Hub, store: SqliteStore, settings: CoordinatorSettings
-) -> SpotChecks:
+def _spot_checks(hub: Hub, store: Store, settings: CoordinatorSettings) -> SpotChecks:
     checks = SpotChecks(hub, store, Random(), settings.spot_checks)
     if settings.spot_checks:
         hub.subscribe(checks.on_fact)

@@ -13,7 +13,7 @@ from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.ledger.prices import PriceList
 from shoal.protocols.seam.endpoints import MembershipProber
-from shoal.store.port import KeyStore, Store
+from shoal.store.port import Store
 from shoal.transports.clock import Clock
 
 
@@ -32,7 +32,6 @@ class Gateway:
     hub: Hub
     store: Store
     clock: Clock
-    keys: KeyStore
     access: Access
     door: WorkerAdmission
     limits: TimeLimits

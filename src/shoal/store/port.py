@@ -1,4 +1,7 @@
-"""The port of the store: jobs, facts, keys and usage."""
+"""The port of the store: jobs, facts, keys and usage.
+
+The ports of its further parts are in ``ledger``, ``pairing`` and ``webhooks``.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -106,8 +109,59 @@ class JobFilter:
     before: JobId | None = None  # only jobs submitted before this one
 
 
+class CredentialStore(Protocol[C]):
+    """The credentials of one kind: API keys, or join tokens.
+
+    All methods raise StoreError.
+    """
+
+    async def all(self) -> list[C]:
+        """Return all credentials, the oldest first."""
+        ...
+
+    async def add(self, new: C) -> None: ...
+
+    async def revoke(self, id_: str, at: float) -> None:
+        """Mark a credential as revoked at a Unix time, unless it was revoked before."""
+        ...
+
+
+class KeyStore(Protocol):
+    """API keys, join tokens, and the usage recorded under the keys.
+
+    ``Store.append`` counts the usage of a job together with its end: once for each job
+    that completed, or that was given up after it had started.
+
+    All methods raise StoreError.
+    """
+
+    @property
+    def keys(self) -> CredentialStore[Key]: ...
+
+    @property
+    def tokens(self) -> CredentialStore[JoinToken]: ...
+
+    async def bind_worker(self, token_id: str, worker: str) -> None:
+        """Record that a worker joined with a token.  Idempotent."""
+        ...
+
+    async def usage_of(self, owner: str, today: int) -> KeyUsage:
+        """Return the usage of the keys of this name; ``today`` is a ``day_of``."""
+        ...
+
+    async def usage_by_owner(self, today: int) -> dict[str, KeyUsage]:
+        """Return the usage of the keys of each name."""
+        ...
+
+
 class Store(Protocol):
-    """Jobs and the facts about them; both change in one transaction."""
+    """All that a database provides: jobs, the facts about them, and four further parts.
+
+    What ``append`` writes to several parts changes in one transaction.
+    """
+
+    @property
+    def keys(self) -> KeyStore: ...
 
     @property
     def ledger(self) -> LedgerStore: ...
@@ -117,6 +171,13 @@ class Store(Protocol):
 
     @property
     def pairing(self) -> PairingStore: ...
+
+    async def open(self) -> None:
+        """Open or create the database, and migrate it to the present version.
+
+        Raises StoreError if it is in use, damaged, or from a newer Shoal.
+        """
+        ...
 
     async def append(
         self,
@@ -183,48 +244,3 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-class CredentialStore(Protocol[C]):
-    """The credentials of one kind: API keys, or join tokens.
-
-    All methods raise StoreError.
-    """
-
-    async def all(self) -> list[C]:
-        """Return all credentials, the oldest first."""
-        ...
-
-    async def add(self, new: C) -> None: ...
-
-    async def revoke(self, id_: str, at: float) -> None:
-        """Mark a credential as revoked at a Unix time, unless it was revoked before."""
-        ...
-
-
-class KeyStore(Protocol):
-    """API keys, join tokens, and the usage recorded under the keys.
-
-    ``Store.append`` counts the usage of a job together with its end: once for each job
-    that completed, or that was given up after it had started.
-
-    All methods raise StoreError.
-    """
-
-    @property
-    def keys(self) -> CredentialStore[Key]: ...
-
-    @property
-    def tokens(self) -> CredentialStore[JoinToken]: ...
-
-    async def bind_worker(self, token_id: str, worker: str) -> None:
-        """Record that a worker joined with a token.  Idempotent."""
-        ...
-
-    async def usage_of(self, owner: str, today: int) -> KeyUsage:
-        """Return the usage of the keys of this name; ``today`` is a ``day_of``."""
-        ...
-
-    async def usage_by_owner(self, today: int) -> dict[str, KeyUsage]:
-        """Return the usage of the keys of each name."""
-        ...

@@ -64,10 +64,6 @@ class SqliteStore:
         self._database: sqlite3.Connection | None = None
 
     async def open(self) -> None:
-        """Open or create the file, and migrate it to the present version.
-
-        Raises StoreError if it is in use, damaged, or from a newer Shoal.
-        """
         await self._run(self._open)
 
     async def append(

@@ -37,7 +37,7 @@ async def test_key_is_told_once_and_its_digest_kept(pool: Pool) -> None:
     assert (await ask(pool, "GET", "/admin/keys/alice")) == (200, shown)
     assert (await ask(pool, "GET", f"/admin/keys/{shown['id']}")) == (200, shown)
     assert pool.gateway is not None
-    (kept,) = await pool.gateway.keys.keys.all()
+    (kept,) = await pool.gateway.store.keys.keys.all()
     assert key not in repr(kept)
 
 

@@ -77,7 +77,7 @@ async def test_use_of_a_token_is_on_disk_before_the_worker_is_served(
         await pool.joined()
 
         assert pool.gateway is not None
-        (token,) = await pool.gateway.keys.tokens.all()
+        (token,) = await pool.gateway.store.keys.tokens.all()
         assert token.workers == {"grandsage:n1"}
 
 

@@ -95,7 +95,7 @@ async def test_the_status_shows_which_peer_a_worker_is_and_who_can_listen(
     pool: Pool,
 ) -> None:
     assert pool.gateway is not None
-    keys = pool.gateway.keys
+    keys = pool.gateway.store.keys
     clock = LoopClock()
     crowds = PeerConnections(
         pool.hub, clock, WorkerAdmission(await load_join_tokens(keys), keys, clock)

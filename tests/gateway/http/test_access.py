@@ -219,7 +219,7 @@ async def test_a_hundred_at_once_spend_no_more_than_the_budget(tmp_path: Path) -
         assert sorted(statuses) == [200] * 10 + [429] * 90
         assert pool.gateway is not None
         today = day_of(pool.gateway.clock.wall())
-        used = await pool.gateway.keys.usage_of("alice", today)
+        used = await pool.gateway.store.keys.usage_of("alice", today)
         assert used == KeyUsage(10, 10, 500, 510)
         assert (await post(pool, key)).status == 429
 

@@ -86,7 +86,7 @@ _new_key = msgspec.json.Decoder(NewKey)
 async def list_keys(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    used = await gateway.keys.usage_by_owner(day_of(gateway.clock.wall()))
+    used = await gateway.store.keys.usage_by_owner(day_of(gateway.clock.wall()))
     cache = gateway.access.keyring.cache
     return json_response(
         KeyList([_key_info(key, used.get(key.name, KeyUsage())) for key in cache])
@@ -148,7 +148,7 @@ def _key_named(gateway: Gateway, request: web.Request) -> Key:
 
 async def _key_with_usage(gateway: Gateway, key: Key) -> KeyInfo:
     today = day_of(gateway.clock.wall())
-    return _key_info(key, await gateway.keys.usage_of(key.name, today))
+    return _key_info(key, await gateway.store.keys.usage_of(key.name, today))
 
 
 def _key_info(key: Key, used: KeyUsage) -> KeyInfo:

@@ -1,0 +1,21 @@
+"""The databases that the tests of the port are tried with."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.store.port import Store
+from shoal.store.sqlite import SqliteStore
+
+STORES: dict[str, Callable[[Path], Store]] = {
+    "sqlite": lambda folder: SqliteStore(folder / "shoal.db")
+}
+
+
+@pytest.fixture(params=STORES)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    store = STORES[request.param](tmp_path)
+    await store.open()
+    yield store
+    await store.close()
