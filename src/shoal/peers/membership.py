@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from shoal.peers.outbound import Dial, OutboundConnections
+from shoal.peers.outbound import Dial, FixedTarget, OutboundConnections
 from shoal.protocols.seam.endpoints import (
     ListedNode,
     MembershipProber,
@@ -24,24 +24,6 @@ EXCHANGES_MAX = 64  # concurrent probes; further ones wait
 CHECK_INTERVAL = 1.0  # maximum seconds until a moved deadline takes effect
 
 log = logging.getLogger("shoal.peers")
-
-
-class KeptConnection:
-    """A ``DialTarget`` that is dialled until it is released."""
-
-    def __init__(self, outgoing: OutgoingConnection) -> None:
-        self.changed = asyncio.Event()
-        self.wanted = True
-        self._outgoing = outgoing
-
-    def next_attempt(self, now: float) -> OutgoingConnection:
-        """Return how to connect."""
-        return self._outgoing
-
-    def release(self) -> None:
-        """Stop dialling; an open connection stays open."""
-        self.wanted = False
-        self.changed.set()
 
 
 class MembershipRunner:
@@ -63,7 +45,7 @@ class MembershipRunner:
         self._dial = dial
         self._clock = clock
         self._tasks = tasks
-        self._kept: dict[int, KeptConnection] = {}  # by `id` of its OutgoingConnection
+        self._kept: dict[int, FixedTarget] = {}  # by `id` of its OutgoingConnection
         self._room = asyncio.Semaphore(EXCHANGES_MAX)
         self._news = asyncio.Event()  # a probe ended
         self._listed: Mapping[str, ListedNode] = {}
@@ -139,7 +121,7 @@ class MembershipRunner:
             return "internal error"
 
     def _keep_up(self, outgoing: OutgoingConnection) -> None:
-        kept = self._kept[id(outgoing)] = KeptConnection(outgoing)
+        kept = self._kept[id(outgoing)] = FixedTarget(outgoing)
         task = self._tasks.create_task(self._outbound.maintain(self._wire, kept))
         self.connections.add(task)
         task.add_done_callback(self.connections.discard)

@@ -20,7 +20,7 @@ log = logging.getLogger("shoal.peers")
 
 
 class Dial(Protocol):
-    """Opens connections, as ``transports.dialling.dial`` does."""
+    """Opens connections, as ``transports.dialer.dial`` does."""
 
     def __call__(
         self,
@@ -49,17 +49,21 @@ class DialTarget(Protocol):
 
 
 class FixedTarget:
-    """A target that never changes."""
-
-    wanted = True
+    """A target that never changes, and is wanted until it is released."""
 
     def __init__(self, outgoing: OutgoingConnection) -> None:
         self.changed = asyncio.Event()
+        self.wanted = True
         self._outgoing = outgoing
 
     def next_attempt(self, now: float) -> OutgoingConnection:
         """Return how to connect."""
         return self._outgoing
+
+    def release(self) -> None:
+        """Stop dialling; an open connection stays open."""
+        self.wanted = False
+        self.changed.set()
 
 
 class OutboundConnections:

@@ -11,15 +11,11 @@ from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.relay import RelayBroadcast, RelayMachine, RelaySend
 from shoal.protocols.seam.session import CloseCode, Data
-from shoal.transports.clock import Clock, Timer
-from shoal.transports.driver import READS_IN_A_ROW, ConnectionEnd
+from shoal.transports.clock import Clock, DeadlineTimer
+from shoal.transports.driver import READS_IN_A_ROW, STOPPED_READING, ConnectionEnd
 from shoal.transports.link import Link, LinkClosed
 from shoal.transports.local_link import LocalLink, local_links
 from shoal.transports.outbox import OUTBOX_MAX
-
-STOPPED_READING = ConnectionEnd(
-    "peer stopped reading", CloseCode.POLICY_VIOLATION, "too much unread"
-)
 
 log = logging.getLogger("shoal.peers")
 
@@ -63,41 +59,40 @@ class RelayRunner:
     one write per receiving link.  A link that stops reading is disconnected.
     """
 
-    def __init__(self, wire: str, switch: RelayMachine, clock: Clock) -> None:
+    def __init__(self, wire: str, machine: RelayMachine, clock: Clock) -> None:
         self._wire = wire
-        self._machine = switch
+        self._machine = machine
         self._clock = clock
-        self._lines: dict[int, _RelayedLink] = {}
-        self._gone: list[int] = []  # closed links that the machine does not know of yet
+        self._links: dict[int, _RelayedLink] = {}
+        self._ended: list[int] = []  # links whose end the machine does not know yet
         self._numbers = count(1)
-        self._timer: Timer | None = None
-        self._timer_due = 0.0
+        self._timer = DeadlineTimer(clock, lambda: machine.deadline, self._tick)
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._links)
 
-    async def serve(self, link: RelayLink, hello: UpgradeRequest) -> ConnectionEnd:
+    async def serve(self, link: RelayLink, request: UpgradeRequest) -> ConnectionEnd:
         """Relay for a link until it ends; return the reason.
 
         Raises only CancelledError: a bug in the machine ends the link.
         """
         number = next(self._numbers)
         ended = asyncio.get_running_loop().create_future()
-        self._lines[number] = line = _RelayedLink(link, ended)
+        self._links[number] = relayed = _RelayedLink(link, ended)
         # A local link is the coordinator itself: log it at DEBUG only.
         level = logging.DEBUG if isinstance(link, LocalLink) else logging.INFO
         log.log(level, "connected wire=%s peer=%s", self._wire, link.peer)
         end = ConnectionEnd("cut off")
         try:
             async with asyncio.TaskGroup() as tasks:
-                reader = tasks.create_task(self._read(number, line, hello))
+                reader = tasks.create_task(self._read(number, relayed, request))
                 end = await ended
                 reader.cancel()
         finally:
             self._end(number, end)
             self._perform(())
-            parted = "disconnected wire=%s peer=%s reason=%r"
-            log.log(level, parted, self._wire, link.peer, end.reason)
+            message = "disconnected wire=%s peer=%s reason=%r"
+            log.log(level, message, self._wire, link.peer, end.reason)
         if end is STOPPED_READING:
             link.abort()
         await link.close(end.code, end.text)
@@ -105,35 +100,35 @@ class RelayRunner:
 
     def disconnect_all(self, reason: str) -> None:
         """Disconnect all links; peers may reconnect."""
-        for line in list(self._lines.values()):
-            _set_end(line, ConnectionEnd(reason, CloseCode.GOING_AWAY, reason))
+        for relayed in list(self._links.values()):
+            _set_end(relayed, ConnectionEnd(reason, CloseCode.GOING_AWAY, reason))
 
     async def _read(
-        self, number: int, line: _RelayedLink, hello: UpgradeRequest
+        self, number: int, relayed: _RelayedLink, request: UpgradeRequest
     ) -> None:
-        link, switch, now = line.link, self._machine, self._clock.now
+        link, machine, now = relayed.link, self._machine, self._clock.now
         try:
-            self._perform(switch.link_opened(number, hello, now()))
-            while not line.ended.done():
+            self._perform(machine.link_opened(number, request, now()))
+            while not relayed.ended.done():
                 handled = 0
                 while handled < READS_IN_A_ROW:
                     batch = await link.receive()
-                    if line.ended.done():
+                    if relayed.ended.done():
                         return
                     handled += len(batch)
                     time = now()
-                    self._perform(switch.receive(number, batch, time))
-                    if (pause := switch.read_delay(number, time)) > 0:
+                    self._perform(machine.receive(number, batch, time))
+                    if (pause := machine.read_delay(number, time)) > 0:
                         await asyncio.sleep(pause)
                 # Yield: a link that always has data never waits.
                 await asyncio.sleep(0)
         except LinkClosed as closed:
-            _set_end(line, _connection_lost(closed))
+            _set_end(relayed, ConnectionEnd.of_link(closed))
         except Exception:
             # A bug in the machine, or here, must not end the other links.
             log.exception("broken wire=%s peer=%s", self._wire, link.peer)
             _set_end(
-                line,
+                relayed,
                 ConnectionEnd(
                     "internal error", CloseCode.INTERNAL_ERROR, "internal error"
                 ),
@@ -142,27 +137,29 @@ class RelayRunner:
     def _perform(self, outputs: Sequence[RelaySend | RelayBroadcast]) -> None:
         """Write outputs, end links, and report ended links to the machine."""
         self._write_outputs(outputs)
-        while self._gone:
+        while self._ended:
             try:
-                outputs = self._machine.link_closed(self._gone.pop(), self._clock.now())
+                outputs = self._machine.link_closed(
+                    self._ended.pop(), self._clock.now()
+                )
             except Exception:
                 # The link is closed already, so there is none to end.
                 log.exception("broken wire=%s", self._wire)
             else:
                 self._write_outputs(outputs)
-        self._set_timer()
+        self._timer.update()
 
     def _write_outputs(self, outputs: Sequence[RelaySend | RelayBroadcast]) -> None:
         packs: dict[int, list[Data]] = {}
         ends: list[tuple[int, ConnectionEnd]] = []
         for output in outputs:
             if isinstance(output, RelayBroadcast):
-                self._spread(output, packs)
+                self._broadcast(output, packs)
             elif output.close:
                 text = str(output.data)
                 ends.append((output.link, ConnectionEnd(text, output.close, text)))
-            elif (line := self._lines.get(output.link)) is not None:
-                pack = line.link.pack(output.data)
+            elif (relayed := self._links.get(output.link)) is not None:
+                pack = relayed.link.pack(output.data)
                 if output.link in packs:
                     packs[output.link].append(pack)
                 else:
@@ -172,63 +169,44 @@ class RelayRunner:
         for number, end in ends:
             self._end(number, end)
 
-    def _spread(self, spread: RelayBroadcast, packs: dict[int, list[Data]]) -> None:
+    def _broadcast(
+        self, broadcast: RelayBroadcast, packs: dict[int, list[Data]]
+    ) -> None:
         packed: dict[type[RelayLink], list[Data]] = {}
-        for number, first in spread.links:
-            line = self._lines.get(number)
-            if line is None:
+        for number, first in broadcast.links:
+            relayed = self._links.get(number)
+            if relayed is None:
                 continue
-            kind = type(line.link)
+            kind = type(relayed.link)
             if kind not in packed:
-                packed[kind] = [line.link.pack(each) for each in spread.messages]
+                packed[kind] = [relayed.link.pack(each) for each in broadcast.messages]
             packs.setdefault(number, []).extend(packed[kind][first:])
 
     def _write(self, number: int, batch: list[Data]) -> None:
-        line = self._lines[number]
+        relayed = self._links[number]
         try:
-            line.link.write(batch)
+            relayed.link.write(batch)
         except LinkClosed as closed:
-            self._end(number, _connection_lost(closed))
+            self._end(number, ConnectionEnd.of_link(closed))
             return
-        if line.link.unread > OUTBOX_MAX:
+        if relayed.link.unread > OUTBOX_MAX:
             self._end(number, STOPPED_READING)
 
     def _end(self, number: int, end: ConnectionEnd) -> None:
         """Remove a link from the relay; `serve` closes it."""
-        line = self._lines.pop(number, None)
-        if line is not None:
-            _set_end(line, end)
-            self._gone.append(number)
+        relayed = self._links.pop(number, None)
+        if relayed is not None:
+            _set_end(relayed, end)
+            self._ended.append(number)
 
-    def _set_timer(self) -> None:
-        """Set the timer to the machine's deadline."""
-        deadline = self._machine.deadline
-        if deadline is None:
-            return
-        if self._timer is not None:
-            # The deadline usually moves later: the timer checks it when it fires.
-            if self._timer_due <= deadline:
-                return
-            self._timer.cancel()
-        self._timer_due = deadline
-        self._timer = self._clock.call_at(deadline, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        deadline = self._machine.deadline
-        if deadline is not None and deadline <= self._clock.now():
-            self._perform(self._machine.tick(self._clock.now()))
-        self._set_timer()
+    def _tick(self) -> None:
+        self._perform(self._machine.tick(self._clock.now()))
 
 
-def _set_end(line: _RelayedLink, end: ConnectionEnd) -> None:
+def _set_end(relayed: _RelayedLink, end: ConnectionEnd) -> None:
     """Record why the link ends; the first reason counts."""
-    if not line.ended.done():
-        line.ended.set_result(end)
-
-
-def _connection_lost(closed: LinkClosed) -> ConnectionEnd:
-    return ConnectionEnd(str(closed), closed.code, closed.text, by_peer=True)
+    if not relayed.ended.done():
+        relayed.ended.set_result(end)
 
 
 RESTART_AFTER = 1.0  # seconds until an ended session restarts
@@ -240,9 +218,9 @@ ServeSession: TypeAlias = Callable[
 
 
 async def run_relay_member(
-    switching: RelayRunner,
+    runner: RelayRunner,
     wire: str,
-    begin: Callable[[float], PeerSession],
+    new_session: Callable[[float], PeerSession],
     serve: ServeSession,
     clock: Clock,
 ) -> None:
@@ -250,6 +228,6 @@ async def run_relay_member(
     while True:
         local, remote = local_links("coordinator", "switch")
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(switching.serve(remote, UpgradeRequest(path="")))
-            await serve(wire, begin(clock.now()), local)
+            tasks.create_task(runner.serve(remote, UpgradeRequest(path="")))
+            await serve(wire, new_session(clock.now()), local)
         await asyncio.sleep(RESTART_AFTER)

@@ -28,6 +28,52 @@ class Clock(Protocol):
         ...
 
 
+class DeadlineTimer:
+    """Calls ``tick`` when the deadline of a state machine has come.
+
+    ``deadline`` returns the current one; None: there is none.  ``update`` is called
+    after anything that may have changed it.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        deadline: Callable[[], float | None],
+        tick: Callable[[], None],
+    ) -> None:
+        self._clock = clock
+        self._deadline = deadline
+        self._tick = tick
+        self._timer: Timer | None = None
+        self._due = 0.0
+
+    def update(self) -> None:
+        """Set the timer to the deadline."""
+        deadline = self._deadline()
+        if deadline is None:
+            return
+        if self._timer is not None:
+            # The deadline usually moves later: the timer checks it when it fires.
+            if self._due <= deadline:
+                return
+            self._timer.cancel()
+        self._due = deadline
+        self._timer = self._clock.call_at(deadline, self._fire)
+
+    def cancel(self) -> None:
+        """Stop the timer; ``update`` sets it again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self._timer = None
+        deadline = self._deadline()
+        if deadline is not None and deadline <= self._clock.now():
+            self._tick()
+        self.update()
+
+
 class LoopClock:
     """The running event loop's time.
 

@@ -19,7 +19,7 @@ from shoal.protocols.seam.session import (
     Send,
     Session,
 )
-from shoal.transports.clock import Clock, Timer
+from shoal.transports.clock import Clock, DeadlineTimer
 from shoal.transports.link import FramingLink, Link, LinkClosed
 from shoal.transports.outbox import ISSUED_MAX, Outbox
 
@@ -43,6 +43,16 @@ class ConnectionEnd:
     text: str = ""
     by_peer: bool = False
 
+    @classmethod
+    def of_link(cls, closed: LinkClosed) -> "ConnectionEnd":
+        """Return the end of a connection whose link has ended."""
+        return cls(str(closed), closed.code, closed.text, by_peer=True)
+
+
+STOPPED_READING = ConnectionEnd(
+    "peer stopped reading", CloseCode.POLICY_VIOLATION, "too much unread"
+)
+
 
 class Driver(Generic[In, Out]):
     """Couples a session to a link.
@@ -61,13 +71,14 @@ class Driver(Generic[In, Out]):
         self._session = session
         self._link = link
         self._clock = clock
-        self._receive = on_message
+        self._on_message = on_message
         self._outbox = Outbox(link)
         self._ended: asyncio.Future[ConnectionEnd | Exception] | None = None
-        self._timer: Timer | None = None
-        self._timer_due = 0.0
+        self._timer = DeadlineTimer(
+            clock, self._deadline, lambda: self._step(session.tick)
+        )
         self._notices = 0
-        self._parting_sent = False  # the session knows
+        self._loss_reported = False  # to the session
 
     @property
     def accepts(self) -> frozenset[type]:
@@ -86,19 +97,18 @@ class Driver(Generic[In, Out]):
         """
         self._ended = asyncio.get_running_loop().create_future()
         async with asyncio.TaskGroup() as tasks:
-            reader = tasks.create_task(self._reading())
+            reader = tasks.create_task(self._start_reading())
             writer = tasks.create_task(self._write())
             self._step(self._session.tick)
             try:
                 end = await self._ended
             finally:
-                if self._timer is not None:
-                    self._timer.cancel()
-                # What was said last should still arrive: it may be an error.
+                self._timer.cancel()
+                # The last messages should still arrive: one may be an error.
                 self._outbox.close()
             reader.cancel()
-            # Not awaited, for a reader that is cancelled while it answers a ping takes
-            # the writer, which waits for the same room, along.
+            # Not awaited: a reader that is cancelled while it answers a ping also
+            # cancels the writer, which waits for the same room.
             await asyncio.wait([writer], timeout=FLUSH_TIMEOUT)
             writer.cancel()
         if isinstance(end, ConnectionEnd):
@@ -108,9 +118,9 @@ class Driver(Generic[In, Out]):
         raise end
 
     def send(self, message: Out) -> bool:
-        """Send a message; say whether the connection was still there to take it.
+        """Send a message; return whether the connection was still open.
 
-        Never waits: a peer that does not read is hung up on.
+        Never waits: a peer that does not read is disconnected.
         """
         if self._over:
             return False
@@ -118,7 +128,7 @@ class Driver(Generic[In, Out]):
         return True
 
     async def wait_for_room(self) -> None:
-        """Wait until the peer has read most of what was sent, or has gone."""
+        """Wait until the peer has read most of what was sent, or is disconnected."""
         await self._outbox.wait_for_room()
 
     def disconnect(
@@ -134,7 +144,10 @@ class Driver(Generic[In, Out]):
     def _over(self) -> bool:
         return self._ended is None or self._ended.done()
 
-    def _reading(self) -> Coroutine[None, None, None]:
+    def _deadline(self) -> float | None:
+        return None if self._over else self._session.deadline
+
+    def _start_reading(self) -> Coroutine[None, None, None]:
         """Let the link split messages, if it can; return the reader."""
         session, link = self._session, self._link
         if isinstance(session, FramedSession):
@@ -162,7 +175,7 @@ class Driver(Generic[In, Out]):
                 # A link that always has something never waits, and so never yields.
                 await asyncio.sleep(0)
         except LinkClosed as closed:
-            self._end_by_peer(_connection_lost(closed))
+            self._end_by_peer(ConnectionEnd.of_link(closed))
         except PeerError as error:
             self._end_by_peer(_protocol_broken(error))
         except Exception as error:
@@ -171,7 +184,7 @@ class Driver(Generic[In, Out]):
     def _on_messages(
         self, session: FramedSession[In], messages: Sequence[FramedMessage]
     ) -> None:
-        """Take messages that came while the reader waits."""
+        """Process messages that arrive while the reader waits."""
         if not self._over:
             self._step(lambda now: session.receive_messages(messages, now))
 
@@ -179,35 +192,15 @@ class Driver(Generic[In, Out]):
         try:
             await self._outbox.run()
         except LinkClosed as closed:
-            self._end_by_peer(_connection_lost(closed))
+            self._end_by_peer(ConnectionEnd.of_link(closed))
         except Exception as error:
             self._end(error)
 
-    def _set_timer(self) -> None:
-        """Have the session ticked at its deadline."""
-        deadline = self._session.deadline
-        if deadline is None or self._over:
-            return
-        if self._timer is not None:
-            # The deadline mostly moves away: the timer finds that out when it fires.
-            if self._timer_due <= deadline:
-                return
-            self._timer.cancel()
-        self._timer_due = deadline
-        self._timer = self._clock.call_at(deadline, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        deadline = self._session.deadline
-        if deadline is not None and deadline <= self._clock.now():
-            self._step(self._session.tick)
-        self._set_timer()
-
     def _step(
-        self, ask: Callable[[float], Sequence[In | Output]], patience: int = 1
+        self, step: Callable[[float], Sequence[In | Output]], patience: int = 1
     ) -> None:
         try:
-            self._perform(ask(self._clock.now()), patience)
+            self._perform(step(self._clock.now()), patience)
         except PeerError as error:
             self._end_by_peer(_protocol_broken(error))
         except Exception as error:
@@ -228,16 +221,12 @@ class Driver(Generic[In, Out]):
                 case Notice(text):
                     self._log_notice(text)
                 case message:
-                    self._receive(message)
-        self._set_timer()
+                    self._on_message(message)
+        self._timer.update()
 
     def _give_up(self) -> None:
         self._outbox.clear()
-        self._end_by_peer(
-            ConnectionEnd(
-                "peer stopped reading", CloseCode.POLICY_VIOLATION, "too much unread"
-            )
-        )
+        self._end_by_peer(STOPPED_READING)
 
     def _log_notice(self, text: str) -> None:
         self._notices += 1
@@ -247,13 +236,13 @@ class Driver(Generic[In, Out]):
             log.warning("notice peer=%s text='no more of these are logged'", self.peer)
 
     def _end_by_peer(self, end: ConnectionEnd) -> None:
-        """End it because of the peer, and let the session know first."""
+        """End the connection because of the peer, and notify the session first."""
         if (
             not self._over
-            and not self._parting_sent
+            and not self._loss_reported
             and isinstance(self._session, HandlesConnectionLoss)
         ):
-            self._parting_sent = True
+            self._loss_reported = True
             self._step(self._session.connection_lost)
         self._end(end)
 
@@ -261,10 +250,6 @@ class Driver(Generic[In, Out]):
         """Record the first reason to stop, and stop."""
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(end)
-
-
-def _connection_lost(closed: LinkClosed) -> ConnectionEnd:
-    return ConnectionEnd(str(closed), closed.code, closed.text, by_peer=True)
 
 
 def _protocol_broken(error: PeerError) -> ConnectionEnd:

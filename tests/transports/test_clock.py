@@ -1,0 +1,115 @@
+"""Timers that follow a deadline."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shoal.transports.clock import DeadlineTimer
+
+
+@dataclass(eq=False)
+class Alarm:
+    """A call that the clock has yet to make."""
+
+    when: float
+    call: Callable[[], None]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class ManualClock:
+    """A clock that a test moves."""
+
+    time: float = 0.0
+    alarms: list[Alarm] = field(default_factory=list)
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return self.time
+
+    def call_at(self, when: float, call: Callable[[], None]) -> Alarm:
+        alarm = Alarm(when, call)
+        self.alarms.append(alarm)
+        return alarm
+
+    def advance(self, time: float) -> None:
+        """Move to a time, and make the calls that are due by then."""
+        self.time = time
+        for alarm in [*self.alarms]:
+            if alarm.when <= time:
+                self.alarms.remove(alarm)
+                if not alarm.cancelled:
+                    alarm.call()
+
+
+@dataclass
+class Machine:
+    """A state machine that records when it is ticked, and then has no deadline."""
+
+    clock: ManualClock
+    deadline: float | None
+    ticks: list[float] = field(default_factory=list)
+
+    def tick(self) -> None:
+        self.ticks.append(self.clock.now())
+        self.deadline = None
+
+
+def machine_with_timer(deadline: float | None) -> tuple[Machine, DeadlineTimer]:
+    clock = ManualClock()
+    machine = Machine(clock, deadline)
+    timer = DeadlineTimer(clock, lambda: machine.deadline, machine.tick)
+    timer.update()
+    return machine, timer
+
+
+def test_the_machine_is_ticked_at_its_deadline_only() -> None:
+    machine, _ = machine_with_timer(5.0)
+
+    for time in (4.9, 5.0, 6.0):
+        machine.clock.advance(time)
+
+    assert machine.ticks == [5.0]
+
+
+def test_a_deadline_that_moves_later_does_not_set_the_timer_again() -> None:
+    machine, timer = machine_with_timer(5.0)
+
+    for deadline in (6.0, 7.0, 8.0):
+        machine.deadline = deadline
+        timer.update()
+    assert [alarm.when for alarm in machine.clock.alarms] == [5.0]
+
+    machine.clock.advance(5.0)
+    assert machine.ticks == []
+    machine.clock.advance(8.0)
+    assert machine.ticks == [8.0]
+
+
+def test_a_deadline_that_moves_earlier_is_met() -> None:
+    machine, timer = machine_with_timer(5.0)
+
+    machine.deadline = 2.0
+    timer.update()
+    machine.clock.advance(2.0)
+
+    assert machine.ticks == [2.0]
+
+
+def test_a_cancelled_timer_does_not_tick() -> None:
+    machine, timer = machine_with_timer(5.0)
+
+    timer.cancel()
+    machine.clock.advance(9.0)
+
+    assert machine.ticks == []
+
+
+def test_without_a_deadline_no_timer_is_set() -> None:
+    machine, _ = machine_with_timer(None)
+
+    assert machine.clock.alarms == []
