@@ -1,4 +1,4 @@
-"""Good input to begin with: what real peers wrote, and what ours say to each other."""
+"""Initial corpora: recordings of real peers, and exchanges between Shoal peers."""
 
 import json
 from collections.abc import Iterable
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from protocols.tealenet.network import Network
-from protocols.tealenet.network import coordinator_side as node_side
+from protocols.tealenet.network import local_coordinator as relay_coordinator
 from protocols.tealenet.peers import (
     OFFER,
     RUN,
     PeerPair,
-    coordinator_side,
+    local_coordinator,
+    local_worker,
     signer,
-    worker_side,
 )
 from shoal.domain.ids import JobId
 from shoal.domain.model_messages import ModelAnswer, ModelChunk, ModelDone, ModelQuery
@@ -48,40 +48,42 @@ def recorded(*groups: str) -> list[bytes]:
         if case["group"] not in groups:
             continue
         for name in ("json_text", "send", "data_json"):
-            if (said := case.get(name)) is not None:
-                text = said if isinstance(said, str) else json.dumps(said)
+            if (given := case.get(name)) is not None:
+                text = given if isinstance(given, str) else json.dumps(given)
                 found.append(text.encode(errors="surrogatepass"))
     return found
 
 
-def said_between(*, extended: bool) -> tuple[list[bytes], list[bytes]]:
-    """Return what a worker and its coordinator say to each other on a LAN.
+def lan_exchange(*, extended: bool) -> tuple[list[bytes], list[bytes]]:
+    """Return the messages of a worker and its coordinator to each other on a LAN.
 
-    Without ``extended`` they are two coordinators, who do not know the other's jobs.
+    Without ``extended`` they are two coordinators.
     """
-    one = worker_side("w", "t") if extended else coordinator_side("b", offers=(OFFER,))
-    two = PeerPair(
-        one, coordinator_side("a", admission=require_token("t"), open=not extended)
+    one = (
+        local_worker("w", "t") if extended else local_coordinator("b", offers=(OFFER,))
     )
-    two.settle()
-    asker, doer = two.acceptor, two.dialler
+    pair = PeerPair(
+        one, local_coordinator("a", admission=require_token("t"), open=not extended)
+    )
+    pair.settle()
+    submitter, server = pair.acceptor, pair.dialler
     for number in range(4):
-        asker.take(asker.conversation.send(_numbered(number), 1.0))
-        two.settle()
-        run: RunJob = doer.of(RunJob)[-1]
+        submitter.send(_numbered(number), 1.0)
+        pair.settle()
+        run: RunJob = server.messages(RunJob)[-1]
         job = (run.job_id, run.lease)
         tool = Delta(0, {"tool_calls": [{"index": 0, "id": "x"}]})
-        doer.take(doer.conversation.send(AnswerChunk(*job, ["a", tool]), 1.0))
+        server.send(AnswerChunk(*job, ["a", tool]), 1.0)
         ends = (
             Completed(*job, usage=Usage(3, 4), receipt=SignedReceipt(b"{}", b"s")),
             Rejected(*job, "busy"),
             Failed(*job, "broken"),
             Completed(*job, "length"),
         )
-        doer.take(doer.conversation.send(ends[number], 1.0))
-        two.settle()
-    for end in (asker, doer):
-        for about in (
+        server.send(ends[number], 1.0)
+        pair.settle()
+    for end in (submitter, server):
+        for event in (
             OffersChanged((OFFER,)),
             LoadChanged(WorkerLoad("hot", 3, 0.5)),
             ModelQuery("m"),
@@ -90,30 +92,30 @@ def said_between(*, extended: bool) -> tuple[list[bytes], list[bytes]]:
             ModelDone("550E8400-E29B-41D4-A716-446655440000", "m"),
             Draining("soon"),
         ):
-            end.take(end.conversation.send(about, 3.0))
-    two.until(6.0)
-    return doer.sent, asker.sent
+            end.send(event, 3.0)
+    pair.until(6.0)
+    return server.sent, submitter.sent
 
 
 def _numbered(number: int) -> RunJob:
     return replace(RUN, job_id=JobId(f"job{number}"))
 
 
-def said_on_relay() -> tuple[list[bytes], list[bytes]]:
-    """Return what nodes say to a relay of ours, and it to them, without secrets."""
+def relay_exchange() -> tuple[list[bytes], list[bytes]]:
+    """Return the messages of nodes to Shoal's relay, and those of the relay."""
     network = Network()
-    host = network.attach(node_side())
-    network.tell(host, ALL_PEERS, OffersChanged((OFFER,)))
-    worker = network.attach(worker_side("w"))
+    host = network.attach(relay_coordinator())
+    network.send(host, ALL_PEERS, OffersChanged((OFFER,)))
+    worker = network.attach(local_worker("w"))
     raw = network.attach_raw()
     key = signer("raw")
-    own = key.public_key.hex()
-    network.say(
+    node_id = key.public_key.hex()
+    network.send_raw(
         raw,
         "register",
         {
-            "nodeID": own,
-            "publicKey": own,
+            "nodeID": node_id,
+            "publicKey": node_id,
             "displayName": "raw",
             "capabilities": {
                 "hardware": {
@@ -128,10 +130,10 @@ def said_on_relay() -> tuple[list[bytes], list[bytes]]:
                 "maxModelSizeGB": 5.0,
                 "isAvailable": True,
             },
-            "signature": key.sign(own.encode()).hex(),
+            "signature": key.sign(node_id.encode()).hex(),
         },
     )
-    network.say(raw, "discover", {"requestingNodeID": own})
+    network.send_raw(raw, "discover", {"requestingNodeID": node_id})
     network.run(30.0)
     assert worker.closed is None
     to_nodes = [json.dumps(each).encode() for each in raw.inbox]

@@ -1,7 +1,7 @@
-"""Everything that reads what peers write, each as a function of bytes.
+"""The decoders of messages from peers, each as a function of bytes.
 
-A function takes whatever comes, or raises PeerError.  Where one input is several
-messages, ``SEPARATOR`` stands between them.
+A function accepts the data, or raises PeerError.  ``SEPARATOR`` separates the messages
+of one input.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -61,15 +61,15 @@ class Parser:
 
 
 def messages(data: bytes) -> None:
-    """A message between peers; what was read can be written."""
+    """A message between peers; a decoded one can be encoded."""
     message = decode(data)
     if message is not None and not isinstance(message, InferenceChunk):
-        again = decode(encode(message))
-        assert type(again) is type(message)
+        copy = decode(encode(message))
+        assert type(copy) is type(message)
 
 
 def requests(data: bytes) -> None:
-    """A request, of a peer of ours or another."""
+    """A request of a Shoal peer or a plain one."""
     message = decode(data)
     if isinstance(message, InferenceRequest):
         receipt_job_name(message)
@@ -79,7 +79,7 @@ def requests(data: bytes) -> None:
 
 
 def chunks(data: bytes) -> None:
-    """Pieces of one answer, in the four ways of reading them."""
+    """The chunks of one answer, for each kind of reader."""
     readers = [
         ChunkReader(several=several, exact=exact)
         for several in (False, True)
@@ -93,17 +93,17 @@ def chunks(data: bytes) -> None:
 
 
 def extension(data: bytes) -> None:
-    """Our field, in each of its places."""
+    """The field ``shoal``, in each message that has it."""
     raw = msgspec.Raw(data)
     read_error(raw)
-    pulse, said = read_heartbeat(raw), read_introduction(raw)
-    for offers in (pulse and pulse.offers, said and said.offers):
+    heartbeat, greeting = read_heartbeat(raw), read_introduction(raw)
+    for offers in (heartbeat and heartbeat.offers, greeting and greeting.offers):
         read_offers(offers or ())
     read_completion(raw)
 
 
 def introduction(data: bytes) -> None:
-    """How a peer greets."""
+    """A hello or a helloAck."""
     message = decode(data)
     if isinstance(message, Hello | HelloAck):
         greeting = read_greeting(message)
@@ -113,30 +113,30 @@ def introduction(data: bytes) -> None:
 
 
 def models(data: bytes) -> None:
-    """What is said of models' files, while one is fetched."""
+    """The messages that copy a model, during a transfer."""
     incoming = IncomingModel(TRANSFER, "m", 1 << 30)
     reader = ModelMessageReader()
     for line in data.split(SEPARATOR):
         message = decode(line)
         if isinstance(message, ModelTransferChunk | ModelTransferComplete):
             match reader.read(message, extended=False):
-                case ModelChunk() as word if incoming.belongs(word):
-                    incoming.add_chunk(word)
-                case ModelDone() as word if incoming.belongs(word):
-                    incoming.complete(word)
+                case ModelChunk() as received if incoming.belongs(received):
+                    incoming.add_chunk(received)
+                case ModelDone() as received if incoming.belongs(received):
+                    incoming.complete(received)
                 case _:
                     pass
 
 
 def relayed(data: bytes) -> None:
-    """A message of a relay; what was read can be written."""
+    """A message of a relay; a decoded one can be encoded."""
     message = decode_relayed(data)
     if message is not None:
         assert type(decode_relayed(encode_relayed(message))) is type(message)
 
 
 def directory(data: bytes) -> None:
-    """What a relay tells of other nodes, or what one says that it has."""
+    """A relay's list of nodes."""
     message = decode_relayed(data)
     if isinstance(message, DiscoverResponse):
         known = NodeDirectory("0" * 64, PinnedKeys())
@@ -145,7 +145,7 @@ def directory(data: bytes) -> None:
 
 
 def capabilities(data: bytes) -> None:
-    """What a node says that it has."""
+    """The capabilities of a node."""
     directory(
         b'{"discoverResponse":{"peers":[{"nodeID":"%b","publicKey":"","displayName":'
         b'"","lastSeen":0,"capabilities":%b}]}}' % (b"1" * 64, data)
@@ -153,7 +153,7 @@ def capabilities(data: bytes) -> None:
 
 
 def txt(data: bytes) -> None:
-    """What a service's TXT record says, where another coordinator looks for it."""
+    """The TXT record of a discovered service."""
     info = ServiceInfo(KIND, f"x.{KIND}", 80, properties=data, addresses=[bytes(4)])
     (browser,) = (
         each
@@ -164,10 +164,10 @@ def txt(data: bytes) -> None:
 
 
 def _cluster() -> list[bytes]:
-    ours = [*corpus.said_between(extended=True), *corpus.said_between(extended=False)]
-    said = {each for some in ours for each in some}
+    sent = [*corpus.lan_exchange(extended=True), *corpus.lan_exchange(extended=False)]
+    unique = {each for some in sent for each in some}
     groups = ("cluster_decode", "cluster_swift_emits", "cluster_rust_emits")
-    return corpus.recorded(*groups) + sorted(said)
+    return corpus.recorded(*groups) + sorted(unique)
 
 
 def _of_kinds(*kinds: bytes) -> list[bytes]:
@@ -176,16 +176,16 @@ def _of_kinds(*kinds: bytes) -> list[bytes]:
 
 def _fields() -> list[bytes]:
     return [
-        each[place + len(b'"shoal":') : -3]
+        each[offset + len(b'"shoal":') : -3]
         for each in _cluster()
-        if (place := each.find(b'"shoal":')) >= 0
+        if (offset := each.find(b'"shoal":')) >= 0
     ]
 
 
 def _relayed() -> list[bytes]:
     groups = ("relay_swift_emits", "relay_decode", "relay_server", "relay_server_crash")
-    said = {each for some in corpus.said_on_relay() for each in some}
-    return corpus.recorded(*groups) + sorted(said)
+    unique = {each for some in corpus.relay_exchange() for each in some}
+    return corpus.recorded(*groups) + sorted(unique)
 
 
 def _records() -> list[bytes]:

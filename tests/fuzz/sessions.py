@@ -11,18 +11,18 @@ from fuzz.corpus import framed
 from fuzz.mutations import SEPARATOR
 from protocols.settings import setting
 from protocols.tealenet.network import HOST, deterministic_bytes
-from protocols.tealenet.network import coordinator_side as node_side
+from protocols.tealenet.network import local_coordinator as relay_coordinator
 from protocols.tealenet.peers import (
     OFFER,
     RUN,
     chunk,
-    coordinator_side,
     encoded,
     heartbeat,
     hello,
     inference_request,
+    local_coordinator,
+    local_worker,
     signer,
-    worker_side,
 )
 from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import AnswerChunk, Completed, OffersChanged, RunJob
@@ -71,7 +71,7 @@ def stranger(data: bytes) -> None:
 
 
 def lan(data: bytes) -> None:
-    """A connection of a Mac that was let in, has a job of ours, and asks for one."""
+    """A connection of an admitted Mac that runs a job and submits one."""
     session = _accepted()
     _stream(session, framed([encode(hello()), encode(heartbeat())]))
     outputs = [*session.tick(1.0), *session.receive([framed([encode(heartbeat())])], 1)]
@@ -79,24 +79,24 @@ def lan(data: bytes) -> None:
         isinstance(each, PeerMessage) and isinstance(each.message, PeerJoined)
         for each in outputs
     )
-    asked = session.send(ToPeer("1", RUN), 1.0)
-    (sent,) = (each.data for each in asked if isinstance(each, Send))
+    outputs = [*session.send(ToPeer("1", RUN), 1.0)]
+    (sent,) = (each.data for each in outputs if isinstance(each, Send))
     assert isinstance(sent, bytes)
-    place = sent.index(b'"requestID":"') + 13
-    data = data.replace(REQUEST, sent[place : place + 36])
+    offset = sent.index(b'"requestID":"') + 13
+    data = data.replace(REQUEST, sent[offset : offset + 36])
     _stream(session, framed(data.split(SEPARATOR)))
 
 
 def worker(data: bytes) -> None:
-    """What a worker hears of the coordinator that it joined."""
+    """The messages to a worker from the coordinator that it joined."""
 
-    def begin(now: float) -> PeerSession:
-        own = worker_side("w", "t")
+    def open_session(now: float) -> PeerSession:
+        local = local_worker("w", "t")
         return lan_session(
-            own, TealeConnection(True), DeviceConnections(own.device_id, 30.0)
+            local, TealeConnection(True), DeviceConnections(local.device_id, 30.0)
         )
 
-    session = WorkerSession(begin, SENDABLE, MembershipState())
+    session = WorkerSession(open_session, SENDABLE, MembershipState())
     session.tick(0.0)
     for message in data.split(SEPARATOR):
         for each in session.receive([framed([message])], 1.0):
@@ -110,25 +110,25 @@ def worker(data: bytes) -> None:
 
 
 def node(data: bytes) -> None:
-    """What a node hears of its relay."""
-    node = RelayNode(node_side(), 0.0)
+    """The messages to a node from its relay."""
+    node = RelayNode(relay_coordinator(), 0.0)
     node.tick(0.0)
     node.send(ToPeer(ALL_PEERS, OffersChanged((OFFER,))), 0.0)
-    own = node.id.encode()
+    node_id = node.id.encode()
     for number, line in enumerate(data.split(SEPARATOR)):
-        _take(node, node.receive([line.replace(b"0" * 64, own)], float(number)))
-        _take(node, node.tick(float(number)))
+        _answer(node, node.receive([line.replace(b"0" * 64, node_id)], float(number)))
+        _answer(node, node.tick(float(number)))
     node.tick(1000.0)
 
 
 def relay(data: bytes) -> None:
-    """What a relay hears of three nodes, of which two have registered."""
-    given = replace(
+    """The messages to a relay from three nodes, of which two have registered."""
+    context = replace(
         setting(), identity=HOST, random_bytes=deterministic_bytes(b"relay")
     )
-    relay = RelayServer(given)
+    relay = RelayServer(context)
     for link, key in enumerate((ANNE, BELA, HOST)):
-        relay.link_opened(link, UpgradeRequest("/ws", address="here"), 0.0)
+        relay.link_opened(link, UpgradeRequest("/ws", address="192.0.2.1"), 0.0)
         if key is not HOST:
             relay.receive(link, [registration(key)], 0.0)
     for number, line in enumerate(data.split(SEPARATOR)):
@@ -140,7 +140,7 @@ def relay(data: bytes) -> None:
 
 
 def noise(data: bytes) -> None:
-    """Each message of Noise's handshake, and what follows it."""
+    """Each message of a Noise handshake, and transport messages."""
     initiator = NoiseInitiator(
         ANNE, BELA.exchange_key, PROLOGUE, deterministic_bytes(b"1")
     )
@@ -149,35 +149,35 @@ def noise(data: bytes) -> None:
         NoiseResponder(BELA, PROLOGUE, data)
     with suppress(PeerError):
         initiator.read_second(data)
-    second, theirs = NoiseResponder(BELA, PROLOGUE, first).write_second(
+    second, responder_keys = NoiseResponder(BELA, PROLOGUE, first).write_second(
         deterministic_bytes(b"2")
     )
-    _, ours = initiator.read_second(second)
-    for secrets in (theirs, ours):
-        NoiseChannel(secrets).open(data)
+    _, initiator_keys = initiator.read_second(second)
+    for keys in (responder_keys, initiator_keys):
+        NoiseChannel(keys).open(data)
 
 
 def teale(data: bytes) -> None:
-    """The same of TealeNet's own channel."""
+    """The same for TealeNet's own channel."""
     initiator = TealeInitiator(ANNE, BELA.exchange_key, deterministic_bytes(b"1"))
     first = initiator.write_first(bytes(12))
     with suppress(PeerError):
         TealeResponder(BELA, data)
     with suppress(PeerError):
         initiator.read_second(data)
-    second, theirs = TealeResponder(BELA, first).write_second(
+    second, responder_keys = TealeResponder(BELA, first).write_second(
         deterministic_bytes(b"2"), bytes(12)
     )
-    ours = initiator.read_second(second)
-    for secrets in (theirs, ours):
-        TealeChannel(TealePackets(secrets)).open(data)
+    initiator_keys = initiator.read_second(second)
+    for keys in (responder_keys, initiator_keys):
+        TealeChannel(TealePackets(keys)).open(data)
 
 
 def secure(data: bytes) -> None:
-    """What a session on a relay hears before and after it is protected."""
-    for begins in (True, False):
+    """The data of a relay session during and after the handshake."""
+    for initiates in (True, False):
         for keys in ("", "n", "t", "nt"):
-            one = SecureSession(_ends(keys), initiates=begins)
+            one = SecureSession(_ends(keys), initiates=initiates)
             one.start(0.0)
             for line in data.split(SEPARATOR):
                 one.receive(line, 0.0)
@@ -190,9 +190,9 @@ def secure(data: bytes) -> None:
 
 
 def _accepted() -> PeerSession:
-    own = coordinator_side("a", offers=(OFFER,))
+    local = local_coordinator("a", offers=(OFFER,))
     session = lan_session(
-        own, TealeConnection(False), DeviceConnections(own.device_id, 30.0)
+        local, TealeConnection(False), DeviceConnections(local.device_id, 30.0)
     )
     session.tick(0.0)
     return session
@@ -200,12 +200,12 @@ def _accepted() -> PeerSession:
 
 def _stream(session: PeerSession, data: bytes) -> None:
     for at in range(0, len(data), PIECE):
-        _take(session, session.receive([data[at : at + PIECE]], 1.0))
-    _take(session, session.tick(2.0))
+        _answer(session, session.receive([data[at : at + PIECE]], 1.0))
+    _answer(session, session.tick(2.0))
 
 
-def _take(session: PeerSession, outputs: Iterable[Any]) -> None:
-    """Do what is asked for."""
+def _answer(session: PeerSession, outputs: Iterable[Any]) -> None:
+    """Answer jobs, and submit one to each peer that joins."""
     for each in outputs:
         if isinstance(each, PeerMessage) and isinstance(each.message, RunJob):
             job = (each.message.job_id, each.message.lease)
@@ -230,68 +230,78 @@ def _ends(keys: str) -> SessionParties:
 
 
 def registration(key: Signer) -> bytes:
-    """Return how a node becomes known to a relay."""
-    own = key.public_key.hex()
-    said = {
-        "nodeID": own,
-        "publicKey": own,
+    """Return a node's registration."""
+    node_id = key.public_key.hex()
+    payload = {
+        "nodeID": node_id,
+        "publicKey": node_id,
         "displayName": "a node",
         "capabilities": {"isAvailable": True, "loadedModels": ["m"]},
-        "signature": key.sign(own.encode()).hex(),
+        "signature": key.sign(node_id.encode()).hex(),
     }
-    return json.dumps({"register": said}).encode()
+    return json.dumps({"register": payload}).encode()
 
 
-# Where to begin.
+# Initial corpora.
 
 
 def _streams() -> list[bytes]:
-    said = [*corpus.said_between(extended=True), *corpus.said_between(extended=False)]
+    sent = [
+        *corpus.lan_exchange(extended=True),
+        *corpus.lan_exchange(extended=False),
+    ]
     macs = corpus.recorded("cluster_swift_emits", "cluster_rust_emits")
-    return [framed(each) for each in [*said, macs, [b"null"], [b""]]]
+    return [framed(each) for each in [*sent, macs, [b"null"], [b""]]]
 
 
 def _scripts() -> list[bytes]:
-    asking = [encode(inference_request()), encoded(chunk(REQUEST.decode(), "hi"))]
-    said = corpus.said_between(extended=False)
-    lines = [*corpus.recorded("cluster_swift_emits", "cluster_rust_emits"), *asking]
-    return [*lines, SEPARATOR.join(lines), *map(SEPARATOR.join, said)]
+    requests = [encode(inference_request()), encoded(chunk(REQUEST.decode(), "hi"))]
+    messages = corpus.lan_exchange(extended=False)
+    lines = [*corpus.recorded("cluster_swift_emits", "cluster_rust_emits"), *requests]
+    return [*lines, SEPARATOR.join(lines), *map(SEPARATOR.join, messages)]
 
 
-def _told() -> list[bytes]:
-    said = corpus.said_between(extended=True)[1]
-    return [SEPARATOR.join(said[: number + 1]) for number in range(len(said))]
+def _worker_scripts() -> list[bytes]:
+    messages = corpus.lan_exchange(extended=True)[1]
+    return [SEPARATOR.join(messages[: number + 1]) for number in range(len(messages))]
 
 
 def _on_relay() -> list[bytes]:
-    """Return what two nodes say to their relay, and what it says."""
+    """Return the messages of two nodes to their relay, and those of the relay."""
     one, two = (key.public_key.hex() for key in (ANNE, BELA))
     ends = {"fromNodeID": one, "toNodeID": two, "sessionID": SESSION}
     back = {"fromNodeID": two, "toNodeID": one, "sessionID": SESSION}
-    to_us = ends | {"toNodeID": HOST.public_key.hex()}
-    heard = [
+    to_host = ends | {"toNodeID": HOST.public_key.hex()}
+    payloads = [
         {"relayOpen": ends},
         {"relayReady": back},
         {"relayData": ends | {"data": "e30="}},
         {"relayClose": back},
-        {"relayOpen": to_us},
-        {"relayData": to_us | {"data": encode_base64(encode(hello()))}},
-        {"relayData": to_us | {"data": encode_base64(encode(heartbeat()))}},
-        {"relayData": to_us | {"data": encode_base64(encode(inference_request()))}},
+        {"relayOpen": to_host},
+        {"relayData": to_host | {"data": encode_base64(encode(hello()))}},
+        {"relayData": to_host | {"data": encode_base64(encode(heartbeat()))}},
+        {"relayData": to_host | {"data": encode_base64(encode(inference_request()))}},
         {"registerAck": {"nodeID": one, "registeredAt": 1.0, "ttlSeconds": 300}},
         {"registerChallenge": {"challenge": "00" * 32}},
         {"peerLeft": {"nodeID": one, "displayName": "x"}},
         {"error": {"code": "peer_not_found", "message": f"Peer {one} is not"}},
     ]
-    said = [json.dumps(each).encode() for each in heard]
+    messages = [json.dumps(each).encode() for each in payloads]
     groups = ("relay_swift_emits", "relay_decode", "relay_server", "relay_server_crash")
     lines = corpus.recorded(*groups)
-    ours, theirs = corpus.said_on_relay()
-    return [*lines, *ours, *theirs, *said, SEPARATOR.join(said), SEPARATOR.join(lines)]
+    to_relay, from_relay = corpus.relay_exchange()
+    return [
+        *lines,
+        *to_relay,
+        *from_relay,
+        *messages,
+        SEPARATOR.join(messages),
+        SEPARATOR.join(lines),
+    ]
 
 
 def _first_messages() -> list[bytes]:
-    """Return the beginnings of both handshakes, and what may follow."""
+    """Return the first messages of both handshakes, and data that may follow."""
     noise = NoiseInitiator(ANNE, BELA.exchange_key, PROLOGUE, deterministic_bytes(b"1"))
     teale = TealeInitiator(ANNE, BELA.exchange_key, deterministic_bytes(b"1"))
     bare = [
@@ -314,7 +324,7 @@ SESSIONS: Mapping[
 ] = {
     "stranger": (stranger, _streams),
     "lan": (lan, _scripts),
-    "worker": (worker, _told),
+    "worker": (worker, _worker_scripts),
     "node": (node, _on_relay),
     "relay": (relay, _on_relay),
     "noise": (noise, _first_messages),

@@ -1,4 +1,4 @@
-"""Nodes around a relay of ours, in memory and in virtual time."""
+"""Nodes connected to Shoal's relay, in memory and in virtual time."""
 
 import json
 from collections import deque
@@ -25,7 +25,7 @@ EPOCH = 1.8e9  # seconds
 
 
 def deterministic_bytes(seed: bytes) -> Callable[[int], bytes]:
-    """Return a source of chance that never says the same twice."""
+    """Return a source of random bytes that never repeats, the same for each seed."""
     count = 0
 
     def draw(size: int) -> bytes:
@@ -39,83 +39,82 @@ def deterministic_bytes(seed: bytes) -> Callable[[int], bytes]:
     return draw
 
 
-def coordinator_side(
+def local_coordinator(
     config: Config | None = None,
     admission: AdmissionCheck | None = None,
     signer: Signer = HOST,
 ) -> TealeLocalNode:
-    """Return a coordinator's side."""
-    given = setting(1, admission)
-    given = replace(
-        given,
+    """Return a coordinator's end."""
+    context = replace(
+        setting(1, admission),
         identity=signer,
         random_bytes=deterministic_bytes(signer.public_key),
         epoch=EPOCH,
         name="host",
     )
-    return coordinator_node(config or Config(), given)
+    return coordinator_node(config or Config(), context)
 
 
 @dataclass
 class ShoalNode:
-    """A node of ours, and all that was heard of it."""
+    """A Shoal node, and the messages that it received."""
 
     link: int
     node: RelayNode
-    heard: list[PeerMessage] = field(default_factory=list)
+    received: list[PeerMessage] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     closed: str | None = None
 
-    def words(self, kind: type, peer: str | None = None) -> list[Any]:
-        """Return what was heard of a kind, from a peer or from all of them."""
+    def messages(self, kind: type, peer: str | None = None) -> list[Any]:
+        """Return the received messages of a type, from one peer or from all."""
         return [
             each.message
-            for each in self.heard
+            for each in self.received
             if isinstance(each.message, kind) and peer in (None, each.peer)
         ]
 
 
 @dataclass
 class ForeignNode:
-    """A node that is not ours: it says what a test wants it to."""
+    """A node whose messages a test writes by hand."""
 
     link: int
     inbox: list[dict[str, Any]] = field(default_factory=list)
     closed: tuple[int, str] | None = None
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        """Return the payloads of the messages of a kind that it got."""
+    def payloads(self, kind: str) -> list[dict[str, Any]]:
+        """Return the payloads of the received messages of a kind."""
         return [each[kind] for each in self.inbox if kind in each]
 
 
 class Network:
-    """A relay and whoever is connected to it."""
+    """A relay and the nodes that are connected to it."""
 
     def __init__(self, signer: Signer = HOST) -> None:
-        given = replace(
+        context = replace(
             setting(),
             identity=signer,
             random_bytes=deterministic_bytes(b"relay"),
             epoch=EPOCH,
         )
-        self.relay = RelayServer(given)
+        self.relay = RelayServer(context)
         self.now = 0.0
-        self.carried: list[str] = []  # all that nodes said to the relay
+        self.carried: list[str] = []  # all messages to the relay
         self._links = 0
         self._ends: dict[int, ShoalNode | ForeignNode] = {}
         self._to_relay: deque[tuple[int, Data]] = deque()
 
-    def attach(self, own: TealeLocalNode, **options: Any) -> ShoalNode:
-        """Connect a node of ours."""
-        end = ShoalNode(self._link(), RelayNode(own, self.now, **options))
+    def attach(self, local: TealeLocalNode, **options: Any) -> ShoalNode:
+        """Connect a Shoal node."""
+        end = ShoalNode(self._open_link(), RelayNode(local, self.now, **options))
         self._ends[end.link] = end
-        self._out(end, end.node.tick(self.now))
+        self._apply(end, end.node.tick(self.now))
         self.settle()
         return end
 
     def attach_raw(self) -> ForeignNode:
-        """Connect somebody else."""
-        end = ForeignNode(self._link())
+        """Connect a node whose messages the test writes."""
+        end = ForeignNode(self._open_link())
         self._ends[end.link] = end
         return end
 
@@ -125,18 +124,18 @@ class Network:
         self._route(self.relay.link_closed(end.link, self.now))
         self.settle()
 
-    def say(self, end: ForeignNode, kind: str, payload: object) -> None:
-        """Let somebody else say something."""
+    def send_raw(self, end: ForeignNode, kind: str, payload: object) -> None:
+        """Send a message of a foreign node to the relay."""
         self._to_relay.append((end.link, json.dumps({kind: payload})))
         self.settle()
 
-    def tell(self, end: ShoalNode, peer: str, word: Event | Command) -> None:
-        """Let a node of ours say something."""
-        self._out(end, end.node.send(ToPeer(peer, word), self.now))
+    def send(self, end: ShoalNode, peer: str, message: Event | Command) -> None:
+        """Send a message of a Shoal node to one of its peers."""
+        self._apply(end, end.node.send(ToPeer(peer, message), self.now))
         self.settle()
 
     def settle(self) -> None:
-        """Deliver everything that is on its way."""
+        """Deliver messages until none is left."""
         while True:
             while self._to_relay:
                 link, data = self._to_relay.popleft()
@@ -146,7 +145,7 @@ class Network:
                 return
 
     def run(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock; handle each deadline at its time."""
         until = self.now + seconds
         while True:
             self.settle()
@@ -157,11 +156,11 @@ class Network:
         self.now = until
         self.settle()
 
-    def _link(self) -> int:
+    def _open_link(self) -> int:
         self._links += 1
         self._route(
             self.relay.link_opened(
-                self._links, UpgradeRequest("/ws", address="here"), self.now
+                self._links, UpgradeRequest("/ws", address="192.0.2.1"), self.now
             )
         )
         return self._links
@@ -178,7 +177,7 @@ class Network:
         for end in self._nodes():
             due = end.node.deadline
             if due is not None and due <= self.now:
-                self._out(end, end.node.tick(self.now))
+                self._apply(end, end.node.tick(self.now))
                 acted = True
         due = self.relay.deadline
         if due is not None and due <= self.now:
@@ -186,7 +185,7 @@ class Network:
             acted = True
         return acted
 
-    def _out(self, end: ShoalNode, outputs: Iterable[object]) -> None:
+    def _apply(self, end: ShoalNode, outputs: Iterable[object]) -> None:
         for output in outputs:
             match output:
                 case Send(data):
@@ -196,7 +195,7 @@ class Network:
                 case Notice(text):
                     end.notices.append(text)
                 case PeerMessage():
-                    end.heard.append(output)
+                    end.received.append(output)
                 case _:
                     raise AssertionError(output)
 
@@ -220,4 +219,4 @@ class Network:
         if isinstance(end, ForeignNode):
             end.inbox.append(json.loads(data))
         elif end is not None:
-            self._out(end, end.node.receive([data], self.now))
+            self._apply(end, end.node.receive([data], self.now))

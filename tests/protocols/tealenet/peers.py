@@ -1,4 +1,4 @@
-"""Two ends of a conversation, tied together without a network, in made-up time."""
+"""Peer sessions connected in memory, in virtual time."""
 
 import json
 from collections.abc import Sequence
@@ -51,27 +51,27 @@ OFFER = Offer(
 
 
 def signer(name: str) -> Signer:
-    """Return the key of whoever has this name."""
+    """Return the key that belongs to a name."""
     return Signer.from_seed(sha256(name.encode()).digest())
 
 
-def coordinator_side(name: str, **given: Any) -> TealeLocalNode:
-    """Return a coordinator's side, with a key of its own."""
+def local_coordinator(name: str, **given: Any) -> TealeLocalNode:
+    """Return a coordinator's end, with a key of its own."""
     config = Config(**{k: v for k, v in given.items() if k in ("open", "passcode")})
     admission: AdmissionCheck | None = given.get("admission")
     key = signer(name)
-    around = replace(
+    context = replace(
         setting(admission=admission),
         name=name,
         identity=key,
         random_bytes=bytes,
         epoch=1e9,
     )
-    return replace(coordinator_node(config, around), offers=given.get("offers", ()))
+    return replace(coordinator_node(config, context), offers=given.get("offers", ()))
 
 
-def worker_side(name: str, token: str = "", passcode: str = "") -> TealeLocalNode:
-    """Return a worker's side, with one model."""
+def local_worker(name: str, token: str = "", passcode: str = "") -> TealeLocalNode:
+    """Return a worker's end, with one model."""
     key = signer(name)
     return TealeLocalNode(
         role=TealeRole.WORKER,
@@ -89,16 +89,25 @@ def worker_side(name: str, token: str = "", passcode: str = "") -> TealeLocalNod
 
 @dataclass
 class PeerEnd:
-    """One end, and what it heard; ``notices`` are for people."""
+    """A session, and what it received and sent."""
 
-    conversation: TealePeerSession
-    heard: list[PeerJoined | Event | Command] = field(default_factory=list)
+    session: TealePeerSession
+    received: list[PeerJoined | Event | Command] = field(default_factory=list)
     closed: str | None = None
-    sent: list[bytes] = field(default_factory=list)  # all, ever
+    sent: list[bytes] = field(default_factory=list)
     outbox: list[bytes] = field(default_factory=list)  # not delivered yet
     notices: list[str] = field(default_factory=list)
 
-    def take(self, outputs: Sequence[object]) -> None:
+    def send(self, message: Event | Command, now: float) -> None:
+        """Send a message through the session."""
+        self.apply(self.session.send(message, now))
+
+    def receive(self, batch: Sequence[bytes], now: float) -> None:
+        """Let the session receive messages of the other end."""
+        self.apply(self.session.receive(batch, now))
+
+    def apply(self, outputs: Sequence[object]) -> None:
+        """Record the outputs of the session."""
         for output in outputs:
             match output:
                 case Send(data):
@@ -109,41 +118,48 @@ class PeerEnd:
                     self.closed = reason
                 case Notice(text):
                     self.notices.append(text)
-                case word:
-                    self.heard.append(word)  # type: ignore[arg-type]  # all that is left
+                case message:
+                    self.received.append(message)  # type: ignore[arg-type]  # no other types
 
-    def of(self, kind: type) -> list[Any]:
-        """Return what was heard of a kind."""
-        return [each for each in self.heard if isinstance(each, kind)]
+    def messages(self, kind: type) -> list[Any]:
+        """Return the received messages of a type."""
+        return [each for each in self.received if isinstance(each, kind)]
 
     @property
-    def said(self) -> list[tuple[str, Any]]:
-        """All messages that it sent, each with its kind and payload."""
+    def sent_messages(self) -> list[tuple[str, Any]]:
+        """All sent messages, each as its kind and payload."""
         return [message_of(data) for data in self.sent]
 
 
 class PeerPair:
-    """A dialler and an acceptor."""
+    """Two connected sessions: a dialler and an acceptor."""
 
     def __init__(
         self,
         dialler: TealeLocalNode,
         acceptor: TealeLocalNode,
-        manners: LinkProfile = LAN,
+        profile: LinkProfile = LAN,
         *,
-        named: bool = False,
-        desks: tuple[DeviceConnections | None, DeviceConnections | None] = (None, None),
+        configured: bool = False,
+        device_connections: tuple[
+            DeviceConnections | None, DeviceConnections | None
+        ] = (None, None),
     ) -> None:
         self.now = 0.0
-        caller = TealeConnection(True, configured=named)
-        self.dialler = PeerEnd(TealePeerSession(dialler, caller, manners, desks[0]))
-        callee = TealeConnection(False)
-        self.acceptor = PeerEnd(TealePeerSession(acceptor, callee, manners, desks[1]))
+        outgoing = TealeConnection(True, configured=configured)
+        for_dialler, for_acceptor = device_connections or (None, None)
+        self.dialler = PeerEnd(
+            TealePeerSession(dialler, outgoing, profile, for_dialler)
+        )
+        incoming = TealeConnection(False)
+        self.acceptor = PeerEnd(
+            TealePeerSession(acceptor, incoming, profile, for_acceptor)
+        )
         for end in (self.acceptor, self.dialler):
-            end.take(end.conversation.tick(0.0))
+            end.apply(end.session.tick(0.0))
 
     def settle(self) -> "PeerPair":
-        """Deliver what was sent, and what is answered, until nothing is left."""
+        """Deliver messages until none is left."""
         while self.dialler.outbox or self.acceptor.outbox:
             for one, other in (
                 (self.dialler, self.acceptor),
@@ -151,71 +167,69 @@ class PeerPair:
             ):
                 batch, one.outbox = one.outbox, []
                 if batch:
-                    other.take(other.conversation.receive(batch, self.now))
+                    other.apply(other.session.receive(batch, self.now))
         return self
 
     def until(self, when: float) -> "PeerPair":
-        """Let time pass, with everything that is due in it."""
+        """Advance the clock; handle each deadline at its time."""
         self.settle()
         while True:
             ends = (self.dialler, self.acceptor)
-            dues = [
-                due for end in ends if (due := end.conversation.deadline) is not None
+            deadlines = [
+                due for end in ends if (due := end.session.deadline) is not None
             ]
-            if not dues or min(dues) > when:
+            if not deadlines or min(deadlines) > when:
                 break
-            self.now = max(self.now, min(dues))
+            self.now = max(self.now, min(deadlines))
             for end in ends:
-                due = end.conversation.deadline
+                due = end.session.deadline
                 if due is not None and due <= self.now:
-                    end.take(end.conversation.tick(self.now))
+                    end.apply(end.session.tick(self.now))
             self.settle()
         self.now = when
         return self
 
 
 class ForeignPeer:
-    """One end with a peer that is none of ours: what it says is written by hand."""
+    """A session whose peer is a test: it writes the peer's messages by hand."""
 
     def __init__(
         self,
-        own: TealeLocalNode,
+        local: TealeLocalNode,
         *,
         dialled: bool = False,
-        manners: LinkProfile = LAN,
-        caller: TealeConnection | None = None,
-        desk: DeviceConnections | None = None,
+        profile: LinkProfile = LAN,
+        connection: TealeConnection | None = None,
     ) -> None:
         self.now = 0.0
         self.end = PeerEnd(
-            TealePeerSession(own, caller or TealeConnection(dialled), manners, desk)
+            TealePeerSession(local, connection or TealeConnection(dialled), profile)
         )
-        self.end.take(self.end.conversation.tick(0.0))
+        self.end.apply(self.end.session.tick(0.0))
 
-    def say(self, message: SentMessage | bytes, after: float = 0.0) -> None:
-        """Say something, so much later."""
+    def deliver(self, message: SentMessage | bytes, after: float = 0.0) -> None:
+        """Deliver a message of the peer, ``after`` seconds later."""
         self.wait(after)
         data = message if isinstance(message, bytes) else encode(message)
-        self.end.take(self.end.conversation.receive([data], self.now))
+        self.end.apply(self.end.session.receive([data], self.now))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, with everything that is due in it."""
+        """Advance the clock; handle each deadline at its time."""
         until = self.now + seconds
-        conversation = self.end.conversation
-        while (due := conversation.deadline) is not None and due <= until:
+        session = self.end.session
+        while (due := session.deadline) is not None and due <= until:
             self.now = max(self.now, due)
-            self.end.take(conversation.tick(self.now))
+            self.end.apply(session.tick(self.now))
         self.now = until
 
-    def send(self, word: Event | Command) -> None:
-        """Have our end say something."""
-        self.end.take(self.end.conversation.send(word, self.now))
+    def send(self, message: Event | Command) -> None:
+        """Send a message to the peer."""
+        self.end.send(message, self.now)
 
-    @property
-    def said(self) -> list[tuple[str, Any]]:
-        """What our end said and was not looked at yet."""
-        said, self.end.outbox = self.end.outbox, []
-        return [message_of(data) for data in said]
+    def drain(self) -> list[tuple[str, Any]]:
+        """Return the messages sent to the peer since the last call."""
+        sent, self.end.outbox = self.end.outbox, []
+        return [message_of(data) for data in sent]
 
 
 def message_of(data: bytes) -> tuple[str, Any]:
@@ -237,8 +251,8 @@ def hello(
 
 
 def hello_ack(passcode: str | None = None, device: str = MAC) -> HelloAck:
-    said = hello(passcode, device=device)
-    return HelloAck(said.device_info, 1, said.loaded_models, said.cluster_passcode_hash)
+    sent = hello(passcode, device=device)
+    return HelloAck(sent.device_info, 1, sent.loaded_models, sent.cluster_passcode_hash)
 
 
 def heartbeat(models: tuple[str, ...] = ("m",), **given: object) -> Heartbeat:
@@ -266,13 +280,13 @@ def chunk(request_id: str, text: str, **more: Any) -> InferenceChunk:
     )
 
 
-def met_mac(**given: Any) -> ForeignPeer:
-    mac = ForeignPeer(coordinator_side("a", offers=(OFFER,), **given))
-    mac.say(hello())
+def joined_mac(**given: Any) -> ForeignPeer:
+    mac = ForeignPeer(local_coordinator("a", offers=(OFFER,), **given))
+    mac.deliver(hello())
     mac.wait(0.2)
-    mac.say(heartbeat())
-    _ = mac.said
-    mac.end.heard.clear()
+    mac.deliver(heartbeat())
+    mac.drain()
+    mac.end.received.clear()
     return mac
 
 
@@ -282,9 +296,9 @@ def encoded(message: InferenceChunk) -> bytes:
 
 
 def submitted_request(mac: ForeignPeer, run: RunJob = RUN) -> str:
-    """Give the Mac a job; return the request's id."""
+    """Submit a job to the Mac; return the request's id."""
     mac.send(run)
-    ((kind, payload),) = mac.said
+    ((kind, payload),) = mac.drain()
     assert kind == "inferenceRequest"
     request_id = payload["requestID"]
     assert isinstance(request_id, str)

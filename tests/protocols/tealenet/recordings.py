@@ -1,4 +1,4 @@
-"""What real peers write, read and refuse; the file itself says how to compare."""
+"""Recorded messages of real peers; the file describes how to compare them."""
 
 import json
 from pathlib import Path
@@ -19,5 +19,5 @@ def recorded(*groups: str) -> pytest.MarkDecorator:
 
 
 def case_of(name: str) -> Case:
-    """Return the case of this id."""
+    """Return the case with an id."""
     return next(case for case in CASES if case["id"] == name)

@@ -1,4 +1,4 @@
-"""A relay with its nodes in memory, under a clock that is a number."""
+"""A relay and its nodes, in memory and in virtual time."""
 
 import json
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ CAPABILITIES = {
     "loadedModels": ["m"],
     "maxModelSizeGB": 60,
 }
-OURS = CAPABILITIES | {"shoal": {"version": 1}}
+SHOAL_CAPABILITIES = CAPABILITIES | {"shoal": {"version": 1}}
 
 
 def cases(group: str) -> list[dict[str, Any]]:
@@ -48,29 +48,29 @@ def signer(seed: int) -> Signer:
 
 @dataclass(slots=True)
 class RelayClient:
-    """A link to the relay: what came on it, and how it was closed."""
+    """A link to the relay: its received messages, and how it was closed."""
 
-    relaying: "RelayHarness"
+    harness: "RelayHarness"
     link: int
     signer: Signer
-    said: list[dict[str, Any]] = field(default_factory=list)
+    inbox: list[dict[str, Any]] = field(default_factory=list)
     closed: tuple[int, str] | None = None
 
     @property
     def id(self) -> str:
         return self.signer.public_key.hex()
 
-    def say(self, *messages: Any) -> list[dict[str, Any]]:
-        """Send messages together, texts as they are; take what came back at once."""
-        before = len(self.said)
+    def send(self, *messages: Any) -> list[dict[str, Any]]:
+        """Send messages together, texts unchanged; return the immediate answers."""
+        before = len(self.inbox)
         batch = [
             each if isinstance(each, str | bytes) else json.dumps(each)
             for each in messages
         ]
-        relaying = self.relaying
-        relaying.deliver(relaying.relay.receive(self.link, batch, relaying.now))
-        answers = self.said[before:]
-        del self.said[before:]
+        harness = self.harness
+        harness.deliver(harness.relay.receive(self.link, batch, harness.now))
+        answers = self.inbox[before:]
+        del self.inbox[before:]
         return answers
 
     def registration(self, **fields: Any) -> dict[str, Any]:
@@ -87,7 +87,9 @@ class RelayClient:
         """Register with a proof."""
         proof = self.signer.sign(challenge_text(challenge, self.id)).hex()
         shoal = {"challenge": challenge, "proof": proof}
-        return self.say(self.registration(shoal=shoal, capabilities=OURS, **fields))
+        return self.send(
+            self.registration(shoal=shoal, capabilities=SHOAL_CAPABILITIES, **fields)
+        )
 
     def to(
         self, kind: str, other: "RelayClient", session: str = SESSION, **fields: Any
@@ -97,23 +99,23 @@ class RelayClient:
         return {kind: ends | fields}
 
     def leave(self) -> None:
-        relaying = self.relaying
-        relaying.deliver(relaying.relay.link_closed(self.link, relaying.now))
+        """Close the link."""
+        harness = self.harness
+        harness.deliver(harness.relay.link_closed(self.link, harness.now))
 
-    @property
-    def heard(self) -> list[dict[str, Any]]:
-        """Take what was said, once news have spread."""
-        self.relaying.tick(1.0)
-        said, self.said[:] = list(self.said), []
-        return said
+    def drain(self) -> list[dict[str, Any]]:
+        """Return the messages since the last call, announcements included."""
+        self.harness.tick(1.0)
+        received, self.inbox[:] = list(self.inbox), []
+        return received
 
-    @property
-    def kinds(self) -> list[str]:
-        return [next(iter(each)) for each in self.heard]
+    def drain_kinds(self) -> list[str]:
+        """Return the kinds of the messages since the last call."""
+        return [next(iter(each)) for each in self.drain()]
 
 
 class RelayHarness:
-    """A relay, and what its links got."""
+    """A relay and its links."""
 
     def __init__(self, limits: RelayLimits = LIMITS) -> None:
         drawn = count(1)
@@ -134,33 +136,33 @@ class RelayHarness:
         return peer
 
     def join(self, seed: int, **fields: Any) -> RelayClient:
-        """Have a node register, and forget what is said about it."""
+        """Register a node; drain its announcements."""
         peer = self.connect(seed)
-        (ack,) = peer.say(peer.registration(**fields))
+        (ack,) = peer.send(peer.registration(**fields))
         assert "registerAck" in ack, ack
         for each in self.peers.values():
-            assert each.heard is not None
+            each.drain()
         return peer
 
     def join_proven(self, seed: int) -> RelayClient:
-        """Have a node of ours register and prove its key."""
+        """Register a Shoal node, which proves its key; drain its announcements."""
         peer = self.connect(seed)
-        (challenge,) = peer.say(peer.registration(capabilities=OURS))
+        (challenge,) = peer.send(peer.registration(capabilities=SHOAL_CAPABILITIES))
         (ack,) = peer.prove(challenge["registerChallenge"]["challenge"])
         assert "registerAck" in ack, ack
         for each in self.peers.values():
-            assert each.heard is not None
+            each.drain()
         return peer
 
     def pair(self) -> tuple[RelayClient, RelayClient]:
-        """Have two nodes that have a session."""
-        here, there = self.join(1), self.join(2)
-        here.say(here.to("relayOpen", there))
-        assert there.heard
-        return here, there
+        """Register two nodes with a session between them."""
+        first, second = self.join(1), self.join(2)
+        first.send(first.to("relayOpen", second))
+        assert second.drain()
+        return first, second
 
     def tick(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock; handle each deadline at its time."""
         end = self.now + seconds
         while (due := self.relay.deadline) is not None and due <= end:
             self.now = max(self.now, due)
@@ -168,7 +170,7 @@ class RelayHarness:
         self.now = end
 
     def deliver(self, outputs: Sequence[RelaySend | RelayBroadcast]) -> None:
-        gone = []
+        closed = []
         for output in outputs:
             match output:
                 case RelayBroadcast(messages, links):
@@ -180,21 +182,21 @@ class RelayHarness:
                 case RelaySend(link, text, code):
                     assert self.peers[link].closed is None, "closed once"
                     self.peers[link].closed = (code, str(text))
-                    gone.append(link)
-        for link in gone:
+                    closed.append(link)
+        for link in closed:
             self.deliver(self.relay.link_closed(link, self.now))
 
     def _post(self, link: int, data: Data) -> None:
         peer = self.peers[link]
-        assert peer.closed is None, "nothing comes after the end"
-        assert isinstance(data, str), "a relay answers with texts"
+        assert peer.closed is None, "a closed link gets no messages"
+        assert isinstance(data, str), "a relay sends texts"
         message = json.loads(data)
         assert len(message) == 1
-        peer.said.append(message)
+        peer.inbox.append(message)
 
 
 def error_of(messages: list[dict[str, Any]]) -> str:
-    """Return the code of the one error that came."""
+    """Return the code of the only message, an error."""
     ((kind, payload),) = [next(iter(each.items())) for each in messages]
     assert kind == "error", messages
     code: str = payload["code"]

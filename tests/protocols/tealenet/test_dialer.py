@@ -1,4 +1,4 @@
-"""A worker's ways into a coordinator, and what ends its tries."""
+"""The URLs that a worker dials, and what ends its attempts."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ from shoal.protocols.tealenet.connections import (
 
 KEY = signer("w")
 NODE = KEY.public_key.hex()
-MEMBER = WorkerProfile("w", ServedModel("m"), 1, identity=KEY, random_bytes=bytes)
+PROFILE = WorkerProfile("w", ServedModel("m"), 1, identity=KEY, random_bytes=bytes)
 
 
 @pytest.mark.parametrize(
@@ -40,21 +40,21 @@ MEMBER = WorkerProfile("w", ServedModel("m"), 1, identity=KEY, random_bytes=byte
         ("tls://[::1]:4011", "tls://[::1]:4011"),
     ],
 )
-def test_each_scheme_leads_somewhere(url: str, dialled: str) -> None:
-    assert TealeDialer(url, MEMBER).url == dialled
+def test_each_scheme_has_its_url(url: str, dialled: str) -> None:
+    assert TealeDialer(url, PROFILE).url == dialled
 
 
 @pytest.mark.parametrize(
     "url", ["", "nonsense", "gopher://host", "tcp://host", "ws://", "tcp://host:port"]
 )
-def test_an_address_that_leads_nowhere_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="expected"):
-        candidate_urls(url, MEMBER)
+        candidate_urls(url, PROFILE)
 
 
-def test_a_direct_address_is_tried_first_and_then_the_others_in_turn() -> None:
-    member = replace(MEMBER, direct_url="tcp://host:4011")
-    dialer = TealeDialer("http://host:4010", member)
+def test_addresses_are_tried_in_turn_the_direct_one_first() -> None:
+    profile = replace(PROFILE, direct_url="tcp://host:4011")
+    dialer = TealeDialer("http://host:4010", profile)
     relay = f"ws://host:4010/ws?node={NODE}"
 
     tried = []
@@ -65,9 +65,9 @@ def test_a_direct_address_is_tried_first_and_then_the_others_in_turn() -> None:
     assert tried == ["tcp://host:4011", relay, "tcp://host:4011", relay]
 
 
-def test_a_coordinator_that_starts_again_is_tried_at_the_same_address() -> None:
-    member = replace(MEMBER, direct_url="tcp://host:4011")
-    dialer = TealeDialer("http://host:4010", member)
+def test_a_restarting_coordinator_is_tried_at_the_same_address() -> None:
+    profile = replace(PROFILE, direct_url="tcp://host:4011")
+    dialer = TealeDialer("http://host:4010", profile)
 
     for _ in range(3):
         assert dialer.final_reason(CLOSE_RESTARTING, "") is None
@@ -75,25 +75,27 @@ def test_a_coordinator_that_starts_again_is_tried_at_the_same_address() -> None:
     assert dialer.url == "tcp://host:4011"
 
 
-def join(dialer: TealeDialer, around: ProtocolContext, config: Config) -> list[object]:
-    """Connect directly; return what the worker's end gave out."""
-    listener = next(e for e in endpoints(config, around) if isinstance(e, Listener))
-    theirs = listener.accept("127.0.0.1", 0.0)
-    theirs.tick(0.0)
-    ours = dialer.start_session({})
-    outputs: list[object] = [*ours.tick(0.0)]
-    said = [each.data for each in outputs if isinstance(each, Send)]
-    while said:
-        answers = [e.data for e in theirs.receive(said, 0.0) if isinstance(e, Send)]
-        heard = ours.receive(answers, 0.0) if answers else ()
-        outputs += heard
-        said = [each.data for each in heard if isinstance(each, Send)]
+def join(dialer: TealeDialer, context: ProtocolContext, config: Config) -> list[object]:
+    """Connect directly; return the outputs of the worker's session."""
+    listener = next(e for e in endpoints(config, context) if isinstance(e, Listener))
+    coordinator = listener.accept("127.0.0.1", 0.0)
+    coordinator.tick(0.0)
+    worker = dialer.start_session({})
+    outputs: list[object] = [*worker.tick(0.0)]
+    messages = [each.data for each in outputs if isinstance(each, Send)]
+    while messages:
+        answers = [
+            e.data for e in coordinator.receive(messages, 0.0) if isinstance(e, Send)
+        ]
+        received = worker.receive(answers, 0.0) if answers else ()
+        outputs += received
+        messages = [each.data for each in received if isinstance(each, Send)]
     return outputs
 
 
 def test_a_url_that_admitted_the_worker_is_tried_again() -> None:
-    member = replace(MEMBER, direct_url="tcp://host:4011")
-    dialer = TealeDialer("http://host:4010", member)
+    profile = replace(PROFILE, direct_url="tcp://host:4011")
+    dialer = TealeDialer("http://host:4010", profile)
 
     assert Admitted() in join(dialer, setting(), Config())
     assert dialer.final_reason(1006, "cut off") is None
@@ -105,18 +107,18 @@ def test_a_url_that_admitted_the_worker_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("member", "config", "said"),
+    ("profile", "config", "reason"),
     [
-        (MEMBER, Config(), "--token"),
-        (replace(MEMBER, token="wrong"), Config(), "Invalid token: check --token"),
-        (replace(MEMBER, passcode="a"), Config(passcode="b"), "another passcode"),
-        (MEMBER, Config(passcode="b"), "requires a passcode"),
+        (PROFILE, Config(), "--token"),
+        (replace(PROFILE, token="wrong"), Config(), "Invalid token: check --token"),
+        (replace(PROFILE, passcode="a"), Config(passcode="b"), "another passcode"),
+        (PROFILE, Config(passcode="b"), "requires a passcode"),
     ],
 )
 def test_a_refusal_is_final_and_names_the_remedy(
-    member: WorkerProfile, config: Config, said: str
+    profile: WorkerProfile, config: Config, reason: str
 ) -> None:
-    dialer = TealeDialer("tcp://host:4011", member)
+    dialer = TealeDialer("tcp://host:4011", profile)
 
     outputs = join(dialer, setting(admission=require_token("t")), config)
 
@@ -124,11 +126,11 @@ def test_a_refusal_is_final_and_names_the_remedy(
     assert Admitted() not in outputs
     final = dialer.final_reason(1000, "")
     assert final is not None
-    assert said in final
+    assert reason in final
 
 
-def test_a_node_that_was_replaced_stays_away() -> None:
-    final = TealeDialer("http://host:4010", MEMBER).final_reason(
+def test_a_replaced_worker_does_not_rejoin() -> None:
+    final = TealeDialer("http://host:4010", PROFILE).final_reason(
         1012, "Replaced by newer session"
     )
 
@@ -136,8 +138,8 @@ def test_a_node_that_was_replaced_stays_away() -> None:
     assert "--name" in final
 
 
-def test_a_peer_is_called_on_by_its_address() -> None:
-    outgoing = dial_peer("host:4011", MEMBER)
+def test_a_peer_is_dialled_by_its_address() -> None:
+    outgoing = dial_peer("host:4011", PROFILE)
     session = outgoing.new_session(0.0)
 
     assert outgoing.url == "tcp://host:4011"
@@ -145,10 +147,10 @@ def test_a_peer_is_called_on_by_its_address() -> None:
     assert isinstance(hello, Send)
     assert b'"role":"coordinator"' in bytes(hello.data)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
-        dial_peer("https://host", MEMBER)
+        dial_peer("https://host", PROFILE)
 
 
-def test_peers_and_relays_are_named_as_people_name_them() -> None:
+def test_peer_and_relay_addresses_become_urls() -> None:
     assert peer_url("host:4011") == "tcp://host:4011"
     assert peer_url("tls://host:4011") == "tls://host:4011"
     assert relay_url("wss://host/ws", "ab") == "wss://host/ws?node=ab"
@@ -159,11 +161,11 @@ def test_peers_and_relays_are_named_as_people_name_them() -> None:
         relay_url("tcp://host:1", "ab")
 
 
-def test_a_peer_that_was_seen_is_dialled_by_its_first_address() -> None:
-    seen = DiscoveredService("a Mac", ("fe80::1%eth0", "192.0.2.1"), 4011, {})
+def test_a_discovered_peer_is_dialled_at_its_ipv4_address() -> None:
+    service = DiscoveredService("a Mac", ("fe80::1%eth0", "192.0.2.1"), 4011, {})
 
-    assert discovered_url(seen) == "tcp://192.0.2.1:4011"
-    assert discovered_url(replace(seen, addresses=("fe80::1%eth0",))) == (
+    assert discovered_url(service) == "tcp://192.0.2.1:4011"
+    assert discovered_url(replace(service, addresses=("fe80::1%eth0",))) == (
         "tcp://[fe80::1%25eth0]:4011"
     )
-    assert discovered_url(replace(seen, addresses=())) is None
+    assert discovered_url(replace(service, addresses=())) is None

@@ -1,4 +1,4 @@
-"""The ways to peers that a configuration opens."""
+"""The endpoints that a configuration enables."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from shoal.protocols.seam.relay import RelayRoute
 from shoal.protocols.tealenet import SERVICE, Config, endpoints, is_relay_upgrade
 from shoal.protocols.tealenet.local_node import device_id
 
-AROUND = replace(
+CONTEXT = replace(
     setting(),
     name="my host",
     identity=signer("a"),
@@ -28,12 +28,12 @@ AROUND = replace(
 )
 
 
-def of(kind: type, config: Config) -> list[object]:
-    return [each for each in endpoints(config, AROUND) if isinstance(each, kind)]
+def endpoints_of(kind: type, config: Config) -> list[object]:
+    return [each for each in endpoints(config, CONTEXT) if isinstance(each, kind)]
 
 
 def test_a_listener_is_announced_as_macs_expect_it() -> None:
-    plain, secure = of(Listener, Config(port=4011))
+    plain, secure = endpoints_of(Listener, Config(port=4011))
 
     assert isinstance(plain, Listener)
     assert isinstance(secure, Listener)
@@ -51,19 +51,23 @@ def test_a_listener_is_announced_as_macs_expect_it() -> None:
     assert secure.service is None
 
 
-def test_nothing_listens_or_looks_unless_it_is_to() -> None:
-    assert of(Listener, Config(lan=False)) == []
-    assert of(ServiceBrowser, Config()) == of(OutgoingConnection, Config()) == []
-    assert len(of(RelayRoute, Config())) == 1
-    assert len(of(ServiceBrowser, Config(browse=True))) == 1
+def test_only_enabled_endpoints_exist() -> None:
+    assert endpoints_of(Listener, Config(lan=False)) == []
+    assert (
+        endpoints_of(ServiceBrowser, Config())
+        == endpoints_of(OutgoingConnection, Config())
+        == []
+    )
+    assert len(endpoints_of(RelayRoute, Config())) == 1
+    assert len(endpoints_of(ServiceBrowser, Config(browse=True))) == 1
 
 
-def test_named_peers_and_relays_are_dialled() -> None:
+def test_configured_peers_and_relays_are_dialled() -> None:
     config = Config(peers=("one:1", "tls://two:2"), relays=("wss://relay/ws",))
 
     urls = [
         each.url
-        for each in of(OutgoingConnection, config)
+        for each in endpoints_of(OutgoingConnection, config)
         if isinstance(each, OutgoingConnection)
     ]
 
@@ -72,28 +76,28 @@ def test_named_peers_and_relays_are_dialled() -> None:
 
 
 @pytest.mark.parametrize("peer", ["one", "http://one:1", "one:port"])
-def test_a_peer_that_cannot_be_dialled_is_named(peer: str) -> None:
+def test_an_invalid_peer_address_is_refused(peer: str) -> None:
     with pytest.raises(ConfigError, match="expected"):
-        endpoints(Config(peers=(peer,)), AROUND)
+        endpoints(Config(peers=(peer,)), CONTEXT)
 
 
-def test_a_form_that_there_is_not_is_named() -> None:
+def test_an_unknown_form_is_refused() -> None:
     with pytest.raises(ConfigError, match="wrapped or flat"):
         Config(form="round")
 
 
 def test_a_discovered_peer_is_dialled_unless_it_is_this_device() -> None:
-    (browser,) = of(ServiceBrowser, Config(browse=True))
+    (browser,) = endpoints_of(ServiceBrowser, Config(browse=True))
     assert isinstance(browser, ServiceBrowser)
     other = DiscoveredService("a Mac", ("192.0.2.1",), 5, {"deviceID": "OTHER"})
-    ourselves = replace(other, text={"deviceID": device_id(signer("a"), "")})
+    itself = replace(other, text={"deviceID": device_id(signer("a"), "")})
     nameless = replace(other, name="my host", text={})
 
     found = browser.on_found(other, 0.0)
 
     assert found is not None
     assert found.url == "tcp://192.0.2.1:5"
-    assert browser.on_found(ourselves, 0.0) is None
+    assert browser.on_found(itself, 0.0) is None
     assert browser.on_found(nameless, 0.0) is None
 
 

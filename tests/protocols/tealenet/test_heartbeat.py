@@ -1,4 +1,4 @@
-"""How a peer is doing, by its heartbeats and by its silence."""
+"""A peer's state, by its heartbeats and by its silence."""
 
 from itertools import groupby
 from typing import Any
@@ -10,10 +10,10 @@ from protocols.tealenet.peers import (
     OFFER,
     ForeignPeer,
     PeerPair,
-    coordinator_side,
     heartbeat,
     hello,
-    worker_side,
+    local_coordinator,
+    local_worker,
 )
 from protocols.tealenet.recordings import Case, recorded
 from shoal.domain.ids import JobId, LeaseNumber
@@ -37,17 +37,17 @@ RUN = RunJob(
 )
 
 
-def met_mac() -> ForeignPeer:
-    mac = ForeignPeer(coordinator_side("a", offers=(OFFER,)))
-    mac.say(hello())
+def joined_mac() -> ForeignPeer:
+    mac = ForeignPeer(local_coordinator("a", offers=(OFFER,)))
+    mac.deliver(hello())
     mac.wait(0.2)
-    mac.say(heartbeat())
-    _ = mac.said
+    mac.deliver(heartbeat())
+    mac.drain()
     return mac
 
 
 @recorded("lan_health")
-def test_silence_means_what_it_means_to_real_peers(case: Case) -> None:
+def test_liveness_matches_real_peers(case: Case) -> None:
     before = PeerLiveness(case["status"])
 
     after = liveness_after(case["seconds_since_heartbeat"], LAN)
@@ -55,61 +55,65 @@ def test_silence_means_what_it_means_to_real_peers(case: Case) -> None:
     assert (after.value if after is not before else None) == case["becomes"]
 
 
-def test_a_silent_peer_gets_nothing_and_then_is_hung_up_on() -> None:
-    mac = met_mac()
+def test_a_silent_peer_becomes_unfit_and_is_disconnected() -> None:
+    mac = joined_mac()
 
     mac.wait(15.0)
-    assert not mac.end.of(LoadChanged)
+    assert not mac.end.messages(LoadChanged)
     mac.wait(0.1)
-    assert mac.end.of(LoadChanged) == [LoadChanged(WorkerLoad("silent for 15 s"))]
-    mac.say(b'{"modelQuery":{"_0":{"modelID":"m"}}}')  # which is no sign of life
+    assert mac.end.messages(LoadChanged) == [LoadChanged(WorkerLoad("silent for 15 s"))]
+    mac.deliver(b'{"modelQuery":{"_0":{"modelID":"m"}}}')  # no sign of life
     mac.wait(14.8)
     assert mac.end.closed is None
     mac.wait(0.2)
 
     assert mac.end.closed == "silent for 30 s"
-    assert len(mac.end.of(LoadChanged)) == 1
+    assert len(mac.end.messages(LoadChanged)) == 1
 
 
 def test_a_heartbeat_after_silence_makes_a_peer_fit_again() -> None:
-    mac = met_mac()
+    mac = joined_mac()
     mac.wait(16.0)
 
-    mac.say(HeartbeatAck(MAC, 0.0, "nominal", 100, (), False, 0))
+    mac.deliver(HeartbeatAck(MAC, 0.0, "nominal", 100, (), False, 0))
 
-    assert mac.end.of(LoadChanged)[-1] == LoadChanged(WorkerLoad())
+    assert mac.end.messages(LoadChanged)[-1] == LoadChanged(WorkerLoad())
     mac.wait(14.0)
-    assert len(mac.end.of(LoadChanged)) == 2
+    assert len(mac.end.messages(LoadChanged)) == 2
 
 
-def test_heartbeats_are_sent_in_time_and_those_of_macs_are_answered() -> None:
-    mac = met_mac()
+def test_heartbeats_are_periodic_and_acknowledged() -> None:
+    mac = joined_mac()
 
     mac.wait(20.0)
-    beats = [payload for kind, payload in mac.said if kind == "heartbeat"]
-    mac.say(heartbeat())
-    ((kind, ack),) = mac.said
+    beats = [payload for kind, payload in mac.drain() if kind == "heartbeat"]
+    mac.deliver(heartbeat())
+    ((kind, ack),) = mac.drain()
 
     assert len(beats) == 4
     assert kind == "heartbeatAck"
-    assert ack["loadedModels"] == ["m"]  # the document: how the responder is
+    assert ack["loadedModels"] == [
+        "m"
+    ]  # as in the document: the state of the responder
     assert ack["deviceID"] == beats[0]["deviceID"]
     assert "organizationID" not in ack
 
 
 def test_between_two_shoal_peers_one_heartbeat_serves_both() -> None:
-    two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
 
-    two.until(60.0)
+    pair.until(60.0)
 
-    kinds = [kind for end in (two.dialler, two.acceptor) for kind, _ in end.said]
+    kinds = [
+        kind for end in (pair.dialler, pair.acceptor) for kind, _ in end.sent_messages
+    ]
     assert kinds.count("heartbeat") <= 2 + 12
-    assert two.dialler.closed is two.acceptor.closed is None
-    assert not two.acceptor.of(LoadChanged)
+    assert pair.dialler.closed is pair.acceptor.closed is None
+    assert not pair.acceptor.messages(LoadChanged)
 
 
 @pytest.mark.parametrize(
-    ("given", "condition"),
+    ("given", "load"),
     [
         ({"thermal_level": "fair"}, WorkerLoad(speed=0.8)),
         ({"thermal_level": "serious"}, WorkerLoad("too hot: serious")),
@@ -126,123 +130,124 @@ def test_between_two_shoal_peers_one_heartbeat_serves_both() -> None:
         ({"queue_depth": 2**50}, WorkerLoad(queued=10_000)),
     ],
 )
-def test_a_heartbeat_reports_the_load(
-    given: dict[str, Any], condition: WorkerLoad
-) -> None:
-    mac = met_mac()
+def test_a_heartbeat_reports_the_load(given: dict[str, Any], load: WorkerLoad) -> None:
+    mac = joined_mac()
 
-    mac.say(heartbeat(**given))
-    mac.say(heartbeat(**given))
+    mac.deliver(heartbeat(**given))
+    mac.deliver(heartbeat(**given))
 
-    assert mac.end.of(LoadChanged) == [LoadChanged(condition)]
+    assert mac.end.messages(LoadChanged) == [LoadChanged(load)]
 
 
-def test_what_a_mac_does_for_us_is_not_counted_as_others_work() -> None:
-    mac = met_mac()
+def test_own_jobs_do_not_count_as_load() -> None:
+    mac = joined_mac()
     mac.send(RUN)
 
-    mac.say(heartbeat(is_generating=True, queue_depth=1))
+    mac.deliver(heartbeat(is_generating=True, queue_depth=1))
 
-    assert not mac.end.of(LoadChanged)
+    assert not mac.end.messages(LoadChanged)
 
 
 def test_a_macs_heartbeat_ack_does_not_change_its_offers() -> None:
-    mac = met_mac()
-    mac.say(heartbeat(queue_depth=3))
+    mac = joined_mac()
+    mac.deliver(heartbeat(queue_depth=3))
 
-    mac.say(HeartbeatAck(MAC, 0.0, "nominal", 100, (), False, 0))
+    mac.deliver(HeartbeatAck(MAC, 0.0, "nominal", 100, (), False, 0))
 
-    assert len(mac.end.of(OffersChanged)) == 1
-    assert mac.end.of(LoadChanged) == [LoadChanged(WorkerLoad(queued=3))]
+    assert len(mac.end.messages(OffersChanged)) == 1
+    assert mac.end.messages(LoadChanged) == [LoadChanged(WorkerLoad(queued=3))]
 
 
 def test_changes_of_models_are_reported() -> None:
-    mac = met_mac()
+    mac = joined_mac()
 
     for models in [("m",), ("m", "n"), ("m", "n"), ()]:
-        mac.say(heartbeat(models))
+        mac.deliver(heartbeat(models))
 
     offered = [
         sorted(name for offer in each.offers for name in offer.models)
-        for each in mac.end.of(OffersChanged)
+        for each in mac.end.messages(OffersChanged)
     ]
     assert offered == [["m"], ["m", "n"], []]
 
 
 def test_changes_are_sent_at_once_within_a_rate_limit() -> None:
-    mac = met_mac()
+    mac = joined_mac()
     mac.wait(2.0)
-    _ = mac.said
+    mac.drain()
 
     mac.send(OffersChanged(()))
-    assert [p["loadedModels"] for _, p in mac.said] == [[]]
+    assert [p["loadedModels"] for _, p in mac.drain()] == [[]]
     for _ in range(100):
         mac.send(LoadChanged(WorkerLoad(queued=1)))
         mac.send(LoadChanged(WorkerLoad(queued=2)))
-    assert mac.said == []
+    assert mac.drain() == []
     mac.wait(1.0)
 
-    ((_, beat),) = mac.said
+    ((_, beat),) = mac.drain()
     assert (beat["queueDepth"], beat["isGenerating"]) == (2, True)
 
 
 def test_a_peer_that_may_not_submit_gets_no_load_changes() -> None:
-    two = PeerPair(worker_side("w"), coordinator_side("a", offers=(OFFER,))).settle()
-    said = len(two.acceptor.sent)
+    pair = PeerPair(local_worker("w"), local_coordinator("a", offers=(OFFER,))).settle()
+    sent = len(pair.acceptor.sent)
 
-    issued = two.acceptor.conversation.send(LoadChanged(WorkerLoad(queued=2)), 2.0)
+    outputs = pair.acceptor.session.send(LoadChanged(WorkerLoad(queued=2)), 2.0)
 
-    assert list(issued) == []
-    assert len(two.acceptor.sent) == said
+    assert list(outputs) == []
+    assert len(pair.acceptor.sent) == sent
 
 
 def test_the_state_of_a_shoal_peer_is_reported_once() -> None:
-    two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
-    said = two.dialler.conversation
-    words: list[Event] = [
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
+    events: list[Event] = [
         HealthReported(MachineHealth(50.0, 25.0, 1)),
         LoadChanged(WorkerLoad("too hot")),
         Draining("leaving"),
         Draining("leaving"),
     ]
 
-    for number, word in enumerate(words):
-        two.dialler.take(said.send(word, 2.0 + number))
-    two.until(30.0)
+    for number, event in enumerate(events):
+        pair.dialler.send(event, 2.0 + number)
+    pair.until(30.0)
 
-    heard = [each for each in two.acceptor.heard if isinstance(each, type_of(words))]
-    assert heard == [
+    received = [
+        each for each in pair.acceptor.received if isinstance(each, type_of(events))
+    ]
+    assert received == [
         HealthReported(MachineHealth(50.0, 25.0, 1)),
         LoadChanged(WorkerLoad("too hot")),
         Draining("leaving"),
     ]
 
 
-def type_of(words: list[Event]) -> tuple[type, ...]:
-    return tuple({type(word) for word in words})
+def type_of(events: list[Event]) -> tuple[type, ...]:
+    return tuple({type(event) for event in events})
 
 
 def test_a_draining_peer_offers_no_models_to_plain_peers() -> None:
-    mac = met_mac()
+    mac = joined_mac()
 
     mac.send(Draining("leaving"))
 
-    ((_, beat),) = mac.said
+    ((_, beat),) = mac.drain()
     assert beat["loadedModels"] == []
 
 
 def test_a_worker_whose_slots_are_all_taken_is_generating() -> None:
-    two = PeerPair(coordinator_side("a"), worker_side("w")).settle()
+    pair = PeerPair(local_coordinator("a"), local_worker("w")).settle()
     runs = [RunJob(JobId(f"job{n}"), LeaseNumber(1), RUN.work) for n in range(2)]
 
-    two.until(2.0)
+    pair.until(2.0)
     for run in runs:
-        two.dialler.take(two.dialler.conversation.send(run, 2.0))
-    two.until(4.0)
-    for run in two.acceptor.of(RunJob):
+        pair.dialler.send(run, 2.0)
+    pair.until(4.0)
+    for run in pair.acceptor.messages(RunJob):
         done = Completed(run.job_id, run.lease)
-        two.acceptor.take(two.acceptor.conversation.send(done, 4.0))
-    two.until(6.0)
+        pair.acceptor.send(done, 4.0)
+    pair.until(6.0)
 
-    busy = [p["isGenerating"] for k, p in two.acceptor.said if k == "heartbeat"]
+    busy = [
+        p["isGenerating"] for k, p in pair.acceptor.sent_messages if k == "heartbeat"
+    ]
     assert [each for each, _ in groupby(busy)] == [False, True, False]

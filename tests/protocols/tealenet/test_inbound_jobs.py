@@ -1,4 +1,4 @@
-"""What a peer asks us for, and how it is answered."""
+"""Jobs that a peer submits, and the reports about them."""
 
 from dataclasses import replace
 
@@ -9,11 +9,11 @@ from protocols.tealenet.peers import (
     CHAT,
     REQUEST,
     PeerPair,
-    coordinator_side,
     heartbeat,
     inference_request,
-    met_mac,
-    worker_side,
+    joined_mac,
+    local_coordinator,
+    local_worker,
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault, Usage
@@ -24,36 +24,36 @@ from shoal.protocols.tealenet.inbound_jobs import OPEN_MAX
 from shoal.protocols.tealenet.peer_session import INVALID_MAX
 
 
-def test_a_mac_is_answered_as_it_understands() -> None:
-    mac = met_mac()
-    mac.say(inference_request(stream_options={"include_usage": True}))
-    (run,) = mac.end.heard
+def test_a_mac_gets_chunks_and_a_completion() -> None:
+    mac = joined_mac()
+    mac.deliver(inference_request(stream_options={"include_usage": True}))
+    (run,) = mac.end.received
 
     assert isinstance(run, RunJob)
     assert run.work == CHAT
     mac.send(AnswerChunk(run.job_id, run.lease, ["Hel"]))
     mac.send(Completed(run.job_id, run.lease, "length", Usage(5, 7), ("lo",)))
 
-    *chunks, (kind, complete) = mac.said
+    *chunks, (kind, complete) = mac.drain()
     assert kind == "inferenceComplete"
     assert complete == {"requestID": REQUEST, "tokensIn": 5, "tokensOut": 7}
-    said = [payload["chunk"] for _, payload in chunks]
-    texts = [c["delta"].get("content", "") for s in said for c in s["choices"]]
+    chunks_sent = [payload["chunk"] for _, payload in chunks]
+    texts = [c["delta"].get("content", "") for s in chunks_sent for c in s["choices"]]
     assert "".join(texts) == "Hello"
-    reasons = [c.get("finish_reason") for s in said for c in s["choices"]]
+    reasons = [c.get("finish_reason") for s in chunks_sent for c in s["choices"]]
     assert reasons[-1] == "length"
-    assert said[-1]["usage"]["total_tokens"] == 12
-    assert said[-1]["choices"] == []
-    for each in said:
+    assert chunks_sent[-1]["usage"]["total_tokens"] == 12
+    assert chunks_sent[-1]["choices"] == []
+    for each in chunks_sent:
         assert isinstance(each["created"], int)
         assert each["model"] == "m"
 
 
-def test_a_request_without_a_model_is_for_any() -> None:
-    mac = met_mac()
-    mac.say(InferenceRequest(REQUEST, {"messages": []}, True))
+def test_a_request_without_a_model_allows_any_model() -> None:
+    mac = joined_mac()
+    mac.deliver(InferenceRequest(REQUEST, {"messages": []}, True))
 
-    (run,) = mac.end.heard
+    (run,) = mac.end.received
 
     assert isinstance(run, RunJob)
     assert isinstance(run.work, Chat)
@@ -61,7 +61,7 @@ def test_a_request_without_a_model_is_for_any() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "code", "said"),
+    ("end", "code", "text"),
     [
         (Rejected(JobId(""), LeaseNumber(1), "busy"), "unavailable", "busy"),
         (
@@ -77,115 +77,115 @@ def test_a_request_without_a_model_is_for_any() -> None:
     ],
 )
 def test_a_mac_gets_the_reason_for_a_failure_without_internals(
-    end: Rejected | Failed, code: str, said: str
+    end: Rejected | Failed, code: str, text: str
 ) -> None:
-    mac = met_mac()
-    mac.say(inference_request())
-    (run,) = mac.end.of(RunJob)
+    mac = joined_mac()
+    mac.deliver(inference_request())
+    (run,) = mac.end.messages(RunJob)
 
     mac.send(replace(end, job_id=run.job_id))
 
-    ((kind, payload),) = mac.said
+    ((kind, payload),) = mac.drain()
     assert kind == "inferenceError"
     assert payload["code"] == code
-    assert said in payload["errorMessage"]
+    assert text in payload["errorMessage"]
     assert "/secret" not in payload["errorMessage"]
 
 
-def test_a_job_for_a_model_that_is_not_there_is_refused_as_that() -> None:
-    mac = met_mac()
-    mac.say(InferenceRequest(REQUEST, {"model": "other", "messages": []}, True))
-    (run,) = mac.end.of(RunJob)
+def test_a_rejection_for_an_unknown_model_has_its_code() -> None:
+    mac = joined_mac()
+    mac.deliver(InferenceRequest(REQUEST, {"model": "other", "messages": []}, True))
+    (run,) = mac.end.messages(RunJob)
 
-    mac.send(Rejected(run.job_id, run.lease, "nobody has it"))
+    mac.send(Rejected(run.job_id, run.lease, "no worker has it"))
 
-    ((_, payload),) = mac.said
+    ((_, payload),) = mac.drain()
     assert payload["code"] == "model_not_loaded"
 
 
-def test_a_request_that_comes_twice_is_done_once() -> None:
-    mac = met_mac()
+def test_a_duplicate_request_is_ignored() -> None:
+    mac = joined_mac()
 
-    mac.say(inference_request())
-    mac.say(InferenceRequest(REQUEST.lower(), inference_request().request, True))
+    mac.deliver(inference_request())
+    mac.deliver(InferenceRequest(REQUEST.lower(), inference_request().request, True))
 
-    assert len(mac.end.of(RunJob)) == 1
-    assert mac.said == []
+    assert len(mac.end.messages(RunJob)) == 1
+    assert mac.drain() == []
     assert "duplicate request" in mac.end.notices[-1]
 
 
-def test_a_peer_has_only_so_many_requests_open() -> None:
-    mac = met_mac()
+def test_open_requests_of_a_peer_are_limited() -> None:
+    mac = joined_mac()
 
     for number in range(OPEN_MAX + 1):
         request_id = f"{number:08x}-0000-4000-8000-000000000000"
-        mac.say(InferenceRequest(request_id, inference_request().request, True))
+        mac.deliver(InferenceRequest(request_id, inference_request().request, True))
 
-    assert len(mac.end.of(RunJob)) == OPEN_MAX
-    ((kind, payload),) = [each for each in mac.said if each[0] != "heartbeat"]
+    assert len(mac.end.messages(RunJob)) == OPEN_MAX
+    ((kind, payload),) = [each for each in mac.drain() if each[0] != "heartbeat"]
     assert kind == "inferenceError"
     assert payload["code"] == "queue_full"
 
 
 def test_a_peer_that_may_not_submit_gets_an_error_with_the_remedy() -> None:
-    two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
     request = InferenceRequest(REQUEST, inference_request().request, True)
     data = b'{"inferenceRequest":{"_0":%b}}' % msgspec.json.encode(request)
 
-    two.acceptor.take(two.acceptor.conversation.receive([data], 1.0))
+    pair.acceptor.receive([data], 1.0)
 
-    kind, payload = two.acceptor.said[-1]
+    kind, payload = pair.acceptor.sent_messages[-1]
     assert kind == "inferenceError"
     assert payload["code"] == "unavailable"
     assert "API" in payload["errorMessage"]
-    assert not two.acceptor.of(RunJob)
+    assert not pair.acceptor.messages(RunJob)
 
 
-def test_a_request_that_makes_no_sense_is_refused_by_name() -> None:
-    mac = met_mac()
+def test_an_invalid_request_is_refused() -> None:
+    mac = joined_mac()
 
-    mac.say(
+    mac.deliver(
         b'{"inferenceRequest":{"_0":{"requestID":"%b","request":5,"streaming":true}}}'
         % REQUEST.encode()
     )
 
-    ((kind, payload),) = mac.said
+    ((kind, payload),) = mac.drain()
     assert kind == "inferenceError"
     assert payload["requestID"] == REQUEST
     assert "request" in payload["errorMessage"]
     assert mac.end.notices
 
 
-def test_too_many_invalid_messages_end_the_connection() -> None:
-    mac = met_mac()
+def test_too_many_invalid_messages_close_the_connection() -> None:
+    mac = joined_mac()
 
     for _ in range(INVALID_MAX - 1):
-        mac.say(b"junk!")
-    mac.say(heartbeat())
+        mac.deliver(b"junk!")
+    mac.deliver(heartbeat())
     for _ in range(INVALID_MAX - 1):
-        mac.say(b'{"heartbeat":5}')
+        mac.deliver(b'{"heartbeat":5}')
     assert mac.end.closed is None
-    mac.say(b"null")
+    mac.deliver(b"null")
 
     assert mac.end.closed == f"{INVALID_MAX} invalid messages in a row"
 
 
 def test_unknown_kinds_are_ignored() -> None:
-    mac = met_mac()
+    mac = joined_mac()
 
     for _ in range(2 * INVALID_MAX):
-        mac.say(b'{"groupMessage":{"_0":{"data":"AA=="}}}')
+        mac.deliver(b'{"groupMessage":{"_0":{"data":"AA=="}}}')
 
-    assert (mac.end.heard, mac.said, mac.end.closed) == ([], [], None)
+    assert (mac.end.received, mac.drain(), mac.end.closed) == ([], [], None)
 
 
 def test_load_model_reports_whether_the_model_is_on_offer() -> None:
-    mac = met_mac()
+    mac = joined_mac()
 
-    mac.say(LoadModel(REQUEST, "m"))
-    mac.say(LoadModel(REQUEST, "other"))
+    mac.deliver(LoadModel(REQUEST, "m"))
+    mac.deliver(LoadModel(REQUEST, "other"))
 
-    loaded, error = mac.said
+    loaded, error = mac.drain()
     assert loaded == (
         "modelLoaded",
         {"requestID": REQUEST, "modelID": "m", "loadTimeMs": 0},

@@ -1,4 +1,4 @@
-"""What we ask a peer for, and what it says of that."""
+"""Jobs that are submitted to a peer, and its answers."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,11 +9,11 @@ from protocols.tealenet.peers import (
     RUN,
     PeerPair,
     chunk,
-    coordinator_side,
     encoded,
-    met_mac,
+    joined_mac,
+    local_coordinator,
+    local_worker,
     submitted_request,
-    worker_side,
 )
 from shoal.domain.ids import LeaseNumber
 from shoal.domain.outcome import AnswerPiece, Delta, Usage
@@ -36,27 +36,27 @@ from shoal.protocols.tealenet.codec.messages import (
 
 
 def test_a_mac_runs_a_job_and_its_answer_is_read() -> None:
-    mac = met_mac()
+    mac = joined_mac()
 
     mac.send(RUN)
-    ((_, payload),) = mac.said
+    ((_, payload),) = mac.drain()
     request_id = payload["requestID"]
     for text in ("Hel", "lo"):
-        mac.say(encoded(chunk(request_id.lower(), text)))
-    mac.say(encoded(chunk(request_id, "", finish_reason="length")))
-    mac.say(InferenceComplete(request_id))
+        mac.deliver(encoded(chunk(request_id.lower(), text)))
+    mac.deliver(encoded(chunk(request_id, "", finish_reason="length")))
+    mac.deliver(InferenceComplete(request_id))
 
     assert payload["streaming"] is True
     assert "shoal" not in payload
-    assert mac.end.heard == [
+    assert mac.end.received == [
         AnswerChunk(RUN.job_id, RUN.lease, ["Hel"]),
         AnswerChunk(RUN.job_id, RUN.lease, ["lo"]),
         Completed(RUN.job_id, RUN.lease, "length"),
     ]
 
 
-def test_what_came_of_one_job_in_one_read_is_one_event() -> None:
-    mac = met_mac()
+def test_chunks_of_one_job_in_one_batch_are_one_event() -> None:
+    mac = joined_mac()
     first = submitted_request(mac)
     second = submitted_request(mac, replace(RUN, lease=LeaseNumber(4)))
     batch = [
@@ -65,32 +65,32 @@ def test_what_came_of_one_job_in_one_read_is_one_event() -> None:
         encoded(chunk(first, "b")),
     ]
 
-    mac.end.take(mac.end.conversation.receive(batch, mac.now))
+    mac.end.receive(batch, mac.now)
 
-    assert mac.end.heard == [
+    assert mac.end.received == [
         AnswerChunk(RUN.job_id, LeaseNumber(3), ["a", "b"]),
         AnswerChunk(RUN.job_id, LeaseNumber(4), ["x"]),
     ]
 
 
-def test_the_usage_of_a_chunk_counts_and_not_the_count_of_chunks() -> None:
-    mac = met_mac()
+def test_usage_comes_from_the_chunks() -> None:
+    mac = joined_mac()
     request_id = submitted_request(mac)
 
-    mac.say(
+    mac.deliver(
         encoded(
             InferenceChunk(request_id, ChatCompletionChunk([], ChunkUsage(5, 7, 12)))
         )
     )
-    mac.say(InferenceComplete(request_id, tokens_in=1, tokens_out=2))
+    mac.deliver(InferenceComplete(request_id, tokens_in=1, tokens_out=2))
 
-    assert mac.end.heard == [
+    assert mac.end.received == [
         Completed(RUN.job_id, RUN.lease, "stop", Usage(5, 7)),
     ]
 
 
 @pytest.mark.parametrize(
-    ("code", "begun", "again"),
+    ("code", "started", "rejected"),
     [
         ("queue_full", False, True),
         ("unavailable", True, True),
@@ -102,83 +102,87 @@ def test_the_usage_of_a_chunk_counts_and_not_the_count_of_chunks() -> None:
         ("something new", False, False),
     ],
 )
-def test_another_peer_is_tried_where_this_one_did_not_begin(
-    code: str | None, begun: bool, again: bool
+def test_an_error_before_the_start_is_a_rejection(
+    code: str | None, started: bool, rejected: bool
 ) -> None:
-    mac = met_mac()
+    mac = joined_mac()
     request_id = submitted_request(mac)
-    if begun:
-        mac.say(encoded(chunk(request_id, "a")))
+    if started:
+        mac.deliver(encoded(chunk(request_id, "a")))
 
-    mac.say(InferenceError(request_id, "it says why", code))
+    mac.deliver(InferenceError(request_id, "the reason", code))
 
-    kind: Any = Rejected if again else Failed
-    assert mac.end.heard[-1] == kind(RUN.job_id, RUN.lease, "it says why")
+    kind: Any = Rejected if rejected else Failed
+    assert mac.end.received[-1] == kind(RUN.job_id, RUN.lease, "the reason")
 
 
 def test_a_macs_messages_about_a_cancelled_job_are_ignored() -> None:
-    mac = met_mac()
+    mac = joined_mac()
     request_id = submitted_request(mac)
 
     mac.send(CancelJob(RUN.job_id, RUN.lease))
-    assert mac.said == []  # it knows no such message
-    mac.say(encoded(chunk(request_id, "late")))
-    mac.say(InferenceComplete(request_id))
-    mac.say(InferenceError(request_id, "late"))
+    assert mac.drain() == []  # a Mac has no such message
+    mac.deliver(encoded(chunk(request_id, "late")))
+    mac.deliver(InferenceComplete(request_id))
+    mac.deliver(InferenceError(request_id, "late"))
 
-    assert mac.end.heard == []
+    assert mac.end.received == []
 
 
-def test_an_answer_that_cannot_be_read_ends_its_job() -> None:
-    mac = met_mac()
+def test_an_invalid_answer_ends_its_job() -> None:
+    mac = joined_mac()
     first = submitted_request(mac)
     second = submitted_request(mac, replace(RUN, lease=LeaseNumber(4)))
-    mac.say(encoded(chunk(second, "a")))
+    mac.deliver(encoded(chunk(second, "a")))
     bad = b'{"inferenceChunk":{"_0":{"requestID":"%b","chunk":5}}}'
 
     for request_id in (first, second):
-        mac.say(bad % request_id.encode())
+        mac.deliver(bad % request_id.encode())
 
-    _, rejected, failed = mac.end.heard
+    _, rejected, failed = mac.end.received
     assert isinstance(rejected, Rejected)
     assert rejected.lease == 3
     assert isinstance(failed, Failed)
     assert failed.lease == 4
 
 
-def test_a_request_that_is_too_large_goes_to_another_peer() -> None:
-    mac = met_mac()
+def test_an_oversized_request_is_rejected() -> None:
+    mac = joined_mac()
     large = Chat("m", ({"role": "user", "content": "x" * (5 << 20)},))
 
     mac.send(replace(RUN, work=large))
-    assert mac.said == []
+    assert mac.drain() == []
     mac.wait(0.0)
 
-    ((rejected),) = mac.end.heard
+    ((rejected),) = mac.end.received
     assert isinstance(rejected, Rejected)
     assert "exceeds the limit of 4194304" in rejected.reason
 
 
 def test_a_shoal_worker_accepts_larger_requests() -> None:
-    two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
     large = Chat("m", ({"role": "user", "content": "x" * (5 << 20)},))
 
-    two.acceptor.take(two.acceptor.conversation.send(replace(RUN, work=large), 1.0))
-    two.settle()
+    pair.acceptor.send(replace(RUN, work=large), 1.0)
+    pair.settle()
 
-    assert [run.work for run in two.dialler.of(RunJob)] == [large]
+    assert [run.work for run in pair.dialler.messages(RunJob)] == [large]
 
 
-def test_pieces_that_are_more_than_text_stay_that_however_alike_they_are() -> None:
-    two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
-    two.acceptor.take(two.acceptor.conversation.send(RUN, 1.0))
-    two.settle()
-    (run,) = two.dialler.of(RunJob)
-    said: list[AnswerPiece] = [Delta(1, {"reasoning_content": "", "content": "0"})] * 3
+def test_repeated_deltas_are_not_read_as_texts() -> None:
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
+    pair.acceptor.send(RUN, 1.0)
+    pair.settle()
+    (run,) = pair.dialler.messages(RunJob)
+    pieces: list[AnswerPiece] = [
+        Delta(1, {"reasoning_content": "", "content": "0"})
+    ] * 3
 
-    for piece in said:
+    for piece in pieces:
         progress = AnswerChunk(run.job_id, run.lease, [piece])
-        two.dialler.take(two.dialler.conversation.send(progress, 2.0))
-        two.settle()
+        pair.dialler.send(progress, 2.0)
+        pair.settle()
 
-    assert [x for each in two.acceptor.of(AnswerChunk) for x in each.pieces] == said
+    assert [
+        x for each in pair.acceptor.messages(AnswerChunk) for x in each.pieces
+    ] == pieces

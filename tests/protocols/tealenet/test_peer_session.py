@@ -1,4 +1,4 @@
-"""What is said between two peers, whatever carries it."""
+"""The session between two peers, over any transport."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -17,12 +17,12 @@ from protocols.tealenet.peers import (
     ForeignPeer,
     PeerPair,
     chunk,
-    coordinator_side,
     encoded,
     inference_request,
-    met_mac,
+    joined_mac,
+    local_coordinator,
+    local_worker,
     submitted_request,
-    worker_side,
 )
 from shoal.domain.errors import Unsupported
 from shoal.domain.ids import JobId
@@ -52,39 +52,39 @@ from shoal.protocols.tealenet.link_profile import LAN, WAN
 from shoal.protocols.tealenet.peer import PeerDescription, PeerSoftware, TealeConnection
 
 
-def test_many_jobs_go_on_at_once_in_both_directions() -> None:
-    two = PeerPair(
-        coordinator_side("a", offers=(OFFER,)), coordinator_side("b", offers=(OFFER,))
+def test_many_jobs_run_concurrently_in_both_directions() -> None:
+    pair = PeerPair(
+        local_coordinator("a", offers=(OFFER,)), local_coordinator("b", offers=(OFFER,))
     ).settle()
-    ends = (two.dialler, two.acceptor)
+    ends = (pair.dialler, pair.acceptor)
     for number in range(20):
         for end in ends:
             run = replace(RUN, job_id=JobId(f"job{number}"))
-            end.take(end.conversation.send(run, 1.0))
-    two.settle()
+            end.send(run, 1.0)
+    pair.settle()
 
     for turn in range(3):
         for end in ends:
-            for run in end.of(RunJob):
+            for run in end.messages(RunJob):
                 pieces: list[AnswerPiece] = [f"{turn}"]
                 progress = AnswerChunk(run.job_id, run.lease, pieces)
-                end.take(end.conversation.send(progress, 2.0))
+                end.send(progress, 2.0)
     for end in ends:
-        for run in end.of(RunJob):
+        for run in end.messages(RunJob):
             done = Completed(run.job_id, run.lease)
-            end.take(end.conversation.send(done, 2.0))
-    two.settle()
+            end.send(done, 2.0)
+    pair.settle()
 
     for end in ends:
-        assert len(end.of(Completed)) == 20
+        assert len(end.messages(Completed)) == 20
         for number in range(20):
-            said = [
+            answer = [
                 piece
-                for each in end.of(AnswerChunk)
+                for each in end.messages(AnswerChunk)
                 if each.job_id == f"job{number}"
                 for piece in each.pieces
             ]
-            assert "".join(said) == "012"
+            assert "".join(answer) == "012"
 
 
 @pytest.mark.parametrize(
@@ -96,30 +96,30 @@ def test_many_jobs_go_on_at_once_in_both_directions() -> None:
     ],
 )
 def test_all_kinds_of_work_run_between_shoal_peers(work: Work) -> None:
-    two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
 
-    two.acceptor.take(two.acceptor.conversation.send(replace(RUN, work=work), 1.0))
-    two.settle()
+    pair.acceptor.send(replace(RUN, work=work), 1.0)
+    pair.settle()
 
-    (run,) = two.dialler.of(RunJob)
+    (run,) = pair.dialler.messages(RunJob)
     assert run.work == work
     assert run.lease == RUN.lease
 
 
-def test_a_piece_that_is_too_large_ends_the_job_at_both_ends() -> None:
-    two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
-    two.acceptor.take(two.acceptor.conversation.send(RUN, 1.0))
-    two.settle()
-    (run,) = two.dialler.of(RunJob)
-    huge: list[AnswerPiece] = [Delta(0, {"content": "x" * (5 << 20)})]
+def test_an_oversized_piece_ends_the_job_at_both_ends() -> None:
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
+    pair.acceptor.send(RUN, 1.0)
+    pair.settle()
+    (run,) = pair.dialler.messages(RunJob)
+    oversized: list[AnswerPiece] = [Delta(0, {"content": "x" * (5 << 20)})]
 
-    progress = AnswerChunk(run.job_id, run.lease, huge)
-    two.dialler.take(two.dialler.conversation.send(progress, 2.0))
-    two.until(2.5)
+    progress = AnswerChunk(run.job_id, run.lease, oversized)
+    pair.dialler.send(progress, 2.0)
+    pair.until(2.5)
 
-    (failed,) = two.acceptor.of(Failed)
+    (failed,) = pair.acceptor.messages(Failed)
     assert "exceeds the limit" in failed.error
-    assert two.dialler.of(CancelJob) == [CancelJob(run.job_id, run.lease)]
+    assert pair.dialler.messages(CancelJob) == [CancelJob(run.job_id, run.lease)]
 
 
 SHARED: list[ModelMessage] = [
@@ -132,61 +132,61 @@ SHARED: list[ModelMessage] = [
 ]
 
 
-@pytest.mark.parametrize("word", SHARED, ids=lambda word: type(word).__name__)
-def test_model_messages_arrive_in_both_directions(word: ModelMessage) -> None:
-    two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
+@pytest.mark.parametrize("message", SHARED, ids=lambda message: type(message).__name__)
+def test_model_messages_arrive_in_both_directions(message: ModelMessage) -> None:
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
 
-    for end in (two.dialler, two.acceptor):
-        end.take(end.conversation.send(word, 1.0))
-    two.settle()
+    for end in (pair.dialler, pair.acceptor):
+        end.send(message, 1.0)
+    pair.settle()
 
-    for end in (two.dialler, two.acceptor):
-        assert end.heard[-1] == word
+    for end in (pair.dialler, pair.acceptor):
+        assert end.received[-1] == message
 
 
 def test_unsupported_events_are_refused() -> None:
-    two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
     (receipt,) = [ReceiptSent(RUN.job_id, None)]  # type: ignore[arg-type]
 
     with pytest.raises(Unsupported):
-        two.dialler.conversation.send(receipt, 1.0)
+        pair.dialler.session.send(receipt, 1.0)
 
 
-def node(breed: PeerSoftware, *models: str, **given: Any) -> TealeConnection:
+def node(software: PeerSoftware, *models: str, **given: Any) -> TealeConnection:
     return TealeConnection(
         True,
         name="ab" * 32,
-        software=breed,
+        software=software,
         description=PeerDescription(models=models, **given),
         protection=Protection.TEALE,
     )
 
 
 def test_a_plain_node_joins_with_the_relays_description() -> None:
-    caller = node(PeerSoftware.RUST, "m", slots=2, context=4096)
+    connection = node(PeerSoftware.RUST, "m", slots=2, context=4096)
 
-    rust = ForeignPeer(coordinator_side("a"), manners=WAN, caller=caller)
+    rust = ForeignPeer(local_coordinator("a"), profile=WAN, connection=connection)
 
-    met, offered = rust.end.heard
-    assert isinstance(met, PeerJoined)
-    assert (met.name, met.protection, met.cancels) == (
+    joined, offered = rust.end.received
+    assert isinstance(joined, PeerJoined)
+    assert (joined.name, joined.protection, joined.cancels) == (
         "ab" * 32,
         Protection.TEALE,
         False,
     )
     (offer,) = offered.offers  # type: ignore[union-attr]
     assert (offer.slots, offer.context, offer.models) == (2, 4096, {"m"})
-    assert [kind for kind, _ in rust.said] == ["heartbeat"]
+    assert [kind for kind, _ in rust.drain()] == ["heartbeat"]
 
 
 def test_the_request_of_an_unadmitted_node_is_refused() -> None:
-    own = coordinator_side("a", admission=require_token("t"))
-    gateway = ForeignPeer(own, manners=WAN, caller=node(PeerSoftware.MAC))
+    local = local_coordinator("a", admission=require_token("t"))
+    gateway = ForeignPeer(local, profile=WAN, connection=node(PeerSoftware.MAC))
 
-    gateway.say(inference_request())
+    gateway.deliver(inference_request())
 
-    assert gateway.end.heard == []
-    ((kind, payload),) = gateway.said
+    assert gateway.end.received == []
+    ((kind, payload),) = gateway.drain()
     assert kind == "inferenceError"
     assert payload["code"] == "unavailable"
     assert "--tealenet-open" in payload["errorMessage"]
@@ -194,37 +194,37 @@ def test_the_request_of_an_unadmitted_node_is_refused() -> None:
 
 def test_models_are_not_shared_through_a_relay() -> None:
     rust = ForeignPeer(
-        coordinator_side("a"), manners=WAN, caller=node(PeerSoftware.MAC, "m")
+        local_coordinator("a"), profile=WAN, connection=node(PeerSoftware.MAC, "m")
     )
-    rust.end.heard.clear()
+    rust.end.received.clear()
 
-    rust.say(b'{"modelQuery":{"_0":{"modelID":"m"}}}')
+    rust.deliver(b'{"modelQuery":{"_0":{"modelID":"m"}}}')
 
-    assert rust.end.heard == []
-    assert ModelQuery not in rust.end.conversation.accepts
+    assert rust.end.received == []
+    assert ModelQuery not in rust.end.session.accepts
     with pytest.raises(Unsupported):
         rust.send(ModelQuery("m"))
 
 
-def test_a_filled_answer_of_a_rust_node_counts() -> None:
+def test_the_heartbeat_ack_of_a_rust_node_updates_its_offers() -> None:
     rust = ForeignPeer(
-        coordinator_side("a"), manners=WAN, caller=node(PeerSoftware.RUST, "m")
+        local_coordinator("a"), profile=WAN, connection=node(PeerSoftware.RUST, "m")
     )
-    rust.end.heard.clear()
+    rust.end.received.clear()
 
-    rust.say(HeartbeatAck(MAC, 0.0, "nominal", 100, ("m", "n"), False, 0))
+    rust.deliver(HeartbeatAck(MAC, 0.0, "nominal", 100, ("m", "n"), False, 0))
 
-    (offered,) = rust.end.heard
+    (offered,) = rust.end.received
     assert [o.models for o in offered.offers] == [{"m"}, {"n"}]  # type: ignore[union-attr]
 
 
-def heard_of(batches: list[list[bytes]]) -> tuple[list[object], str | None]:
-    mac = met_mac()
+def events_of(batches: list[list[bytes]]) -> tuple[list[object], str | None]:
+    mac = joined_mac()
     submitted_request(mac)
     for batch in batches:
-        mac.end.take(mac.end.conversation.receive(batch, 1.0))
+        mac.end.receive(batch, 1.0)
     events: list[Event] = []
-    for each in mac.end.heard:
+    for each in mac.end.received:
         if (
             isinstance(each, AnswerChunk)
             and events
@@ -237,18 +237,20 @@ def heard_of(batches: list[list[bytes]]) -> tuple[list[object], str | None]:
 
 
 @given(data=st.lists(st.binary(max_size=60), max_size=5))
-def test_nothing_that_a_peer_sends_breaks_us(data: list[bytes]) -> None:
+def test_arbitrary_data_raises_nothing(data: list[bytes]) -> None:
     for dialled in (True, False):
-        fresh = ForeignPeer(coordinator_side("a"), dialled=dialled)
-        fresh.end.take(fresh.end.conversation.receive(data, 0.0))
-    mac = met_mac()
-    mac.end.take(mac.end.conversation.receive(data, 1.0))
+        fresh = ForeignPeer(local_coordinator("a"), dialled=dialled)
+        fresh.end.receive(data, 0.0)
+    mac = joined_mac()
+    mac.end.receive(data, 1.0)
 
 
 @given(cuts=st.lists(st.integers(0, 6), max_size=4))
-def test_messages_mean_the_same_however_they_arrive_together(cuts: list[int]) -> None:
-    mac = met_mac()
-    request_id = submitted_request(mac)  # the same each time, for nothing is drawn
+def test_any_batching_gives_the_same_events(cuts: list[int]) -> None:
+    mac = joined_mac()
+    request_id = submitted_request(
+        mac
+    )  # the same each time: the random bytes are constant
     messages = [
         encoded(chunk(request_id, "a")),
         b"junk",
@@ -259,7 +261,7 @@ def test_messages_mean_the_same_however_they_arrive_together(cuts: list[int]) ->
     marks = sorted({0, *(min(cut, 5) for cut in cuts), 5})
     batches = [messages[a:b] for a, b in pairwise(marks)]
 
-    assert heard_of(batches) == heard_of([messages])
+    assert events_of(batches) == events_of([messages])
 
 
 def test_lan_limits_are_those_of_the_document() -> None:

@@ -23,8 +23,8 @@ TOOLS: list[dict[str, Any]] = [
 ]
 
 
-class Said(msgspec.Struct):
-    """A message that both Macs and Rust peers take."""
+class AcceptedMessage(msgspec.Struct):
+    """A message that both Macs and Rust peers accept."""
 
     role: str
     content: str | list[dict[str, Any]]
@@ -33,10 +33,10 @@ class Said(msgspec.Struct):
     tool_call_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class Taken(msgspec.Struct):
-    """A request that both Macs and Rust peers take: what is there has these types."""
+class AcceptedRequest(msgspec.Struct):
+    """A request that both Macs and Rust peers accept: its fields have these types."""
 
-    messages: list[Said]
+    messages: list[AcceptedMessage]
     stream: bool
     stream_options: dict[str, bool]
     model: str | msgspec.UnsetType = msgspec.UNSET
@@ -52,20 +52,23 @@ class Taken(msgspec.Struct):
     group_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
-names = st.sampled_from([*Taken.__struct_fields__, "top_k", "tool_choice"]) | texts
+names = (
+    st.sampled_from([*AcceptedRequest.__struct_fields__, "top_k", "tool_choice"])
+    | texts
+)
 
 
 @given(chat=chats, options=st.dictionaries(names, values, max_size=6))
-def test_whatever_a_chat_asks_real_peers_take_the_request(
+def test_every_written_request_is_valid_for_real_peers(
     chat: Chat, options: dict[str, Any]
 ) -> None:
-    asked = Chat(chat.model, chat.messages, chat.max_tokens, chat.temperature, options)
+    chat = Chat(chat.model, chat.messages, chat.max_tokens, chat.temperature, options)
 
-    request = write_chat(asked)
+    request = write_chat(chat)
 
-    taken = msgspec.convert(request, Taken)
-    assert taken.stream
-    assert taken.stream_options["include_usage"]
+    accepted = msgspec.convert(request, AcceptedRequest)
+    assert accepted.stream
+    assert accepted.stream_options["include_usage"]
     assert None not in request.values()
 
 
@@ -94,7 +97,7 @@ VALUES: dict[OptionType, Any] = {
 }
 
 
-def test_a_chat_survives_the_way_to_another_peer_and_back() -> None:
+def test_a_chat_round_trips() -> None:
     messages: tuple[dict[str, Any], ...] = (
         {"role": "system", "content": "be brief"},
         HI,
@@ -104,10 +107,10 @@ def test_a_chat_survives_the_way_to_another_peer_and_back() -> None:
     )
     chat = Chat("m", messages, 256, 0.5, OPTIONS)
 
-    assert read_chat(sent(write_chat(chat))) == chat
+    assert read_chat(received(write_chat(chat))) == chat
 
 
-def test_messages_are_written_as_a_mac_takes_them() -> None:
+def test_messages_are_written_in_the_form_of_macs() -> None:
     parts: list[dict[str, Any]] = [
         {"type": "text", "text": "a"},
         {"type": "text", "text": "b"},
@@ -126,12 +129,12 @@ def test_messages_are_written_as_a_mac_takes_them() -> None:
     ]
 
 
-def test_a_single_stop_is_written_as_a_list_and_read_as_one() -> None:
+def test_a_single_stop_string_becomes_a_list() -> None:
     assert write_chat(Chat("m", (HI,), options={"stop": "x"}))["stop"] == ["x"]
     assert read_chat({"messages": [], "stop": "x"}).options == {"stop": ["x"]}
 
 
-def test_the_options_of_a_stream_are_kept_if_they_are_flags() -> None:
+def test_stream_options_keep_only_booleans() -> None:
     options = {"stream_options": {"a": True, "b": 1, "include_usage": False}}
 
     request = write_chat(Chat("m", (HI,), options=options))
@@ -143,17 +146,17 @@ def test_the_options_of_a_stream_are_kept_if_they_are_flags() -> None:
     ("limit", "read"),
     [(None, None), (-1, None), (0, 1), (5, 5), (5.0, 5), (2**60, 2**31 - 1)],
 )
-def test_a_limit_of_tokens_is_a_number_or_none(
+def test_the_token_limit_is_an_integer_or_none(
     limit: float | None, read: int | None
 ) -> None:
-    chat = read_chat(sent({"messages": [HI], "max_tokens": limit}))
+    chat = read_chat(received({"messages": [HI], "max_tokens": limit}))
 
     assert chat.max_tokens == read
     assert isinstance(chat.max_tokens, int | None)
 
 
-def test_an_option_that_asks_nothing_needs_nothing() -> None:
-    nothing = {
+def test_neutral_options_require_no_features() -> None:
+    neutral = {
         "stop": [],
         "tools": [],
         "tool_choice": "auto",
@@ -164,7 +167,7 @@ def test_an_option_that_asks_nothing_needs_nothing() -> None:
         "seed": None,
     }
 
-    chat = read_chat(sent({"messages": [HI], **nothing}))
+    chat = read_chat(received({"messages": [HI], **neutral}))
 
     assert chat == Chat(ANY_MODEL, (HI,))
     assert chat.needs == frozenset()
@@ -177,23 +180,23 @@ def test_unknown_options_are_ignored() -> None:
 
 
 def test_a_plain_chat_requires_the_features_that_it_uses() -> None:
-    chat = read_chat(sent({"messages": [HI], **OPTIONS, "n": 2.0, "seed": 7.0}))
+    chat = read_chat(received({"messages": [HI], **OPTIONS, "n": 2.0, "seed": 7.0}))
 
     assert chat.options["n"] == 2
     assert isinstance(chat.options["seed"], int)
     assert chat.needs >= {Feature.TOOLS, Feature.SCHEMA, Feature.STOP, Feature.CHOICES}
 
 
-def test_a_message_without_a_text_has_an_empty_one() -> None:
-    said = [{"role": "user"}, {"role": "assistant", "tool_calls": CALLS}]
+def test_absent_content_becomes_an_empty_text() -> None:
+    messages = [{"role": "user"}, {"role": "assistant", "tool_calls": CALLS}]
 
-    chat = read_chat({"messages": said})
+    chat = read_chat({"messages": messages})
 
-    assert chat.messages == ({"role": "user", "content": ""}, said[1])
+    assert chat.messages == ({"role": "user", "content": ""}, messages[1])
 
 
 @recorded("cluster_decode", "cluster_swift_emits", "cluster_rust_emits")
-def test_requests_of_real_peers_are_chats(case: Case) -> None:
+def test_requests_of_real_peers_are_read_as_chats(case: Case) -> None:
     try:
         message = decode(case["json_text"])
     except BadMessage:
@@ -218,13 +221,13 @@ def test_every_option_of_the_table_round_trips(option: Option) -> None:
     value = OPTIONS[option.name] if structured else VALUES[option.type]
     options = {"tools": TOOLS, option.name: value}
 
-    chat = read_chat(sent(write_chat(Chat("m", (HI,), options=options))))
+    chat = read_chat(received(write_chat(Chat("m", (HI,), options=options))))
 
     assert chat.options[option.name] == value
 
 
-def sent(request: dict[str, Any]) -> dict[str, Any]:
-    """Return a request as the other end reads it."""
+def received(request: dict[str, Any]) -> dict[str, Any]:
+    """Return a request as the peer decodes it."""
     read = decode(encode(InferenceRequest(ID, request, True)))
     assert isinstance(read, InferenceRequest)
     return read.request

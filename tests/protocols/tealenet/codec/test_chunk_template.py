@@ -1,4 +1,4 @@
-"""Chunks of an answer of which only the text is read."""
+"""The fast path for chunks that differ only in their text."""
 
 import json
 
@@ -11,11 +11,11 @@ from protocols.tealenet.peers import (
     RUN,
     PeerPair,
     chunk,
-    coordinator_side,
     encoded,
-    met_mac,
+    joined_mac,
+    local_coordinator,
+    local_worker,
     submitted_request,
-    worker_side,
 )
 from shoal.domain.outcome import Delta
 from shoal.domain.vocabulary import AnswerChunk, RunJob
@@ -30,48 +30,46 @@ from shoal.protocols.tealenet.codec.messages import InferenceChunk
 WRITER = ChunkWriter(REQUEST, "m", 1, exact=True)
 
 
-def found_in(data: bytes, text: str) -> ChunkTemplate | None:
+def template_of(data: bytes, text: str) -> ChunkTemplate | None:
     message = decode(data)
     assert isinstance(message, InferenceChunk)
     return find_template(data, message, text)
 
 
-def pieces_of(said: bytes) -> list[object]:
-    """Return what is heard of two messages of an answer."""
-    mac = met_mac()
+def pieces_of(data: bytes) -> list[object]:
+    """Return the pieces of an answer of two equal messages."""
+    mac = joined_mac()
     request_id = submitted_request(mac)
-    mac.say(said.replace(b"REQUEST", request_id.encode()))
-    mac.say(said.replace(b"REQUEST", request_id.encode()))
-    return [each for event in mac.end.of(AnswerChunk) for each in event.pieces]
+    mac.deliver(data.replace(b"REQUEST", request_id.encode()))
+    mac.deliver(data.replace(b"REQUEST", request_id.encode()))
+    return [each for event in mac.end.messages(AnswerChunk) for each in event.pieces]
 
 
 @given(first=st.text(min_size=1), second=st.text())
-def test_whatever_the_texts_are_they_are_read_as_by_decoding(
-    first: str, second: str
-) -> None:
+def test_a_template_reads_the_same_text_as_the_decoder(first: str, second: str) -> None:
     (one,) = WRITER.write([first])
-    found = found_in(one, first)
+    template = template_of(one, first)
 
-    assert found is not None
-    assert found.text(one) == first
+    assert template is not None
+    assert template.text(one) == first
     for other in WRITER.write([second]) if second else []:
         message = decode(other)
         assert isinstance(message, InferenceChunk)
         delta = message.chunk.choices[0].delta
         assert delta is not None
-        assert found.text(other) == delta["content"]
+        assert template.text(other) == delta["content"]
 
 
 @given(st.binary())
-def test_whatever_stands_in_the_place_of_the_text_is_a_text_or_left_alone(
+def test_a_template_reads_only_valid_texts(
     middle: bytes,
 ) -> None:
     (one,) = WRITER.write(["a"])
-    found = found_in(one, "a")
-    assert found is not None
-    data = found.before + middle + found.after
+    template = template_of(one, "a")
+    assert template is not None
+    data = template.before + middle + template.after
 
-    text = found.text(data)
+    text = template.text(data)
 
     if text is not None:
         message = decode(data)
@@ -94,15 +92,15 @@ def test_whatever_stands_in_the_place_of_the_text_is_a_text_or_left_alone(
 def test_chunks_without_a_template_are_decoded_each_time(
     data: bytes,
 ) -> None:
-    assert found_in(data, "a") is None
+    assert template_of(data, "a") is None
 
 
-def test_a_piece_that_is_more_than_text_is_never_taken_for_text() -> None:
-    form = {
+def test_a_chunk_with_logprobs_is_no_template() -> None:
+    payload = {
         "requestID": "REQUEST",
         "chunk": {"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": {}}]},
     }
-    text = json.dumps({"inferenceChunk": {"_0": form}}, separators=(",", ":"))
+    text = json.dumps({"inferenceChunk": {"_0": payload}}, separators=(",", ":"))
 
     pieces = pieces_of(text.encode())
 
@@ -110,34 +108,36 @@ def test_a_piece_that_is_more_than_text_is_never_taken_for_text() -> None:
 
 
 def test_concurrent_answers_have_separate_templates() -> None:
-    two = PeerPair(worker_side("w", "t"), coordinator_side("a")).until(1)
-    ours, worker = two.acceptor, two.dialler
+    pair = PeerPair(local_worker("w", "t"), local_coordinator("a")).until(1)
+    coordinator, worker = pair.acceptor, pair.dialler
     texts = ("one", "two", "three")
     jobs = [RunJob(RUN.job_id, lease, RUN.work) for lease in (1, 2)]  # type: ignore[arg-type]
     for job in jobs:
-        ours.take(ours.conversation.send(job, two.now))
-    two.settle()
-    asked = worker.of(RunJob)
-    ours.heard.clear()
+        coordinator.send(job, pair.now)
+    pair.settle()
+    runs = worker.messages(RunJob)
+    coordinator.received.clear()
 
     for text in texts:
-        for job in asked:
-            said = AnswerChunk(job.job_id, job.lease, [f"{text}{job.lease}"])
-            worker.take(worker.conversation.send(said, two.now))
-    two.settle()
+        for job in runs:
+            answer = AnswerChunk(job.job_id, job.lease, [f"{text}{job.lease}"])
+            worker.send(answer, pair.now)
+    pair.settle()
 
-    assert [each.pieces for each in ours.of(AnswerChunk)] == [
+    assert [each.pieces for each in coordinator.messages(AnswerChunk)] == [
         [f"{text}{job.lease}" for text in texts] for job in jobs
     ]
 
 
 def test_a_chunk_after_the_end_of_its_answer_is_ignored() -> None:
-    mac = met_mac()
+    mac = joined_mac()
     request_id = submitted_request(mac)
-    mac.say(encoded(chunk(request_id, "a")))
-    mac.say(b'{"inferenceComplete":{"_0":{"requestID":"%b"}}}' % request_id.encode())
-    heard = len(mac.end.heard)
+    mac.deliver(encoded(chunk(request_id, "a")))
+    mac.deliver(
+        b'{"inferenceComplete":{"_0":{"requestID":"%b"}}}' % request_id.encode()
+    )
+    received = len(mac.end.received)
 
-    mac.say(encoded(chunk(request_id, "b")))
+    mac.deliver(encoded(chunk(request_id, "b")))
 
-    assert len(mac.end.heard) == heard
+    assert len(mac.end.received) == received

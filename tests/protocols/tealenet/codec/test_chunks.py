@@ -52,7 +52,7 @@ class _Usage(msgspec.Struct):
 
 
 class MacChunk(msgspec.Struct):
-    """A chunk as a Mac demands it."""
+    """A chunk with the fields that a Mac requires."""
 
     id: str
     object: str
@@ -63,13 +63,13 @@ class MacChunk(msgspec.Struct):
 
 
 texts = st.text(min_size=1, max_size=20)
-shown = st.builds(
+visible_deltas = st.builds(
     Delta,
     st.integers(0, 3),
     st.fixed_dictionaries({}, optional={"content": texts, "reasoning_content": texts}),
     st.none() | st.fixed_dictionaries({"content": st.just([])}),
     st.none(),
-).filter(lambda delta: delta.fields)  # an empty one shows nothing
+).filter(lambda delta: delta.fields)  # an empty one has no visible part
 
 
 def writer(**options: bool) -> ChunkWriter:
@@ -77,7 +77,7 @@ def writer(**options: bool) -> ChunkWriter:
 
 
 def chunks_in(messages: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return the chunks in messages as a Mac sees them, and check that it would."""
+    """Return the chunks in messages; check that a Mac accepts them."""
     chunks = []
     for message in messages:
         payload = json.loads(message)["inferenceChunk"]["_0"]
@@ -114,8 +114,10 @@ def test_shoal_peers_exchange_pieces_unchanged(
     assert out.write_end("stop") == []
 
 
-@given(st.lists(texts | shown, max_size=5), st.sampled_from(["stop", "length"]))
-def test_an_answer_is_the_same_after_the_way_through_a_plain_peer(
+@given(
+    st.lists(texts | visible_deltas, max_size=5), st.sampled_from(["stop", "length"])
+)
+def test_an_answer_round_trips_through_a_plain_peer(
     pieces: list[AnswerPiece], reason: str
 ) -> None:
     several = any(isinstance(piece, Delta) and piece.choice for piece in pieces)
@@ -125,7 +127,9 @@ def test_an_answer_is_the_same_after_the_way_through_a_plain_peer(
     arrived = read(back, messages)
 
     chunks_in(messages)
-    assert seen(assemble(arrived, back.finish_reason)) == seen(assemble(pieces, reason))
+    assert visible(assemble(arrived, back.finish_reason)) == visible(
+        assemble(pieces, reason)
+    )
     assert back.usage == Usage(3, 4)
 
 
@@ -135,9 +139,9 @@ def test_the_role_comes_first_and_the_usage_last() -> None:
     messages = out.write(["He", "llo"]) + out.write([" you"])
     messages += out.write_end("length", Usage(5, 7))
 
-    said = [(c["choices"], c.get("usage")) for c in chunks_in(messages)]
+    chunks = [(c["choices"], c.get("usage")) for c in chunks_in(messages)]
     usage = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
-    assert said == [
+    assert chunks == [
         ([{"index": 0, "delta": {"role": "assistant", "content": ""}}], None),
         ([{"index": 0, "delta": {"content": "Hello"}}], None),
         ([{"index": 0, "delta": {"content": " you"}}], None),
@@ -147,19 +151,19 @@ def test_the_role_comes_first_and_the_usage_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "usage"), [(False, Usage(1, 2)), (True, None), (False, None)]
+    ("requested", "usage"), [(False, Usage(1, 2)), (True, None), (False, None)]
 )
 def test_usage_is_sent_only_if_requested_and_known(
-    asked: bool, usage: Usage | None
+    requested: bool, usage: Usage | None
 ) -> None:
-    out = writer(usage=asked)
+    out = writer(usage=requested)
 
     chunks = chunks_in(out.write(["a"]) + out.write_end("stop", usage))
 
     assert all("usage" not in chunk for chunk in chunks)
 
 
-def test_an_answer_without_a_text_has_a_role_and_an_end() -> None:
+def test_an_empty_answer_has_a_role_and_a_finish_reason() -> None:
     chunks = chunks_in(writer().write_end("stop"))
 
     assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
@@ -168,7 +172,7 @@ def test_an_answer_without_a_text_has_a_role_and_an_end() -> None:
     ]
 
 
-def test_calls_of_tools_and_several_answers_survive() -> None:
+def test_tool_calls_and_several_choices_round_trip() -> None:
     pieces: list[AnswerPiece] = [
         Delta(0, {"role": "x", "content": None, "tool_calls": [CALL]}),
         Delta(1, {"content": "other"}, finish_reason="stop"),
@@ -182,16 +186,16 @@ def test_calls_of_tools_and_several_answers_survive() -> None:
     whole = assemble(arrived)
     assert len([m for m in messages if b"finish_reason" in m]) == 2
     assert [choice.finish_reason for choice in whole.choices] == ["tool_calls", "stop"]
-    assert seen(whole) == seen(assemble(pieces))
+    assert visible(whole) == visible(assemble(pieces))
 
 
-def test_a_reason_that_no_client_knows_is_not_passed_on() -> None:
+def test_an_unknown_finish_reason_becomes_stop() -> None:
     (_, end) = chunks_in(writer().write_end("abort"))
 
     assert end["choices"][0]["finish_reason"] == "stop"
 
 
-def test_a_request_without_a_stream_gets_one_chunk() -> None:
+def test_an_unstreamed_answer_is_one_chunk() -> None:
     out = writer(streaming=False, usage=True)
 
     assert out.write(["He"]) + out.write(["llo"]) == []
@@ -202,7 +206,7 @@ def test_a_request_without_a_stream_gets_one_chunk() -> None:
     assert usage["usage"]["total_tokens"] == 3
 
 
-def test_a_request_without_a_stream_gets_complete_tool_calls() -> None:
+def test_an_unstreamed_answer_has_complete_tool_calls() -> None:
     out = writer(streaming=False)
     out.write([Delta(0, {"tool_calls": [CALL]}), Delta(0, {"tool_calls": [MORE]})])
 
@@ -214,13 +218,13 @@ def test_a_request_without_a_stream_gets_complete_tool_calls() -> None:
     assert choice["finish_reason"] == "tool_calls"
 
 
-def test_an_empty_answer_in_one_chunk_is_empty() -> None:
+def test_an_empty_unstreamed_answer_has_empty_content() -> None:
     (chunk,) = chunks_in(writer(streaming=False).write_end("stop"))
 
     assert chunk["choices"][0]["delta"] == {"role": "assistant", "content": ""}
 
 
-def test_an_answer_too_long_for_one_chunk_is_streamed_after_all() -> None:
+def test_an_unstreamed_answer_beyond_the_limit_is_streamed() -> None:
     out = writer(streaming=False)
 
     messages = out.write(["a" * BUFFERED_MAX]) + out.write(["b"]) + out.write(["c"])
@@ -231,7 +235,7 @@ def test_an_answer_too_long_for_one_chunk_is_streamed_after_all() -> None:
 
 
 @pytest.mark.parametrize("letter", ["a", "\x01", "😀"])
-def test_a_long_text_comes_in_chunks_that_any_peer_takes(letter: str) -> None:
+def test_a_long_text_is_split_into_chunks(letter: str) -> None:
     text = letter * (3 * TEXT_STEP + 1)
 
     messages = writer().write([text])
@@ -241,14 +245,14 @@ def test_a_long_text_comes_in_chunks_that_any_peer_takes(letter: str) -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_piece_that_no_peer_would_take_is_not_written(exact: bool) -> None:
+def test_a_piece_beyond_the_message_limit_is_refused(exact: bool) -> None:
     piece = Delta(0, {"embedding": "A" * CHUNK_MAX})
 
     with pytest.raises(PeerError, match="exceeds the limit"):
         writer(exact=exact).write([piece])
 
 
-def test_embeddings_survive_between_shoal_peers() -> None:
+def test_embeddings_round_trip_between_shoal_peers() -> None:
     pieces: list[AnswerPiece] = [Delta(i, {"embedding": "AACAPw=="}) for i in range(3)]
 
     arrived = read(ChunkReader(exact=True), writer(exact=True).write(pieces))
@@ -256,7 +260,7 @@ def test_embeddings_survive_between_shoal_peers() -> None:
     assert arrived == pieces
 
 
-def test_half_a_character_is_replaced() -> None:
+def test_a_lone_surrogate_is_replaced() -> None:
     messages = writer(exact=True).write(["a\ud800b", Delta(1, {"x": "\udc00"})])
 
     assert read(ChunkReader(exact=True), messages) == [
@@ -265,7 +269,7 @@ def test_half_a_character_is_replaced() -> None:
     ]
 
 
-def test_the_flat_form_is_read_as_well() -> None:
+def test_flat_chunks_are_read() -> None:
     message = ChunkWriter(ID, "m", CREATED, flat=True, exact=True).write(["a"])
 
     assert "_0" not in json.loads(message[0])["inferenceChunk"]
@@ -309,7 +313,7 @@ def test_usage_is_read_with_unknown_fields() -> None:
 @given(
     st.dictionaries(st.sampled_from(["content", "role", "tool_calls", "x"]), st.none())
 )
-def test_fields_that_are_null_are_no_pieces(delta: dict[str, None]) -> None:
+def test_null_fields_give_no_pieces(delta: dict[str, None]) -> None:
     message = {"requestID": ID, "chunk": {"choices": [{"index": 0, "delta": delta}]}}
     chunk = decode(json.dumps({"inferenceChunk": message}))
     assert isinstance(chunk, InferenceChunk)
@@ -317,15 +321,15 @@ def test_fields_that_are_null_are_no_pieces(delta: dict[str, None]) -> None:
     assert ChunkReader().read(chunk.chunk) == []
 
 
-def test_what_is_no_text_is_refused_before_it_is_read() -> None:
+def test_content_that_is_no_text_is_refused() -> None:
     message = {"requestID": ID, "chunk": {"choices": [{"delta": {"content": [1]}}]}}
 
     with pytest.raises(BadMessage, match="text"):
         decode(json.dumps({"inferenceChunk": message}))
 
 
-def seen(outcome: Outcome) -> list[tuple[object, ...]]:
-    """Return what of an outcome shows, whether it came as text alone or not."""
+def visible(outcome: Outcome) -> list[tuple[object, ...]]:
+    """Return the visible parts of an outcome, from a text or from choices."""
     text = Choice({"content": outcome.text or None}, outcome.finish_reason)
     return [
         (

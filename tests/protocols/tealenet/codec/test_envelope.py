@@ -55,16 +55,16 @@ Framed: TypeAlias = LengthPrefixed[Output, str]
 hello = decode(case_of("cluster_swift_emits/hello_full")["json_text"])
 assert isinstance(hello, Hello)
 DEVICE = hello.device_info
-OURS = Raw(b'{"version":1}')
+EXTENSION = Raw(b'{"version":1}')
 
-TOLD: list[SentMessage] = [
+SAMPLES: list[SentMessage] = [
     hello,
-    HelloAck(DEVICE, 1, ("m",), shoal=OURS),
-    Heartbeat(ID, 1.5, "fair", 95, ("m",), True, 2, "org", ID, 18.25, OURS),
+    HelloAck(DEVICE, 1, ("m",), shoal=EXTENSION),
+    Heartbeat(ID, 1.5, "fair", 95, ("m",), True, 2, "org", ID, 18.25, EXTENSION),
     HeartbeatAck(ID, 1.5, "nominal", 100),
-    InferenceRequest(ID, {"messages": [], "top_k": 5}, True, OURS),
-    InferenceComplete(ID, 5, 7, OURS),
-    InferenceError(ID, "queue full", "queue_full", OURS),
+    InferenceRequest(ID, {"messages": [], "top_k": 5}, True, EXTENSION),
+    InferenceComplete(ID, 5, 7, EXTENSION),
+    InferenceError(ID, "queue full", "queue_full", EXTENSION),
     InferenceCancel(ID),
     LoadModel("lm-1", "m"),
     ModelLoaded("lm-1", "m", 17500),
@@ -76,20 +76,18 @@ TOLD: list[SentMessage] = [
     ModelTransferComplete(ID, "m"),
 ]
 
-OTHERS = ("agentMessage", "usdcTransfer", "group", "ptnJoin")
-"""What kinds of real peers begin with that are none of ours."""
+UNSUPPORTED_PREFIXES = ("agentMessage", "usdcTransfer", "group", "ptnJoin")
+"""Prefixes of the kinds of messages that Shoal does not support."""
 
 
-def test_there_is_a_sample_of_every_kind() -> None:
-    assert {type(message) for message in TOLD} == set(get_args(SentMessage))
+def test_samples_cover_every_kind() -> None:
+    assert {type(message) for message in SAMPLES} == set(get_args(SentMessage))
     assert set(get_args(Message)) - set(get_args(SentMessage)) == {InferenceChunk}
 
 
 @pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize("message", TOLD, ids=lambda each: type(each).__name__)
-def test_what_is_written_is_read_in_either_form(
-    message: SentMessage, flat: bool
-) -> None:
+@pytest.mark.parametrize("message", SAMPLES, ids=lambda each: type(each).__name__)
+def test_messages_round_trip_in_both_forms(message: SentMessage, flat: bool) -> None:
     data = encode(message, flat)
 
     assert (b'"_0"' in data) is not flat
@@ -98,30 +96,30 @@ def test_what_is_written_is_read_in_either_form(
 
 
 @recorded("cluster_decode")
-def test_messages_are_taken_or_refused_as_is_best(case: Case) -> None:
-    """All as suggested, so that there is no table of differences."""
+def test_recorded_messages_are_accepted_as_suggested(case: Case) -> None:
+    """All as the recordings suggest, without exceptions."""
     try:
-        got = "ignore" if decode(case["json_text"]) is None else "accept"
+        verdict = "ignore" if decode(case["json_text"]) is None else "accept"
     except BadMessage:
-        got = "reject"
+        verdict = "reject"
 
-    assert got == case["suggested"]
+    assert verdict == case["suggested"]
 
 
 @recorded("cluster_swift_emits", "cluster_rust_emits")
-def test_what_real_peers_write_is_read_and_written_alike(case: Case) -> None:
+def test_messages_of_real_peers_round_trip(case: Case) -> None:
     message = decode(case["json_text"])
 
     ((kind, _),) = case["value"].items()
     if message is None:
-        assert kind.startswith(OTHERS)
+        assert kind.startswith(UNSUPPORTED_PREFIXES)
     elif not isinstance(message, InferenceChunk):  # see test_chunks
         assert json.loads(encode(message)) == case["value"]
         assert decode(encode(message)) == message
 
 
 @recorded("lan_frame")
-def test_messages_are_as_long_as_their_bytes(case: Case) -> None:
+def test_the_frame_length_counts_bytes(case: Case) -> None:
     message = decode(case["payload_utf8"])
     assert message is not None
     assert not isinstance(message, InferenceChunk)
@@ -134,10 +132,10 @@ def test_messages_are_as_long_as_their_bytes(case: Case) -> None:
 
 
 @recorded("lan_stream")
-def test_frames_are_cut_from_any_reads_and_bad_ones_skipped(case: Case) -> None:
+def test_frames_are_split_and_invalid_messages_skipped(case: Case) -> None:
     reader = Reader()
     framed: Framed = LengthPrefixed(reader, FRAME_MAX)
-    closed = case.get("eof", False)  # which is for the link to notice
+    closed = case.get("eof", False)  # the transport detects it
 
     for read in case["reads_hex"]:
         try:
@@ -147,26 +145,26 @@ def test_frames_are_cut_from_any_reads_and_bad_ones_skipped(case: Case) -> None:
         else:
             closed = closed or any(isinstance(each, Close) for each in outputs)
 
-    assert reader.heard == [decode(text) for text in case["messages"]]
+    assert reader.messages == [decode(text) for text in case["messages"]]
     assert closed is (case["after"] == "closed")
 
 
-def test_what_a_mac_must_have_is_written_even_at_its_default() -> None:
+def test_fields_that_macs_require_are_written_at_their_defaults() -> None:
     beat = json.loads(encode(Heartbeat(ID, 1.0, "nominal", 100)))["heartbeat"]["_0"]
-    asked = json.loads(encode(InferenceRequest(ID, {}), True))["inferenceRequest"]
+    request = json.loads(encode(InferenceRequest(ID, {}), True))["inferenceRequest"]
 
     assert beat["loadedModels"] == []
     assert beat["isGenerating"] is False
     assert beat["queueDepth"] == 0
-    assert asked["streaming"] is False
+    assert request["streaming"] is False
 
 
-@pytest.mark.parametrize("message", TOLD, ids=lambda each: type(each).__name__)
-def test_nothing_absent_is_written_as_null(message: SentMessage) -> None:
+@pytest.mark.parametrize("message", SAMPLES, ids=lambda each: type(each).__name__)
+def test_absent_fields_are_not_written_as_null(message: SentMessage) -> None:
     optional = OPTIONAL & set(message.__struct_fields__)
-    bare = msgspec.structs.replace(message, **dict.fromkeys(optional))
+    without_optional = msgspec.structs.replace(message, **dict.fromkeys(optional))
 
-    assert b"null" not in encode(bare)
+    assert b"null" not in encode(without_optional)
 
 
 OPTIONAL = {
@@ -175,30 +173,32 @@ OPTIONAL = {
 }
 
 
-def test_what_the_layer_holds_counts_and_not_what_is_beside_it() -> None:
+def test_the_layer_takes_precedence_over_flat_fields() -> None:
     message = decode('{"modelQuery":{"modelID":"flat","_0":{"modelID":"layer"}}}')
 
     assert message == ModelQueryRequest("layer")
 
 
-def test_of_a_key_that_comes_twice_the_last_counts() -> None:
+def test_the_last_of_duplicate_keys_counts() -> None:
     assert decode('{"modelQuery":{"modelID":"a","modelID":"b"}}') == ModelQueryRequest(
         "b"
     )
-    twice = '{"modelQuery":{"_0":{"modelID":"a"}},"modelQuery":{"_0":{"modelID":"b"}}}'
-    assert decode(twice) == ModelQueryRequest("b")
+    duplicate = (
+        '{"modelQuery":{"_0":{"modelID":"a"}},"modelQuery":{"_0":{"modelID":"b"}}}'
+    )
+    assert decode(duplicate) == ModelQueryRequest("b")
 
 
 @pytest.mark.parametrize("number", ["100.0", "1e2", "100"])
-def test_integers_may_have_a_point_but_no_fraction(number: str) -> None:
-    text = encode(Heartbeat(ID, 1.0, "fair", 77, shoal=OURS)).decode()
+def test_integers_may_be_written_as_floats(number: str) -> None:
+    text = encode(Heartbeat(ID, 1.0, "fair", 77, shoal=EXTENSION)).decode()
 
     message = decode(text.replace("77", number))
 
-    assert message == Heartbeat(ID, 1.0, "fair", 100, shoal=OURS)
+    assert message == Heartbeat(ID, 1.0, "fair", 100, shoal=EXTENSION)
 
 
-def test_a_bad_request_can_be_answered() -> None:
+def test_the_error_for_an_invalid_request_has_its_id() -> None:
     with pytest.raises(BadMessage, match=r"request.*messages") as refused:
         decode(f'{{"inferenceRequest":{{"_0":{{"requestID":"{ID}","request":{{}}}}}}}}')
 
@@ -206,7 +206,7 @@ def test_a_bad_request_can_be_answered() -> None:
     assert refused.value.request_id == ID
 
 
-def test_a_bad_transfer_can_be_answered() -> None:
+def test_the_error_for_an_invalid_transfer_has_its_id() -> None:
     with pytest.raises(BadMessage, match="offset") as refused:
         decode(
             f'{{"modelTransferChunk":{{"transferID":"{ID}","fileName":"a",'
@@ -218,7 +218,7 @@ def test_a_bad_transfer_can_be_answered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "wrong"),
+    ("request_", "field"),
     [
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"content": "no role"}]}, "role"),
@@ -235,10 +235,10 @@ def test_a_bad_transfer_can_be_answered() -> None:
         ({"messages": [], "temperature": "hot"}, "temperature"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused_by_the_field(
-    request_: dict[str, Any], wrong: str
+def test_the_error_for_an_invalid_request_names_the_field(
+    request_: dict[str, Any], field: str
 ) -> None:
-    with pytest.raises(BadMessage, match=wrong):
+    with pytest.raises(BadMessage, match=field):
         decode(encode(InferenceRequest(ID, request_, True)))
 
 
@@ -246,12 +246,12 @@ def test_a_request_that_makes_no_sense_is_refused_by_the_field(
     "name",
     ["../../x", "/etc/passwd", "a/../b", "a//b", "", ".", "a\\b", "a\x00b", "a/"],
 )
-def test_a_file_whose_name_leads_elsewhere_is_refused(name: str) -> None:
+def test_a_file_name_outside_the_folder_is_refused(name: str) -> None:
     with pytest.raises(BadMessage, match="fileName"):
         decode(encode(ModelTransferChunk(ID, name, 0, b"", False)))
 
 
-def test_a_transfer_that_no_mac_would_take_is_refused() -> None:
+def test_a_transfer_id_that_is_no_uuid_is_refused() -> None:
     with pytest.raises(BadMessage, match="transferID"):
         decode(encode(ModelTransferRequest("../up", "m")))
 
@@ -289,7 +289,7 @@ REQUEST = b'{"inferenceRequest":{"_0":{"requestID":"a","request":{"messages":[]%
     ],
     ids=lambda data: ascii(data[:40]),
 )
-def test_what_would_break_others_is_refused(data: bytes) -> None:
+def test_harmful_messages_are_refused(data: bytes) -> None:
     with pytest.raises(BadMessage) as refused:
         decode(data)
 
@@ -297,13 +297,13 @@ def test_what_would_break_others_is_refused(data: bytes) -> None:
     assert len(refused.value.request_id) <= 128
 
 
-def test_half_a_character_in_a_text_frame_is_refused() -> None:
+def test_a_lone_surrogate_in_a_text_frame_is_refused() -> None:
     with pytest.raises(BadMessage):
         decode('{"modelQuery":{"_0":{"modelID":"\ud800"}}}')
 
 
 pieces = st.one_of(
-    st.sampled_from([encode(message) for message in TOLD]),
+    st.sampled_from([encode(message) for message in SAMPLES]),
     st.sampled_from(
         [case["json_text"].encode() for case in CASES if "json_text" in case]
     ),
@@ -311,7 +311,7 @@ pieces = st.one_of(
 
 
 @given(data=pieces, at=st.integers(0, 400), cut=st.integers(0, 4), more=st.binary())
-def test_nothing_but_a_bad_message_comes_of_damage(
+def test_damaged_messages_raise_only_bad_message(
     data: bytes, at: int, cut: int, more: bytes
 ) -> None:
     with contextlib.suppress(BadMessage):
@@ -327,20 +327,20 @@ values = st.recursive(
 
 
 @given(data=pieces, value=values, choose=st.data())
-def test_nothing_but_a_bad_message_comes_of_any_value_in_any_place(
+def test_replaced_values_raise_only_bad_message(
     data: bytes, value: object, choose: st.DataObject
 ) -> None:
     try:
         tree = json.loads(data)
     except ValueError:
-        return  # it was recorded to be none
-    place = tree
-    while isinstance(place, dict) and place:
-        name = choose.draw(st.sampled_from(sorted(place)))
-        if not isinstance(place[name], dict) or choose.draw(st.booleans()):
-            place[name] = value
+        return  # a recorded invalid message
+    node = tree
+    while isinstance(node, dict) and node:
+        name = choose.draw(st.sampled_from(sorted(node)))
+        if not isinstance(node[name], dict) or choose.draw(st.booleans()):
+            node[name] = value
             break
-        place = place[name]
+        node = node[name]
 
     with contextlib.suppress(BadMessage):
         message = decode(json.dumps(tree))
@@ -351,7 +351,7 @@ def test_nothing_but_a_bad_message_comes_of_any_value_in_any_place(
 
 
 @given(st.binary() | st.text())
-def test_nothing_but_a_bad_message_comes_of_anything(data: bytes | str) -> None:
+def test_arbitrary_data_raises_only_bad_message(data: bytes | str) -> None:
     with contextlib.suppress(BadMessage):
         decode(data)
 
@@ -359,13 +359,11 @@ def test_nothing_but_a_bad_message_comes_of_anything(data: bytes | str) -> None:
 @given(
     data=pieces, at=st.integers(0, 400), more=st.sampled_from([b"1", b'"', b",", b""])
 )
-def test_the_quick_way_and_the_long_way_come_to_the_same(
-    data: bytes, at: int, more: bytes
-) -> None:
+def test_the_fast_and_the_slow_path_agree(data: bytes, at: int, more: bytes) -> None:
     damaged = data[:at] + more + data[at:]
-    assume(not damaged.startswith(BOM_UTF8))  # which is one only at the beginning
+    assume(not damaged.startswith(BOM_UTF8))  # a BOM is one only at the beginning
 
-    # With a blank before it a message takes the long way.
+    # A message with a leading blank takes the slow path.
     assert result(damaged) == result(b" " + damaged)
 
 
@@ -377,7 +375,7 @@ def test_chunks_without_unused_fields_are_read() -> None:
 
 
 def result(data: bytes) -> object:
-    """Return what came of decoding; equal ways of refusing are equal."""
+    """Return the decoded message, or the kind and the id of the error."""
     try:
         return decode(data)
     except BadMessage as bad:
@@ -386,9 +384,9 @@ def result(data: bytes) -> object:
 
 @dataclass
 class Reader:
-    """A session that takes note of what it can read, and sends what it is told."""
+    """A session that records the valid messages, and sends texts unchanged."""
 
-    heard: list[Message | None] = field(default_factory=list)
+    messages: list[Message | None] = field(default_factory=list)
     accepts: frozenset[type] = frozenset({str})
 
     @property
@@ -399,7 +397,7 @@ class Reader:
         for data in batch:
             with contextlib.suppress(BadMessage):
                 if (message := decode(data)) is not None:
-                    self.heard.append(message)
+                    self.messages.append(message)
         return ()
 
     def send(self, message: str, now: float) -> Sequence[Output]:

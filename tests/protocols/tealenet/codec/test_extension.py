@@ -97,7 +97,7 @@ def test_a_peer_without_the_extension_is_plain() -> None:
     assert read_completion(UNSET) == InferenceCompleteExtension()
 
 
-def test_newer_peers_may_say_more() -> None:
+def test_unknown_fields_and_features_are_ignored() -> None:
     raw = Raw(b'{"version":7,"features":["cancel"],"mood":{"good":true}}')
 
     read = read_introduction(raw)
@@ -107,7 +107,7 @@ def test_newer_peers_may_say_more() -> None:
 
 
 def test_a_heartbeat_extension_round_trips() -> None:
-    pulse = HeartbeatExtension(
+    extension = HeartbeatExtension(
         proof="AAAA",
         offers=[],
         draining="rest",
@@ -119,7 +119,7 @@ def test_a_heartbeat_extension_round_trips() -> None:
         speed=0.5,
     )
 
-    assert read_heartbeat(write_extension(pulse)) == pulse
+    assert read_heartbeat(write_extension(extension)) == extension
 
 
 @pytest.mark.parametrize(
@@ -147,54 +147,54 @@ def test_a_completion_round_trips(
     )
 
     assert isinstance(message, InferenceComplete)
-    ending = read_completion(message.shoal)
-    assert ending.finish_reason == reason
-    assert usage_of(ending.usage) == usage
-    assert ending.output == output
-    assert receipt_of(ending.receipt) == receipt
+    completion = read_completion(message.shoal)
+    assert completion.finish_reason == reason
+    assert usage_of(completion.usage) == usage
+    assert completion.output == output
+    assert receipt_of(completion.receipt) == receipt
 
 
-def test_an_ending_that_cannot_be_read_is_refused() -> None:
+def test_an_invalid_completion_is_refused() -> None:
     with pytest.raises(PeerError, match="inferenceComplete"):
         read_completion(Raw(b'{"usage":5}'))
 
 
-def test_a_reason_that_is_too_long_is_cut_before_it_is_sent() -> None:
-    ending = completion_extension(Completed(JOB, LEASE, "x" * 100))
+def test_a_long_finish_reason_is_truncated() -> None:
+    completion = completion_extension(Completed(JOB, LEASE, "x" * 100))
 
-    assert read_completion(write_extension(ending)).finish_reason == "x" * 64
+    assert read_completion(write_extension(completion)).finish_reason == "x" * 64
 
 
-def test_a_receipt_that_is_too_large_is_none() -> None:
+def test_an_oversized_receipt_is_ignored() -> None:
     assert receipt_of(ReceiptExtension(b"x" * RECEIPT_SIZE_MAX, b"")) is not None
     assert receipt_of(ReceiptExtension(b"x" * RECEIPT_SIZE_MAX, b"y")) is None
 
 
 @pytest.mark.parametrize("fault", Fault)
 def test_a_fault_round_trips(fault: Fault) -> None:
-    failing = read_error(
+    error = read_error(
         write_extension(error_extension(Failed(JOB, LEASE, "why", fault)))
     )
 
-    assert failing.failed
-    assert fault_of(failing) is fault
+    assert error.failed
+    assert fault_of(error) is fault
 
 
-def test_a_job_that_was_not_begun_has_not_failed() -> None:
-    failing = read_error(write_extension(error_extension(Rejected(JOB, LEASE, "busy"))))
+def test_a_rejection_is_no_failure() -> None:
+    error = read_error(write_extension(error_extension(Rejected(JOB, LEASE, "busy"))))
 
-    assert not failing.failed
+    assert not error.failed
     assert fault_of(read_error(Raw(b'{"fault":"moon"}'))) is Fault.WORKER
     assert read_error(Raw(b"5")) == InferenceErrorExtension()
 
 
 @given(st.binary())
-def test_nothing_breaks_the_readers(data: bytes) -> None:
+def test_readers_accept_any_bytes(data: bytes) -> None:
     for read in (read_introduction, read_heartbeat, read_error):
         read(Raw(data))
 
 
-def test_our_field_does_not_hold_the_message_that_it_came_in() -> None:
+def test_a_decoded_extension_does_not_keep_its_message_alive() -> None:
     data = encode(
         InferenceComplete(
             "id", shoal=write_extension(InferenceCompleteExtension(output="x" * 1000))
@@ -203,8 +203,8 @@ def test_our_field_does_not_hold_the_message_that_it_came_in() -> None:
     message = decode(data)
     assert isinstance(message, InferenceComplete)
 
-    ending = read_completion(message.shoal)
+    completion = read_completion(message.shoal)
 
-    assert ending.output == "x" * 1000
-    assert not isinstance(ending, Raw)
-    assert msgspec.json.encode(ending) in data
+    assert completion.output == "x" * 1000
+    assert not isinstance(completion, Raw)
+    assert msgspec.json.encode(completion) in data

@@ -33,8 +33,8 @@ offers = st.builds(
 
 
 @given(st.lists(offers, max_size=4).map(tuple))
-def test_offers_arrive_as_they_were_made(made: tuple[Offer, ...]) -> None:
-    assert read_offers(sent(wire_offers(made))) == made
+def test_offers_round_trip(original: tuple[Offer, ...]) -> None:
+    assert read_offers(received(wire_offers(original))) == original
 
 
 def test_default_fields_of_an_offer_are_omitted() -> None:
@@ -53,12 +53,12 @@ def test_the_reader_sets_the_owner_of_offers() -> None:
     assert offer.public_key == KEY.hex()
 
 
-def test_what_we_do_not_know_of_an_offer_is_left_out() -> None:
-    offering = WireOffer(
+def test_unknown_values_of_an_offer_are_ignored() -> None:
+    wire_offer = WireOffer(
         ["m"], ["chat", "dance"], ["tools", "flight"], device="toaster"
     )
 
-    (offer,) = read_offers([offering])
+    (offer,) = read_offers([wire_offer])
 
     assert offer.kinds == CHAT_ONLY
     assert offer.features == {Feature.TOOLS}
@@ -66,30 +66,32 @@ def test_what_we_do_not_know_of_an_offer_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "offering", [WireOffer(["m"], ["dance"]), WireOffer(["x" * (NAME_MAX + 1)])]
+    "wire_offer", [WireOffer(["m"], ["dance"]), WireOffer(["x" * (NAME_MAX + 1)])]
 )
-def test_an_offer_of_nothing_that_we_know_is_none(offering: WireOffer) -> None:
-    assert read_offers([offering, WireOffer(["m"])]) == (
+def test_an_offer_without_known_kinds_or_names_is_skipped(
+    wire_offer: WireOffer,
+) -> None:
+    assert read_offers([wire_offer, WireOffer(["m"])]) == (
         Offer(CHAT_ONLY, frozenset({"m"})),
     )
 
 
-def test_numbers_beyond_belief_are_cut() -> None:
+def test_large_numbers_are_capped() -> None:
     (offer,) = read_offers([WireOffer(["m"], slots=10**9, context=10**12)])
 
     assert offer.slots == SLOTS_MAX
     assert offer.context == CONTEXT_MAX
 
 
-def test_no_more_models_are_taken_than_a_peer_may_have() -> None:
-    made = [WireOffer([f"m{index}"]) for index in range(MODELS_MAX + 10)]
+def test_models_beyond_the_limit_are_skipped() -> None:
+    original = [WireOffer([f"m{index}"]) for index in range(MODELS_MAX + 10)]
 
-    assert len(read_offers(made)) == MODELS_MAX
+    assert len(read_offers(original)) == MODELS_MAX
     assert (
         read_offers([WireOffer([f"m{index}" for index in range(MODELS_MAX + 1)])]) == ()
     )
 
 
-def sent(offerings: list[WireOffer]) -> list[WireOffer]:
-    """Return offers as the other end reads them."""
-    return msgspec.json.decode(encode_json(offerings), type=list[WireOffer])
+def received(offers: list[WireOffer]) -> list[WireOffer]:
+    """Return offers as the peer decodes them."""
+    return msgspec.json.decode(encode_json(offers), type=list[WireOffer])

@@ -34,11 +34,11 @@ RTX = Hardware(
 )
 
 sizes = st.floats(0, 1e6, allow_nan=False)
-words = st.text(min_size=1, max_size=64)
+labels = st.text(min_size=1, max_size=64)
 machines = st.builds(
     Hardware,
-    chip=words,
-    chip_family=words,
+    chip=labels,
+    chip_family=labels,
     memory_gb=sizes,
     gpu_cores=st.integers(0, 10**6),
     bandwidth_gb=sizes,
@@ -50,18 +50,18 @@ machines = st.builds(
 
 
 @recorded("node_capabilities")
-def test_capabilities_are_read_as_one_of_the_two_has_it(case: Case) -> None:
-    """Macs and Rust peers refuse each other's private networks; we refuse neither."""
+def test_capabilities_are_read_as_by_one_of_the_originals(case: Case) -> None:
+    """Macs and Rust peers refuse each other's ``ptnIDs``; Shoal ignores them."""
     read = msgspec.json.decode(case["json_text"], type=NodeCapabilities)
 
-    theirs = [case[each] for each in ("rust", "swift") if case[each]["accepts"]]
+    accepting = [case[each] for each in ("rust", "swift") if case[each]["accepts"]]
     written = json.loads(msgspec.json.encode(read))
-    wanted = theirs[0]["reencoded"]
-    wanted.pop("ptnIDs", None)
-    assert written == wanted
+    expected = accepting[0]["reencoded"]
+    expected.pop("ptnIDs", None)
+    assert written == expected
 
 
-def test_the_documents_machine_is_read_as_it_is() -> None:
+def test_the_documented_machine_has_the_documented_hardware() -> None:
     hello = decode(case_of("cluster_swift_emits/hello_full")["json_text"])
 
     assert isinstance(hello, Hello)
@@ -69,13 +69,13 @@ def test_the_documents_machine_is_read_as_it_is() -> None:
 
 
 @given(machines)
-def test_a_machine_is_read_as_it_was_written(machine: Hardware) -> None:
+def test_hardware_round_trips(machine: Hardware) -> None:
     info = hardware_info(machine)
 
     assert msgspec.json.decode(msgspec.json.encode(info), type=HardwareInfo) == info
 
 
-def test_the_tier_is_written_even_where_it_is_the_lowest() -> None:
+def test_the_lowest_tier_is_written() -> None:
     written = json.loads(msgspec.json.encode(hardware_info(UNKNOWN_HARDWARE)))
 
     assert written["tier"] == 4
@@ -84,11 +84,11 @@ def test_the_tier_is_written_even_where_it_is_the_lowest() -> None:
 
 
 @pytest.mark.parametrize("tier", [0, 5, -1, 2**40])
-def test_a_tier_that_there_is_not_is_the_lowest(tier: int) -> None:
+def test_an_unknown_tier_becomes_the_lowest(tier: int) -> None:
     assert hardware_info(replace(RTX, tier=tier)).tier == 4
 
 
-def test_nothing_that_we_say_of_a_machine_is_out_of_range() -> None:
+def test_hardware_values_are_capped() -> None:
     info = hardware_info(
         Hardware(
             chip="x" * 200,
@@ -119,7 +119,7 @@ def test_a_device_has_only_fields_that_macs_accept() -> None:
     assert decode(hello) == Hello(device, 1, ("m",))
 
 
-def test_capabilities_say_what_relays_look_for() -> None:
+def test_capabilities_have_the_fields_that_relays_filter_by() -> None:
     capabilities = node_capabilities(
         RTX, ["m"], available=True, slots=2, context=8192, shoal=Raw(b'{"version":1}')
     )

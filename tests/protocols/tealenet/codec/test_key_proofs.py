@@ -17,7 +17,7 @@ COORDINATOR = Signer.from_seed(bytes(reversed(range(32))))
 CHALLENGE = bytes(32)
 
 
-def test_a_proof_is_good_for_one_challenge_of_one_verifier() -> None:
+def test_a_proof_is_valid_for_one_challenge_of_one_verifier() -> None:
     key, other = WORKER.public_key, COORDINATOR.public_key
 
     proof = WORKER.sign(proof_text(CHALLENGE, other, key))
@@ -33,7 +33,7 @@ def test_a_proof_cannot_be_reflected() -> None:
     assert proof_text(CHALLENGE, other, key) != proof_text(CHALLENGE, key, other)
 
 
-def test_a_key_for_encryption_is_bound_to_the_key_for_signatures() -> None:
+def test_the_exchange_key_is_bound_to_the_signing_key() -> None:
     noise, proof = noise_fields(WORKER)
 
     assert parse_key(noise) == WORKER.exchange_key
@@ -43,15 +43,15 @@ def test_a_key_for_encryption_is_bound_to_the_key_for_signatures() -> None:
 
 
 @given(st.binary(max_size=100))
-def test_bytes_arrive_as_they_were_written(data: bytes) -> None:
+def test_base64_round_trips(data: bytes) -> None:
     assert decode_base64(encode_base64(data)) == data
 
 
 @pytest.mark.parametrize("text", ["", "00" * 31, "0g" * 32, "00" * 32 + "\n", "é" * 64])
-def test_what_is_no_key_is_none(text: str) -> None:
+def test_an_invalid_key_is_empty(text: str) -> None:
     assert parse_key(text) == b""
 
 
 @pytest.mark.parametrize("text", ["A", "AA", "AA=A", "é", "\ud800", "AA\n=="])
-def test_what_is_no_base64_is_nothing(text: str) -> None:
+def test_invalid_base64_is_empty(text: str) -> None:
     assert decode_base64(text) == b""

@@ -6,10 +6,10 @@ import pytest
 
 from protocols.tealenet.peers import (
     PeerPair,
-    coordinator_side,
     hello,
-    met_mac,
-    worker_side,
+    joined_mac,
+    local_coordinator,
+    local_worker,
 )
 from shoal.domain.model_messages import (
     ModelAnswer,
@@ -27,13 +27,13 @@ DATA = bytes(range(256)) * 16
 PIECE = ModelChunk(ID, "model.gguf", 4096, DATA, last=True)
 
 
-def ours() -> PeerPair:
+def joined_pair() -> PeerPair:
     """Return two Shoal peers that have joined each other."""
-    return PeerPair(worker_side("w", "t"), coordinator_side("a")).until(1)
+    return PeerPair(local_worker("w", "t"), local_coordinator("a")).until(1)
 
 
 @pytest.mark.parametrize(
-    "word",
+    "message",
     [
         ModelQuery("m"),
         ModelAnswer("m", available=True, size=5),
@@ -42,81 +42,81 @@ def ours() -> PeerPair:
         ModelChunk(ID, "empty", 0, b""),
         ModelDone(ID, "m"),
     ],
-    ids=lambda word: type(word).__name__,
+    ids=lambda message: type(message).__name__,
 )
-def test_model_messages_round_trip_between_shoal_peers(word: ModelMessage) -> None:
-    two = ours()
+def test_model_messages_round_trip_between_shoal_peers(message: ModelMessage) -> None:
+    pair = joined_pair()
 
-    for one, other in ((two.acceptor, two.dialler), (two.dialler, two.acceptor)):
-        one.take(one.conversation.send(word, two.now))
-        two.settle()
+    for one, other in ((pair.acceptor, pair.dialler), (pair.dialler, pair.acceptor)):
+        one.send(message, pair.now)
+        pair.settle()
 
-        assert other.of(ModelMessage) == [word]
+        assert other.messages(ModelMessage) == [message]
 
 
 def test_a_chunk_for_a_shoal_peer_is_sent_raw() -> None:
-    two = ours()
-    before = len(two.acceptor.sent)
+    pair = joined_pair()
+    before = len(pair.acceptor.sent)
 
-    two.acceptor.take(two.acceptor.conversation.send(PIECE, two.now))
+    pair.acceptor.send(PIECE, pair.now)
 
-    head, piece = two.acceptor.sent[before:]
+    head, piece = pair.acceptor.sent[before:]
     assert b'"data":""' in head
     assert b'"shoal":{"raw":4096}' in head
     assert piece is DATA
 
 
 def test_a_chunk_for_a_plain_peer_is_base64_in_json() -> None:
-    mac = met_mac()
+    mac = joined_mac()
 
     mac.send(PIECE)
 
-    ((kind, payload),) = mac.said
+    ((kind, payload),) = mac.drain()
     assert kind == "modelTransferChunk"
     assert len(payload["data"]) > len(DATA)
     assert "shoal" not in payload
 
 
 def test_a_raw_chunk_that_looks_like_a_message_is_data() -> None:
-    two = ours()
+    pair = joined_pair()
     piece = ModelChunk(ID, "f", 0, b'{"modelQuery":{"_0":{"modelID":"m"}}}')
 
-    two.acceptor.take(two.acceptor.conversation.send(piece, two.now))
-    two.settle()
+    pair.acceptor.send(piece, pair.now)
+    pair.settle()
 
-    assert two.dialler.of(ModelMessage) == [piece]
+    assert pair.dialler.messages(ModelMessage) == [piece]
 
 
-def test_a_raw_chunk_of_a_wrong_size_ends_the_connection() -> None:
-    two = ours()
-    conversation = two.acceptor.conversation
-    head, _ = [each.data for each in conversation.send(PIECE, 1.0)]  # type: ignore[union-attr]
+def test_a_raw_chunk_of_a_wrong_size_closes_the_connection() -> None:
+    pair = joined_pair()
+    pair.acceptor.send(PIECE, pair.now)
+    head, _ = pair.acceptor.outbox
 
-    two.dialler.take(two.dialler.conversation.receive([head, DATA[1:]], two.now))
+    pair.dialler.receive([head, DATA[1:]], pair.now)
 
-    assert two.dialler.closed == "model.gguf: expected 4096 raw bytes, got 4095"
-    assert not two.dialler.of(ModelMessage)
+    assert pair.dialler.closed == "model.gguf: expected 4096 raw bytes, got 4095"
+    assert not pair.dialler.messages(ModelMessage)
 
 
 @pytest.mark.parametrize("size", [0, -1, (4 << 20) + 1, "x"])
 def test_an_invalid_announced_size_is_ignored(size: object) -> None:
-    two = ours()
+    pair = joined_pair()
     head = encode(ModelTransferChunk(ID, "f", 0, b"", False))
     shoal = f',"shoal":{{"raw":{size!r}}}}}}}}}'.replace("'", '"').encode()
 
-    said = head.removesuffix(b"}}}") + shoal
-    two.dialler.take(two.dialler.conversation.receive([said], two.now))
+    data = head.removesuffix(b"}}}") + shoal
+    pair.dialler.receive([data], pair.now)
 
-    assert two.dialler.of(ModelMessage) == [ModelChunk(ID, "f", 0, b"")]
+    assert pair.dialler.messages(ModelMessage) == [ModelChunk(ID, "f", 0, b"")]
 
 
 def test_a_plain_peer_cannot_announce_a_raw_chunk() -> None:
-    mac = met_mac()
+    mac = joined_mac()
     head = encode(ModelTransferChunk(ID, "f", 0, b"", False))
-    said = head.removesuffix(b"}}}") + b',"shoal":{"raw":5}}}}'
+    data = head.removesuffix(b"}}}") + b',"shoal":{"raw":5}}}}'
 
-    mac.say(said)
-    mac.say(hello())
+    mac.deliver(data)
+    mac.deliver(hello())
 
-    assert mac.end.of(ModelMessage) == [ModelChunk(ID, "f", 0, b"")]
+    assert mac.end.messages(ModelMessage) == [ModelChunk(ID, "f", 0, b"")]
     assert mac.end.closed is None

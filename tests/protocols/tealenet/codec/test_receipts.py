@@ -1,4 +1,4 @@
-"""What a worker signs is what its coordinator put together."""
+"""A worker signs the answer that its coordinator assembles."""
 
 from dataclasses import replace
 
@@ -10,8 +10,8 @@ from protocols.tealenet.peers import (
     OFFER,
     RUN,
     PeerPair,
-    coordinator_side,
-    worker_side,
+    local_coordinator,
+    local_worker,
 )
 from shoal.domain.answer_assembly import assemble
 from shoal.domain.outcome import AnswerPiece, Delta, Usage
@@ -39,28 +39,30 @@ pieces_of_answers: st.SearchStrategy[list[AnswerPiece]] = st.lists(
     continues=texts,
     reason=st.sampled_from(["stop", "length"]),
 )
-def test_what_a_worker_signs_is_what_the_coordinator_put_together(
+def test_a_receipt_matches_the_assembled_answer(
     pieces: list[AnswerPiece], continues: str, reason: str
 ) -> None:
-    two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
-    given = replace(RUN, continues=continues)
-    two.acceptor.take(two.acceptor.conversation.send(given, 1.0))
-    two.settle()
-    (run,) = two.dialler.of(RunJob)
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
+    job = replace(RUN, continues=continues)
+    pair.acceptor.send(job, 1.0)
+    pair.settle()
+    (run,) = pair.dialler.messages(RunJob)
 
-    for word in (
+    for event in (
         AnswerChunk(run.job_id, run.lease, pieces),
         Completed(run.job_id, run.lease, reason, Usage(1, 2)),
     ):
-        two.dialler.take(two.dialler.conversation.send(word, 2.0))
-    two.settle()
+        pair.dialler.send(event, 2.0)
+    pair.settle()
 
-    (done,) = two.acceptor.of(Completed)
-    heard = [piece for each in two.acceptor.of(AnswerChunk) for piece in each.pieces]
-    begun: list[AnswerPiece] = [continues] if continues else []
-    outcome = assemble([*begun, *heard], done.finish_reason, done.usage)
+    (done,) = pair.acceptor.messages(Completed)
+    received = [
+        piece for each in pair.acceptor.messages(AnswerChunk) for piece in each.pieces
+    ]
+    beginning: list[AnswerPiece] = [continues] if continues else []
+    outcome = assemble([*beginning, *received], done.finish_reason, done.usage)
     assert done.receipt is not None
-    key = worker_side("w").identity
+    key = local_worker("w").identity
     assert key is not None
     verdict = verify(
         done.receipt,
@@ -71,43 +73,47 @@ def test_what_a_worker_signs_is_what_the_coordinator_put_together(
     assert verdict is Verdict.VALID
 
 
-def test_half_characters_are_signed_as_they_arrive() -> None:
-    two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
-    two.acceptor.take(two.acceptor.conversation.send(RUN, 1.0))
-    two.settle()
-    (run,) = two.dialler.of(RunJob)
+def test_lone_surrogates_are_signed_as_received() -> None:
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
+    pair.acceptor.send(RUN, 1.0)
+    pair.settle()
+    (run,) = pair.dialler.messages(RunJob)
 
     halves: list[AnswerPiece] = ["\ud83d", "\ude00", Delta(0, {"content": "\ud83d"})]
-    words: list[Event] = [AnswerChunk(run.job_id, run.lease, [half]) for half in halves]
-    for word in [*words, Completed(run.job_id, run.lease)]:
-        two.dialler.take(two.dialler.conversation.send(word, 2.0))
-    two.settle()
+    events: list[Event] = [
+        AnswerChunk(run.job_id, run.lease, [half]) for half in halves
+    ]
+    for event in [*events, Completed(run.job_id, run.lease)]:
+        pair.dialler.send(event, 2.0)
+    pair.settle()
 
-    (done,) = two.acceptor.of(Completed)
-    heard = [piece for each in two.acceptor.of(AnswerChunk) for piece in each.pieces]
-    key = worker_side("w").identity
+    (done,) = pair.acceptor.messages(Completed)
+    received = [
+        piece for each in pair.acceptor.messages(AnswerChunk) for piece in each.pieces
+    ]
+    key = local_worker("w").identity
     assert key is not None
     assert (
         verify(
             done.receipt,
             job_id=RUN.job_id,
             public_key=key.public_key,
-            output_json=output_of(CHAT, assemble(heard)),
+            output_json=output_of(CHAT, assemble(received)),
         )
         is Verdict.VALID
     )
 
 
-def test_only_a_worker_signs() -> None:
-    two = PeerPair(
-        coordinator_side("a"), coordinator_side("b", offers=(OFFER,))
+def test_only_workers_sign_receipts() -> None:
+    pair = PeerPair(
+        local_coordinator("a"), local_coordinator("b", offers=(OFFER,))
     ).settle()
-    two.dialler.take(two.dialler.conversation.send(RUN, 1.0))
-    two.settle()
-    (run,) = two.acceptor.of(RunJob)
+    pair.dialler.send(RUN, 1.0)
+    pair.settle()
+    (run,) = pair.acceptor.messages(RunJob)
 
     done = Completed(run.job_id, run.lease)
-    two.acceptor.take(two.acceptor.conversation.send(done, 2.0))
-    two.settle()
+    pair.acceptor.send(done, 2.0)
+    pair.settle()
 
-    assert two.dialler.of(Completed) == [Completed(RUN.job_id, RUN.lease)]
+    assert pair.dialler.messages(Completed) == [Completed(RUN.job_id, RUN.lease)]

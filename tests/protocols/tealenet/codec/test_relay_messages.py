@@ -30,18 +30,18 @@ from shoal.protocols.tealenet.codec.relay_messages import (
 
 ENDS = {"fromNodeID": "a", "toNodeID": "b", "sessionID": "s"}
 
-# Where we read what Swift or Rust does not, or the other way round, and why.
-OURS_ACCEPTS = {
-    "relay_decode/relayData_wrapped_0": "relays of ours take the wrapped form too",
+# Messages that Swift refuses and Shoal accepts, and why.
+ACCEPTED_BY_SHOAL = {
+    "relay_decode/relayData_wrapped_0": "Shoal accepts the wrapped form, too",
     "relay_decode/relayData_byte_array": "as Rust does",
-    "relay_decode/discoverResponse_one_bad_peer": "as Rust does: others may be good",
+    "relay_decode/discoverResponse_one_bad_peer": "as Rust does: others may be valid",
 }
 
 
 @pytest.mark.parametrize(
     "case", cases("relay_swift_emits"), ids=lambda case: case["id"]
 )
-def test_what_swift_writes_is_read_and_written_the_same(case: dict[str, Any]) -> None:
+def test_swift_messages_round_trip(case: dict[str, Any]) -> None:
     message = decode(case["json_text"])
 
     assert message is not None
@@ -49,8 +49,8 @@ def test_what_swift_writes_is_read_and_written_the_same(case: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("case", cases("relay_decode"), ids=lambda case: case["id"])
-def test_what_swift_reads_is_read(case: dict[str, Any]) -> None:
-    accepted = case["swift"]["accepts"] or case["id"] in OURS_ACCEPTS
+def test_messages_that_swift_accepts_are_read(case: dict[str, Any]) -> None:
+    accepted = case["swift"]["accepts"] or case["id"] in ACCEPTED_BY_SHOAL
 
     try:
         message = decode(case["json_text"])
@@ -63,7 +63,7 @@ def test_what_swift_reads_is_read(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "case", cases("relay_data_field_rust"), ids=lambda case: case["id"]
 )
-def test_data_stands_for_the_bytes_that_rust_takes_it_for(case: dict[str, Any]) -> None:
+def test_data_is_decoded_as_by_rust(case: dict[str, Any]) -> None:
     data = json.loads(case["data_json"])
 
     if case["accepts"]:
@@ -81,7 +81,7 @@ def test_data_stands_for_the_bytes_that_rust_takes_it_for(case: dict[str, Any]) 
     [each for each in cases("identity") if "nodeID" in each],
     ids=lambda case: case["id"],
 )
-def test_ids_and_signatures_are_those_of_real_nodes(case: dict[str, Any]) -> None:
+def test_ids_and_signatures_match_real_nodes(case: dict[str, Any]) -> None:
     signer = Signer.from_seed(bytes.fromhex(case["private_key_file_hex"]))
     text = case["signed_bytes_utf8"].encode()
 
@@ -91,7 +91,7 @@ def test_ids_and_signatures_are_those_of_real_nodes(case: dict[str, Any]) -> Non
     assert verify(signer.public_key, bytes.fromhex(case["register_signature"]), text)
 
 
-def test_the_signature_of_an_offer_is_that_of_real_nodes() -> None:
+def test_offer_signatures_match_real_nodes() -> None:
     (case,) = [each for each in cases("identity") if "nodeID" not in each]
     signer = Signer.from_seed(bytes.fromhex(case["private_key_file_hex"]))
 
@@ -99,15 +99,15 @@ def test_the_signature_of_an_offer_is_that_of_real_nodes() -> None:
 
 
 def test_integers_are_written_without_a_fraction() -> None:
-    # Rust's nodes refuse the whole message else.
+    # Otherwise Rust nodes refuse the whole message.
     assert '"ttlSeconds":300}' in encode(RelayRegisterAck("n", 1.5, 300))
 
 
-def test_what_is_absent_is_left_out() -> None:
+def test_absent_fields_are_omitted() -> None:
     assert encode(RelayError("c", "m")) == '{"error":{"code":"c","message":"m"}}'
 
 
-def test_nodes_that_make_no_sense_are_left_out() -> None:
+def test_invalid_node_entries_are_skipped() -> None:
     good = {
         "nodeID": "n",
         "publicKey": "n",
@@ -141,14 +141,14 @@ def test_nodes_that_make_no_sense_are_left_out() -> None:
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_a_message_that_is_none_is_named(text: str | bytes, code: str) -> None:
+def test_an_invalid_message_has_an_error_code(text: str | bytes, code: str) -> None:
     with pytest.raises(BadRelayMessage) as raised:
         decode_envelope(text)
 
     assert raised.value.code == code
 
 
-def test_a_long_text_is_no_crowd_of_values() -> None:
+def test_a_long_text_counts_as_one_value() -> None:
     data = "[{,," * 1_000_000
 
     _, payload = decode_envelope(json.dumps({"relayData": ENDS | {"data": data}}))
@@ -156,7 +156,7 @@ def test_a_long_text_is_no_crowd_of_values() -> None:
     assert decode_data(payload["data"]) == data.encode()
 
 
-def test_the_last_of_equal_keys_counts_and_is_the_only_one_written() -> None:
+def test_duplicate_keys_are_reduced_to_the_last() -> None:
     text = '{"relayOpen":{"sessionID":"a","sessionID":"b"}}'
 
     kind, payload = decode_envelope(text)
@@ -166,9 +166,9 @@ def test_the_last_of_equal_keys_counts_and_is_the_only_one_written() -> None:
 
 @pytest.mark.parametrize("size", [10, RAW_AT, 10 * RAW_AT])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_long_and_short_texts_are_passed_on_alike(size: int, wrapped: bool) -> None:
-    said = 'e\\"\né' * size
-    payload = ENDS | {"data": said, "more": [1, {"x": None}]}
+def test_texts_of_any_length_round_trip(size: int, wrapped: bool) -> None:
+    content = 'e\\"\né' * size
+    payload = ENDS | {"data": content, "more": [1, {"x": None}]}
     text = json.dumps({"relayData": {"_0": payload} if wrapped else payload})
 
     kind, found = decode_envelope(text)
@@ -176,11 +176,11 @@ def test_long_and_short_texts_are_passed_on_alike(size: int, wrapped: bool) -> N
     assert json.loads(encode_envelope(kind, found)) == {"relayData": payload}
     message = decode(text)
     assert isinstance(message, RelayData)
-    assert message.data == said.encode()
+    assert message.data == content.encode()
 
 
 @pytest.mark.parametrize("size", [1, 32, 79])
-def test_a_handshake_that_kills_readers_is_refused(size: int) -> None:
+def test_a_short_handshake_is_refused(size: int) -> None:
     data = RelayData("a", "b", "s", b"\x01" + bytes(size))
     written = json.loads(encode(data))["relayData"]["data"]
 
@@ -191,7 +191,7 @@ def test_a_handshake_that_kills_readers_is_refused(size: int) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\x01" + bytes(80), b"\x01" + bytes(108), b"{}"]
 )
-def test_other_data_is_let_through(data: bytes) -> None:
+def test_other_data_is_accepted(data: bytes) -> None:
     check_data(json.loads(encode(RelayData("a", "b", "s", data)))["relayData"]["data"])
 
 
@@ -208,7 +208,7 @@ ANYTHING = st.recursive(
 
 
 @given(kind=st.sampled_from([*KINDS, "other"]), payload=ANYTHING)
-def test_any_json_is_a_message_or_refused(kind: str, payload: object) -> None:
+def test_any_json_is_decoded_or_refused(kind: str, payload: object) -> None:
     try:
         message = decode(msgspec.json.encode({kind: payload}))
     except BadRelayMessage:
@@ -219,12 +219,12 @@ def test_any_json_is_a_message_or_refused(kind: str, payload: object) -> None:
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60))
-def test_any_bytes_are_a_message_or_refused(data: bytes | str) -> None:
+def test_any_bytes_are_decoded_or_refused(data: bytes | str) -> None:
     with suppress(BadRelayMessage):
         decode(data)
 
 
-def test_every_recorded_relay_message_is_of_a_known_kind() -> None:
+def test_recorded_relay_messages_have_known_kinds() -> None:
     texts = [each["value"] for each in cases("relay_swift_emits")]
 
     assert {next(iter(each)) for each in texts} <= KINDS.keys()

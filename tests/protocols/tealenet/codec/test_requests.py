@@ -34,8 +34,8 @@ tasks = st.builds(Task, texts, values)
 leases = st.integers(1, 2**40).map(LeaseNumber)
 
 
-def sent(message: InferenceRequest) -> InferenceRequest:
-    """Return a request as the other end reads it."""
+def received(message: InferenceRequest) -> InferenceRequest:
+    """Return a request as the peer decodes it."""
     read = decode(encode(message))
     assert isinstance(read, InferenceRequest)
     return read
@@ -49,7 +49,7 @@ def test_a_job_round_trips_between_shoal_peers(
         continues = ""
     job = RunJob(JobId("job"), lease, work, continues)
 
-    message = sent(write_request(job, ID, extended=True))
+    message = received(write_request(job, ID, extended=True))
 
     assert read_request(message, extended=True) == RunJob(
         JobId(ID), lease, work, continues
@@ -59,10 +59,10 @@ def test_a_job_round_trips_between_shoal_peers(
 
 
 @pytest.mark.parametrize("extended", [False, True])
-def test_any_model_is_asked_for_by_naming_none(extended: bool) -> None:
+def test_any_model_is_requested_without_a_name(extended: bool) -> None:
     job = RunJob(JobId("job"), LeaseNumber(1), Chat(ANY_MODEL, CHAT.messages))
 
-    message = sent(write_request(job, ID, extended=extended))
+    message = received(write_request(job, ID, extended=extended))
 
     assert "model" not in message.request
     assert read_request(message, extended=extended).work == job.work
@@ -71,7 +71,7 @@ def test_any_model_is_asked_for_by_naming_none(extended: bool) -> None:
 @pytest.mark.parametrize(
     "work", [Completion("m", "a"), Embedding("m", ("a",)), Task("t")]
 )
-def test_a_plain_peer_is_asked_for_nothing_but_chats(work: Work) -> None:
+def test_plain_peers_support_only_chats(work: Work) -> None:
     with pytest.raises(Unsupported, match=work.kind.value):
         write_request(RunJob(JobId("job"), LeaseNumber(1), work), ID)
 
@@ -83,19 +83,19 @@ def test_a_request_to_a_plain_peer_has_no_extension() -> None:
 
     assert message.shoal is UNSET
     assert b"secret" not in encode(message)
-    assert read_request(sent(message)) == RunJob(JobId(ID), LeaseNumber(1), CHAT)
+    assert read_request(received(message)) == RunJob(JobId(ID), LeaseNumber(1), CHAT)
 
 
 def test_the_extension_of_a_plain_peer_is_ignored() -> None:
     job = RunJob(JobId("job"), LeaseNumber(7), CHAT, "a beginning")
 
-    read = read_request(sent(write_request(job, ID, extended=True)))
+    read = read_request(received(write_request(job, ID, extended=True)))
 
     assert (read.lease, read.continues) == (1, "")
 
 
 @pytest.mark.parametrize(
-    ("shoal", "wrong"),
+    ("shoal", "field"),
     [
         ({}, "lease"),
         ({"lease": -1}, "lease"),
@@ -105,21 +105,21 @@ def test_the_extension_of_a_plain_peer_is_ignored() -> None:
         ({"lease": 1, "kind": "embedding", "inputs": [1]}, "inputs"),
     ],
 )
-def test_a_job_that_cannot_be_read_is_refused_by_the_field(
-    shoal: dict[str, Any], wrong: str
+def test_the_error_for_an_invalid_job_names_the_field(
+    shoal: dict[str, Any], field: str
 ) -> None:
     message = InferenceRequest(ID, {"messages": []}, True, shoal_of(shoal))
 
-    with pytest.raises(BadMessage, match=wrong) as refused:
-        read_request(sent(message), extended=True)
+    with pytest.raises(BadMessage, match=field) as refused:
+        read_request(received(message), extended=True)
 
     assert refused.value.request_id == ID
 
 
-def test_a_job_that_is_nested_too_deeply_is_refused() -> None:
+def test_a_deeply_nested_job_is_refused() -> None:
     nested = b"[" * 150 + b"]" * 150
     raw = Raw(b'{"lease":1,"kind":"task","payload":%b}' % nested)
-    message = sent(InferenceRequest(ID, {"messages": []}, True, raw))
+    message = received(InferenceRequest(ID, {"messages": []}, True, raw))
 
     with pytest.raises(BadMessage, match="nested too deeply"):
         read_request(message, extended=True)
@@ -137,7 +137,7 @@ def test_a_job_that_is_nested_too_deeply_is_refused() -> None:
 def test_usage_is_sent_if_requested(request_: dict[str, Any], wanted: bool) -> None:
     message = InferenceRequest(ID, {"messages": [], **request_}, True)
 
-    assert wants_usage(sent(message)) is wanted
+    assert wants_usage(received(message)) is wanted
 
 
 def shoal_of(field: dict[str, Any]) -> Raw:

@@ -22,11 +22,11 @@ def test_dates_count_from_2001(case: Case) -> None:
 
 
 @recorded("passcode_hash")
-def test_a_passcode_is_hashed_as_macs_do(case: Case) -> None:
+def test_passcode_hashes_match_macs(case: Case) -> None:
     assert passcode_hash(case["passcode"]) == case["hash"]
 
 
-def test_a_passcode_that_is_no_text_has_a_hash_all_the_same() -> None:
+def test_a_passcode_with_a_lone_surrogate_has_a_hash() -> None:
     assert passcode_hash("\ud800") == passcode_hash("\ufffd")
 
 
@@ -53,12 +53,12 @@ def test_ids_are_compared_without_case() -> None:
     assert normalized_id(lower) == normalized_id(lower.upper())
 
 
-def test_a_level_that_is_not_known_is_between_cool_and_hot() -> None:
+def test_an_unknown_thermal_level_counts_as_fair() -> None:
     assert thermal_level("critical") is ThermalLevel.CRITICAL
     assert thermal_level("hot") is ThermalLevel.FAIR
 
 
-def test_what_utf8_cannot_carry_is_replaced_anywhere_in_a_message() -> None:
+def test_lone_surrogates_are_replaced_everywhere() -> None:
     error = InferenceError("\udc00id", "a\ud800b")
 
     assert (
@@ -71,9 +71,9 @@ def test_what_utf8_cannot_carry_is_replaced_anywhere_in_a_message() -> None:
     )
 
 
-def test_what_is_nested_too_deeply_is_not_written() -> None:
+def test_deeply_nested_values_are_refused() -> None:
     nested: list[object] = []
-    for _ in range(200_000):  # of which no Python writes that many
+    for _ in range(200_000):  # deeper than any Python's limit
         nested = [nested]
 
     with pytest.raises(PeerError, match="nested too deeply"):

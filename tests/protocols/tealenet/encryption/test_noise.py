@@ -25,7 +25,7 @@ VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "noise.json").read
 ANNE, BELA = Signer.from_seed(b"a" * 32), Signer.from_seed(b"b" * 32)
 PROLOGUE = b"a session"
 
-# The points that share zeros with everybody, of those that libraries may let through.
+# Keys of low order, which give every peer the same secret; some libraries accept them.
 WEAK_KEYS = [
     bytes(32),
     (1).to_bytes(32, "little"),
@@ -35,72 +35,80 @@ WEAK_KEYS = [
 ]
 
 
-def drawn(secret: bytes) -> Callable[[int], bytes]:
-    """Return a source of chance that always gives the same."""
+def constant_bytes(secret: bytes) -> Callable[[int], bytes]:
+    """Return a source of constant bytes."""
     return lambda size: (secret * size)[:size]
 
 
-def shaken() -> tuple[NoiseInitiator, bytes, NoiseResponder]:
-    initiator = NoiseInitiator(ANNE, BELA.exchange_key, PROLOGUE, drawn(b"1"))
+def started_handshake() -> tuple[NoiseInitiator, bytes, NoiseResponder]:
+    initiator = NoiseInitiator(ANNE, BELA.exchange_key, PROLOGUE, constant_bytes(b"1"))
     first = initiator.write_first(b"hi")
     return initiator, first, NoiseResponder(BELA, PROLOGUE, first)
 
 
 @pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: case["name"])
-def test_published_vectors_come_out_byte_by_byte(case: dict[str, Any]) -> None:
+def test_published_vectors_match(case: dict[str, Any]) -> None:
     def value(name: str) -> bytes:
         return bytes.fromhex(case[name])
 
-    said = [
+    messages = [
         (bytes.fromhex(each["payload"]), bytes.fromhex(each["ciphertext"]))
         for each in case["messages"]
     ]
-    own, peer = (Signer.from_seed(value(f"{end}_static")) for end in ("init", "resp"))
+    initiator_key, responder_key = (
+        Signer.from_seed(value(f"{end}_static")) for end in ("init", "resp")
+    )
     initiator = NoiseInitiator(
-        own,
+        initiator_key,
         value("init_remote_static"),
         value("init_prologue"),
         lambda _: value("init_ephemeral"),
     )
 
-    first = initiator.write_first(said[0][0])
-    responder = NoiseResponder(peer, value("resp_prologue"), first)
-    second, theirs = responder.write_second(
-        lambda _: value("resp_ephemeral"), said[1][0]
+    first = initiator.write_first(messages[0][0])
+    responder = NoiseResponder(responder_key, value("resp_prologue"), first)
+    second, responder_keys = responder.write_second(
+        lambda _: value("resp_ephemeral"), messages[1][0]
     )
-    payload, ours = initiator.read_second(second)
+    payload, initiator_keys = initiator.read_second(second)
 
-    assert (first, second) == (said[0][1], said[1][1])
-    assert (responder.payload, payload) == (said[0][0], said[1][0])
-    assert responder.peer_key == own.exchange_key
-    assert ours.hash == theirs.hash == value("handshake_hash")
-    for index, (plain, sealed) in enumerate(said[2:]):
-        speaker, hearer = (ours, theirs) if index % 2 == 0 else (theirs, ours)
-        assert speaker.sealer.seal(plain) == (index // 2, sealed)
-        assert hearer.opener.open(index // 2, sealed) == plain
+    assert (first, second) == (messages[0][1], messages[1][1])
+    assert (responder.payload, payload) == (messages[0][0], messages[1][0])
+    assert responder.peer_key == initiator_key.exchange_key
+    assert initiator_keys.hash == responder_keys.hash == value("handshake_hash")
+    for index, (plain, sealed) in enumerate(messages[2:]):
+        sender, receiver = (
+            (initiator_keys, responder_keys)
+            if index % 2 == 0
+            else (responder_keys, initiator_keys)
+        )
+        assert sender.sealer.seal(plain) == (index // 2, sealed)
+        assert receiver.opener.open(index // 2, sealed) == plain
 
 
 @pytest.mark.parametrize("payload", [b"", b"some payload"])
-def test_another_implementation_answers_our_handshake(payload: bytes) -> None:
-    other = their_connection(BELA_SEED)
-    initiator = NoiseInitiator(ANNE, BELA.exchange_key, PROLOGUE, drawn(b"1"))
+def test_the_initiator_interoperates_with_another_implementation(
+    payload: bytes,
+) -> None:
+    other = reference_connection(BELA_SEED)
+    initiator = NoiseInitiator(ANNE, BELA.exchange_key, PROLOGUE, constant_bytes(b"1"))
 
     assert other.read_message(initiator.write_first(payload)) == payload
-    heard, secrets = initiator.read_second(bytes(other.write_message(b"and back")))
+    received, secrets = initiator.read_second(bytes(other.write_message(b"and back")))
 
-    assert heard == b"and back"
+    assert received == b"and back"
     for _ in range(3):
         assert other.decrypt(secrets.sealer.seal(b"ours")[1]) == b"ours"
     for number in range(3):
         assert secrets.opener.open(number, other.encrypt(b"theirs")) == b"theirs"
 
 
-def test_another_implementation_begins_a_handshake_with_us() -> None:
-    other = their_connection(ANNE_SEED, begins=True)
+def test_the_responder_interoperates_with_another_implementation() -> None:
+    other = reference_connection(ANNE_SEED, initiates=True)
 
     first = bytes(other.write_message(b"hi"))
     responder = NoiseResponder(BELA, PROLOGUE, first)
-    second, secrets = responder.write_second(drawn(b"2"), b"and back")
+    second, secrets = responder.write_second(constant_bytes(b"2"), b"and back")
 
     assert responder.payload == b"hi"
     assert responder.peer_key == ANNE.exchange_key
@@ -109,23 +117,23 @@ def test_another_implementation_begins_a_handshake_with_us() -> None:
     assert other.decrypt(secrets.sealer.seal(b"ours")[1]) == b"ours"
 
 
-def test_a_first_message_for_another_is_refused() -> None:
-    _, first, _ = shaken()
+def test_a_first_message_for_another_key_is_refused() -> None:
+    _, first, _ = started_handshake()
 
     with pytest.raises(PeerError, match="not genuine"):
         NoiseResponder(Signer.from_seed(b"c" * 32), PROLOGUE, first)
 
 
-def test_ends_that_mean_different_sessions_do_not_come_together() -> None:
-    _, first, _ = shaken()
+def test_different_prologues_are_refused() -> None:
+    _, first, _ = started_handshake()
 
     with pytest.raises(PeerError, match="not genuine"):
         NoiseResponder(BELA, b"another session", first)
 
 
 @given(st.integers(0, 8 * (FIRST_SIZE_MIN + 2) - 1))
-def test_a_first_message_with_any_bit_changed_is_refused(bit: int) -> None:
-    _, first, _ = shaken()
+def test_a_first_message_with_a_flipped_bit_is_refused(bit: int) -> None:
+    _, first, _ = started_handshake()
     changed = bytearray(first)
     changed[bit // 8] ^= 1 << bit % 8
 
@@ -134,12 +142,12 @@ def test_a_first_message_with_any_bit_changed_is_refused(bit: int) -> None:
         NoiseResponder(BELA, PROLOGUE, bytes(changed))
 
 
-def test_a_first_message_of_any_length_but_the_whole_is_refused(
+def test_a_truncated_first_message_is_refused(
     subtests: pytest.Subtests,
 ) -> None:
     for size in range(FIRST_SIZE_MIN):
         with subtests.test(size=size):
-            _, first, _ = shaken()
+            _, first, _ = started_handshake()
 
             with pytest.raises(
                 PeerError, match=f"{size} bytes, expected {FIRST_SIZE_MIN}"
@@ -147,13 +155,13 @@ def test_a_first_message_of_any_length_but_the_whole_is_refused(
                 NoiseResponder(BELA, PROLOGUE, first[:size])
 
 
-def test_a_second_message_of_any_length_but_the_whole_is_refused(
+def test_a_truncated_second_message_is_refused(
     subtests: pytest.Subtests,
 ) -> None:
     for size in range(SECOND_SIZE_MIN):
         with subtests.test(size=size):
-            initiator, _, responder = shaken()
-            second, _ = responder.write_second(drawn(b"2"))
+            initiator, _, responder = started_handshake()
+            second, _ = responder.write_second(constant_bytes(b"2"))
 
             with pytest.raises(
                 PeerError, match=f"{size} bytes, expected {SECOND_SIZE_MIN}"
@@ -161,31 +169,31 @@ def test_a_second_message_of_any_length_but_the_whole_is_refused(
                 initiator.read_second(second[:size])
 
 
-def test_a_false_second_message_does_not_spoil_the_true_one() -> None:
-    initiator, _, responder = shaken()
-    second, theirs = responder.write_second(drawn(b"2"), b"yes")
+def test_an_invalid_second_message_changes_nothing() -> None:
+    initiator, _, responder = started_handshake()
+    second, responder_keys = responder.write_second(constant_bytes(b"2"), b"yes")
 
     with pytest.raises(PeerError):
         initiator.read_second(bytes(reversed(second)))
-    payload, ours = initiator.read_second(second)
+    payload, initiator_keys = initiator.read_second(second)
 
     assert payload == b"yes"
-    assert ours.hash == theirs.hash
+    assert initiator_keys.hash == responder_keys.hash
 
 
 @pytest.mark.parametrize("weak", WEAK_KEYS)
 def test_a_key_of_low_order_is_refused(weak: bytes) -> None:
-    initiator, first, _ = shaken()
+    initiator, first, _ = started_handshake()
 
     with pytest.raises(PeerError, match="gives no secret"):
-        NoiseInitiator(ANNE, weak, PROLOGUE, drawn(b"1")).write_first()
+        NoiseInitiator(ANNE, weak, PROLOGUE, constant_bytes(b"1")).write_first()
     with pytest.raises(PeerError, match="gives no secret"):
         NoiseResponder(BELA, PROLOGUE, weak + first[32:])
     with pytest.raises(PeerError, match="gives no secret"):
         initiator.read_second(weak + bytes(32))
 
 
-def test_what_was_sealed_opens_under_its_own_number_only() -> None:
+def test_a_message_opens_only_with_its_nonce() -> None:
     sealer, opener = Sealer(bytes(32)), Opener(bytes(32))
     number, sealed = sealer.seal(b"text")
 
@@ -197,7 +205,7 @@ def test_what_was_sealed_opens_under_its_own_number_only() -> None:
     assert opener.open(NONCE_MAX + 1, sealed) is None
 
 
-def test_no_number_is_used_twice_and_the_last_one_never() -> None:
+def test_nonces_are_never_reused() -> None:
     sealer = Sealer(bytes(32))
     sealer._next = NONCE_MAX
 
@@ -209,12 +217,12 @@ def test_no_number_is_used_twice_and_the_last_one_never() -> None:
 ANNE_SEED, BELA_SEED = b"a" * 32, b"b" * 32
 
 
-def their_connection(seed: bytes, *, begins: bool = False) -> Any:
+def reference_connection(seed: bytes, *, initiates: bool = False) -> Any:
     """Return one end of a handshake in the package ``noiseprotocol``."""
     connection = NoiseConnection.from_name(PROTOCOL_NAME)
     connection.set_prologue(PROLOGUE)
     connection.set_keypair_from_private_bytes(Keypair.STATIC, seed)
-    if begins:
+    if initiates:
         connection.set_as_initiator()
         key = BELA.exchange_key
         connection.set_keypair_from_public_bytes(Keypair.REMOTE_STATIC, key)

@@ -1,4 +1,4 @@
-"""The channel against what real peers made of it; the cases say what each peer does."""
+"""The encrypted channel, compared with recordings of real peers."""
 
 import base64
 import json
@@ -44,8 +44,8 @@ def value(case: dict[str, Any], name: str) -> bytes:
 
 
 def responder_of(case: dict[str, Any]) -> TealeResponder:
-    own = Signer.from_seed(value(case, "responder_static"))
-    return TealeResponder(own, value(case, "message1"))
+    local = Signer.from_seed(value(case, "responder_static"))
+    return TealeResponder(local, value(case, "message1"))
 
 
 def receiving(case: dict[str, Any]) -> TealePackets:
@@ -54,7 +54,7 @@ def receiving(case: dict[str, Any]) -> TealePackets:
 
 
 @pytest.mark.parametrize("name", ["hkdf_blake2s", "hkdf_blake2s_empty_ikm"])
-def test_keys_are_derived_as_real_peers_do(name: str) -> None:
+def test_derived_keys_match_real_peers(name: str) -> None:
     case = CASES[name]
 
     derived = hkdf(value(case, "chaining_key"), value(case, "ikm"))
@@ -64,36 +64,36 @@ def test_keys_are_derived_as_real_peers_do(name: str) -> None:
 
 def test_shared_secrets_are_hashed_once_more() -> None:
     case = CASES["dh_is_hkdf_sha256_of_x25519"]
-    own = Signer.from_seed(value(case, "private"))
+    local = Signer.from_seed(value(case, "private"))
 
-    assert own.exchange(value(case, "public")) == value(case, "x25519")
-    assert _hashed_secret(own.exchange, value(case, "public")) == value(case, "dh")
+    assert local.exchange(value(case, "public")) == value(case, "x25519")
+    assert _hashed_secret(local.exchange, value(case, "public")) == value(case, "dh")
 
 
 @pytest.mark.parametrize("name", ["handshake_1", "handshake_2"])
-def test_recorded_handshakes_come_out_byte_by_byte(name: str) -> None:
+def test_handshakes_match_the_recordings(name: str) -> None:
     case = CASES[name]
-    own, peer = (
+    local, peer = (
         Signer.from_seed(value(case, f"{end}_static"))
         for end in ("initiator", "responder")
     )
     initiator = TealeInitiator(
-        own, peer.exchange_key, lambda _: value(case, "initiator_ephemeral")
+        local, peer.exchange_key, lambda _: value(case, "initiator_ephemeral")
     )
 
     first = initiator.write_first(value(case, "payload1"))
     responder = TealeResponder(peer, first)
-    second, theirs = responder.write_second(
+    second, responder_keys = responder.write_second(
         lambda _: value(case, "responder_ephemeral"), value(case, "payload2")
     )
-    ours = initiator.read_second(second)
+    initiator_keys = initiator.read_second(second)
 
     assert (first, second) == (value(case, "message1"), value(case, "message2"))
     assert responder.peer_key == value(case, "initiator_static_public")
-    assert ours.hash == theirs.hash == value(case, "handshake_hash")
-    sealed = ours.sealer.seal(b"x")
+    assert initiator_keys.hash == responder_keys.hash == value(case, "handshake_hash")
+    sealed = initiator_keys.sealer.seal(b"x")
     assert sealed == Sealer(value(case, "initiator_send_key")).seal(b"x")
-    answer = theirs.sealer.seal(b"y")
+    answer = responder_keys.sealer.seal(b"y")
     assert answer == Sealer(value(case, "initiator_receive_key")).seal(b"y")
 
 
@@ -109,12 +109,12 @@ def test_a_first_message_without_a_time_is_answered() -> None:
     assert secrets.opener.open(*sealed) == b"x"
 
 
-def test_a_first_message_that_ends_before_its_payload_is_taken() -> None:
+def test_a_first_message_without_a_payload_is_accepted() -> None:
     case = CASES["empty_payload_message1_is_accepted"]
-    own = Signer.from_seed(value(case, "responder_static"))
+    local = Signer.from_seed(value(case, "responder_static"))
     initiator = Signer.from_seed(value(case, "initiator_static"))
 
-    responder = TealeResponder(own, value(case, "message1")[:80])
+    responder = TealeResponder(local, value(case, "message1")[:80])
 
     assert responder.peer_key == initiator.exchange_key
 
@@ -136,25 +136,25 @@ def test_recorded_bad_first_messages_are_refused(name: str) -> None:
         responder_of(CASES[name])
 
 
-def test_a_first_message_cut_off_anywhere_is_refused(subtests: pytest.Subtests) -> None:
+def test_a_truncated_first_message_is_refused(subtests: pytest.Subtests) -> None:
     for size in [*range(80), *range(81, 96), *range(97, 108)]:
         with subtests.test(size=size):
-            first = TealeInitiator(ANNE, BELA.exchange_key, bytes_of(1)).write_first(
-                PAYLOAD
-            )
+            first = TealeInitiator(
+                ANNE, BELA.exchange_key, constant_bytes(1)
+            ).write_first(PAYLOAD)
 
             with pytest.raises(PeerError):
                 TealeResponder(BELA, first[:size])
 
 
-def test_a_second_message_cut_off_anywhere_is_refused(
+def test_a_truncated_second_message_is_refused(
     subtests: pytest.Subtests,
 ) -> None:
     for size in range(60):
         with subtests.test(size=size):
-            initiator = TealeInitiator(ANNE, BELA.exchange_key, bytes_of(1))
+            initiator = TealeInitiator(ANNE, BELA.exchange_key, constant_bytes(1))
             responder = TealeResponder(BELA, initiator.write_first(PAYLOAD))
-            second, _ = responder.write_second(bytes_of(2), PAYLOAD)
+            second, _ = responder.write_second(constant_bytes(2), PAYLOAD)
 
             with pytest.raises(PeerError):
                 initiator.read_second(second[:size])
@@ -162,16 +162,16 @@ def test_a_second_message_cut_off_anywhere_is_refused(
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_packets_come_as_recorded(number: int) -> None:
+def test_packets_are_accepted_as_recorded(number: int) -> None:
     case = CASES["replay_window"]
     packets = receiving(case)
 
-    taken = [
+    accepted = [
         packets.open(bytes.fromhex(each["packet"])) is not None
         for each in case["packets"][: number + 1]
     ]
 
-    assert taken == [each["accepted"] for each in case["packets"][: number + 1]]
+    assert accepted == [each["accepted"] for each in case["packets"][: number + 1]]
     assert case["window"] == WINDOW
 
 
@@ -184,7 +184,7 @@ def test_recorded_bad_packets_are_not_opened(name: str) -> None:
     assert receiving(case).open(value(case, "packet")) is None
 
 
-def test_a_message_is_carried_as_a_counter_and_what_is_encrypted() -> None:
+def test_a_packet_is_the_counter_and_the_ciphertext() -> None:
     case = CASES["relayData_carries_counter_then_ciphertext"]
     sealer = Sealer(value(case, "key"))
     packets = TealePackets(TransportKeys(sealer, Opener(bytes(32)), b""))
@@ -197,17 +197,17 @@ def test_a_message_is_carried_as_a_counter_and_what_is_encrypted() -> None:
     assert base64.b64encode(packet).decode() == case["relay_data_base64"]
 
 
-def test_a_forged_packet_does_not_spend_its_counter() -> None:
-    ours = TealePackets(TransportKeys(Sealer(bytes(32)), Opener(bytes(32)), b""))
-    packet = ours.seal(b"text")
+def test_a_forged_packet_does_not_use_up_its_counter() -> None:
+    packets = TealePackets(TransportKeys(Sealer(bytes(32)), Opener(bytes(32)), b""))
+    packet = packets.seal(b"text")
 
-    assert ours.open(packet[:8] + bytes(20)) is None
-    assert ours.open(b"\xff" * 8 + bytes(20)) is None
-    assert ours.open(packet) == b"text"
+    assert packets.open(packet[:8] + bytes(20)) is None
+    assert packets.open(b"\xff" * 8 + bytes(20)) is None
+    assert packets.open(packet) == b"text"
 
 
 @given(st.lists(st.integers(0, 3 * WINDOW) | st.integers(0, 2**64 - 1)))
-def test_no_counter_is_taken_twice_and_none_that_is_too_late(
+def test_counters_are_accepted_once_within_the_window(
     counters: list[int],
 ) -> None:
     window, seen, highest = ReplayWindow(), set[int](), -1
@@ -225,6 +225,6 @@ def test_times_are_written_in_seconds_and_nanoseconds() -> None:
     assert time_payload(1.5).hex() == "0000000000000001" + "1dcd6500"
 
 
-def bytes_of(number: int) -> Any:
-    """Return a source of chance that always gives the same."""
+def constant_bytes(number: int) -> Any:
+    """Return a source of constant bytes."""
     return lambda size: bytes([number]) * size

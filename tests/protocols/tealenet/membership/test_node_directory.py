@@ -44,100 +44,102 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def entry(node_id: str = A, key: str | None = None, **said: Any) -> NodeEntry:
-    return NodeEntry(node_id, node_id, "n", PLAIN | said, 1.0, "unknown", [], key)
+def entry(node_id: str = A, key: str | None = None, **fields: Any) -> NodeEntry:
+    return NodeEntry(node_id, node_id, "n", PLAIN | fields, 1.0, "unknown", [], key)
 
 
-def ours(signer: Signer = ANNE, **said: Any) -> dict[str, Any]:
+def introduction(signer: Signer = ANNE, **fields: Any) -> dict[str, Any]:
     noise, proof = noise_fields(signer)
     return {
         "version": 1,
         "role": "worker",
         "noise": noise,
         "noise_proof": proof,
-    } | said
+    } | fields
 
 
-def known(*entries: NodeEntry, pinned: PinnedKeys | None = None) -> list[KnownNode]:
-    directory = NodeDirectory(OWN, pinned or PinnedKeys())
+def known(
+    *entries: NodeEntry, pinned_keys: PinnedKeys | None = None
+) -> list[KnownNode]:
+    directory = NodeDirectory(OWN, pinned_keys or PinnedKeys())
     directory.update(entries, 0.0)
     return [*directory.all()]
 
 
 @recorded("node_capabilities")
 def test_recorded_capabilities_are_understood(case: Case) -> None:
-    said = json.loads(case["json_text"])
+    fields = json.loads(case["json_text"])
 
-    (node,) = known(entry(**said))
+    (node,) = known(entry(**fields))
 
-    assert list(node.description.models) == said["loadedModels"]
-    assert node.description.slots == said.get("maxConcurrentRequests", 1)
-    assert node.description.context == said.get("effectiveContext", 0)
+    assert list(node.description.models) == fields["loadedModels"]
+    assert node.description.slots == fields.get("maxConcurrentRequests", 1)
+    assert node.description.context == fields.get("effectiveContext", 0)
 
 
 @pytest.mark.parametrize(
-    ("key", "said", "breed"),
+    ("key", "fields", "software"),
     [
         (ANNE.exchange_key.hex(), {}, PeerSoftware.MAC),
         (ANNE.exchange_key.hex(), {"shoal": {"version": 0}}, PeerSoftware.MAC),
-        (ANNE.exchange_key.hex(), {"shoal": "what is that"}, PeerSoftware.MAC),
+        (ANNE.exchange_key.hex(), {"shoal": "invalid"}, PeerSoftware.MAC),
         (None, {}, PeerSoftware.RUST),
         (ANNE.exchange_key.hex(), {"maxConcurrentRequests": 2}, PeerSoftware.RUST),
-        (ANNE.exchange_key.hex(), {"shoal": ours()}, PeerSoftware.SHOAL),
+        (ANNE.exchange_key.hex(), {"shoal": introduction()}, PeerSoftware.SHOAL),
     ],
 )
 def test_the_software_of_a_node_is_guessed_from_its_fields(
-    key: str | None, said: dict[str, Any], breed: PeerSoftware
+    key: str | None, fields: dict[str, Any], software: PeerSoftware
 ) -> None:
-    (node,) = known(entry(key=key, **said))
+    (node,) = known(entry(key=key, **fields))
 
-    assert node.software is breed
+    assert node.software is software
     assert node.teale_key == (None if key is None else ANNE.exchange_key)
 
 
-def test_a_key_for_noise_is_believed_if_the_node_signed_it() -> None:
-    (node,) = known(entry(shoal=ours()))
+def test_a_signed_noise_key_is_accepted() -> None:
+    (node,) = known(entry(shoal=introduction()))
 
     assert node.noise_key == ANNE.exchange_key
     assert node.role == "worker"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
-        ours(BELA),
-        ours(noise=BELA.exchange_key.hex()),
-        ours(noise=""),
-        ours(noise_proof=""),
-        ours(noise_proof="no base64"),
-        ours(noise_proof=encode_base64(ANNE.sign(ANNE.exchange_key))),
+        introduction(BELA),
+        introduction(noise=BELA.exchange_key.hex()),
+        introduction(noise=""),
+        introduction(noise_proof=""),
+        introduction(noise_proof="no base64"),
+        introduction(noise_proof=encode_base64(ANNE.sign(ANNE.exchange_key))),
     ],
 )
 def test_a_shoal_node_with_an_unsigned_key_is_skipped(
-    said: dict[str, Any],
+    fields: dict[str, Any],
 ) -> None:
-    assert known(entry(shoal=said)) == []
+    assert known(entry(shoal=fields)) == []
 
 
-def test_a_key_that_was_signed_once_is_believed_in_though_the_relay_hides_it() -> None:
-    pinned = PinnedKeys()
-    known(entry(shoal=ours()), pinned=pinned)
+def test_a_pinned_key_is_used_if_the_relay_hides_it() -> None:
+    pinned_keys = PinnedKeys()
+    known(entry(shoal=introduction()), pinned_keys=pinned_keys)
 
-    (node,) = known(entry(), pinned=pinned)
-    (other,) = known(entry(shoal=ours(noise="")), pinned=pinned)
+    (node,) = known(entry(), pinned_keys=pinned_keys)
+    (other,) = known(entry(shoal=introduction(noise="")), pinned_keys=pinned_keys)
 
     assert node.noise_key == other.noise_key == ANNE.exchange_key
     assert node.software is other.software is PeerSoftware.SHOAL
 
 
-def test_only_so_many_keys_are_remembered_the_newest() -> None:
-    pinned = PinnedKeys()
+def test_the_oldest_pinned_keys_are_evicted() -> None:
+    pinned_keys = PinnedKeys()
 
     for number in range(PINNED_MAX + 1):
-        pinned.pin(str(number), b"key")
+        pinned_keys.pin(str(number), b"key")
 
-    assert len(pinned.keys) == PINNED_MAX
-    assert "0" not in pinned.keys
+    assert len(pinned_keys.keys) == PINNED_MAX
+    assert "0" not in pinned_keys.keys
 
 
 @pytest.mark.parametrize("node_id", [OWN, "", "node-1", A.upper(), A + "0"])
@@ -146,10 +148,10 @@ def test_an_entry_with_an_invalid_id_is_skipped(node_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"loadedModels": 7}, {"hardware": None}, {"isAvailable": "yes"}]
+    "fields", [{"loadedModels": 7}, {"hardware": None}, {"isAvailable": "yes"}]
 )
-def test_an_entry_with_invalid_capabilities_is_skipped(said: dict[str, Any]) -> None:
-    nodes = known(entry(**said), entry(BELA.public_key.hex()))
+def test_an_entry_with_invalid_capabilities_is_skipped(fields: dict[str, Any]) -> None:
+    nodes = known(entry(**fields), entry(BELA.public_key.hex()))
 
     assert [node.id for node in nodes] == [BELA.public_key.hex()]
 
@@ -165,7 +167,7 @@ def test_a_node_missing_from_a_complete_list_is_unavailable() -> None:
     assert [node.description.available for node in directory.all()] == [True]
 
 
-def test_a_node_may_be_among_those_that_an_answer_has_no_room_for() -> None:
+def test_a_node_missing_from_a_full_list_stays_available() -> None:
     directory = NodeDirectory(OWN, PinnedKeys())
     directory.update([entry()], 0.0)
 
@@ -186,7 +188,7 @@ def test_a_node_without_entries_is_removed_after_a_while() -> None:
     assert not [*directory.all()]
 
 
-def test_only_so_many_nodes_are_known() -> None:
+def test_known_nodes_are_limited() -> None:
     directory = NodeDirectory(OWN, PinnedKeys())
     for answer in range(NODES_MAX // 100 + 2):
         first = 1 + 100 * answer
@@ -196,7 +198,7 @@ def test_only_so_many_nodes_are_known() -> None:
     assert len([*directory.all()]) == NODES_MAX
 
 
-def test_only_so_much_of_one_answer_is_read() -> None:
+def test_entries_of_one_answer_are_limited() -> None:
     nodes = known(*(entry(f"{number:064x}") for number in range(1, ENTRIES_MAX + 9)))
 
     assert len(nodes) == ENTRIES_MAX
@@ -225,7 +227,7 @@ def test_a_signature_binds_one_key_to_one_node() -> None:
 
 
 def test_entries_of_real_relays_are_read() -> None:
-    text = msgspec.json.encode(entry(shoal=ours()))
+    text = msgspec.json.encode(entry(shoal=introduction()))
 
     (node,) = known(msgspec.json.decode(text, type=NodeEntry))
 

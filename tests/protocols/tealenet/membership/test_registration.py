@@ -7,8 +7,8 @@ import pytest
 from protocols.tealenet.network import (
     EPOCH,
     HOST,
-    coordinator_side,
     deterministic_bytes,
+    local_coordinator,
 )
 from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import Draining, LoadChanged, OffersChanged
@@ -38,31 +38,31 @@ HOST_ID = HOST.public_key.hex()
 CHAT = Offer(CHAT_ONLY, frozenset({"m1"}), slots=2, context=4096)
 
 
-def registration(own: TealeLocalNode | None = None) -> NodeRegistration:
-    own = own or coordinator_side()
-    assert own.identity is not None
-    return NodeRegistration(own, own.identity, 0.0)
+def registration(local: TealeLocalNode | None = None) -> NodeRegistration:
+    local = local or local_coordinator()
+    assert local.identity is not None
+    return NodeRegistration(local, local.identity, 0.0)
 
 
-def said(given: NodeRegistration, now: float = 0.0) -> NodeCapabilities:
-    """Return what a relay is told of us."""
-    message = given.tick(now)
+def registered(node: NodeRegistration, now: float = 0.0) -> NodeCapabilities:
+    """Return the registered capabilities."""
+    message = node.tick(now)
     assert message is not None
     text = json.dumps(message.capabilities)
     return msgspec.json.decode(text, type=NodeCapabilities)
 
 
-def acknowledge(given: NodeRegistration, ttl: float = 300.0, now: float = 0.0) -> None:
-    given.on_ack(RelayRegisterAck(HOST_ID, 1.0, ttl), now)
+def acknowledge(node: NodeRegistration, ttl: float = 300.0, now: float = 0.0) -> None:
+    node.on_ack(RelayRegisterAck(HOST_ID, 1.0, ttl), now)
 
 
-def test_what_is_registered_has_our_key_for_noise_signed() -> None:
-    ours = read_introduction(said(registration()).shoal)
+def test_a_registration_has_a_signed_noise_key() -> None:
+    introduction = read_introduction(registered(registration()).shoal)
 
-    assert ours is not None
-    assert (ours.role, ours.name) == ("coordinator", "host")
-    assert announced_key(HOST_ID, ours) == HOST.exchange_key
-    assert not ours.token
+    assert introduction is not None
+    assert (introduction.role, introduction.name) == ("coordinator", "host")
+    assert announced_key(HOST_ID, introduction) == HOST.exchange_key
+    assert not introduction.token
 
 
 @pytest.mark.parametrize(
@@ -85,19 +85,19 @@ def test_what_is_registered_has_our_key_for_noise_signed() -> None:
 def test_a_registration_lists_models_that_plain_peers_can_use(
     offers: tuple[Offer, ...], models: tuple[str, ...], slots: int, context: int | None
 ) -> None:
-    given = registration()
-    given.update(OffersChanged(offers))
+    node = registration()
+    node.update(OffersChanged(offers))
 
-    capabilities = said(given)
+    capabilities = registered(node)
 
     assert capabilities.loaded_models == models
     assert capabilities.max_concurrent_requests == slots
     assert capabilities.effective_context == context
 
 
-def test_a_worker_without_anything_to_offer_is_not_available() -> None:
+def test_a_worker_without_offers_is_unavailable() -> None:
     signer = Signer.from_seed(b"w" * 32)
-    member = WorkerProfile(
+    profile = WorkerProfile(
         "w",
         ServedModel("m1"),
         1,
@@ -105,85 +105,85 @@ def test_a_worker_without_anything_to_offer_is_not_available() -> None:
         random_bytes=deterministic_bytes(b"w"),
         epoch=EPOCH,
     )
-    own = worker_node(member)
-    given = registration(own)
-    assert said(given).is_available
+    local = worker_node(profile)
+    node = registration(local)
+    assert registered(node).is_available
 
-    given.update(OffersChanged(()))
+    node.update(OffersChanged(()))
 
-    assert not said(given, CHANGE_INTERVAL).is_available
-
-
-def test_a_coordinator_is_there_for_its_workers_with_nothing_to_offer() -> None:
-    given = registration()
-    assert said(given).is_available
-
-    given.update(Draining("going home"))
-
-    assert not said(given, CHANGE_INTERVAL).is_available
+    assert not registered(node, CHANGE_INTERVAL).is_available
 
 
-def test_the_first_registration_is_due_at_once_and_then_every_few_minutes() -> None:
-    given = registration()
+def test_a_coordinator_without_offers_is_available() -> None:
+    node = registration()
+    assert registered(node).is_available
 
-    assert given.tick(0.0) is not None
-    assert given.tick(0.0) is None
-    acknowledge(given)
-    assert given.deadline == REFRESH_INTERVAL
-    assert given.tick(REFRESH_INTERVAL) is not None
+    node.update(Draining("going home"))
+
+    assert not registered(node, CHANGE_INTERVAL).is_available
+
+
+def test_a_registration_is_due_at_once_and_then_periodically() -> None:
+    node = registration()
+
+    assert node.tick(0.0) is not None
+    assert node.tick(0.0) is None
+    acknowledge(node)
+    assert node.deadline == REFRESH_INTERVAL
+    assert node.tick(REFRESH_INTERVAL) is not None
 
 
 @pytest.mark.parametrize(
-    ("ttl", "again"),
+    ("ttl", "renewed_at"),
     [(300.0, 240.0), (100.0, 80.0), (0.0, CHANGE_INTERVAL), (1e9, REFRESH_INTERVAL)],
 )
-def test_a_short_lifetime_shortens_the_renewal(ttl: float, again: float) -> None:
-    given = registration()
-    given.tick(0.0)
+def test_a_short_lifetime_shortens_the_renewal(ttl: float, renewed_at: float) -> None:
+    node = registration()
+    node.tick(0.0)
 
-    acknowledge(given, ttl)
+    acknowledge(node, ttl)
 
-    assert given.deadline == again
+    assert node.deadline == renewed_at
 
 
-def test_a_relay_has_to_acknowledge_within_its_time() -> None:
-    given = registration()
-    given.tick(0.0)
+def test_a_missing_acknowledgement_is_an_error() -> None:
+    node = registration()
+    node.tick(0.0)
 
     with pytest.raises(PeerError, match="did not acknowledge"):
-        given.tick(ACK_TIMEOUT)
+        node.tick(ACK_TIMEOUT)
 
 
 def test_an_expired_registration_has_a_new_timeout() -> None:
-    given = registration()
-    given.tick(0.0)
-    acknowledge(given)
+    node = registration()
+    node.tick(0.0)
+    acknowledge(node)
 
-    given.on_expired(100.0)
+    node.on_expired(100.0)
 
-    assert given.tick(100.0) is not None
+    assert node.tick(100.0) is not None
     with pytest.raises(PeerError):
-        given.tick(100.0 + ACK_TIMEOUT)
+        node.tick(100.0 + ACK_TIMEOUT)
 
 
 def test_a_change_of_load_alone_is_not_registered() -> None:
-    given = registration()
-    given.tick(0.0)
-    acknowledge(given)
+    node = registration()
+    node.tick(0.0)
+    acknowledge(node)
 
-    given.update(LoadChanged(WorkerLoad(queued=7, speed=0.5)))
-    assert given.deadline == REFRESH_INTERVAL
-    given.update(LoadChanged(WorkerLoad(unfit="too hot")))
+    node.update(LoadChanged(WorkerLoad(queued=7, speed=0.5)))
+    assert node.deadline == REFRESH_INTERVAL
+    node.update(LoadChanged(WorkerLoad(unfit="too hot")))
 
-    assert given.deadline == CHANGE_INTERVAL
+    assert node.deadline == CHANGE_INTERVAL
 
 
 def test_a_challenge_is_answered_by_the_registration_with_a_proof() -> None:
-    given = registration()
-    first = given.tick(0.0)
+    node = registration()
+    first = node.tick(0.0)
     assert isinstance(first, RelayRegister)
 
-    second = given.prove(RelayRegisterChallenge("once"))
+    second = node.prove(RelayRegisterChallenge("once"))
 
     assert isinstance(second.shoal, RegistrationProof)
     text = challenge_text("once", HOST_ID)

@@ -7,7 +7,7 @@ from shoal.protocols.tealenet.relay.limits import Rate, RateBucket
 RATE = Rate(per_second=10, burst=100)
 
 
-def test_a_burst_is_free_and_more_has_to_wait() -> None:
+def test_charges_beyond_the_burst_have_to_wait() -> None:
     bucket = RateBucket.full(RATE, 0.0)
 
     assert bucket.charge(100, 0.0) == 0
@@ -16,7 +16,7 @@ def test_a_burst_is_free_and_more_has_to_wait() -> None:
     assert bucket.charge(0, 2.0) == 0
 
 
-def test_one_that_is_refused_costs_nothing() -> None:
+def test_a_refused_charge_costs_nothing() -> None:
     bucket = RateBucket.full(Rate(per_second=1, burst=1), 0.0)
 
     assert bucket.try_charge_one(0.0) == 0
@@ -25,7 +25,7 @@ def test_one_that_is_refused_costs_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 200))))
-def test_never_more_than_the_burst_and_the_rate_is_taken_without_waiting(
+def test_charges_never_exceed_the_burst_and_the_rate(
     steps: list[tuple[float, int]],
 ) -> None:
     bucket, now, taken = RateBucket.full(RATE, 0.0), 0.0, 0

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from protocols.tealenet.relay_harness import (
     CAPABILITIES,
     HARDWARE,
-    OURS,
     SESSION,
+    SHOAL_CAPABILITIES,
     RelayClient,
     RelayHarness,
     cases,
@@ -23,7 +23,7 @@ from shoal.protocols.tealenet.relay.limits import Rate
 from shoal.protocols.tealenet.relay.registry import BATCH_LINKS
 from shoal.protocols.tealenet.relay.server import LIMITS
 
-FROM_NODE_TO_NODE = (
+FORWARDED_KINDS = (
     "offer",
     "answer",
     "iceCandidate",
@@ -35,40 +35,39 @@ FROM_NODE_TO_NODE = (
 
 
 @pytest.fixture
-def relaying() -> RelayHarness:
+def harness() -> RelayHarness:
     return RelayHarness()
 
 
-# What was recorded of a real relay.
+# Recordings of a real relay.
 
-# Where ours answers something else, and why.
-DIFFERENT: dict[str, tuple[str, str]] = {
+# The error that Shoal answers instead, and why.
+DIFFERENT_ERRORS: dict[str, tuple[str, str]] = {
     "relay_server/spoofed_from_is_forwarded": (
         "wrong_sender",
-        "nobody speaks in another's name",
+        "a node cannot send under another node's id",
     ),
-    "relay_server/string": ("invalid_message", "a text has no kind, not even '0'"),
+    "relay_server/string": ("invalid_message", "a text has no kind"),
     "relay_server/second_key_ignored": (
         "invalid_message",
-        "which key is the first, readers may disagree on",
+        "readers disagree about which key is the first",
     ),
     "relay_server/takeover_with_bad_signature": (
         "invalid_register",
-        "an id is that of who has its key",
+        "an id belongs to the owner of its key",
     ),
-    "relay_server_crash/json_null": ("invalid_message", "it kills the original"),
+    "relay_server_crash/json_null": ("invalid_message", "it crashes the original"),
     "relay_server_crash/forward_null_payload": (
         "invalid_message",
-        "it kills the original",
+        "it crashes the original",
     ),
     "relay_server_crash/register_numeric_id": (
         "invalid_register",
-        "it kills the original",
+        "it crashes the original",
     ),
 }
-# The filter is applied, and who asks is who is registered on the connection: what both
-# answers leave out.
-FOUND_DIFFERENTLY = {
+# Shoal applies the filter, and omits the node that is registered on the connection.
+DIFFERENT_ENTRIES = {
     "relay_server/discover_ignores_filter",
     "relay_server/discover_excludes_requester_by_claimed_id",
 }
@@ -84,62 +83,62 @@ MODEL = "mlx-community/Qwen3-8B-4bit"
     ids=lambda case: case["id"],
 )
 def test_a_recorded_message_gets_the_recorded_answer(
-    relaying: RelayHarness, case: dict[str, Any]
+    harness: RelayHarness, case: dict[str, Any]
 ) -> None:
-    first, other, bystander = _recorded(relaying, case["id"])
+    first, other, bystander = _recorded(harness, case["id"])
     expected = case.get("responses", {})
 
-    answers = first.say(case["send"])
+    answers = first.send(case["send"])
 
-    if case["id"] in DIFFERENT:
-        assert error_of(answers) == DIFFERENT[case["id"]][0]
-    elif case["id"] in FOUND_DIFFERENTLY:
+    if case["id"] in DIFFERENT_ERRORS:
+        assert error_of(answers) == DIFFERENT_ERRORS[case["id"]][0]
+    elif case["id"] in DIFFERENT_ENTRIES:
         assert _found(answers) == [other.id]
     elif "error" in (expected["sender"] or {}):
         assert error_of(answers) == expected["sender"]["error"]["code"]
     elif expected["sender"]:
-        assert [_timeless(each) for each in answers] == [expected["sender"]]
-    if "target" in expected and case["id"] not in DIFFERENT:
-        assert other.heard == [expected["target"]]
-    elif "other" in expected and case["id"] not in DIFFERENT:
-        assert bystander.heard == [expected["other"]]
-    elif case["id"] != "relay_server/register":  # of which the one there is was told
-        assert other.heard == bystander.heard == []
-    assert not any(each.closed for each in relaying.peers.values())
+        assert [_without_time(each) for each in answers] == [expected["sender"]]
+    if "target" in expected and case["id"] not in DIFFERENT_ERRORS:
+        assert other.drain() == [expected["target"]]
+    elif "other" in expected and case["id"] not in DIFFERENT_ERRORS:
+        assert bystander.drain() == [expected["other"]]
+    elif case["id"] != "relay_server/register":  # announced to the other node
+        assert other.drain() == bystander.drain() == []
+    assert not any(each.closed for each in harness.peers.values())
 
 
-def test_a_departure_is_announced(relaying: RelayHarness) -> None:
+def test_a_departure_is_announced(harness: RelayHarness) -> None:
     (case,) = [each for each in cases("relay_server") if "action" in each]
-    first, other, _ = _recorded(relaying, "relay_server/leaving")
+    first, other, _ = _recorded(harness, "relay_server/leaving")
 
     first.leave()
 
-    assert other.heard == [case["responses"]["other"]]
+    assert other.drain() == [case["responses"]["other"]]
 
 
 def _recorded(
-    relaying: RelayHarness, case: str
+    harness: RelayHarness, case: str
 ) -> tuple[RelayClient, RelayClient, RelayClient]:
-    """Return the nodes of the record: who sends, whom it is for, and one more."""
-    about: dict[int, dict[str, Any]] = {
+    """Return the nodes of a recording: the sender, the receiver, and a bystander."""
+    fields: dict[int, dict[str, Any]] = {
         0x11: {"displayName": "Studio", "wgPublicKey": _exchange_key(0x11)},
         0x22: {"displayName": "Peer", "wgPublicKey": _exchange_key(0x22)},
     }
-    about = {
-        seed: said | {"capabilities": _recorded_capabilities()}
-        for seed, said in about.items()
+    fields = {
+        seed: each | {"capabilities": _recorded_capabilities()}
+        for seed, each in fields.items()
     }
-    bystander = relaying.join(0x33, capabilities={"isAvailable": False})
+    bystander = harness.join(0x33, capabilities={"isAvailable": False})
     if case == "relay_server/register":
-        return relaying.connect(0x11), relaying.connect(0x22), bystander
+        return harness.connect(0x11), harness.connect(0x22), bystander
     if case == "relay_server/register_second_peer_broadcasts_peerJoined":
-        return relaying.connect(0x22), relaying.connect(0x11), bystander
-    first = relaying.join(0x11, **about[0x11])
-    other = relaying.join(0x22, **about[0x22])
+        return harness.connect(0x22), harness.connect(0x11), bystander
+    first = harness.join(0x11, **fields[0x11])
+    other = harness.join(0x22, **fields[0x22])
     for kind in ("Data", "keeps_extra"):
         if kind in case:
-            first.say(first.to("relayOpen", other))
-            assert other.heard
+            first.send(first.to("relayOpen", other))
+            assert other.drain()
     return first, other, bystander
 
 
@@ -160,23 +159,23 @@ def _found(answers: list[dict[str, Any]]) -> list[str]:
     return [each["nodeID"] for each in answer["discoverResponse"]["peers"]]
 
 
-def _timeless(message: dict[str, Any]) -> dict[str, Any]:
+def _without_time(message: dict[str, Any]) -> dict[str, Any]:
     text = json.loads(json.dumps(message))
     if "registerAck" in text:
         text["registerAck"]["registeredAt"] = "<reference seconds>"
     return dict(text)
 
 
-# Registering.
+# Registration.
 
 
-def test_a_node_is_acknowledged_in_the_wires_own_time(relaying: RelayHarness) -> None:
-    peer = relaying.connect(1)
+def test_an_acknowledgement_has_the_date_of_the_wire(harness: RelayHarness) -> None:
+    peer = harness.connect(1)
 
-    (answer,) = peer.say(peer.registration())
+    (answer,) = peer.send(peer.registration())
 
-    told = {"registeredAt": to_date(relaying.now), "ttlSeconds": 300}
-    assert answer == {"registerAck": {"nodeID": peer.id, **told}}
+    expected = {"registeredAt": to_date(harness.now), "ttlSeconds": 300}
+    assert answer == {"registerAck": {"nodeID": peer.id, **expected}}
 
 
 @pytest.mark.parametrize(
@@ -197,194 +196,198 @@ def test_a_node_is_acknowledged_in_the_wires_own_time(relaying: RelayHarness) ->
     ],
     ids=str,
 )
-def test_a_wrong_registration_is_refused(
-    relaying: RelayHarness, wrong: dict[str, Any]
+def test_an_invalid_registration_is_refused(
+    harness: RelayHarness, wrong: dict[str, Any]
 ) -> None:
-    peer = relaying.connect(1)
+    peer = harness.connect(1)
 
-    assert error_of(peer.say(peer.registration(**wrong))) == "invalid_register"
-    assert error_of(peer.say({"discover": {}})) == "not_registered"
+    assert error_of(peer.send(peer.registration(**wrong))) == "invalid_register"
+    assert error_of(peer.send({"discover": {}})) == "not_registered"
 
 
-def test_the_copy_of_another_nodes_registration_with_its_key_replaced_is_refused(
-    relaying: RelayHarness,
+def test_a_registration_under_another_nodes_id_is_refused(
+    harness: RelayHarness,
 ) -> None:
-    victim, thief = relaying.join(1), relaying.connect(2)
+    victim, impostor = harness.join(1), harness.connect(2)
 
-    stolen = thief.registration(nodeID=victim.id, publicKey=victim.id)
+    stolen = impostor.registration(nodeID=victim.id, publicKey=victim.id)
 
-    assert error_of(thief.say(stolen)) == "invalid_register"
+    assert error_of(impostor.send(stolen)) == "invalid_register"
     assert victim.closed is None
 
 
-def test_one_connection_is_one_node(relaying: RelayHarness) -> None:
-    peer = relaying.join(1)
+def test_one_connection_is_one_node(harness: RelayHarness) -> None:
+    peer = harness.join(1)
     peer.signer = signer(2)
 
-    assert error_of(peer.say(peer.registration())) == "invalid_register"
+    assert error_of(peer.send(peer.registration())) == "invalid_register"
 
 
-def test_a_node_that_knows_how_has_to_prove_its_key(relaying: RelayHarness) -> None:
-    peer = relaying.connect(1)
+def test_a_shoal_node_has_to_prove_its_key(harness: RelayHarness) -> None:
+    peer = harness.connect(1)
 
-    (answer,) = peer.say(peer.registration(capabilities=OURS))
-    assert error_of(peer.say({"discover": {}})) == "not_registered"
+    (answer,) = peer.send(peer.registration(capabilities=SHOAL_CAPABILITIES))
+    assert error_of(peer.send({"discover": {}})) == "not_registered"
     (ack,) = peer.prove(answer["registerChallenge"]["challenge"])
 
     assert "registerAck" in ack
-    other = relaying.join(2)
-    (found,) = other.say({"discover": {}})
+    other = harness.join(2)
+    (found,) = other.send({"discover": {}})
     (entry,) = found["discoverResponse"]["peers"]
     assert entry["shoal"] == {"proven": True}
-    assert entry["capabilities"] == OURS
+    assert entry["capabilities"] == SHOAL_CAPABILITIES
 
 
-def test_a_proof_counts_on_its_own_connection_only(relaying: RelayHarness) -> None:
-    peer, thief = relaying.connect(1), relaying.connect(1)
-    (answer,) = peer.say(peer.registration(capabilities=OURS))
+def test_a_proof_is_valid_only_on_its_connection(harness: RelayHarness) -> None:
+    peer, impostor = harness.connect(1), harness.connect(1)
+    (answer,) = peer.send(peer.registration(capabilities=SHOAL_CAPABILITIES))
     challenge = answer["registerChallenge"]["challenge"]
-    thief.say(thief.registration(capabilities=OURS))
+    impostor.send(impostor.registration(capabilities=SHOAL_CAPABILITIES))
 
     text = challenge_text(challenge, peer.id)
     proof = {"challenge": challenge, "proof": peer.signer.sign(text).hex()}
-    replayed = thief.registration(capabilities=OURS, shoal=proof)
+    replayed = impostor.registration(capabilities=SHOAL_CAPABILITIES, shoal=proof)
 
-    assert error_of(thief.say(replayed)) == "invalid_register"
+    assert error_of(impostor.send(replayed)) == "invalid_register"
 
 
-def test_a_proven_node_registers_again_without_a_proof(relaying: RelayHarness) -> None:
-    peer = relaying.join_proven(1)
+def test_a_proven_node_registers_again_without_a_proof(harness: RelayHarness) -> None:
+    peer = harness.join_proven(1)
 
-    (answer,) = peer.say(peer.registration(capabilities=OURS, displayName="new"))
+    (answer,) = peer.send(
+        peer.registration(capabilities=SHOAL_CAPABILITIES, displayName="new")
+    )
 
     assert "registerAck" in answer
 
 
 def test_a_replayed_registration_does_not_displace_a_proven_node(
-    relaying: RelayHarness,
+    harness: RelayHarness,
 ) -> None:
-    victim, thief = relaying.join_proven(1), relaying.connect(1)
+    victim, impostor = harness.join_proven(1), harness.connect(1)
 
-    assert error_of(thief.say(thief.registration())) == "invalid_register"
-    (answer,) = thief.say(thief.registration(capabilities=OURS))
+    assert error_of(impostor.send(impostor.registration())) == "invalid_register"
+    (answer,) = impostor.send(impostor.registration(capabilities=SHOAL_CAPABILITIES))
     assert "registerChallenge" in answer
     assert victim.closed is None
-    assert victim.heard == []
+    assert victim.drain() == []
 
 
 @pytest.mark.parametrize("before", ["plain", "proven"])
-def test_a_proven_newcomer_takes_the_id_over(
-    relaying: RelayHarness, before: str
+def test_a_proven_node_replaces_an_older_connection(
+    harness: RelayHarness, before: str
 ) -> None:
-    older = relaying.join(1) if before == "plain" else relaying.join_proven(1)
-    bystander = relaying.join(2)
+    older = harness.join(1) if before == "plain" else harness.join_proven(1)
+    bystander = harness.join(2)
 
-    newer = relaying.join_proven(1)
+    newer = harness.join_proven(1)
 
     assert older.closed == (1012, "Replaced by newer session")
     assert newer.closed is None
-    assert bystander.heard == []  # it is there as before
+    assert bystander.drain() == []  # its id never left
 
 
-def test_a_plain_newcomer_takes_the_id_of_a_plain_node(relaying: RelayHarness) -> None:
-    older, bystander = relaying.join(1), relaying.join(2)
+def test_a_plain_node_replaces_an_older_plain_connection(
+    harness: RelayHarness,
+) -> None:
+    older, bystander = harness.join(1), harness.join(2)
 
-    newer = relaying.join(1)
+    newer = harness.join(1)
     older.leave()
 
     assert older.closed == (1012, "Replaced by newer session")
-    assert bystander.heard == []
-    assert _found(bystander.say({"discover": {}})) == [newer.id]
+    assert bystander.drain() == []
+    assert _found(bystander.send({"discover": {}})) == [newer.id]
 
 
 def test_sessions_of_a_replaced_connection_are_closed_at_shoal_nodes(
-    relaying: RelayHarness,
+    harness: RelayHarness,
 ) -> None:
-    one, ours, plain = relaying.join(1), relaying.join_proven(2), relaying.join(3)
-    one.say(one.to("relayOpen", ours, "a"), one.to("relayOpen", plain, "b"))
-    assert (ours.kinds, plain.kinds) == (["relayOpen"], ["relayOpen"])
+    one, shoal, plain = harness.join(1), harness.join_proven(2), harness.join(3)
+    one.send(one.to("relayOpen", shoal, "a"), one.to("relayOpen", plain, "b"))
+    assert (shoal.drain_kinds(), plain.drain_kinds()) == (["relayOpen"], ["relayOpen"])
 
-    newer = relaying.connect(1)
-    newer.say(newer.registration())
+    newer = harness.connect(1)
+    newer.send(newer.registration())
 
-    # A real node would take a relayClose for a reason to come back again and again.
-    assert (ours.kinds, plain.kinds) == (["relayClose"], [])
-    for end, session in ((ours, "a"), (plain, "b")):
+    # A real node would answer a relayClose by dialling again and again.
+    assert (shoal.drain_kinds(), plain.drain_kinds()) == (["relayClose"], [])
+    for end, session in ((shoal, "a"), (plain, "b")):
         late = end.to("relayData", newer, session, data="")
-        assert error_of(end.say(late)) == "session_not_found"
+        assert error_of(end.send(late)) == "session_not_found"
 
 
 def test_shoal_nodes_get_a_relay_close_when_the_other_end_leaves(
-    relaying: RelayHarness,
+    harness: RelayHarness,
 ) -> None:
-    one, ours, plain = relaying.join(1), relaying.join_proven(2), relaying.join(3)
-    one.say(one.to("relayOpen", ours, "a"), one.to("relayOpen", plain, "b"))
-    assert (ours.kinds, plain.kinds) == (["relayOpen"], ["relayOpen"])
+    one, shoal, plain = harness.join(1), harness.join_proven(2), harness.join(3)
+    one.send(one.to("relayOpen", shoal, "a"), one.to("relayOpen", plain, "b"))
+    assert (shoal.drain_kinds(), plain.drain_kinds()) == (["relayOpen"], ["relayOpen"])
 
     one.leave()
 
-    assert ours.kinds == ["relayClose", "peerLeft"]
-    assert plain.kinds == ["peerLeft"]
+    assert shoal.drain_kinds() == ["relayClose", "peerLeft"]
+    assert plain.drain_kinds() == ["peerLeft"]
 
 
-# News.
+# Announcements.
 
 
-def test_a_refresh_is_no_news(relaying: RelayHarness) -> None:
-    peer, bystander = relaying.join(1), relaying.join(2)
+def test_a_renewed_registration_is_not_announced(harness: RelayHarness) -> None:
+    peer, bystander = harness.join(1), harness.join(2)
 
-    peer.say(peer.registration(displayName="another"))
+    peer.send(peer.registration(displayName="another"))
 
-    assert bystander.heard == []
+    assert bystander.drain() == []
 
 
 def test_nodes_of_one_batch_get_only_later_announcements(
-    relaying: RelayHarness,
+    harness: RelayHarness,
 ) -> None:
-    peers = [relaying.connect(seed) for seed in range(1, 5)]
+    peers = [harness.connect(seed) for seed in range(1, 5)]
     for peer in peers:
-        peer.say(peer.registration())
+        peer.send(peer.registration())
 
     for place, peer in enumerate(peers):
-        joined = [each["peerJoined"]["nodeID"] for each in peer.heard]
+        joined = [each["peerJoined"]["nodeID"] for each in peer.drain()]
         assert joined == [each.id for each in peers[place + 1 :]]
 
 
-def test_announcements_are_sent_in_batches_of_links(relaying: RelayHarness) -> None:
+def test_announcements_are_sent_in_batches_of_links(harness: RelayHarness) -> None:
     limits = replace(LIMITS, links_per_address=10_000)
-    relaying = RelayHarness(limits)
-    peers = [relaying.connect(1, "a")]
-    peers[0].say(peers[0].registration())
-    relay = relaying.relay
-    # The keys are of no matter here, and there are not as many seeds.
+    harness = RelayHarness(limits)
+    peers = [harness.connect(1, "a")]
+    peers[0].send(peers[0].registration())
+    relay = harness.relay
+    # Without real keys, because there are fewer seeds than nodes.
     registry = relay._registry
     registry._context = replace(registry._context, verify=lambda *_: True)
     for number in range(BATCH_LINKS * 2 + 1):
-        peer = relaying.connect(2, "a")
+        peer = harness.connect(2, "a")
         id_ = f"{number:064x}"
-        peer.say(peer.registration(nodeID=id_, publicKey=id_))
+        peer.send(peer.registration(nodeID=id_, publicKey=id_))
         peers.append(peer)
-    relaying.tick(1.0)
+    harness.tick(1.0)
     for peer in peers:
-        peer.said.clear()
+        peer.inbox.clear()
 
     peers[0].leave()
 
-    told = 0
-    while told < len(peers) - 1:
+    informed = 0
+    while informed < len(peers) - 1:
         deadline = relay.deadline
         assert deadline is not None
-        relaying.now = max(relaying.now, deadline)
-        (spread,) = relay.tick(relaying.now)
-        relaying.deliver((spread,))
-        told += len(spread.links)  # type: ignore[union-attr]  # nothing else is due
+        harness.now = max(harness.now, deadline)
+        (spread,) = relay.tick(harness.now)
+        harness.deliver((spread,))
+        informed += len(spread.links)  # type: ignore[union-attr]  # nothing else is due
         assert len(spread.links) <= BATCH_LINKS  # type: ignore[union-attr]  # as above
     assert all(
-        [list(each) for each in peer.said] == [["peerLeft"]] for peer in peers[1:]
+        [list(each) for each in peer.inbox] == [["peerLeft"]] for peer in peers[1:]
     )
 
 
-# Finding.
+# Discovery.
 
 
 @pytest.mark.parametrize(
@@ -403,56 +406,56 @@ def test_announcements_are_sent_in_batches_of_links(relaying: RelayHarness) -> N
     ids=str,
 )
 def test_the_filter_is_applied(
-    relaying: RelayHarness, wanted: dict[str, Any], found: list[int]
+    harness: RelayHarness, wanted: dict[str, Any], found: list[int]
 ) -> None:
     small = HARDWARE | {"totalRAMGB": 8, "tier": 4}
-    relaying.join(1, capabilities=CAPABILITIES | {"loadedModels": ["m", "big"]})
-    relaying.join(2, capabilities=CAPABILITIES | {"hardware": small})
-    relaying.join(3, capabilities=CAPABILITIES | {"isAvailable": False})
-    asker = relaying.join(4)
+    harness.join(1, capabilities=CAPABILITIES | {"loadedModels": ["m", "big"]})
+    harness.join(2, capabilities=CAPABILITIES | {"hardware": small})
+    harness.join(3, capabilities=CAPABILITIES | {"isAvailable": False})
+    requester = harness.join(4)
 
-    answers = asker.say({"discover": {"requestingNodeID": "x", "filter": wanted}})
+    answers = requester.send({"discover": {"requestingNodeID": "x", "filter": wanted}})
 
-    there = {signer(seed).public_key.hex() for seed in found}
+    second = {signer(seed).public_key.hex() for seed in found}
     if wanted.get("maxPeers") == 1:
         assert len(_found(answers)) == 1
     else:
-        assert set(_found(answers)) == there
+        assert set(_found(answers)) == second
 
 
 def test_discovery_lists_fifty_nodes_unless_more_are_requested(
-    relaying: RelayHarness,
+    harness: RelayHarness,
 ) -> None:
     for seed in range(2, 72):
-        peer = relaying.connect(seed)
-        peer.say(peer.registration())
-    asker = relaying.join(1)
+        peer = harness.connect(seed)
+        peer.send(peer.registration())
+    requester = harness.join(1)
 
-    some = _found(asker.say({"discover": {}}))
-    others = _found(asker.say({"discover": {}}))
-    all_ = _found(asker.say({"discover": {"filter": {"maxPeers": 1000}}}))
+    some = _found(requester.send({"discover": {}}))
+    others = _found(requester.send({"discover": {}}))
+    all_ = _found(requester.send({"discover": {"filter": {"maxPeers": 1000}}}))
 
     assert len(set(some)) == len(set(others)) == LIMITS.results == 50
-    assert set(some) != set(others)  # chance decides who comes first
+    assert set(some) != set(others)  # the order is random
     assert len(set(all_)) == 70
 
 
-# From node to node.
+# Forwarding.
 
 
-def test_both_ends_talk_once_a_session_is_open(relaying: RelayHarness) -> None:
-    here, there = relaying.join(1), relaying.join(2)
+def test_messages_are_forwarded_within_a_session(harness: RelayHarness) -> None:
+    first, second = harness.join(1), harness.join(2)
 
-    here.say(here.to("relayOpen", there))
-    there.say(there.to("relayReady", here, SESSION.lower()))
-    here.say(here.to("relayData", there, data="e30="))
-    there.say(there.to("relayData", here, SESSION.lower(), data="e30="))
-    there.say(there.to("relayClose", here))
-    here.say(here.to("relayClose", there))
+    first.send(first.to("relayOpen", second))
+    second.send(second.to("relayReady", first, SESSION.lower()))
+    first.send(first.to("relayData", second, data="e30="))
+    second.send(second.to("relayData", first, SESSION.lower(), data="e30="))
+    second.send(second.to("relayClose", first))
+    first.send(first.to("relayClose", second))
 
-    assert there.kinds == ["relayOpen", "relayData"]
-    assert here.kinds == ["relayReady", "relayData", "relayClose"]
-    assert error_of(here.say(here.to("relayData", there, data=""))) == (
+    assert second.drain_kinds() == ["relayOpen", "relayData"]
+    assert first.drain_kinds() == ["relayReady", "relayData", "relayClose"]
+    assert error_of(first.send(first.to("relayData", second, data=""))) == (
         "session_not_found"
     )
 
@@ -460,154 +463,152 @@ def test_both_ends_talk_once_a_session_is_open(relaying: RelayHarness) -> None:
 @pytest.mark.parametrize(
     "data", ["e30=", "e3 0", '\\u00e9 é "', [123, 125], "x" * 99_999]
 )
-def test_data_is_passed_on_as_it_is(relaying: RelayHarness, data: object) -> None:
-    here, there = relaying.pair()
+def test_data_is_forwarded_unchanged(harness: RelayHarness, data: object) -> None:
+    first, second = harness.pair()
 
-    message = here.to("relayData", there, data=data, more={"a": [1, 2.5, None]})
-    assert here.say(message) == []
+    message = first.to("relayData", second, data=data, more={"a": [1, 2.5, None]})
+    assert first.send(message) == []
 
-    assert there.heard == [message]
-
-
-def test_messages_of_either_frame_are_taken(relaying: RelayHarness) -> None:
-    here, there = relaying.pair()
-    message = here.to("relayData", there, data="e30=")
-
-    here.say(json.dumps(message).encode())
-
-    assert there.heard == [message]
+    assert second.drain() == [message]
 
 
-@pytest.mark.parametrize("kind", FROM_NODE_TO_NODE)
-def test_an_unregistered_node_cannot_send(relaying: RelayHarness, kind: str) -> None:
-    other, stranger = relaying.join(1), relaying.connect(2)
+def test_binary_messages_are_accepted(harness: RelayHarness) -> None:
+    first, second = harness.pair()
+    message = first.to("relayData", second, data="e30=")
 
-    assert error_of(stranger.say(stranger.to(kind, other))) == "not_registered"
-    assert other.heard == []
+    first.send(json.dumps(message).encode())
 
-
-@pytest.mark.parametrize("kind", FROM_NODE_TO_NODE)
-def test_a_forged_sender_is_refused(relaying: RelayHarness, kind: str) -> None:
-    here, there = relaying.pair()
-    forger = relaying.join(3)
-
-    message = here.to(kind, there, data="e30=")
-
-    assert error_of(forger.say(message)) == "wrong_sender"
-    assert there.heard == here.heard == []
+    assert second.drain() == [message]
 
 
-def test_a_third_gets_nothing_into_a_session(relaying: RelayHarness) -> None:
-    here, there = relaying.pair()
-    third = relaying.join(3)
+@pytest.mark.parametrize("kind", FORWARDED_KINDS)
+def test_an_unregistered_node_cannot_send(harness: RelayHarness, kind: str) -> None:
+    other, stranger = harness.join(1), harness.connect(2)
+
+    assert error_of(stranger.send(stranger.to(kind, other))) == "not_registered"
+    assert other.drain() == []
+
+
+@pytest.mark.parametrize("kind", FORWARDED_KINDS)
+def test_a_forged_sender_is_refused(harness: RelayHarness, kind: str) -> None:
+    first, second = harness.pair()
+    forger = harness.join(3)
+
+    message = first.to(kind, second, data="e30=")
+
+    assert error_of(forger.send(message)) == "wrong_sender"
+    assert second.drain() == first.drain() == []
+
+
+def test_a_third_node_cannot_send_into_a_session(harness: RelayHarness) -> None:
+    first, second = harness.pair()
+    third = harness.join(3)
 
     for kind in ("relayData", "relayReady"):
-        assert error_of(third.say(third.to(kind, there, data="e30="))) == (
+        assert error_of(third.send(third.to(kind, second, data="e30="))) == (
             "session_not_found"
         )
-    assert third.say(third.to("relayClose", there)) == []
-    # Readers may go by the id alone.
-    assert error_of(third.say(third.to("relayOpen", there))) == "session_taken"
-    assert error_of(third.say(third.to("relayOpen", here, SESSION.lower()))) == (
+    assert third.send(third.to("relayClose", second)) == []
+    # Nodes may identify a session by its id alone.
+    assert error_of(third.send(third.to("relayOpen", second))) == "session_taken"
+    assert error_of(third.send(third.to("relayOpen", first, SESSION.lower()))) == (
         "session_taken"
     )
-    assert here.heard == there.heard == []
-    here.say(here.to("relayData", there, data="e30="))
-    assert there.kinds == ["relayData"]
+    assert first.drain() == second.drain() == []
+    first.send(first.to("relayData", second, data="e30="))
+    assert second.drain_kinds() == ["relayData"]
 
 
-def test_a_session_is_opened_again_after_a_reconnection(relaying: RelayHarness) -> None:
-    here, there = relaying.pair()
-    here.leave()
-    again = relaying.join(1)
+def test_a_session_is_opened_again_after_a_reconnection(harness: RelayHarness) -> None:
+    first, second = harness.pair()
+    first.leave()
+    rejoined = harness.join(1)
 
-    assert error_of(there.say(there.to("relayData", again, data=""))) == (
+    assert error_of(second.send(second.to("relayData", rejoined, data=""))) == (
         "session_not_found"
     )
-    again.say(again.to("relayOpen", there))
-    there.say(there.to("relayData", again, data="e30="))
+    rejoined.send(rejoined.to("relayOpen", second))
+    second.send(second.to("relayData", rejoined, data="e30="))
 
-    assert there.kinds[-1] == "relayOpen"
-    assert again.kinds == ["relayData"]
-
-
-def test_an_open_session_may_be_opened_again(relaying: RelayHarness) -> None:
-    here, there = relaying.pair()
-
-    assert there.say(there.to("relayOpen", here)) == []
-    assert here.say(here.to("relayOpen", there)) == []
-
-    assert (here.kinds, there.kinds) == (["relayOpen"], ["relayOpen"])
+    assert second.drain_kinds()[-1] == "relayOpen"
+    assert rejoined.drain_kinds() == ["relayData"]
 
 
-@pytest.mark.parametrize("kind", FROM_NODE_TO_NODE)
+def test_an_open_session_may_be_opened_again(harness: RelayHarness) -> None:
+    first, second = harness.pair()
+
+    assert second.send(second.to("relayOpen", first)) == []
+    assert first.send(first.to("relayOpen", second)) == []
+
+    assert (first.drain_kinds(), second.drain_kinds()) == (["relayOpen"], ["relayOpen"])
+
+
+@pytest.mark.parametrize("kind", FORWARDED_KINDS)
 @pytest.mark.parametrize("name", ["fromNodeID", "toNodeID", "sessionID"])
-def test_ids_that_are_none_are_refused(
-    relaying: RelayHarness, kind: str, name: str
-) -> None:
-    here, there = relaying.pair()
+def test_invalid_ids_are_refused(harness: RelayHarness, kind: str, name: str) -> None:
+    first, second = harness.pair()
 
     nothing: tuple[Any, ...] = (5, None, [], {}, True)
     for value in nothing:
-        answers = here.say(here.to(kind, there, data="e30=", **{name: value}))
+        answers = first.send(first.to(kind, second, data="e30=", **{name: value}))
         assert error_of(answers) == "invalid_message"
 
-    assert here.heard == there.heard == []
+    assert first.drain() == second.drain() == []
 
 
-def test_a_session_with_the_node_itself_is_refused(relaying: RelayHarness) -> None:
-    peer = relaying.join(1)
+def test_a_session_with_the_node_itself_is_refused(harness: RelayHarness) -> None:
+    peer = harness.join(1)
 
-    assert error_of(peer.say(peer.to("relayOpen", peer))) == "invalid_message"
+    assert error_of(peer.send(peer.to("relayOpen", peer))) == "invalid_message"
 
 
 @pytest.mark.parametrize("size", [32, 79])
-def test_a_handshake_that_kills_readers_is_not_passed_on(
-    relaying: RelayHarness, size: int
-) -> None:
-    here, there = relaying.pair()
+def test_a_short_handshake_is_not_forwarded(harness: RelayHarness, size: int) -> None:
+    first, second = harness.pair()
     data = "A" + "Q" + "A" * (((size + 1) * 8 + 5) // 6 - 2)
     data += "=" * (-len(data) % 4)
 
-    assert error_of(here.say(here.to("relayData", there, data=data))) == (
+    assert error_of(first.send(first.to("relayData", second, data=data))) == (
         "invalid_message"
     )
-    assert there.heard == []
+    assert second.drain() == []
 
 
-def test_what_comes_with_a_bad_message_still_counts(relaying: RelayHarness) -> None:
-    here, there = relaying.pair()
-    good = here.to("relayData", there, data="e30=")
+def test_valid_messages_beside_invalid_ones_are_forwarded(
+    harness: RelayHarness,
+) -> None:
+    first, second = harness.pair()
+    good = first.to("relayData", second, data="e30=")
 
-    answers = here.say(good, "null", good, "{}", good)
+    answers = first.send(good, "null", good, "{}", good)
 
     assert [each["error"]["code"] for each in answers] == ["invalid_message"] * 2
-    assert there.kinds == ["relayData"] * 3
+    assert second.drain_kinds() == ["relayData"] * 3
 
 
 ANY = st.none() | st.integers() | st.text(max_size=4) | st.lists(st.none(), max_size=1)
 
 
 @given(st.data())
-def test_nodes_receive_nothing_but_their_sessions(
+def test_nodes_receive_only_messages_of_their_sessions(
     data: st.DataObject,
 ) -> None:
-    relaying = RelayHarness()
-    here, there = relaying.pair()
-    attacker = relaying.join(3)
+    harness = RelayHarness()
+    first, second = harness.pair()
+    attacker = harness.join(3)
     names = ["fromNodeID", "toNodeID", "sessionID", "data", "nodeID", "filter", "_0"]
-    words = [here.id, there.id, attacker.id, SESSION]
-    values = ANY | st.sampled_from(words)
+    ids = [first.id, second.id, attacker.id, SESSION]
+    values = ANY | st.sampled_from(ids)
     payloads = ANY | st.dictionaries(st.sampled_from(names), values)
     kinds = st.sampled_from([*KINDS, "x"])
 
     for _ in range(5):
         kind, payload = data.draw(kinds), data.draw(payloads)
-        attacker.say(json.dumps({kind: payload}))
+        attacker.send(json.dumps({kind: payload}))
 
-    for each in (here, there):
+    for each in (first, second):
         assert each.closed is None
-        for message in each.heard:
+        for message in each.drain():
             ((_, payload),) = message.items()
             assert payload["fromNodeID"] == attacker.id
             assert payload["sessionID"] != SESSION
@@ -616,194 +617,198 @@ def test_nodes_receive_nothing_but_their_sessions(
 # Limits.
 
 
-def test_a_silent_node_is_removed(relaying: RelayHarness) -> None:
-    silent, other = relaying.join(1), relaying.join(2)
+def test_a_silent_node_is_removed(harness: RelayHarness) -> None:
+    silent, other = harness.join(1), harness.join(2)
 
-    relaying.now += LIMITS.node_ttl - 10
-    other.say({"discover": {}})
-    relaying.tick(20)
+    harness.now += LIMITS.node_ttl - 10
+    other.send({"discover": {}})
+    harness.tick(20)
 
-    assert error_of(silent.said) == "registration_expired"
-    assert [list(each) for each in other.said] == [["peerLeft"]]
-    assert error_of(silent.say({"discover": {}})) != "rate_limited"
-    (answer,) = silent.say(silent.registration())
+    assert error_of(silent.inbox) == "registration_expired"
+    assert [list(each) for each in other.inbox] == [["peerLeft"]]
+    assert error_of(silent.send({"discover": {}})) != "rate_limited"
+    (answer,) = silent.send(silent.registration())
     assert "registerAck" in answer
 
 
-def test_a_link_without_a_registration_is_closed(relaying: RelayHarness) -> None:
-    stranger, other = relaying.connect(1), relaying.join(2)
+def test_a_link_without_a_registration_is_closed(harness: RelayHarness) -> None:
+    stranger, other = harness.connect(1), harness.join(2)
 
-    stranger.say("garbage", "{}")
-    relaying.tick(LIMITS.registration_timeout + 10)
+    stranger.send("garbage", "{}")
+    harness.tick(LIMITS.registration_timeout + 10)
 
     assert stranger.closed == (1008, "no registration in time")
     assert other.closed is None
 
 
 def test_connections_of_one_address_are_limited() -> None:
-    relaying = RelayHarness(replace(LIMITS, links_per_address=2))
-    peers = [relaying.connect(seed, "192.0.2.1") for seed in (1, 2)]
+    harness = RelayHarness(replace(LIMITS, links_per_address=2))
+    peers = [harness.connect(seed, "192.0.2.1") for seed in (1, 2)]
 
-    third = relaying.connect(3, "192.0.2.1")
-    elsewhere = relaying.connect(4, "192.0.2.2")
+    third = harness.connect(3, "192.0.2.1")
+    elsewhere = harness.connect(4, "192.0.2.2")
     peers[0].leave()
-    again = relaying.connect(3, "192.0.2.1")
+    rejoined = harness.connect(3, "192.0.2.1")
 
     assert third.closed == (1013, "too many connections: try again later")
     assert elsewhere.closed is None
-    assert again.closed is None
+    assert rejoined.closed is None
 
 
 def test_nodes_are_limited() -> None:
-    relaying = RelayHarness(replace(LIMITS, nodes=2))
-    first = relaying.join(1)
-    relaying.join(2)
-    third = relaying.connect(3)
+    harness = RelayHarness(replace(LIMITS, nodes=2))
+    first = harness.join(1)
+    harness.join(2)
+    third = harness.connect(3)
 
-    assert error_of(third.say(third.registration())) == "relay_full"
+    assert error_of(third.send(third.registration())) == "relay_full"
     first.leave()
-    (answer,) = third.say(third.registration())
+    (answer,) = third.send(third.registration())
     assert "registerAck" in answer
 
 
-def test_what_is_kept_of_nodes_is_limited() -> None:
-    relaying = RelayHarness(replace(LIMITS, stored_size=10_000))
+def test_stored_capabilities_are_limited() -> None:
+    harness = RelayHarness(replace(LIMITS, stored_size=10_000))
     much = CAPABILITIES | {"more": "x" * 6000}
-    first, second = relaying.join(1, capabilities=much), relaying.connect(2)
+    first, second = harness.join(1, capabilities=much), harness.connect(2)
 
-    assert error_of(second.say(second.registration(capabilities=much))) == "relay_full"
-    (answer,) = first.say(first.registration())
+    assert error_of(second.send(second.registration(capabilities=much))) == "relay_full"
+    (answer,) = first.send(first.registration())
     assert "registerAck" in answer
-    (answer,) = second.say(second.registration(capabilities=much))
+    (answer,) = second.send(second.registration(capabilities=much))
     assert "registerAck" in answer
 
 
 def test_sessions_of_a_node_are_limited() -> None:
-    relaying = RelayHarness(replace(LIMITS, sessions_per_node=3))
-    here, there = relaying.join(1), relaying.join(2)
+    harness = RelayHarness(replace(LIMITS, sessions_per_node=3))
+    first, second = harness.join(1), harness.join(2)
     for number in range(3):
-        assert here.say(here.to("relayOpen", there, str(number))) == []
+        assert first.send(first.to("relayOpen", second, str(number))) == []
 
-    assert error_of(here.say(here.to("relayOpen", there, "3"))) == "too_many_sessions"
-    assert there.say(there.to("relayOpen", here, "3")) == []  # they are not its own
-    assert here.say(here.to("relayClose", there, "0")) == []
-    assert here.say(here.to("relayOpen", there, "4")) == []
+    assert (
+        error_of(first.send(first.to("relayOpen", second, "3"))) == "too_many_sessions"
+    )
+    assert (
+        second.send(second.to("relayOpen", first, "3")) == []
+    )  # opened by the other node
+    assert first.send(first.to("relayClose", second, "0")) == []
+    assert first.send(first.to("relayOpen", second, "4")) == []
 
 
 def test_sessions_are_limited() -> None:
-    relaying = RelayHarness(replace(LIMITS, sessions=1))
-    here, there = relaying.pair()
+    harness = RelayHarness(replace(LIMITS, sessions=1))
+    first, second = harness.pair()
 
-    assert error_of(there.say(there.to("relayOpen", here, "x"))) == "relay_full"
+    assert error_of(second.send(second.to("relayOpen", first, "x"))) == "relay_full"
 
 
 @pytest.mark.parametrize("kind", ["relayOpen", "offer", "answer", "iceCandidate"])
-def test_a_flood_of_openings_is_rate_limited(relaying: RelayHarness, kind: str) -> None:
-    relaying = RelayHarness(replace(LIMITS, openings=Rate(10, 50)))
-    flooder, victim, other = (relaying.join(seed) for seed in (1, 2, 3))
+def test_a_flood_of_openings_is_rate_limited(harness: RelayHarness, kind: str) -> None:
+    harness = RelayHarness(replace(LIMITS, openings=Rate(10, 50)))
+    flooder, victim, other = (harness.join(seed) for seed in (1, 2, 3))
 
-    answers = flooder.say(
+    answers = flooder.send(
         *(flooder.to(kind, victim, str(number)) for number in range(1000))
     )
 
     assert {each["error"]["code"] for each in answers} == {"rate_limited"}
     assert {each["error"]["retryAfterSeconds"] for each in answers} == {1}
-    assert len(victim.heard) == 50
-    assert other.say(other.to("relayOpen", victim, "honest")) == []
-    assert victim.kinds == ["relayOpen"]
-    relaying.now += 1
-    assert flooder.say(flooder.to(kind, victim, "late")) == []
+    assert len(victim.drain()) == 50
+    assert other.send(other.to("relayOpen", victim, "honest")) == []
+    assert victim.drain_kinds() == ["relayOpen"]
+    harness.now += 1
+    assert flooder.send(flooder.to(kind, victim, "late")) == []
 
 
 @pytest.mark.parametrize(
     "message", [{"discover": {}}, {"register": {}}], ids=["discover", "register"]
 )
 def test_floods_of_discovery_and_registrations_are_rate_limited(
-    relaying: RelayHarness, message: dict[str, Any]
+    harness: RelayHarness, message: dict[str, Any]
 ) -> None:
-    flooder = relaying.join(1)
+    flooder = harness.join(1)
 
-    answers = flooder.say(*[message] * 100)
+    answers = flooder.send(*[message] * 100)
 
     codes = [each["error"]["code"] for each in answers if "error" in each]
     assert codes.count("rate_limited") >= 80
 
 
 def test_discovery_over_many_connections_shares_one_limit() -> None:
-    relaying = RelayHarness(replace(LIMITS, lookups=Rate(1, 10)))
-    one, two = relaying.pair()
-    question: dict[str, Any] = {"discover": {}}
+    harness = RelayHarness(replace(LIMITS, lookups=Rate(1, 10)))
+    one, two = harness.pair()
+    request: dict[str, Any] = {"discover": {}}
 
-    answers = [each for peer in (one, two) for each in peer.say(*[question] * 4)]
-    other = relaying.connect(3, "198.51.100.1")
-    other.say(other.registration())
+    answers = [each for peer in (one, two) for each in peer.send(*[request] * 4)]
+    other = harness.connect(3, "198.51.100.1")
+    other.send(other.registration())
 
     codes = [each["error"]["code"] for each in answers if "error" in each]
     assert codes == ["rate_limited"] * 3
-    (found,) = other.say(question)
+    (found,) = other.send(request)
     assert "discoverResponse" in found
-    relaying.now += 10
-    (found,) = one.say(question)
+    harness.now += 10
+    (found,) = one.send(request)
     assert "discoverResponse" in found
 
 
-def test_nodes_of_one_address_open_only_so_many_sessions() -> None:
-    relaying = RelayHarness(replace(LIMITS, sessions_per_address=2))
-    here, there = relaying.pair()
-    assert there.say(there.to("relayOpen", here, "second")) == []
+def test_sessions_of_one_address_are_limited() -> None:
+    harness = RelayHarness(replace(LIMITS, sessions_per_address=2))
+    first, second = harness.pair()
+    assert second.send(second.to("relayOpen", first, "second")) == []
 
-    assert error_of(here.say(here.to("relayOpen", there, "third"))) == (
+    assert error_of(first.send(first.to("relayOpen", second, "third"))) == (
         "too_many_sessions"
     )
-    other = relaying.connect(3, "198.51.100.1")
-    other.say(other.registration())
-    assert other.say(other.to("relayOpen", here, "third")) == []
-    here.say(here.to("relayClose", there))
-    assert there.say(there.to("relayOpen", here, "fourth")) == []
+    other = harness.connect(3, "198.51.100.1")
+    other.send(other.registration())
+    assert other.send(other.to("relayOpen", first, "third")) == []
+    first.send(first.to("relayClose", second))
+    assert second.send(second.to("relayOpen", first, "fourth")) == []
 
 
 def test_a_flood_of_data_is_read_more_slowly_and_loses_nothing(
-    relaying: RelayHarness,
+    harness: RelayHarness,
 ) -> None:
-    relaying = RelayHarness(replace(LIMITS, messages=Rate(10, 100)))
-    here, there = relaying.pair()
-    message = here.to("relayData", there, data="e30=")
+    harness = RelayHarness(replace(LIMITS, messages=Rate(10, 100)))
+    first, second = harness.pair()
+    message = first.to("relayData", second, data="e30=")
 
-    assert here.say(*[message] * 90) == []
-    assert relaying.relay.read_delay(here.link, relaying.now) <= 0
-    assert here.say(*[message] * 15) == []
+    assert first.send(*[message] * 90) == []
+    assert harness.relay.read_delay(first.link, harness.now) <= 0
+    assert first.send(*[message] * 15) == []
 
-    assert 0 < relaying.relay.read_delay(here.link, relaying.now) <= LIMITS.pause_max
-    assert relaying.relay.read_delay(there.link, relaying.now) <= 0
-    assert len(there.heard) == 105
-
-
-def test_a_flood_of_bytes_is_read_more_slowly(relaying: RelayHarness) -> None:
-    relaying = RelayHarness(replace(LIMITS, size=Rate(1000, 10_000)))
-    here, there = relaying.pair()
-
-    here.say(here.to("relayData", there, data="e30=" * 5000))
-
-    assert relaying.relay.read_delay(here.link, relaying.now) == LIMITS.pause_max
-    assert len(there.heard) == 1
+    assert 0 < harness.relay.read_delay(first.link, harness.now) <= LIMITS.pause_max
+    assert harness.relay.read_delay(second.link, harness.now) <= 0
+    assert len(second.drain()) == 105
 
 
-def test_data_of_a_closed_link_is_ignored(relaying: RelayHarness) -> None:
-    older, other = relaying.pair()
-    relaying.join(1)
+def test_a_flood_of_bytes_is_read_more_slowly(harness: RelayHarness) -> None:
+    harness = RelayHarness(replace(LIMITS, size=Rate(1000, 10_000)))
+    first, second = harness.pair()
+
+    first.send(first.to("relayData", second, data="e30=" * 5000))
+
+    assert harness.relay.read_delay(first.link, harness.now) == LIMITS.pause_max
+    assert len(second.drain()) == 1
+
+
+def test_data_of_a_closed_link_is_ignored(harness: RelayHarness) -> None:
+    older, other = harness.pair()
+    harness.join(1)
     assert older.closed is not None
 
-    assert older.say(older.to("relayData", other, data="e30=")) == []
-    assert relaying.relay.link_closed(older.link, relaying.now) == ()
+    assert older.send(older.to("relayData", other, data="e30=")) == []
+    assert harness.relay.link_closed(older.link, harness.now) == ()
 
 
-def test_nothing_is_left_of_nodes_that_have_gone(relaying: RelayHarness) -> None:
-    here, there = relaying.pair()
-    here.leave()
-    there.leave()
-    relaying.tick(10)
+def test_closed_links_leave_no_state(harness: RelayHarness) -> None:
+    first, second = harness.pair()
+    first.leave()
+    second.leave()
+    harness.tick(10)
 
-    relay = relaying.relay
+    relay = harness.relay
     assert not relay._links._by_link
     assert not relay._links._origins
     assert not relay._sessions._of_address
