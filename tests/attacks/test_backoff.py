@@ -84,4 +84,4 @@ def test_a_worker_dials_less_and_less_often(
     # At most every 15 seconds in the long run, and at least every 30.
     assert HOUR / 31 < len(dialled) < HOUR / 15 + 10
     # Once, however often it is tried.
-    assert [each.event for each in told].count("waiting") == 1
+    assert [each.kind for each in told].count("waiting") == 1

@@ -198,7 +198,7 @@ async def worker(pool: Pool, url: str, name: str = "w1") -> AsyncIterator[Agent]
         await pool.joined()
         yield agent
         assert not running.done(), "the worker gave up"
-        assert not [happening for happening in told if happening.event == "lost"]
+        assert not [happening for happening in told if happening.kind == "lost"]
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -30,7 +30,7 @@ from originals.macfleet import (
     packed,
 )
 from shoal.app.server import RunningCoordinator, run_coordinator
-from shoal.client.async_calls import AwaitedCall
+from shoal.client.async_calls import AsyncCallFuture
 from shoal.config import ServeConfig
 from shoal.protocols.macfleet import Config
 
@@ -211,7 +211,7 @@ async def story_of_a_task(hub: Besieged, last: bytes) -> str:
         async with first.running():
             await hub.until_there("first")
             task = await pool.submit("demo.add", 19, 23)
-            assert isinstance(task, AwaitedCall)
+            assert isinstance(task, AsyncCallFuture)
             await eventually(lambda: "demo.add" in first.names)
             if last:
                 first.connection.writer.write(last)

@@ -69,7 +69,7 @@ async def test_a_refusal_says_what_to_do(
 
     told = await pair_worker(await place(url), "A1B2C3", KEY)
 
-    assert told.event == "unpaired"
+    assert told.kind == "unpaired"
     assert "--pairing-code" in told.reason
     assert said in told.reason
     assert len(told.reason) < 400
@@ -78,14 +78,14 @@ async def test_a_refusal_says_what_to_do(
 async def test_a_coordinator_without_pairing_is_told(sites: Sites) -> None:
     told = await pair_worker(await place(await sites({})), "A1B2C3", KEY)
 
-    assert told.event == "unpaired"
+    assert told.kind == "unpaired"
     assert "knows nothing of pairing codes" in told.reason
 
 
 async def test_one_that_is_away_is_told() -> None:
     told = await pair_worker(await place("http://127.0.0.1:1"), "A1B2C3", KEY)
 
-    assert told.event == "unpaired"
+    assert told.kind == "unpaired"
     assert "connection refused; join again" in told.reason
     assert "A1B2C3" not in told.reason
 

@@ -36,19 +36,21 @@ async def test_join_reports_that_code_is_not_run_without_a_token(
 ) -> None:
     told: list[WorkerEvent] = []
 
-    def tell(name: str, about: Mapping[str, object], happening: WorkerEvent) -> None:
+    def on_event(
+        name: str, about: Mapping[str, object], happening: WorkerEvent
+    ) -> None:
         told.append(happening)
 
     joins = worker([], joint=True)
-    joins = replace(joins, target=replace(joins.target, token=token), tell=tell)
+    joins = replace(joins, target=replace(joins.target, token=token), on_event=on_event)
     caller = ProcessPool([], 1, trust_code=trust_code)
     blobs = BlobCache()
     agent = function_membership(joins, FunctionBackend(caller, blobs))
 
-    agent._joined()
+    agent._on_joined()
     await blobs.close()
 
-    assert [each.event for each in told] == ["joined"]
+    assert [each.kind for each in told] == ["joined"]
     assert ("no effect without --token" in told[0].reason) is said
 
 
@@ -139,7 +141,7 @@ async def test_coordinator_of_another_kind_calls_no_functions(
 async def test_coordinator_that_is_only_seen_nearby_has_to_be_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nearby(kind: str, *, secure: bool, why_not_here: str) -> str:
+    async def nearby(kind: str, *, secure: bool, local_error: str) -> str:
         return "tcp://192.0.2.7:4011"
 
     monkeypatch.setattr(join_target, "find_lan_coordinator", nearby)

@@ -179,7 +179,7 @@ async def test_a_connection_for_each_model_tells_engines_apart_by_name(
     assert len(offered) == len(labels)
     for each in offered:
         assert isinstance(each, SeparateOffers)
-        each._enlist(CHATS)
+        each._create_agent(CHATS)
     assert [member.name for member in joined] == names
     assert {member.model for member in joined} == {CHATS}
     assert {member.tasks for member in joined} == {TASK_NAMES}

@@ -49,7 +49,7 @@ async def test_a_token_that_was_given_goes_before_the_one_in_the_folder(
 async def test_a_token_of_another_coordinator_is_for_the_one_nearby_if_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool
 ) -> None:
-    async def nearby(kind: str, *, secure: bool, why_not_here: str) -> str:
+    async def nearby(kind: str, *, secure: bool, local_error: str) -> str:
         if not found:
             raise ConfigError("none was seen")
         return "tcp://192.0.2.7:4011"
@@ -77,8 +77,8 @@ async def test_without_a_folder_it_is_looked_for_on_the_local_network(
 ) -> None:
     asked: list[bool] = []
 
-    async def nearby(kind: str, *, secure: bool, why_not_here: str) -> str:
-        assert "connection refused" in why_not_here
+    async def nearby(kind: str, *, secure: bool, local_error: str) -> str:
+        assert "connection refused" in local_error
         assert kind == "_teale._tcp"
         asked.append(secure)
         return "tcp://192.0.2.7:4011"
@@ -349,7 +349,7 @@ async def test_one_that_never_answers_is_not_waited_for(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(join_target, "ASK_TIMEOUT", 0.05)
+    monkeypatch.setattr(join_target, "HEALTH_TIMEOUT", 0.05)
 
     there = await resolve_target(await sites({"/healthz": NEVER}), "auto", "", tmp_path)
 

@@ -37,7 +37,7 @@ def test_an_address_is_written_as_it_is_joined(
     seen = [sighting("one", *addresses), sighting("two", "192.0.2.9")]
 
     with pytest.raises(ConfigError) as caught:
-        only_coordinator(seen, secure=False, why_not_here=GONE)
+        only_coordinator(seen, secure=False, local_error=GONE)
 
     assert f"  shoal join {url}  # one" in str(caught.value).splitlines()
 
@@ -45,12 +45,12 @@ def test_an_address_is_written_as_it_is_joined(
 def test_the_only_coordinator_is_meant() -> None:
     mac, one = sighting("a Mac", text={"deviceID": "X"}), sighting("one", "192.0.2.8")
 
-    assert only_coordinator([mac, one], secure=False, why_not_here=GONE) is one
+    assert only_coordinator([mac, one], secure=False, local_error=GONE) is one
 
 
 def test_token_with_a_fingerprint_is_not_sent_without_tls() -> None:
     with pytest.raises(ConfigError, match="with a certificate") as caught:
-        only_coordinator([sighting("one")], secure=True, why_not_here=GONE)
+        only_coordinator([sighting("one")], secure=True, local_error=GONE)
 
     assert "shoal join https://192.0.2.7:PORT  # one" in str(caught.value)
 
@@ -59,7 +59,7 @@ def test_of_several_coordinators_none_is_meant_and_all_are_named() -> None:
     seen = [sighting("two", "192.0.2.8"), sighting("o\x1bne")]
 
     with pytest.raises(ConfigError) as caught:
-        only_coordinator(seen, secure=False, why_not_here=GONE)
+        only_coordinator(seen, secure=False, local_error=GONE)
 
     assert str(caught.value).splitlines()[1:] == [
         "  shoal join tcp://192.0.2.7:4011  # o\\x1bne",
@@ -69,7 +69,7 @@ def test_of_several_coordinators_none_is_meant_and_all_are_named() -> None:
 
 def test_where_there_is_none_it_is_said_what_to_do() -> None:
     with pytest.raises(ConfigError) as caught:
-        only_coordinator([], secure=False, why_not_here=GONE)
+        only_coordinator([], secure=False, local_error=GONE)
 
     for said in (GONE, "within 3 s", "shoal serve", "shoal join http"):
         assert said in str(caught.value)
@@ -81,7 +81,7 @@ async def test_without_a_network_it_is_said_so(
     monkeypatch.setattr(lan_discovery, "addresses_of", lambda host: ())
 
     with pytest.raises(ConfigError, match="no address on a network with multicast"):
-        await find_lan_coordinator(KIND, secure=False, why_not_here=GONE)
+        await find_lan_coordinator(KIND, secure=False, local_error=GONE)
 
 
 async def test_a_coordinator_that_is_announced_is_found(
@@ -96,7 +96,7 @@ async def test_a_coordinator_that_is_announced_is_found(
         port: int = server.sockets[0].getsockname()[1]
         await network.announce(ServiceRecord(KIND, "one", OURS), port)
 
-        url = await find_lan_coordinator(KIND, secure=False, why_not_here=GONE)
+        url = await find_lan_coordinator(KIND, secure=False, local_error=GONE)
 
     assert url == f"tcp://127.0.0.1:{port}"
 
@@ -110,8 +110,8 @@ async def test_of_a_coordinators_addresses_one_that_answers_is_joined() -> None:
         port: int = server.sockets[0].getsockname()[1]
         one = DiscoveredService("one", ("::1", "127.0.0.2", "127.0.0.3"), port, OURS)
 
-        assert await lan_discovery._answering(one) == f"tcp://127.0.0.3:{port}"
+        assert await lan_discovery._reachable_url(one) == f"tcp://127.0.0.3:{port}"
 
     with pytest.raises(ConfigError, match="firewall") as caught:
-        await lan_discovery._answering(one)
+        await lan_discovery._reachable_url(one)
     assert f"tcp://127.0.0.2:{port}" in str(caught.value)

@@ -7,7 +7,7 @@ import pytest
 from client.coordinator import running_coordinator
 from shoal import AsyncPool
 from shoal.client import availability
-from shoal.client.availability import TaskAvailability, TaskList, why_waiting
+from shoal.client.availability import TaskAvailability, TaskList, stall_warning
 
 NOBODY = TaskList((), 0, 0, 0)
 ONE = TaskList((TaskAvailability("add", 1, 2),), 1, 2, 0)
@@ -25,7 +25,7 @@ ONE = TaskList((TaskAvailability("add", 1, 2),), 1, 2, 0)
 def test_warning_names_calls_without_a_worker_and_what_to_start(
     there: TaskList, names: dict[str, bool], said: str
 ) -> None:
-    assert said in why_waiting(there, names)
+    assert said in stall_warning(there, names)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_warning_names_calls_without_a_worker_and_what_to_start(
 def test_queued_calls_cause_no_warning(there: TaskList) -> None:
     coded = bool(there.code)
 
-    assert why_waiting(there, {"add": coded}) == ""
+    assert stall_warning(there, {"add": coded}) == ""
 
 
 async def test_program_is_warned_once_of_a_stalled_call(

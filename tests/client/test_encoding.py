@@ -88,7 +88,9 @@ def test_function_that_cannot_be_pickled_says_why() -> None:
 
     lock = threading.Lock()
 
-    with pytest.raises(InvalidRequest, match="cannot be sent along"):
+    with pytest.raises(
+        InvalidRequest, match="an object that it refers to cannot be pickled"
+    ):
         remote_function(lambda: lock, trust=False)
 
 

@@ -296,7 +296,7 @@ async def test_peer_waits_for_a_slow_disk(tied: TransferPair) -> None:
         if word.file_name != "config.json":
             return []
         for piece in range(18):
-            had_room.append(fetch._room.is_set())
+            had_room.append(fetch._writable.is_set())
             fetch.receive(replace(word, offset=piece * CHUNK, data=bytes(CHUNK)))
         return []
 

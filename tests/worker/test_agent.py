@@ -55,11 +55,11 @@ from shoal.protocols.seam.session import (
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
 from shoal.worker.agent import (
+    ADMISSION_TIMEOUT,
     REPORT_INTERVAL,
     RETRY_FIRST,
     RETRY_MAX,
     STABLE_AFTER,
-    WELCOME_TIMEOUT,
     Agent,
     MachineProbe,
     OnModelMessage,
@@ -211,7 +211,7 @@ class Membership:
 
     @property
     def events(self) -> list[str]:
-        return [each.event for each in self.happened]
+        return [each.kind for each in self.happened]
 
 
 Script = Callable[[Membership], Awaitable[None]]
@@ -729,7 +729,7 @@ def test_offers_are_told_at_once_and_whenever_they_change() -> None:
 
 def test_worker_has_joined_when_it_is_told_so_where_the_wire_tells() -> None:
     async def script(its: Membership) -> None:
-        await asyncio.sleep(WELCOME_TIMEOUT)
+        await asyncio.sleep(ADMISSION_TIMEOUT)
         assert its.events == ["waiting"]
         assert "not admitted yet" in its.happened[0].reason
         assert reported(its) == []
@@ -746,7 +746,7 @@ def test_worker_has_joined_when_it_is_told_so_where_the_wire_tells() -> None:
 def test_worker_that_is_let_in_at_once_has_joined_soon() -> None:
     async def script(its: Membership) -> None:
         its.network.links[-1].cut()
-        await asyncio.sleep(WELCOME_TIMEOUT)
+        await asyncio.sleep(ADMISSION_TIMEOUT)
 
         assert its.events == ["joined", "lost", "joined"]
 

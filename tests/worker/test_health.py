@@ -55,7 +55,7 @@ def test_a_machine_is_unfit_while_its_processor_is_too_hot(
         psutil, "sensors_temperatures", lambda: {driver: [sensor]}, raising=False
     )
 
-    assert HealthMeter().condition() == WorkerLoad(unfit)
+    assert HealthMeter().load() == WorkerLoad(unfit)
 
 
 def test_nothing_is_said_of_heat_where_nobody_measures(
@@ -63,4 +63,4 @@ def test_nothing_is_said_of_heat_where_nobody_measures(
 ) -> None:
     monkeypatch.delattr(psutil, "sensors_temperatures", raising=False)
 
-    assert HealthMeter().condition() == WorkerLoad()
+    assert HealthMeter().load() == WorkerLoad()

@@ -78,8 +78,8 @@ class Stage:
 
     def tell(self, item: OfferedModel | None, happening: WorkerEvent) -> None:
         name = "" if item is None else item.model.name
-        self.told.append((happening.event, name))
-        if happening.event == "left":
+        self.told.append((happening.kind, name))
+        if happening.kind == "left":
             self.reasons[name] = happening.reason
 
     def assortment(self) -> JointOffers:
@@ -93,7 +93,7 @@ class Stage:
         return JointOffers(shelves, described, self.enlist, self.tell)
 
     def _engine_told(self, happening: WorkerEvent) -> None:
-        self.told.append((happening.event, "an engine"))
+        self.told.append((happening.kind, "an engine"))
 
     @property
     def offered(self) -> dict[str, int]:

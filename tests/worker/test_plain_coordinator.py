@@ -275,5 +275,5 @@ async def test_a_refusal_ends_the_worker(tmp_path: Path) -> None:
     async with worker_at(Server(serve), tmp_path, happened):
         await eventually(lambda: bool(happened))
 
-    assert happened[-1].event == "left"
+    assert happened[-1].kind == "left"
     assert "no more room" in happened[-1].reason

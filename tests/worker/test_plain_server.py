@@ -206,7 +206,7 @@ async def test_running_tasks_go_on_over_the_next_connection() -> None:
     assert COUNT.startswith("".join(pieces[:3]))
     assert pieces[3]
     assert COUNT.endswith(pieces[3])
-    assert happenings[0].event == "waiting", "it broke too soon to be called joined"
+    assert happenings[0].kind == "waiting", "it broke too soon to be called joined"
 
 
 async def test_an_error_ends_the_connection_and_is_logged(

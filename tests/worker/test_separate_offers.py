@@ -94,7 +94,7 @@ class Stage:
         return sorted(
             name
             for name, _, _, told in self.agents
-            if not told or told[-1].event != "left"
+            if not told or told[-1].kind != "left"
         )
 
     def network(self, name: str) -> Network:
@@ -103,7 +103,7 @@ class Stage:
     def left(self, name: str) -> str:
         """Why the last agent of that name left."""
         told = next(told for n, _, _, told in reversed(self.agents) if n == name)
-        assert told[-1].event == "left"
+        assert told[-1].kind == "left"
         return told[-1].reason
 
     def ask(self, name: str, seconds: float) -> None:

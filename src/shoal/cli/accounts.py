@@ -12,8 +12,8 @@ from shoal.domain.money import dollars, parse_dollars
 
 PATH = "/admin/accounts"
 HEAD = ("ACCOUNT", "BALANCE", "WITH SUBS", "OVERDRAFT")
-MOVED = ("AT", "FROM", "TO", "AMOUNT", "WHY", "JOB")
-NAMING = "name of a key, or account from `shoal accounts ls`"
+TRANSFER_HEAD = ("AT", "FROM", "TO", "AMOUNT", "WHY", "JOB")
+NAME_HELP = "name of a key, or account from `shoal accounts ls`"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     credit = add_action(actions, "credit", "credit an account")
     budget = add_action(actions, "budget", "set the overdraft limit of an account")
     for each in (show, credit, budget):
-        each.add_argument("name", help=NAMING)
+        each.add_argument("name", help=NAME_HELP)
     credit.add_argument("amount", help="amount in dollars, such as 5 or $0.50")
     budget.add_argument(
         "amount", help="limit in dollars, such as 5; 0: prepaid only; none: unlimited"
@@ -40,12 +40,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    listed = api.request(args, PATH)
+    accounts = api.request(args, PATH)
     if args.json:
-        print(json.dumps(listed))
-    elif listed["data"]:
-        print_table(HEAD, [_row(account) for account in listed["data"]])
-        print(f"total {dollars(listed['total'])}")
+        print(json.dumps(accounts))
+    elif accounts["data"]:
+        print_table(HEAD, [_row(account) for account in accounts["data"]])
+        print(f"total {dollars(accounts['total'])}")
     else:
         print("no transfers yet")
     return 0
@@ -77,7 +77,9 @@ def _print(args: argparse.Namespace, account: dict[str, Any]) -> int:
     print_table(HEAD, [_row(account)])
     if account["transfers"]:
         print()
-        print_table(MOVED, [_moved(each) for each in account["transfers"]])
+        print_table(
+            TRANSFER_HEAD, [_transfer_row(each) for each in account["transfers"]]
+        )
     return 0
 
 
@@ -91,7 +93,7 @@ def _row(account: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _moved(transfer: dict[str, Any]) -> tuple[str, ...]:
+def _transfer_row(transfer: dict[str, Any]) -> tuple[str, ...]:
     return (
         format_day(transfer["at"]),
         transfer["debit"],

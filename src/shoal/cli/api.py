@@ -18,7 +18,7 @@ from shoal.domain.errors import ConfigError, ShoalError
 from shoal.transports.tls import context_pinning, context_trusting
 
 TIMEOUT = 600.0  # seconds without a byte
-ELSEWHERE = " To use another coordinator, give --url or SHOAL_URL."
+OTHER_COORDINATOR_HINT = " To use another coordinator, give --url or SHOAL_URL."
 
 
 class ApiError(ShoalError):
@@ -110,12 +110,12 @@ def stream_events(args: argparse.Namespace, path: str, body: object) -> Iterator
 def _open(
     args: argparse.Namespace, path: str, body: object, method: str | None = None
 ) -> http.client.HTTPResponse:
-    where = base_url(args)
-    base = where if "://" in where else f"http://{where}"
+    given_url = base_url(args)
+    base = given_url if "://" in given_url else f"http://{given_url}"
     # Accept the base URL for OpenAI clients as well.
     url = base.rstrip("/").removesuffix("/v1") + path
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url {where}: expected http://HOST:PORT, or https://")
+        raise ConfigError(f"--url {given_url}: expected http://HOST:PORT, or https://")
     data = None if body is None else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {_key(args)}"}
     if data is not None:
@@ -133,14 +133,14 @@ def _open(
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise ApiError(
-                f"the certificate of {where} is not trusted: {reason.verify_message}; "
-                "give its authority with --cacert FILE, and in --url a host name that "
-                "it is valid for"
+                f"the certificate of {given_url} is not trusted: "
+                f"{reason.verify_message}; give its authority with --cacert FILE, and "
+                "in --url a host name that it is valid for"
             ) from error
-        why = getattr(reason, "strerror", None) or reason
+        message = getattr(reason, "strerror", None) or reason
         raise ApiError(
-            f"cannot reach {where}: {why}; is `shoal serve` running there?"
-            + ("" if args.url else ELSEWHERE)
+            f"cannot reach {given_url}: {message}; is `shoal serve` running there?"
+            + ("" if args.url else OTHER_COORDINATOR_HINT)
         ) from error
     return answer
 

@@ -41,12 +41,12 @@ def run(args: argparse.Namespace) -> int:
     if args.system:
         messages.append({"role": "system", "content": args.system})
     if args.prompt or not sys.stdin.isatty():
-        messages.append({"role": "user", "content": _whole_prompt(args.prompt)})
+        messages.append({"role": "user", "content": _read_prompt(args.prompt)})
         _send(args, model, messages)
         return 0
     print(f"Talking to {printable(model)}.  {END} or Ctrl-D ends it.", file=sys.stderr)
     _enable_editing()
-    while (question := _question()) is not None:
+    while (question := _read_question()) is not None:
         messages.append({"role": "user", "content": question})
         try:
             answer = _send(args, model, messages)
@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _whole_prompt(words: list[str]) -> str:
+def _read_prompt(parts: list[str]) -> str:
     """Return the prompt from the command line, or else from standard input.
 
     The word ``-`` is replaced by standard input.  Beside a prompt, standard input is
     read only for that: the parent process may never close it.
     """
-    words = words or ["-"]
-    prompt = " ".join(sys.stdin.read() if word == "-" else word for word in words)
+    parts = parts or ["-"]
+    prompt = " ".join(sys.stdin.read() if part == "-" else part for part in parts)
     if not prompt.strip():
         raise ConfigError(
             'the prompt is empty; for example: shoal chat "Why is the sky blue?"'
@@ -79,7 +79,7 @@ def _enable_editing() -> None:
         import readline  # noqa: F401  # changes what input() does
 
 
-def _question() -> str | None:
+def _read_question() -> str | None:
     """Return the next question, or None at the end.
 
     Skips empty lines: pasted text may contain some, and ending there would send the

@@ -57,11 +57,11 @@ def revoke_credential(args: argparse.Namespace, path: str, consequence: str) -> 
     """Revoke a credential, after confirmation at a terminal."""
     if not _confirmed(args, consequence):
         return 1
-    ended = api.request(args, f"{path}/{quote(args.name, safe='')}", method="DELETE")
+    revoked = api.request(args, f"{path}/{quote(args.name, safe='')}", method="DELETE")
     if args.json:
-        print(json.dumps(ended))
+        print(json.dumps(revoked))
     else:
-        print(f"revoked {ended['name']} ({ended['id']})")
+        print(f"revoked {revoked['name']} ({revoked['id']})")
     return 0
 
 

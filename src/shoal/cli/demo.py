@@ -28,28 +28,28 @@ class ReceiptNotProved(ShoalError):
 
 
 def run_job_with_receipt(
-    ask: argparse.Namespace, text: str, say: Callable[[str], None]
+    api_args: argparse.Namespace, text: str, print_line: Callable[[str], None]
 ) -> None:
     """Summarize a text, and verify the receipt with the public key alone.
 
     Raises ReceiptNotProved, ApiError.
     """
     task = {"task_type": "summarize", "input": text}
-    wanted = {"job_type": "TASK", "payload": task, "user_id": "demo"}
-    job_id = api.request(ask, "/v1/jobs/commit/cheap", wanted)["job_id"]
-    job = api.request(ask, f"/v1/jobs/{job_id}?wait={WAIT}")
+    submission = {"job_type": "TASK", "payload": task, "user_id": "demo"}
+    job_id = api.request(api_args, "/v1/jobs/commit/cheap", submission)["job_id"]
+    job = api.request(api_args, f"/v1/jobs/{job_id}?wait={WAIT}")
     if job["status"] != "completed":
         raise ReceiptNotProved(f"the task is {job['status']}: {job['result']}")
-    say(f"  summarize → {json.dumps(job['result'], ensure_ascii=False)}")
-    public_key = bytes.fromhex(api.request(ask, "/v1/log")["public_key"])
-    file = api.fetch(ask, f"/v1/receipts/{job_id}")
+    print_line(f"  summarize → {json.dumps(job['result'], ensure_ascii=False)}")
+    public_key = bytes.fromhex(api.request(api_args, "/v1/log")["public_key"])
+    file = api.fetch(api_args, f"/v1/receipts/{job_id}")
     # Verification is offline.
     for check in bundle.verify(file, public_key):
-        say(f"  {'ok' if check.ok else 'FAILED'}  {check.step.value}")
+        print_line(f"  {'ok' if check.ok else 'FAILED'}  {check.step.value}")
         if not check.ok:
             raise ReceiptNotProved(f"the receipt is invalid: {check.problem}")
     claims = receipts.read(bundle.read(file).receipt.encode()).claims
-    say(f"  {claims.verdict.value}; it earned {_earned(claims)}")
+    print_line(f"  {claims.verdict.value}; it earned {_earned(claims)}")
 
 
 def _earned(claims: Claims) -> str:
@@ -76,7 +76,7 @@ class Program:
 
     name: str
     process: subprocess.Popen[str]
-    said: dict[str, Any]
+    report: dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,21 +99,21 @@ def run(args: argparse.Namespace) -> int:
         ) from error
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
-        _say(f"{DIM}starting a coordinator and two workers …{PLAIN}")
+        _print(f"{DIM}starting a coordinator and two workers …{PLAIN}")
         serve = ["serve", "--port", "0", "--data-dir", str(folder / "data")]
         coordinator = stack.enter_context(
             _program("coordinator", [*serve, "--join-token", "demo"], folder)
         )
-        url, key = coordinator.said["url"], coordinator.said["api_key"]
+        url, key = coordinator.report["url"], coordinator.report["api_key"]
         join = ["join", url, "--token", "demo", "--engine", "embedded"]
         join += ["--model", args.model or DEMO_MODEL]
         workers = {}
         for name in WORKERS:
-            program = _program(name, [*join, *_called(name, folder)], folder)
+            program = _program(name, [*join, *_identity_flags(name, folder)], folder)
             workers[name] = stack.enter_context(program)
-            _say(f"{DIM}{name} joined with {workers[name].said['model']}{PLAIN}")
-        model = workers[WORKERS[0]].said["model"]
-        _say(f"\n{BOLD}{args.question}{PLAIN}\n")
+            _print(f"{DIM}{name} joined with {workers[name].report['model']}{PLAIN}")
+        model = workers[WORKERS[0]].report["model"]
+        _print(f"\n{BOLD}{args.question}{PLAIN}\n")
         client = stack.enter_context(
             openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
         )
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
             stream=True,
             stream_options={"include_usage": True},
         )
-        ask = argparse.Namespace(url=url, api_key=key)
+        api_args = argparse.Namespace(url=url, api_key=key)
         killed, usage, job, text = "", None, "", ""
         for number, chunk in enumerate(stream):
             job, usage = chunk.id, chunk.usage or usage
@@ -133,20 +133,20 @@ def run(args: argparse.Namespace) -> int:
                 text += choice.delta.content or ""
                 print(choice.delta.content or "", end="", flush=True)
             if number == KILL_AFTER:
-                killed = _busy(ask)
+                killed = _busy_worker(api_args)
                 workers[killed].process.kill()
-                _say(f"{RED}⟨{killed} was killed here⟩{PLAIN}", end="")
+                _print(f"{RED}⟨{killed} was killed here⟩{PLAIN}", end="")
         print("\n")
         if not killed:
             raise DemoError(
                 "the answer ended before a worker could be killed: use a --question "
                 "with a longer answer"
             )
-        _say(f"{DIM}the coordinator's record of the job:{PLAIN}")
-        for line in api.request(ask, f"/admin/jobs/{job}/explain")["lines"]:
-            _say(f"{DIM}  {line}{PLAIN}")
+        _print(f"{DIM}the coordinator's record of the job:{PLAIN}")
+        for line in api.request(api_args, f"/admin/jobs/{job}/explain")["lines"]:
+            _print(f"{DIM}  {line}{PLAIN}")
         assert usage is not None, "the request includes it"
-        _say(
+        _print(
             f"\n{GREEN}The answer is complete: {usage.completion_tokens} tokens, "
             f"begun by {killed}, finished by the other worker.{PLAIN}"
         )
@@ -155,28 +155,28 @@ def run(args: argparse.Namespace) -> int:
             for name, wire in discover().items()
             if wire.signs and not wire.preferred
         )
-        third = [*join, *_called(THIRD, folder), "--wire", signing]
+        third = [*join, *_identity_flags(THIRD, folder), "--wire", signing]
         with _program(THIRD, third, folder):
-            _show_receipt(ask, text)
+            _show_receipt(api_args, text)
     return 0
 
 
-def _show_receipt(ask: argparse.Namespace, text: str) -> None:
-    _say(f"\n{DIM}{THIRD} joined, and signs receipts for its jobs{PLAIN}")
-    run_job_with_receipt(ask, text, lambda line: _say(f"{DIM}{line}{PLAIN}"))
-    _say(
+def _show_receipt(api_args: argparse.Namespace, text: str) -> None:
+    _print(f"\n{DIM}{THIRD} joined, and signs receipts for its jobs{PLAIN}")
+    run_job_with_receipt(api_args, text, lambda line: _print(f"{DIM}{line}{PLAIN}"))
+    _print(
         f"{GREEN}The receipt is valid; verification needed only the public key.{PLAIN}"
     )
 
 
-def _called(name: str, folder: Path) -> list[str]:
+def _identity_flags(name: str, folder: Path) -> list[str]:
     """Return the flags for a worker's name and a temporary key."""
     return ["--name", name, "--identity", str(folder / f"{name}.json")]
 
 
-def _busy(ask: argparse.Namespace) -> str:
+def _busy_worker(api_args: argparse.Namespace) -> str:
     """Return the name of the worker that is answering."""
-    for worker in api.request(ask, "/admin/status")["workers"]:
+    for worker in api.request(api_args, "/admin/status")["workers"]:
         if worker["busy"]:
             for name in WORKERS:
                 if name in worker["id"]:
@@ -212,13 +212,13 @@ def _first_report(name: str, output: IO[str], log: Path) -> dict[str, Any]:
     line = output.readline()
     if not line:
         raise DemoError(f"{name} did not start:\n{log.read_text().strip()}")
-    said: dict[str, Any] = json.loads(line)
-    if said["event"] not in ("ready", "joined"):
-        raise DemoError(f"{name}: {said.get('reason', said['event'])}")
-    return said
+    report: dict[str, Any] = json.loads(line)
+    if report["event"] not in ("ready", "joined"):
+        raise DemoError(f"{name}: {report.get('reason', report['event'])}")
+    return report
 
 
-def _say(text: str, end: str = "\n") -> None:
+def _print(text: str, end: str = "\n") -> None:
     if not sys.stdout.isatty():
         for colour in (GREEN, BOLD, DIM, RED, PLAIN):
             text = text.replace(colour, "")

@@ -71,17 +71,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     wire, fleets = _wire()
     folder: Path = args.data_dir.expanduser()
-    taken = _taken(args, fleets)
-    if taken is None:
-        return _show(args, wire, fleets, *_own(wire, fleets, folder, args.config))
-    files = [save_fleet(folder, fleets, *taken)]
+    joined = _fleet_to_join(args, fleets)
+    if joined is None:
+        return _show(args, wire, fleets, *_own_fleet(wire, fleets, folder, args.config))
+    files = [save_fleet(folder, fleets, *joined)]
     if args.share:
-        files.append(save_shared_token(Path.home(), fleets, taken[0]))
+        files.append(save_shared_token(Path.home(), fleets, joined[0]))
     if args.json:
-        print(json.dumps({"fleet": taken[1], "files": [*map(str, files)]}))
+        print(json.dumps({"fleet": joined[1], "files": [*map(str, files)]}))
         return 0
-    called = f"the fleet {taken[1]!r}" if taken[1] else "the fleet"
-    print(printable(f"this machine joined {called}: {', '.join(map(str, files))}"))
+    description = f"the fleet {joined[1]!r}" if joined[1] else "the fleet"
+    print(printable(f"this machine joined {description}: {', '.join(map(str, files))}"))
     print("shoal serve admits the fleet's nodes from its next start on")
     print(f"to run functions for one of them:\n  {_join(wire, fleets, 'HOST')}")
     return 0
@@ -131,7 +131,7 @@ def _join(wire: AnyWireProtocol, fleets: FleetAccess[Any], host: str) -> str:
     )
 
 
-def _taken(
+def _fleet_to_join(
     args: argparse.Namespace, fleets: FleetAccess[Any]
 ) -> tuple[str, str] | None:
     """Return the token and the name of the fleet to join; None: none was given."""
@@ -150,7 +150,7 @@ def _taken(
     return None if url is None else fleets.read(url.strip())
 
 
-def _own(
+def _own_fleet(
     wire: AnyWireProtocol, fleets: FleetAccess[Any], folder: Path, file: Path | None
 ) -> tuple[str, str]:
     """Return the token and the name of this machine's fleet."""

@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    wanted = {"limit": args.limit, "state": args.state, "owner": args.key}
-    query = urlencode({k: v for k, v in wanted.items() if v is not None})
+    filters = {"limit": args.limit, "state": args.state, "owner": args.key}
+    query = urlencode({k: v for k, v in filters.items() if v is not None})
     jobs = api.request(args, f"{PATH}?{query}")
     if args.json:
         print(json.dumps(jobs))
@@ -85,11 +85,11 @@ def _show(args: argparse.Namespace) -> int:
             print(f"{name:14}{printable(str(value))}")
     if outcome is not None:
         print()
-        print(printable(_said(job["kind"], outcome)))
+        print(printable(_format_outcome(job["kind"], outcome)))
     return 0
 
 
-def _said(kind: str, outcome: dict[str, Any]) -> str:
+def _format_outcome(kind: str, outcome: dict[str, Any]) -> str:
     """Return the result of a job: text, or the JSON of a function's value."""
     if kind == "call":
         return json.dumps(outcome["value"], ensure_ascii=False)
@@ -98,11 +98,11 @@ def _said(kind: str, outcome: dict[str, Any]) -> str:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    told = api.request(args, f"{_path(args)}/explain")
+    explanation = api.request(args, f"{_path(args)}/explain")
     if args.json:
-        print(json.dumps(told))
+        print(json.dumps(explanation))
         return 0
-    for line in told["lines"]:
+    for line in explanation["lines"]:
         print(printable(line))
     return 0
 

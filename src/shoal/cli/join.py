@@ -54,29 +54,29 @@ from shoal.worker.model_offers import JointOffers, SeparateOffers
 PAIR_TIMEOUT = 10.0  # seconds for the coordinator to answer
 
 
-def check_pairing(there: JoinTarget) -> None:
+def check_pairing(target: JoinTarget) -> None:
     """Raise ConfigError if the wire does not support pairing codes."""
-    if there.protocol.pairing is None:
+    if target.protocol.pairing is None:
         names = [each.name for each in discover().values() if each.pairing is not None]
         raise ConfigError(
-            f"--pairing-code: the wire {there.protocol.name} has no pairing codes; use "
-            f"--wire {' or '.join(names)}"
+            f"--pairing-code: the wire {target.protocol.name} has no pairing codes; "
+            f"use --wire {' or '.join(names)}"
         )
 
 
-async def pair_worker(there: JoinTarget, code: str, public_key: bytes) -> WorkerEvent:
+async def pair_worker(target: JoinTarget, code: str, public_key: bytes) -> WorkerEvent:
     """Present a pairing code; return whether the worker is paired, or why not.
 
     Without pairing, the worker serves only jobs that are not private.
     """
-    pairing = there.protocol.pairing
+    pairing = target.protocol.pairing
     assert pairing is not None, "check_pairing raises"
     try:
         async with asyncio.timeout(PAIR_TIMEOUT):
             answer = await request_json(
-                there.http_url + pairing.path,
+                target.http_url + pairing.path,
                 pairing.claim(code, public_key),
-                fingerprint=there.fingerprint,
+                fingerprint=target.fingerprint,
             )
         return WorkerEvent("paired", f"trusted by {pairing.user(answer)}")
     except NotAdmitted as error:
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     for each in args.model:
         parse_model_option(each)
     device = _device(config.provider_type)
-    wishes = EngineOptions(
+    options = EngineOptions(
         config.engine,
         tuple(args.model),
         config.slots,
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         config.context,
         config.threads,
     )
-    around = SearchLocations(
+    locations = SearchLocations(
         local_servers.server_locations(), gguf_files.model_folders(data)
     )
 
@@ -153,25 +153,29 @@ def run(args: argparse.Namespace) -> int:
             engines = await ray_engines(engines, tasks=with_tasks)
         with_models = bool(engines or args.model) or not with_tasks
         url = normalize_url(args.url, config.wire)
-        where = (url, config.wire, config.token, data)
-        of_calls = await resolve_call_target(*where) if with_tasks else None
-        of_models = await resolve_target(*where) if with_models else None
-        if of_models is not None and of_models.protocol.kinds.isdisjoint(
+        arguments = (url, config.wire, config.token, data)
+        call_target = await resolve_call_target(*arguments) if with_tasks else None
+        model_target = await resolve_target(*arguments) if with_models else None
+        if model_target is not None and model_target.protocol.kinds.isdisjoint(
             INFERENCE_KINDS
         ):
             raise ConfigError(
-                f"the wire {of_models.protocol.name} carries no models; offer "
+                f"the wire {model_target.protocol.name} carries no models; offer "
                 "functions with --tasks MODULE"
             )
-        there = of_models or of_calls
-        assert there is not None, "models or functions are offered"
+        target = model_target or call_target
+        assert target is not None, "models or functions are offered"
         if config.pairing_code:
-            check_pairing(there)
+            check_pairing(target)
         for engine in config.engine:
-            _reject_coordinator_as_engine(engine, there.url)
-        joins = f"{there.display_url} with {'functions' if of_calls else 'models'}"
+            _reject_coordinator_as_engine(engine, target.url)
+        description = (
+            f"{target.display_url} with {'functions' if call_target else 'models'}"
+        )
         named = (
-            chosen_name(data, config.name, joins) if config.name else unique_name(data)
+            chosen_name(data, config.name, description)
+            if config.name
+            else unique_name(data)
         )
         async with AsyncExitStack() as stack:
             name = stack.enter_context(named)
@@ -179,34 +183,34 @@ def run(args: argparse.Namespace) -> int:
             sharing = LibraryServer(shareable_library(_files(args.model)))
             worker = WorkerContext(
                 name,
-                there,
+                target,
                 config,
                 device,
                 await asyncio.to_thread(this_machine),
-                _signer(there, config, name, data),
-                MachineProbe(meter.measure, meter.condition),
-                partial(sharing.on_message, there.display_url),
-                worker_reporter(there, as_json=args.json),
+                _signer(target, config, name, data),
+                MachineProbe(meter.measure, meter.load),
+                partial(sharing.on_message, target.display_url),
+                worker_reporter(target, as_json=args.json),
                 joined.set,
             )
             offered: list[Membership] = []
-            if of_calls is not None:
-                signer = _signer(of_calls, config, name, data)
+            if call_target is not None:
+                signer = _signer(call_target, config, name, data)
                 caller = replace(
                     worker,
-                    target=of_calls,
+                    target=call_target,
                     signer=signer,
-                    tell=worker_reporter(of_calls, as_json=args.json),
+                    on_event=worker_reporter(call_target, as_json=args.json),
                 )
-                of_calls.protocol.dial(of_calls.url, base_profile(caller, name))
+                call_target.protocol.dial(call_target.url, base_profile(caller, name))
                 if RAY in config.engine:
                     offered.append(await ray_membership(caller, config, stack))
                 else:
                     functions = await start_functions(config, stack)
                     offered.append(function_membership(caller, functions))
-            if of_models is not None:
-                wished = replace(wishes, engines=engines)
-                offered += await _models(worker, wished, around, stack)
+            if model_target is not None:
+                wished = replace(options, engines=engines)
+                offered += await _models(worker, wished, locations, stack)
             await stack.enter_async_context(sharing)
             return await _serve(worker, offered, joined, stop)
 
@@ -215,19 +219,21 @@ def run(args: argparse.Namespace) -> int:
 
 async def _models(
     worker: WorkerContext,
-    wishes: EngineOptions,
-    around: SearchLocations,
+    options: EngineOptions,
+    locations: SearchLocations,
     stack: AsyncExitStack,
 ) -> Sequence[SeparateOffers | JointOffers]:
     """Open the engines, and return the offers of their models."""
-    there = worker.target
-    there.protocol.dial(there.url, base_profile(worker, worker.name))
-    sources = await open_engines(wishes, around, stack)
-    kept, left_out = limit_models(sources, there.protocol.models_max)
-    if left_out:
-        report_omitted_models([name for each in kept for name in each.names], left_out)
-        await _close_others(sources, kept)
-    return model_memberships(worker, kept)
+    target = worker.target
+    target.protocol.dial(target.url, base_profile(worker, worker.name))
+    sources = await open_engines(options, locations, stack)
+    offered, omitted = limit_models(sources, target.protocol.models_max)
+    if omitted:
+        report_omitted_models(
+            [name for each in offered for name in each.names], omitted
+        )
+        await _close_others(sources, offered)
+    return model_memberships(worker, offered)
 
 
 def normalize_url(url: str, wire: str) -> str:
@@ -251,22 +257,22 @@ def _device(provider_type: str) -> DeviceKind:
 
 
 def _signer(
-    there: JoinTarget, config: JoinConfig, name: str, data: Path
+    target: JoinTarget, config: JoinConfig, name: str, data: Path
 ) -> Signer | None:
     """Return the worker's key, on a wire that signs or by --identity; else None."""
     if config.identity is not None:
         return load_identity(config.identity)
-    if there.protocol.signs:
+    if target.protocol.signs:
         return load_identity(identity_file(name, data / IDENTITIES))
     return None
 
 
 async def _close_others(
-    sources: Sequence[EngineSource], kept: Sequence[EngineSource]
+    sources: Sequence[EngineSource], offered: Sequence[EngineSource]
 ) -> None:
     """Free the memory of models that are not offered."""
     for source in sources:
-        if all(each.engine is not source.engine for each in kept):
+        if all(each.engine is not source.engine for each in offered):
             await source.engine.close()
 
 
@@ -291,12 +297,12 @@ async def _serve(
             return
         await joined.wait()
         paired = await pair_worker(worker.target, code, signer.public_key)
-        worker.tell(worker.name, {"public_key": signer.public_key.hex()}, paired)
+        worker.on_event(worker.name, {"public_key": signer.public_key.hex()}, paired)
 
     async with asyncio.TaskGroup() as tasks:
-        beside = [tasks.create_task(leave()), tasks.create_task(pair())]
+        background = [tasks.create_task(leave()), tasks.create_task(pair())]
         await asyncio.gather(*(each.run() for each in offered))
-        for each in beside:
+        for each in background:
             each.cancel()
     return 0 if stop.is_set() else 1
 

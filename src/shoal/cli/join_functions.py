@@ -18,9 +18,9 @@ from shoal.cli.join_models import WorkerContext, base_profile, make_agent
 from shoal.cli.join_target import (
     HTTP,
     JoinTarget,
+    placeholder_direct,
     resolve_direct,
     resolve_target,
-    stands_for_direct,
 )
 from shoal.config import JoinConfig
 from shoal.domain.credentials import without_fingerprint
@@ -102,21 +102,21 @@ def function_membership(worker: WorkerContext, functions: FunctionBackend) -> Ag
         "trust_code": caller.trusts_code,
         "wire": worker.target.protocol.name,
     }
-    member = replace(base_profile(worker, worker.name), offers=(offer,))
+    profile = replace(base_profile(worker, worker.name), offers=(offer,))
     report = partial(_report, worker, about)
-    return make_agent(worker, member, _find_none, report, (offer,), functions)
+    return make_agent(worker, profile, _decline_models, report, (offer,), functions)
 
 
 def _report(
-    worker: WorkerContext, about: dict[str, object], happening: WorkerEvent
+    worker: WorkerContext, about: dict[str, object], event: WorkerEvent
 ) -> None:
     """Report an event, and on joining that --trust-code has no effect."""
-    if happening.event == "joined" and about["trust_code"] and not worker.target.token:
-        happening = replace(happening, reason=CODE_WITHOUT_TOKEN)
-    worker.report(worker.name, about, happening)
+    if event.kind == "joined" and about["trust_code"] and not worker.target.token:
+        event = replace(event, reason=CODE_WITHOUT_TOKEN)
+    worker.report(worker.name, about, event)
 
 
-def _find_none(work: Work) -> None:
+def _decline_models(work: Work) -> None:
     """Decline work for models."""
 
 
@@ -142,33 +142,38 @@ async def resolve_call_target(
             )
         plain, fingerprint = without_fingerprint(token)
         if not plain:
-            url, plain = _in_kept_fleet(url, wires[wire], data)
+            url, plain = _in_stored_fleet(url, wires[wire], data)
         return JoinTarget(url, wires[wire], plain, fingerprint)
-    ours = await resolve_target(url, "auto", token, data)
-    there = replace(ours, protocol=wires.get(wire) or next(iter(wires.values())))
-    if urlsplit(ours.url).scheme not in HTTP:
+    coordinator = await resolve_target(url, "auto", token, data)
+    target = replace(
+        coordinator, protocol=wires.get(wire) or next(iter(wires.values()))
+    )
+    if urlsplit(coordinator.url).scheme not in HTTP:
         raise ConfigError(
-            f"{ours.display_url} was found on the local network; to run functions for "
-            "it, give its address: shoal join http://HOST:PORT --tasks MODULE"
+            f"{coordinator.display_url} was found on the local network; to run "
+            "functions for it, give its address: shoal join http://HOST:PORT --tasks "
+            "MODULE"
         )
-    if not ours.protocol.preferred:
+    if not coordinator.protocol.preferred:
         raise ConfigError(
-            f"{ours.display_url} does not call functions; leave out --tasks, or join a "
-            "coordinator of `shoal serve`"
+            f"{coordinator.display_url} does not call functions; leave out --tasks, or "
+            "join a coordinator of `shoal serve`"
         )
     try:
-        direct = await resolve_direct(there)
+        direct = await resolve_direct(target)
     except Unavailable:  # machines start in any order
-        return replace(there, direct=stands_for_direct(there.url))
+        return replace(target, direct=placeholder_direct(target.url))
     if not direct:
         raise ConfigError(
-            f"{ours.display_url} has no port for functions: its --join-token is too "
-            "short (see its log at start), or a proxy hides the port"
+            f"{coordinator.display_url} has no port for functions: its --join-token is "
+            "too short (see its log at start), or a proxy hides the port"
         )
-    return replace(there, direct=direct)
+    return replace(target, direct=direct)
 
 
-def _in_kept_fleet(url: str, protocol: AnyWireProtocol, data: Path) -> tuple[str, str]:
+def _in_stored_fleet(
+    url: str, protocol: AnyWireProtocol, data: Path
+) -> tuple[str, str]:
     """Return a peer's URL, and the token of the fleet that this machine is paired with.
 
     The token is empty if it is paired with none, or the peer belongs to another one.
@@ -176,10 +181,10 @@ def _in_kept_fleet(url: str, protocol: AnyWireProtocol, data: Path) -> tuple[str
     Raises ConfigError if the file with the token is damaged.
     """
     fleets = protocol.fleets
-    kept = None if fleets is None else load_fleet(data, fleets)
-    if fleets is None or kept is None:
+    stored = None if fleets is None else load_fleet(data, fleets)
+    if fleets is None or stored is None:
         return url, ""
-    token, name = kept
+    token, name = stored
     within = fleets.within(url, name)
     return (url, "") if within is None else (within, token)
 
@@ -242,11 +247,11 @@ async def ray_membership(
             raise
         return caller
 
-    returning = FunctionOffers(
+    offers = FunctionOffers(
         await connect(),
         connect,
         lambda caller: function_membership(worker, FunctionBackend(caller, blobs)),
-        partial(worker.tell, worker.name, {"engine": RAY}),
+        partial(worker.on_event, worker.name, {"engine": RAY}),
     )
-    stack.push_async_callback(returning.close)
-    return returning
+    stack.push_async_callback(offers.close)
+    return offers

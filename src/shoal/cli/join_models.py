@@ -43,8 +43,8 @@ AWAY = 1012  # close code for a service restart (IANA registry, RFC 6455, sectio
 class WorkerContext:
     """What all agents of a worker share.
 
-    ``signer`` is None on wires that identify workers by name.  ``tell`` receives the
-    worker's name, details of the offer, and the event; ``joined`` is called when a
+    ``signer`` is None on wires that identify workers by name.  ``on_event`` receives
+    the worker's name, details of the offer, and the event; ``joined`` is called when a
     coordinator has admitted the worker.
     """
 
@@ -56,15 +56,15 @@ class WorkerContext:
     signer: Signer | None
     machine: MachineProbe
     share: OnModelMessage
-    tell: Callable[[str, Mapping[str, object], WorkerEvent], None]
+    on_event: Callable[[str, Mapping[str, object], WorkerEvent], None]
     joined: Callable[[], None]
 
     def report(
-        self, name: str, about: Mapping[str, object], happening: WorkerEvent
+        self, name: str, about: Mapping[str, object], event: WorkerEvent
     ) -> None:
         """Report an event to the user, and signal that the worker has joined."""
-        self.tell(name, about, happening)
-        if happening.event == "joined":
+        self.on_event(name, about, event)
+        if event.kind == "joined":
             self.joined()
 
 
@@ -104,27 +104,29 @@ def _joint_offers(
             public_key=public_key,
         )
 
-    def enlist(
+    def create_agent(
         find: FindModel,
         offers: tuple[Offer, ...],
         report: Callable[[WorkerEvent], None],
     ) -> Agent:
-        member = replace(base_profile(worker, worker.name), offers=offers)
-        return make_agent(worker, member, find, report, offers)
+        profile = replace(base_profile(worker, worker.name), offers=offers)
+        return make_agent(worker, profile, find, report, offers)
 
-    def tell(stock: OfferedModel | None, happening: WorkerEvent) -> None:
+    def on_event(offered: OfferedModel | None, event: WorkerEvent) -> None:
         about: dict[str, object] = {"wire": worker.target.protocol.name}
-        if stock is not None:
-            about = _about(worker, stock.model, stock.slots)
-        worker.report(worker.name, about, happening)
+        if offered is not None:
+            about = _about(worker, offered.model, offered.slots)
+        worker.report(worker.name, about, event)
 
-    shelves = [
+    engines = [
         OfferedEngine(
-            _watch(worker, each, worker.name), each.offered_models, _slots(worker, each)
+            _monitor(worker, each, worker.name),
+            each.offered_models,
+            _slots(worker, each),
         )
         for each in sources
     ]
-    return JointOffers(shelves, describe, enlist, tell)
+    return JointOffers(engines, describe, create_agent, on_event)
 
 
 def _separate_offers(
@@ -132,20 +134,22 @@ def _separate_offers(
 ) -> SeparateOffers:
     """Return the offer of an engine's models, each over its own connection."""
     slots = _slots(worker, source)
-    watch = _watch(worker, source, name)
+    monitor = _monitor(worker, source, name)
 
-    def enlist(model: ServedModel) -> Agent:
-        member = replace(
+    def create_agent(model: ServedModel) -> Agent:
+        profile = replace(
             base_profile(worker, name),
             model=model,
             slots=slots.size,
             tasks=TASK_NAMES if JobKind.CHAT in model.kinds else NO_TASKS,
         )
-        find = only_model(TaskRunner(source.engine, model), slots, watch.request_check)
+        find = only_model(
+            TaskRunner(source.engine, model), slots, monitor.request_check
+        )
         about = _about(worker, model, slots.size)
-        return make_agent(worker, member, find, partial(worker.report, name, about))
+        return make_agent(worker, profile, find, partial(worker.report, name, about))
 
-    return SeparateOffers(watch, source.offered_models, enlist)
+    return SeparateOffers(monitor, source.offered_models, create_agent)
 
 
 def base_profile(worker: WorkerContext, name: str) -> WorkerProfile:
@@ -169,17 +173,17 @@ def base_profile(worker: WorkerContext, name: str) -> WorkerProfile:
 
 def make_agent(
     worker: WorkerContext,
-    member: WorkerProfile,
+    profile: WorkerProfile,
     find: FindModel,
     report: Callable[[WorkerEvent], None],
     offers: tuple[Offer, ...] | None = None,
     functions: FunctionBackend | None = None,
 ) -> Agent:
     """Return the agent for a member; the caller runs it."""
-    there = worker.target
+    target = worker.target
     return Agent(
-        there.protocol.dial(there.url, member),
-        partial(_dial, there),
+        target.protocol.dial(target.url, profile),
+        partial(_dial, target),
         find,
         LoopClock(),
         random.Random(),
@@ -193,41 +197,43 @@ def make_agent(
 
 @asynccontextmanager
 async def _dial(
-    there: JoinTarget, url: str, headers: Mapping[str, str], message_max: int
+    target: JoinTarget, url: str, headers: Mapping[str, str], message_max: int
 ) -> AsyncIterator[tuple[Link, Mapping[str, str]]]:
     """Open a connection to a coordinator, after looking up its current port."""
-    async with AsyncExitStack() as opened:
-        if url != there.direct:
-            yield await opened.enter_async_context(
-                _opening(there, url, headers, message_max)
+    async with AsyncExitStack() as stack:
+        if url != target.direct:
+            yield await stack.enter_async_context(
+                _open_link(target, url, headers, message_max)
             )
             return
         try:
-            url = await resolve_direct(there)
+            url = await resolve_direct(target)
         except Unavailable as error:
             # The next URL reports an untrusted certificate as final.
             code = ABRUPT if isinstance(error, CertificateNotTrusted) else AWAY
             raise LinkClosed(str(error), code) from error
         if not url:
-            raise LinkClosed(f"{there.display_url} has no port other than that of HTTP")
+            raise LinkClosed(
+                f"{target.display_url} has no port other than that of HTTP"
+            )
         try:
             async with asyncio.timeout(DIRECT_TIMEOUT):
-                link = await opened.enter_async_context(
-                    _opening(there, url, headers, message_max)
+                link = await stack.enter_async_context(
+                    _open_link(target, url, headers, message_max)
                 )
         except TimeoutError as error:
-            why = f"cannot connect to {url}: no answer within {DIRECT_TIMEOUT:g} s"
-            raise LinkClosed(why) from error
+            reason = f"cannot connect to {url}: no answer within {DIRECT_TIMEOUT:g} s"
+            raise LinkClosed(reason) from error
         yield link
 
 
-def _opening(
-    there: JoinTarget, url: str, headers: Mapping[str, str], message_max: int
+def _open_link(
+    target: JoinTarget, url: str, headers: Mapping[str, str], message_max: int
 ) -> AbstractAsyncContextManager[tuple[Link, Mapping[str, str]]]:
     # The fingerprint is that of the HTTP certificate.  A port whose session
     # authenticates the peer has a certificate of its own.
-    elsewhere = url.startswith(f"{Scheme.ANY.value}://")
-    fingerprint = None if elsewhere else there.fingerprint
+    own_certificate = url.startswith(f"{Scheme.ANY.value}://")
+    fingerprint = None if own_certificate else target.fingerprint
     return dialer.dial(url, headers, message_max, fingerprint=fingerprint)
 
 
@@ -235,9 +241,9 @@ def _slots(worker: WorkerContext, source: EngineSource) -> EngineSlots:
     return EngineSlots(worker.config.slots or source.engine.slots)
 
 
-def _watch(worker: WorkerContext, source: EngineSource, name: str) -> EngineMonitor:
+def _monitor(worker: WorkerContext, source: EngineSource, name: str) -> EngineMonitor:
     about = {"engine": source.label}
-    return EngineMonitor(source.engine, partial(worker.tell, name, about))
+    return EngineMonitor(source.engine, partial(worker.on_event, name, about))
 
 
 def _about(worker: WorkerContext, model: ServedModel, slots: int) -> dict[str, object]:

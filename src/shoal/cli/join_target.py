@@ -26,7 +26,7 @@ SECURE = frozenset({"https", "wss", "tls"})
 HEALTH = "/healthz"
 SHOAL_KEY = "shoal"  # in the health report of Shoal's coordinators
 DIRECT_KEY = "direct"  # in that report: other ports, by wire
-ASK_TIMEOUT = 5.0  # seconds to identify the server at a URL
+HEALTH_TIMEOUT = 5.0  # seconds to identify the server at a URL
 
 log = logging.getLogger("shoal.cli")
 
@@ -53,7 +53,7 @@ class JoinTarget:
     @property
     def http_url(self) -> str:
         """The base URL of its HTTP API."""
-        return _web(self.url)
+        return _web_url(self.url)
 
 
 async def resolve_target(url: str, wire: str, token: str, data: Path) -> JoinTarget:
@@ -66,61 +66,64 @@ async def resolve_target(url: str, wire: str, token: str, data: Path) -> JoinTar
     Raises ConfigError if the wire is unknown, the token does not fit the URL, or the
     local network has no coordinator or several.
     """
-    named = None if wire == "auto" else _named(wire)
+    chosen = None if wire == "auto" else _wire_named(wire)
     if not url:
-        return await _here(named, token, data)
+        return await _on_this_machine(chosen, token, data)
     token, fingerprint = without_fingerprint(token)
     if fingerprint is not None and urlsplit(url).scheme not in SECURE:
         raise ConfigError(
             f"{url.partition('?')[0]}: the token is for a coordinator with a "
             "certificate, whose URL begins with https:// or wss://"
         )
-    return await _there(url, named, token, fingerprint)
+    return await _at_url(url, chosen, token, fingerprint)
 
 
-async def _here(named: AnyWireProtocol | None, token: str, data: Path) -> JoinTarget:
-    kept = _read(data / TOKEN_FILE)
+async def _on_this_machine(
+    chosen: AnyWireProtocol | None, token: str, data: Path
+) -> JoinTarget:
+    stored_token = _read(data / TOKEN_FILE)
     certificate = _read(data / CERTIFICATE_FILE)
-    given, fingerprint = without_fingerprint(token or kept)
+    plain_token, fingerprint = without_fingerprint(token or stored_token)
     if certificate and fingerprint is None:
         fingerprint = fingerprint_of(certificate)
     url = local_url(data)
     if fingerprint is not None:
         url = url.replace("http://", "https://", 1)
-    wire = named or _preferred() or _by_scheme(url)
+    wire = chosen or _preferred() or _by_scheme(url)
     if not wire.preferred:
-        return JoinTarget(url, wire, given, fingerprint)
+        return JoinTarget(url, wire, plain_token, fingerprint)
     try:
         health = await _health(url, fingerprint)
     except Unavailable as error:
-        if not (kept or certificate):  # this machine never ran one
-            return await _nearby(wire, token, str(error))
-        if token not in ("", kept):
-            with suppress(
-                ConfigError
-            ):  # the token may be for this machine's coordinator after all
-                return await _nearby(wire, token, str(error))
+        if not (stored_token or certificate):  # this machine never ran one
+            return await _on_local_network(wire, token, str(error))
+        if token not in ("", stored_token):
+            # The token may be for this machine's coordinator after all.
+            with suppress(ConfigError):
+                return await _on_local_network(wire, token, str(error))
         # The agent reports the reason with each attempt.
         log.warning(
             "waiting for the coordinator of this machine, which is down; to join "
             "another: shoal join http://HOST:4010"
         )
-        return JoinTarget(url, wire, given, fingerprint, stands_for_direct(url))
+        return JoinTarget(url, wire, plain_token, fingerprint, placeholder_direct(url))
     direct = _direct(url, wire, health)
-    return JoinTarget(url, wire, given, fingerprint, direct)
+    return JoinTarget(url, wire, plain_token, fingerprint, direct)
 
 
-async def _nearby(wire: AnyWireProtocol, token: str, why_not_here: str) -> JoinTarget:
+async def _on_local_network(
+    wire: AnyWireProtocol, token: str, local_error: str
+) -> JoinTarget:
     token, fingerprint = without_fingerprint(token)
     secure = fingerprint is not None
     url = await find_lan_coordinator(
-        wire.service, secure=secure, why_not_here=why_not_here
+        wire.service, secure=secure, local_error=local_error
     )
     return JoinTarget(url, wire, token, fingerprint)
 
 
-async def _there(
-    url: str, named: AnyWireProtocol | None, token: str, fingerprint: bytes | None
+async def _at_url(
+    url: str, chosen: AnyWireProtocol | None, token: str, fingerprint: bytes | None
 ) -> JoinTarget:
     """Detect the wire and the direct port of the coordinator at a URL.
 
@@ -129,38 +132,38 @@ async def _there(
     Raises ConfigError if its program is unknown, its certificate is not trusted, or it
     does not speak HTTP.
     """
-    by_scheme = named or _by_scheme(url)
+    by_scheme = chosen or _by_scheme(url)
     parts = urlsplit(url)
-    asked = named is None or named.preferred
-    if not asked or parts.scheme not in WEB or not parts.netloc:
+    detects = chosen is None or chosen.preferred
+    if not detects or parts.scheme not in WEB or not parts.netloc:
         return JoinTarget(url, by_scheme, token, fingerprint)
-    ours = named or _preferred() or by_scheme
+    preferred = chosen or _preferred() or by_scheme
     direct = ""
     try:
         health = await _health(url, fingerprint)
-        if _is_ours(health):
-            direct = _direct(url, ours, health)
-            return JoinTarget(url, ours, token, fingerprint, direct)
-        if named is None and fingerprint is None:
-            wire = await _by_probe(url, ours)
+        if _is_shoal(health):
+            direct = _direct(url, preferred, health)
+            return JoinTarget(url, preferred, token, fingerprint, direct)
+        if chosen is None and fingerprint is None:
+            wire = await _by_probe(url, preferred)
             return JoinTarget(url, wire, token, fingerprint)
     except Unavailable as error:
         if isinstance(error, CertificateNotTrusted) and fingerprint is None:
             raise ConfigError(str(error)) from error
         if isinstance(error, NotHttp):
             raise ConfigError(
-                f"{_web(url)} does not speak HTTP; give the address that `shoal serve` "
-                "printed, or another wire with --wire"
+                f"{_web_url(url)} does not speak HTTP; give the address that `shoal "
+                "serve` printed, or another wire with --wire"
             ) from error
-        direct = stands_for_direct(url) if ours.preferred else ""
+        direct = placeholder_direct(url) if preferred.preferred else ""
         # Only Shoal's tokens name a certificate.
-        if named is None and fingerprint is None:
+        if chosen is None and fingerprint is None:
             log.warning(
                 "%s is unreachable; waiting for a Shoal coordinator there; check the "
                 "address, and give --wire for a coordinator of another program",
-                _web(url),
+                _web_url(url),
             )
-    return JoinTarget(url, ours, token, fingerprint, direct)
+    return JoinTarget(url, preferred, token, fingerprint, direct)
 
 
 async def _health(url: str, fingerprint: bytes | None) -> object:
@@ -170,29 +173,29 @@ async def _health(url: str, fingerprint: bytes | None) -> object:
     """
     parts = urlsplit(url)
     try:
-        async with asyncio.timeout(ASK_TIMEOUT):
+        async with asyncio.timeout(HEALTH_TIMEOUT):
             return await request_json(
                 f"{parts.scheme}://{parts.netloc}{HEALTH}", fingerprint=fingerprint
             )
     except TimeoutError as error:
-        raise Unavailable(f"no answer within {ASK_TIMEOUT:g} s") from error
+        raise Unavailable(f"no answer within {HEALTH_TIMEOUT:g} s") from error
 
 
-async def _by_probe(url: str, ours: AnyWireProtocol) -> AnyWireProtocol:
+async def _by_probe(url: str, preferred: AnyWireProtocol) -> AnyWireProtocol:
     """Return the wire of a coordinator of another program."""
-    web = _web(url)
+    web = _web_url(url)
     probed = [
         each for each in discover().values() if each.coordinator_probe is not None
     ]
     for protocol in probed:
         assert protocol.coordinator_probe is not None
         try:
-            async with asyncio.timeout(ASK_TIMEOUT):
+            async with asyncio.timeout(HEALTH_TIMEOUT):
                 answer = await request_json(web + protocol.coordinator_probe.path)
         except TimeoutError as error:
-            raise Unavailable(f"no answer within {ASK_TIMEOUT:g} s") from error
-        if _is_ours(answer):
-            return ours  # behind a proxy that hides its health report
+            raise Unavailable(f"no answer within {HEALTH_TIMEOUT:g} s") from error
+        if _is_shoal(answer):
+            return preferred  # behind a proxy that hides its health report
         if protocol.coordinator_probe.is_theirs(answer):
             return protocol
     names = " or ".join([_by_scheme(url).name, *(each.name for each in probed)])
@@ -202,15 +205,15 @@ async def _by_probe(url: str, ours: AnyWireProtocol) -> AnyWireProtocol:
     )
 
 
-async def resolve_direct(there: JoinTarget) -> str:
+async def resolve_direct(target: JoinTarget) -> str:
     """Return a coordinator's current address without HTTP; "" if it has none.
 
     Its port may change with each start.
 
     Raises Unavailable if the coordinator is unreachable.
     """
-    health = await _health(there.url, there.fingerprint)
-    return _direct(there.url, there.protocol, health)
+    health = await _health(target.url, target.fingerprint)
+    return _direct(target.url, target.protocol, health)
 
 
 def _direct(url: str, wire: AnyWireProtocol, health: object) -> str:
@@ -235,7 +238,7 @@ def _is_port(port: object) -> TypeGuard[int]:
     return type(port) is int and 0 < port < 1 << 16  # True is an int, too
 
 
-def stands_for_direct(url: str) -> str:
+def placeholder_direct(url: str) -> str:
     """Return a placeholder for the direct address of an unreachable coordinator."""
     return _at_port(url, DEFAULT_PORT)
 
@@ -259,7 +262,7 @@ def _read(file: Path) -> str:
         return ""
 
 
-def _named(name: str) -> AnyWireProtocol:
+def _wire_named(name: str) -> AnyWireProtocol:
     """Return the protocol of that name; raises ConfigError for an unknown one."""
     protocols = discover()
     if name not in protocols:
@@ -287,13 +290,13 @@ def _by_scheme(url: str) -> AnyWireProtocol:
     )
 
 
-def _is_ours(answer: object) -> bool:
+def _is_shoal(answer: object) -> bool:
     return isinstance(answer, Mapping) and (
         SHOAL_KEY in answer or SHOAL_KEY in answer.values()
     )
 
 
-def _web(url: str) -> str:
+def _web_url(url: str) -> str:
     parts = urlsplit(url)
     scheme = HTTP.get(parts.scheme, parts.scheme)
     return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}"

@@ -67,15 +67,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _create(args: argparse.Namespace) -> int:
-    wanted = {"name": args.name, "scope": args.scope, "expires_in": args.expires}
-    wanted |= {limit: getattr(args, limit) for limit in LIMITS}
-    made = api.request(args, PATH, wanted)
+    body = {"name": args.name, "scope": args.scope, "expires_in": args.expires}
+    body |= {limit: getattr(args, limit) for limit in LIMITS}
+    key = api.request(args, PATH, body)
     if args.json:
-        print(json.dumps(made))
+        print(json.dumps(key))
         return 0
-    expires = f", until {format_day(made['expires_at'])}" if made["expires_at"] else ""
-    print(f"{made['key']}\n")
-    print(f"This is the key of {made['name']} (scope {made['scope']}{expires}).")
+    expires = f", until {format_day(key['expires_at'])}" if key["expires_at"] else ""
+    print(f"{key['key']}\n")
+    print(f"This is the key of {key['name']} (scope {key['scope']}{expires}).")
     print("It is shown only now: the coordinator stores nothing but its digest.")
     return 0
 

@@ -37,8 +37,8 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that ``arguments`` name; return the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    name, *rest = words or ["--help"]
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    name, *rest = argv or ["--help"]
     if name in ("-h", "--help", "help"):
         print(_usage())
         return 0
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    with _ends_quietly():
+    with _quiet_interrupt():
         from argparse import ArgumentParser
 
         from shoal.cli.terminal import printable
@@ -76,7 +76,7 @@ def _run(name: str, arguments: list[str]) -> int:
 
 
 @contextmanager
-def _ends_quietly() -> Iterator[None]:
+def _quiet_interrupt() -> Iterator[None]:
     """Let Ctrl-C end the process at once while modules are imported.
 
     A library that is half imported may mistake KeyboardInterrupt for another error.

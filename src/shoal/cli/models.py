@@ -104,7 +104,7 @@ def _list(args: argparse.Namespace) -> int:
 def _get(args: argparse.Namespace) -> int:
     log_to_stderr(args)
     try:
-        wanted = DownloadRequest(
+        request = DownloadRequest(
             check_model_name(args.name), _folder(args), args.replace
         )
     except InvalidRequest as error:
@@ -116,32 +116,32 @@ def _get(args: argparse.Namespace) -> int:
         clock = LoopClock()
         progress = _Progress(clock, shows=sys.stderr.isatty() and not args.json)
         async with asyncio.TaskGroup() as tasks:
-            getting = tasks.create_task(
-                _fetched(outgoing, fingerprint, clock, wanted, progress)
+            download = tasks.create_task(
+                _download(outgoing, fingerprint, clock, request, progress)
             )
-            stopping = tasks.create_task(_cancel_at(stop, getting))
-            getting.add_done_callback(lambda _: stopping.cancel())
-        if getting.cancelled():
+            canceller = tasks.create_task(_cancel_on_stop(stop, download))
+            download.add_done_callback(lambda _: canceller.cancel())
+        if download.cancelled():
             return EXIT_STOPPED
-        kept = stored_model(getting.result().path, wanted.model)
+        kept = stored_model(download.result().path, request.model)
         _report(kept, progress.seconds, as_json=args.json)
         return 0
 
     return run_loop(get)
 
 
-async def _cancel_at(
-    stop: asyncio.Event, getting: asyncio.Task[DownloadedModel]
+async def _cancel_on_stop(
+    stop: asyncio.Event, download: asyncio.Task[DownloadedModel]
 ) -> None:
     await stop.wait()
-    getting.cancel()
+    download.cancel()
 
 
-async def _fetched(
+async def _download(
     outgoing: OutgoingConnection,
     fingerprint: bytes | None,
     clock: Clock,
-    wanted: DownloadRequest,
+    request: DownloadRequest,
     progress: "_Progress",
 ) -> DownloadedModel:
     try:
@@ -152,7 +152,7 @@ async def _fetched(
             fingerprint=fingerprint or outgoing.fingerprint,
         ) as (link, _):
             session = outgoing.new_session(clock.now())
-            return await download_model(session, link, clock, wanted, progress.update)
+            return await download_model(session, link, clock, request, progress.update)
     except LinkClosed as closed:
         raise Unavailable(str(closed)) from closed
     finally:
@@ -166,20 +166,22 @@ def _connect_to(peer: str, passcode: str, token: str) -> OutgoingConnection:
     """
     url = peer if "://" in peer else f"tcp://{peer}"
     try:
-        there = urlsplit(url)
-        good = there.scheme in SCHEMES and bool(there.hostname and there.port)
+        parts = urlsplit(url)
+        valid = parts.scheme in SCHEMES and bool(parts.hostname and parts.port)
     except ValueError:
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         raise ConfigError(
             f"--from {peer}: expected HOST:PORT; a coordinator reports its port "
             "under `direct` at /healthz"
         )
-    ways = [each for each in map(_peering, discover().values()) if each is not None]
-    assert ways, "one wire carries models"
+    connectors = [
+        each for each in map(_peering, discover().values()) if each is not None
+    ]
+    assert connectors, "one wire carries models"
     # A key of its own: with the worker's key it would replace the worker.
     signer = Signer.from_seed(secrets.token_bytes(32))
-    guest = WorkerProfile(
+    profile = WorkerProfile(
         "shoal-models",
         ServedModel(""),
         0,
@@ -188,7 +190,7 @@ def _connect_to(peer: str, passcode: str, token: str) -> OutgoingConnection:
         random_bytes=secrets.token_bytes,
         passcode=passcode,
     )
-    return ways[0](url, guest)
+    return connectors[0](url, profile)
 
 
 def _peering(

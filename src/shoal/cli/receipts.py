@@ -129,20 +129,20 @@ def _verify(args: argparse.Namespace) -> int:
     data = _read(args.file)
     verify = consistency.verify if b'"type":"shoal/growth"' in data else bundle.verify
     checks: Sequence[StepResult] = verify(data, _public_key(args))
-    good = all(check.ok for check in checks)
+    verified = all(check.ok for check in checks)
     if args.json:
         steps = [
             {"step": check.step.value, "ok": check.ok, "wrong": check.problem}
             for check in checks
         ]
-        print(json.dumps({"verified": good, "steps": steps}))
-        return 0 if good else 1
+        print(json.dumps({"verified": verified, "steps": steps}))
+        return 0 if verified else 1
     for check in checks:
         print(f"{'ok    ' if check.ok else 'FAILED'}  {check.step.value}")
         if check.problem:
             print(f"        {check.problem}")
-    print("verified" if good else "NOT verified")
-    return 0 if good else 1
+    print("verified" if verified else "NOT verified")
+    return 0 if verified else 1
 
 
 def _read(file: Path) -> bytes:

@@ -76,21 +76,21 @@ def _node(node: dict[str, Any]) -> Sequence[str]:
 
 def _remark(worker: dict[str, Any]) -> str:
     """Return why a worker gets no jobs, else its load or remark."""
-    why = worker["draining"] or _state(worker) or worker["unfit"]
-    return why or _condition(worker) or worker["remark"]
+    reason = worker["draining"] or _penalty(worker) or worker["unfit"]
+    return reason or _slowdown(worker) or worker["remark"]
 
 
-def _condition(worker: dict[str, Any]) -> str:
+def _slowdown(worker: dict[str, Any]) -> str:
     """Return what slows a worker down."""
-    said = []
+    parts = []
     if worker["queued"]:
-        said.append(f"jobs of other coordinators: {worker['queued']}")
+        parts.append(f"jobs of other coordinators: {worker['queued']}")
     if worker["speed"] < 1:
-        said.append(f"at {worker['speed']:.0%} of its speed")
-    return ", ".join(said)
+        parts.append(f"at {worker['speed']:.0%} of its speed")
+    return ", ".join(parts)
 
 
-def _state(worker: dict[str, Any]) -> str:
+def _penalty(worker: dict[str, Any]) -> str:
     """Return the penalty of a worker, if it has any."""
     points = worker["points"]
     return f"{points} penalty points" if points else ""
@@ -98,7 +98,7 @@ def _state(worker: dict[str, Any]) -> str:
 
 def _load(worker: dict[str, Any]) -> str:
     """Return the load of a worker's machine, as far as it is reported."""
-    said = (("cpu", worker["cpu"]), ("memory", worker["memory"]))
+    parts = (("cpu", worker["cpu"]), ("memory", worker["memory"]))
     return ", ".join(
-        f"{name} {value:.0f}%" for name, value in said if value is not None
+        f"{name} {value:.0f}%" for name, value in parts if value is not None
     )

@@ -49,26 +49,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    found = api.request(args, "/v1/tasks")
+    listing = api.request(args, "/v1/tasks")
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(listing))
         return 0
-    if found["tasks"]:
-        print_table(HEAD, [_row(each) for each in found["tasks"]])
-    elif not found["workers"]:
+    if listing["tasks"]:
+        print_table(HEAD, [_row(each) for each in listing["tasks"]])
+    elif not listing["workers"]:
         print(NOTHING)
-    if found["code"]:
+    if listing["code"]:
         print(
-            f"{found['code']} of {found['workers']} workers run functions that clients "
-            "send"
+            f"{listing['code']} of {listing['workers']} workers run functions that "
+            "clients send"
         )
-    if found["unnamed"]:
-        print(f"{found['unnamed']} workers do not list their functions")
+    if listing["unnamed"]:
+        print(f"{listing['unnamed']} workers do not list their functions")
     return 0
 
 
 def _run(args: argparse.Namespace) -> int:
-    kwargs = dict(map(_named, args.kwarg))
+    kwargs = dict(map(_parse_keyword, args.kwarg))
     pool = Pool(args.url, args.api_key, data_dir=args.data_dir, cacert=args.cacert)
     with pool:
         options = pool.with_options(timeout=args.timeout)
@@ -91,7 +91,7 @@ def _row(task: dict[str, Any]) -> tuple[str, ...]:
     return task["name"], str(task["workers"]), str(task["slots"])
 
 
-def _named(argument: str) -> tuple[str, Any]:
+def _parse_keyword(argument: str) -> tuple[str, Any]:
     name, equals, value = argument.partition("=")
     if not name or not equals:
         raise ConfigError(f"--kwarg {argument}: expected NAME=VALUE")
@@ -112,9 +112,9 @@ def _text(value: object, *, as_json: bool) -> str:
     """
     if isinstance(value, str) and not as_json:
         return printable(value)
-    return msgspec.json.encode(value, enc_hook=_listed).decode()
+    return msgspec.json.encode(value, enc_hook=_encode_unknown).decode()
 
 
-def _listed(value: Any) -> object:
+def _encode_unknown(value: Any) -> object:
     """Convert an array to a list, and anything else to its ``repr``."""
     return value.tolist() if hasattr(value, "tolist") else repr(value)

@@ -63,20 +63,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _create(args: argparse.Namespace) -> int:
     patterns = [each.strip() for each in args.models.split(",") if each.strip()]
-    wanted = {
+    body = {
         "name": args.name,
         "uses": args.uses,
         "expires_in": args.expires,
         "models": patterns,
     }
-    made = api.request(args, PATH, wanted)
+    token = api.request(args, PATH, body)
     if args.json:
-        print(json.dumps(made))
+        print(json.dumps(token))
         return 0
-    print(f"{made['join']}\n")
-    print(f"This command joins with the token {made['name']}.  It is shown only now.")
-    if made["uses"] is not None:
-        advice = "Keep" if "--name" in made["join"] else "Add a"
+    print(f"{token['join']}\n")
+    print(f"This command joins with the token {token['name']}.  It is shown only now.")
+    if token["uses"] is not None:
+        advice = "Keep" if "--name" in token["join"] else "Add a"
         print(
             f"{advice} --name: a worker that reconnects under another name counts as "
             "another one."

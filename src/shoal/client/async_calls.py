@@ -17,7 +17,7 @@ from shoal.client.pending_calls import (
 NOT_ENTERED = "the pool is not open: use it within `async with shoal.AsyncPool() as …`"
 
 
-class AwaitedCall(asyncio.Future[Any]):
+class AsyncCallFuture(asyncio.Future[Any]):
     """The future result of a call; cancelling it stops the worker."""
 
     def __init__(self, read: ReadResult, carrier: CallCarrier) -> None:
@@ -48,21 +48,21 @@ class AwaitedCall(asyncio.Future[Any]):
 class AsyncCalls:
     """Carries calls from ``start`` to ``stop``."""
 
-    def __init__(self, place: CoordinatorAddress) -> None:
-        self._place = place
-        self._held = CallMemory()
-        self._open: dict[int, AwaitedCall] = {}
-        self._room = asyncio.Event()
-        self._turn = (
-            asyncio.Lock()
-        )  # held by the submission that waits for room, in order
-        self._running = AsyncExitStack()
+    def __init__(self, address: CoordinatorAddress) -> None:
+        self._address = address
+        self._memory = CallMemory()
+        self._open: dict[int, AsyncCallFuture] = {}
+        self._memory_freed = asyncio.Event()
+        # Held by the submission that waits for memory: else each ended call would wake
+        # all waiting submissions.
+        self._submit_lock = asyncio.Lock()
+        self._stack = AsyncExitStack()
         self._channel: CallChannel | None = None
 
     @property
     def url(self) -> str:
         """The coordinator's."""
-        return self._place.url
+        return self._address.url
 
     @property
     def channel(self) -> CallChannel:
@@ -73,37 +73,35 @@ class AsyncCalls:
 
     async def start(self) -> None:
         """Start; the first call opens the connection."""
-        session = await self._running.enter_async_context(open_session(self._place))
-        group = await self._running.enter_async_context(asyncio.TaskGroup())
-        self._channel = CallChannel(session, self._place)
+        session = await self._stack.enter_async_context(open_session(self._address))
+        group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        self._channel = CallChannel(session, self._address)
         group.create_task(self._channel.run())
         await asyncio.sleep(0)  # until it runs
 
-    async def submit(self, future: AwaitedCall, asked: ClientCall) -> None:
+    async def submit(self, future: AsyncCallFuture, call: ClientCall) -> None:
         """Send a call, after waiting while open calls hold too much memory."""
-        async with (
-            self._turn
-        ):  # else each ended call would wake all waiting submissions
-            while not self._held.add(asked):
-                self._room.clear()
-                await self._room.wait()
+        async with self._submit_lock:
+            while not self._memory.add(call):
+                self._memory_freed.clear()
+                await self._memory_freed.wait()
         channel = self.channel
-        future.call = asked
-        self._open[asked.number] = future
-        channel.submit(asked)
+        future.call = call
+        self._open[call.number] = future
+        channel.submit(call)
 
-    def release(self, asked: ClientCall) -> bool:
+    def release(self, call: ClientCall) -> bool:
         """Count a call as ended; False if it was already."""
-        if self._open.pop(asked.number, None) is None:
+        if self._open.pop(call.number, None) is None:
             return False
-        self._held.remove(asked)
-        self._room.set()
+        self._memory.remove(call)
+        self._memory_freed.set()
         return True
 
-    def drop(self, asked: ClientCall) -> None:
+    def drop(self, call: ClientCall) -> None:
         """Cancel a call whose result is not wanted any more."""
         if self._channel is not None:
-            self._channel.drop(asked)
+            self._channel.drop(call)
 
     async def stop(self, *, cancel: bool) -> None:
         """Accept no more calls, and wait for the open ones."""
@@ -113,8 +111,8 @@ class AsyncCalls:
             for future in [*self._open.values()]:
                 future.cancel()
         self._channel.close()
-        ending = self._running.pop_all()
+        stack = self._stack.pop_all()
         try:
-            await ending.aclose()
+            await stack.aclose()
         finally:
             self._channel = None

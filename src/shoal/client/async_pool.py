@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
-from shoal.client.async_calls import AsyncCalls, AwaitedCall
+from shoal.client.async_calls import AsyncCallFuture, AsyncCalls
 from shoal.client.coordinator import find_coordinator
 from shoal.client.encoding import (
     RemoteFunction,
@@ -61,11 +61,11 @@ class AsyncPool:
         **unknown: Never,
     ) -> None:
         reject_unknown_arguments("shoal.AsyncPool", unknown)
-        place = find_coordinator(url, api_key, data_dir=data_dir, cacert=cacert)
+        address = find_coordinator(url, api_key, data_dir=data_dir, cacert=cacert)
         self._trust = trust_code
-        self._carrier = AsyncCalls(place)
+        self._carrier = AsyncCalls(address)
         self._numbers = CallNumbers()
-        self._terms = CallBuilder(Options(durable=durable), self._numbers)
+        self._builder = CallBuilder(Options(durable=durable), self._numbers)
 
     def __repr__(self) -> str:
         return f"<shoal.AsyncPool of {self._carrier.url}>"
@@ -89,8 +89,8 @@ class AsyncPool:
         ``on_progress`` is called in the event loop.
         """
         view = copy.copy(self)
-        view._terms = CallBuilder(
-            with_changes(self._terms.options, changes), self._numbers
+        view._builder = CallBuilder(
+            with_changes(self._builder.options, changes), self._numbers
         )
         return view
 
@@ -262,10 +262,12 @@ class AsyncPool:
         index: int | None = None,
     ) -> asyncio.Future[Any]:
         if is_small(args) and is_small(kwargs):
-            parcel = encode_arguments(function, args, kwargs)
+            arguments = encode_arguments(function, args, kwargs)
         else:  # hashing and copying take their time
-            parcel = await asyncio.to_thread(encode_arguments, function, args, kwargs)
-        future = AwaitedCall(function.read, self._carrier)
-        asked = self._terms.build(function, parcel, future.on_ended, index)
-        await self._carrier.submit(future, asked)
+            arguments = await asyncio.to_thread(
+                encode_arguments, function, args, kwargs
+            )
+        future = AsyncCallFuture(function.read, self._carrier)
+        call = self._builder.build(function, arguments, future.on_ended, index)
+        await self._carrier.submit(future, call)
         return future

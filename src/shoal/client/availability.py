@@ -41,20 +41,19 @@ class TaskList(msgspec.Struct, frozen=True):
     unnamed: int = 0
 
 
-async def fetch_tasks(session: ClientSession, place: CoordinatorAddress) -> TaskList:
+async def fetch_tasks(session: ClientSession, address: CoordinatorAddress) -> TaskList:
     """Return the functions of a coordinator's workers.
 
     Raises ShoalError if it refuses, ConnectionLost if it is unreachable.
     """
-    url = f"{place.url}/v1/tasks"
+    url = f"{address.url}/v1/tasks"
     try:
         async with session.get(url, allow_redirects=False) as response:
             await raise_for_status(response)
             body = await read_body(response, ANSWER_MAX, f"{url}: a list of tasks")
     except (ClientError, OSError) as error:
-        raise unreachable_error(
-            place, error
-        ) from None  # the traceback hides the reason
+        # Not from the error: its long traceback hides the reason.
+        raise unreachable_error(address, error) from None
     try:
         return msgspec.json.decode(body, type=TaskList)
     except msgspec.MsgspecError as error:
@@ -73,65 +72,69 @@ class StalledCallMonitor:
     """Warns of calls that no worker can run, once for each function.
 
     Args:
-        waiting: returns the calls that were sent and have not started.
-        heard: returns the number of started, progressed and ended calls so far.
+        unstarted: returns the calls that were sent and have not started.
+        event_count: returns the number of started, progressed and ended calls so far.
     """
 
     def __init__(
         self,
         session: ClientSession,
-        place: CoordinatorAddress,
-        waiting: Callable[[], Iterable[ClientCall]],
-        heard: Callable[[], int],
+        address: CoordinatorAddress,
+        unstarted: Callable[[], Iterable[ClientCall]],
+        event_count: Callable[[], int],
     ) -> None:
         self._session = session
-        self._place = place
-        self._waiting = waiting
-        self._heard = heard
+        self._address = address
+        self._unstarted = unstarted
+        self._event_count = event_count
         self._warned: set[str] = set()
 
     async def run(self) -> None:
         """Check periodically, until cancelled."""
         while True:
-            before = self._heard()
+            before = self._event_count()
             await asyncio.sleep(STALL_TIMEOUT)
-            if self._heard() != before:
+            if self._event_count() != before:
                 continue
-            names = {each.name: each.sends_code for each in self._waiting()}
+            names = {each.name: each.sends_code for each in self._unstarted()}
             new = {name: names[name] for name in names.keys() - self._warned}
             if not new:
                 continue
             try:
-                there = await fetch_tasks(self._session, self._place)
+                available = await fetch_tasks(self._session, self._address)
             except ShoalError:
                 continue  # the calls report it
-            if text := why_waiting(there, new):
+            if text := stall_warning(available, new):
                 log.warning(text)
                 if len(self._warned) >= WARNED_MAX:
                     self._warned.clear()
                 self._warned |= new.keys()
 
 
-def why_waiting(there: TaskList, names: dict[str, bool]) -> str:
+def stall_warning(available: TaskList, names: dict[str, bool]) -> str:
     """Return which calls no worker can run; empty if all are only queued.
 
     ``names`` maps the functions to whether their code is sent along.
     """
-    if not there.workers:
+    if not available.workers:
         return (
-            f"no connected worker calls functions: waiting for {_listed(names)}; start "
-            "one with `shoal join … --tasks MODULE`"
+            f"no connected worker calls functions: waiting for {_join_names(names)}; "
+            "start one with `shoal join … --tasks MODULE`"
         )
-    if there.unnamed:
+    if available.unnamed:
         return ""  # those may have them
-    known = {each.name for each in there.tasks}
-    missing = [name for name, coded in names.items() if not coded and name not in known]
+    known = {each.name for each in available.tasks}
+    missing = [
+        name
+        for name, sends_code in names.items()
+        if not sends_code and name not in known
+    ]
     if missing:
         return (
-            f"no worker has {_listed(missing)}: waiting; start one with its module, "
-            "`shoal join … --tasks MODULE`"
+            f"no worker has {_join_names(missing)}: waiting; start one with its "
+            "module, `shoal join … --tasks MODULE`"
         )
-    if not there.code and any(names.values()):
+    if not available.code and any(names.values()):
         return (
             "waiting for a worker that runs functions sent by clients: start one with "
             "`shoal join … --trust-code`"
@@ -139,7 +142,7 @@ def why_waiting(there: TaskList, names: dict[str, bool]) -> str:
     return ""
 
 
-def _listed(names: Iterable[str]) -> str:
-    every = sorted(names)
-    more = f" and {len(every) - NAMES_MAX} more" if len(every) > NAMES_MAX else ""
-    return ", ".join(every[:NAMES_MAX]) + more
+def _join_names(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = f" and {len(ordered) - NAMES_MAX} more" if len(ordered) > NAMES_MAX else ""
+    return ", ".join(ordered[:NAMES_MAX]) + more

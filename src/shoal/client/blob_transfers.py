@@ -20,86 +20,88 @@ OnDownloaded: TypeAlias = Callable[[ClientCall, bytes | None, Exception | None],
 class BlobTransfers:
     """The blobs of one client's calls.
 
-    ``spawn`` starts a transfer as a task.  ``ready`` is called once all blobs of a call
-    are uploaded, or with the error.
+    ``spawn`` starts a transfer as a task.  ``on_ready`` is called once all blobs of a
+    call are uploaded, or with the error.
     """
 
-    def __init__(self, shelf: BlobClient, spawn: Spawn, ready: OnReady) -> None:
-        self._shelf = shelf
+    def __init__(self, client: BlobClient, spawn: Spawn, on_ready: OnReady) -> None:
+        self._client = client
         self._spawn = spawn
-        self._ready = ready
-        self._there: set[bytes] = set()
+        self._on_ready = on_ready
+        self._uploaded: set[bytes] = set()
         self._waiting: dict[bytes, list[ClientCall]] = {}
         self._transfers = asyncio.Semaphore(TRANSFERS)
 
-    def upload(self, asked: ClientCall) -> None:
+    def upload(self, call: ClientCall) -> None:
         """Upload the blobs of a call that the coordinator lacks."""
-        lacking = {each.digest: each for each in asked.blobs}
-        for digest in self._there.intersection(lacking):
-            del lacking[digest]
-        asked.blobs_missing = len(lacking)
-        if not lacking:
-            self._ready(asked, None)
-        for digest, blob in lacking.items():
+        missing = {each.digest: each for each in call.blobs}
+        for digest in self._uploaded.intersection(missing):
+            del missing[digest]
+        call.blobs_missing = len(missing)
+        if not missing:
+            self._on_ready(call, None)
+        for digest, blob in missing.items():
             if digest not in self._waiting:
                 self._waiting[digest] = []
-                self._spawn(self._give(blob))
-            self._waiting[digest].append(asked)
+                self._spawn(self._upload(blob))
+            self._waiting[digest].append(call)
 
-    def upload_again(self, asked: ClientCall, digests: str) -> None:
+    def upload_again(self, call: ClientCall, digests: str) -> None:
         """Upload blobs that the coordinator has evicted, by their digests in hex.
 
         Raises PeerError if a digest is invalid.
         """
         try:
-            gone = {bytes.fromhex(each) for each in digests.split()}
+            evicted = {bytes.fromhex(each) for each in digests.split()}
         except ValueError as error:
             raise PeerError(f"{digests!r}: expected digests in hex") from error
-        asked.blobs_lost += 1
-        if asked.blobs_lost > LOST_MAX or not gone <= {
-            each.digest for each in asked.blobs
+        call.blobs_lost += 1
+        if call.blobs_lost > LOST_MAX or not evicted <= {
+            each.digest for each in call.blobs
         }:
             text = f"the coordinator has evicted {digests}: upload the value again"
-            self._ready(asked, Unavailable(text))
+            self._on_ready(call, Unavailable(text))
             return
-        self._there -= gone
-        self.upload(asked)
+        self._uploaded -= evicted
+        self.upload(call)
 
     def forget(self) -> None:
         """Forget uploads: the next connection may reach another coordinator."""
-        self._there.clear()
+        self._uploaded.clear()
 
     async def put(self, blob: Blob) -> None:
         """Upload one blob.  Raises as ``BlobClient.upload`` does."""
         async with self._transfers:
-            await self._shelf.upload(blob)
+            await self._client.upload(blob)
 
-    def download(self, asked: ClientCall, digest: str, fetched: OnDownloaded) -> None:
+    def download(
+        self, call: ClientCall, digest: str, on_downloaded: OnDownloaded
+    ) -> None:
         """Download the value of a call, by its digest in hex."""
-        self._spawn(self._fetch(asked, digest, fetched))
+        self._spawn(self._download(call, digest, on_downloaded))
 
-    async def _give(self, blob: Blob) -> None:
+    async def _upload(self, blob: Blob) -> None:
         failed: ShoalError | None = None
         try:
             await self.put(blob)
         except ShoalError as error:
             failed = error
         else:
-            if len(self._there) >= KNOWN_MAX:
-                self._there.clear()
-            self._there.add(blob.digest)
-        for asked in self._waiting.pop(blob.digest):
-            asked.blobs_missing -= 1
-            if failed is not None or not asked.blobs_missing:
-                self._ready(asked, failed)
+            if len(self._uploaded) >= KNOWN_MAX:
+                self._uploaded.clear()
+            self._uploaded.add(blob.digest)
+        for call in self._waiting.pop(blob.digest):
+            call.blobs_missing -= 1
+            if failed is not None or not call.blobs_missing:
+                self._on_ready(call, failed)
 
-    async def _fetch(
-        self, asked: ClientCall, digest: str, fetched: OnDownloaded
+    async def _download(
+        self, call: ClientCall, digest: str, on_downloaded: OnDownloaded
     ) -> None:
         try:
             async with self._transfers:
-                value = await self._shelf.download(digest)
+                value = await self._client.download(digest)
         except ShoalError as error:
-            fetched(asked, None, error)
+            on_downloaded(call, None, error)
         else:
-            fetched(asked, value, None)
+            on_downloaded(call, value, None)

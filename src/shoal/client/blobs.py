@@ -31,7 +31,7 @@ REASON_MAX = 1 << 12  # bytes of an error that are read
 
 T = TypeVar("T")
 SERVER_ERRORS = 500  # the first HTTP status of server errors
-_PASSING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
+_TEMPORARY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
 _ERRORS: dict[int, type[ShoalError]] = {
     HTTPStatus.UNAUTHORIZED: Unauthorized,
     HTTPStatus.FORBIDDEN: Forbidden,
@@ -68,42 +68,42 @@ class Blob:
 class BlobClient:
     """Uploads blobs to a coordinator and downloads them."""
 
-    def __init__(self, session: ClientSession, place: CoordinatorAddress) -> None:
+    def __init__(self, session: ClientSession, address: CoordinatorAddress) -> None:
         self._session = session
-        self._place = place
+        self._address = address
 
     async def upload(self, blob: Blob) -> None:
         """Upload a blob, unless the coordinator has it.
 
         Raises ShoalError if it refuses, ConnectionLost if it stays unreachable.
         """
-        await _persist(lambda: self._give(blob))
+        await _retry(lambda: self._upload(blob))
 
     async def download(self, digest: str) -> bytes:
         """Return a blob, by its digest in hex.
 
         Raises as ``upload`` does, and PeerError if the digest does not match.
         """
-        data = await _persist(lambda: self._fetch(digest))
+        data = await _retry(lambda: self._download(digest))
         found = await asyncio.to_thread(hashlib.sha256, data)
         if found.hexdigest() != digest:
             raise PeerError(f"the value {digest} is damaged: its digest differs")
         return data
 
-    async def _give(self, blob: Blob) -> None:
+    async def _upload(self, blob: Blob) -> None:
         url = self._url(blob.digest.hex())
-        async with self._session.head(url, allow_redirects=False) as answer:
-            if answer.status == HTTPStatus.OK:
+        async with self._session.head(url, allow_redirects=False) as response:
+            if response.status == HTTPStatus.OK:
                 return
         async with self._session.put(
             url,
             data=_stream(blob),
             headers={"Content-Length": str(blob.size)},
             allow_redirects=False,
-        ) as answer:
-            await raise_for_status(answer)
+        ) as response:
+            await raise_for_status(response)
 
-    async def _fetch(self, digest: str) -> bytes:
+    async def _download(self, digest: str) -> bytes:
         async with self._session.get(
             self._url(digest), allow_redirects=False
         ) as response:
@@ -111,34 +111,34 @@ class BlobClient:
             return await read_body(response, BLOB_MAX, f"the value {digest}")
 
     def _url(self, digest: str) -> str:
-        return f"{self._place.url}/v1/blobs/{digest}"
+        return f"{self._address.url}/v1/blobs/{digest}"
 
 
-async def raise_for_status(answer: ClientResponse) -> None:
+async def raise_for_status(response: ClientResponse) -> None:
     """Raise the ShoalError of an HTTP status other than success."""
-    if answer.status < HTTPStatus.MULTIPLE_CHOICES:
+    if response.status < HTTPStatus.MULTIPLE_CHOICES:
         return
-    message = _message(await answer.content.read(REASON_MAX))
-    text = message or f"HTTP {answer.status} for a large value"
-    if answer.status in _ERRORS:
-        raise _ERRORS[answer.status](text)
-    if answer.status in _PASSING or answer.status >= SERVER_ERRORS:
+    message = _message(await response.content.read(REASON_MAX))
+    text = message or f"HTTP {response.status} for a large value"
+    if response.status in _ERRORS:
+        raise _ERRORS[response.status](text)
+    if response.status in _TEMPORARY or response.status >= SERVER_ERRORS:
         raise Unavailable(text)
     raise InvalidRequest(text)
 
 
-async def _persist(attempt: Callable[[], Awaitable[T]]) -> T:
+async def _retry(attempt: Callable[[], Awaitable[T]]) -> T:
     """Retry an attempt that fails without a connection."""
-    pause = RETRY_DELAY
-    for left in reversed(range(TRIES_MAX)):
+    delay = RETRY_DELAY
+    for retries_left in reversed(range(TRIES_MAX)):
         try:
             return await attempt()
         except (ClientError, OSError, Unavailable) as error:
-            if not left:
+            if not retries_left:
                 reason = f"a large value: {_reason(error)}"
                 raise ConnectionLost(reason) from None  # the traceback hides the reason
-        await asyncio.sleep(pause)
-        pause *= 2
+        await asyncio.sleep(delay)
+        delay *= 2
     raise AssertionError("the last attempt returns or raises")
 
 

@@ -27,8 +27,8 @@ ITEMS_MAX = 1024  # of a message
 
 # Limits of unanswered calls, below those of the coordinator, which rejects an excess.
 # Further calls wait here.
-OUT_MAX = 50_000  # calls
-OUT_SIZE_MAX = 48 << 20  # bytes of their arguments
+SENT_MAX = 50_000  # calls
+SENT_SIZE_MAX = 48 << 20  # bytes of their arguments
 
 CONNECTION_BROKE = (
     "the connection to the coordinator broke during the call, which may or may not "
@@ -40,44 +40,44 @@ CONNECTION_BROKE = (
 class CallChannel:
     """Sends all calls of one client, and receives their results."""
 
-    def __init__(self, session: ClientSession, place: CoordinatorAddress) -> None:
-        self._dialler = CallDialer(session, place)
-        self._freight = BlobTransfers(
-            BlobClient(session, place), self._spawn, self._loaded
+    def __init__(self, session: ClientSession, address: CoordinatorAddress) -> None:
+        self._dialler = CallDialer(session, address)
+        self._blobs = BlobTransfers(
+            BlobClient(session, address), self._spawn, self._on_uploaded
         )
         self._open: dict[int, ClientCall] = {}
         self._unsent: deque[ClientCall] = deque()
         # Calls to cancel, and whether they were sent on this connection.
         self._dropped: deque[tuple[ClientCall, bool]] = deque()
-        self._out = self._out_size = 0
-        self._heard = 0  # messages about started, progressed and ended calls
-        self._lookout = StalledCallMonitor(
-            session, place, self._waiting, lambda: self._heard
+        self._sent_count = self._sent_size = 0
+        self._event_count = 0  # messages about started, progressed and ended calls
+        self._stall_monitor = StalledCallMonitor(
+            session, address, self._unstarted, lambda: self._event_count
         )
         self._wake = asyncio.Event()
         self._closing = False
         self._tasks: asyncio.TaskGroup | None = None
 
-    def submit(self, asked: ClientCall) -> None:
+    def submit(self, call: ClientCall) -> None:
         """Send a call."""
-        self._open[asked.number] = asked
-        if asked.blobs:
-            self._freight.upload(asked)
+        self._open[call.number] = call
+        if call.blobs:
+            self._blobs.upload(call)
         else:
-            self._unsent.append(asked)
+            self._unsent.append(call)
             self._wake.set()
 
-    def drop(self, asked: ClientCall) -> None:
+    def drop(self, call: ClientCall) -> None:
         """Cancel a call whose result is not wanted any more."""
-        if self._open.pop(asked.number, None) is not None:
-            if asked.sent:
-                self._dropped.append((asked, True))
-                self._back(asked)
+        if self._open.pop(call.number, None) is not None:
+            if call.sent:
+                self._dropped.append((call, True))
+                self._mark_unsent(call)
             self._wake.set()
 
     async def put(self, blob: Blob) -> None:
         """Upload a large value.  Raises as ``BlobClient.upload`` does."""
-        await self._freight.put(blob)
+        await self._blobs.put(blob)
 
     def close(self) -> None:
         """End once no call is open."""
@@ -87,7 +87,7 @@ class CallChannel:
     async def run(self) -> None:
         """Serve until ``close``, and then until the last call has ended."""
         async with asyncio.TaskGroup() as self._tasks:
-            while await self._wanted():
+            while await self._wait_for_work():
                 try:
                     socket = await self._dialler.dial(lambda: bool(self._open))
                 except ShoalError as error:
@@ -96,7 +96,7 @@ class CallChannel:
                     await self._serve(socket)
                     self._requeue_sent()
 
-    async def _wanted(self) -> bool:
+    async def _wait_for_work(self) -> bool:
         """Wait until there is something to send; return False at the end."""
         while not self._unsent and not self._dropped:
             if self._closing and not self._open:
@@ -107,12 +107,12 @@ class CallChannel:
 
     async def _serve(self, socket: ClientWebSocketResponse) -> None:
         async with asyncio.TaskGroup() as group:
-            writing = group.create_task(self._write(socket))
-            looking = group.create_task(self._lookout.run())
+            writer = group.create_task(self._write(socket))
+            monitor = group.create_task(self._stall_monitor.run())
             try:
                 while (message := await socket.receive()).type is WSMsgType.BINARY:
-                    for news in messages.decode(message.data):
-                        self._receive(news)
+                    for event in messages.decode(message.data):
+                        self._receive(event)
                 if (
                     message.type is WSMsgType.CLOSE
                     and message.data in messages.REFUSALS
@@ -123,8 +123,8 @@ class CallChannel:
                     )
             except (PeerError, InvalidRequest) as error:
                 self._fail_all(error)
-            writing.cancel()
-            looking.cancel()
+            writer.cancel()
+            monitor.cancel()
         await socket.close()
 
     async def _write(self, socket: ClientWebSocketResponse) -> None:
@@ -138,105 +138,105 @@ class CallChannel:
                 await self._wake.wait()
         await socket.close()
 
-    def _waiting(self) -> list[ClientCall]:
+    def _unstarted(self) -> list[ClientCall]:
         """Return calls that were sent and have not started."""
         some = islice(self._open.values(), EXAMINED_MAX)
-        return [asked for asked in some if asked.sent and not asked.started]
+        return [call for call in some if call.sent and not call.started]
 
     def _items(self) -> list[tuple[object, ...]]:
         """Return the items of the next message."""
         items: list[tuple[object, ...]] = []
         while self._dropped:
-            asked, known = self._dropped.popleft()
-            if not known:
-                items.append(asked.item)
-            items.append(messages.cancel_item(asked.number))
-        room = min(MESSAGE_ARGUMENTS_MAX, OUT_SIZE_MAX - self._out_size)
-        while self._unsent and room > 0 and len(items) < ITEMS_MAX:
-            if self._out >= OUT_MAX:
+            call, was_sent = self._dropped.popleft()
+            if not was_sent:
+                items.append(call.item)
+            items.append(messages.cancel_item(call.number))
+        free = min(MESSAGE_ARGUMENTS_MAX, SENT_SIZE_MAX - self._sent_size)
+        while self._unsent and free > 0 and len(items) < ITEMS_MAX:
+            if self._sent_count >= SENT_MAX:
                 break
-            asked = self._unsent.popleft()
-            if asked.number in self._open:
-                asked.sent = True
-                self._out += 1
-                self._out_size += asked.size
-                items.append(asked.item)
-                room -= asked.size
+            call = self._unsent.popleft()
+            if call.number in self._open:
+                call.sent = True
+                self._sent_count += 1
+                self._sent_size += call.size
+                items.append(call.item)
+                free -= call.size
         return items
 
-    def _back(self, asked: ClientCall) -> None:
+    def _mark_unsent(self, call: ClientCall) -> None:
         """Count a call as no longer sent."""
-        asked.sent = asked.started = False
-        self._out -= 1
-        self._out_size -= asked.size
+        call.sent = call.started = False
+        self._sent_count -= 1
+        self._sent_size -= call.size
         if self._unsent:
             self._wake.set()
 
-    def _receive(self, news: messages.CallEvent) -> None:
-        if not isinstance(news, messages.CallAccepted):
-            self._heard += 1
-        asked = self._open.get(news.number)
-        if asked is None:
+    def _receive(self, event: messages.CallEvent) -> None:
+        if not isinstance(event, messages.CallAccepted):
+            self._event_count += 1
+        call = self._open.get(event.number)
+        if call is None:
             return  # it was dropped
-        match news:
+        match event:
             case messages.CallDone(_, value, ""):
-                self._end(asked, value, None)
+                self._finish(call, value, None)
             case messages.CallDone(_, _, digest):
-                self._freight.download(asked, digest, self._end)
+                self._blobs.download(call, digest, self._finish)
             case messages.CallFailed(_, "lacks", digests, _):
-                self._back(asked)
-                self._freight.upload_again(asked, digests)
+                self._mark_unsent(call)
+                self._blobs.upload_again(call, digests)
             case messages.CallFailed(_, kind, text, meta):
-                self._end(asked, None, call_error(kind, text, meta, asked.home))
+                self._finish(call, None, call_error(kind, text, meta, call.home))
             case messages.CallAccepted(_, job_id):
-                asked.job_id = job_id
+                call.job_id = job_id
             case messages.CallAdvanced(_, share, remark):
-                asked.started = True
-                if asked.on_progress is not None:
-                    report_progress(asked.on_progress, share, remark)
+                call.started = True
+                if call.on_progress is not None:
+                    report_progress(call.on_progress, share, remark)
             case messages.CallStarted():
-                asked.started = True
+                call.started = True
 
-    def _loaded(self, asked: ClientCall, error: Exception | None) -> None:
+    def _on_uploaded(self, call: ClientCall, error: Exception | None) -> None:
         if error is not None:
-            self._end(asked, None, error)
+            self._finish(call, None, error)
         else:
-            self._unsent.append(asked)
+            self._unsent.append(call)
             self._wake.set()
 
-    def _end(
-        self, asked: ClientCall, value: bytes | None, error: Exception | None
+    def _finish(
+        self, call: ClientCall, value: bytes | None, error: Exception | None
     ) -> None:
-        if self._open.pop(asked.number, None) is None:
+        if self._open.pop(call.number, None) is None:
             return
-        if asked.sent:
-            self._back(asked)
-        asked.on_ended(value, error)
+        if call.sent:
+            self._mark_unsent(call)
+        call.on_ended(value, error)
         if self._closing and not self._open:
             self._wake.set()
 
     def _requeue_sent(self) -> None:
         """Queue sent calls again after a lost connection, or fail them."""
-        out = [asked for asked in self._open.values() if asked.sent]
-        for asked in out:
-            if asked.retryable:
-                self._back(asked)
-                asked.mark_retried()
+        sent = [call for call in self._open.values() if call.sent]
+        for call in sent:
+            if call.retryable:
+                self._mark_unsent(call)
+                call.mark_retried()
             else:
-                self._end(asked, None, ConnectionLost(CONNECTION_BROKE))
-        self._unsent.extendleft(reversed([each for each in out if each.retryable]))
+                self._finish(call, None, ConnectionLost(CONNECTION_BROKE))
+        self._unsent.extendleft(reversed([each for each in sent if each.retryable]))
         # An unsent cancellation needs the call sent again, to be found and cancelled.
-        dropped = [asked for asked, _ in self._dropped if asked.retryable]
-        self._dropped = deque((asked, False) for asked in dropped)
-        for asked in dropped:
-            asked.mark_retried()
-        self._freight.forget()
+        dropped = [call for call, _ in self._dropped if call.retryable]
+        self._dropped = deque((call, False) for call in dropped)
+        for call in dropped:
+            call.mark_retried()
+        self._blobs.forget()
 
     def _fail_all(self, error: ShoalError) -> None:
         self._unsent.clear()
         self._dropped.clear()
-        for asked in list(self._open.values()):
-            self._end(asked, None, error)
+        for call in list(self._open.values()):
+            self._finish(call, None, error)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         assert self._tasks is not None, "calls are sent while `run` runs"

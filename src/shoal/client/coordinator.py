@@ -63,24 +63,26 @@ def find_coordinator(
 
     Raises ConfigError naming what is missing or invalid.
     """
-    folder = Path(data_dir or os.environ.get("SHOAL_DATA_DIR") or _own_folder())
-    given = url or os.environ.get("SHOAL_URL")
-    known = api_key or os.environ.get("SHOAL_API_KEY")
+    folder = Path(data_dir or os.environ.get("SHOAL_DATA_DIR") or _default_folder())
+    chosen_url = url or os.environ.get("SHOAL_URL")
+    chosen_key = api_key or os.environ.get("SHOAL_API_KEY")
     authorities = cacert or os.environ.get("SHOAL_CACERT")
-    place = _base(given or local_url(folder))
+    base = _base_url(chosen_url or local_url(folder))
     return CoordinatorAddress(
-        place,
-        known or _kept_key(folder),
-        _trust(folder, authorities, known) if place.startswith("https:") else None,
-        bool(given),
+        base,
+        chosen_key or _stored_key(folder),
+        _tls_context(folder, authorities, chosen_key)
+        if base.startswith("https:")
+        else None,
+        bool(chosen_url),
     )
 
 
-def _own_folder() -> Path:
+def _default_folder() -> Path:
     return platformdirs.user_data_path("shoal", appauthor=False)
 
 
-def _base(url: str) -> str:
+def _base_url(url: str) -> str:
     base = url if "://" in url else f"http://{url}"
     # Accept the base URL for OpenAI clients as well.
     base = base.rstrip("/").removesuffix("/v1")
@@ -89,7 +91,7 @@ def _base(url: str) -> str:
     return base
 
 
-def _kept_key(folder: Path) -> str:
+def _stored_key(folder: Path) -> str:
     try:
         return (folder / KEY_FILE).read_text().strip()
     except OSError as error:
@@ -99,7 +101,7 @@ def _kept_key(folder: Path) -> str:
         ) from error
 
 
-def _trust(
+def _tls_context(
     folder: Path, authorities: str | Path | None, api_key: str | None
 ) -> ssl.SSLContext | None:
     """The key in a coordinator's folder is sent to that coordinator only."""
@@ -118,82 +120,76 @@ CONNECT_TIMEOUT = 10.0  # seconds to connect
 READ_TIMEOUT = 60.0  # seconds without a byte of an HTTP response
 TLS_CLOSE_DELAY = 0.25  # seconds for TLS to close
 RECONNECT_TIMEOUT = 60.0  # seconds to wait for a coordinator that is down
-RETRY_DELAYS = (
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.0,
-)  # seconds between attempts; the last one repeats
+# Seconds between attempts; the last one repeats.
+RETRY_DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 TEMPORARY_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 @asynccontextmanager
-async def open_session(place: CoordinatorAddress) -> AsyncIterator[ClientSession]:
+async def open_session(address: CoordinatorAddress) -> AsyncIterator[ClientSession]:
     """Open an HTTP session with the API key and the TLS settings."""
     try:
         async with ClientSession(
-            connector=TCPConnector(ssl=True if place.tls is None else place.tls),
-            headers={"Authorization": f"Bearer {place.api_key}"},
+            connector=TCPConnector(ssl=True if address.tls is None else address.tls),
+            headers={"Authorization": f"Bearer {address.api_key}"},
             timeout=ClientTimeout(
                 total=None, sock_connect=CONNECT_TIMEOUT, sock_read=READ_TIMEOUT
             ),
         ) as session:
             yield session
     finally:
-        if place.url.startswith("https:"):
+        if address.url.startswith("https:"):
             # aiohttp does not wait for TLS to close; closing the loop earlier raises
             # ResourceWarning ("Graceful Shutdown" in its documentation).
             await asyncio.sleep(TLS_CLOSE_DELAY)
 
 
-def unreachable_error(place: CoordinatorAddress, error: Exception) -> ConnectionLost:
+def unreachable_error(address: CoordinatorAddress, error: Exception) -> ConnectionLost:
     """Return the error for an unreachable coordinator, with advice."""
-    elsewhere = (
+    hint = (
         ""
-        if place.explicit
+        if address.explicit
         else " To use another coordinator, give url=… (--url) or SHOAL_URL."
     )
     return ConnectionLost(
-        f"cannot reach {place.url}: {describe_http_error(error)}; is `shoal serve` "
-        "running there?" + elsewhere
+        f"cannot reach {address.url}: {describe_http_error(error)}; is `shoal serve` "
+        "running there?" + hint
     )
 
 
 class CallDialer:
     """Opens the WebSocket of calls, with retries."""
 
-    def __init__(self, session: ClientSession, place: CoordinatorAddress) -> None:
+    def __init__(self, session: ClientSession, address: CoordinatorAddress) -> None:
         self._session = session
-        self._place = place
-        self._met = False
+        self._address = address
+        self._connected_before = False
 
-    async def dial(self, wanted: Callable[[], bool]) -> ClientWebSocketResponse:
+    async def dial(self, is_needed: Callable[[], bool]) -> ClientWebSocketResponse:
         """Return a connection.
 
-        Once connected before, retries while ``wanted``: the coordinator may restart.
+        Once connected before, retries while ``is_needed``: the coordinator may restart.
 
         Raises ShoalError saying why there is no connection.
         """
-        given_up = asyncio.get_running_loop().time() + RECONNECT_TIMEOUT
-        for pause in chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1])):
+        deadline = asyncio.get_running_loop().time() + RECONNECT_TIMEOUT
+        for delay in chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1])):
             try:
                 socket = await self._connect()
             except Unavailable:
-                late = asyncio.get_running_loop().time() > given_up
-                if late or not self._met or not wanted():
+                expired = asyncio.get_running_loop().time() > deadline
+                if expired or not self._connected_before or not is_needed():
                     raise
             else:
-                self._met = True
+                self._connected_before = True
                 return socket
-            await asyncio.sleep(pause)
+            await asyncio.sleep(delay)
         raise AssertionError("the delays repeat for ever")
 
     async def _connect(self) -> ClientWebSocketResponse:
         try:
             return await self._session.ws_connect(
-                self._place.url + messages.PATH,
+                self._address.url + messages.PATH,
                 heartbeat=HEARTBEAT,
                 max_msg_size=messages.MESSAGE_MAX,
             )
@@ -201,10 +197,10 @@ class CallDialer:
             raise self._refusal(error.status) from None
         except (ClientError, OSError) as error:
             # Not from the error: its long traceback hides the reason.
-            raise unreachable_error(self._place, error) from None
+            raise unreachable_error(self._address, error) from None
 
     def _refusal(self, status: int) -> ShoalError:
-        url = self._place.url
+        url = self._address.url
         if status == HTTPStatus.UNAUTHORIZED:
             return Unauthorized(
                 f"{url} rejects the API key: give api_key=… or SHOAL_API_KEY; "

@@ -42,10 +42,10 @@ def result_reader(
 
 def plain_result_reader(*, trust: bool) -> ReadResult:
     """Return a decoder of values; with ``trust`` they may be pickled."""
-    return ValueReader(unpickle=_unpickled if trust else _not_unpickled).read
+    return ValueReader(unpickle=_unpickle if trust else _reject_pickled).read
 
 
-def _unpickled(data: memoryview) -> object:
+def _unpickle(data: memoryview) -> object:
     try:
         return load_pickle(data)
     except Exception as error:
@@ -53,7 +53,7 @@ def _unpickled(data: memoryview) -> object:
         raise InvalidRequest(f"the result cannot be unpickled: {error!r}") from error
 
 
-def _not_unpickled(data: memoryview) -> object:
+def _reject_pickled(data: memoryview) -> object:
     raise InvalidRequest(
         "the result is pickled, and reading it runs code of the worker: it is not read "
         "here; return lists, dictionaries, texts, numbers or arrays, or trust the "
@@ -137,17 +137,16 @@ def encode_arguments(
     Raises InvalidRequest naming the argument that cannot be sent, TooLarge.
     """
     if not function.code and not kwargs and _SIMPLE.issuperset(map(type, args)):
-        with suppress(
-            OverflowError, UnicodeEncodeError
-        ):  # the general path below raises the error
+        # The general path below raises these errors, naming the argument.
+        with suppress(OverflowError, UnicodeEncodeError):
             if len(simple := _encode(args)) <= BLOB_MIN:
                 return EncodedArguments(simple, NO_KWARGS)
-    large = _Large()
-    coded = bool(function.code)
-    packed = _pack(list(args), "args", large, coded) if args else _NO_ARGS
-    named = _pack(dict(kwargs), "kwargs", large, coded) if kwargs else _NO_KWARGS
+    collector = _BlobCollector()
+    as_code = bool(function.code)
+    packed = _pack(list(args), "args", collector, as_code) if args else _NO_ARGS
+    named = _pack(dict(kwargs), "kwargs", collector, as_code) if kwargs else _NO_KWARGS
     needs: list[str] = []
-    if coded:
+    if as_code:
         needs.append(Feature.CODE.value)
     if packed.first_extension or named.first_extension:
         needs.append(Feature.VALUES.value)
@@ -158,11 +157,13 @@ def encode_arguments(
         )
     first = tuple(each.digest for each in function.blobs)
     return EncodedArguments(
-        _spliced(function.code, len(args), packed.data) if coded else packed.data,
+        _prepend_item(function.code, len(args), packed.data)
+        if as_code
+        else packed.data,
         named.data,
         tuple(needs),
         first + packed.blobs + named.blobs,
-        function.blobs + tuple(large.blobs.values()),
+        function.blobs + tuple(collector.blobs.values()),
     )
 
 
@@ -194,7 +195,7 @@ def is_small(value: object, depth: int = SMALL_DEPTH) -> bool:
     )
 
 
-class _Large:
+class _BlobCollector:
     """Collects blobs, by their digests."""
 
     def __init__(self) -> None:
@@ -207,11 +208,11 @@ class _Large:
 
 
 def _named(name: str, trust: bool) -> RemoteFunction:
-    return _task_there(name, trust, home_module(name))
+    return _named_task(name, trust, home_module(name))
 
 
 @lru_cache(FUNCTIONS_MAX)
-def _task_there(name: str, trust: bool, home: str) -> RemoteFunction:
+def _named_task(name: str, trust: bool, home: str) -> RemoteFunction:
     return RemoteFunction(name, plain_result_reader(trust=trust), home=home)
 
 
@@ -221,9 +222,11 @@ def _task(name: str, function: Callable[..., object], trust: bool) -> RemoteFunc
     return RemoteFunction(name, read, home=home_module(name, function))
 
 
-def _pack(value: object, root: str, large: _Large, coded: bool) -> PackedValue:
+def _pack(
+    value: object, root: str, collector: _BlobCollector, as_code: bool
+) -> PackedValue:
     return pack(
-        value, root, size_max=ARGS_MAX, pickles=coded, store_blob=large.store_blob
+        value, root, size_max=ARGS_MAX, pickles=as_code, store_blob=collector.store_blob
     )
 
 
@@ -240,7 +243,7 @@ def _code(function: Callable[..., object], read: ReadResult) -> RemoteFunction:
     except Exception as error:
         # Objects that the function refers to may raise anything.
         raise InvalidRequest(
-            f"{name} cannot be sent along, for what it refers to cannot be pickled: "
+            f"{name} cannot be sent: an object that it refers to cannot be pickled: "
             f"{error}"
         ) from error
     code = _encode(msgspec.msgpack.Ext(PICKLED, pickled))
@@ -252,12 +255,12 @@ def _code(function: Callable[..., object], read: ReadResult) -> RemoteFunction:
     return RemoteFunction(name, read, reference, (blob,), home)
 
 
-def _spliced(first: bytes, others: int, array: bytes) -> bytes:
+def _prepend_item(first: bytes, others: int, array: bytes) -> bytes:
     """Prepend an item to an encoded array of ``others`` items."""
-    return _head(others + 1) + first + array[len(_head(others)) :]
+    return _array_header(others + 1) + first + array[len(_array_header(others)) :]
 
 
-def _head(items: int) -> bytes:
+def _array_header(items: int) -> bytes:
     """Return the header of an array (MessagePack specification, array family)."""
     if items <= _FIXED_MAX:
         return bytes((0x90 | items,))

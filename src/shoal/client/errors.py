@@ -30,7 +30,7 @@ from shoal.domain.errors import (
 from shoal.tasks.registry import main_module_name
 
 MAIN = "__main__"
-NOWHERE = ModuleType("nowhere")
+NO_MODULE = ModuleType("nowhere")
 
 
 def home_module(name: str, function: object = None) -> str:
@@ -43,7 +43,7 @@ def home_module(name: str, function: object = None) -> str:
         return known
     module, _, last = name.rpartition(".")
     home = MAIN if module == main_module_name() else module
-    return home if last in vars(sys.modules.get(home, NOWHERE)) else ""
+    return home if last in vars(sys.modules.get(home, NO_MODULE)) else ""
 
 
 def tasks_argument(home: str) -> str:
@@ -62,10 +62,10 @@ def own_exception(home: str, name: str, text: str) -> Exception | None:
     found = _find_class(home, name)
     if found is None:
         return None
-    builtin = next(each for each in found.__mro__ if each.__module__ == "builtins")
-    made: Exception = builtin.__new__(found)  # type: ignore[call-overload]  # no type's
-    made.args = (text,) if text else ()
-    return made
+    base = next(each for each in found.__mro__ if each.__module__ == "builtins")
+    exception: Exception = base.__new__(found)  # type: ignore[call-overload]  # no type's
+    exception.args = (text,) if text else ()
+    return exception
 
 
 def _find_class(home: str, name: str) -> type[Exception] | None:
@@ -165,8 +165,10 @@ def rebuild_exception(traceback: str, job_id: str = "", home: str = "") -> Excep
     Only classes from Python, Shoal and the function's module ``home`` are rebuilt: a
     peer cannot cause an import.  Any other exception becomes a TaskError.
     """
-    error = _named(_last(traceback), home) or TaskError(
-        _last(traceback) or "the function failed without a message", traceback, job_id
+    error = _exception_from(_last_lines(traceback), home) or TaskError(
+        _last_lines(traceback) or "the function failed without a message",
+        traceback,
+        job_id,
     )
     error.__cause__ = RemoteTraceback(traceback)
     return error
@@ -176,7 +178,7 @@ def _job(meta: Mapping[str, object]) -> str:
     return str(meta.get("job", ""))
 
 
-def _last(traceback: str) -> str:
+def _last_lines(traceback: str) -> str:
     """Return the lines after the last stack, which name the exception."""
     _, heading, stack = traceback.rpartition(HEADING)
     lines = stack.splitlines()
@@ -186,7 +188,7 @@ def _last(traceback: str) -> str:
     return "\n".join(lines[start:]).strip()
 
 
-def _named(last: str, home: str) -> Exception | None:
+def _exception_from(last: str, home: str) -> Exception | None:
     if (found := _NAMED.fullmatch(last)) is None:
         return None
     name, text = found["name"], found["text"]
@@ -194,7 +196,7 @@ def _named(last: str, home: str) -> Exception | None:
     arguments = (
         () if text is None else (_literal(text) if name == "KeyError" else text,)
     )
-    class_ = _class(name)
+    class_ = _known_class(name)
     if class_ is None:
         return own_exception(home, name, text or "")
     try:
@@ -203,7 +205,7 @@ def _named(last: str, home: str) -> Exception | None:
         return None
 
 
-def _class(name: str) -> type[Exception] | None:
+def _known_class(name: str) -> type[Exception] | None:
     known = (
         getattr(errors, name.removeprefix(_SHOAL_ERRORS), None)
         if name.startswith(_SHOAL_ERRORS)
@@ -224,7 +226,7 @@ def _literal(text: str) -> object:
     return value
 
 
-def _unknown(text: str, job_id: str, home: str) -> UnknownTask:
+def _unknown_task(text: str, job_id: str, home: str) -> UnknownTask:
     if source := tasks_argument(home):
         end = "" if text.endswith("?") else ";"
         text += f"{end} a worker with `shoal join … --tasks {source}` would have it"
@@ -234,7 +236,7 @@ def _unknown(text: str, job_id: str, home: str) -> UnknownTask:
 _KINDS: Mapping[str, Callable[[str, str, str], ShoalError | Exception]] = {
     "raised": rebuild_exception,
     "timeout": lambda text, job, _: TaskTimeout(text, job_id=job),
-    "unknown": _unknown,
+    "unknown": _unknown_task,
     "code": lambda text, *_: CodeRefused(text),
     "values": lambda text, *_: PlainValuesOnly(text),
     "lost": lambda text, *_: WorkerLost(text),

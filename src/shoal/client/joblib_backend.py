@@ -23,7 +23,7 @@ from shoal.tasks.limits import BLOB_MIN
 from shoal.tasks.values import Ref
 
 NAME = "shoal"
-AT_ONCE_MIN = 2  # with one job at a time joblib runs all of them in this process
+CONCURRENT_MIN = 2  # with one job at a time joblib runs all of them in this process
 
 NUMBERS = "biufc"  # NumPy dtype kinds whose large arrays are sent as blobs
 
@@ -94,23 +94,23 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         self._open: set[Future[bytes]] = set()
         self._arrays = _Arrays(self._pool)
         # joblib's callbacks run here, so they do not block the pool's thread.
-        self._returning = ThreadPoolExecutor(1, "shoal-joblib")
+        self._callback_thread = ThreadPoolExecutor(1, "shoal-joblib")
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         if n_jobs == 1:
             return 1
-        there = self._pool.tasks()
-        if not there.code:
+        tasks = self._pool.tasks()
+        if not tasks.code:
             raise CodeRefused(
                 "no worker runs functions that are sent along, as joblib's are: start "
                 "one with `shoal join --trust-code`"
             )
         if n_jobs is not None and n_jobs > 0:
             return n_jobs
-        spared = 0 if n_jobs is None else 1 + n_jobs
-        return max(AT_ONCE_MIN, there.slots + spared)
+        reserved = 0 if n_jobs is None else 1 + n_jobs
+        return max(CONCURRENT_MIN, tasks.slots + reserved)
 
     def start_call(self) -> None:
         self._arrays = _Arrays(self._pool)
@@ -127,11 +127,11 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         self._open.add(future)
         future.add_done_callback(self._open.discard)
         if callback is not None:
-            future.add_done_callback(partial(self._return, callback))
+            future.add_done_callback(partial(self._queue_callback, callback))
         return future
 
-    def _return(self, callback: Callback, future: Future[bytes]) -> None:
-        self._returning.submit(callback, future)
+    def _queue_callback(self, callback: Callback, future: Future[bytes]) -> None:
+        self._callback_thread.submit(callback, future)
 
     def retrieve_result_callback(self, out: Future[bytes]) -> list[Any]:
         result, error, remote = pickle.loads(out.result())
@@ -156,10 +156,10 @@ class _Arrays:
         self._refs: dict[int, tuple[Array, Ref]] = {}
 
     def ref(self, array: Array) -> Ref:
-        if (known := self._refs.get(id(array))) is None:
-            known = array, self._pool.put(np.asarray(array))
-            self._refs[id(array)] = known
-        return known[1]
+        if (entry := self._refs.get(id(array))) is None:
+            entry = array, self._pool.put(np.asarray(array))
+            self._refs[id(array)] = entry
+        return entry[1]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no type hints

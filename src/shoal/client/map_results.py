@@ -43,24 +43,24 @@ def as_done(
 
     Raises TimeoutError.
     """
-    out = set(ahead)
+    open_futures = set(ahead)
     done: queue.SimpleQueue[Future[R]] = queue.SimpleQueue()
     for future in ahead:
         future.add_done_callback(done.put)
     ahead.clear()
     try:
-        while out:
+        while open_futures:
             try:
-                future = done.get(timeout=_left(deadline))
+                future = done.get(timeout=_remaining(deadline))
             except queue.Empty:
                 raise TimeoutError from None
-            out.remove(future)
+            open_futures.remove(future)
             yield future
             for another in islice(submitted, 1):
-                out.add(another)
+                open_futures.add(another)
                 another.add_done_callback(done.put)
     finally:
-        for future in out:
+        for future in open_futures:
             future.cancel()
 
 
@@ -70,7 +70,7 @@ def results(
     """Yield results.  Raises the exception of a call, or TimeoutError."""
     with closing(window):
         for future in window:
-            yield future.result(_left(deadline))
+            yield future.result(_remaining(deadline))
 
 
 def outcomes(
@@ -80,14 +80,14 @@ def outcomes(
     with closing(window):
         for future in window:
             try:
-                yield future.result(_left(deadline))
+                yield future.result(_remaining(deadline))
             except Exception as error:
                 if not future.done():  # the wait timed out
                     raise
                 yield error
 
 
-def _left(deadline: float | None) -> float | None:
+def _remaining(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - monotonic())
 
 
@@ -135,24 +135,24 @@ async def async_as_done(
     submitted: Iterator[Awaitable[asyncio.Future[R]]],
 ) -> AsyncGenerator[asyncio.Future[R], None]:
     """Yield futures in completion order; submit another for each."""
-    out: set[asyncio.Future[R]] = set()
+    open_futures: set[asyncio.Future[R]] = set()
     done: asyncio.Queue[asyncio.Future[R]] = asyncio.Queue()
 
     async def submit(number: int) -> None:
         for each in islice(submitted, number):
             future = await each
-            out.add(future)
+            open_futures.add(future)
             future.add_done_callback(done.put_nowait)
 
     try:
         await submit(AHEAD_MAX)
-        while out:
+        while open_futures:
             future = await done.get()
-            out.remove(future)
+            open_futures.remove(future)
             yield future
             await submit(1)
     finally:
-        for future in out:
+        for future in open_futures:
             future.cancel()
 
 

@@ -110,23 +110,26 @@ def with_changes(options: Options, changes: OptionChanges) -> Options:
     names = [each.name for each in fields(Options)]
     for name in changes:
         if name not in names:
-            near = get_close_matches(name, names, n=1)
-            meant = f"did you mean {near[0]}? " if near else ""
+            matches = get_close_matches(name, names, n=1)
+            suggestion = f"did you mean {matches[0]}? " if matches else ""
             raise TypeError(
-                f"with_options() has no {name}=…: {meant}Options: {', '.join(names)}"
+                f"with_options() has no {name}=…: {suggestion}Options: "
+                f"{', '.join(names)}"
             )
     return replace(options, **changes)
 
 
-def reject_unknown_arguments(what: str, names: Iterable[str]) -> None:
+def reject_unknown_arguments(class_name: str, names: Iterable[str]) -> None:
     """Raise TypeError for unknown arguments of a pool, saying where they belong."""
     for name in names:
-        raise TypeError(f"{what}() has no {name}=…: {_BELONGS.get(name, _NO_SUCH)}")
+        raise TypeError(
+            f"{class_name}() has no {name}=…: {_ADVICE.get(name, _ARGUMENTS)}"
+        )
 
 
-_NO_SUCH = "its arguments are url, api_key, durable, trust_code, data_dir and cacert"
+_ARGUMENTS = "its arguments are url, api_key, durable, trust_code, data_dir and cacert"
 _SLOTS = "workers set the number of concurrent calls: shoal join … --slots 4"
-_BELONGS: Mapping[str, str] = {
+_ADVICE: Mapping[str, str] = {
     **{
         each.name: f"it is an option of calls: pool.with_options({each.name}=…)"
         for each in fields(Options)

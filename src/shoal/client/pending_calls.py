@@ -63,11 +63,11 @@ class ClientCall:
 class CallCarrier(Protocol):
     """Carries the calls of a pool to its coordinator."""
 
-    def release(self, asked: ClientCall) -> bool:
+    def release(self, call: ClientCall) -> bool:
         """Count a call as ended; False if it was already."""
         ...
 
-    def drop(self, asked: ClientCall) -> None:
+    def drop(self, call: ClientCall) -> None:
         """Stop a call whose result is not wanted any more."""
         ...
 
@@ -115,40 +115,40 @@ class CallMemory:
         self._size = 0
         self._blobs: dict[bytes, tuple[Blob, int]] = {}
 
-    def add(self, asked: ClientCall, *, force: bool = False) -> bool:
+    def add(self, call: ClientCall, *, force: bool = False) -> bool:
         """Count a call if there is room; a single call always has room.
 
         Replaces its blobs by equal ones of other calls.
         """
-        size = asked.size
-        if asked.blobs:
-            size += self._new(asked)
+        size = call.size
+        if call.blobs:
+            size += self._new_blob_size(call)
         if self._size + size > CALL_MEMORY_MAX and self._size and not force:
             return False
         self._size += size
-        if asked.blobs:
-            asked.blobs = tuple(self._kept(blob) for blob in asked.blobs)
+        if call.blobs:
+            call.blobs = tuple(self._shared_blob(blob) for blob in call.blobs)
         return True
 
-    def remove(self, asked: ClientCall) -> None:
+    def remove(self, call: ClientCall) -> None:
         """Stop counting a call."""
-        self._size -= asked.size
-        for blob in asked.blobs:
-            kept, users = self._blobs.pop(blob.digest)
+        self._size -= call.size
+        for blob in call.blobs:
+            shared, users = self._blobs.pop(blob.digest)
             if users > 1:
-                self._blobs[blob.digest] = kept, users - 1
+                self._blobs[blob.digest] = shared, users - 1
             else:
-                self._size -= kept.size
+                self._size -= shared.size
 
-    def _new(self, asked: ClientCall) -> int:
+    def _new_blob_size(self, call: ClientCall) -> int:
         """Return the size of a call's blobs that no other call has."""
-        sizes = {each.digest: each.size for each in asked.blobs}
+        sizes = {each.digest: each.size for each in call.blobs}
         return sum(sizes[digest] for digest in sizes.keys() - self._blobs.keys())
 
-    def _kept(self, blob: Blob) -> Blob:
-        kept, users = self._blobs.get(blob.digest, (blob, 0))
-        self._blobs[blob.digest] = kept, users + 1
-        return kept
+    def _shared_blob(self, blob: Blob) -> Blob:
+        shared, users = self._blobs.get(blob.digest, (blob, 0))
+        self._blobs[blob.digest] = shared, users + 1
+        return shared
 
 
 class CallNumbers:
@@ -176,25 +176,25 @@ class CallBuilder:
     def __init__(self, options: Options, numbers: CallNumbers) -> None:
         self.options = options
         self._numbers = numbers
-        self._written = options.encode()
-        self._again = options.durable or options.retry
+        self._encoded_options = options.encode()
+        self._retryable = options.durable or options.retry
 
     def build(
         self,
         function: RemoteFunction,
-        parcel: EncodedArguments,
-        ended: OnEnded,
+        arguments: EncodedArguments,
+        on_ended: OnEnded,
         index: int | None = None,
     ) -> ClientCall:
         """Return a call; ``index`` is its position in a ``map``."""
         number = self._numbers.number()
-        options = self._written
-        if parcel.needs or parcel.digests or self.options.durable:
+        options = self._encoded_options
+        if arguments.needs or arguments.digests or self.options.durable:
             options = {**options}
-            if parcel.needs:
-                options["needs"] = parcel.needs
-            if parcel.digests:
-                options["blobs"] = parcel.digests
+            if arguments.needs:
+                options["needs"] = arguments.needs
+            if arguments.digests:
+                options["blobs"] = arguments.digests
             if self.options.durable:
                 options["key"] = self._key(number, index)
                 if not self.options.key:
@@ -202,12 +202,12 @@ class CallBuilder:
         return ClientCall(
             number,
             function.name,
-            parcel.args,
-            parcel.kwargs,
+            arguments.args,
+            arguments.kwargs,
             options,
-            ended,
-            self._again,
-            parcel.blobs,
+            on_ended,
+            self._retryable,
+            arguments.blobs,
             self.options.on_progress,
             home=function.home,
             sends_code=bool(function.code),

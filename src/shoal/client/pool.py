@@ -20,7 +20,7 @@ from shoal.client.encoding import (
     encode_value,
     remote_function,
 )
-from shoal.client.map_results import as_done, in_order, outcomes, results
+from shoal.client.map_results import AHEAD_MAX, as_done, in_order, outcomes, results
 from shoal.client.options import (
     OptionChanges,
     Options,
@@ -33,8 +33,6 @@ from shoal.tasks.values import Ref
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-AHEAD_MAX = 8192  # calls of a ``map`` that are out, beyond those whose results were had
 
 
 class Pool(Executor):
@@ -81,13 +79,13 @@ class Pool(Executor):
         **unknown: Never,
     ) -> None:
         reject_unknown_arguments("shoal.Pool", unknown)
-        place = find_coordinator(url, api_key, data_dir=data_dir, cacert=cacert)
+        address = find_coordinator(url, api_key, data_dir=data_dir, cacert=cacert)
         self._trust = trust_code
-        self._shared = _Shared(ThreadedCalls(place), CallNumbers())
-        self._terms = CallBuilder(Options(durable=durable), self._shared.numbers)
+        self._shared = _Shared(ThreadedCalls(address), CallNumbers())
+        self._builder = CallBuilder(Options(durable=durable), self._shared.numbers)
 
     def __repr__(self) -> str:
-        return f"<shoal.Pool of {self._shared.background.url}>"
+        return f"<shoal.Pool of {self._shared.carrier.url}>"
 
     def __exit__(
         self,
@@ -125,8 +123,8 @@ class Pool(Executor):
             TypeError: there is no such option.
         """
         view = copy.copy(self)
-        options = with_changes(self._terms.options, changes)
-        view._terms = CallBuilder(options, self._shared.numbers)
+        options = with_changes(self._builder.options, changes)
+        view._builder = CallBuilder(options, self._shared.numbers)
         return view
 
     @overload
@@ -272,7 +270,7 @@ class Pool(Executor):
             ShoalError: the coordinator does not accept it, or is unreachable.
         """
         blob = encode_value(value)
-        self._shared.background.put(blob)
+        self._shared.carrier.put(blob)
         return Ref(blob.digest)
 
     def tasks(self) -> TaskList:
@@ -287,7 +285,7 @@ class Pool(Executor):
         Raises:
             ShoalError: the coordinator refuses to answer, or is unreachable.
         """
-        return self._shared.background.tasks()
+        return self._shared.carrier.tasks()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more calls, from any view, and wait for the open ones.
@@ -299,12 +297,12 @@ class Pool(Executor):
                 background.
             cancel_futures: cancel the open calls first.
         """
-        background = self._shared.background
-        background.stop()
+        carrier = self._shared.carrier
+        carrier.stop()
         if cancel_futures:
-            background.cancel_all()
+            carrier.cancel_all()
         if wait:
-            background.finish()
+            carrier.finish()
 
     def _submit(
         self,
@@ -313,19 +311,19 @@ class Pool(Executor):
         kwargs: dict[str, Any],
         index: int | None = None,
     ) -> Future[Any]:
-        background = self._shared.background
-        future = CallFuture(function.read, background)
-        parcel = encode_arguments(function, args, kwargs)
-        asked = self._terms.build(function, parcel, future.on_ended, index)
-        future.call = asked
-        background.submit(future, asked)
+        carrier = self._shared.carrier
+        future = CallFuture(function.read, carrier)
+        arguments = encode_arguments(function, args, kwargs)
+        call = self._builder.build(function, arguments, future.on_ended, index)
+        future.call = call
+        carrier.submit(future, call)
         return future
 
 
 class _Shared:
     """What all views of a pool have in common; the thread ends when they are gone."""
 
-    def __init__(self, background: ThreadedCalls, numbers: CallNumbers) -> None:
-        self.background = background
+    def __init__(self, carrier: ThreadedCalls, numbers: CallNumbers) -> None:
+        self.carrier = carrier
         self.numbers = numbers
-        weakref.finalize(self, background.stop).atexit = False
+        weakref.finalize(self, carrier.stop).atexit = False

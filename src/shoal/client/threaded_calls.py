@@ -81,18 +81,18 @@ FORKED = (
 class ThreadedCalls:
     """Sends calls in a thread, which runs from the first call until ``stop``."""
 
-    def __init__(self, place: CoordinatorAddress) -> None:
-        self._place = place
+    def __init__(self, address: CoordinatorAddress) -> None:
+        self._address = address
         self._process = os.getpid()
         # Guards the attributes below; submissions wait on it for room.
-        self._room = threading.Condition()
-        self._held = CallMemory()
+        self._condition = threading.Condition()
+        self._memory = CallMemory()
         self._open: dict[int, CallFuture] = {}
         self._stopped = False
         self._thread: threading.Thread | None = None
         # Passed without a lock: append and popleft are atomic.
-        self._incoming: deque[Callable[[], None]] = deque()
-        self._woken = False
+        self._actions: deque[Callable[[], None]] = deque()
+        self._wakeup_pending = False
         self._loop: asyncio.AbstractEventLoop
         self._session: ClientSession
         self._channel: CallChannel
@@ -100,37 +100,37 @@ class ThreadedCalls:
     @property
     def url(self) -> str:
         """The coordinator's."""
-        return self._place.url
+        return self._address.url
 
-    def submit(self, future: CallFuture, asked: ClientCall) -> None:
+    def submit(self, future: CallFuture, call: ClientCall) -> None:
         """Send a call, after waiting while open calls hold too much memory.
 
         Raises RuntimeError after ``stop``, or in a process that was forked.
         """
-        with self._room:
-            self._check()
-            while not self._held.add(asked):
+        with self._condition:
+            self._ensure_running()
+            while not self._memory.add(call):
                 if self._in_thread():  # in a callback, which must not block
-                    self._held.add(asked, force=True)
+                    self._memory.add(call, force=True)
                     break
-                self._room.wait()
-                self._check()
-            self._open[asked.number] = future
-        self._hand_over(lambda: self._channel.submit(asked))
+                self._condition.wait()
+                self._ensure_running()
+            self._open[call.number] = future
+        self._run_in_loop(lambda: self._channel.submit(call))
 
-    def release(self, asked: ClientCall) -> bool:
+    def release(self, call: ClientCall) -> bool:
         """Count a call as ended; False if it was already."""
-        with self._room:
-            if self._open.pop(asked.number, None) is None:
+        with self._condition:
+            if self._open.pop(call.number, None) is None:
                 return False
-            self._held.remove(asked)
-            self._room.notify_all()
+            self._memory.remove(call)
+            self._condition.notify_all()
         return True
 
-    def drop(self, asked: ClientCall) -> None:
+    def drop(self, call: ClientCall) -> None:
         """Cancel a call whose result is not wanted any more."""
         with suppress(RuntimeError):  # the loop has ended, with all calls
-            self._hand_over(lambda: self._channel.drop(asked))
+            self._run_in_loop(lambda: self._channel.drop(call))
 
     def put(self, blob: Blob) -> None:
         """Upload a large value.  Raises as ``BlobClient.upload`` does."""
@@ -138,31 +138,31 @@ class ThreadedCalls:
 
     def tasks(self) -> TaskList:
         """List the functions of all workers.  Raises as ``fetch_tasks`` does."""
-        return self._run(lambda: fetch_tasks(self._session, self._place))
+        return self._run(lambda: fetch_tasks(self._session, self._address))
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the thread, and wait for it."""
-        with self._room:
-            self._check()
+        with self._condition:
+            self._ensure_running()
         return asyncio.run_coroutine_threadsafe(work(), self._loop).result()
 
     def cancel_all(self) -> None:
         """Cancel all open calls."""
-        with self._room:
+        with self._condition:
             futures = [*self._open.values()]
         for future in futures:
             future.cancel()
 
     def stop(self) -> None:
         """Accept no more calls, and end the thread after the open ones."""
-        with self._room:
+        with self._condition:
             if self._stopped:
                 return
             self._stopped = True
-            self._room.notify_all()
+            self._condition.notify_all()
             if self._thread is None:
                 return
-        self._hand_over(lambda: self._channel.close())
+        self._run_in_loop(lambda: self._channel.close())
 
     def finish(self) -> None:
         """Stop, and wait until the thread has ended.
@@ -178,7 +178,7 @@ class ThreadedCalls:
             self.cancel_all()
             raise
 
-    def _check(self) -> None:
+    def _ensure_running(self) -> None:
         """Start the thread if necessary; the caller holds the lock."""
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
@@ -187,7 +187,7 @@ class ThreadedCalls:
         if self._thread is None:
             started = threading.Event()
             self._thread = threading.Thread(
-                target=self._carry, args=(started,), name="shoal-pool", daemon=True
+                target=self._run_thread, args=(started,), name="shoal-pool", daemon=True
             )
             self._thread.start()
             started.wait()
@@ -195,18 +195,18 @@ class ThreadedCalls:
     def _in_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def _hand_over(self, what: Callable[[], None]) -> None:
-        self._incoming.append(what)
-        if not self._woken:
-            self._woken = True
+    def _run_in_loop(self, action: Callable[[], None]) -> None:
+        self._actions.append(action)
+        if not self._wakeup_pending:
+            self._wakeup_pending = True
             self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
-        self._woken = False  # first: a later call wakes the loop again
-        while self._incoming:
-            self._incoming.popleft()()
+        self._wakeup_pending = False  # first: a later call wakes the loop again
+        while self._actions:
+            self._actions.popleft()()
 
-    def _carry(self, started: threading.Event) -> None:
+    def _run_thread(self, started: threading.Event) -> None:
         # A pool without shutdown() finishes its calls at exit.
         atexit.register(self._finish_at_exit)
         try:
@@ -214,7 +214,7 @@ class ThreadedCalls:
                 runner.run(self._serve(started))
         finally:
             atexit.unregister(self._finish_at_exit)
-            self._abandon()
+            self._fail_open_calls()
 
     def _finish_at_exit(self) -> None:
         self.stop()
@@ -222,9 +222,9 @@ class ThreadedCalls:
             self.cancel_all()
         self.finish()
 
-    def _abandon(self) -> None:
+    def _fail_open_calls(self) -> None:
         """Fail the open calls; there are some only after a bug."""
-        with self._room:
+        with self._condition:
             self._stopped = True
             futures = [*self._open.values()]
         for future in futures:
@@ -232,7 +232,7 @@ class ThreadedCalls:
 
     async def _serve(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
-        async with open_session(self._place) as self._session:
-            self._channel = CallChannel(self._session, self._place)
+        async with open_session(self._address) as self._session:
+            self._channel = CallChannel(self._session, self._address)
             started.set()
             await self._channel.run()

@@ -27,9 +27,8 @@ from shoal.models.transfer import FileWrite, IncomingModel
 
 QUERY_TIMEOUT = 5.0  # seconds until the query is repeated: some peers lose the first
 QUERIES_MAX = 3  # times
-SILENCE_TIMEOUT = (
-    120.0  # seconds between chunks; some peers read a whole file before each
-)
+# Seconds between chunks; some peers read a whole file before each.
+SILENCE_TIMEOUT = 120.0
 UNWRITTEN_MAX = 16 << 20  # bytes at which reading pauses
 UNWRITTEN_FULL = 64 << 20  # bytes at which the download fails
 
@@ -53,28 +52,28 @@ class DownloadedModel:
 
 
 class ModelDownload:
-    """The download of one model from one peer, to which ``say`` sends messages.
+    """The download of one model from one peer, to which ``send`` sends messages.
 
     ``progress`` receives the bytes so far, and the size if it is known.
     """
 
     def __init__(
         self,
-        wanted: DownloadRequest,
-        say: Callable[[ModelMessage], bool],
+        request: DownloadRequest,
+        send: Callable[[ModelMessage], bool],
         progress: Callable[[int, int | None], None] = lambda received, size: None,
     ) -> None:
-        self._wanted = wanted
-        self._say = say
+        self._request = request
+        self._send = send
         self._progress = progress
         self._answer: ModelAnswer | None = None
         self._incoming: IncomingModel | None = None
         self._writes: list[FileWrite] = []
         self._unwritten = 0  # bytes, with those that are being written
         self._end: ModelDone | ShoalError | None = None
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
+        self._changed = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
 
     async def run(self) -> DownloadedModel:
         """Download the model; return its location.
@@ -83,12 +82,12 @@ class ModelDownload:
         silent, PeerError if it breaks the protocol, and ConfigError if the model cannot
         be stored.  A failed download leaves no files.
         """
-        size = await self._ask()
+        size = await self._query_peer()
         transfer_id = str(uuid4())
-        wanted = self._wanted
-        incoming = IncomingModel(transfer_id, wanted.model, size)
+        request = self._request
+        incoming = IncomingModel(transfer_id, request.model, size)
         staging = Staging(
-            wanted.folder, wanted.model, transfer_id, size or 0, wanted.replace
+            request.folder, request.model, transfer_id, size or 0, request.replace
         )
         loop = asyncio.get_running_loop()
         # One thread, so that removal comes after all writes.
@@ -96,25 +95,25 @@ class ModelDownload:
             try:
                 await loop.run_in_executor(disk, staging.begin)
                 self._incoming = incoming
-                self._say(ModelRequest(transfer_id, wanted.model))
-                await self._take(incoming, staging, disk)
+                self._send(ModelRequest(transfer_id, request.model))
+                await self._write_chunks(incoming, staging, disk)
                 path = await loop.run_in_executor(disk, staging.commit)
             finally:
                 self._incoming = None
-                self._room.set()
+                self._writable.set()
                 await asyncio.shield(loop.run_in_executor(disk, staging.remove))
         return DownloadedModel(path, incoming.received, incoming.files)
 
-    def receive(self, word: ModelMessage) -> None:
+    def receive(self, message: ModelMessage) -> None:
         """Process a message of the peer, without waiting.
 
         Ignores chunks of other transfers.
         """
-        match word:
-            case ModelAnswer(model=self._wanted.model):
-                self._answered(word)
+        match message:
+            case ModelAnswer(model=self._request.model):
+                self._on_answer(message)
             case ModelChunk() | ModelDone():
-                self._came(word)
+                self._on_data(message)
             case _:
                 pass
 
@@ -125,42 +124,42 @@ class ModelDownload:
 
     async def wait_for_room(self) -> None:
         """Wait until enough received data is written to read more."""
-        await self._room.wait()
+        await self._writable.wait()
 
-    async def _ask(self) -> int | None:
+    async def _query_peer(self) -> int | None:
         """Query the model; return its size in bytes, if it is announced."""
         for _ in range(QUERIES_MAX):
-            self._say(ModelQuery(self._wanted.model))
-            if not await self._heard_within(QUERY_TIMEOUT):
+            self._send(ModelQuery(self._request.model))
+            if not await self._wait_for_message(QUERY_TIMEOUT):
                 continue
-            assert self._answer is not None, "there was no other news"
+            assert self._answer is not None, "nothing else was received"
             if not self._answer.available:
                 raise UnknownModel(
-                    f"the peer does not share {self._wanted.model}: a coordinator "
+                    f"the peer does not share {self._request.model}: a coordinator "
                     "shares the models of its --share"
                 )
             return self._answer.size
         raise TimedOut(
-            f"the peer does not answer whether it shares {self._wanted.model}: it may "
+            f"the peer does not answer whether it shares {self._request.model}: it may "
             "not support sharing"
         )
 
-    async def _heard_within(self, seconds: float) -> bool:
+    async def _wait_for_message(self, seconds: float) -> bool:
         """Wait for a message; return False on a timeout, raise the end's error."""
         try:
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self._changed.wait()
         except TimeoutError:
             return False
-        self._news.clear()
+        self._changed.clear()
         if isinstance(self._end, ShoalError):
             raise self._end
         return True
 
-    def _answered(self, answer: ModelAnswer) -> None:
+    def _on_answer(self, answer: ModelAnswer) -> None:
         if self._answer is None:
             self._answer = answer
-            self._news.set()
+            self._changed.set()
         elif self._incoming is not None and not answer.available:
             self.on_disconnect(
                 UnknownModel(
@@ -169,17 +168,17 @@ class ModelDownload:
                 )
             )
 
-    def _came(self, word: ModelChunk | ModelDone) -> None:
+    def _on_data(self, message: ModelChunk | ModelDone) -> None:
         incoming = self._incoming
-        if incoming is None or self._end is not None or not incoming.belongs(word):
+        if incoming is None or self._end is not None or not incoming.belongs(message):
             return
         try:
-            match word:
+            match message:
                 case ModelChunk():
-                    self._queue(incoming.add_chunk(word))
+                    self._queue(incoming.add_chunk(message))
                 case ModelDone():
-                    incoming.complete(word)
-                    self._finish(word)
+                    incoming.complete(message)
+                    self._finish(message)
         except PeerError as error:
             self._finish(error)
 
@@ -189,31 +188,31 @@ class ModelDownload:
         if self._unwritten > UNWRITTEN_FULL:
             raise LimitExceeded("unwritten data", self._unwritten, UNWRITTEN_FULL)
         if self._unwritten > UNWRITTEN_MAX:
-            self._room.clear()
-        self._news.set()
+            self._writable.clear()
+        self._changed.set()
 
     def _finish(self, end: ModelDone | ShoalError) -> None:
         self._end = end
-        self._room.set()
-        self._news.set()
+        self._writable.set()
+        self._changed.set()
 
-    async def _take(
+    async def _write_chunks(
         self, incoming: IncomingModel, staging: Staging, disk: Executor
     ) -> None:
         """Write chunks until the model is complete, or raise the error."""
         loop = asyncio.get_running_loop()
         while self._writes or not isinstance(self._end, ModelDone):
-            if not await self._heard_within(SILENCE_TIMEOUT):
-                raise TimedOut(_silent(incoming))
+            if not await self._wait_for_message(SILENCE_TIMEOUT):
+                raise TimedOut(_silence_message(incoming))
             writes, self._writes = self._writes, []
             await loop.run_in_executor(disk, staging.write, writes)
             self._unwritten -= sum(len(each.data) for each in writes)
             if self._unwritten <= UNWRITTEN_MAX:
-                self._room.set()
+                self._writable.set()
             self._progress(incoming.received, incoming.size)
 
 
-def _silent(incoming: IncomingModel) -> str:
+def _silence_message(incoming: IncomingModel) -> str:
     if not incoming.files:
         return (
             f"the peer announced {incoming.model}, but sent nothing for "

@@ -82,13 +82,13 @@ class Library:
         return SharedModel(tuple(files))
 
 
-def open_library(words: Sequence[tuple[str, Path]]) -> Library:
+def open_library(named: Sequence[tuple[str, Path]]) -> Library:
     """Return the library of the models given on the command line.
 
     Raises ConfigError if a name is invalid or repeated, or files cannot be shared.
     """
     models: dict[str, Path] = {}
-    for name, path in words:
+    for name, path in named:
         try:
             check_model_name(name)
         except InvalidRequest as error:
@@ -106,13 +106,13 @@ def open_library(words: Sequence[tuple[str, Path]]) -> Library:
     return library
 
 
-def shareable_library(words: Sequence[tuple[str, Path]]) -> Library:
+def shareable_library(named: Sequence[tuple[str, Path]]) -> Library:
     """Return the library of the models that can be shared; log why others cannot.
 
     A worker offers its models whether or not peers can copy them.
     """
     models = {}
-    for name, path in words:
+    for name, path in named:
         try:
             open_library([(name, path)])
         except ConfigError as error:
@@ -201,7 +201,7 @@ def stored_models(folder: Path) -> list[StoredModel]:
     Raises ConfigError if it is not readable.
     """
     try:
-        found = list(_below(folder, "", PARTS_MAX)) if folder.is_dir() else []
+        found = list(_models_below(folder, "", PARTS_MAX)) if folder.is_dir() else []
     except OSError as error:
         raise ConfigError(f"cannot read {folder}: {error.strerror}") from error
     return sorted(found, key=lambda each: each.name)[:MODELS_MAX]
@@ -220,7 +220,7 @@ def stored_model(path: Path, name: str) -> StoredModel:
     )
 
 
-def _below(folder: Path, prefix: str, depth: int) -> Iterator[StoredModel]:
+def _models_below(folder: Path, prefix: str, depth: int) -> Iterator[StoredModel]:
     for each in _visible(folder):
         name = prefix + each.name
         if each.is_file() and each.suffix == ".gguf" and not prefix:
@@ -232,7 +232,7 @@ def _below(folder: Path, prefix: str, depth: int) -> Iterator[StoredModel]:
             if any(inner.is_file() for inner in _visible(each)):
                 yield stored_model(each, name)
             elif depth > 1:
-                yield from _below(each, f"{name}/", depth - 1)
+                yield from _models_below(each, f"{name}/", depth - 1)
 
 
 def _visible(folder: Path) -> Iterator[Path]:

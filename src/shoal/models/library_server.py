@@ -29,9 +29,7 @@ from shoal.models.library import (
 
 SENDING_MAX = 8  # models at a time
 SENDING_TO_PEER_MAX = 2  # of them
-QUERIES_MAX = (
-    16  # pending ones of a peer; further ones are dropped, and may be repeated
-)
+QUERIES_MAX = 16  # pending queries of a peer; it may repeat dropped ones
 STALL_TIMEOUT = 60.0  # seconds for a peer to read a piece
 ID_MAX = 64  # characters of a transfer id
 LOGGED_MAX = 1000  # logged refusals that are not repeated
@@ -44,8 +42,8 @@ class _Requester:
     """A peer with its connection."""
 
     name: str
-    say: SendModelMessage
-    room: WaitUntilWritable
+    send: SendModelMessage
+    wait_writable: WaitUntilWritable
 
 
 class LibraryServer:
@@ -59,7 +57,7 @@ class LibraryServer:
         self._tasks = asyncio.TaskGroup()
         self._queries: Counter[str] = Counter()  # by peer
         self._sending: dict[tuple[str, str], asyncio.Task[None]] = {}  # by peer, number
-        self._noted: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     async def __aenter__(self) -> "LibraryServer":
         await self._tasks.__aenter__()
@@ -78,24 +76,24 @@ class LibraryServer:
     def on_message(
         self,
         peer: str,
-        word: ModelMessage,
-        say: SendModelMessage,
-        room: WaitUntilWritable,
+        message: ModelMessage,
+        send: SendModelMessage,
+        wait_writable: WaitUntilWritable,
     ) -> None:
         """Process a message of a peer, without waiting; the answer follows.
 
         ``peer`` identifies the peer.
         """
-        caller = _Requester(peer, say, room)
-        match word:
+        requester = _Requester(peer, send, wait_writable)
+        match message:
             case ModelQuery():
-                self._query(caller, word)
+                self._query(requester, message)
             case ModelRequest():
-                self._request(caller, word)
+                self._request(requester, message)
             case ModelChunk() | ModelDone():
-                self._note(peer, "it sends a model without a request")
+                self._log_refusal(peer, "it sends a model without a request")
             case _:
-                self._note(peer, "it answers without a query")
+                self._log_refusal(peer, "it answers without a query")
 
     def on_peer_left(self, peer: str) -> None:
         """Abort transfers to a peer at once, not only at the next piece."""
@@ -103,36 +101,40 @@ class LibraryServer:
             if name == peer:
                 task.cancel()
 
-    def _query(self, caller: _Requester, query: ModelQuery) -> None:
-        if self._queries[caller.name] >= QUERIES_MAX:
-            self._note(caller.name, f"it has {QUERIES_MAX} queries pending")
+    def _query(self, requester: _Requester, query: ModelQuery) -> None:
+        if self._queries[requester.name] >= QUERIES_MAX:
+            self._log_refusal(requester.name, f"it has {QUERIES_MAX} queries pending")
             return
-        self._queries[caller.name] += 1
-        task = self._tasks.create_task(self._answer(caller, query.model))
-        task.add_done_callback(lambda _: self._answered(caller.name))
+        self._queries[requester.name] += 1
+        task = self._tasks.create_task(self._answer(requester, query.model))
+        task.add_done_callback(lambda _: self._on_answered(requester.name))
 
-    async def _answer(self, caller: _Requester, name: str) -> None:
-        found = await self._look(caller, name)
+    async def _answer(self, requester: _Requester, name: str) -> None:
+        found = await self._find(requester, name)
         if found is None:
-            caller.say(ModelAnswer(name, available=False))
+            requester.send(ModelAnswer(name, available=False))
         else:
-            caller.say(ModelAnswer(name, available=True, size=found.size))
+            requester.send(ModelAnswer(name, available=True, size=found.size))
 
-    def _answered(self, peer: str) -> None:
+    def _on_answered(self, peer: str) -> None:
         self._queries[peer] -= 1
         if not self._queries[peer]:
             del self._queries[peer]
 
-    def _request(self, caller: _Requester, request: ModelRequest) -> None:
-        if (reason := self._why_not(caller.name, request.transfer_id)) is not None:
-            self._note(caller.name, reason)
-            caller.say(ModelAnswer(request.model, available=False))
+    def _request(self, requester: _Requester, request: ModelRequest) -> None:
+        if (
+            reason := self._refusal_reason(requester.name, request.transfer_id)
+        ) is not None:
+            self._log_refusal(requester.name, reason)
+            requester.send(ModelAnswer(request.model, available=False))
             return
-        key = caller.name, request.transfer_id
-        self._sending[key] = task = self._tasks.create_task(self._send(caller, request))
+        key = requester.name, request.transfer_id
+        self._sending[key] = task = self._tasks.create_task(
+            self._send(requester, request)
+        )
         task.add_done_callback(lambda _: self._sending.pop(key))
 
-    def _why_not(self, peer: str, number: str) -> str | None:
+    def _refusal_reason(self, peer: str, number: str) -> str | None:
         """Return why a transfer is refused, or None if it is not."""
         if len(number) > ID_MAX:
             return f"a transfer id has more than {ID_MAX} characters"
@@ -144,55 +146,55 @@ class LibraryServer:
             return f"{SENDING_MAX} transfers are running"
         return None
 
-    async def _send(self, caller: _Requester, request: ModelRequest) -> None:
+    async def _send(self, requester: _Requester, request: ModelRequest) -> None:
         name = request.model
-        if (found := await self._look(caller, name)) is None:
-            caller.say(ModelAnswer(name, available=False))
+        if (found := await self._find(requester, name)) is None:
+            requester.send(ModelAnswer(name, available=False))
             return
-        log.info("sending model=%s peer=%r bytes=%d", name, caller.name, found.size)
+        log.info("sending model=%s peer=%r bytes=%d", name, requester.name, found.size)
         try:
-            whole = await _send_pieces(caller, request, found)
+            complete = await _send_pieces(requester, request, found)
         except (NotShareable, TimeoutError) as error:
             if isinstance(error, TimeoutError):
                 error = NotShareable(f"the peer read nothing for {STALL_TIMEOUT:g} s")
-            self._note(caller.name, f"{name} was aborted: {error}")
-            caller.say(ModelAnswer(name, available=False))
+            self._log_refusal(requester.name, f"{name} was aborted: {error}")
+            requester.send(ModelAnswer(name, available=False))
             return
-        end = "sent" if whole else "stopped"
-        log.info("%s model=%s peer=%r", end, name, caller.name)
+        end = "sent" if complete else "stopped"
+        log.info("%s model=%s peer=%r", end, name, requester.name)
 
-    async def _look(self, caller: _Requester, name: str) -> SharedModel | None:
+    async def _find(self, requester: _Requester, name: str) -> SharedModel | None:
         try:
             return await asyncio.to_thread(self._library.find, name)
         except NotShareable as error:
-            self._note(caller.name, f"{name} cannot be shared: {error}")
+            self._log_refusal(requester.name, f"{name} cannot be shared: {error}")
             return None
 
-    def _note(self, peer: str, text: str) -> None:
+    def _log_refusal(self, peer: str, text: str) -> None:
         """Log a refusal, once: a flood would fill the disk."""
-        if (peer, text) in self._noted:
+        if (peer, text) in self._logged:
             return
-        if len(self._noted) >= LOGGED_MAX:
-            self._noted.clear()
-        self._noted.add((peer, text))
+        if len(self._logged) >= LOGGED_MAX:
+            self._logged.clear()
+        self._logged.add((peer, text))
         log.warning("refused peer=%r reason=%r", peer, text)
 
 
 async def _send_pieces(
-    caller: _Requester, request: ModelRequest, model: SharedModel
+    requester: _Requester, request: ModelRequest, model: SharedModel
 ) -> bool:
     """Send a model as fast as the peer reads; return False if it disconnected.
 
     Raises NotShareable, and TimeoutError if the peer does not read.
     """
-    reading = read_pieces(model)
-    while (piece := await asyncio.to_thread(next, reading, None)) is not None:
+    pieces = read_pieces(model)
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
         # A peer that reads nothing must not hold a transfer slot for ever.
         async with asyncio.timeout(STALL_TIMEOUT):
-            await caller.room()
-        if not caller.say(_chunk(request, piece)):
+            await requester.wait_writable()
+        if not requester.send(_chunk(request, piece)):
             return False
-    return caller.say(ModelDone(request.transfer_id, request.model))
+    return requester.send(ModelDone(request.transfer_id, request.model))
 
 
 def _chunk(request: ModelRequest, piece: FilePiece) -> ModelChunk:

@@ -22,8 +22,8 @@ def check_model_name(name: str) -> str:
     Raises InvalidRequest if it cannot become a folder.
     """
     parts = name.split("/")
-    good = all(_MODEL_PART.fullmatch(part) and _is_no_device(part) for part in parts)
-    if good and len(name) <= NAME_MAX and len(parts) <= PARTS_MAX:
+    valid = all(_MODEL_PART.fullmatch(part) and _is_not_device(part) for part in parts)
+    if valid and len(name) <= NAME_MAX and len(parts) <= PARTS_MAX:
         return name
     raise InvalidRequest(
         f"{_short(name)} is not a valid name of a model: expected letters, "
@@ -39,7 +39,7 @@ def check_file_name(name: str) -> str:
 
     Raises InvalidRequest unless it names a visible file in a single folder.
     """
-    if len(name) <= NAME_MAX and _FILE.fullmatch(name) and _is_no_device(name):
+    if len(name) <= NAME_MAX and _FILE.fullmatch(name) and _is_not_device(name):
         return name
     raise InvalidRequest(
         f"{_short(name)} is not a valid name of a model's file: expected letters, "
@@ -57,7 +57,7 @@ def model_folder_name(model: str) -> str:
     return check_model_name(model).replace(":", "-")
 
 
-def _is_no_device(part: str) -> bool:
+def _is_not_device(part: str) -> bool:
     return _DEVICE.match(part) is None
 
 

@@ -24,7 +24,7 @@ from shoal.transports.clock import Clock
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link
 
-GREETING_TIMEOUT = 20.0  # seconds for the handshake
+HANDSHAKE_TIMEOUT = 20.0  # seconds for the handshake
 NOT_SERVING = "this peer only copies a model"
 
 
@@ -32,7 +32,7 @@ async def download_model(
     session: PeerSession,
     link: Link,
     clock: Clock,
-    wanted: DownloadRequest,
+    request: DownloadRequest,
     progress: Callable[[int, int | None], None] = lambda received, size: None,
 ) -> DownloadedModel:
     """Download a model from the peer at the other end of a link, and disconnect.
@@ -42,15 +42,15 @@ async def download_model(
     Raises as ``ModelDownload.run`` does, and Unavailable if the peer does not admit
     this one, or disconnects.
     """
-    visit = _DownloadConnection(session, link, clock, wanted, progress)
+    connection = _DownloadConnection(session, link, clock, request, progress)
     outcome: DownloadedModel | ShoalError
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(visit.stay())
+        tasks.create_task(connection.run())
         try:
-            outcome = await visit.get()
+            outcome = await connection.download()
         except ShoalError as error:
             outcome = error
-        visit.leave()
+        connection.leave()
     if isinstance(outcome, ShoalError):
         raise outcome
     return outcome
@@ -64,36 +64,38 @@ class _DownloadConnection:
         session: PeerSession,
         link: Link,
         clock: Clock,
-        wanted: DownloadRequest,
+        request: DownloadRequest,
         progress: Callable[[int, int | None], None],
     ) -> None:
-        self._fetch = ModelDownload(wanted, self._send, progress)
-        link = _PacedLink(link, self._fetch)
+        self._download = ModelDownload(request, self._send, progress)
+        link = _PacedLink(link, self._download)
         self._driver = Driver(session, link, clock, self._receive)
         self._peer = ""
-        self._met = asyncio.Event()  # or ended before that
+        self._admitted = asyncio.Event()  # or ended before that
         self._ended: ConnectionEnd | None = None
 
-    async def stay(self) -> None:
+    async def run(self) -> None:
         """Run the connection until it ends."""
         self._ended = await self._driver.run()
-        self._met.set()
-        self._fetch.on_disconnect(
+        self._admitted.set()
+        self._download.on_disconnect(
             Unavailable(f"the connection ended: {self._ended.reason}")
         )
 
-    async def get(self) -> DownloadedModel:
+    async def download(self) -> DownloadedModel:
         try:
-            async with asyncio.timeout(GREETING_TIMEOUT):
-                await self._met.wait()
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+                await self._admitted.wait()
         except TimeoutError as error:
             raise TimedOut(
-                f"no handshake within {GREETING_TIMEOUT:g} s: the peer speaks another "
+                f"no handshake within {HANDSHAKE_TIMEOUT:g} s: the peer speaks another "
                 "protocol, or requires a passcode"
             ) from error
         if self._ended is not None and not self._peer:
-            raise Unavailable(f"the peer did not admit this one: {_why(self._ended)}")
-        return await self._fetch.run()
+            raise Unavailable(
+                f"the peer did not admit this one: {_end_reason(self._ended)}"
+            )
+        return await self._download.run()
 
     def leave(self) -> None:
         self._driver.disconnect("done")
@@ -103,13 +105,15 @@ class _DownloadConnection:
             case PeerJoined():
                 # On a link to several peers, the first is the one that was dialled.
                 self._peer = self._peer or message.peer
-                self._met.set()
+                self._admitted.set()
             case PeerLeft(reason) if message.peer == self._peer:
-                self._fetch.on_disconnect(Unavailable(f"the peer has left: {reason}"))
+                self._download.on_disconnect(
+                    Unavailable(f"the peer has left: {reason}")
+                )
             case ModelQuery(model) | ModelRequest(model=model):
                 self._driver.send(ToPeer(message.peer, ModelAnswer(model, False)))
-            case ModelMessage() as word if message.peer == self._peer:
-                self._fetch.receive(word)
+            case ModelMessage() as model_message if message.peer == self._peer:
+                self._download.receive(model_message)
             case RunJob(job_id, lease):
                 self._driver.send(
                     ToPeer(message.peer, Rejected(job_id, lease, NOT_SERVING))
@@ -117,11 +121,11 @@ class _DownloadConnection:
             case _:
                 pass  # offers and health reports
 
-    def _send(self, word: ModelMessage) -> bool:
-        return self._driver.send(ToPeer(self._peer, word))
+    def _send(self, model_message: ModelMessage) -> bool:
+        return self._driver.send(ToPeer(self._peer, model_message))
 
 
-def _why(end: ConnectionEnd) -> str:
+def _end_reason(end: ConnectionEnd) -> str:
     """Return why a connection ended during the handshake, with advice."""
     if end.by_peer:
         # Other programs give no reason.
@@ -137,13 +141,13 @@ def _why(end: ConnectionEnd) -> str:
 class _PacedLink:
     """A link that is read no faster than its data is written to disk."""
 
-    def __init__(self, link: Link, fetch: ModelDownload) -> None:
+    def __init__(self, link: Link, download: ModelDownload) -> None:
         self._link = link
-        self._fetch = fetch
+        self._download = download
         self.peer = link.peer
         self.send = link.send
         self.close = link.close
 
     async def receive(self) -> Batch:
-        await self._fetch.wait_for_room()
+        await self._download.wait_for_room()
         return await self._link.receive()

@@ -43,12 +43,12 @@ class Staging:
         self.target = folder / model_folder_name(model)
         self._folder = folder
         self._model = model
-        self._own = folder / INCOMING / transfer_id
+        self._staging_folder = folder / INCOMING / transfer_id
         self._size = size
         self._replace = replace
         self._open: tuple[str, IO[bytes]] | None = None
         self._unsynced = 0  # bytes of the open file
-        self._held = ExitStack()
+        self._lock = ExitStack()
 
     def begin(self) -> None:
         """Create and lock the staging folder.
@@ -61,17 +61,19 @@ class Staging:
         self._check_target()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            _sweep(self._folder)
+            _remove_leftovers(self._folder)
             free = shutil.disk_usage(self._folder).free
             if self._size > free:
                 raise ConfigError(
                     f"{self._folder} has {free} bytes free, and the model has "
                     f"{self._size}: free some space, or give another folder"
                 )
-            (self._own / FILES).mkdir(parents=True)
-            held = self._held.enter_context((self._own / LOCK).open("wb", buffering=0))
-            try_lock(held)
-            held.write(model_folder_name(self._model).encode())
+            (self._staging_folder / FILES).mkdir(parents=True)
+            lock_file = self._lock.enter_context(
+                (self._staging_folder / LOCK).open("wb", buffering=0)
+            )
+            try_lock(lock_file)
+            lock_file.write(model_folder_name(self._model).encode())
         except OSError as error:
             raise _unwritable(self._folder, error) from error
 
@@ -99,7 +101,7 @@ class Staging:
         """
         try:
             self._close_file()
-            _sync(self._own / FILES)
+            _sync(self._staging_folder / FILES)
             self.target.parent.mkdir(parents=True, exist_ok=True)
             self._check_target()
             self._swap()
@@ -115,8 +117,8 @@ class Staging:
                 self._open[1].close()
             self._open = None
         # Windows cannot remove an open file.
-        self._held.close()
-        shutil.rmtree(self._own, ignore_errors=True)
+        self._lock.close()
+        shutil.rmtree(self._staging_folder, ignore_errors=True)
         with suppress(OSError):  # other downloads use it
             (self._folder / INCOMING).rmdir()
 
@@ -136,11 +138,11 @@ class Staging:
             )
 
     def _swap(self) -> None:
-        old = self._own / REPLACED
+        old = self._staging_folder / REPLACED
         if self.target.exists():
             self.target.rename(old)
         try:
-            (self._own / FILES).rename(self.target)
+            (self._staging_folder / FILES).rename(self.target)
         except OSError:
             if old.exists():
                 old.rename(self.target)
@@ -149,7 +151,7 @@ class Staging:
     def _file(self, write: FileWrite) -> IO[bytes]:
         if self._open is None or self._open[0] != write.file_name:
             self._close_file()
-            path = self._own / FILES / write.file_name
+            path = self._staging_folder / FILES / write.file_name
             # A new file must not follow a link, and a begun one must exist.
             mode = "xb" if write.offset == 0 else "r+b"
             stream = path.open(mode, buffering=0)
@@ -169,20 +171,20 @@ class Staging:
         self._unsynced = 0
 
 
-def _sweep(folder: Path) -> None:
+def _remove_leftovers(folder: Path) -> None:
     """Remove the leftovers of killed processes."""
     incoming = folder / INCOMING
     if not incoming.is_dir():
         return
     for each in incoming.iterdir():
         try:
-            held = (each / LOCK).open("r+b")
+            lock_file = (each / LOCK).open("r+b")
         except OSError:
             continue  # another process creates or removes it
-        with held:
-            if not try_lock(held):
+        with lock_file:
+            if not try_lock(lock_file):
                 continue
-            target = folder / model_folder_name(held.read().decode() or each.name)
+            target = folder / model_folder_name(lock_file.read().decode() or each.name)
         # The process was killed in the middle of a replacement.
         if (each / REPLACED).exists() and not target.exists():
             (each / REPLACED).rename(target)
@@ -195,17 +197,17 @@ def _append(stream: IO[bytes], pieces: Sequence[bytes]) -> int:
     In one call: after each, this thread waits milliseconds for the interpreter lock.
     """
     size = 0
-    rest = [memoryview(piece) for piece in pieces if piece]
-    while rest:
+    unwritten = [memoryview(piece) for piece in pieces if piece]
+    while unwritten:
         if sys.platform == "win32":
-            taken = stream.write(rest[0])
+            written = stream.write(unwritten[0])
         else:
-            taken = os.writev(stream.fileno(), rest[:WRITEV_MAX])
-        size += taken
-        while rest and taken >= len(rest[0]):
-            taken -= len(rest.pop(0))
-        if taken:  # a partial write on a nearly full disk
-            rest[0] = rest[0][taken:]
+            written = os.writev(stream.fileno(), unwritten[:WRITEV_MAX])
+        size += written
+        while unwritten and written >= len(unwritten[0]):
+            written -= len(unwritten.pop(0))
+        if written:  # a partial write on a nearly full disk
+            unwritten[0] = unwritten[0][written:]
     return size
 
 

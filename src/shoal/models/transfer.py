@@ -42,10 +42,10 @@ class IncomingModel:
         """The number of files begun."""
         return len(self._offsets)
 
-    def belongs(self, word: ModelChunk | ModelDone) -> bool:
+    def belongs(self, message: ModelChunk | ModelDone) -> bool:
         """Return whether a message belongs to this transfer."""
         # Some peers change the case of the id.
-        return word.transfer_id.lower() == self.transfer_id.lower()
+        return message.transfer_id.lower() == self.transfer_id.lower()
 
     def add_chunk(self, chunk: ModelChunk) -> FileWrite:
         """Validate a chunk; return where to write it.

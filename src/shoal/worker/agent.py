@@ -52,11 +52,11 @@ OnModelMessage: TypeAlias = Callable[
 
 
 def decline_sharing(
-    word: ModelMessage, say: SendModelMessage, room: WaitUntilWritable
+    message: ModelMessage, send: SendModelMessage, wait_writable: WaitUntilWritable
 ) -> None:
     """Answer that no model is shared here."""
-    if isinstance(word, (ModelQuery, ModelRequest)):
-        say(ModelAnswer(word.model, available=False))
+    if isinstance(message, (ModelQuery, ModelRequest)):
+        send(ModelAnswer(message.model, available=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class MachineProbe:
     """Measurements of this machine."""
 
     measure: Callable[[], MachineHealth]
-    condition: Callable[[], WorkerLoad] = WorkerLoad
+    load: Callable[[], WorkerLoad] = WorkerLoad
 
 
 RETRY_FIRST = 0.5  # seconds before dialling again
 RETRY_MAX = 30.0
 STABLE_AFTER = 10.0  # seconds of connection after which the retry delay is reset
-WELCOME_AFTER = 0.5  # seconds; some wires admit a worker by not disconnecting it
-WELCOME_TIMEOUT = 10.0  # seconds without an admission until that is reported
+ADMISSION_DELAY = 0.5  # seconds; some wires admit a worker by not disconnecting it
+ADMISSION_TIMEOUT = 10.0  # seconds without an admission until that is reported
 REPORT_INTERVAL = 10.0  # seconds between health reports
 WRONG_CERTIFICATE = 1015  # close code of a TLS failure (RFC 6455, section 7.4.1)
 STOPPED = "stopped here"
@@ -84,8 +84,8 @@ log = logging.getLogger("shoal.worker")
 class WorkerEvent:
     """An event in the life of a worker, reported to its operator."""
 
-    event: str  # joined, lost, waiting (never connected yet), leaving (draining), left;
-    # of an engine: unavailable, available
+    kind: str  # joined, lost, waiting (never connected yet), leaving (draining), left;
+    # of an engine: unavailable, available; of pairing: paired, unpaired
     reason: str = ""
 
 
@@ -126,26 +126,32 @@ class Agent:
         self._machine = machine
         self._share = share
         self._offers = offers
-        self._condition = WorkerLoad()  # as reported last
+        self._load = WorkerLoad()  # as reported last
         self._driver: Driver[Command | Admitted, Event] | None = None
         self._online = asyncio.Event()
-        self._was_there = False
-        self._welcome = False  # whether the coordinator has confirmed admission
+        self._joined_before = False
+        self._admitted = False  # whether the coordinator has confirmed admission
         self._waiting = False  # reported once, not for each attempt
         self._leaving = asyncio.Event()
-        self._why_left = STOPPED
+        self._leave_reason = STOPPED
         self._tasks = asyncio.TaskGroup()
-        self._jobs = RunningJobs(find, self._say, self._hang_up_if_done, self._tasks)
+        self._jobs = RunningJobs(
+            find, self._send, self._disconnect_if_done, self._tasks
+        )
         self._calls: RunningCalls | None = None
         if functions is not None:
             self._calls = RunningCalls(
-                functions, self._issue, self._say, self._hang_up_if_done, self._tasks
+                functions,
+                self._try_send,
+                self._send,
+                self._disconnect_if_done,
+                self._tasks,
             )
 
     async def run(self) -> str:
         """Serve until ``leave`` or a final refusal; return the reason."""
         async with self._tasks:
-            reason = await self._stay()
+            reason = await self._stay_connected()
             self._jobs.cancel_all()
             if self._calls is not None:
                 self._calls.cancel_all()
@@ -166,20 +172,20 @@ class Agent:
         if self._leaving.is_set():
             return
         self._leaving.set()
-        self._why_left = reason
+        self._leave_reason = reason
         if self._driver is not None and Draining in self._driver.accepts:
             self._driver.send(Draining(LEAVING if reason == STOPPED else reason))
         if self._running:
             jobs = "1 job" if self._running == 1 else f"{self._running} jobs"
             self._report(WorkerEvent("leaving", f"{jobs} to finish first"))
-        self._hang_up_if_done()
+        self._disconnect_if_done()
 
     def update_offers(self, offers: tuple[Offer, ...]) -> None:
         """Replace the offers at the coordinator."""
         self._offers = offers
-        self._tell_offers()
+        self._send_offers()
 
-    async def _stay(self) -> str:
+    async def _stay_connected(self) -> str:
         delay = RETRY_FIRST
         while not self._leaving.is_set():
             began = self._clock.now()
@@ -194,8 +200,8 @@ class Agent:
                 return final
             if end.code == CloseCode.MOVED and not end.by_peer:
                 continue
-            following = self._dialer.url.partition("?")[0]  # the query may hold a token
-            next_ = "again" if self._dialer.url == url else following
+            next_url = self._dialer.url.partition("?")[0]  # the query may hold a token
+            next_ = "again" if self._dialer.url == url else next_url
             if self._clock.now() - began > STABLE_AFTER:
                 delay = RETRY_FIRST
             # Jitter: after a restart, a coordinator's workers all reconnect.
@@ -203,13 +209,13 @@ class Agent:
             log.info("disconnected reason=%r retry_s=%.1f", end.reason, pause)
             if not self._waiting:
                 self._waiting = True
-                event = "lost" if self._was_there else "waiting"
-                self._report(WorkerEvent(event, f"{end.reason}; trying {next_}"))
+                kind = "lost" if self._joined_before else "waiting"
+                self._report(WorkerEvent(kind, f"{end.reason}; trying {next_}"))
             delay = min(delay * 2, RETRY_MAX)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._leaving.wait()
-        return self._why_left
+        return self._leave_reason
 
     async def _connect(self) -> ConnectionEnd:
         """Open a connection and serve it; return why it ended or failed."""
@@ -220,45 +226,45 @@ class Agent:
                 headers,
             ):
                 if self._leaving.is_set():
-                    return ConnectionEnd(self._why_left)
+                    return ConnectionEnd(self._leave_reason)
                 session = dialer.start_session(headers)
-                driver = Driver(session, link, self._clock, self._told)
+                driver = Driver(session, link, self._clock, self._receive)
                 self._driver = driver
-                self._condition = WorkerLoad()
-                self._welcome = False
+                self._load = WorkerLoad()
+                self._admitted = False
                 if self._offers is None:
-                    self._call_after(WELCOME_AFTER, self._joined)
+                    self._call_after(ADMISSION_DELAY, self._on_joined)
                 else:
-                    self._call_after(WELCOME_TIMEOUT, self._not_welcome)
+                    self._call_after(ADMISSION_TIMEOUT, self._report_not_admitted)
                 # The offers may have changed since the last connection.
-                offering = self._clock.call_at(self._clock.now(), self._tell_offers)
+                offers_timer = self._clock.call_at(self._clock.now(), self._send_offers)
                 self._online.set()
                 try:
                     return await driver.run()
                 finally:
-                    offering.cancel()
+                    offers_timer.cancel()
                     self._timer.cancel()
                     self._driver = None
                     self._online.clear()
                     if self._calls is not None:
                         # The coordinator gives calls to other workers at once.
                         self._calls.cancel_all()
-        except LinkClosed as closed:
-            return ConnectionEnd(str(closed), closed.code, closed.text, by_peer=True)
+        except LinkClosed as error:
+            return ConnectionEnd(str(error), error.code, error.text, by_peer=True)
 
-    def _not_welcome(self) -> None:
+    def _report_not_admitted(self) -> None:
         if not self._waiting:
             self._waiting = True
             reason = "connected, but not admitted yet"
             self._report(WorkerEvent("waiting", reason))
 
-    def _joined(self) -> None:
+    def _on_joined(self) -> None:
         self._waiting = False
-        self._was_there = True
+        self._joined_before = True
         self._report(WorkerEvent("joined"))
-        self._tell_health()
+        self._send_health()
 
-    def _tell_offers(self) -> None:
+    def _send_offers(self) -> None:
         driver, offers = self._driver, self._offers
         if (
             driver is not None
@@ -267,43 +273,43 @@ class Agent:
         ):
             driver.send(OffersChanged(offers))
 
-    def _tell_health(self) -> None:
+    def _send_health(self) -> None:
         driver, machine = self._driver, self._machine
         if machine is None or driver is None:
             return
         if HealthReported in driver.accepts:
             driver.send(HealthReported(replace(machine.measure(), jobs=self._running)))
         if LoadChanged in driver.accepts:
-            condition = machine.condition()
-            if condition != self._condition:
-                self._condition = condition
-                driver.send(LoadChanged(condition))
-        self._call_after(REPORT_INTERVAL, self._tell_health)
+            load = machine.load()
+            if load != self._load:
+                self._load = load
+                driver.send(LoadChanged(load))
+        self._call_after(REPORT_INTERVAL, self._send_health)
 
     def _call_after(self, seconds: float, call: Callable[[], None]) -> None:
         """Schedule the connection's only timer."""
         self._timer: Timer = self._clock.call_at(self._clock.now() + seconds, call)
 
-    def _told(self, command: Command | Admitted) -> None:
+    def _receive(self, command: Command | Admitted) -> None:
         driver = self._driver
         assert driver is not None, "commands come through a driver"
         match command:
             case Admitted():
-                if not self._welcome:
-                    self._welcome = True
+                if not self._admitted:
+                    self._admitted = True
                     self._timer.cancel()
                     # The coordinator may still refuse, after storing the admission.
-                    self._call_after(WELCOME_AFTER, self._joined)
+                    self._call_after(ADMISSION_DELAY, self._on_joined)
             case RunJob() if self._calls is not None and self._calls.accepts(
                 command.work
             ):
                 if (refusal := self._calls.start(command)) is not None:
-                    self._issue(refusal)
+                    self._try_send(refusal)
             case RunJob(job_id, lease):
                 can_refuse = Rejected in driver.accepts
                 reason = self._jobs.start(command, can_refuse=can_refuse)
                 if reason is not None:
-                    self._issue(Rejected(job_id, lease, reason))
+                    self._try_send(Rejected(job_id, lease, reason))
             case CancelJob(job_id):
                 self._jobs.cancel(job_id)
                 if self._calls is not None:
@@ -316,7 +322,7 @@ class Agent:
             case ModelMessage():
                 self._share(command, driver.send, driver.wait_for_room)
 
-    def _issue(self, event: Event) -> bool:
+    def _try_send(self, event: Event) -> bool:
         """Send an event; return False without a connection."""
         driver = self._driver
         if driver is None:
@@ -327,16 +333,16 @@ class Agent:
             return False
         return driver.send(event)
 
-    def _hang_up_if_done(self) -> None:
+    def _disconnect_if_done(self) -> None:
         if self._leaving.is_set() and self.idle and self._driver is not None:
             self._driver.disconnect("leaving", CloseCode.NORMAL, "leaving")
 
-    async def _say(self, event: Event) -> None:
+    async def _send(self, event: Event) -> None:
         """Send an event as soon as a connection has room for it."""
         while True:
             await self._online.wait()
             driver = self._driver
-            if driver is not None and self._issue(event):
+            if driver is not None and self._try_send(event):
                 await driver.wait_for_room()
                 return
             self._online.clear()  # the connection is ending

@@ -34,13 +34,13 @@ class BlobCache:
         self._writing[digest] = task  # awaited by get() and close()
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    async def get(self, digest: bytes, ask: Callable[[bytes], None]) -> Path:
-        """Return the file of a digest; ``ask`` requests a missing one.
+    async def get(self, digest: bytes, request: Callable[[bytes], None]) -> Path:
+        """Return the file of a digest; ``request`` requests a missing one.
 
         Raises Unavailable if it does not arrive in time, or cannot be stored.
         """
         if digest not in self._sizes:
-            await self._obtain(digest, ask)
+            await self._wait_for_blob(digest, request)
         if digest not in self._sizes:
             raise Unavailable("a large argument was evicted before it was read")
         self._sizes[digest] = self._sizes.pop(digest)
@@ -52,14 +52,16 @@ class BlobCache:
             await asyncio.wait([*self._writing.values()])
         await asyncio.to_thread(self._folder.cleanup)
 
-    async def _obtain(self, digest: bytes, ask: Callable[[bytes], None]) -> None:
+    async def _wait_for_blob(
+        self, digest: bytes, request: Callable[[bytes], None]
+    ) -> None:
         try:
             async with asyncio.timeout(BLOB_TIMEOUT):
                 if digest not in self._writing:
                     if digest not in self._awaited:
                         loop = asyncio.get_running_loop()
                         self._awaited[digest] = loop.create_future()
-                        ask(digest)
+                        request(digest)
                     await asyncio.shield(self._awaited[digest])
                 if (writing := self._writing.get(digest)) is not None:
                     await asyncio.shield(writing)

@@ -44,32 +44,32 @@ class RunningCalls:
     Calls end with their connection: the coordinator then gives them to other workers.
 
     Args:
-        issue: sends an event, if there is a connection.
-        say: sends an event once a connection has room for it.
-        ended: called when a call or stream has ended.
+        try_send: sends an event, if there is a connection.
+        send: sends an event once a connection has room for it.
+        on_ended: called when a call or stream has ended.
         tasks: the task group of the calls.
     """
 
     def __init__(
         self,
         functions: FunctionBackend,
-        issue: Callable[[Event], bool],
-        say: Callable[[Event], Awaitable[None]],
-        ended: Callable[[], None],
+        try_send: Callable[[Event], bool],
+        send: Callable[[Event], Awaitable[None]],
+        on_ended: Callable[[], None],
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._caller = functions.caller
         self._blobs = functions.blobs
-        self._issue = issue
-        self._say = say
-        self._ended = ended
+        self._try_send = try_send
+        self._send = send
+        self._on_ended = on_ended
         self._tasks = tasks
         self._calls: dict[JobId, asyncio.Task[None]] = {}
-        self._lanes: dict[JobId, CallStreamSlot] = {}
+        self._streams: dict[JobId, CallStreamSlot] = {}
 
     def __len__(self) -> int:
         """Count calls, and streams that are not idle."""
-        return len(self._calls) + sum(not each.idle for each in self._lanes.values())
+        return len(self._calls) + sum(not each.idle for each in self._streams.values())
 
     def accepts(self, work: Work) -> bool:
         """Return whether work is for a function, and not for a model."""
@@ -86,18 +86,18 @@ class RunningCalls:
             return self._open(command, command.work)
         task = self._tasks.create_task(self._run(command))
         self._calls[job_id] = task
-        task.add_done_callback(lambda task: self._over(job_id, task))
+        task.add_done_callback(lambda task: self._on_task_done(job_id, task))
         return None
 
-    def receive(self, word: CallMessage) -> None:
+    def receive(self, message: CallMessage) -> None:
         """Process a message about a call stream or a large argument."""
-        match word:
+        match message:
             case PushCalls(job_id, _, calls):
-                if (lane := self._lanes.get(job_id)) is not None:
-                    lane.push(calls)
+                if (stream := self._streams.get(job_id)) is not None:
+                    stream.push(calls)
             case CancelCalls(job_id, _, numbers):
-                if (lane := self._lanes.get(job_id)) is not None:
-                    lane.recall(numbers)
+                if (stream := self._streams.get(job_id)) is not None:
+                    stream.recall(numbers)
             case SendBlob(digest, data):
                 self._blobs.put(digest, data)
             case _:
@@ -107,60 +107,60 @@ class RunningCalls:
         """Cancel a call or close a stream; it reports nothing more."""
         if (task := self._calls.get(job_id)) is not None:
             task.cancel()
-        if (lane := self._lanes.pop(job_id, None)) is not None:
-            lane.close()
-            self._ended()
+        if (stream := self._streams.pop(job_id, None)) is not None:
+            stream.close()
+            self._on_ended()
 
     def cancel_all(self) -> None:
         """Cancel all calls, and close all streams."""
-        for job_id in [*self._calls, *self._lanes]:
+        for job_id in [*self._calls, *self._streams]:
             self.cancel(job_id)
 
     def _open(self, command: RunJob, work: CallStream) -> Event | None:
         job_id, lease = command.job_id, command.lease
 
-        def returned(returns: list[CallResult]) -> None:
-            self._issue(CallsReturned(job_id, lease, returns))
-            if lane.idle:
-                self._ended()
+        def on_returned(returns: list[CallResult]) -> None:
+            self._try_send(CallsReturned(job_id, lease, returns))
+            if stream.idle:
+                self._on_ended()
 
         self.cancel(job_id)  # a repeated command replaces it
         try:
-            lane = self._caller.open_stream(work, self._fetch, returned)
+            stream = self._caller.open_stream(work, self._fetch, on_returned)
         except (Unavailable, ClientError) as error:
             return failure_event(job_id, lease, error)
-        self._lanes[job_id] = lane
+        self._streams[job_id] = stream
         return None
 
-    def _over(self, job_id: JobId, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, job_id: JobId, task: asyncio.Task[None]) -> None:
         if self._calls.get(job_id) is task:
             # Else it was cancelled, and started again since.
             del self._calls[job_id]
-        self._ended()
+        self._on_ended()
 
     async def _run(self, command: RunJob) -> None:
-        await self._say(await self._answer(command))
+        await self._send(await self._answer(command))
 
     async def _answer(self, command: RunJob) -> Event:
         job_id, lease, work = command.job_id, command.lease, command.work
 
-        def remark(share: float | None, text: str) -> None:
-            self._issue(CallProgress(job_id, lease, share, text))
+        def on_progress(share: float | None, text: str) -> None:
+            self._try_send(CallProgress(job_id, lease, share, text))
 
         try:
             if isinstance(work, Task):
                 args, kwargs = json_arguments(work.payload)
                 call = Call(work.name, args, kwargs)
-                value = await self._caller.call(call, self._fetch, remark)
+                value = await self._caller.call(call, self._fetch, on_progress)
                 return Completed(job_id, lease, rest=(value_as_json(value),))
             assert isinstance(work, Call), "streams are opened by _open"
-            value = await self._caller.call(work, self._fetch, remark)
+            value = await self._caller.call(work, self._fetch, on_progress)
             return Completed(job_id, lease, value=value)
         except (Unavailable, ClientError, JobError) as error:
             return failure_event(job_id, lease, error)
 
     async def _fetch(self, digest: bytes) -> Path:
-        def ask(digest: bytes) -> None:
-            self._issue(BlobMissing(digest))
+        def request(digest: bytes) -> None:
+            self._try_send(BlobMissing(digest))
 
-        return await self._blobs.get(digest, ask)
+        return await self._blobs.get(digest, request)

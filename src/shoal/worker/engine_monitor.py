@@ -27,8 +27,8 @@ class EngineMonitor:
         self.engine = engine
         self.unavailable_reason: str | None = None
         self._report = report
-        self._news = asyncio.Event()
-        self._silent = 0  # consecutive checks without an answer
+        self._check_requested = asyncio.Event()
+        self._timeouts = 0  # consecutive checks without an answer
 
     @property
     def models(self) -> Sequence[ServedModel]:
@@ -37,13 +37,13 @@ class EngineMonitor:
 
     def request_check(self) -> None:
         """Request a check soon."""
-        self._news.set()
+        self._check_requested.set()
 
     async def wait(self, leaving: asyncio.Event) -> None:
         """Wait until the next check, or a requested one."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CHECK_INTERVAL - CHECK_SOON):
-                await self._news.wait()
+                await self._check_requested.wait()
         # A busy engine may refuse many jobs meanwhile: one check is enough.
         with suppress(TimeoutError):
             async with asyncio.timeout(CHECK_SOON):
@@ -51,23 +51,23 @@ class EngineMonitor:
 
     async def check(self) -> None:
         """Refresh the engine's models, within ``CHECK_TIMEOUT``."""
-        self._news.clear()
+        self._check_requested.clear()
         try:
             async with asyncio.timeout(CHECK_TIMEOUT):
                 await self.engine.refresh()
         except TimeoutError:
-            self._silent += 1
-            if self._silent >= TIMEOUTS_MAX:
-                self._withdraw(f"no answer within {CHECK_TIMEOUT:g} s")
+            self._timeouts += 1
+            if self._timeouts >= TIMEOUTS_MAX:
+                self._mark_unavailable(f"no answer within {CHECK_TIMEOUT:g} s")
         except Unavailable as error:
-            self._withdraw(str(error))
+            self._mark_unavailable(str(error))
         else:
-            self._silent = 0
+            self._timeouts = 0
             if self.unavailable_reason is not None:
                 self.unavailable_reason = None
                 self._report(WorkerEvent("available"))
 
-    def _withdraw(self, reason: str) -> None:
+    def _mark_unavailable(self, reason: str) -> None:
         if self.unavailable_reason is None:
             self.unavailable_reason = f"the engine is unavailable: {reason}"
             self._report(WorkerEvent("unavailable", reason))

@@ -31,7 +31,7 @@ class FunctionOffers:
     Args:
         caller: the first caller, started.
         connect: starts another caller; raises ConfigError or Unavailable.
-        enlist: creates the agent that offers a caller's functions.
+        create_agent: creates the agent that offers a caller's functions.
         report: receives the events unavailable and available.
     """
 
@@ -39,25 +39,25 @@ class FunctionOffers:
         self,
         caller: RemoteFunctionCaller,
         connect: Callable[[], Awaitable[RemoteFunctionCaller]],
-        enlist: Callable[[RemoteFunctionCaller], Agent],
+        create_agent: Callable[[RemoteFunctionCaller], Agent],
         report: Callable[[WorkerEvent], None],
     ) -> None:
         self._caller = caller
         self._connect = connect
-        self._enlist = enlist
+        self._create_agent = create_agent
         self._report = report
-        self._agent = enlist(caller)
+        self._agent = create_agent(caller)
         self._leaving = asyncio.Event()
 
     async def run(self) -> None:
         """Offer the functions until ``leave`` or a final refusal."""
-        while (why := await self._until_gone()) is not None:
-            self._report(WorkerEvent("unavailable", why))
+        while (reason := await self._serve_until_lost()) is not None:
+            self._report(WorkerEvent("unavailable", reason))
             await self._caller.close()
-            if not await self._come_back():
+            if not await self._reconnect():
                 return
             self._report(WorkerEvent("available"))
-            self._agent = self._enlist(self._caller)
+            self._agent = self._create_agent(self._caller)
 
     def leave(self) -> None:
         """Accept no more calls, finish the running ones, and end ``run``."""
@@ -68,27 +68,27 @@ class FunctionOffers:
         """Abort all calls."""
         await self._caller.close()
 
-    async def _until_gone(self) -> str | None:
+    async def _serve_until_lost(self) -> str | None:
         """Serve; return why the caller was lost, or None if the agent ended."""
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(self._agent.run())
-            gone = tasks.create_task(self._caller.wait_lost())
-            await asyncio.wait((serving, gone), return_when=asyncio.FIRST_COMPLETED)
-            why = None if serving.done() else gone.result()
+            lost = tasks.create_task(self._caller.wait_lost())
+            await asyncio.wait((serving, lost), return_when=asyncio.FIRST_COMPLETED)
+            reason = None if serving.done() else lost.result()
             serving.cancel()
-            gone.cancel()
-        return why
+            lost.cancel()
+        return reason
 
-    async def _come_back(self) -> bool:
+    async def _reconnect(self) -> bool:
         """Reconnect with retries; return False after ``leave``."""
-        last = ""
+        last_error = ""
         while not self._leaving.is_set():
             try:
                 self._caller = await self._connect()
             except (ConfigError, Unavailable) as error:
-                if str(error) != last:
+                if str(error) != last_error:
                     log.warning("functions unavailable: %s", error)
-                last = str(error)
+                last_error = str(error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RECONNECT_DELAY):
                         await self._leaving.wait()

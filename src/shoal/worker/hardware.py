@@ -69,7 +69,8 @@ NVIDIA: Mapping[str, Chip] = {
     "RTX 3060": Chip(360.0, 3584),
 }
 
-_OTHERS = re.compile(r"\b(Ti|SUPER|Laptop|Max-Q|Mobile)\b")  # suffixes of other chips
+# Suffixes of other chips.
+_VARIANT_SUFFIX = re.compile(r"\b(Ti|SUPER|Laptop|Max-Q|Mobile)\b")
 _APPLE_NAME = re.compile(r"Apple M(\d+)(?: (Pro|Max|Ultra))?\b")
 
 
@@ -81,7 +82,7 @@ def apple_family(name: str) -> str:
 
 def nvidia_chip(name: str) -> Chip:
     """Return the data of a GPU by its driver's name for it."""
-    if _OTHERS.search(name):
+    if _VARIANT_SUFFIX.search(name):
         return UNKNOWN
     for known, chip in NVIDIA.items():
         if re.search(rf"\b{known}\b", name):
@@ -144,7 +145,7 @@ def detect(system: str, root: Path, run: RunProgram, memory: int) -> Hardware:
     ``system`` is ``sys.platform``, ``root`` its root folder, ``run`` runs a program of
     it, and ``memory`` is in bytes.
     """
-    memory = min(memory, _limit_of_container(root) or memory)
+    memory = min(memory, _container_memory_limit(root) or memory)
     base = replace(
         UNKNOWN_HARDWARE,
         memory_gb=round(memory / GB, 1),
@@ -201,14 +202,14 @@ def _mac(base: Hardware, run: RunProgram) -> Hardware:
 
 def _with_gpus(base: Hardware, gpus: Sequence[_Gpu]) -> Hardware:
     """Add the GPUs; models are split over identical ones."""
-    alike = [gpu for gpu in gpus if gpu == gpus[0]]
+    identical = [gpu for gpu in gpus if gpu == gpus[0]]
     chip = nvidia_chip(gpus[0].name)
-    name, memory = gpus[0].name, sum(gpu.memory for gpu in alike) / GB
+    name, memory = gpus[0].name, sum(gpu.memory for gpu in identical) / GB
     return replace(
         base,
-        chip=name if len(alike) == 1 else f"{len(alike)} x {name}",
+        chip=name if len(identical) == 1 else f"{len(identical)} x {name}",
         chip_family=gpus[0].family,
-        gpu_cores=chip.gpu_cores * len(alike),
+        gpu_cores=chip.gpu_cores * len(identical),
         bandwidth_gb=chip.bandwidth_gb,
         tier=_tier(memory, TIERS_BY_GPU),
         gpu_backend=gpus[0].backend,
@@ -217,7 +218,7 @@ def _with_gpus(base: Hardware, gpus: Sequence[_Gpu]) -> Hardware:
 
 
 def _nvidia(run: RunProgram) -> list[_Gpu]:
-    told = run(
+    output = run(
         [
             "nvidia-smi",
             "--query-gpu=name,memory.total",
@@ -225,7 +226,7 @@ def _nvidia(run: RunProgram) -> list[_Gpu]:
         ]
     )
     gpus = []
-    for line in told.splitlines()[:GPUS_MAX]:
+    for line in output.splitlines()[:GPUS_MAX]:
         name, _, size = line.rpartition(",")
         if name and size.strip().isdecimal():
             memory = int(size) * MIB
@@ -256,7 +257,7 @@ def _processor(root: Path) -> str:
     return _name(named[1]) if named else ""
 
 
-def _limit_of_container(root: Path) -> int | None:
+def _container_memory_limit(root: Path) -> int | None:
     limit = _read(root / "sys/fs/cgroup/memory.max").strip()
     return int(limit) if limit.isdecimal() else None
 

@@ -29,7 +29,7 @@ class HealthMeter:
             memory = None
         return MachineHealth(cpu, memory)
 
-    def condition(self) -> WorkerLoad:
+    def load(self) -> WorkerLoad:
         """Return whether the machine is fit for work.
 
         Only Linux reports the temperature of a processor and its limit.

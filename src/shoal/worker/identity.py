@@ -49,7 +49,7 @@ def load_identity(file: Path) -> Signer:
     try:
         with suppress(FileNotFoundError):
             return _read(file)
-        _make(file)
+        _create(file)
         return _read(file)
     except OSError as error:
         raise ConfigError(
@@ -59,23 +59,23 @@ def load_identity(file: Path) -> Signer:
 
 
 def _read(file: Path) -> Signer:
-    with file.open("rb") as kept:
-        mode = stat.S_IMODE(os.fstat(kept.fileno()).st_mode)
+    with file.open("rb") as stream:
+        mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
         # Windows has no such permission bits.
         if os.name != "nt" and mode & 0o077:
             raise ConfigError(
                 f"{file} is readable by other users (mode {mode:04o}): chmod 600 "
                 f"{file}, or delete it to get a new key if it may have leaked"
             )
-        data = kept.read(FILE_MAX)
+        data = stream.read(FILE_MAX)
     try:
         pair = msgspec.json.decode(data, type=KeyPair)
         seed, public_key = bytes(pair.secretKey[:KEY_SIZE]), bytes(pair.publicKey)
         signer = Signer.from_seed(seed)
-        whole = bytes(pair.secretKey) == seed + public_key
+        consistent = bytes(pair.secretKey) == seed + public_key
     except (ValueError, RecursionError) as error:
         raise ConfigError(_damaged(file)) from error
-    if not whole or signer.public_key != public_key:
+    if not consistent or signer.public_key != public_key:
         raise ConfigError(_damaged(file))
     return signer
 
@@ -87,7 +87,7 @@ def _damaged(file: Path) -> str:
     )
 
 
-def _make(file: Path) -> None:
+def _create(file: Path) -> None:
     """Write a new key atomically; an existing file stays."""
     seed = os.urandom(KEY_SIZE)
     public_key = Signer.from_seed(seed).public_key
@@ -123,12 +123,12 @@ log = logging.getLogger("shoal.worker")
 
 
 @contextmanager
-def chosen_name(folder: Path, name: str, joins: str) -> Iterator[str]:
+def chosen_name(folder: Path, name: str, target: str) -> Iterator[str]:
     """Hold a chosen name, and warn if another worker here joins under it.
 
     Detects workers of this machine only, and only where files can be locked.
     """
-    digest = sha256(f"{name}\n{joins}".encode(errors="replace")).hexdigest()
+    digest = sha256(f"{name}\n{target}".encode(errors="replace")).hexdigest()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / f"worker-{digest[:16]}.lock").open("a+b")
@@ -137,7 +137,7 @@ def chosen_name(folder: Path, name: str, joins: str) -> Iterator[str]:
         return
     with file:
         if not try_lock(file):
-            log.warning(NAME_TAKEN, name, joins)
+            log.warning(NAME_TAKEN, name, target)
         yield name
 
 

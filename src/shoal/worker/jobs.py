@@ -47,7 +47,7 @@ class EngineSlots:
         return own < self.size <= self.jobs
 
 
-def _untroubled() -> None:
+def _ignore() -> None:
     """Do nothing."""
 
 
@@ -61,7 +61,7 @@ class ModelBackend:
 
     runner: WorkRunner
     slots: EngineSlots
-    on_unavailable: Callable[[], None] = _untroubled
+    on_unavailable: Callable[[], None] = _ignore
     jobs: int = 0
 
     @property
@@ -75,11 +75,11 @@ FindModel: TypeAlias = Callable[[Work], ModelBackend | None]
 
 
 def only_model(
-    runner: WorkRunner, slots: EngineSlots, trouble: Callable[[], None] = _untroubled
+    runner: WorkRunner, slots: EngineSlots, on_unavailable: Callable[[], None] = _ignore
 ) -> FindModel:
     """Return a finder for wires that carry one model."""
-    place = ModelBackend(runner, slots, trouble)
-    return lambda work: place
+    backend = ModelBackend(runner, slots, on_unavailable)
+    return lambda work: backend
 
 
 def failure_event(
@@ -112,21 +112,21 @@ class RunningJobs:
 
     Args:
         find: finds the model for a job.
-        say: sends an event once a connection has room for it.
-        ended: called when a job has ended.
+        send: sends an event once a connection has room for it.
+        on_ended: called when a job has ended.
         tasks: the task group of the jobs.
     """
 
     def __init__(
         self,
         find: FindModel,
-        say: Callable[[Event], Awaitable[None]],
-        ended: Callable[[], None],
+        send: Callable[[Event], Awaitable[None]],
+        on_ended: Callable[[], None],
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._find = find
-        self._say = say
-        self._ended = ended
+        self._send = send
+        self._on_ended = on_ended
         self._tasks = tasks
         self._running: dict[JobId, asyncio.Task[None]] = {}
 
@@ -139,20 +139,20 @@ class RunningJobs:
         ``can_refuse`` says whether the wire supports rejection; without it, jobs wait
         for a slot.
         """
-        place = self._find(command.work)
-        if place is None:
+        backend = self._find(command.work)
+        if backend is None:
             return f"this worker does not offer {describe_target(command.work)}"
-        slots = place.slots
+        slots = backend.slots
         if slots.jobs >= slots.size + BACKLOG_MAX:
             return f"{BACKLOG_MAX} jobs are waiting already"
-        if can_refuse and slots.busy_with_others(place.jobs):
+        if can_refuse and slots.busy_with_others(backend.jobs):
             return f"all {slots.size} slots of the engine are busy"
         job_id = command.job_id
-        task = self._tasks.create_task(self._run(command, place))
+        task = self._tasks.create_task(self._run(command, backend))
         self._running[job_id] = task
-        place.jobs += 1
+        backend.jobs += 1
         slots.jobs += 1
-        task.add_done_callback(lambda task: self._over(job_id, place, task))
+        task.add_done_callback(lambda task: self._on_task_done(job_id, backend, task))
         return None
 
     def cancel(self, job_id: JobId) -> None:
@@ -165,24 +165,24 @@ class RunningJobs:
         for task in self._running.values():
             task.cancel()
 
-    def _over(
-        self, job_id: JobId, place: ModelBackend, task: asyncio.Task[None]
+    def _on_task_done(
+        self, job_id: JobId, backend: ModelBackend, task: asyncio.Task[None]
     ) -> None:
-        place.jobs -= 1
-        place.slots.jobs -= 1
+        backend.jobs -= 1
+        backend.slots.jobs -= 1
         if self._running.get(job_id) is task:
             # Else it was cancelled, and started again since.
             del self._running[job_id]
-        self._ended()
+        self._on_ended()
 
-    async def _run(self, command: RunJob, place: ModelBackend) -> None:
-        async with place.slots.running:
-            await self._say(await self._answer(command, place))
+    async def _run(self, command: RunJob, backend: ModelBackend) -> None:
+        async with backend.slots.running:
+            await self._send(await self._answer(command, backend))
 
-    async def _answer(self, command: RunJob, place: ModelBackend) -> Event:
+    async def _answer(self, command: RunJob, backend: ModelBackend) -> Event:
         """Stream the answer; return its final event."""
         job_id, lease = command.job_id, command.lease
-        answer = place.runner.run(command.work, command.continues)
+        answer = backend.runner.run(command.work, command.continues)
         try:
             async with aclosing(answer) as pieces:
                 async for piece in pieces:
@@ -190,11 +190,11 @@ class RunningJobs:
                         return Completed(
                             job_id, lease, piece.finish_reason, piece.usage
                         )
-                    await self._say(AnswerChunk(job_id, lease, [piece]))
+                    await self._send(AnswerChunk(job_id, lease, [piece]))
             return Failed(job_id, lease, "the engine stopped without an answer")
         except (Unavailable, ClientError, JobError) as error:
             if isinstance(error, Unavailable):
-                place.on_unavailable()
+                backend.on_unavailable()
             return failure_event(job_id, lease, error)
         except Exception as error:
             # A bug in an engine fails its own job only.

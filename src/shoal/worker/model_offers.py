@@ -28,10 +28,10 @@ class ModelMembership:
     model: ServedModel
     agent: Agent
     task: asyncio.Task[str]
-    told_to_leave: bool = False
+    leaving: bool = False
 
     def leave(self, reason: str) -> None:
-        self.told_to_leave = True
+        self.leaving = True
         self.agent.leave(reason)
 
 
@@ -43,34 +43,34 @@ class SeparateOffers:
 
     Args:
         choose: selects the models to offer, and their names.
-        enlist: creates the agent for a model.
+        create_agent: creates the agent for a model.
     """
 
     def __init__(
         self,
-        watch: EngineMonitor,
+        monitor: EngineMonitor,
         choose: Callable[[Sequence[ServedModel]], Sequence[ServedModel]],
-        enlist: Callable[[ServedModel], Agent],
+        create_agent: Callable[[ServedModel], Agent],
     ) -> None:
-        self._watch = watch
+        self._monitor = monitor
         self._choose = choose
-        self._enlist = enlist
+        self._create_agent = create_agent
         self._members: dict[str, ModelMembership] = {}
-        self._over: set[str] = set()  # models that the coordinator refused for good
+        self._refused: set[str] = set()  # models that the coordinator refused for good
         self._leaving = asyncio.Event()
 
     async def run(self) -> None:
         """Offer models until ``leave`` or a final refusal."""
         async with asyncio.TaskGroup() as tasks:
             while self._synchronize(tasks):
-                await self._watch.wait(self._leaving)
+                await self._monitor.wait(self._leaving)
                 if not self._leaving.is_set():
-                    await self._watch.check()
+                    await self._monitor.check()
 
     def leave(self) -> None:
         """Accept no more jobs, finish the running ones, and end ``run``."""
         self._leaving.set()
-        self._watch.request_check()
+        self._monitor.request_check()
         for member in self._members.values():
             member.leave(STOPPED)
 
@@ -79,29 +79,29 @@ class SeparateOffers:
         self._remove_ended()
         if self._leaving.is_set():
             return False
-        why_away = self._watch.unavailable_reason
-        models = self._choose(self._watch.models)[:AGENTS_MAX]
+        unavailable = self._monitor.unavailable_reason
+        models = self._choose(self._monitor.models)[:AGENTS_MAX]
         wanted = {each.name: each for each in models}
         for name, member in self._members.items():
             if name not in wanted:
-                member.leave(why_away or NOT_OFFERED)
+                member.leave(unavailable or NOT_OFFERED)
             elif member.model != wanted[name] and member.agent.idle:
                 # A profile cannot change: the model leaves and joins again.
                 member.leave(CHANGED)
-        for name in wanted.keys() - self._members.keys() - self._over:
-            agent = self._enlist(wanted[name])
+        for name in wanted.keys() - self._members.keys() - self._refused:
+            agent = self._create_agent(wanted[name])
             task = tasks.create_task(agent.run())
-            task.add_done_callback(lambda _: self._watch.request_check())
+            task.add_done_callback(lambda _: self._monitor.request_check())
             self._members[name] = ModelMembership(wanted[name], agent, task)
-        sent_away = self._over and not self._members
-        return not (sent_away and why_away is None)
+        all_refused = self._refused and not self._members
+        return not (all_refused and unavailable is None)
 
     def _remove_ended(self) -> None:
         for name, member in list(self._members.items()):
             if member.task.done():
                 del self._members[name]
-                if not member.told_to_leave:
-                    self._over.add(name)
+                if not member.leaving:
+                    self._refused.add(name)
 
 
 MODELS_MAX = 256  # offered models of all engines
@@ -129,7 +129,7 @@ class OfferedModel:
     @property
     def slots(self) -> int:
         """The number of concurrent jobs, if the engines have no others."""
-        return sum(place.slots.size for place in self.backends)
+        return sum(backend.slots.size for backend in self.backends)
 
 
 class JointOffers:
@@ -140,35 +140,35 @@ class JointOffers:
 
     Args:
         describe: returns the offer of a model with a number of slots.
-        enlist: creates the agent from a finder of models, the first offers, and a
+        create_agent: creates the agent from a finder of models, the first offers, and a
             receiver of events.
-        tell: receives the events of a model, or of None if there is no model.
+        on_event: receives the events of a model, or of None if there is no model.
     """
 
     def __init__(
         self,
-        shelves: Sequence[OfferedEngine],
+        engines: Sequence[OfferedEngine],
         describe: Callable[[ServedModel, int], Offer],
-        enlist: Callable[
+        create_agent: Callable[
             [FindModel, tuple[Offer, ...], Callable[[WorkerEvent], None]], Agent
         ],
-        tell: Callable[[OfferedModel | None, WorkerEvent], None],
+        on_event: Callable[[OfferedModel | None, WorkerEvent], None],
     ) -> None:
-        self._shelves = shelves
+        self._engines = engines
         self._describe = describe
-        self._tell = tell
-        self._places: dict[tuple[int, ServedModel], ModelBackend] = {}
-        self._stock: Mapping[str, OfferedModel] = self._current_models()
-        self._there = False  # whether the agent has joined
+        self._on_event = on_event
+        self._backends: dict[tuple[int, ServedModel], ModelBackend] = {}
+        self._offered: Mapping[str, OfferedModel] = self._current_models()
+        self._joined = False  # whether the agent has joined
         self._leaving = asyncio.Event()
-        self._agent = enlist(self._find, self._offers(), self._report)
+        self._agent = create_agent(self._find, self._offers(), self._report)
 
     async def run(self) -> None:
         """Offer models until ``leave`` or a final refusal."""
         async with asyncio.TaskGroup() as tasks:
-            looking = [tasks.create_task(self._poll(each)) for each in self._shelves]
+            polls = [tasks.create_task(self._poll(each)) for each in self._engines]
             await self._agent.run()
-            for each in looking:
+            for each in polls:
                 each.cancel()
 
     def leave(self) -> None:
@@ -176,64 +176,67 @@ class JointOffers:
         self._leaving.set()
         self._agent.leave(STOPPED)
 
-    async def _poll(self, shelf: OfferedEngine) -> None:
+    async def _poll(self, engine: OfferedEngine) -> None:
         while not self._leaving.is_set():
-            await shelf.monitor.wait(self._leaving)
+            await engine.monitor.wait(self._leaving)
             if not self._leaving.is_set():
-                await shelf.monitor.check()
+                await engine.monitor.check()
                 self._synchronize()
 
     def _synchronize(self) -> None:
         """Report added and removed models to the coordinator and the user."""
-        before, self._stock = self._stock, self._current_models()
-        if _described(before) == _described(self._stock):
+        before, self._offered = self._offered, self._current_models()
+        if _descriptions(before) == _descriptions(self._offered):
             return
         self._agent.update_offers(self._offers())
-        if not self._there:
+        if not self._joined:
             return
-        for name in before.keys() - self._stock.keys():
-            self._tell(before[name], WorkerEvent("left", self._why_gone(before[name])))
-        for name in self._stock.keys() - before.keys():
-            self._tell(self._stock[name], WorkerEvent("joined"))
+        for name in before.keys() - self._offered.keys():
+            self._on_event(
+                before[name], WorkerEvent("left", self._removal_reason(before[name]))
+            )
+        for name in self._offered.keys() - before.keys():
+            self._on_event(self._offered[name], WorkerEvent("joined"))
 
-    def _why_gone(self, stock: OfferedModel) -> str:
-        for shelf in self._shelves:
+    def _removal_reason(self, offered: OfferedModel) -> str:
+        for engine in self._engines:
             if (
-                shelf.slots is stock.backends[0].slots
-                and shelf.monitor.unavailable_reason
+                engine.slots is offered.backends[0].slots
+                and engine.monitor.unavailable_reason
             ):
-                return shelf.monitor.unavailable_reason
+                return engine.monitor.unavailable_reason
         return NOT_OFFERED
 
-    def _report(self, happening: WorkerEvent) -> None:
+    def _report(self, event: WorkerEvent) -> None:
         """Report an event of the agent for each offered model."""
-        self._there = happening.event == "joined"
-        for stock in self._stock.values() or (None,):
-            self._tell(stock, happening)
+        self._joined = event.kind == "joined"
+        for offered in self._offered.values() or (None,):
+            self._on_event(offered, event)
 
     def _offers(self) -> tuple[Offer, ...]:
         return tuple(
-            self._describe(stock.model, stock.slots) for stock in self._stock.values()
+            self._describe(offered.model, offered.slots)
+            for offered in self._offered.values()
         )
 
     def _current_models(self) -> Mapping[str, OfferedModel]:
         """Return the models of all engines by name, in the engines' order."""
-        there = {
-            (number, model): shelf
-            for number, shelf in enumerate(self._shelves)
-            for model in shelf.select(shelf.monitor.models)
+        served = {
+            (number, model): engine
+            for number, engine in enumerate(self._engines)
+            for model in engine.select(engine.monitor.models)
         }
-        self._places = {
-            key: self._places.get(key) or _backend(shelf, key[1])
-            for key, shelf in there.items()
+        self._backends = {
+            key: self._backends.get(key) or _backend(engine, key[1])
+            for key, engine in served.items()
         }
         found: dict[str, OfferedModel] = {}
-        for (_, model), place in self._places.items():
-            stock = found.get(model.name, OfferedModel(model, ()))
+        for (_, model), backend in self._backends.items():
+            offered = found.get(model.name, OfferedModel(model, ()))
             # With other kinds of jobs, it is another model of the same name.
-            if stock.model.kinds == model.kinds:
-                both = _common(stock.model, model)
-                found[model.name] = OfferedModel(both, (*stock.backends, place))
+            if offered.model.kinds == model.kinds:
+                common = _common(offered.model, model)
+                found[model.name] = OfferedModel(common, (*offered.backends, backend))
         return dict(list(found.items())[:MODELS_MAX])
 
     def _find(self, work: Work) -> ModelBackend | None:
@@ -242,17 +245,17 @@ class JointOffers:
         The first one wins a tie.
         """
         if isinstance(work, Task) or work.model == ANY_MODEL:
-            chatting = (each for each in self._stock.values() if _chats(each.model))
-            places = [place for stock in chatting for place in stock.backends]
+            chatting = (each for each in self._offered.values() if _chats(each.model))
+            backends = [backend for offered in chatting for backend in offered.backends]
         else:
-            stock = self._stock.get(work.model)
-            places = [] if stock is None else list(stock.backends)
-        return max(places, key=lambda place: place.free_slots, default=None)
+            offered = self._offered.get(work.model)
+            backends = [] if offered is None else list(offered.backends)
+        return max(backends, key=lambda backend: backend.free_slots, default=None)
 
 
-def _backend(shelf: OfferedEngine, model: ServedModel) -> ModelBackend:
-    runner = TaskRunner(shelf.monitor.engine, model)
-    return ModelBackend(runner, shelf.slots, shelf.monitor.request_check)
+def _backend(engine: OfferedEngine, model: ServedModel) -> ModelBackend:
+    runner = TaskRunner(engine.monitor.engine, model)
+    return ModelBackend(runner, engine.slots, engine.monitor.request_check)
 
 
 def _common(one: ServedModel, other: ServedModel) -> ServedModel:
@@ -266,5 +269,7 @@ def _chats(model: ServedModel) -> bool:
     return JobKind.CHAT in model.kinds
 
 
-def _described(stocks: Mapping[str, OfferedModel]) -> list[tuple[ServedModel, int]]:
-    return [(stock.model, stock.slots) for stock in stocks.values()]
+def _descriptions(
+    offered_models: Mapping[str, OfferedModel],
+) -> list[tuple[ServedModel, int]]:
+    return [(offered.model, offered.slots) for offered in offered_models.values()]
