@@ -33,7 +33,7 @@ from shoal.protocols.seam.session import Send
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link, LinkClosed
-from shoal.transports.tcp_client import dial
+from shoal.transports.tcp_client import connect_tcp
 from store.in_memory import memory_store
 from transports.certificates import issue
 from transports.links import ended
@@ -99,7 +99,7 @@ async def echo(host: Host, port: int = 0) -> AsyncIterator[int]:
 
 
 async def test_listener_serves_who_comes_and_its_port_is_told(host: Host) -> None:
-    async with echo(host) as port, dial(f"tcp://127.0.0.1:{port}") as link:
+    async with echo(host) as port, connect_tcp(f"tcp://127.0.0.1:{port}") as link:
         assert await host.opened.get() == "wire"
         await link.send(b"hello")
         assert await link.receive() == [b"hello"]
@@ -128,7 +128,7 @@ async def test_secure_listener_has_the_certificate_or_is_not_there(
         endpoints, replace(plain, tls=certificate.presented)
     ) as ports:
         url = f"tls://127.0.0.1:{ports['wire']['tls']}"
-        async with dial(url, fingerprint=certificate.fingerprint) as link:
+        async with connect_tcp(url, fingerprint=certificate.fingerprint) as link:
             await link.send(b"hello")
             assert await link.receive() == [b"hello"]
             host.hang_up()
@@ -145,7 +145,7 @@ async def test_address_that_guesses_is_hung_up_on(
         given.admission._failures.record_failure("127.0.0.1", given.clock.now())
     async with (
         open_network([("wire", Listener(0, cursing))], given) as ports,
-        dial(f"tcp://127.0.0.1:{ports['wire']['tcp']}") as link,
+        connect_tcp(f"tcp://127.0.0.1:{ports['wire']['tcp']}") as link,
     ):
         with pytest.raises(LinkClosed):
             await link.receive()
@@ -251,7 +251,7 @@ async def test_certificate_of_a_listener_is_its_own_and_known_at_both_ends(
     async with open_network(endpoints, await means(host)) as ports:
         assert ports["wire"].keys() == {"heartbeat", "transport"}
         for port in ports["wire"].values():
-            async with dial(f"tls-any://127.0.0.1:{port}") as link:
+            async with connect_tcp(f"tls-any://127.0.0.1:{port}") as link:
                 await link.send(b"hello")
                 assert await link.receive() == [b"hello"]
                 seen.append(link.certificate)
@@ -270,7 +270,7 @@ async def test_gate_keeps_a_connection_waiting_before_anything_is_read(
     async with open_network([("wire", listener)], await means(host)) as ports:
         url = f"tls-any://127.0.0.1:{ports['wire']['own tls']}"
         before = asyncio.get_running_loop().time()
-        async with dial(url) as link:
+        async with connect_tcp(url) as link:
             assert asyncio.get_running_loop().time() - before >= 0.2
             await link.send(b"hello")
             assert await link.receive() == [b"hello"]
@@ -284,7 +284,7 @@ async def test_gate_has_a_connection_hung_up_on_before_its_handshake(
     listener = Listener(0, cursing, gate=gate, security=ListenerTls.SELF_SIGNED)
     async with open_network([("wire", listener)], await means(host)) as ports:
         with pytest.raises(LinkClosed):
-            async with dial(f"tls-any://127.0.0.1:{ports['wire']['own tls']}"):
+            async with connect_tcp(f"tls-any://127.0.0.1:{ports['wire']['own tls']}"):
                 pass
 
     assert host.opened.empty()
@@ -301,7 +301,7 @@ async def test_gate_is_told_of_a_handshake_that_does_not_come_about(
     )
     async with (
         open_network([("wire", listener)], await means(host)) as ports,
-        dial(f"tcp://127.0.0.1:{ports['wire']['own tls']}") as link,
+        connect_tcp(f"tcp://127.0.0.1:{ports['wire']['own tls']}") as link,
     ):
         if said:
             await link.send(said)
@@ -344,7 +344,7 @@ async def test_who_hides_neither_announces_nor_looks(
         ("wire", ServiceBrowser("_hidden._tcp", lambda sighting, now: None)),
     ]
     async with open_network(endpoints, replace(given, hidden=True)) as ports:
-        async with dial(f"tcp://127.0.0.1:{ports['wire']['tcp']}") as link:
+        async with connect_tcp(f"tcp://127.0.0.1:{ports['wire']['tcp']}") as link:
             await link.send(b"hello")
             assert await link.receive() == [b"hello"]
         host.hang_up()

@@ -187,7 +187,7 @@ async def worker(pool: Pool, url: str, name: str = "w1") -> AsyncIterator[Agent]
     member = WorkerProfile(name, engine.models[0], 2, TOKEN)
     agent = Agent(
         GrandSageNodeDialer(pool.url, member),
-        websocket.dial,
+        websocket.connect_websocket,
         only_model(TaskRunner(engine, member.model), EngineSlots(2)),
         LoopClock(),
         Random(1),

@@ -188,7 +188,7 @@ async def worker_of(
     member = WorkerProfile("n1", engine.models[0], engine.slots, token=TOKEN)
     agent = Agent(
         GrandSageNodeDialer(f"ws://127.0.0.1:{port}", member),
-        websocket.dial,
+        websocket.connect_websocket,
         only_model(engine, EngineSlots(engine.slots)),
         LoopClock(),
         Random(1),

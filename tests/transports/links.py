@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shoal.transports.link import LinkClosed
 from shoal.transports.tcp import TcpLink
-from shoal.transports.tcp_client import dial
+from shoal.transports.tcp_client import connect_tcp
 from shoal.transports.tcp_server import ACCEPT_ALL, ConnectionPolicy, tcp_listener
 from shoal.transports.tls import ServerTls
 
@@ -37,7 +37,7 @@ async def serving(
 @asynccontextmanager
 async def pair() -> AsyncIterator[tuple[TcpLink, TcpLink]]:
     """Give both ends of a connection: the one that dialled first."""
-    async with serving() as (url, links), dial(url) as ours:
+    async with serving() as (url, links), connect_tcp(url) as ours:
         yield ours, await links.get()
 
 

@@ -40,7 +40,7 @@ def secure(folder: Path) -> ssl.SSLContext:
 
 
 async def link(url: str) -> None:
-    async with websocket.dial(url.replace("http", "ws"), {}, 1000):
+    async with websocket.connect_websocket(url.replace("http", "ws"), {}, 1000):
         raise AssertionError("there is no such server")
 
 

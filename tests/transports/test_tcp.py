@@ -12,15 +12,14 @@ import pytest
 
 from shoal.domain.errors import ConfigError
 from shoal.transports import dialer, tcp_server
-from shoal.transports.link import LinkClosed
+from shoal.transports.link import WRONG_CERTIFICATE, LinkClosed
 from shoal.transports.tcp import (
     UNREAD_MAX,
     UNSENT_MAX,
     TcpLink,
 )
-from shoal.transports.tcp_client import dial
+from shoal.transports.tcp_client import connect_tcp
 from shoal.transports.tcp_server import ConnectionPolicy, accept, tcp_listener
-from shoal.transports.websocket import WRONG_CERTIFICATE
 from transports.certificates import issue
 from transports.conftest import PATIENCE
 from transports.links import ended, pair, received, serving
@@ -202,7 +201,7 @@ def test_options_keep_small_messages_fast_and_find_out_dead_peers(run: Any) -> N
 
 def test_version_six_is_spoken(run: Any) -> None:
     async def test() -> None:
-        async with serving(host="::1") as (url, links), dial(url) as ours:
+        async with serving(host="::1") as (url, links), connect_tcp(url) as ours:
             assert url.startswith("tcp://[::1]:")
             theirs = await links.get()
             assert theirs.peer == "::1"
@@ -239,7 +238,7 @@ def test_certificate_of_the_fingerprint_is_taken_without_an_authority(
     async def test() -> None:
         async with (
             serving(context) as (url, links),
-            dial(url, fingerprint=fingerprint) as ours,
+            connect_tcp(url, fingerprint=fingerprint) as ours,
         ):
             theirs = await links.get()
             data = bytes(range(256)) * 8192
@@ -261,7 +260,7 @@ def test_another_certificate_is_refused_before_anything_is_sent(
     async def test() -> None:
         async with serving(context) as (url, links):
             with pytest.raises(LinkClosed, match="another certificate") as caught:
-                async with dial(url, fingerprint=bytes(32)):
+                async with connect_tcp(url, fingerprint=bytes(32)):
                     pass
             assert caught.value.code == WRONG_CERTIFICATE
             with pytest.raises(LinkClosed, match=r"closed by peer|connection lost"):
@@ -277,7 +276,7 @@ def test_authority_that_is_not_known_is_named(run: Any, tmp_path: Path) -> None:
     async def test() -> None:
         async with serving(context) as (url, _):
             with pytest.raises(LinkClosed, match="leads to no authority that is known"):
-                async with dial(url):
+                async with connect_tcp(url):
                     pass
 
     run(test)
@@ -286,7 +285,7 @@ def test_authority_that_is_not_known_is_named(run: Any, tmp_path: Path) -> None:
 def test_fingerprint_without_tls_is_refused(run: Any) -> None:
     async def test() -> None:
         with pytest.raises(LinkClosed, match="has no certificate to be known by"):
-            async with dial("tcp://127.0.0.1:1", fingerprint=bytes(32)):
+            async with connect_tcp("tcp://127.0.0.1:1", fingerprint=bytes(32)):
                 pass
 
     run(test)
@@ -300,7 +299,7 @@ def test_plain_port_asked_for_tls_says_so(run: Any) -> None:
 
         async with tcp_listener("127.0.0.1", 0, answer) as bound:
             with pytest.raises(LinkClosed, match="does not speak TLS here"):
-                async with dial(f"tls://127.0.0.1:{bound.port}"):
+                async with connect_tcp(f"tls://127.0.0.1:{bound.port}"):
                     pass
 
     run(test)
@@ -317,11 +316,11 @@ def test_handshake_that_is_none_or_never_comes_disturbs_nobody(
     async def test() -> None:
         async with serving(context, entrance=hasty) as (url, links):
             plain = url.replace("tls:", "tcp:")
-            async with dial(plain) as garbage, dial(plain) as silent:
+            async with connect_tcp(plain) as garbage, connect_tcp(plain) as silent:
                 await garbage.send(b"GET / HTTP/1.1\r\n\r\n")
                 for link in (garbage, silent):
                     await ended(link)
-            async with dial(url, fingerprint=fingerprint) as honest:
+            async with connect_tcp(url, fingerprint=fingerprint) as honest:
                 await honest.send(b"hello")
                 assert await received(await links.get(), 5) == b"hello"
 
@@ -338,7 +337,7 @@ def test_nobody_listens_and_that_is_what_is_said(run: Any) -> None:
     async def test() -> None:
         refused = f"cannot connect to tcp://127.0.0.1:{port}: connection refused"
         with pytest.raises(LinkClosed, match=refused):
-            async with dial(f"tcp://127.0.0.1:{port}"):
+            async with connect_tcp(f"tcp://127.0.0.1:{port}"):
                 pass
 
     run(test)
@@ -358,7 +357,7 @@ def test_nobody_listens_and_that_is_what_is_said(run: Any) -> None:
 def test_address_that_cannot_be_is_an_end_like_any_other(run: Any, url: str) -> None:
     async def test() -> None:
         with pytest.raises(LinkClosed, match="cannot connect"):
-            async with dial(url):
+            async with connect_tcp(url):
                 pass
 
     run(test)
@@ -372,11 +371,11 @@ async def test_address_with_too_many_connections_is_hung_up_on(
 ) -> None:
     monkeypatch.setattr(tcp_server, "LINKS_PER_ADDRESS_MAX", 2)
     monkeypatch.setattr(tcp_server, "is_loopback", lambda address: False)
-    async with serving() as (url, links), dial(url), dial(url) as second:
+    async with serving() as (url, links), connect_tcp(url), connect_tcp(url) as second:
         await links.get()
         theirs = await links.get()
         for _ in range(3):
-            async with dial(url) as third:
+            async with connect_tcp(url) as third:
                 with pytest.raises(LinkClosed):
                     await third.receive()
         await second.send(b"still here")
@@ -390,9 +389,9 @@ async def test_port_with_too_many_connections_takes_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tcp_server, "LINKS_MAX", 1)
-    async with serving() as (url, links), dial(url):
+    async with serving() as (url, links), connect_tcp(url):
         await links.get()
-        async with dial(url) as second:
+        async with connect_tcp(url) as second:
             with pytest.raises(LinkClosed):
                 await second.receive()
 
@@ -408,7 +407,7 @@ async def test_room_comes_back_when_a_connection_ends(
 
     async with tcp_listener("127.0.0.1", 0, echo) as bound:
         for _ in range(3):
-            async with dial(f"tcp://127.0.0.1:{bound.port}") as link:
+            async with connect_tcp(f"tcp://127.0.0.1:{bound.port}") as link:
                 await link.send(b"hello")
                 assert await received(link, 5) == b"hello"
                 with pytest.raises(LinkClosed):  # it was served
@@ -430,7 +429,7 @@ async def test_connections_end_with_their_port(
 
     async with tcp_listener("127.0.0.1", 0, serve) as bound:
         url = f"tcp://127.0.0.1:{bound.port}"
-        opened = dial(url)
+        opened = connect_tcp(url)
         link = await opened.__aenter__()
         await link.send(b"hello")
         assert await received(link, 5) == b"hello"
@@ -488,7 +487,7 @@ def test_who_hangs_up_on_tls_may_be_without(run: Any) -> None:
         async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             with pytest.raises(LinkClosed, match="without TLS it is tcp://"):
-                async with dial(f"tls://127.0.0.1:{port}"):
+                async with connect_tcp(f"tls://127.0.0.1:{port}"):
                     raise AssertionError("it hangs up")
 
     run(test)

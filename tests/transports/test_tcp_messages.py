@@ -17,7 +17,7 @@ from shoal.transports.link import LinkClosed
 from shoal.transports.message_splitter import UNTAKEN_MAX
 from shoal.transports.outbox import Outbox
 from shoal.transports.tcp import UNSENT_MAX, TcpLink
-from shoal.transports.tcp_client import dial
+from shoal.transports.tcp_client import connect_tcp
 from shoal.transports.tls import ServerTls, self_signed_tls
 from transports.links import ended, serving
 from transports.numbered import HEAD, Numbered, message
@@ -41,7 +41,7 @@ async def pair(
     """Give both ends of a connection, the second of which cuts messages."""
     async with (
         serving(tls) as (url, links),
-        dial(url.replace("tls:", "tls-any:")) as ours,
+        connect_tcp(url.replace("tls:", "tls-any:")) as ours,
     ):
         theirs = await links.get()
         theirs.attach(Numbered(limit))
@@ -85,7 +85,7 @@ def test_what_came_before_anybody_could_cut_it_is_cut(
     async def test() -> None:
         async with (
             serving(tls) as (url, links),
-            dial(open_to_any(url)) as ours,
+            connect_tcp(open_to_any(url)) as ours,
         ):
             theirs = await links.get()
             async with asyncio.TaskGroup() as tasks:
@@ -174,7 +174,7 @@ def test_messages_go_at_once_to_whoever_hears_while_they_are_waited_for(
     run: Any, tls: ServerTls | None
 ) -> None:
     async def test() -> None:
-        async with serving(tls) as (url, links), dial(open_to_any(url)) as ours:
+        async with serving(tls) as (url, links), connect_tcp(open_to_any(url)) as ours:
             theirs = await links.get()
             heard: list[FramedMessage] = []
             some = asyncio.Event()

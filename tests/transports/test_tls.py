@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.domain.errors import ConfigError
-from shoal.transports.link import LinkClosed
+from shoal.transports.link import WRONG_CERTIFICATE, LinkClosed
 from shoal.transports.tls import (
     context_pinning,
     context_trusting,
@@ -25,7 +25,7 @@ from shoal.transports.tls import (
     server_certificate,
     server_context,
 )
-from shoal.transports.websocket import WRONG_CERTIFICATE, accept, dial
+from shoal.transports.websocket import accept, connect_websocket
 from transports.certificates import Certificate, issue
 
 MESSAGE_MAX = 1000
@@ -68,7 +68,7 @@ async def test_worker_that_knows_the_fingerprint_needs_no_authority(
     fingerprint = fingerprint_of(pem_of(certificate))
     async with (
         listening(certificate) as port,
-        dial(
+        connect_websocket(
             f"wss://127.0.0.1:{port}/ws", {}, MESSAGE_MAX, fingerprint=fingerprint
         ) as (link, _),
     ):
@@ -82,7 +82,7 @@ async def test_another_certificate_than_the_token_names_is_refused_for_good(
     async with listening(certificate) as port:
         url = f"wss://127.0.0.1:{port}/ws?token=hunter2"
         with pytest.raises(LinkClosed, match="another certificate") as caught:
-            async with dial(url, {}, MESSAGE_MAX, fingerprint=other):
+            async with connect_websocket(url, {}, MESSAGE_MAX, fingerprint=other):
                 pass
 
     assert caught.value.code == WRONG_CERTIFICATE
@@ -94,7 +94,7 @@ async def test_without_a_fingerprint_an_authority_is_asked(
 ) -> None:
     async with listening(certificate) as port:
         with pytest.raises(LinkClosed, match="leads to no authority") as caught:
-            async with dial(f"wss://127.0.0.1:{port}/ws", {}, MESSAGE_MAX):
+            async with connect_websocket(f"wss://127.0.0.1:{port}/ws", {}, MESSAGE_MAX):
                 pass
 
     # It may be put in order without us.

@@ -13,7 +13,12 @@ from yarl import URL
 
 from shoal.protocols.seam.session import Data
 from shoal.transports.link import LinkClosed
-from shoal.transports.websocket import BATCH_MAX, WebSocketLink, accept, dial
+from shoal.transports.websocket import (
+    BATCH_MAX,
+    WebSocketLink,
+    accept,
+    connect_websocket,
+)
 
 MESSAGE_MAX = 1000
 
@@ -61,7 +66,7 @@ async def pair(
     """Give both ends of a connection: the one that dialled first."""
     async with (
         listening(message_max) as server,
-        dial(server.url, {}, message_max) as (ours, _),
+        connect_websocket(server.url, {}, message_max) as (ours, _),
     ):
         yield ours, await server.links.get()
         server.done.set()
@@ -106,7 +111,7 @@ async def test_messages_that_came_together_are_received_together() -> None:
 async def test_headers_of_the_answer_reach_the_dialler() -> None:
     async with (
         listening() as server,
-        dial(server.url, {}, MESSAGE_MAX) as (_, headers),
+        connect_websocket(server.url, {}, MESSAGE_MAX) as (_, headers),
     ):
         assert headers["x-odd"] == "é is fine"
         server.done.set()
@@ -190,13 +195,17 @@ async def test_nobody_listens_and_that_is_what_is_said() -> None:
 
     refused = f"ws://127.0.0.1:{port}/ws: connection refused"
     with pytest.raises(LinkClosed, match=refused):
-        async with dial(f"ws://127.0.0.1:{port}/ws?token=secret", {}, MESSAGE_MAX):
+        async with connect_websocket(
+            f"ws://127.0.0.1:{port}/ws?token=secret", {}, MESSAGE_MAX
+        ):
             pass
 
 
 async def test_secrets_of_the_url_are_in_no_error() -> None:
     with pytest.raises(LinkClosed) as caught:
-        async with dial("ws://127.0.0.1:1/ws?token=hunter2", {}, MESSAGE_MAX):
+        async with connect_websocket(
+            "ws://127.0.0.1:1/ws?token=hunter2", {}, MESSAGE_MAX
+        ):
             pass
 
     assert "hunter2" not in str(caught.value)
@@ -205,14 +214,14 @@ async def test_secrets_of_the_url_are_in_no_error() -> None:
 async def test_server_without_websockets_is_named() -> None:
     async with listening() as server:
         with pytest.raises(LinkClosed, match="does not speak WebSocket here: HTTP 404"):
-            async with dial(server.url + "/other", {}, MESSAGE_MAX):
+            async with connect_websocket(server.url + "/other", {}, MESSAGE_MAX):
                 pass
 
 
 @pytest.mark.parametrize("url", ["ws://host.invalid/ws", "ws://127.0.0.1:99999/ws"])
 async def test_address_that_cannot_be_is_an_end_like_any_other(url: str) -> None:
     with pytest.raises(LinkClosed, match="cannot connect"):
-        async with dial(url, {}, MESSAGE_MAX):
+        async with connect_websocket(url, {}, MESSAGE_MAX):
             pass
 
 

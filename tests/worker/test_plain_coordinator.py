@@ -127,7 +127,7 @@ async def worker_at(
     )
     agent = Agent(
         PROTOCOL.dial(f"http://127.0.0.1:{runner.addresses[0][1]}", member),
-        websocket.dial,
+        websocket.connect_websocket,
         only_model(TaskRunner(engine, member.model), EngineSlots(2)),
         clock,
         random.Random(0),

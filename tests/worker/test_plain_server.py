@@ -67,7 +67,7 @@ async def node_at(
     member = WorkerProfile("n n&1", engine.models[0], slots, "s?cret")
     agent = Agent(
         PROTOCOL.dial(f"ws://127.0.0.1:{runner.addresses[0][1]}", member),
-        websocket.dial,
+        websocket.connect_websocket,
         only_model(TaskRunner(engine, member.model), EngineSlots(slots)),
         LoopClock(),
         random.Random(0),

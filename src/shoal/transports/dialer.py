@@ -3,8 +3,9 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from shoal.transports import tcp_client, websocket
 from shoal.transports.link import Link
+from shoal.transports.tcp_client import SCHEMES, connect_tcp
+from shoal.transports.websocket import connect_websocket
 
 
 @asynccontextmanager
@@ -18,15 +19,15 @@ async def dial(
     """Connect to a URL; yield the link and the headers of the answer.
 
     A byte stream has neither headers nor messages.  ``fingerprint`` is as in
-    ``websocket.dial``.
+    ``connect_websocket``.
 
     Raises LinkClosed if it does not come about.
     """
-    if url.partition(":")[0].lower() in tcp_client.SCHEMES:
-        async with tcp_client.dial(url, fingerprint=fingerprint) as link:
+    if url.partition(":")[0].lower() in SCHEMES:
+        async with connect_tcp(url, fingerprint=fingerprint) as link:
             yield link, {}
     else:
-        async with websocket.dial(
+        async with connect_websocket(
             url, headers, message_max, fingerprint=fingerprint
         ) as opened:
             yield opened

@@ -90,7 +90,7 @@ async def request_json(
 
     With a ``body`` the request is a POST.  The answer's HTTP status does not matter,
     unless it says that the server is not well.  The caller limits the time.
-    ``fingerprint`` is as in ``websocket.dial``.
+    ``fingerprint`` is as in ``connect_websocket``.
 
     Raises Unavailable if the server cannot be asked now, NotTrusted if that is because
     of its certificate, and NotHttp if it is something else that answers.

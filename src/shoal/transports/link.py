@@ -6,6 +6,10 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
 from shoal.protocols.seam.session import Batch, Data
 
+CLOSE_TIMEOUT = 2.0  # seconds to wait for the peer's half of the closing handshake
+CONNECT_TIMEOUT = 10.0  # seconds
+WRONG_CERTIFICATE = 1015  # close code for a failed TLS handshake (RFC 6455, 7.4.1)
+
 OnMessages: TypeAlias = Callable[[Sequence[FramedMessage]], None]
 """Takes messages; raises nothing."""
 

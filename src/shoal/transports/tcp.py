@@ -8,9 +8,8 @@ from typing import cast
 
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
 from shoal.protocols.seam.session import Batch, Data
-from shoal.transports.link import LinkClosed, OnMessages
+from shoal.transports.link import CLOSE_TIMEOUT, LinkClosed, OnMessages
 from shoal.transports.message_splitter import MessageSplitter
-from shoal.transports.websocket import CLOSE_TIMEOUT
 
 UNREAD_MAX = 512 << 10  # bytes that wait for their reader; then the peer has to
 UNSENT_MAX = 256 << 10  # bytes buffered for the system; beyond, senders wait

@@ -10,9 +10,13 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from shoal.protocols.seam.session import CloseCode
-from shoal.transports.link import LinkClosed
+from shoal.transports.link import (
+    CLOSE_TIMEOUT,
+    CONNECT_TIMEOUT,
+    WRONG_CERTIFICATE,
+    LinkClosed,
+)
 from shoal.transports.tcp import TcpLink, describe_socket_error
-from shoal.transports.websocket import CLOSE_TIMEOUT, CONNECT_TIMEOUT, WRONG_CERTIFICATE
 
 
 class Scheme(Enum):
@@ -27,7 +31,9 @@ SCHEMES = frozenset(each.value for each in Scheme)
 
 
 @asynccontextmanager
-async def dial(url: str, *, fingerprint: bytes | None = None) -> AsyncIterator[TcpLink]:
+async def connect_tcp(
+    url: str, *, fingerprint: bytes | None = None
+) -> AsyncIterator[TcpLink]:
     """Connect to ``tcp://HOST:PORT``, ``tls://HOST:PORT`` or ``tls-any://HOST:PORT``.
 
     With a ``fingerprint`` the server's certificate must be the one that it is of, and
@@ -112,7 +118,7 @@ def _client_context(*, vouched: bool) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # ``dial`` checks it, or the session does
+    context.verify_mode = ssl.CERT_NONE  # ``connect_tcp`` or the session checks it
     return context
 
 

@@ -16,9 +16,9 @@ from shoal.domain.errors import ConfigError
 from shoal.protocols.seam.endpoints import ConnectionGate, NoGate
 from shoal.protocols.seam.session import CloseCode
 from shoal.transports.http_server import BACKLOG, PORT_MAX, describe_bind_error
+from shoal.transports.link import CLOSE_TIMEOUT
 from shoal.transports.tcp import TcpLink
 from shoal.transports.tls import ServerTls
-from shoal.transports.websocket import CLOSE_TIMEOUT
 
 LINKS_MAX = 8192  # of one port; further connections are closed
 LINKS_PER_ADDRESS_MAX = 64  # of one address, but not of this machine's own programs

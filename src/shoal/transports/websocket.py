@@ -25,12 +25,14 @@ from yarl import URL
 
 from shoal.protocols.seam.session import Batch, CloseCode, Data
 from shoal.transports.http_client import describe_http_error
-from shoal.transports.link import LinkClosed
+from shoal.transports.link import (
+    CLOSE_TIMEOUT,
+    CONNECT_TIMEOUT,
+    WRONG_CERTIFICATE,
+    LinkClosed,
+)
 
 CLOSE_TEXT_MAX = 123  # bytes that a close frame holds (RFC 6455, section 5.5)
-CLOSE_TIMEOUT = 2.0  # seconds to wait for the peer's half of the closing handshake
-CONNECT_TIMEOUT = 10.0  # seconds
-WRONG_CERTIFICATE = 1015  # close code for a failed TLS handshake (RFC 6455, 7.4.1)
 BUSY = frozenset({429, 503})  # HTTP statuses of a server that may be tried again
 BATCH_MAX = 255  # messages handed on together, so that other peers get their turn
 PING_EVERY = 20.0  # seconds: a server that vanished sends no farewell
@@ -191,7 +193,7 @@ async def accept(
 
 
 @asynccontextmanager
-async def dial(
+async def connect_websocket(
     url: str,
     headers: Mapping[str, str],
     message_max: int,

@@ -35,7 +35,7 @@ from shoal.protocols.seam.context import Dialer
 from shoal.protocols.seam.session import Admitted, CloseCode
 from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import ConnectionEnd, Driver
-from shoal.transports.link import Link, LinkClosed
+from shoal.transports.link import WRONG_CERTIFICATE, Link, LinkClosed
 from shoal.worker.calls import FunctionBackend, RunningCalls
 from shoal.worker.jobs import FindModel, RunningJobs
 
@@ -73,7 +73,6 @@ STABLE_AFTER = 10.0  # seconds of connection after which the retry delay is rese
 ADMISSION_DELAY = 0.5  # seconds; some wires admit a worker by not disconnecting it
 ADMISSION_TIMEOUT = 10.0  # seconds without an admission until that is reported
 REPORT_INTERVAL = 10.0  # seconds between health reports
-WRONG_CERTIFICATE = 1015  # close code of a TLS failure (RFC 6455, section 7.4.1)
 STOPPED = "stopped here"
 LEAVING = "the worker is leaving"
 

@@ -29,7 +29,7 @@ from shoal.protocols.seam.peer_session import ALL_PEERS, PeerJoined, PeerMessage
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import Driver
 from shoal.transports.tcp import TcpLink
-from shoal.transports.tcp_client import dial
+from shoal.transports.tcp_client import connect_tcp
 from shoal.transports.tcp_server import ACCEPT_ALL, ConnectionPolicy, tcp_listener
 from shoal.transports.tls import self_signed_tls
 
@@ -111,7 +111,7 @@ async def connected(*, secure: bool) -> AsyncIterator[Pair]:
 
     async with tcp_listener("127.0.0.1", 0, serve, entrance) as bound:
         scheme = "tls-any" if secure else "tcp"
-        async with dial(f"{scheme}://127.0.0.1:{bound.port}") as link:
+        async with connect_tcp(f"{scheme}://127.0.0.1:{bound.port}") as link:
             caller = FleetConnectionInfo(
                 dialled=True, address=f"127.0.0.1:{bound.port}"
             )

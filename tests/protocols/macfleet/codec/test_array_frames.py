@@ -21,7 +21,7 @@ from shoal.protocols.seam.session import Batch, Bulk, Output, Send
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import Driver
 from shoal.transports.link import Link
-from shoal.transports.tcp_client import dial
+from shoal.transports.tcp_client import connect_tcp
 from shoal.transports.tls import ServerTls, self_signed_tls
 from transports.links import serving
 
@@ -101,7 +101,7 @@ async def test_arrays_arrive_unchanged(*, ours: bool, secure: bool) -> None:
     async with (
         asyncio.timeout(PATIENCE),
         serving(tls) as (url, links),
-        dial(url.replace("tls:", "tls-any:")) as link,
+        connect_tcp(url.replace("tls:", "tls-any:")) as link,
         driven(link, End(ours=ours)) as (sender, _),
         driven(await links.get(), End(ours=ours)) as (_, heard),
     ):
@@ -127,7 +127,7 @@ async def test_a_large_array_is_one_frame_for_upstream() -> None:
     async with (
         asyncio.timeout(PATIENCE),
         await asyncio.start_server(real, "127.0.0.1", 0) as server,
-        dial(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}") as link,
+        connect_tcp(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}") as link,
         driven(link, End(ours=False)) as (sender, _),
     ):
         assert sender.send(array)
