@@ -13,7 +13,7 @@ from attacks.siege import ANSWER, CHAT, OLD_CHAT, besieged, body, join
 from gateway.keys import ask, client, made
 from gateway.serving import KEY, Node, Pool, eventually
 from shoal.domain.credentials import Key, Scope, digest_of
-from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite.store import SqliteStore
 
 MANY = 10_000
 

@@ -41,7 +41,7 @@ from shoal.domain.work import (
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.port import JobFilter, RecordedFact
-from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from simulation import virtual
 

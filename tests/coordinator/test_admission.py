@@ -13,7 +13,7 @@ from shoal.domain.credentials import JoinToken, digest_of, with_fingerprint
 from shoal.domain.errors import NotAdmitted, TooManyFailures
 from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
 from shoal.protocols.seam.session import Batch, CloseCode
-from shoal.store.sqlite_keys import SqliteKeys
+from shoal.store.sqlite.keys import SqliteKeys
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
 from store.in_memory import memory_store

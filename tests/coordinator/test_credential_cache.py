@@ -8,8 +8,8 @@ from shoal.coordinator import credential_cache as module
 from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.credentials import Key, Scope, digest_of
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
-from shoal.store.sqlite import SqliteStore
-from shoal.store.sqlite_keys import KEY_TABLE, SqliteCredentials
+from shoal.store.sqlite.keys import KEY_TABLE, SqliteCredentials
+from shoal.store.sqlite.store import SqliteStore
 from store.in_memory import memory_store
 
 

@@ -22,7 +22,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Failed
 from shoal.domain.work import JSON, Chat, Job, TimeLimits
-from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite.store import SqliteStore
 from simulation import virtual
 
 

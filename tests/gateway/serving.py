@@ -32,7 +32,7 @@ from shoal.peers.connections import PeerConnections
 from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import UpgradeRequest, WebSocketRoute
 from shoal.store.blobs import BlobFiles
-from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite.store import SqliteStore
 from shoal.transports import websocket
 from shoal.transports.clock import LoopClock
 

@@ -15,7 +15,7 @@ from gateway.serving import PATIENCE, Pool, eventually, serving
 from shoal.domain.vocabulary import CancelCalls, CancelJob
 from shoal.domain.work import Feature
 from shoal.store.port import StoredJob
-from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite.store import SqliteStore
 
 FUNCTIONS: dict[str, Callable[..., object]] = {
     "add": lambda a, b: a + b,

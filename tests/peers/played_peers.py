@@ -39,7 +39,7 @@ from shoal.peers.inbound_jobs import DEFAULT_POLICY, PeerJobPolicy
 from shoal.peers.remote_peer import ModelSharing
 from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Batch, Data, Output, Send
-from shoal.store.sqlite_keys import SqliteKeys
+from shoal.store.sqlite.keys import SqliteKeys
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd
 from transports.memory_links import MemoryLink

@@ -41,7 +41,7 @@ from shoal.protocols.seam.peer_session import (
     Protection,
 )
 from shoal.protocols.seam.session import CloseCode
-from shoal.store.sqlite_keys import SqliteKeys
+from shoal.store.sqlite.keys import SqliteKeys
 from simulation import virtual
 from transports.memory_links import MemoryLink
 

@@ -31,7 +31,7 @@ from shoal.protocols.seam.admission import require_token
 from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import Listener, UpgradeRequest, WebSocketRoute
 from shoal.protocols.seam.protocol import AnyWireProtocol
-from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
 from shoal.worker.agent import Agent, WorkerEvent

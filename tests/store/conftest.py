@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shoal.store.port import Store
-from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite.store import SqliteStore
 
 STORES: dict[str, Callable[[Path], Store]] = {
     "sqlite": lambda folder: SqliteStore(folder / "shoal.db")

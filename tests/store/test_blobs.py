@@ -13,7 +13,7 @@ from shoal.domain.work import Call, Feature, Job, JobKind
 from shoal.store.blobs import BlobFiles, BlobStore, MemoryBlobs
 from shoal.store.codec import LARGE_FROM
 from shoal.store.port import JobFilter
-from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite.store import SqliteStore
 
 LARGE = b"x" * LARGE_FROM
 

@@ -14,10 +14,10 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import Chat, Job
 from shoal.ledger import accounts
 from shoal.pool.lifecycle import JobState
-from shoal.store import sqlite
 from shoal.store.ledger import LedgerEntries
-from shoal.store.schema import MIGRATIONS
-from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite import store as sqlite_store
+from shoal.store.sqlite.schema import MIGRATIONS
+from shoal.store.sqlite.store import SqliteStore
 
 CHAT = Chat("m", ({"role": "user", "content": "hi"},))
 
@@ -27,7 +27,7 @@ from pathlib import Path
 from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.domain.work import (Chat, Job)
-from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite.store import SqliteStore
 
 async def main():
     store = SqliteStore(Path(sys.argv[1]))
@@ -127,7 +127,7 @@ async def test_nothing_that_was_stored_is_lost_by_a_kill(
 async def test_second_process_on_the_same_file_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "LOCK_TIMEOUT", 0.05)
+    monkeypatch.setattr(sqlite_store, "LOCK_TIMEOUT", 0.05)
     store = await opened(path)
     second = SqliteStore(path)
 

@@ -12,8 +12,8 @@ from shoal.domain.ids import JobId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Call, Chat, Feature, Webhook
 from shoal.pool.lifecycle import JobState
-from shoal.store.schema import MIGRATIONS
-from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite.schema import MIGRATIONS
+from shoal.store.sqlite.store import SqliteStore
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
 WRITTEN = sorted((Path(__file__).parent / "written").glob("version*.db"))

@@ -51,7 +51,7 @@ from shoal.peers.inbound_jobs import PeerJobPolicy
 from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.store.blobs import BlobFiles
 from shoal.store.port import Store
-from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import http_listener, public_url
 from shoal.transports.tls import ServerTls, fingerprint_of

@@ -25,7 +25,7 @@ from shoal.gateway.jobs.webhook_sender import (
     WebhookSender,
 )
 from shoal.gateway.jobs.webhooks import ATTEMPTS_MAX
-from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite.store import SqliteStore
 from shoal.store.webhooks import DeliveryState
 from shoal.transports.clock import Timer
 

@@ -38,8 +38,8 @@ from shoal.pool.lifecycle import TRANSITIONS, JobState
 from shoal.store import codec
 from shoal.store.blobs import BlobStore
 from shoal.store.port import RecordedFact, listed_model
-from shoal.store.sqlite_keys import count_calls, count_usage
-from shoal.store.sqlite_ledger import write_limit
+from shoal.store.sqlite.keys import count_calls, count_usage
+from shoal.store.sqlite.ledger import write_limit
 
 FactRow: TypeAlias = tuple[float, str, JobId | None, str]
 

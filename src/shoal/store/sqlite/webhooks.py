@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.domain.ids import JobId
 from shoal.domain.work import Webhook
-from shoal.store.sqlite_keys import SqlRunner
+from shoal.store.sqlite.keys import SqlRunner
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
 DELIVERY = """SELECT job_id, url, secret, attempts, due_at, error

@@ -18,7 +18,7 @@ from shoal.store.ledger import (
     LogHead,
     PostedTransfer,
 )
-from shoal.store.sqlite_keys import SqlRunner
+from shoal.store.sqlite.keys import SqlRunner
 
 RECEIPT = "SELECT leaf, body, signature, at FROM receipts"
 TRANSFERS_SEARCHED = 100_000  # the newest ones, when an account is shown

@@ -3,7 +3,7 @@
 import sqlite3
 
 from shoal.store.pairing import PairedWorker, PairingCode
-from shoal.store.sqlite_keys import SqlRunner
+from shoal.store.sqlite.keys import SqlRunner
 
 CODE = """SELECT code, owner, user, expires_at, coalesce(public_key, ''), claimed_at
           FROM pairing_codes"""

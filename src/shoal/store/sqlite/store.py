@@ -27,12 +27,12 @@ from shoal.store.port import (
     StoredJob,
     StoredJobSummary,
 )
-from shoal.store.schema import migrate
-from shoal.store.sqlite_facts import LargeValues, write_facts
-from shoal.store.sqlite_keys import SqliteKeys, forget_ended
-from shoal.store.sqlite_ledger import SqliteLedger, write_entries
-from shoal.store.sqlite_pairing import SqlitePairing, forget_expired
-from shoal.store.sqlite_webhooks import SqliteWebhooks, write_deliveries
+from shoal.store.sqlite.facts import LargeValues, write_facts
+from shoal.store.sqlite.keys import SqliteKeys, forget_ended
+from shoal.store.sqlite.ledger import SqliteLedger, write_entries
+from shoal.store.sqlite.pairing import SqlitePairing, forget_expired
+from shoal.store.sqlite.schema import migrate
+from shoal.store.sqlite.webhooks import SqliteWebhooks, write_deliveries
 
 T = TypeVar("T")
 
