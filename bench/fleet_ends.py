@@ -21,10 +21,10 @@ from shoal.protocols.macfleet.local_node import (
     FleetRole,
 )
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
-from shoal.protocols.macfleet.session import PeerSession
+from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.framing import FramedMessage
-from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Batch, Output, Session
 
 TOKEN = "bench-fleet-token"
@@ -87,7 +87,7 @@ class Calling:
     What it hears is as with ``Frames``.
     """
 
-    def __init__(self, session: PeerSession) -> None:
+    def __init__(self, session: FleetSession) -> None:
         self._inner = session
         self.accepts = session.accepts
         self.head_size = session.head_size
@@ -148,7 +148,7 @@ def node(role: FleetRole, address: str, *, dialled: bool, secure: bool) -> Calli
         role, own, HardwareProfile, 4, FleetRateLimiter(NoThrottle())
     )
     return Calling(
-        PeerSession(ourselves, FleetConnectionInfo(dialled=dialled, address=address))
+        FleetSession(ourselves, FleetConnectionInfo(dialled=dialled, address=address))
     )
 
 

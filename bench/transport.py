@@ -23,7 +23,7 @@ from processes import HERE, Program, program
 from report import Goal, Results
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import Driver
-from shoal.transports.tcp_client import dial
+from shoal.transports.tcp_client import connect_tcp
 
 ROUNDS = 7
 SIZES = (1, 16, 64)  # MB
@@ -94,7 +94,7 @@ async def _driven(
 ) -> tuple[float, float]:
     heard: asyncio.Queue[object] = asyncio.Queue()
     scheme = "tls-any" if secure else "tcp"
-    async with dial(f"{scheme}://127.0.0.1:{port}") as link:
+    async with connect_tcp(f"{scheme}://127.0.0.1:{port}") as link:
         session = WAYS[way](link.peer, True, secure)
         driver = Driver[Any, Any](session, link, LoopClock(), heard.put_nowait)
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
