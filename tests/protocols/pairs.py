@@ -51,7 +51,7 @@ from shoal.protocols.seam.session import (
 
 M = TypeVar("M")
 
-START = 1_700_000_000_000
+EPOCH = 1_700_000_000.0  # Unix time at which the clock was at 0
 MODEL = ServedModel("family/model:7b", frozenset(JobKind), frozenset(Feature), 4096)
 SIGNER = Signer.from_seed(bytes(reversed(range(32))))
 MEMBER = WorkerProfile(
@@ -141,7 +141,7 @@ def _met(
     protocol: AnyWireProtocol, member: WorkerProfile, now: float
 ) -> tuple[Dialer, AcceptedWorker]:
     """Connect a worker, on a port of the wire's own if it has one."""
-    endpoints = protocol.endpoints(protocol.config(), setting(START))
+    endpoints = protocol.endpoints(protocol.config(), setting(EPOCH))
     for endpoint in endpoints:
         if isinstance(endpoint, Listener):
             dialer = protocol.dial("tcp://127.0.0.1:8000", member)

@@ -7,6 +7,8 @@ from shoal.protocols.seam.context import ProtocolContext
 SIGNER = Signer.from_seed(bytes(range(32)))
 
 
-def setting(start: int = 1, admission: AdmissionCheck | None = None) -> ProtocolContext:
+def setting(
+    epoch: float = 0.0, admission: AdmissionCheck | None = None
+) -> ProtocolContext:
     """Return a setting in which random bytes are zeros."""
-    return ProtocolContext(start, admission or require_token(""), bytes, SIGNER, verify)
+    return ProtocolContext(admission or require_token(""), bytes, SIGNER, verify, epoch)

@@ -33,14 +33,13 @@ def make_endpoints(
     where theirs has none, and ``name`` and ``hardware`` are this machine's.
     ``contacts`` are peers that may speak any of them.
     """
-    start = int(clock.wall() * 1000)
     epoch = clock.wall() - clock.now()
     found: list[tuple[str, Endpoint]] = []
     for wire, protocol in discover().items():
         config = wires.get(wire) or protocol.config()
         admission = door.policy_for(wire, protocol.token(config) or token)
         setting = ProtocolContext(
-            *(start, admission, draw, identity, verify, epoch, name, hardware, door),
+            *(admission, draw, identity, verify, epoch, name, hardware, door),
             token=token,
             warn=partial(log.warning, "wire=%s %s", wire),
             peer_addresses=contacts,

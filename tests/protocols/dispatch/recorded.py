@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -54,10 +55,8 @@ class Draws:
 
 def around(admission: AdmissionCheck | None = None) -> ProtocolContext:
     """Return what is around an endpoint; nothing that is drawn comes twice."""
-    given = setting(1, admission or require_token(""))
-    return ProtocolContext(
-        given.start, given.admission, Draws(), given.identity, given.verify
-    )
+    given = setting(admission=admission or require_token(""))
+    return replace(given, random_bytes=Draws())
 
 
 def accept(

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from protocols.pairs import START, AcceptedWorker, as_worker
+from protocols.pairs import EPOCH, AcceptedWorker, as_worker
 from protocols.settings import setting
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import AnswerChunk, Completed, Event, RunJob
@@ -43,7 +43,7 @@ def of_kind(kind: str) -> pytest.MarkDecorator:
 
 def accept(target: str = NODE, headers: dict[str, str] | None = None) -> AcceptedWorker:
     """Let a node in as the server of the recordings would; its token was "nt"."""
-    (endpoint,) = endpoints(Config(), setting(START, require_token("nt")))
+    (endpoint,) = endpoints(Config(), setting(EPOCH, require_token("nt")))
     path, _, query = target.partition("?")
     hello = UpgradeRequest(path, query, headers or {})
     assert endpoint.claims(hello)
@@ -74,7 +74,7 @@ def chat_of(task: Case) -> Chat:
 
 def as_recorded(text: str, task_id: int) -> str:
     """Put the recording's placeholders into a task of ours."""
-    started = START // 1000
+    started = int(EPOCH)
     times = [f'"created_at":{started + seconds}' for seconds in range(10)]
     for time in times:
         text = text.replace(time, '"created_at":{{now}}')

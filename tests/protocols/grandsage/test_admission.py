@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.grandsage.recorded import NODE, OURS, accept
-from protocols.pairs import START
+from protocols.pairs import EPOCH
 from protocols.settings import setting
 from shoal.domain.errors import NotAdmitted, Refused
 from shoal.domain.vocabulary import Joined
@@ -189,6 +189,6 @@ def test_a_node_is_offered_as_what_it_announces() -> None:
 def test_connections_that_look_like_a_nodes_are_claimed(
     path: str, query: str, claimed: bool
 ) -> None:
-    (endpoint,) = endpoints(Config(), setting(START))
+    (endpoint,) = endpoints(Config(), setting(EPOCH))
 
     assert endpoint.claims(UpgradeRequest(path, query)) == claimed

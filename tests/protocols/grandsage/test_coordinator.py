@@ -26,8 +26,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import JSON, Chat, Completion, Embedding, Feature, Work
 from shoal.protocols.grandsage import Config, endpoints
-from shoal.protocols.grandsage.config import TASK_ID_COUNT, TaskIds
-from shoal.protocols.grandsage.coordinator import STOP_INTERVAL
+from shoal.protocols.grandsage.coordinator import STOP_INTERVAL, TASK_ID_COUNT, TaskIds
 from shoal.protocols.grandsage.tasks import TEMPERATURE
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.session import Close, CoordinatorEnd, Notice, Send
@@ -203,30 +202,38 @@ def test_what_json_cannot_say_is_left_out(odd: float) -> None:
 
 
 def test_ids_go_on_across_connections_and_wrap() -> None:
-    desk = TaskIds(TASK_ID_COUNT * 3 - 2)
+    task_ids = TaskIds((TASK_ID_COUNT * 3 - 2) / 1000)
 
     used: list[set[int]] = [set(), set(), {0, 1}, set(), set()]
-    ids = [desk.next_id(ids) for ids in used]
+    ids = [task_ids.next_id(each, now=0.0) for each in used]
 
     assert ids == [TASK_ID_COUNT - 2, TASK_ID_COUNT - 1, 2, 3, 4]
 
 
+def test_ids_begin_at_the_time_of_the_first_task() -> None:
+    first, later = TaskIds(1.0), TaskIds(1.0)
+
+    assert first.next_id((), now=5.0) == 6000
+    assert first.next_id((), now=9.0) == 6001
+    assert later.next_id((), now=9.0) == 10_000
+
+
 def test_two_nodes_never_have_the_same_task_id() -> None:
-    (endpoint,) = endpoints(Config(), setting(5))
+    (endpoint,) = endpoints(Config(), setting())
     path, _, query = NODE.partition("?")
     one, other = (
         as_worker(endpoint.accept(UpgradeRequest(path, query), 0.0)).session
         for _ in range(2)
     )
 
-    assert task(one, run(CHAT))["id"] == 5
-    assert task(other, run(CHAT))["id"] == 6
+    first_id = task(one, run(CHAT))["id"]
+    assert task(other, run(CHAT))["id"] == first_id + 1
 
 
 def test_created_at_is_in_seconds_since_the_epoch() -> None:
-    desk = TaskIds(1_700_000_000_900)
+    task_ids = TaskIds(1_700_000_000.9)
 
-    assert [desk.epoch(now) for now in (50.0, 50.2, 60.0)] == [
+    assert [task_ids.created_at(now) for now in (0.0, 0.2, 10.0)] == [
         1_700_000_000,
         1_700_000_001,
         1_700_000_010,

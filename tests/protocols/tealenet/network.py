@@ -46,7 +46,7 @@ def local_coordinator(
 ) -> TealeLocalNode:
     """Return a coordinator's end."""
     context = replace(
-        setting(1, admission),
+        setting(admission=admission),
         identity=signer,
         random_bytes=deterministic_bytes(signer.public_key),
         epoch=EPOCH,

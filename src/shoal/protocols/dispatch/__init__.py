@@ -6,8 +6,9 @@ coordinator and workers; see ``docs/protocols/dispatch.md``.
 
 from collections.abc import Sequence
 
-from shoal.protocols.dispatch.admission import Config, admit_connection, answer_headers
+from shoal.protocols.dispatch.admission import admit_connection, answer_headers
 from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX
+from shoal.protocols.dispatch.config import Config
 from shoal.protocols.dispatch.coordinator import ProviderSession
 from shoal.protocols.dispatch.dialer import PAIRING, PROBE, ProviderDialer
 from shoal.protocols.seam.context import ProtocolContext

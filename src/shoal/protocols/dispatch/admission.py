@@ -33,6 +33,7 @@ from shoal.protocols.dispatch.codec.messages import (
     RegisterProvider,
 )
 from shoal.protocols.dispatch.codec.receipts import signature_of
+from shoal.protocols.dispatch.config import Config
 from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import UpgradeRequest
@@ -61,40 +62,6 @@ CAPABILITIES: Mapping[JobType, JobKind] = {
 
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 _SUBPROTOCOL = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """Settings of the wire: admission of workers, and trust in their claims."""
-
-    token: str = field(
-        default="",
-        metadata={"help": "token of workers; empty: the coordinator's join token"},
-    )
-    open: bool = field(
-        default=False,
-        metadata={
-            "help": "admission of Dispatch clients and workers without a key or token"
-        },
-    )
-    model: str = field(
-        default="dispatch",
-        metadata={"help": "model name for workers that report none"},
-    )
-    silence: float = field(
-        default=30.0,
-        metadata={
-            "help": "seconds of silence until a worker counts as lost; workers send a "
-            "heartbeat every 10"
-        },
-    )
-    trust_unproven: bool = field(
-        default=False,
-        metadata={
-            "help": "private jobs also for workers that name a trusted key without "
-            "proof, as in the original; anyone can do that"
-        },
-    )
 
 
 @dataclass(frozen=True, slots=True)

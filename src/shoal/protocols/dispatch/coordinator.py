@@ -18,7 +18,6 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import JobKind
 from shoal.domain.worker import MachineHealth
 from shoal.protocols.dispatch.admission import (
-    Config,
     ProviderConnection,
     RegisteredProvider,
     register_provider,
@@ -43,6 +42,7 @@ from shoal.protocols.dispatch.codec.messages import (
     decode,
     unknown_type,
 )
+from shoal.protocols.dispatch.config import Config
 from shoal.protocols.dispatch.outstanding_jobs import (
     OutstandingJobs,
     Report,

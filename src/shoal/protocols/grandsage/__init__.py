@@ -13,8 +13,8 @@ from shoal.protocols.grandsage.admission import (
     read_query,
 )
 from shoal.protocols.grandsage.codec import FRAME_MAX
-from shoal.protocols.grandsage.config import Config, TaskIds
-from shoal.protocols.grandsage.coordinator import GrandSageNodeSession
+from shoal.protocols.grandsage.config import Config
+from shoal.protocols.grandsage.coordinator import GrandSageNodeSession, TaskIds
 from shoal.protocols.grandsage.extension import HEADER, write_extensions
 from shoal.protocols.grandsage.worker import GrandSageNodeDialer
 from shoal.protocols.seam.context import ProtocolContext
@@ -31,7 +31,7 @@ __all__ = ["PROTOCOL", "Config"]
 
 def endpoints(config: Config, context: ProtocolContext) -> Sequence[WebSocketRoute]:
     """Return the wire's only endpoint."""
-    task_ids = TaskIds(context.start)
+    task_ids = TaskIds(context.epoch)
 
     def accept(request: UpgradeRequest, now: float) -> AcceptedConnection:
         node = admit(request, context.admission)

@@ -1,9 +1,6 @@
-"""Settings, and the task ids that all connections of a coordinator share."""
+"""GrandSage settings: the token of nodes, and limits."""
 
-from collections.abc import Container
 from dataclasses import dataclass, field
-
-TASK_ID_COUNT = 0x70000000  # as in the original: positive, signed or unsigned
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,35 +28,3 @@ class Config:
             "keepalive every 10"
         },
     )
-
-
-class TaskIds:
-    """Issues task ids and timestamps for all connections."""
-
-    def __init__(self, start: int) -> None:
-        """``start`` is in milliseconds since the epoch."""
-        self._next_id = start % TASK_ID_COUNT
-        self._start = start
-        self._first_now: float | None = None
-
-    def next_id(self, used: Container[int]) -> int:
-        """Return the next task id that is not among ``used``.
-
-        Ids increase across connections and, because they start at the clock, across
-        restarts.  So frames of an old task, which a node sends after it reconnects,
-        do not match a new task.
-        """
-        while (task_id := self._next_id) in used:
-            self._next_id = (self._next_id + 1) % TASK_ID_COUNT
-        self._next_id = (task_id + 1) % TASK_ID_COUNT
-        return task_id
-
-    def epoch(self, now: float) -> int:
-        """Return whole seconds since the epoch at ``now``.
-
-        The first call counts as the start, so the result lags by the time until the
-        first node connects.  No known node reads it.
-        """
-        if self._first_now is None:
-            self._first_now = now
-        return int(self._start / 1000 + now - self._first_now)

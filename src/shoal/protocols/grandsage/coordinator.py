@@ -1,6 +1,6 @@
 """The coordinator's session with one node."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from shoal.domain.errors import PeerError, Unsupported
@@ -30,7 +30,7 @@ from shoal.protocols.grandsage.codec import (
     decode_text_message,
     encode_stop,
 )
-from shoal.protocols.grandsage.config import Config, TaskIds
+from shoal.protocols.grandsage.config import Config
 from shoal.protocols.grandsage.tasks import encode_task
 from shoal.protocols.seam.session import (
     Batch,
@@ -44,6 +44,37 @@ from shoal.protocols.seam.session import (
 
 STOP_INTERVAL = 1.0  # least seconds between stops of the same task
 STOPPED_MAX = 1024  # stopped tasks remembered per node
+TASK_ID_COUNT = 0x70000000  # as in the original: positive, signed or unsigned
+
+
+class TaskIds:
+    """Issues the task ids of all connections, and timestamps.
+
+    ``epoch`` is as in ``ProtocolContext``.
+    """
+
+    def __init__(self, epoch: float) -> None:
+        self._epoch = epoch
+        self._next_id: int | None = None
+
+    def next_id(self, used: Container[int], now: float) -> int:
+        """Return the next task id that is not among ``used``.
+
+        Ids increase across connections and, because they start at the clock, across
+        restarts.  So frames of an old task, which a node sends after it reconnects,
+        do not match a new task.
+        """
+        task_id = self._next_id
+        if task_id is None:
+            task_id = int((self._epoch + now) * 1000) % TASK_ID_COUNT
+        while task_id in used:
+            task_id = (task_id + 1) % TASK_ID_COUNT
+        self._next_id = (task_id + 1) % TASK_ID_COUNT
+        return task_id
+
+    def created_at(self, now: float) -> int:
+        """Return whole seconds since the epoch at ``now``."""
+        return int(self._epoch + now)
 
 
 @dataclass(slots=True)
@@ -80,7 +111,6 @@ class GrandSageNodeSession:
         self._tasks: dict[int, _Task] = {}
         self._ids: dict[tuple[JobId, LeaseNumber], int] = {}
         self._stopped: dict[int, float] = {}  # when each was last stopped
-        task_ids.epoch(now)
 
     @property
     def deadline(self) -> float | None:
@@ -187,13 +217,13 @@ class GrandSageNodeSession:
             raise Unsupported(
                 "a node without the extension can only chat from the start"
             )
-        task_id = self._task_ids.next_id(self._tasks)
+        task_id = self._task_ids.next_id(self._tasks, now)
         self._tasks[task_id] = _Task(job.job_id, job.lease)
         self._ids[job.job_id, job.lease] = task_id
         return encode_task(
             task_id,
             job,
-            created_at=self._task_ids.epoch(now),
+            created_at=self._task_ids.created_at(now),
             max_new_tokens=self._config.max_new_tokens,
             extended=extended,
         )

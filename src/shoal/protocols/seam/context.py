@@ -45,7 +45,6 @@ def _ignore(text: str) -> None:
 class ProtocolContext:
     """What a coordinator provides to a protocol's endpoints.
 
-    ``start`` is in milliseconds since the epoch, and grows with every start.
     ``random_bytes`` returns that many random bytes.  ``verify`` takes a public key, a
     signature and a message.  ``epoch`` is as in ``WorkerProfile``, and ``name`` is the
     name of the machine.  ``throttle`` counts wrong secrets that are not presented to
@@ -54,7 +53,6 @@ class ProtocolContext:
     speak any wire.
     """
 
-    start: int
     admission: AdmissionCheck
     random_bytes: Callable[[int], bytes]
     identity: Identity
