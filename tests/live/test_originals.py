@@ -1,4 +1,4 @@
-"""TealeNet's original programs, imitated, with real processes of ours."""
+"""Imitations of TealeNet's original programs, with real Shoal processes."""
 
 import asyncio
 import base64
@@ -52,7 +52,7 @@ async def until_offered(pool: Pool, model: str) -> None:
 
 
 async def provider(gateway: RustGateway, model: str) -> str:
-    """Return the first node that offers a model to all."""
+    """Return the first node that offers a model."""
     while True:
         for node_id, peer in (await gateway.discover()).items():
             if model in peer["capabilities"]["loadedModels"]:
@@ -85,7 +85,7 @@ async def test_a_mac_that_is_dialled_serves_the_pool(programs: Programs) -> None
     assert mac.dropped == []
 
 
-async def test_a_mac_with_another_passcode_is_hung_up_on(programs: Programs) -> None:
+async def test_a_mac_with_another_passcode_is_disconnected(programs: Programs) -> None:
     pool = programs.serve("--tealenet-passcode", "hunter2")
     mac = Mac([MODEL], passcode="hunter3")
 
@@ -93,12 +93,12 @@ async def test_a_mac_with_another_passcode_is_hung_up_on(programs: Programs) -> 
         async with asyncio.timeout(scaled(3)), mac.dialled(lan_port(pool)):
             pass
 
-    assert mac.heard == []
+    assert mac.received == []
     assert "passcode" in pool.program.errors
 
 
 @pytest.mark.short
-async def test_a_mac_asks_the_pool(programs: Programs) -> None:
+async def test_a_mac_submits_a_job(programs: Programs) -> None:
     pool = programs.serve("--tealenet-open")
     await asyncio.to_thread(pool.joined, "one")
     mac = Mac()
@@ -106,27 +106,27 @@ async def test_a_mac_asks_the_pool(programs: Programs) -> None:
     async with mac.dialled(lan_port(pool)):
         hello = await mac.until("helloAck")
         assert hello["loadedModels"] == ["tiny"]
-        request_id = mac.ask("tiny", STORY, temperature=0)
+        request_id = mac.submit("tiny", STORY, temperature=0)
         done = await mac.until("inferenceComplete")
 
     assert done["requestID"].upper() == request_id
-    assert mac.answered(request_id) == ANSWERS[STORY]
+    assert mac.answer_to(request_id) == ANSWERS[STORY]
     assert mac.dropped == []
 
 
-async def test_a_mac_that_may_not_ask_is_told_why(programs: Programs) -> None:
+async def test_a_mac_gets_the_reason_of_a_rejection(programs: Programs) -> None:
     pool = programs.serve("--tealenet-open")
     mac = Mac()
 
     async with mac.dialled(lan_port(pool)):
-        request_id = mac.ask("nobody-has-it", STORY)
+        request_id = mac.submit("absent-model", STORY)
         error = await mac.until("inferenceError")
 
     assert error["requestID"].upper() == request_id
-    assert "nobody-has-it" in error["errorMessage"]
+    assert "absent-model" in error["errorMessage"]
 
 
-async def test_queries_are_answered_while_an_answer_is_under_way(
+async def test_queries_are_answered_during_an_answer(
     programs: Programs,
 ) -> None:
     pool = programs.serve("--tealenet-open")
@@ -134,17 +134,17 @@ async def test_queries_are_answered_while_an_answer_is_under_way(
     mac = Mac()
 
     async with mac.dialled(lan_port(pool)):
-        mac.ask("tiny", STORY, temperature=0)
-        mac.say("modelQuery", {"modelID": "absent/model"})
+        mac.submit("tiny", STORY, temperature=0)
+        mac.send("modelQuery", {"modelID": "absent/model"})
         response = await mac.until("modelQueryResponse")
-        order = [kind for kind, _ in mac.heard]
+        order = [kind for kind, _ in mac.received]
         await mac.until("inferenceComplete")
 
     assert response == {"modelID": "absent/model", "available": False}
     assert "inferenceComplete" not in order
 
 
-async def test_a_rust_node_at_our_relay_serves_the_pool(programs: Programs) -> None:
+async def test_a_rust_node_on_the_relay_serves_the_pool(programs: Programs) -> None:
     pool = programs.serve("--tealenet-open")
     node = RustNode(A, [MODEL], pieces=["One ", "two"])
 
@@ -156,7 +156,7 @@ async def test_a_rust_node_at_our_relay_serves_the_pool(programs: Programs) -> N
     assert node.served[0]["request"]["stream_options"] == {"include_usage": True}
 
 
-async def test_who_is_not_let_in_gets_no_work(programs: Programs) -> None:
+async def test_an_unadmitted_node_gets_no_jobs(programs: Programs) -> None:
     pool = programs.serve()
     node = RustNode(A, [MODEL])
 
@@ -166,21 +166,21 @@ async def test_who_is_not_let_in_gets_no_work(programs: Programs) -> None:
     assert [each["id"] for each in pool.workers()] == ["tealenet:one/tiny"]
 
 
-async def test_a_gateway_at_our_relay_asks_the_pool(programs: Programs) -> None:
+async def test_a_gateway_on_the_relay_submits_a_job(programs: Programs) -> None:
     pool = programs.serve("--tealenet-open")
     await asyncio.to_thread(pool.joined, "one")
     gateway = RustGateway(B)
 
     async with gateway.joined(relay_url(pool)):
         async with asyncio.timeout(PATIENCE):
-            asked = await provider(gateway, "tiny")
-        answer = await gateway.chat(asked, "tiny", STORY)
+            node_id = await provider(gateway, "tiny")
+        answer = await gateway.chat(node_id, "tiny", STORY)
 
     assert text_of(answer) == ANSWERS[STORY]
     assert list(answer[-1]) == ["inferenceComplete"]
 
 
-async def test_our_worker_serves_a_gateway_at_the_original_relay(
+async def test_a_worker_serves_a_gateway_on_the_original_relay(
     programs: Programs,
 ) -> None:
     relay, gateway = OriginalRelay(), RustGateway(B)
@@ -200,7 +200,7 @@ async def test_our_worker_serves_a_gateway_at_the_original_relay(
     assert text_of(answer) == ANSWERS[STORY]
 
 
-async def test_our_coordinator_uses_a_node_at_the_original_relay(
+async def test_a_coordinator_uses_a_node_on_the_original_relay(
     programs: Programs,
 ) -> None:
     relay, node = OriginalRelay(), RustNode(A, [MODEL], pieces=["One ", "two"])
@@ -211,7 +211,7 @@ async def test_our_coordinator_uses_a_node_at_the_original_relay(
         assert await chat(pool, MODEL) == "One two"
 
 
-async def test_a_node_that_goes_is_replaced_without_a_gap(programs: Programs) -> None:
+async def test_a_node_that_leaves_is_replaced_without_a_gap(programs: Programs) -> None:
     pieces = [f"word{number} " for number in range(40)]
     pool = programs.serve("--tealenet-open")
     first = RustNode(A, [MODEL], pieces=pieces, pause=0.02)
@@ -228,7 +228,7 @@ async def test_a_node_that_goes_is_replaced_without_a_gap(programs: Programs) ->
     assert texts == ["".join(pieces)] * 2
 
 
-async def test_the_original_relay_cannot_read_what_ours_say(
+async def test_the_original_relay_cannot_read_shoal_messages(
     programs: Programs,
 ) -> None:
     relay = OriginalRelay()
@@ -242,12 +242,14 @@ async def test_the_original_relay_cannot_read_what_ours_say(
         await until_offered(pool, "tiny")
         assert await chat(pool, "tiny") == ANSWERS[STORY]
 
-    crossed = [payload["data"] for kind, payload in relay.crossed if "data" in payload]
-    assert crossed
-    said = b"".join(base64.b64decode(data) for data in crossed)
-    assert b"inferenceRequest" not in said
-    assert STORY.encode() not in said
-    assert ANSWERS[STORY][:20].encode() not in said
+    forwarded = [
+        payload["data"] for kind, payload in relay.forwarded if "data" in payload
+    ]
+    assert forwarded
+    relayed = b"".join(base64.b64decode(each) for each in forwarded)
+    assert b"inferenceRequest" not in relayed
+    assert STORY.encode() not in relayed
+    assert ANSWERS[STORY][:20].encode() not in relayed
 
 
 def text_of(answer: list[dict[str, Any]]) -> str:

@@ -15,16 +15,16 @@ from typing import Any
 from harness.speed import scaled
 from originals import swift
 
-APPLE = 978_307_200
+REFERENCE_DATE = 978_307_200
 CHUNK = 1_048_576
 HEARTBEAT = 5.0
-DEAF = 0.05  # seconds after its hello in which a dialling Mac loses what it is sent
+DEAF = 0.05  # seconds after its hello in which a dialling Mac loses messages
 SIZE = struct.Struct(">I")
 
 
 @dataclass
 class Mac:
-    """A Mac with models, each of which answers with the same pieces."""
+    """A Mac with models, which all give the same answer."""
 
     models: list[str] = field(default_factory=list)
     pieces: Sequence[str] = ("Hel", "lo")
@@ -32,24 +32,24 @@ class Mac:
     folder: Path | None = None  # of models that it shares
     device_id: str = field(default_factory=lambda: str(uuid.uuid4()).upper())
     pause: float = 0.0  # seconds between two pieces
-    heard: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    received: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
-    """Why messages were dropped."""
+    """The reasons for dropping messages."""
 
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     @asynccontextmanager
     async def listening(self, host: str = "127.0.0.1") -> AsyncIterator[int]:
-        """Wait for peers that dial; gives the port."""
-        server = await asyncio.start_server(self._accepted, host, 0)
+        """Accept connections within the block; yields the port."""
+        server = await asyncio.start_server(self._accept, host, 0)
         async with server:
             yield server.sockets[0].getsockname()[1]
-            self._hang_up()
+            self._close_all()
 
     @asynccontextmanager
     async def dialled(self, port: int, host: str = "127.0.0.1") -> AsyncIterator[None]:
-        """Be connected for the length of the block, once the handshake is done."""
+        """Connect within the block, which starts after the handshake."""
         reader, writer = await asyncio.open_connection(host, port)
         self.writers.append(writer)
         self._send(writer, "hello", self._introduction())
@@ -58,48 +58,48 @@ class Mac:
             await self.until("helloAck")
             yield
         finally:
-            self._hang_up()
+            self._close_all()
             serving.cancel()
             with suppress(asyncio.CancelledError):
                 await serving
 
     async def until(self, kind: str, count: int = 1) -> dict[str, Any]:
-        """Wait until so many messages of a kind have come; return the last of them."""
+        """Wait for ``count`` messages of a kind; return the last of them."""
         async with asyncio.timeout(scaled(20)):
             while True:
-                came = [payload for each, payload in self.heard if each == kind]
-                if len(came) >= count:
-                    return came[count - 1]
-                self.news.clear()
-                await self.news.wait()
+                payloads = [payload for each, payload in self.received if each == kind]
+                if len(payloads) >= count:
+                    return payloads[count - 1]
+                self.changed.clear()
+                await self.changed.wait()
 
-    def say(self, kind: str, payload: dict[str, Any]) -> None:
-        """Send a message of the Mac's own to its newest peer."""
+    def send(self, kind: str, payload: dict[str, Any]) -> None:
+        """Send a message to the newest peer."""
         self._send(self.writers[-1], kind, payload)
 
-    def ask(self, model: str, question: str, **more: Any) -> str:
-        """Ask its newest peer; return the request's id."""
+    def submit(self, model: str, prompt: str, **more: Any) -> str:
+        """Submit a chat to the newest peer; return the request's id."""
         request_id = str(uuid.uuid4()).upper()
-        messages = [{"role": "user", "content": question}]
+        messages = [{"role": "user", "content": prompt}]
         request = {"model": model, "messages": messages, "stream": True, **more}
         payload = {"requestID": request_id, "request": request, "streaming": True}
-        self.say("inferenceRequest", payload)
+        self.send("inferenceRequest", payload)
         return request_id
 
-    def answered(self, request_id: str) -> str:
-        """Return the text that has come for a request."""
+    def answer_to(self, request_id: str) -> str:
+        """Return the text received for a request so far."""
         text = ""
-        for kind, payload in self.heard:
-            if kind == "inferenceChunk" and _same(payload["requestID"], request_id):
+        for kind, payload in self.received:
+            if kind == "inferenceChunk" and _same_id(payload["requestID"], request_id):
                 for choice in payload["chunk"]["choices"]:
                     text += choice["delta"].get("content") or ""
         return text
 
-    def _hang_up(self) -> None:
+    def _close_all(self) -> None:
         for writer in self.writers:
             writer.close()
 
-    async def _accepted(
+    async def _accept(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.writers.append(writer)
@@ -118,9 +118,10 @@ class Mac:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
-            # It only now begins to listen: what came meanwhile is lost.
-            await asyncio.sleep(DEAF)
-            reader._buffer.clear()  # type: ignore[attr-defined]  # of asyncio's own
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DEAF):
+                    while await reader.read(CHUNK):
+                        pass  # lost
             while (await self._next(reader))[0] != "helloAck":
                 pass
             await self._serve(reader, writer)
@@ -128,13 +129,13 @@ class Mac:
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        beating = asyncio.create_task(self._beat(writer))
+        heartbeats = asyncio.create_task(self._beat(writer))
         try:
             while True:
                 kind, payload = await self._next(reader)
-                await self._answer(writer, kind, payload)
+                await self._receive(writer, kind, payload)
         finally:
-            beating.cancel()
+            heartbeats.cancel()
 
     async def _beat(self, writer: asyncio.StreamWriter) -> None:
         while not writer.is_closing():
@@ -147,29 +148,29 @@ class Mac:
             raw = await reader.readexactly(size)
             try:
                 kind, payload = swift.read(raw)
-            except swift.Refused as why:
-                self.dropped.append(f"{why}: {raw[:200]!r}")
-                self.news.set()
+            except swift.Dropped as error:
+                self.dropped.append(f"{error}: {raw[:200]!r}")
+                self.changed.set()
                 continue
-            self.heard.append((kind, payload))
-            self.news.set()
+            self.received.append((kind, payload))
+            self.changed.set()
             return kind, payload
 
-    async def _answer(
+    async def _receive(
         self, writer: asyncio.StreamWriter, kind: str, payload: dict[str, Any]
     ) -> None:
         match kind:
             case "heartbeat":
-                # Not its health: a default one, with its name and the time.
+                # A Mac sends default values, with its id and the time.
                 self._send(writer, "heartbeatAck", self._health(models=[]))
             case "inferenceRequest":
                 await self._infer(writer, payload)
             case "modelQuery":
-                self._tell_of_model(writer, payload["modelID"])
+                self._answer_query(writer, payload["modelID"])
             case "modelTransferRequest":
-                await self._give_model(writer, payload)
+                await self._send_model(writer, payload)
             case _:
-                pass  # acknowledgements, and what it never asked for
+                pass  # acknowledgements, and unexpected messages
 
     async def _infer(
         self, writer: asyncio.StreamWriter, payload: dict[str, Any]
@@ -205,7 +206,7 @@ class Mac:
         }
         self._send(writer, "inferenceChunk", {"requestID": request_id, "chunk": chunk})
 
-    def _tell_of_model(self, writer: asyncio.StreamWriter, model: str) -> None:
+    def _answer_query(self, writer: asyncio.StreamWriter, model: str) -> None:
         path = None if self.folder is None else self.folder / model
         if path is None or not path.exists():
             self._send(
@@ -213,15 +214,15 @@ class Mac:
             )
             return
         size = sum(each.stat().st_size for each in path.iterdir() if each.is_file())
-        said = {"modelID": model, "available": True, "totalSizeBytes": size}
-        self._send(writer, "modelQueryResponse", said)
+        payload = {"modelID": model, "available": True, "totalSizeBytes": size}
+        self._send(writer, "modelQueryResponse", payload)
 
-    async def _give_model(
+    async def _send_model(
         self, writer: asyncio.StreamWriter, payload: dict[str, Any]
     ) -> None:
         path = None if self.folder is None else self.folder / payload["modelID"]
         if path is None or not path.exists():
-            return  # not a word
+            return  # a Mac does not answer
         files = [each for each in path.iterdir() if not each.name.startswith(".")]
         for file in files:
             content = file.read_bytes()
@@ -247,7 +248,7 @@ class Mac:
         writer.write(SIZE.pack(len(raw)) + raw)
 
     def _introduction(self) -> dict[str, Any]:
-        now = time.time() - APPLE
+        now = time.time() - REFERENCE_DATE
         return {
             "deviceInfo": {
                 "id": self.device_id,
@@ -273,7 +274,7 @@ class Mac:
     def _health(self, models: list[str]) -> dict[str, Any]:
         return {
             "deviceID": self.device_id,
-            "timestamp": time.time() - APPLE,
+            "timestamp": time.time() - REFERENCE_DATE,
             "thermalLevel": "nominal",
             "throttleLevel": 100,
             "loadedModels": models,
@@ -288,5 +289,5 @@ class Mac:
         return hashlib.sha256(self.passcode.encode()).hexdigest()
 
 
-def _same(one: str, other: str) -> bool:
+def _same_id(one: str, other: str) -> bool:
     return one.upper() == other.upper()

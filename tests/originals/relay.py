@@ -1,4 +1,4 @@
-"""The original relay: forwards to whom a message names, and believes everything."""
+"""The original relay: forwards every message to its receiver, without any checks."""
 
 import json
 import time
@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-APPLE = 978_307_200
+REFERENCE_DATE = 978_307_200
 FORWARDED = frozenset(
     {
         "offer",
@@ -23,15 +23,15 @@ FORWARDED = frozenset(
 
 
 class OriginalRelay:
-    """Keeps who registered; ``crossed`` is what it forwarded, for it could read it."""
+    """A relay; ``forwarded`` has the messages that it could read."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, tuple[web.WebSocketResponse, dict[str, Any]]] = {}
-        self.crossed: list[tuple[str, dict[str, Any]]] = []
+        self.forwarded: list[tuple[str, dict[str, Any]]] = []
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        """Serve for the length of the block; gives the URL."""
+        """Serve within the block; yields the URL."""
         app = web.Application()
         app.router.add_get("/ws", self._handle)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -46,43 +46,43 @@ class OriginalRelay:
     async def _handle(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(max_msg_size=16 << 20, compress=False)
         await socket.prepare(request)
-        own = ""
+        node_id = ""
         async for message in socket:
             if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                 continue
             try:
-                whole = json.loads(message.data)
+                message_object = json.loads(message.data)
             except ValueError:
                 await _error(socket, "invalid_json", "Could not decode relay message")
                 continue
-            kind, payload = next(iter(whole.items()))
+            kind, payload = next(iter(message_object.items()))
             payload = payload.get("_0", payload)
-            own = await self._take(socket, own, kind, payload)
-        if own and self.nodes.get(own, (None,))[0] is socket:
-            _, registered = self.nodes.pop(own)
-            await self._tell_others(own, "peerLeft", registered)
+            node_id = await self._receive(socket, node_id, kind, payload)
+        if node_id and self.nodes.get(node_id, (None,))[0] is socket:
+            _, registered = self.nodes.pop(node_id)
+            await self._announce(node_id, "peerLeft", registered)
         return socket
 
-    async def _take(
+    async def _receive(
         self,
         socket: web.WebSocketResponse,
-        own: str,
+        node_id: str,
         kind: str,
         payload: dict[str, Any],
     ) -> str:
         if kind == "register":
-            own = payload["nodeID"]
-            older, _ = self.nodes.get(own, (None, {}))
-            self.nodes[own] = (socket, payload)
+            node_id = payload["nodeID"]
+            older, _ = self.nodes.get(node_id, (None, {}))
+            self.nodes[node_id] = (socket, payload)
             if older is not None and older is not socket:
                 await older.close(code=1012, message=b"Replaced by newer session")
             ack = {
-                "nodeID": own,
-                "registeredAt": time.time() - APPLE,
+                "nodeID": node_id,
+                "registeredAt": time.time() - REFERENCE_DATE,
                 "ttlSeconds": 300,
             }
             await socket.send_json({"registerAck": ack})
-            await self._tell_others(own, "peerJoined", payload)
+            await self._announce(node_id, "peerJoined", payload)
         elif kind == "discover":
             peers = [
                 {
@@ -91,7 +91,7 @@ class OriginalRelay:
                     "wgPublicKey": registered.get("wgPublicKey"),
                     "displayName": registered["displayName"],
                     "capabilities": registered["capabilities"],
-                    "lastSeen": time.time() - APPLE,
+                    "lastSeen": time.time() - REFERENCE_DATE,
                     "natType": "unknown",
                     "endpoints": [],
                 }
@@ -100,27 +100,27 @@ class OriginalRelay:
             ]
             await socket.send_json({"discoverResponse": {"peers": peers}})
         elif kind in FORWARDED:
-            self.crossed.append((kind, payload))
+            self.forwarded.append((kind, payload))
             target = self.nodes.get(payload["toNodeID"])
             if target is None:
-                why = f"Peer {payload['toNodeID']} is not connected"
-                await _error(socket, "peer_not_found", why)
+                text = f"Peer {payload['toNodeID']} is not connected"
+                await _error(socket, "peer_not_found", text)
             else:
                 await target[0].send_json({kind: payload})
         else:
             await _error(
                 socket, "unsupported_message", f"Unsupported relay message: {kind}"
             )
-        return own
+        return node_id
 
-    async def _tell_others(
+    async def _announce(
         self, node_id: str, kind: str, registered: dict[str, Any]
     ) -> None:
-        said = {"nodeID": node_id, "displayName": registered["displayName"]}
+        payload = {"nodeID": node_id, "displayName": registered["displayName"]}
         for other, (socket, _) in list(self.nodes.items()):
             if other != node_id:
-                await socket.send_json({kind: said})
+                await socket.send_json({kind: payload})
 
 
-async def _error(socket: web.WebSocketResponse, code: str, why: str) -> None:
-    await socket.send_json({"error": {"code": code, "message": why}})
+async def _error(socket: web.WebSocketResponse, code: str, text: str) -> None:
+    await socket.send_json({"error": {"code": code, "message": text}})

@@ -1,4 +1,4 @@
-"""A node and a gateway at a relay, as the Rust programs are there."""
+"""A node and a gateway on a relay, like the Rust programs."""
 
 import asyncio
 import base64
@@ -15,19 +15,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from harness.speed import scaled
 
-APPLE = 978_307_200
-REGISTER_EVERY = 10.0
+REFERENCE_DATE = 978_307_200
 
 
 @dataclass
-class AtRelay:
-    """What both have in common: a key, a socket, and whom else they know."""
+class RustPeer:
+    """A peer on a relay: its key, its connection, and the other peers."""
 
     seed: bytes
     models: list[str] = field(default_factory=list)
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    heard: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    received: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     socket: ClientWebSocketResponse | None = None
 
     @property
@@ -40,13 +39,13 @@ class AtRelay:
 
     @asynccontextmanager
     async def joined(self, url: str) -> AsyncIterator[None]:
-        """Be registered for the length of the block."""
+        """Connect and register within the block."""
         async with (
             ClientSession() as session,
             session.ws_connect(f"{url}?node={self.node_id}", max_msg_size=0) as socket,
         ):
             self.socket = socket
-            await self.say("register", self._registration())
+            await self.send("register", self._registration())
             serving = asyncio.create_task(self._serve(socket))
             try:
                 await self.until("registerAck")
@@ -57,31 +56,31 @@ class AtRelay:
                     await serving
 
     async def until(self, kind: str, count: int = 1) -> dict[str, Any]:
-        """Wait until so many messages of a kind have come; return the last of them."""
+        """Wait for ``count`` messages of a kind; return the last of them."""
         async with asyncio.timeout(scaled(20)):
             while True:
-                came = [payload for each, payload in self.heard if each == kind]
-                if len(came) >= count:
-                    return came[count - 1]
-                self.news.clear()
-                await self.news.wait()
+                payloads = [payload for each, payload in self.received if each == kind]
+                if len(payloads) >= count:
+                    return payloads[count - 1]
+                self.changed.clear()
+                await self.changed.wait()
 
-    async def say(self, kind: str, payload: dict[str, Any]) -> None:
+    async def send(self, kind: str, payload: dict[str, Any]) -> None:
         assert self.socket is not None
         text = json.dumps({kind: payload}, sort_keys=True, separators=(",", ":"))
         await self.socket.send_str(text)
 
-    async def cluster(
+    async def send_cluster(
         self, to: str, session_id: str, kind: str, payload: dict[str, Any]
     ) -> None:
         """Send a cluster message in a session."""
         raw = json.dumps({kind: {"_0": payload}}, sort_keys=True).encode()
-        await self.say(
+        await self.send(
             "relayData",
-            self._between(to, session_id) | {"data": base64.b64encode(raw).decode()},
+            self._addresses(to, session_id) | {"data": base64.b64encode(raw).decode()},
         )
 
-    def _between(self, to: str, session_id: str) -> dict[str, Any]:
+    def _addresses(self, to: str, session_id: str) -> dict[str, Any]:
         return {"fromNodeID": self.node_id, "toNodeID": to, "sessionID": session_id}
 
     def _registration(self) -> dict[str, Any]:
@@ -113,41 +112,43 @@ class AtRelay:
             if message.type is not WSMsgType.TEXT:
                 continue
             ((kind, payload),) = json.loads(message.data).items()
-            self.heard.append((kind, payload))
-            self.news.set()
-            await self._take(kind, payload)
-        self.heard.append(("closed", {"code": socket.close_code}))
-        self.news.set()
+            self.received.append((kind, payload))
+            self.changed.set()
+            await self._receive(kind, payload)
+        self.received.append(("closed", {"code": socket.close_code}))
+        self.changed.set()
 
-    async def _take(self, kind: str, payload: dict[str, Any]) -> None:
+    async def _receive(self, kind: str, payload: dict[str, Any]) -> None:
         if kind == "discoverResponse":
             self.peers = {each["nodeID"]: each for each in payload["peers"]}
 
 
 @dataclass
-class RustNode(AtRelay):
-    """Serves one message at a time, and knows neither sessions nor cancellation."""
+class RustNode(RustPeer):
+    """A node that processes one message at a time, without cancellation."""
 
     pieces: Sequence[str] = ("Hel", "lo")
     pause: float = 0.0  # seconds between two pieces
     served: list[dict[str, Any]] = field(default_factory=list)
-    """The requests, as they came."""
+    """The received requests."""
 
     unknown: list[bytes] = field(default_factory=list)
     """Data that it ignored."""
 
     device_id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
-    async def _take(self, kind: str, payload: dict[str, Any]) -> None:
-        await super()._take(kind, payload)
+    async def _receive(self, kind: str, payload: dict[str, Any]) -> None:
+        await super()._receive(kind, payload)
         if kind == "relayOpen":
-            session = self._between(payload["fromNodeID"], payload["sessionID"])
-            await self.say("relayReady", session)
+            session = self._addresses(payload["fromNodeID"], payload["sessionID"])
+            await self.send("relayReady", session)
         elif kind == "relayData":
             raw = base64.b64decode(payload["data"])
-            await self._told(payload["fromNodeID"], payload["sessionID"], raw)
+            await self._receive_cluster(
+                payload["fromNodeID"], payload["sessionID"], raw
+            )
 
-    async def _told(self, peer: str, session_id: str, raw: bytes) -> None:
+    async def _receive_cluster(self, peer: str, session_id: str, raw: bytes) -> None:
         try:
             ((kind, payload),) = json.loads(raw).items()
         except ValueError:
@@ -156,16 +157,16 @@ class RustNode(AtRelay):
         payload = payload.get("_0", payload)
         match kind:
             case "hello":
-                said = {
+                payload = {
                     "deviceInfo": {"id": self.device_id},
                     "protocolVersion": 1,
                     "loadedModels": self.models,
                 }
-                await self.cluster(peer, session_id, "helloAck", said)
+                await self.send_cluster(peer, session_id, "helloAck", payload)
             case "heartbeat":
                 health = {
                     "deviceID": str(uuid.uuid4()),
-                    "timestamp": time.time() - APPLE,
+                    "timestamp": time.time() - REFERENCE_DATE,
                     "thermalLevel": "nominal",
                     "throttleLevel": 100,
                     "loadedModels": self.models,
@@ -173,22 +174,22 @@ class RustNode(AtRelay):
                     "queueDepth": 0,
                     "ewmaTokensPerSecond": 18.3,
                 }
-                await self.cluster(peer, session_id, "heartbeatAck", health)
+                await self.send_cluster(peer, session_id, "heartbeatAck", health)
             case "inferenceRequest":
                 await self._infer(peer, session_id, payload)
             case _:
                 self.unknown.append(raw)
 
-    async def _infer(self, peer: str, session_id: str, asked: dict[str, Any]) -> None:
-        self.served.append(asked)
-        request_id, request = asked["requestID"], asked["request"]
+    async def _infer(self, peer: str, session_id: str, message: dict[str, Any]) -> None:
+        self.served.append(message)
+        request_id, request = message["requestID"], message["request"]
         if request.get("model") not in self.models:
             error = {
                 "requestID": request_id,
                 "errorMessage": "model not loaded",
                 "code": "model_not_loaded",
             }
-            await self.cluster(peer, session_id, "inferenceError", error)
+            await self.send_cluster(peer, session_id, "inferenceError", error)
             return
         deltas: list[tuple[dict[str, Any], str | None]] = [
             ({"role": "assistant"}, None)
@@ -210,19 +211,19 @@ class RustNode(AtRelay):
                 peer, session_id, request_id, {"choices": [], "usage": usage}
             )
         done = {"requestID": request_id, "tokensOut": len(deltas)}
-        await self.cluster(peer, session_id, "inferenceComplete", done)
+        await self.send_cluster(peer, session_id, "inferenceComplete", done)
 
     async def _chunk(
-        self, peer: str, session_id: str, request_id: str, more: dict[str, Any]
+        self, peer: str, session_id: str, request_id: str, fields: dict[str, Any]
     ) -> None:
         chunk = {
             "id": "chatcmpl-x",
             "object": "chat.completion.chunk",
             "created": 1_713_100_000,
             "model": "/models/weights.gguf",
-            **more,
+            **fields,
         }
-        await self.cluster(
+        await self.send_cluster(
             peer,
             session_id,
             "inferenceChunk",
@@ -231,34 +232,34 @@ class RustNode(AtRelay):
 
 
 @dataclass
-class RustGateway(AtRelay):
-    """Opens a session for each request, and reads answers by the session alone."""
+class RustGateway(RustPeer):
+    """A gateway, which opens a session for each request."""
 
     async def discover(self) -> dict[str, dict[str, Any]]:
-        """Ask for the peers; return them by their ids."""
-        count = sum(kind == "discoverResponse" for kind, _ in self.heard)
-        await self.say("discover", {"requestingNodeID": self.node_id})
+        """Discover the peers; return them by their ids."""
+        count = sum(kind == "discoverResponse" for kind, _ in self.received)
+        await self.send("discover", {"requestingNodeID": self.node_id})
         await self.until("discoverResponse", count + 1)
         return self.peers
 
-    async def chat(self, to: str, model: str, question: str) -> list[dict[str, Any]]:
-        """Ask a peer; return the cluster messages of its answer, payloads unwrapped."""
+    async def chat(self, to: str, model: str, prompt: str) -> list[dict[str, Any]]:
+        """Submit a chat to a peer; return the messages of its answer, unwrapped."""
         session_id = str(uuid.uuid4())
-        await self.say("relayOpen", self._between(to, session_id))
+        await self.send("relayOpen", self._addresses(to, session_id))
         async with asyncio.timeout(scaled(4)):
             await self._in_session("relayReady", session_id, 1)
         request = {
             "model": model,
-            "messages": [{"role": "user", "content": question}],
+            "messages": [{"role": "user", "content": prompt}],
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        asked = {
+        message = {
             "requestID": str(uuid.uuid4()),
             "request": request,
             "streaming": True,
         }
-        await self.cluster(to, session_id, "inferenceRequest", asked)
+        await self.send_cluster(to, session_id, "inferenceRequest", message)
         answer: list[dict[str, Any]] = []
         async with asyncio.timeout(scaled(20)):
             while True:
@@ -267,19 +268,19 @@ class RustGateway(AtRelay):
                 answer.append({kind: payload.get("_0", payload)})
                 if kind in ("inferenceComplete", "inferenceError"):
                     break
-        await self.say("relayClose", self._between(to, session_id))
+        await self.send("relayClose", self._addresses(to, session_id))
         return answer
 
     async def _in_session(
         self, kind: str, session_id: str, count: int
     ) -> dict[str, Any]:
         while True:
-            came = [
+            payloads = [
                 payload
-                for each, payload in self.heard
+                for each, payload in self.received
                 if each == kind and payload["sessionID"] == session_id
             ]
-            if len(came) >= count:
-                return came[count - 1]
-            self.news.clear()
-            await self.news.wait()
+            if len(payloads) >= count:
+                return payloads[count - 1]
+            self.changed.clear()
+            await self.changed.wait()

@@ -1,4 +1,4 @@
-"""JSON as the Mac reads and writes it: strict about fields, careless about order."""
+"""JSON as Macs read and write it: strict about fields, in any order."""
 
 import base64
 import binascii
@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
-class Refused(Exception):
-    """The Mac drops the message without a word."""
+class Dropped(Exception):
+    """The Mac drops the message silently."""
 
 
 Check: TypeAlias = Callable[[Any], None]
@@ -29,7 +29,7 @@ def _is(*types: type) -> Check:
         if not isinstance(value, types) or (
             isinstance(value, bool) and bool not in types
         ):
-            raise Refused(f"{value!r:.40} is no {types[0].__name__}")
+            raise Dropped(f"{value!r:.40} is no {types[0].__name__}")
 
     return check
 
@@ -44,19 +44,19 @@ def anything(value: Any) -> None:
 def integer(value: Any) -> None:
     double(value)
     if value != int(value):
-        raise Refused(f"{value} is no integer")
+        raise Dropped(f"{value} is no integer")
 
 
 def natural(value: Any) -> None:
     integer(value)
     if value < 0:
-        raise Refused(f"{value} is negative")
+        raise Dropped(f"{value} is negative")
 
 
 def uuid(value: Any) -> None:
     text(value)
     if not UUID.fullmatch(value):
-        raise Refused(f"{value!r:.40} is no UUID")
+        raise Dropped(f"{value!r:.40} is no UUID")
 
 
 def data(value: Any) -> None:
@@ -64,13 +64,13 @@ def data(value: Any) -> None:
     try:
         base64.b64decode(value, validate=True)
     except binascii.Error as error:
-        raise Refused("no base64") from error
+        raise Dropped("no base64") from error
 
 
-def word(*known: str) -> Check:
+def one_of(*known: str) -> Check:
     def check(value: Any) -> None:
         if value not in known:
-            raise Refused(f"{value!r:.40} is not among {known}")
+            raise Dropped(f"{value!r:.40} is not among {known}")
 
     return check
 
@@ -89,14 +89,14 @@ def fields(**checks: Check | Optional) -> Check:
 
     def check(value: Any) -> None:
         _is(dict)(value)
-        for name, wanted in checks.items():
-            if isinstance(wanted, Optional):
+        for name, expected in checks.items():
+            if isinstance(expected, Optional):
                 if value.get(name) is not None:
-                    wanted.check(value[name])
+                    expected.check(value[name])
             elif name not in value:
-                raise Refused(f"key not found: {name}")
+                raise Dropped(f"key not found: {name}")
             else:
-                wanted(value[name])
+                expected(value[name])
 
     return check
 
@@ -130,7 +130,7 @@ device = fields(
     isCurrentDevice=boolean,
     loadedModels=models,
     connectionQuality=O(
-        word("thunderbolt", "tenGigabit", "gigabit", "wifi", "unknown")
+        one_of("thunderbolt", "tenGigabit", "gigabit", "wifi", "unknown")
     ),
 )
 hello = fields(
@@ -143,7 +143,7 @@ hello = fields(
 heartbeat = fields(
     deviceID=uuid,
     timestamp=double,
-    thermalLevel=word("nominal", "fair", "serious", "critical"),
+    thermalLevel=one_of("nominal", "fair", "serious", "critical"),
     throttleLevel=integer,
     loadedModels=models,
     isGenerating=boolean,
@@ -207,20 +207,20 @@ KINDS: dict[str, Check] = {
 
 
 def read(raw: bytes) -> tuple[str, dict[str, Any]]:
-    """Return the kind and payload of a message; raises Refused as the Mac would."""
+    """Return the kind and payload of a message.  Raises Dropped like a Mac."""
     try:
-        whole = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_first)
+        envelope = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_first)
     except ValueError as error:
-        raise Refused("no JSON") from error
-    _is(dict)(whole)
-    known = [kind for kind in whole if kind in KINDS]
+        raise Dropped("no JSON") from error
+    _is(dict)(envelope)
+    known = [kind for kind in envelope if kind in KINDS]
     if len(known) != 1:
-        raise Refused(f"{len(known)} known keys among {list(whole)}")
+        raise Dropped(f"{len(known)} known keys among {list(envelope)}")
     (kind,) = known
-    _is(dict)(whole[kind])
-    if "_0" not in whole[kind]:
-        raise Refused("key not found: _0")
-    payload: dict[str, Any] = whole[kind]["_0"]
+    _is(dict)(envelope[kind])
+    if "_0" not in envelope[kind]:
+        raise Dropped("key not found: _0")
+    payload: dict[str, Any] = envelope[kind]["_0"]
     KINDS[kind](payload)
     return kind, payload
 
