@@ -121,7 +121,7 @@ class Mac:
             with suppress(TimeoutError):
                 async with asyncio.timeout(DEAF):
                     while await reader.read(CHUNK):
-                        pass  # lost
+                        pass  # a Mac loses these bytes
             while (await self._next(reader))[0] != "helloAck":
                 pass
             await self._serve(reader, writer)

@@ -9,9 +9,9 @@ from protocols.tealenet.recordings import Case, recorded
 from protocols.test_conformance import chats, texts, values
 from shoal.domain.options import CHAT_OPTIONS, Option, OptionType
 from shoal.domain.work import ANY_MODEL, Chat, Feature
+from shoal.protocols.tealenet.codec.chats import read_chat, write_chat
 from shoal.protocols.tealenet.codec.envelope import BadMessage, decode, encode
 from shoal.protocols.tealenet.codec.messages import InferenceRequest
-from shoal.protocols.tealenet.codec.requests import read_chat, write_chat
 
 ID = "550E8400-E29B-41D4-A716-446655440000"
 HI: dict[str, Any] = {"role": "user", "content": "hi"}

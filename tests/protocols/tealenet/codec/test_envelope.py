@@ -15,6 +15,7 @@ from protocols.tealenet.recordings import CASES, Case, case_of, recorded
 from shoal.domain.errors import PeerError
 from shoal.protocols.seam.framing import LengthPrefixed
 from shoal.protocols.seam.session import Batch, Close, Output, Send
+from shoal.protocols.tealenet.codec.chats import read_chat
 from shoal.protocols.tealenet.codec.chunks import ChunkReader
 from shoal.protocols.tealenet.codec.envelope import (
     VALUES_MAX,
@@ -45,7 +46,6 @@ from shoal.protocols.tealenet.codec.messages import (
     ModelTransferRequest,
     SentMessage,
 )
-from shoal.protocols.tealenet.codec.requests import read_chat
 
 ID = "550e8400-e29b-41d4-a716-446655440000"
 FRAME_MAX = 4 << 20  # bytes
