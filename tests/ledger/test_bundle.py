@@ -23,9 +23,8 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.ledger import checkpoint, merkle, receipts
 from shoal.ledger.bundle import ReceiptBundle, read, verify, write
-from shoal.ledger.checks import StepResult, VerificationStep
-from shoal.ledger.files import FILE_MAX
 from shoal.ledger.receipts import Claims
+from shoal.ledger.verification import FILE_MAX, StepResult, VerificationStep
 
 ALL = [
     VerificationStep.FORM,

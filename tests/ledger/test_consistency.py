@@ -14,9 +14,9 @@ from ledger.given import (
     second_holds,
 )
 from shoal.ledger import checkpoint
-from shoal.ledger.checks import StepResult, VerificationStep
 from shoal.ledger.consistency import ConsistencyProof, read, verify, write
 from shoal.ledger.merkle import EMPTY_ROOT
+from shoal.ledger.verification import StepResult, VerificationStep
 
 SIZE = 17
 LOG = grown(SIZE)

@@ -124,7 +124,7 @@ def _key(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     from shoal.ledger import bundle, consistency
-    from shoal.ledger.checks import StepResult
+    from shoal.ledger.verification import StepResult
 
     data = _read(args.file)
     verify = consistency.verify if b'"type":"shoal/growth"' in data else bundle.verify

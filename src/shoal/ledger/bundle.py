@@ -9,8 +9,15 @@ from typing import Literal
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.receipts import Verdict
-from shoal.ledger import checkpoint, files, keys, merkle, receipts
-from shoal.ledger.checks import StepCheck, StepResult, VerificationStep, run_steps
+from shoal.ledger import checkpoint, keys, merkle, receipts
+from shoal.ledger.verification import (
+    StepResult,
+    Steps,
+    VerificationStep,
+    decode_file,
+    encode_file,
+    verify_file,
+)
 from shoal.ledger.worker_receipts import output_hash_of, verify_output_hash
 
 _WITHOUT_RECEIPT = frozenset({Verdict.UNSIGNED, Verdict.MISSING})
@@ -38,7 +45,7 @@ class ReceiptBundle:
 
 def write(bundle: ReceiptBundle) -> bytes:
     """Encode a bundle as a file."""
-    return files.write(bundle)
+    return encode_file(bundle)
 
 
 def read(data: bytes) -> ReceiptBundle:
@@ -46,7 +53,7 @@ def read(data: bytes) -> ReceiptBundle:
 
     Raises InvalidRequest for anything that ``write`` would not have written.
     """
-    return files.read(data, ReceiptBundle)
+    return decode_file(data, ReceiptBundle)
 
 
 def verify(data: bytes, public_key: bytes) -> list[StepResult]:
@@ -55,12 +62,18 @@ def verify(data: bytes, public_key: bytes) -> list[StepResult]:
     Returns the steps taken, in order; a failed step is the last.  An invalid worker
     receipt is no failure if the coordinator's receipt reports it as invalid.
     """
-    try:
-        bundle = read(data)
-    except InvalidRequest as error:
-        return [StepResult(VerificationStep.FORM, str(error))]
-    steps = [each for each in _STEPS if bundle.output is not None or each[1] != _output]
-    return run_steps(steps, bundle, public_key)
+    return verify_file(data, ReceiptBundle, _steps, public_key)
+
+
+def _steps(bundle: ReceiptBundle) -> Steps[ReceiptBundle]:
+    yield VerificationStep.KEY, _key
+    yield VerificationStep.SIGNATURE, _signature
+    yield VerificationStep.RECEIPT, _receipt
+    yield VerificationStep.CHECKPOINT, _checkpoint
+    yield VerificationStep.LOGGED, _logged
+    if bundle.output is not None:
+        yield VerificationStep.OUTPUT, _output
+    yield VerificationStep.WORKER, _worker
 
 
 def _key(bundle: ReceiptBundle, public_key: bytes) -> str | None:
@@ -125,14 +138,3 @@ def _worker(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     if found is claims.verdict:
         return None
     return f"{found.value}, and yet it is said that {claims.verdict.value}"
-
-
-_STEPS: tuple[tuple[VerificationStep, StepCheck[ReceiptBundle]], ...] = (
-    (VerificationStep.KEY, _key),
-    (VerificationStep.SIGNATURE, _signature),
-    (VerificationStep.RECEIPT, _receipt),
-    (VerificationStep.CHECKPOINT, _checkpoint),
-    (VerificationStep.LOGGED, _logged),
-    (VerificationStep.OUTPUT, _output),
-    (VerificationStep.WORKER, _worker),
-)

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal.domain.errors import InvalidRequest
-from shoal.ledger import checkpoint, files, merkle
-from shoal.ledger.checks import StepCheck, StepResult, VerificationStep, run_steps
+from shoal.ledger import checkpoint, merkle
+from shoal.ledger.verification import (
+    StepResult,
+    Steps,
+    VerificationStep,
+    decode_file,
+    encode_file,
+    verify_file,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +31,7 @@ class ConsistencyProof:
 
 def write(growth: ConsistencyProof) -> bytes:
     """Encode a proof as a file."""
-    return files.write(growth)
+    return encode_file(growth)
 
 
 def read(data: bytes) -> ConsistencyProof:
@@ -32,7 +39,7 @@ def read(data: bytes) -> ConsistencyProof:
 
     Raises InvalidRequest for anything that ``write`` would not have written.
     """
-    return files.read(data, ConsistencyProof)
+    return decode_file(data, ConsistencyProof)
 
 
 def verify(data: bytes, public_key: bytes) -> list[StepResult]:
@@ -40,22 +47,24 @@ def verify(data: bytes, public_key: bytes) -> list[StepResult]:
 
     Returns the steps taken, in order; a failed step is the last.
     """
-    try:
-        growth = read(data)
-    except InvalidRequest as error:
-        return [StepResult(VerificationStep.FORM, str(error))]
-    return run_steps(_STEPS, growth, public_key)
+    return verify_file(data, ConsistencyProof, _steps, public_key)
+
+
+def _steps(growth: ConsistencyProof) -> Steps[ConsistencyProof]:
+    yield VerificationStep.EARLIER, _earlier
+    yield VerificationStep.LATER, _later
+    yield VerificationStep.GROWN, _grown
 
 
 def _earlier(growth: ConsistencyProof, public_key: bytes) -> str | None:
-    return _why_unsigned(growth.first, public_key)
+    return _checkpoint_problem(growth.first, public_key)
 
 
 def _later(growth: ConsistencyProof, public_key: bytes) -> str | None:
-    return _why_unsigned(growth.second, public_key)
+    return _checkpoint_problem(growth.second, public_key)
 
 
-def _why_unsigned(note: str, public_key: bytes) -> str | None:
+def _checkpoint_problem(note: str, public_key: bytes) -> str | None:
     try:
         checkpoint.verify(note, public_key)
     except InvalidRequest as error:
@@ -74,10 +83,3 @@ def _grown(growth: ConsistencyProof, public_key: bytes) -> str | None:
         f"it does not show that the log of {second.size} receipts "
         f"begins with those {first.size}"
     )
-
-
-_STEPS: tuple[tuple[VerificationStep, StepCheck[ConsistencyProof]], ...] = (
-    (VerificationStep.EARLIER, _earlier),
-    (VerificationStep.LATER, _later),
-    (VerificationStep.GROWN, _grown),
-)

@@ -13,7 +13,7 @@ from gateway.serving import KEY, Pool, serving
 from protocols.dispatch.recorded import SIGNERS
 from protocols.settings import SIGNER
 from shoal.ledger import bundle, consistency
-from shoal.ledger.checks import VerificationStep
+from shoal.ledger.verification import VerificationStep
 from shoal.protocols.dispatch import Config
 
 OUTPUT = {"sentiment": "positive", "confidence": 0.5}

@@ -1,10 +1,11 @@
 """The API of API keys and join tokens: create, list, show and revoke."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
+from msgspec.json import Decoder
 
 from shoal.domain.credentials import (
     NAME_PATTERN,
@@ -21,6 +22,8 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import RESERVED_NAMES, ApiCaller
 from shoal.gateway.http.decoding import decode
 from shoal.gateway.http.responses import json_response
+
+T = TypeVar("T")
 
 KEY_PREFIX = "sk-shoal-"
 KEY_START = len(KEY_PREFIX) + 4  # stored characters, to recognise a key by
@@ -80,7 +83,7 @@ class KeyList(msgspec.Struct, frozen=True):
     data: list[KeyInfo]
 
 
-_new_key = msgspec.json.Decoder(NewKey)
+_new_key = Decoder(NewKey)
 
 
 async def list_keys(
@@ -96,9 +99,7 @@ async def list_keys(
 async def create_key(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    wanted = decode(_new_key, await gateway.bodies.read(request))
-    # The key may have been revoked while the body was read.
-    gateway.access.ensure_active(caller)
+    wanted = await _read(gateway, request, caller, _new_key)
     secret = KEY_PREFIX + gateway.new_secret()
     now = gateway.clock.wall()
     key = Key(
@@ -108,7 +109,7 @@ async def create_key(
         secret[:KEY_START],
         Scope(wanted.scope),
         now,
-        None if wanted.expires_in is None else now + wanted.expires_in,
+        _expiry(wanted, now),
         None,
         Quota(
             wanted.requests_per_minute,
@@ -217,7 +218,7 @@ class TokenList(msgspec.Struct, frozen=True):
     data: list[TokenInfo]
 
 
-_new_token = msgspec.json.Decoder(NewToken)
+_new_token = Decoder(NewToken)
 
 
 async def list_tokens(
@@ -231,9 +232,7 @@ async def list_tokens(
 async def create_token(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    wanted = decode(_new_token, await gateway.bodies.read(request))
-    # The key may have been revoked while the body was read.
-    gateway.access.ensure_active(caller)
+    wanted = await _read(gateway, request, caller, _new_token)
     secret = TOKEN_PREFIX + gateway.new_secret()
     now = gateway.clock.wall()
     token = JoinToken(
@@ -241,7 +240,7 @@ async def create_token(
         wanted.name,
         digest_of(secret),
         now,
-        None if wanted.expires_in is None else now + wanted.expires_in,
+        _expiry(wanted, now),
         None,
         wanted.uses,
         tuple(wanted.models),
@@ -279,3 +278,19 @@ def _token_info(gateway: Gateway, token: JoinToken) -> TokenInfo:
         sorted(token.workers),
         gateway.door.count_connected(token),
     )
+
+
+# Of both.
+
+
+async def _read(
+    gateway: Gateway, request: web.Request, caller: ApiCaller, decoder: Decoder[T]
+) -> T:
+    wanted = decode(decoder, await gateway.bodies.read(request))
+    # The key may have been revoked while the body was read.
+    gateway.access.ensure_active(caller)
+    return wanted
+
+
+def _expiry(wanted: NewKey | NewToken, now: float) -> float | None:
+    return None if wanted.expires_in is None else now + wanted.expires_in

@@ -1,0 +1,95 @@
+"""Files for offline verification: their one encoding, and the steps of verifying them.
+
+A file is canonical JSON, so that each value has exactly one.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from shoal.domain.errors import InvalidRequest
+from shoal.ledger.canonical import encode
+
+T = TypeVar("T")
+
+FILE_MAX = 32 * 2**20  # bytes; an output may have 10 MB, and escaping may double it
+
+
+class VerificationStep(Enum):
+    """A step of a verification; the value is what holds if it succeeds."""
+
+    FORM = "the file is whole and in its one form"
+    KEY = "it is about the coordinator whose key was given"
+    SIGNATURE = "the coordinator signed the receipt"
+    RECEIPT = "the receipt says all that a receipt says"
+    CHECKPOINT = "the coordinator signed the checkpoint"
+    LOGGED = "the receipt is in the log of that checkpoint"
+    OUTPUT = "the output is the one that the receipt names"
+    WORKER = "the worker's own receipt is as the coordinator says"
+    EARLIER = "the coordinator signed the earlier checkpoint"
+    LATER = "the coordinator signed the later checkpoint"
+    GROWN = "the later log begins with all of the earlier one"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A step that was taken; ``problem`` is None if it succeeded."""
+
+    step: VerificationStep
+    problem: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.problem is None
+
+
+StepCheck: TypeAlias = Callable[[T, bytes], str | None]
+"""Returns the problem, if any, of a file's value and the coordinator's public key."""
+
+Steps: TypeAlias = Iterable[tuple[VerificationStep, StepCheck[T]]]
+
+
+def encode_file(value: Any) -> bytes:
+    """Encode a dataclass in canonical JSON, bytes in base64, with a final newline.
+
+    Raises ValueError as ``encode`` does.
+    """
+    return encode(msgspec.to_builtins(value)) + b"\n"
+
+
+def decode_file(data: bytes, type: type[T]) -> T:
+    """Decode the output of ``encode_file``.
+
+    Raises InvalidRequest for anything that ``encode_file`` would not have written.
+    """
+    if len(data) > FILE_MAX:
+        raise InvalidRequest(f"the file has {len(data)} bytes, at most {FILE_MAX} do")
+    try:
+        value = msgspec.json.decode(data, type=type)
+        if encode_file(value) != data:
+            raise ValueError("it is not in its one canonical form")
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the file cannot be read: {error}") from error
+    return value
+
+
+def verify_file(
+    data: bytes, type: type[T], steps_of: Callable[[T], Steps[T]], public_key: bytes
+) -> list[StepResult]:
+    """Take the steps for a file until one fails: later results would be meaningless.
+
+    Returns the steps taken, in order; a failed step is the last.
+    """
+    try:
+        value = decode_file(data, type)
+    except InvalidRequest as error:
+        return [StepResult(VerificationStep.FORM, str(error))]
+    results = [StepResult(VerificationStep.FORM)]
+    for step, problem_of in steps_of(value):
+        results.append(StepResult(step, problem_of(value, public_key)))
+        if not results[-1].ok:
+            break
+    return results
