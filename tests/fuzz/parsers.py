@@ -35,7 +35,7 @@ from shoal.protocols.tealenet.codec.messages import (
     ModelTransferChunk,
     ModelTransferComplete,
 )
-from shoal.protocols.tealenet.codec.model_sharing import ModelMessageReader
+from shoal.protocols.tealenet.codec.model_sharing import read_model_message
 from shoal.protocols.tealenet.codec.relay_messages import DiscoverResponse
 from shoal.protocols.tealenet.codec.relay_messages import decode as decode_relayed
 from shoal.protocols.tealenet.codec.relay_messages import encode as encode_relayed
@@ -115,11 +115,10 @@ def introduction(data: bytes) -> None:
 def models(data: bytes) -> None:
     """The messages that copy a model, during a transfer."""
     incoming = IncomingModel(TRANSFER, "m", 1 << 30)
-    reader = ModelMessageReader()
     for line in data.split(SEPARATOR):
         message = decode(line)
         if isinstance(message, ModelTransferChunk | ModelTransferComplete):
-            match reader.read(message, extended=False):
+            match read_model_message(message):
                 case ModelChunk() as received if incoming.belongs(received):
                     incoming.add_chunk(received)
                 case ModelDone() as received if incoming.belongs(received):

@@ -46,15 +46,11 @@ from shoal.protocols.tealenet.codec.messages import (
     ModelLoaded,
     ModelLoadError,
 )
-from shoal.protocols.tealenet.codec.model_sharing import (
-    MODEL_MESSAGES,
-    ModelMessageReader,
-    encode_model_message,
-)
 from shoal.protocols.tealenet.handshake import DeviceConnections
 from shoal.protocols.tealenet.heartbeat import HeartbeatSender
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode
+from shoal.protocols.tealenet.model_exchange import ModelExchange
 from shoal.protocols.tealenet.peer import PeerDescription, TealeConnection, TealePeer
 from shoal.protocols.tealenet.peer_jobs import PeerJobs
 from shoal.protocols.tealenet.peer_state import PeerLiveness, TealePeerState
@@ -92,9 +88,6 @@ class TealePeerSession:
         profile: LinkProfile,
         device_connections: DeviceConnections | None = None,
     ) -> None:
-        self.accepts = SENDABLE | (
-            MODEL_MESSAGES if profile.shares_models else frozenset()
-        )
         self._local = local
         self._connection = connection
         self._profile = profile
@@ -103,7 +96,8 @@ class TealePeerSession:
             local, connection, profile, device_connections, self._heartbeats
         )
         self._jobs = PeerJobs(local, profile, self._heartbeats)
-        self._models = ModelMessageReader()
+        self._models = ModelExchange(profile, flat=local.flat)
+        self.accepts = SENDABLE | self._models.accepts
         self._peer_state: TealePeerState | None = None  # until the setup is complete
         self._invalid = 0  # consecutive messages
         self._started = False
@@ -204,7 +198,8 @@ class TealePeerSession:
                 self._heartbeats.machine_health = health
                 return self._send_heartbeat(now)
             case ModelMessage():
-                return self._send_model_message(message)
+                state = self._peer_state
+                return () if state is None else self._models.send(message, state.peer)
             case Joined() | ReceiptSent():
                 raise Unsupported(
                     f"TealeNet has no message for {type(message).__name__}"
@@ -279,10 +274,7 @@ class TealePeerSession:
             ):
                 return self._jobs.receive(message, peer, now)
             case _:
-                received = self._models.read(message, extended=peer.runs_shoal)
-                if received is None or not self._shares_models_with(peer):
-                    return ()
-                return (received,)
+                return self._models.receive(message, peer)
 
     def _receive_heartbeat(
         self, heartbeat: Heartbeat | HeartbeatAck, now: float
@@ -310,16 +302,11 @@ class TealePeerSession:
         return outputs
 
     def _receive_raw_chunk(self, data: Data) -> Sequence[FromPeer | Output]:
+        assert self._peer_state is not None, "a message of the peer announced it"
         try:
-            chunk = self._models.read_raw(data)
+            return self._models.receive_raw(data, self._peer_state.peer)
         except PeerError as error:
             return (self._close(str(error)),)
-        state = self._peer_state
-        shared = state is not None and self._shares_models_with(state.peer)
-        return (chunk,) if shared else ()
-
-    def _shares_models_with(self, peer: TealePeer) -> bool:
-        return self._profile.shares_models and not peer.refusal
 
     def _reject_invalid(self, error: BadMessage) -> Sequence[FromPeer | Output]:
         """Answer an invalid message; after ``INVALID_MAX`` in a row, close."""
@@ -361,15 +348,6 @@ class TealePeerSession:
         self._heartbeats.schedule_change(now)
         due = self._heartbeats.due
         return self._send_heartbeat(now) if due is not None and due <= now else ()
-
-    def _send_model_message(self, message: ModelMessage) -> Sequence[Output]:
-        if self._peer_state is None:
-            return ()
-        if not self._profile.shares_models:
-            raise Unsupported("models are shared on local networks only")
-        raw = ShoalFeature.RAW in self._peer_state.peer.features
-        encoded = encode_model_message(message, raw=raw, flat=self._local.flat)
-        return [Send(each) for each in encoded]
 
     def _dismiss(self, reason: str, now: float) -> Sequence[Output]:
         """Close the session; a Shoal peer gets the reason first."""

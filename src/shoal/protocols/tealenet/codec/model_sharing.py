@@ -10,7 +10,7 @@ is sent as a separate message of raw bytes: it follows a ``modelTransferChunk`` 
 
 from collections.abc import Sequence
 
-from shoal.domain.errors import PeerError, Unsupported
+from shoal.domain.errors import Unsupported
 from shoal.domain.model_messages import (
     ModelAnswer,
     ModelChunk,
@@ -19,13 +19,8 @@ from shoal.domain.model_messages import (
     ModelQuery,
     ModelRequest,
 )
-from shoal.protocols.seam.session import Data
 from shoal.protocols.tealenet.codec.envelope import encode
-from shoal.protocols.tealenet.codec.extension import (
-    RawChunkExtension,
-    read_raw_chunk,
-    write_extension,
-)
+from shoal.protocols.tealenet.codec.extension import RawChunkExtension, write_extension
 from shoal.protocols.tealenet.codec.messages import (
     ModelQueryRequest,
     ModelQueryResponse,
@@ -81,48 +76,16 @@ def encode_model_message(
     return (encode(head, flat), message.data)
 
 
-class ModelMessageReader:
-    """Reads the model messages of one peer; raw chunks span two messages.
-
-    ``expects_raw``: the next message is the bytes of a chunk, for ``read_raw``.
-    """
-
-    def __init__(self) -> None:
-        self._head: ModelTransferChunk | None = None
-        self._size = 0
-        self.expects_raw = False
-
-    def read(
-        self, message: ModelSharingMessage, *, extended: bool
-    ) -> ModelMessage | None:
-        """Return a message's meaning; None if the bytes of its chunk follow.
-
-        ``extended``: the peer runs Shoal.
-        """
-        match message:
-            case ModelQueryRequest(model):
-                return ModelQuery(model)
-            case ModelQueryResponse(model, available, size):
-                return ModelAnswer(model, available, size)
-            case ModelTransferRequest(transfer_id, model):
-                return ModelRequest(transfer_id, model)
-            case ModelTransferComplete(transfer_id, model):
-                return ModelDone(transfer_id, model)
-            case ModelTransferChunk(transfer_id, file_name, offset, data, last, shoal):
-                if extended and (announced := read_raw_chunk(shoal)) is not None:
-                    self._head, self._size = message, announced.raw
-                    self.expects_raw = True
-                    return None
-                return ModelChunk(transfer_id, file_name, offset, data, last)
-
-    def read_raw(self, data: Data) -> ModelChunk:
-        """Return the announced chunk.  Raises PeerError for a wrong size."""
-        head, self._head, self.expects_raw = self._head, None, False
-        assert head is not None, "a message announced it"
-        if isinstance(data, str) or len(data) != self._size:
-            raise PeerError(
-                f"{head.file_name}: expected {self._size} raw bytes, got {len(data)}"
-            )
-        return ModelChunk(
-            head.transfer_id, head.file_name, head.offset, data, head.is_last_chunk
-        )
+def read_model_message(message: ModelSharingMessage) -> ModelMessage:
+    """Translate a message from the wire's."""
+    match message:
+        case ModelQueryRequest(model):
+            return ModelQuery(model)
+        case ModelQueryResponse(model, available, size):
+            return ModelAnswer(model, available, size)
+        case ModelTransferRequest(transfer_id, model):
+            return ModelRequest(transfer_id, model)
+        case ModelTransferChunk(transfer_id, file_name, offset, data, last):
+            return ModelChunk(transfer_id, file_name, offset, data, last)
+        case ModelTransferComplete(transfer_id, model):
+            return ModelDone(transfer_id, model)
