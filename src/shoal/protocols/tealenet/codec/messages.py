@@ -34,7 +34,11 @@ def _always_written(value: Any) -> Any:
     return msgspec.field(default_factory=lambda: value)
 
 
-class _Hello(msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name):
+class _Payload(msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name):
+    """The base of all payloads: absent fields are omitted."""
+
+
+class _Hello(_Payload, frozen=True):
     device_info: DeviceInfo
     protocol_version: Int
     loaded_models: Names = _always_written(())
@@ -51,7 +55,7 @@ class HelloAck(_Hello, frozen=True):
     """The answer to ``Hello``: the device that was dialled, and its models."""
 
 
-class _Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name):
+class _Heartbeat(_Payload, frozen=True):
     device_id: Id
     timestamp: Date
     thermal_level: Name
@@ -73,9 +77,7 @@ class HeartbeatAck(_Heartbeat, frozen=True):
     """The answer to a heartbeat; a Mac's always has the same values."""
 
 
-class InferenceRequest(
-    msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name
-):
+class InferenceRequest(_Payload, frozen=True):
     """A job for a peer; ``request`` is a complete OpenAI chat completion request."""
 
     request_id: Id
@@ -115,16 +117,14 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, omit_defaults=True):
     usage: ChunkUsage | None = None
 
 
-class InferenceChunk(msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name):
+class InferenceChunk(_Payload, frozen=True):
     """A piece of the answer to a request."""
 
     request_id: Id
     chunk: ChatCompletionChunk
 
 
-class InferenceComplete(
-    msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name
-):
+class InferenceComplete(_Payload, frozen=True):
     """The end of an answer.  Rust peers report the number of chunks as tokens."""
 
     request_id: Id
@@ -133,7 +133,7 @@ class InferenceComplete(
     shoal: ShoalField = UNSET
 
 
-class InferenceError(msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name):
+class InferenceError(_Payload, frozen=True):
     """The request failed or was refused; ``code`` may be unknown."""
 
     request_id: Id
@@ -142,20 +142,20 @@ class InferenceError(msgspec.Struct, frozen=True, omit_defaults=True, rename=wir
     shoal: ShoalField = UNSET
 
 
-class InferenceCancel(msgspec.Struct, frozen=True, rename=wire_name):
+class InferenceCancel(_Payload, frozen=True):
     """Shoal's: cancels a request."""
 
     request_id: Id
 
 
-class LoadModel(msgspec.Struct, frozen=True, rename=wire_name):
+class LoadModel(_Payload, frozen=True):
     """Asks a peer to load a model.  Rust peers read it, but no peer sends it."""
 
     request_id: Id
     model_id: Name
 
 
-class ModelLoaded(msgspec.Struct, frozen=True, rename=wire_name):
+class ModelLoaded(_Payload, frozen=True):
     """The model is loaded; loading took ``load_time_ms`` milliseconds."""
 
     request_id: Id
@@ -163,7 +163,7 @@ class ModelLoaded(msgspec.Struct, frozen=True, rename=wire_name):
     load_time_ms: Count
 
 
-class ModelLoadError(msgspec.Struct, frozen=True, rename=wire_name):
+class ModelLoadError(_Payload, frozen=True):
     """The model could not be loaded."""
 
     request_id: Id
@@ -171,15 +171,13 @@ class ModelLoadError(msgspec.Struct, frozen=True, rename=wire_name):
     reason: str
 
 
-class ModelQueryRequest(msgspec.Struct, frozen=True, rename=wire_name):
+class ModelQueryRequest(_Payload, frozen=True):
     """Asks whether a peer has a model to copy."""
 
     model_id: Name
 
 
-class ModelQueryResponse(
-    msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name
-):
+class ModelQueryResponse(_Payload, frozen=True):
     """Whether the model is available, and its approximate total size."""
 
     model_id: Name
@@ -187,14 +185,14 @@ class ModelQueryResponse(
     total_size_bytes: Count | None = None
 
 
-class ModelTransferRequest(msgspec.Struct, frozen=True, rename=wire_name):
+class ModelTransferRequest(_Payload, frozen=True):
     """Requests a copy of a model; the requester chooses the transfer's id."""
 
     transfer_id: Uuid
     model_id: Name
 
 
-class ModelTransferChunk(msgspec.Struct, frozen=True, rename=wire_name):
+class ModelTransferChunk(_Payload, frozen=True):
     """A chunk of a file, base64 on the wire; real peers send at most 1 MiB."""
 
     transfer_id: Uuid
@@ -205,7 +203,7 @@ class ModelTransferChunk(msgspec.Struct, frozen=True, rename=wire_name):
     shoal: ShoalField = UNSET
 
 
-class ModelTransferComplete(msgspec.Struct, frozen=True, rename=wire_name):
+class ModelTransferComplete(_Payload, frozen=True):
     """All files of the model were sent."""
 
     transfer_id: Uuid

@@ -40,84 +40,9 @@ KeyExchange = Callable[[bytes], bytes]
 """Returns the secret shared with the owner of a public key: ``Identity.exchange``."""
 
 
-class SymmetricState:
-    """The hash, the chaining key and the cipher of a handshake."""
-
-    def __init__(self) -> None:
-        # The name is longer than a hash, and is therefore hashed (section 5.2).
-        self.hash = self._chaining_key = blake2s(PROTOCOL_NAME).digest()
-        self._key = b""
-        self._nonce = 0
-
-    def mix_hash(self, data: bytes) -> None:
-        """Mix ``data`` into the hash."""
-        self.hash = blake2s(self.hash + data).digest()
-
-    def mix_key(self, secret: bytes) -> None:
-        """Mix ``secret`` into the chaining key, and derive the cipher's next key."""
-        self._chaining_key, self._key = hkdf(self._chaining_key, secret)
-        self._nonce = 0
-
-    def seal(self, plain: bytes) -> bytes:
-        """Encrypt ``plain``, bound to all previous messages of the handshake."""
-        sealed = ChaCha20Poly1305(self._key).encrypt(
-            self._next_nonce(), plain, self.hash
-        )
-        self.mix_hash(sealed)
-        return sealed
-
-    def open(self, sealed: bytes) -> bytes:
-        """Decrypt.  Raises PeerError if the other end did not seal it."""
-        try:
-            cipher = ChaCha20Poly1305(self._key)
-            plain = cipher.decrypt(self._next_nonce(), sealed, self.hash)
-        except InvalidTag as error:
-            raise PeerError("a handshake message is not genuine") from error
-        self.mix_hash(sealed)
-        return plain
-
-    def split(self) -> tuple[bytes, bytes]:
-        """Return the keys with which the initiator sends, and receives."""
-        return hkdf(self._chaining_key, b"")
-
-    def _next_nonce(self) -> bytes:
-        nonce, self._nonce = self._nonce, self._nonce + 1
-        return nonce_of(nonce)
-
-
-def hkdf(chaining_key: bytes, secret: bytes) -> tuple[bytes, bytes]:
-    """Return the first two outputs of Noise's HKDF, of 32 bytes each (section 4.3)."""
-    base = hmac.digest(chaining_key, secret, blake2s)
-    first = hmac.digest(base, b"\1", blake2s)
-    return first, hmac.digest(base, first + b"\2", blake2s)
-
-
 def nonce_of(number: int) -> bytes:
     """Return the 12 bytes that ChaChaPoly takes for a number (section 12.3)."""
     return bytes(4) + number.to_bytes(8, "little")
-
-
-class EphemeralKey:
-    """A key pair for one handshake."""
-
-    def __init__(self, random_bytes: RandomBytes) -> None:
-        self._key = X25519PrivateKey.from_private_bytes(random_bytes(KEY_SIZE))
-        self.public = self._key.public_key().public_bytes_raw()
-
-    def exchange(self, public_key: bytes) -> bytes:
-        """Return the secret shared with a key's owner, as ``Identity.exchange``."""
-        return self._key.exchange(X25519PublicKey.from_public_bytes(public_key))
-
-
-def shared_secret(exchange: KeyExchange, public_key: bytes) -> bytes:
-    """Return the secret shared with the owner of a key that came from a peer.
-
-    Raises PeerError for a key of low order, whose secret anyone can predict.
-    """
-    try:
-        return exchange(public_key)
-    except ValueError as error:
-        raise PeerError("a key in the handshake gives no secret") from error
 
 
 class Sealer:
@@ -170,6 +95,83 @@ class TransportKeys:
     hash: bytes
 
 
+class SymmetricState:
+    """The hash, the chaining key and the cipher of a handshake."""
+
+    def __init__(self) -> None:
+        # The name is longer than a hash, and is therefore hashed (section 5.2).
+        self.hash = self._chaining_key = blake2s(PROTOCOL_NAME).digest()
+        self._key = b""
+        self._nonce = 0
+
+    def mix_hash(self, data: bytes) -> None:
+        """Mix ``data`` into the hash."""
+        self.hash = blake2s(self.hash + data).digest()
+
+    def mix_key(self, secret: bytes) -> None:
+        """Mix ``secret`` into the chaining key, and derive the cipher's next key."""
+        self._chaining_key, self._key = hkdf(self._chaining_key, secret)
+        self._nonce = 0
+
+    def seal(self, plain: bytes) -> bytes:
+        """Encrypt ``plain``, bound to all previous messages of the handshake."""
+        sealed = ChaCha20Poly1305(self._key).encrypt(
+            self._next_nonce(), plain, self.hash
+        )
+        self.mix_hash(sealed)
+        return sealed
+
+    def open(self, sealed: bytes) -> bytes:
+        """Decrypt.  Raises PeerError if the other end did not seal it."""
+        try:
+            cipher = ChaCha20Poly1305(self._key)
+            plain = cipher.decrypt(self._next_nonce(), sealed, self.hash)
+        except InvalidTag as error:
+            raise PeerError("a handshake message is not genuine") from error
+        self.mix_hash(sealed)
+        return plain
+
+    def split(self, *, initiator: bool) -> TransportKeys:
+        """Return the transport keys of one end; the handshake is complete."""
+        keys = hkdf(self._chaining_key, b"")
+        sending, receiving = keys if initiator else reversed(keys)
+        return TransportKeys(Sealer(sending), Opener(receiving), self.hash)
+
+    def _next_nonce(self) -> bytes:
+        nonce, self._nonce = self._nonce, self._nonce + 1
+        return nonce_of(nonce)
+
+
+def hkdf(chaining_key: bytes, secret: bytes) -> tuple[bytes, bytes]:
+    """Return the first two outputs of Noise's HKDF, of 32 bytes each (section 4.3)."""
+    base = hmac.digest(chaining_key, secret, blake2s)
+    first = hmac.digest(base, b"\1", blake2s)
+    return first, hmac.digest(base, first + b"\2", blake2s)
+
+
+class EphemeralKey:
+    """A key pair for one handshake."""
+
+    def __init__(self, random_bytes: RandomBytes) -> None:
+        self._key = X25519PrivateKey.from_private_bytes(random_bytes(KEY_SIZE))
+        self.public = self._key.public_key().public_bytes_raw()
+
+    def exchange(self, public_key: bytes) -> bytes:
+        """Return the secret shared with a key's owner, as ``Identity.exchange``."""
+        return self._key.exchange(X25519PublicKey.from_public_bytes(public_key))
+
+
+def shared_secret(exchange: KeyExchange, public_key: bytes) -> bytes:
+    """Return the secret shared with the owner of a key that came from a peer.
+
+    Raises PeerError for a key of low order, whose secret anyone can predict.
+    """
+    try:
+        return exchange(public_key)
+    except ValueError as error:
+        raise PeerError("a key in the handshake gives no secret") from error
+
+
 class NoiseInitiator:
     """Starts a handshake with the owner of ``peer_key``.
 
@@ -214,8 +216,7 @@ class NoiseInitiator:
         state.mix_key(shared_secret(self._ephemeral.exchange, peer_ephemeral))
         state.mix_key(shared_secret(self._identity.exchange, peer_ephemeral))
         payload = state.open(message[KEY_SIZE:])
-        sending, receiving = state.split()
-        return payload, TransportKeys(Sealer(sending), Opener(receiving), state.hash)
+        return payload, state.split(initiator=True)
 
 
 class NoiseResponder:
@@ -247,8 +248,7 @@ class NoiseResponder:
         state.mix_key(shared_secret(ephemeral.exchange, self._peer_ephemeral))
         state.mix_key(shared_secret(ephemeral.exchange, self.peer_key))
         message = ephemeral.public + state.seal(payload)
-        receiving, sending = state.split()
-        return message, TransportKeys(Sealer(sending), Opener(receiving), state.hash)
+        return message, state.split(initiator=False)
 
 
 def message_too_short(message: bytes, size: int) -> PeerError:

@@ -21,9 +21,7 @@ from shoal.protocols.tealenet.encryption.noise import (
     TAG_SIZE,
     EphemeralKey,
     KeyExchange,
-    Opener,
     RandomBytes,
-    Sealer,
     SymmetricState,
     TransportKeys,
     message_too_short,
@@ -72,8 +70,7 @@ class TealeInitiator:
         state.mix_key(_hashed_secret(self._ephemeral.exchange, peer_ephemeral))
         state.mix_key(_hashed_secret(self._ephemeral.exchange, self._peer_key))
         state.open(message[KEY_SIZE:])
-        sending, receiving = state.split()
-        return TransportKeys(Sealer(sending), Opener(receiving), state.hash)
+        return state.split(initiator=True)
 
 
 class TealeResponder:
@@ -106,8 +103,7 @@ class TealeResponder:
         # Noise uses the responder's ephemeral and the initiator's static key here.
         state.mix_key(_hashed_secret(self._identity.exchange, self._peer_ephemeral))
         message = ephemeral.public + state.seal(payload)
-        receiving, sending = state.split()
-        return message, TransportKeys(Sealer(sending), Opener(receiving), state.hash)
+        return message, state.split(initiator=False)
 
 
 class TealePackets:
