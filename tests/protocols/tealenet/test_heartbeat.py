@@ -92,9 +92,8 @@ def test_heartbeats_are_periodic_and_acknowledged() -> None:
 
     assert len(beats) == 4
     assert kind == "heartbeatAck"
-    assert ack["loadedModels"] == [
-        "m"
-    ]  # as in the document: the state of the responder
+    # As in the document: the state of the responder.
+    assert ack["loadedModels"] == ["m"]
     assert ack["deviceID"] == beats[0]["deviceID"]
     assert "organizationID" not in ack
 

@@ -248,9 +248,8 @@ def test_arbitrary_data_raises_nothing(data: list[bytes]) -> None:
 @given(cuts=st.lists(st.integers(0, 6), max_size=4))
 def test_any_batching_gives_the_same_events(cuts: list[int]) -> None:
     mac = joined_mac()
-    request_id = submitted_request(
-        mac
-    )  # the same each time: the random bytes are constant
+    # The id is the same each time, because the random bytes are constant.
+    request_id = submitted_request(mac)
     messages = [
         encoded(chunk(request_id, "a")),
         b"junk",

@@ -65,9 +65,8 @@ def test_a_newer_connection_from_the_same_device_replaces_the_older() -> None:
     assert new is not None
     connections.release(old)
 
-    assert (
-        connections.claim("B", outbound=True, now=2.0) is not None
-    )  # A is the smaller id
+    # A is the smaller id.
+    assert connections.claim("B", outbound=True, now=2.0) is not None
     assert connections.claim("B", outbound=False, now=3.0) is None
 
 
@@ -415,11 +414,10 @@ def test_a_second_connection_is_closed_after_its_hello_ack() -> None:
     small, large = sorted(
         [local_coordinator("a"), local_coordinator("b")], key=lambda o: o.device_id
     )
-    connections = {
-        o.device_id: DeviceConnections(o.device_id, LAN.disconnected_after)
-        for o in (small, large)
-    }
-    of_small, of_large = connections[small.device_id], connections[large.device_id]
+    of_small, of_large = (
+        DeviceConnections(each.device_id, LAN.disconnected_after)
+        for each in (small, large)
+    )
     first = PeerPair(small, large, device_connections=(of_small, of_large)).settle()
 
     second = PeerPair(large, small, device_connections=(of_large, of_small)).settle()
@@ -436,18 +434,16 @@ def test_a_preferred_second_connection_replaces_the_first() -> None:
     small, large = sorted(
         [local_coordinator("a"), local_coordinator("b")], key=lambda o: o.device_id
     )
-    connections = {
-        o.device_id: DeviceConnections(o.device_id, LAN.disconnected_after)
-        for o in (small, large)
-    }
-    of_small, of_large = connections[small.device_id], connections[large.device_id]
+    of_small, of_large = (
+        DeviceConnections(each.device_id, LAN.disconnected_after)
+        for each in (small, large)
+    )
     PeerPair(large, small, device_connections=(of_large, of_small)).settle()
 
     second = PeerPair(small, large, device_connections=(of_small, of_large)).settle()
 
-    assert second.dialler.messages(
-        PeerJoined
-    )  # the coordinator dismisses the older one
+    # The coordinator dismisses the older one.
+    assert second.dialler.messages(PeerJoined)
     assert second.acceptor.messages(PeerJoined)
 
 

@@ -44,7 +44,7 @@ class HeartbeatSender:
         self._local = local
         self._initiates = initiates
         self._profile = profile
-        self._set_offers(local.offers)
+        self.set_offers(local.offers)
         self.load = WorkerLoad()
         self.draining: str | None = None
         self.machine_health: MachineHealth | None = None
@@ -55,14 +55,12 @@ class HeartbeatSender:
         self._sent_at = 0.0
         self.due: float | None = None
 
-    @property
-    def offers(self) -> tuple[Offer, ...]:
-        """The offers of this end."""
-        return self._offers
-
-    @offers.setter
-    def offers(self, offers: tuple[Offer, ...]) -> None:
-        self._set_offers(offers)
+    def set_offers(self, offers: tuple[Offer, ...]) -> None:
+        """Set the offers of this end, with their models and slots."""
+        self.offers = offers
+        # No properties, because they are read for each token.
+        self.slots = sum(offer.slots for offer in offers)
+        self.models = frozenset[str]().union(*(offer.models for offer in offers))
 
     def schedule_change(self, now: float) -> None:
         """Make a heartbeat due, at most one each ``CHANGE_INTERVAL``."""
@@ -100,12 +98,6 @@ class HeartbeatSender:
         return self._encode(HeartbeatAck, peer, UNSET, now)
 
     # Private parts, in the order in which they are called.
-
-    def _set_offers(self, offers: tuple[Offer, ...]) -> None:
-        self._offers = offers
-        # No properties, because they are read for each token.
-        self.slots = sum(offer.slots for offer in offers)
-        self.models = frozenset[str]().union(*(offer.models for offer in offers))
 
     def _waits_for(self, peer: TealePeer) -> bool:
         return peer.runs_shoal and not self._initiates

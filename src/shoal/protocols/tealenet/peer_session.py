@@ -186,7 +186,7 @@ class TealePeerSession:
             case Dismiss(reason):
                 return self._dismiss(reason, now)
             case OffersChanged(offers):
-                self._heartbeats.offers = offers
+                self._heartbeats.set_offers(offers)
                 return self._send_change(now)
             case LoadChanged(load):
                 self._heartbeats.load = load

@@ -75,7 +75,8 @@ def liveness_after(silent: float, profile: LinkProfile) -> PeerLiveness:
 class PeerHealth:
     """A peer's liveness and the load that it reports.
 
-    ``deadline``: when its liveness next changes if it stays silent.
+    ``available``: whether a relay reports it as available.  ``deadline``: when its
+    liveness next changes if it stays silent.
     """
 
     def __init__(self, profile: LinkProfile, now: float) -> None:
@@ -83,7 +84,7 @@ class PeerHealth:
         self._last_heard = now
         self._liveness = PeerLiveness.CONNECTED
         self._reported = WorkerLoad()
-        self._available = True
+        self.available = True
         self._last_load = WorkerLoad()
         self.deadline = self._next_deadline()
 
@@ -113,10 +114,6 @@ class PeerHealth:
         self._liveness = PeerLiveness.CONNECTED
         self.deadline = self._next_deadline()
 
-    def set_available(self, *, available: bool) -> None:
-        """Set whether a relay reports the peer as available."""
-        self._available = available
-
     def update(self, now: float) -> PeerLiveness:
         """Return the peer's liveness by the time since its last heartbeat."""
         self._liveness = liveness_after(now - self._last_heard, self._profile)
@@ -132,7 +129,7 @@ class PeerHealth:
             load = WorkerLoad(f"silent for {self._profile.degraded_after:g} s")
         elif unfit:
             load = WorkerLoad(unfit)
-        elif not self._available:
+        elif not self.available:
             load = WorkerLoad("not available")
         else:
             load = self._reported
@@ -235,7 +232,7 @@ class TealePeerState:
     def update_description(self, description: PeerDescription) -> Sequence[Event]:
         """Apply what a relay reports about the peer."""
         self._description = description
-        self._health.set_available(available=description.available)
+        self._health.available = description.available
         return self._offer_events(self._offers.from_description(self.peer, description))
 
     def apply_introduction(

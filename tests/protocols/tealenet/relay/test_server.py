@@ -688,9 +688,8 @@ def test_sessions_of_a_node_are_limited() -> None:
     assert (
         error_of(first.send(first.to("relayOpen", second, "3"))) == "too_many_sessions"
     )
-    assert (
-        second.send(second.to("relayOpen", first, "3")) == []
-    )  # opened by the other node
+    # The other node may still open sessions.
+    assert second.send(second.to("relayOpen", first, "3")) == []
     assert first.send(first.to("relayClose", second, "0")) == []
     assert first.send(first.to("relayOpen", second, "4")) == []
 
