@@ -85,8 +85,10 @@ async def host() -> AsyncIterator[Host]:
 async def means(host: Host) -> NetworkContext:
     clock = LoopClock()
     async with memory_store() as store:  # nothing is written to it
-        door = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
-    return NetworkContext(host.serve, door, clock, Random(1), "127.0.0.1")
+        admission = WorkerAdmission(
+            await load_join_tokens(store.keys), store.keys, clock
+        )
+    return NetworkContext(host.serve, admission, clock, Random(1), "127.0.0.1")
 
 
 @asynccontextmanager

@@ -48,7 +48,7 @@ async def store() -> AsyncIterator[SqliteKeys]:
 
 
 @pytest.fixture
-async def door(store: SqliteKeys) -> WorkerAdmission:
+async def admission(store: SqliteKeys) -> WorkerAdmission:
     return await opened(store)
 
 
@@ -57,7 +57,7 @@ async def opened(store: SqliteKeys) -> WorkerAdmission:
 
 
 async def make(
-    door: WorkerAdmission,
+    admission: WorkerAdmission,
     name: str = "lab",
     *,
     expires_at: float | None = None,
@@ -75,108 +75,118 @@ async def make(
         uses_max,
         models,
     )
-    await door.tokens.add(token)
+    await admission.tokens.add(token)
     return token
 
 
 def knock(
-    door: WorkerAdmission,
+    admission: WorkerAdmission,
     token: str,
     name: str = "w",
     model: str = "m",
     static: str = "first",
     address: str = AWAY,
 ) -> AdmissionGrant:
-    admit = door.policy_for("wire", static)
+    admit = admission.policy_for("wire", static)
     return admit(JoinRequest(token, name, frozenset({model}), address))
 
 
 async def test_first_token_lets_in_everybody_by_no_join_token(
-    door: WorkerAdmission,
+    admission: WorkerAdmission,
 ) -> None:
-    assert knock(door, "first") == AdmissionGrant()
-    assert knock(door, "first", "another") == AdmissionGrant()
+    assert knock(admission, "first") == AdmissionGrant()
+    assert knock(admission, "first", "another") == AdmissionGrant()
 
 
-async def test_no_first_token_lets_in_everybody(door: WorkerAdmission) -> None:
-    assert knock(door, "whatever", static="") == AdmissionGrant()
+async def test_no_first_token_lets_in_everybody(admission: WorkerAdmission) -> None:
+    assert knock(admission, "whatever", static="") == AdmissionGrant()
 
 
-async def test_join_token_lets_in_beside_the_first(door: WorkerAdmission) -> None:
-    await make(door)
+async def test_join_token_lets_in_beside_the_first(admission: WorkerAdmission) -> None:
+    await make(admission)
 
-    assert knock(door, "jt-lab") == AdmissionGrant("token_lab", "wire:w")
+    assert knock(admission, "jt-lab") == AdmissionGrant("token_lab", "wire:w")
 
 
 @pytest.mark.parametrize("token", ["first", "jt-lab"])
 async def test_certificate_that_a_token_names_does_not_matter_here(
-    door: WorkerAdmission, token: str
+    admission: WorkerAdmission, token: str
 ) -> None:
-    await make(door)
+    await make(admission)
 
     # Also one that was renewed since: a node of another make presents what it has.
-    assert knock(door, with_fingerprint(token, FINGERPRINT)) == knock(door, token)
+    assert knock(admission, with_fingerprint(token, FINGERPRINT)) == knock(
+        admission, token
+    )
 
 
 @pytest.mark.parametrize("token", ["", "jt-", "jt-labx", "lab", "token_lab", "\ud800"])
-async def test_wrong_token_is_refused(door: WorkerAdmission, token: str) -> None:
-    await make(door)
+async def test_wrong_token_is_refused(admission: WorkerAdmission, token: str) -> None:
+    await make(admission)
 
     with pytest.raises(NotAdmitted, match=r"^Invalid token$"):
-        knock(door, token)
+        knock(admission, token)
 
 
 async def test_expired_token_is_refused_and_said_to_be_that(
-    door: WorkerAdmission,
+    admission: WorkerAdmission,
 ) -> None:
-    await make(door, "old", expires_at=NOW)
-    await make(door, "young", expires_at=NOW + 1)
+    await make(admission, "old", expires_at=NOW)
+    await make(admission, "young", expires_at=NOW + 1)
 
-    knock(door, "jt-young")
+    knock(admission, "jt-young")
     with pytest.raises(NotAdmitted, match="has expired"):
-        knock(door, "jt-old")
+        knock(admission, "jt-old")
 
 
-async def test_token_for_some_models_is_for_no_others(door: WorkerAdmission) -> None:
-    await make(door, models=("qwen*", "tiny"))
+async def test_token_for_some_models_is_for_no_others(
+    admission: WorkerAdmission,
+) -> None:
+    await make(admission, models=("qwen*", "tiny"))
 
-    knock(door, "jt-lab", model="qwen3-8b")
+    knock(admission, "jt-lab", model="qwen3-8b")
     with pytest.raises(NotAdmitted, match="not for this model"):
-        knock(door, "jt-lab", model="llama3")
+        knock(admission, "jt-lab", model="llama3")
 
 
-async def test_token_of_one_use_is_its_first_workers(door: WorkerAdmission) -> None:
-    await make(door, uses_max=1)
-    knock(door, "jt-lab", "first one")
+async def test_token_of_one_use_is_its_first_workers(
+    admission: WorkerAdmission,
+) -> None:
+    await make(admission, uses_max=1)
+    knock(admission, "jt-lab", "first one")
 
-    knock(door, "jt-lab", "first one")
+    knock(admission, "jt-lab", "first one")
     with pytest.raises(NotAdmitted, match="used by other workers"):
-        knock(door, "jt-lab", "second one")
+        knock(admission, "jt-lab", "second one")
 
 
-async def test_worker_with_two_models_uses_a_token_once(door: WorkerAdmission) -> None:
-    await make(door, uses_max=1)
+async def test_worker_with_two_models_uses_a_token_once(
+    admission: WorkerAdmission,
+) -> None:
+    await make(admission, uses_max=1)
 
-    assert knock(door, "jt-lab", model="a") == knock(door, "jt-lab", model="b")
+    assert knock(admission, "jt-lab", model="a") == knock(
+        admission, "jt-lab", model="b"
+    )
 
 
 async def test_worker_that_was_there_comes_back_after_its_token_has_expired(
-    door: WorkerAdmission,
+    admission: WorkerAdmission,
 ) -> None:
-    token = await make(door, uses_max=2, expires_at=NOW + 1)
-    knock(door, "jt-lab", "old")
-    door.tokens.update(replace(door.tokens.find("lab"), expires_at=NOW))
+    token = await make(admission, uses_max=2, expires_at=NOW + 1)
+    knock(admission, "jt-lab", "old")
+    admission.tokens.update(replace(admission.tokens.find("lab"), expires_at=NOW))
 
-    assert knock(door, "jt-lab", "old") == AdmissionGrant(token.id, "wire:old")
+    assert knock(admission, "jt-lab", "old") == AdmissionGrant(token.id, "wire:old")
     with pytest.raises(NotAdmitted, match="has expired"):
-        knock(door, "jt-lab", "new")
+        knock(admission, "jt-lab", "new")
 
 
 async def test_use_that_was_recorded_is_known_after_a_restart(
-    door: WorkerAdmission, store: SqliteKeys
+    admission: WorkerAdmission, store: SqliteKeys
 ) -> None:
-    await make(door, uses_max=1)
-    await door.record_use(knock(door, "jt-lab", "first one"))
+    await make(admission, uses_max=1)
+    await admission.record_use(knock(admission, "jt-lab", "first one"))
 
     again = await opened(store)
 
@@ -186,104 +196,107 @@ async def test_use_that_was_recorded_is_known_after_a_restart(
 
 
 async def test_token_for_any_number_does_not_remember_them(
-    door: WorkerAdmission, store: SqliteKeys
+    admission: WorkerAdmission, store: SqliteKeys
 ) -> None:
-    await make(door)
+    await make(admission)
 
     for number in range(100):
-        await door.record_use(knock(door, "jt-lab", f"w{number}"))
+        await admission.record_use(knock(admission, "jt-lab", f"w{number}"))
 
     (token,) = await store.tokens.all()
     assert token.workers == frozenset()
 
 
 async def test_revoking_hangs_up_on_those_who_joined_by_the_token(
-    door: WorkerAdmission,
+    admission: WorkerAdmission,
 ) -> None:
-    lab, other = await make(door), await make(door, "other")
+    lab, other = await make(admission), await make(admission, "other")
     lines = [Line(), Line(), Line(), Line()]
     passes = [
-        knock(door, "jt-lab", "a"),
-        knock(door, "jt-lab", "b"),
-        knock(door, "jt-other", "c"),
-        knock(door, "first", "d"),
+        knock(admission, "jt-lab", "a"),
+        knock(admission, "jt-lab", "b"),
+        knock(admission, "jt-other", "c"),
+        knock(admission, "first", "d"),
     ]
     blocks = [
-        door.track(admitted, line) for admitted, line in zip(passes, lines, strict=True)
+        admission.track(admitted, line)
+        for admitted, line in zip(passes, lines, strict=True)
     ]
     for block in blocks:
         block.__enter__()
-    assert (door.count_connected(lab), door.count_connected(other)) == (2, 1)
+    assert (admission.count_connected(lab), admission.count_connected(other)) == (2, 1)
 
-    revoked = await door.revoke(lab)
+    revoked = await admission.revoke(lab)
 
     assert revoked.revoked_at == NOW
     gone = (CloseCode.POLICY_VIOLATION, REVOKED)
     assert [line.closed for line in lines] == [gone, gone, None, None]
     for block in blocks:
         block.__exit__(None, None, None)
-    assert (door.count_connected(lab), door.count_connected(other)) == (0, 0)
-    assert not door._links
+    assert (admission.count_connected(lab), admission.count_connected(other)) == (0, 0)
+    assert not admission._links
     with pytest.raises(NotAdmitted, match="was revoked"):
-        knock(door, "jt-lab", "a")
+        knock(admission, "jt-lab", "a")
 
 
 async def test_worker_whose_token_is_revoked_on_the_way_in_does_not_get_in(
-    door: WorkerAdmission,
+    admission: WorkerAdmission,
 ) -> None:
-    token = await make(door, uses_max=1)
-    admitted = knock(door, "jt-lab")
-    await door.record_use(admitted)
+    token = await make(admission, uses_max=1)
+    admitted = knock(admission, "jt-lab")
+    await admission.record_use(admitted)
 
-    await door.revoke(token)
+    await admission.revoke(token)
 
     with pytest.raises(NotAdmitted, match="was revoked"):
-        door.track(admitted, Line()).__enter__()
+        admission.track(admitted, Line()).__enter__()
 
 
-async def test_address_that_goes_on_guessing_is_barred(door: WorkerAdmission) -> None:
-    await make(door)
+async def test_address_that_goes_on_guessing_is_barred(
+    admission: WorkerAdmission,
+) -> None:
+    await make(admission)
     for number in range(BLOCK_AFTER):
         with pytest.raises(NotAdmitted):
-            knock(door, f"guess {number}")
+            knock(admission, f"guess {number}")
 
     with pytest.raises(TooManyFailures):
-        door.check(AWAY)
-    door.check("192.0.2.8")
+        admission.check(AWAY)
+    admission.check("192.0.2.8")
 
 
 async def test_own_machine_can_always_join_by_a_right_token(
-    door: WorkerAdmission,
+    admission: WorkerAdmission,
 ) -> None:
-    await make(door)
+    await make(admission)
     for number in range(BLOCK_AFTER):
         with pytest.raises(NotAdmitted):
-            knock(door, f"guess {number}", address="127.0.0.1")
+            knock(admission, f"guess {number}", address="127.0.0.1")
 
     with pytest.raises(TooManyFailures):
-        knock(door, "guess", address="127.0.0.1")
+        knock(admission, "guess", address="127.0.0.1")
 
-    door.check("127.0.0.1")
-    knock(door, "jt-lab", address="127.0.0.1")
-    knock(door, "first", address="127.0.0.1")
+    admission.check("127.0.0.1")
+    knock(admission, "jt-lab", address="127.0.0.1")
+    knock(admission, "first", address="127.0.0.1")
 
 
-async def test_who_presents_no_token_does_not_guess(door: WorkerAdmission) -> None:
-    admit = door.policy_for("wire", "first")
+async def test_who_presents_no_token_does_not_guess(admission: WorkerAdmission) -> None:
+    admit = admission.policy_for("wire", "first")
 
     for _ in range(2 * BLOCK_AFTER):
         with pytest.raises(NotAdmitted):
             admit(JoinRequest("", "w", frozenset(), AWAY))
-        door.check(AWAY)
+        admission.check(AWAY)
 
 
-async def test_token_that_has_ended_is_no_guess(door: WorkerAdmission) -> None:
-    await make(door, expires_at=NOW)
+async def test_token_that_has_ended_is_no_guess(admission: WorkerAdmission) -> None:
+    await make(admission, expires_at=NOW)
     for _ in range(2 * BLOCK_AFTER):
         with pytest.raises(NotAdmitted, match="expired"):
-            knock(door, "jt-lab")
+            knock(admission, "jt-lab")
 
-    door.check(AWAY)
+    admission.check(AWAY)
 
 
 @pytest.mark.parametrize(
@@ -297,21 +310,23 @@ async def test_token_that_has_ended_is_no_guess(door: WorkerAdmission) -> None:
     ],
 )
 async def test_invitation_can_be_pasted(
-    door: WorkerAdmission,
+    admission: WorkerAdmission,
     fingerprint: bytes | None,
     token: str,
     name: str,
     command: str,
 ) -> None:
-    door.url = "URL"
-    door.fingerprint = fingerprint
+    admission.url = "URL"
+    admission.fingerprint = fingerprint
 
-    assert door.invitation(token, name) == command
+    assert admission.invitation(token, name) == command
 
 
-async def test_wrong_passcodes_count_like_wrong_tokens(door: WorkerAdmission) -> None:
+async def test_wrong_passcodes_count_like_wrong_tokens(
+    admission: WorkerAdmission,
+) -> None:
     for _ in range(BLOCK_AFTER + 5):
-        door.failed(AWAY)
+        admission.failed(AWAY)
 
     with pytest.raises(TooManyFailures):
-        door.check(AWAY)
+        admission.check(AWAY)

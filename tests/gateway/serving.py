@@ -182,13 +182,13 @@ async def serving(
         blobs=BlobTransfer(files),
     )
     keyring = Keyring(await key_cache(store.keys), keys or {"default": KEY})
-    door = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
+    admission = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
     gateway = Gateway(
         hub,
         store,
         clock,
         Access(hub, clock, keyring, store.keys, open_loopback=open_loopback),
-        door,
+        admission,
         limits or TimeLimits(),
         new_secret,
         moderation,
@@ -198,7 +198,7 @@ async def serving(
         payments=payments,
     )
     runner = web.AppRunner(
-        make_app(gateway, _upgrades(hub, clock, door, wires or {})),
+        make_app(gateway, _upgrades(hub, clock, admission, wires or {})),
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=0.1,
@@ -227,13 +227,13 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 def _upgrades(
-    hub: Hub, clock: LoopClock, door: WorkerAdmission, wires: Mapping[str, Any]
+    hub: Hub, clock: LoopClock, admission: WorkerAdmission, wires: Mapping[str, Any]
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    peers = PeerConnections(hub, clock, door)
+    peers = PeerConnections(hub, clock, admission)
     routes = []
     for name, protocol in discover().items():
         config = wires.get(name) or protocol.config()
-        given = setting(START, door.policy_for(name, TOKEN))
+        given = setting(START, admission.policy_for(name, TOKEN))
         given = replace(given, random_bytes=secrets.token_bytes)
         routes += [
             (name, route)
@@ -253,7 +253,7 @@ def _upgrades(
             link, response = await websocket.accept(request, {}, route.message_max)
             await link.close(refused.code, str(refused))
             return response
-        await door.record_use(accepted.grant)
+        await admission.record_use(accepted.grant)
         link, response = await websocket.accept(
             request, accepted.headers, route.message_max
         )

@@ -159,7 +159,7 @@ class Place:
 
     its: Coordinator
     crowds: PeerConnections
-    door: WorkerAdmission
+    admission: WorkerAdmission
     keys: SqliteKeys
 
     async def line(self, wire: str = "wire") -> Line:
@@ -185,8 +185,10 @@ async def place(
     """Let a coordinator serve crowds."""
     keys = keys or its.store.keys
     clock = LoopClock(asyncio.get_running_loop().time)
-    door = WorkerAdmission(await load_join_tokens(keys), keys, clock)
-    return Place(its, PeerConnections(its.hub, clock, door, house, share), door, keys)
+    admission = WorkerAdmission(await load_join_tokens(keys), keys, clock)
+    return Place(
+        its, PeerConnections(its.hub, clock, admission, house, share), admission, keys
+    )
 
 
 def asks(number: str = "theirs", model: str = "m", continues: str = "") -> RunJob:

@@ -505,7 +505,7 @@ def test_refused_job_goes_to_another_peer() -> None:
 
 async def token(here: Place, uses_max: int | None = None) -> JoinToken:
     made = JoinToken("t1", "lab", digest_of("secret"), 0.0, uses_max=uses_max)
-    await here.door.tokens.add(made)
+    await here.admission.tokens.add(made)
     return made
 
 
@@ -541,7 +541,7 @@ def test_peer_counts_only_when_its_token_is_stored() -> None:
             assert [each.reason for each in line.heard("a", Rejected)] == [
                 MAY_NOT_SUBMIT
             ]
-            assert here.door.count_connected(made) == 1
+            assert here.admission.count_connected(made) == 1
 
     virtual.run(scenario())
 
@@ -576,7 +576,7 @@ def test_revoked_token_ends_the_peers_that_came_by_it_and_no_others() -> None:
         await says(line, "a", PeerJoined("mac", grant=by), OffersChanged((offer(),)))
         await says(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
 
-        await here.door.revoke(made)
+        await here.admission.revoke(made)
         await moment()
 
         assert line.heard("a", Dismiss) == [Dismiss(REVOKED)]
@@ -594,11 +594,11 @@ def test_peer_that_leaves_frees_its_token() -> None:
         made = await token(here)
         by = AdmissionGrant("t1", "wire:mac")
         await says(line, "a", PeerJoined("mac", grant=by))
-        assert here.door.count_connected(made) == 1
+        assert here.admission.count_connected(made) == 1
 
         await says(line, "a", PeerLeft("bye"))
 
-        assert here.door.count_connected(made) == 0
+        assert here.admission.count_connected(made) == 0
 
     play(script)
 

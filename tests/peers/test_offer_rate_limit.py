@@ -134,4 +134,4 @@ def test_those_that_may_change_again_are_forgotten(
         stock.submit(f"p{number}", offer("a"), taken)
         clock.advance(1.0)
 
-    assert len(stock._stocks) <= 8
+    assert len(stock._states) <= 8

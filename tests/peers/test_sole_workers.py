@@ -161,9 +161,9 @@ def test_revoked_token_closes_the_connection_with_its_code() -> None:
         serving = connect(here, link, grant=ADMITTED)
         await moment()
         assert here.workers == [WORKER]
-        assert here.door.count_connected(TOKEN) == 1
+        assert here.admission.count_connected(TOKEN) == 1
 
-        await here.door.revoke(TOKEN)
+        await here.admission.revoke(TOKEN)
         await serving
         await moment()
 
@@ -176,7 +176,7 @@ def test_revoked_token_closes_the_connection_with_its_code() -> None:
 def test_worker_whose_token_was_revoked_while_it_connected_is_refused() -> None:
     async def script(here: Place) -> None:
         link = MemoryLink()
-        await here.door.revoke(TOKEN)
+        await here.admission.revoke(TOKEN)
 
         await connect(here, link, grant=ADMITTED)
 

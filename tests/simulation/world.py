@@ -112,8 +112,8 @@ class World:
         wanted = Listener if self.protocol.joint else WebSocketRoute
         self._endpoint = next(each for each in endpoints if isinstance(each, wanted))
         keys = self.store.keys
-        door = WorkerAdmission(await load_join_tokens(keys), keys, self.clock)
-        self._crowds = PeerConnections(self.hub, self.clock, door)
+        admission = WorkerAdmission(await load_join_tokens(keys), keys, self.clock)
+        self._crowds = PeerConnections(self.hub, self.clock, admission)
         self._hub_task = asyncio.create_task(self.hub.run())
         self.up = True
 

@@ -38,14 +38,14 @@ class LocalDiscovery:
     def __init__(
         self,
         announced: Sequence[AnnouncedService],
-        meetings: Sequence[DiscoveredPeers],
+        discovered: Sequence[DiscoveredPeers],
         addresses: Callable[[str], tuple[str, ...]],
     ) -> None:
         self._announced = announced
         self._addresses = addresses
-        found = any(self._is_reachable(each.bound) for each in announced)
+        reachable = any(self._is_reachable(each.bound) for each in announced)
         self._discovered = [
-            each for each in meetings if found or not each.browser.reciprocal
+            each for each in discovered if reachable or not each.browser.reciprocal
         ]
         self._warned = False  # that mDNS is unavailable, once
 
@@ -55,11 +55,11 @@ class LocalDiscovery:
         Returns if there is nothing to announce and nothing to browse for.
         """
         while True:
-            places = self._listen_addresses()
-            if not places and not self._discovered and self._hidden:
+            addresses = self._listen_addresses()
+            if not addresses and not self._discovered and self._hidden:
                 return
             try:
-                await self._run_once(places)
+                await self._run_once(addresses)
             except Unavailable as error:
                 self._warn_unavailable(error)
                 await asyncio.sleep(RETRY_AFTER)
@@ -82,25 +82,25 @@ class LocalDiscovery:
     def _listen_addresses(self) -> tuple[str, ...]:
         """Return the addresses whose networks we take part in."""
         listening = {
-            place
+            address
             for each in self._announced
-            for place in self._addresses(each.bound.address)
+            for address in self._addresses(each.bound.address)
         }
         if not listening and self._discovered:
             return self._addresses(WILDCARD_ADDRESSES[0])  # only to look
         return tuple(sorted(listening))
 
-    async def _run_once(self, places: tuple[str, ...]) -> None:
+    async def _run_once(self, addresses: tuple[str, ...]) -> None:
         """Take part until the addresses change.  Raises Unavailable."""
-        async with local_network(places) as network, AsyncExitStack() as browsing:
+        async with local_network(addresses) as network, AsyncExitStack() as browsing:
             for each in self._discovered:
                 browser = network.browse(each.browser.kind, each.on_found, each.on_lost)
                 await browsing.enter_async_context(browser)
-            for one in self._announced:
-                if self._addresses(one.bound.address):
-                    await _announce(network, one, places)
+            for service in self._announced:
+                if self._addresses(service.bound.address):
+                    await _announce(network, service, addresses)
             self._warned = False
-            while self._listen_addresses() == places:  # noqa: ASYNC110  # no system tells
+            while self._listen_addresses() == addresses:  # noqa: ASYNC110  # no system tells
                 await asyncio.sleep(CHECK_INTERVAL)
 
     def _warn_unavailable(self, error: Unavailable) -> None:
@@ -116,13 +116,13 @@ class LocalDiscovery:
 
 
 async def _announce(
-    network: LocalNetwork, one: AnnouncedService, places: tuple[str, ...]
+    network: LocalNetwork, service: AnnouncedService, addresses: tuple[str, ...]
 ) -> None:
-    name = await network.announce(one.service, one.bound.port)
+    name = await network.announce(service.service, service.bound.port)
     log.info(
         "announced wire=%s name=%r addresses=%s port=%d",
-        one.wire,
+        service.wire,
         name,
-        ",".join(places),
-        one.bound.port,
+        ",".join(addresses),
+        service.bound.port,
     )

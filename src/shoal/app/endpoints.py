@@ -18,7 +18,7 @@ log = logging.getLogger("shoal.app")
 
 def make_endpoints(
     clock: Clock,
-    door: WorkerAdmission,
+    workers: WorkerAdmission,
     wires: Mapping[str, object],
     token: str,
     identity: Identity,
@@ -37,9 +37,9 @@ def make_endpoints(
     found: list[tuple[str, Endpoint]] = []
     for wire, protocol in discover().items():
         config = wires.get(wire) or protocol.config()
-        admission = door.policy_for(wire, protocol.token(config) or token)
+        admission = workers.policy_for(wire, protocol.token(config) or token)
         setting = ProtocolContext(
-            *(admission, draw, identity, verify, epoch, name, hardware, door),
+            *(admission, draw, identity, verify, epoch, name, hardware, workers),
             token=token,
             warn=partial(log.warning, "wire=%s %s", wire),
             peer_addresses=contacts,

@@ -59,7 +59,7 @@ class NetworkContext:
 
 @asynccontextmanager
 async def open_network(
-    endpoints: Sequence[tuple[str, Endpoint]], means: NetworkContext
+    endpoints: Sequence[tuple[str, Endpoint]], context: NetworkContext
 ) -> AsyncIterator[PortsByWire]:
     """Serve all endpoints but WebSocket routes for the length of the block.
 
@@ -70,51 +70,53 @@ async def open_network(
     """
     ports: dict[str, dict[str, int]] = {}
     announced: list[AnnouncedService] = []
-    spares: list[str] = []
+    fallbacks: list[str] = []
     async with AsyncExitStack() as listening:
         for wire, endpoint in endpoints:
             if not isinstance(endpoint, Listener):
                 continue
-            if endpoint.security is ListenerTls.COORDINATOR and means.tls is None:
+            if endpoint.security is ListenerTls.COORDINATOR and context.tls is None:
                 continue
-            bound = await listening.enter_async_context(_listen(wire, endpoint, means))
+            bound = await listening.enter_async_context(
+                _listen(wire, endpoint, context)
+            )
             ports.setdefault(wire, {})[endpoint.advertised_label] = bound.port
             endpoint.on_bound(bound.port)
             if endpoint.port not in (0, bound.port):
-                spares.append(f"{bound.port} for {endpoint.port}")
-            if endpoint.service is not None and not means.hidden:
+                fallbacks.append(f"{bound.port} for {endpoint.port}")
+            if endpoint.service is not None and not context.hidden:
                 announced.append(AnnouncedService(wire, endpoint.service, bound))
-        if spares:
-            log.info("ports are in use, so others are taken: %s", ", ".join(spares))
-        async with _outbound(endpoints, announced, means):
+        if fallbacks:
+            log.info("ports are in use, so others are taken: %s", ", ".join(fallbacks))
+        async with _outbound(endpoints, announced, context):
             yield ports
 
 
 @asynccontextmanager
 async def _listen(
-    wire: str, listener: Listener, means: NetworkContext
+    wire: str, listener: Listener, context: NetworkContext
 ) -> AsyncIterator[BoundAddress]:
     async def serve(link: TcpLink) -> None:
         try:
-            means.admission.check(link.peer)
+            context.admission.check(link.peer)
         except TooManyFailures as error:
             log.info("refused wire=%s peer=%s reason=%r", wire, link.peer, str(error))
-            listener.gate.failed(link.peer, means.clock.now())
+            listener.gate.failed(link.peer, context.clock.now())
             return
-        await means.serve(wire, listener.accept(link.peer, means.clock.now()), link)
+        await context.serve(wire, listener.accept(link.peer, context.clock.now()), link)
 
     tls = None
     if listener.security is ListenerTls.COORDINATOR:
-        tls = means.tls
+        tls = context.tls
     elif listener.security is ListenerTls.SELF_SIGNED:
         tls = await asyncio.to_thread(self_signed_tls, listener.subject)
-    gate, within = listener.gate, listener.tls_timeout
-    entrance = ConnectionPolicy(tls, gate, within, means.clock.now)
+    gate, tls_timeout = listener.gate, listener.tls_timeout
+    policy = ConnectionPolicy(tls, gate, tls_timeout, context.clock.now)
     async with AsyncExitStack() as opened:
         try:
             bound = await opened.enter_async_context(
                 tcp_listener(
-                    *(means.host, listener.port, serve, entrance),
+                    *(context.host, listener.port, serve, policy),
                     spare=listener.falls_back,
                 )
             )
@@ -130,40 +132,42 @@ async def _listen(
 async def _outbound(
     endpoints: Sequence[tuple[str, Endpoint]],
     announced: Sequence[AnnouncedService],
-    means: NetworkContext,
+    context: NetworkContext,
 ) -> AsyncIterator[None]:
     """Keep up connections, announce and look for the length of the block."""
-    calls = OutboundConnections(means.serve, dial, means.clock, means.random)
+    connections = OutboundConnections(
+        context.serve, dial, context.clock, context.random
+    )
     async with asyncio.TaskGroup() as tasks:
         callers = {
-            tasks.create_task(calls.maintain(wire, FixedTarget(endpoint)))
+            tasks.create_task(connections.maintain(wire, FixedTarget(endpoint)))
             for wire, endpoint in endpoints
             if isinstance(endpoint, OutgoingConnection)
         }
-        meetings = [
-            DiscoveredPeers(wire, endpoint, calls, tasks)
+        discovered = [
+            DiscoveredPeers(wire, endpoint, connections, tasks)
             for wire, endpoint in endpoints
-            if isinstance(endpoint, ServiceBrowser) and not means.hidden
+            if isinstance(endpoint, ServiceBrowser) and not context.hidden
         ]
-        rounds = [
-            MembershipRunner(wire, endpoint, calls, dial, means.clock, tasks)
+        runners = [
+            MembershipRunner(wire, endpoint, connections, dial, context.clock, tasks)
             for wire, endpoint in endpoints
             if isinstance(endpoint, MembershipProber)
         ]
-        walking = [tasks.create_task(each.run()) for each in rounds]
-        around = LocalDiscovery(announced, meetings, means.addresses)
-        looking = tasks.create_task(around.run())
+        probing = [tasks.create_task(each.run()) for each in runners]
+        discovery = LocalDiscovery(announced, discovered, context.addresses)
+        discovering = tasks.create_task(discovery.run())
         patience = 0.0  # if this is cut off
         try:
             yield
             patience = CLOSE_TIMEOUT
         finally:
-            calls.stop()
-            for task in (looking, *walking):
+            connections.stop()
+            for task in (discovering, *probing):
                 task.cancel()
             callers = callers.union(
-                *(each.connections for each in meetings),
-                *(each.connections for each in rounds),
+                *(each.connections for each in discovered),
+                *(each.connections for each in runners),
             )
             if callers:
                 await asyncio.wait(callers, timeout=patience)

@@ -121,7 +121,7 @@ async def run_coordinator(
         gateway = await _gateway(
             config, settings, wires, store, clock, hub, stored, payments
         )
-        admission = gateway.door
+        admission = gateway.admission
         endpoints = make_endpoints(
             clock,
             admission,
@@ -133,7 +133,7 @@ async def run_coordinator(
             await asyncio.to_thread(this_machine),
             settings.contacts,
         )
-        gateway.rounds.extend(
+        gateway.probers.extend(
             (wire, each)
             for wire, each in endpoints
             if isinstance(each, MembershipProber)
@@ -233,19 +233,19 @@ async def _gateway(
     store: Store,
     clock: LoopClock,
     hub: Hub,
-    kept: _StoredSecrets,
+    stored: _StoredSecrets,
     payments: Payments,
 ) -> Gateway:
-    keyring = Keyring(await key_cache(store.keys), {FIRST_KEY: kept.api_key})
-    door = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
+    keyring = Keyring(await key_cache(store.keys), {FIRST_KEY: stored.api_key})
+    admission = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
     if settings.certificate is not None:
-        door.fingerprint = fingerprint_of(settings.certificate)
+        admission.fingerprint = fingerprint_of(settings.certificate)
     return Gateway(
         hub,
         store,
         clock,
         Access(hub, clock, keyring, store.keys, open_loopback=config.open_loopback),
-        door,
+        admission,
         settings.limits,
         new_secret,
         settings.moderation,
@@ -272,7 +272,7 @@ async def _prune(gateway: Gateway, keep_days: float) -> None:
             log.error("cannot prune: %s", error)  # jobs may still go well
         else:
             gateway.access.forget_ended(before)
-            gateway.door.tokens.drop_ended(before)
+            gateway.admission.tokens.drop_ended(before)
             if forgotten:
                 log.info("pruned jobs=%d", forgotten)
         await asyncio.sleep(PRUNE_EVERY)

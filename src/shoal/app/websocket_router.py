@@ -37,12 +37,12 @@ class WebSocketRouter:
     def __init__(
         self,
         clock: Clock,
-        door: WorkerAdmission,
+        admission: WorkerAdmission,
         endpoints: Iterable[tuple[str, Endpoint]],
         serve: ServeSession,
     ) -> None:
         self._clock = clock
-        self._admission = door
+        self._admission = admission
         self._serve = serve
         self._tasks: asyncio.TaskGroup | None = None
         self._serving: set[asyncio.Task[object]] = set()

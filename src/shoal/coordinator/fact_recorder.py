@@ -27,10 +27,14 @@ class FactRecorder:
     """
 
     def __init__(
-        self, store: Store, clerk: Bookkeeper, clock: Clock, wake: Callable[[], None]
+        self,
+        store: Store,
+        bookkeeper: Bookkeeper,
+        clock: Clock,
+        wake: Callable[[], None],
     ) -> None:
         self._store = store
-        self._clerk = clerk
+        self._bookkeeper = bookkeeper
         self._clock = clock
         self._wake = wake
         self._waiting: list[RecordedFact] = []
@@ -55,7 +59,7 @@ class FactRecorder:
             return
         earlier, self._waiting = self._waiting, []
         self._record_by = math.inf
-        entries = await self._clerk.seal(at)
+        entries = await self._bookkeeper.seal(at)
         await self._store.append(kept, at, earlier, entries)
 
     def _record_now(self) -> None:

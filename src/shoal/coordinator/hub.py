@@ -187,8 +187,8 @@ class Hub:
 
     def why_refused(self, job: Job) -> ShoalError | None:
         """Return why a job would be refused now, apart from its price; None if not."""
-        hindrance = self._why_impossible(job)
-        return hindrance or why_not_queued(self.pool, job, self._queue_max)
+        reason = self._why_impossible(job)
+        return reason or why_not_queued(self.pool, job, self._queue_max)
 
     @contextmanager
     def observe_job(self, job_id: JobId) -> Iterator[AnswerStream | None]:

@@ -138,7 +138,7 @@ class OpenAnswers(Mapping[JobId, Answer]):
 
 
 def _check_same_request(job: Job, known: Job) -> None:
-    if job.work != known.work or _audience(job) != _audience(known):
+    if job.work != known.work or _request_terms(job) != _request_terms(known):
         raise KeyReused(
             f"the Idempotency-Key {job.idempotency_key!r:.100} stands for another "
             "request: what is asked is not the same; send a new key with a new request "
@@ -146,5 +146,5 @@ def _check_same_request(job: Job, known: Job) -> None:
         )
 
 
-def _audience(job: Job) -> tuple[str, Privacy, Policy]:
+def _request_terms(job: Job) -> tuple[str, Privacy, Policy]:
     return job.terms.user, job.terms.privacy, job.terms.policy

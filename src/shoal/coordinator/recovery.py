@@ -16,13 +16,13 @@ async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[Stor
     Raises StoreError.
     """
     stored = await store.open_jobs()
-    given_out = [
+    requeued = [
         JobRequeued(each.job.id, each.lease, "the coordinator restarted")
         for each in stored
         if each.state is not JobState.QUEUED
     ]
     now, at = clock.now(), clock.wall()
-    await store.append(given_out, at)
+    await store.append(requeued, at)
     for model in await store.models_since(at - MODELS_SINCE):
         pool.roster.expect(model, now)
     for trusted in await store.trusted_workers():

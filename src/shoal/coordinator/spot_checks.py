@@ -176,5 +176,5 @@ def comparable_part(job: Job, outcome: Outcome) -> object:
         return outcome.text
 
 
-def _names(said: Sequence[CheckedAnswer]) -> list[str]:
-    return [each.worker_id for each in said]
+def _names(answers: Sequence[CheckedAnswer]) -> list[str]:
+    return [each.worker_id for each in answers]

@@ -49,7 +49,7 @@ class WorkerEvents:
         self,
         pool: PoolState,
         answers: Mapping[JobId, Answer],
-        peers: WorkerConnections,
+        workers: WorkerConnections,
         clock: Clock,
         post: Callable[[HubMail], None],
     ) -> None:
@@ -58,57 +58,57 @@ class WorkerEvents:
 
         self._pool = pool
         self._answers = answers
-        self._peers = peers
+        self._workers = workers
         self._clock = clock
         self._post = post
-        self._conditions = LoadReports(clock, post)
+        self._load_reports = LoadReports(clock, post)
 
     def on_event(self, connection: WorkerRegistration, event: Event) -> None:
         """Process an event from a connection."""
         if isinstance(event, AnswerChunk):
-            self._progress(event)
+            self._on_chunk(event)
             return
         if isinstance(event, Joined):
             self.on_disconnect(connection, "joined anew")
-            worker_id = self._peers.register(connection, event.name)
+            worker_id = self._workers.register(connection, event.name)
             cancels = CancelJob in connection.connection.accepts
             self._post(WorkerConnected(worker_id, event.offer, cancels))
             return
-        speaker = self._peers.worker_of(connection)
-        if speaker is None:
+        sender = self._workers.worker_of(connection)
+        if sender is None:
             return  # replaced by a newer connection, but still open
         if isinstance(event, CallsReturned):
-            self._returned(event)
+            self._on_results(event)
             return
         match event:
             case Completed():
-                self._completed(speaker, event)
+                self._on_completed(sender, event)
             case Rejected() | Failed():
-                self._post(LeaseResult(speaker, event))
+                self._post(LeaseResult(sender, event))
             case Draining():
-                self._post(DrainAnnounced(speaker, event))
+                self._post(DrainAnnounced(sender, event))
             case HealthReported(health):
-                self.health[speaker] = health
-            case LoadChanged(condition):
-                self._conditions.submit(speaker, condition)
+                self.health[sender] = health
+            case LoadChanged(load):
+                self._load_reports.submit(sender, load)
             case CallProgress():
-                self._advanced(event)
+                self._on_progress(event)
             case OffersChanged() | CallMessage() | ModelMessage():
                 pass  # about a peer as a whole
             case ReceiptSent(job_id, receipt):
-                worker = self._pool.workers.get(speaker)
+                worker = self._pool.workers.get(sender)
                 if worker is not None and worker.offer.public_key:
                     key = worker.offer.public_key
-                    self._post(PresentedReceipt(speaker, key, job_id, receipt))
+                    self._post(PresentedReceipt(sender, key, job_id, receipt))
 
     def on_disconnect(self, connection: WorkerRegistration, reason: str) -> None:
         """Handle the end of a connection."""
-        if (worker_id := self._peers.unregister(connection)) is not None:
+        if (worker_id := self._workers.unregister(connection)) is not None:
             self.health.pop(worker_id, None)
-            self._conditions.forget(worker_id)
+            self._load_reports.forget(worker_id)
             self._post(WorkerDisconnected(worker_id, reason))
 
-    def _progress(self, event: AnswerChunk) -> None:
+    def _on_chunk(self, event: AnswerChunk) -> None:
         # The hot path, once per token: no task, no lock, and a fact only for the first.
         answer = self._answers.get(event.job_id)
         if answer is None or answer.ended or not answer.accepts_lease(event.lease):
@@ -117,23 +117,23 @@ class WorkerEvents:
             if answer.append(event.pieces, self._clock.now()):
                 self._post(FirstOutput(event.job_id, event.lease))
         except ReaderTooSlow:
-            if not self._goes_on_unread(event.job_id):
+            if not self._continues_unattended(event.job_id):
                 self._post(Cancellation(event.job_id, "the client reads too slowly"))
         except UnusableOutput as spoilt:
             self._post(AnswerRejected(event.job_id, str(spoilt), spoilt.lost))
 
-    def _returned(self, event: CallsReturned) -> None:
+    def _on_results(self, event: CallsReturned) -> None:
         # The hot path of a call stream, once per call: no fact, no task, no lock.
         answer = self._answers.get(event.job_id)
         if answer is not None and answer.lease == event.lease:
             answer.deliver_results(event.results)
 
-    def _advanced(self, event: CallProgress) -> None:
+    def _on_progress(self, event: CallProgress) -> None:
         answer = self._answers.get(event.job_id)
         if answer is not None and answer.accepts_lease(event.lease):
             answer.report_progress(event.share, event.remark, self._clock.now())
 
-    def _completed(self, worker_id: WorkerId, event: Completed) -> None:
+    def _on_completed(self, worker_id: WorkerId, event: Completed) -> None:
         answer = self._answers.get(event.job_id)
         if (
             answer is None
@@ -153,7 +153,7 @@ class WorkerEvents:
                 answer.append(event.rest, self._clock.now())
             answer.check_complete()
         except ReaderTooSlow:
-            if not self._goes_on_unread(event.job_id):
+            if not self._continues_unattended(event.job_id):
                 self._post(Cancellation(event.job_id, "the client reads too slowly"))
         except UnusableOutput as spoilt:
             self._post(AnswerRejected(event.job_id, str(spoilt), spoilt.lost))
@@ -163,7 +163,7 @@ class WorkerEvents:
             outcome = replace(outcome, output=event.output)
         self._post(LeaseResult(worker_id, event, outcome))
 
-    def _goes_on_unread(self, job_id: JobId) -> bool:
+    def _continues_unattended(self, job_id: JobId) -> bool:
         job = self._pool.jobs.get(job_id)
         return job is not None and job.job.continues_unattended
 
@@ -171,14 +171,14 @@ class WorkerEvents:
 class WorkerPort:
     """Receives the events and the end of one connection."""
 
-    def __init__(self, hearing: WorkerEvents, connection: WorkerRegistration) -> None:
-        self._hearing = hearing
+    def __init__(self, events: WorkerEvents, connection: WorkerRegistration) -> None:
+        self._events = events
         self._connection = connection
 
     def on_event(self, event: Event) -> None:
         """Process an event of the worker."""
-        self._hearing.on_event(self._connection, event)
+        self._events.on_event(self._connection, event)
 
     def on_disconnect(self, reason: str) -> None:
         """Handle the end of the connection."""
-        self._hearing.on_disconnect(self._connection, reason)
+        self._events.on_disconnect(self._connection, reason)

@@ -51,24 +51,24 @@ async def open_calls(
     await socket.prepare(request)
     record_of(request).upgraded = True
     async with asyncio.TaskGroup() as tasks:
-        unread = SendQueue()
-        desk = CallSession(
+        replies = SendQueue()
+        session = CallSession(
             gateway.hub,
             gateway.clock,
             _ClientAccess(gateway.access, caller),
             gateway.prices.price(Policy.FAST, JobKind.CALL),
             tasks.create_task,
-            unread,
+            replies,
             request.app[METRICS].count_calls,
         )
-        writing = tasks.create_task(_write(socket, unread))
+        writing = tasks.create_task(_write(socket, replies))
         watching = tasks.create_task(
-            _close_on_overflow(socket, unread, request.transport)
+            _close_on_overflow(socket, replies, request.transport)
         )
         try:
-            await _read(socket, desk)
+            await _read(socket, session)
         finally:
-            desk.close()
+            session.close()
             writing.cancel()
             watching.cancel()
     return socket
@@ -95,7 +95,7 @@ class _ClientAccess:
         return self.access.submit(job, self.caller)
 
 
-async def _read(socket: web.WebSocketResponse, desk: CallSession) -> None:
+async def _read(socket: web.WebSocketResponse, session: CallSession) -> None:
     """Receive the client's messages until the connection closes."""
     while True:
         message = await socket.receive()
@@ -106,7 +106,7 @@ async def _read(socket: web.WebSocketResponse, desk: CallSession) -> None:
                 )
             return
         try:
-            desk.receive(decode_items(message.data))
+            session.receive(decode_items(message.data))
         except ClientError as error:
             await _close(socket, INVALID_DATA, str(error))
             return

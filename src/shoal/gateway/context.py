@@ -25,7 +25,7 @@ class Gateway:
     names the keys whose requests are not moderated, ``anonymous`` the protocols whose
     HTTP API needs no key.  ``egress_policy`` limits the addresses of webhooks.
     ``payments`` collects payments for jobs; ``being_paid`` holds the owner and
-    idempotency key of each job with a payment in progress.  ``rounds`` are the
+    idempotency key of each job with a payment in progress.  ``probers`` are the
     membership probers, each with the name of its protocol.
     """
 
@@ -33,7 +33,7 @@ class Gateway:
     store: Store
     clock: Clock
     access: Access
-    door: WorkerAdmission
+    admission: WorkerAdmission
     limits: TimeLimits
     new_secret: Callable[[], str]
     moderation: Moderation | None = None
@@ -44,7 +44,7 @@ class Gateway:
     payments: Payments = NO_PAYMENTS
     bodies: BodyReader = field(default_factory=BodyReader)
     being_paid: set[tuple[str, str]] = field(default_factory=set)
-    rounds: list[tuple[str, MembershipProber]] = field(default_factory=list)
+    probers: list[tuple[str, MembershipProber]] = field(default_factory=list)
 
     @property
     def models(self) -> Collection[str]:

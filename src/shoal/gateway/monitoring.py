@@ -206,13 +206,17 @@ def _route_label(request: web.Request) -> str:
 async def healthz(gateway: Gateway, request: web.Request) -> web.Response:
     # Workers recognise a Shoal coordinator by ``shoal``, and find the ports of
     # protocols without HTTP in ``direct``.
-    direct = gateway.door.ports if _can_reach_ports(gateway.door, request) else {}
+    direct = (
+        gateway.admission.ports if _can_reach_ports(gateway.admission, request) else {}
+    )
     return web.json_response({"status": "ok", "shoal": __version__, "direct": direct})
 
 
-def _can_reach_ports(door: WorkerAdmission, request: web.Request) -> bool:
+def _can_reach_ports(admission: WorkerAdmission, request: web.Request) -> bool:
     """Say whether the client can connect to the other ports: not through a proxy."""
-    return not door.loopback_only or is_local(request.remote or "", request.headers)
+    return not admission.loopback_only or is_local(
+        request.remote or "", request.headers
+    )
 
 
 async def readyz(gateway: Gateway, request: web.Request) -> web.Response:

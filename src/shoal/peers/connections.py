@@ -55,7 +55,7 @@ class PeerConnections:
     """All connections to peers, and the peers on them.
 
     Announces to peers what this pool can run for them, and its load, on every change.
-    ``share`` answers their messages about copies of models.
+    ``sharing`` answers their messages about copies of models.
     """
 
     def __init__(
@@ -63,16 +63,18 @@ class PeerConnections:
         hub: Hub,
         clock: Clock,
         door: WorkerAdmission,
-        house: PeerJobPolicy = DEFAULT_POLICY,
-        share: ModelSharing | None = None,
+        policy: PeerJobPolicy = DEFAULT_POLICY,
+        sharing: ModelSharing | None = None,
     ) -> None:
-        restocking = OfferRateLimiter(clock)
-        self.context = PeerContext(hub, share or NoModelSharing(), house, restocking)
+        offer_limiter = OfferRateLimiter(clock)
+        self.context = PeerContext(
+            hub, sharing or NoModelSharing(), policy, offer_limiter
+        )
         self.clock = clock
         self.admission = door
         self.rejoining: set[RemotePeer] = set()  # with models that wait to rejoin
         self._connections: set[_PeerConnection] = set()
-        self._audience: set[_PeerConnection] = set()  # that accept announcements
+        self._subscribers: set[_PeerConnection] = set()  # that accept announcements
         self._peers: dict[str, RemotePeer] = {}  # by wire and name
         self._draining: Draining | None = None
         self._offered: OffersChanged | None = None  # None: outdated
@@ -89,13 +91,13 @@ class PeerConnections:
         connection = _PeerConnection(self, wire, session, link)
         # A session that accepts nothing carries no peers, only a short exchange; a
         # local link is the coordinator's own.  Neither is worth an INFO line.
-        news = session.accepts and not isinstance(link, LocalLink)
-        level = logging.INFO if news else logging.DEBUG
+        notable = session.accepts and not isinstance(link, LocalLink)
+        level = logging.INFO if notable else logging.DEBUG
         log.log(level, "connected wire=%s peer=%s", wire, link.peer)
         end = ConnectionEnd("cut off")
         self._connections.add(connection)
         if not OWN_STATE.isdisjoint(session.accepts):
-            self._audience.add(connection)
+            self._subscribers.add(connection)
         try:
             end = await connection.run()
         except Exception:
@@ -105,16 +107,16 @@ class PeerConnections:
             await link.close(end.code, end.text)
         finally:
             self._connections.discard(connection)
-            self._audience.discard(connection)
+            self._subscribers.discard(connection)
             reason = end.reason
-            parted = "disconnected wire=%s peer=%s reason=%r"
-            log.log(level, parted, wire, link.peer, reason)
+            message = "disconnected wire=%s peer=%s reason=%r"
+            log.log(level, message, wire, link.peer, reason)
         return end
 
     def drain(self, reason: str) -> None:
         """Announce to all peers that new jobs are refused; the hub refuses them."""
         self._draining = Draining(reason)
-        for connection in self._audience:
+        for connection in self._subscribers:
             connection.broadcast(self._draining)
 
     def disconnect_all(self, reason: str) -> None:
@@ -124,18 +126,18 @@ class PeerConnections:
 
     # For the connections.
 
-    def admit(self, guest: RemotePeer) -> None:
+    def admit(self, peer: RemotePeer) -> None:
         """Admit a peer; it replaces an older one of its name."""
-        if (older := self._peers.get(guest.name)) is not None:
-            older.dismiss(REPLACED if guest.identity.sole_worker else RENAME)
-        self._peers[guest.name] = guest
-        guest.admit()
+        if (older := self._peers.get(peer.name)) is not None:
+            older.dismiss(REPLACED if peer.identity.sole_worker else RENAME)
+        self._peers[peer.name] = peer
+        peer.admit()
 
-    def on_left(self, guest: RemotePeer) -> None:
+    def on_left(self, peer: RemotePeer) -> None:
         """Remove a peer that left."""
-        self.rejoining.discard(guest)
-        if self._peers.get(guest.name) is guest:
-            del self._peers[guest.name]
+        self.rejoining.discard(peer)
+        if self._peers.get(peer.name) is peer:
+            del self._peers[peer.name]
 
     def own_state(self) -> tuple[Event, ...]:
         """Return the events that describe this pool to peers."""
@@ -154,7 +156,7 @@ class PeerConnections:
             return
         if isinstance(fact, WorkerFact):
             self._offered = None
-        if self._timer is None and self._audience:
+        if self._timer is None and self._subscribers:
             # A timer, so that one announcement covers all facts of the same batch.
             when = max(self.clock.now(), self._announce_from)
             self._timer = self.clock.call_at(when, self._announce)
@@ -165,7 +167,7 @@ class PeerConnections:
         before, self._announced = self._announced, self.own_state()
         for event in self._announced:
             if event not in before:
-                for connection in self._audience:
+                for connection in self._subscribers:
                     connection.broadcast(event)
 
 
@@ -173,12 +175,12 @@ class _PeerConnection:
     """One connection and its peers."""
 
     def __init__(
-        self, crowds: PeerConnections, wire: str, session: PeerSession, link: Link
+        self, connections: PeerConnections, wire: str, session: PeerSession, link: Link
     ) -> None:
         self.driver: Driver[PeerMessage, ToPeer] = Driver(
-            session, link, crowds.clock, self._on_message
+            session, link, connections.clock, self._on_message
         )
-        self._connections = crowds
+        self._connections = connections
         self._wire = wire
         self._peers: dict[str, RemotePeer] = {}  # by the session's keys
         self._admitting: dict[RemotePeer, asyncio.Task[None]] = {}
@@ -190,7 +192,7 @@ class _PeerConnection:
         async with self._tasks:
             # The task first runs when the session is open.
             if not OWN_STATE.isdisjoint(self.driver.accepts):
-                self._tasks.create_task(self._introduce())
+                self._tasks.create_task(self._send_own_state())
             try:
                 end = await self.driver.run()
                 reason = end.reason
@@ -202,79 +204,80 @@ class _PeerConnection:
                     self._remove(key, reason)
         return end
 
-    def broadcast(self, word: Event) -> None:
+    def broadcast(self, event: Event) -> None:
         """Send an event to all peers, if the wire can encode it."""
-        if type(word) in self.driver.accepts:
-            self.driver.send(ToPeer(ALL_PEERS, word))
+        if type(event) in self.driver.accepts:
+            self.driver.send(ToPeer(ALL_PEERS, event))
 
-    async def _introduce(self) -> None:
+    async def _send_own_state(self) -> None:
         for event in self._connections.own_state():
             self.broadcast(event)
 
-    def _on_message(self, said: PeerMessage) -> None:
-        match said.message:
+    def _on_message(self, received: PeerMessage) -> None:
+        key = received.peer
+        match received.message:
             case AnswerChunk() as chunk:  # first: one per token
-                if (peer := self._peers.get(said.peer)) is not None:
+                if (peer := self._peers.get(key)) is not None:
                     peer.on_message(chunk)
-            case PeerJoined():
-                self._on_joined(said.peer, said.message)
+            case PeerJoined() as joined:
+                self._on_joined(key, joined)
             case PeerLeft(reason):
-                self._remove(said.peer, reason)
+                self._remove(key, reason)
             case message:
-                if (peer := self._peers.get(said.peer)) is not None:
+                if (peer := self._peers.get(key)) is not None:
                     peer.on_message(message)
 
-    def _on_joined(self, key: str, met: PeerJoined) -> None:
+    def _on_joined(self, key: str, joined: PeerJoined) -> None:
         self._remove(key, "met anew")
-        if (reason := self._why_refused(met)) is not None:
+        if (reason := self._rejection_reason(joined)) is not None:
             log.warning("refused wire=%s peer=%r: %s", self._wire, key[:64], reason)
             self.driver.send(ToPeer(key, Dismiss(reason)))
             return
-        guest = self._peers[key] = RemotePeer(
+        peer = self._peers[key] = RemotePeer(
             self._connections.context,
             self._wire,
             key,
-            met,
+            joined,
             self.driver,
             self._tasks.create_task,
             self._connections.rejoining.add,
             self._on_left,
         )
-        level = logging.DEBUG if met.sole_worker else logging.INFO
-        log.log(level, "met peer=%r protection=%s", guest.name, met.protection.value)
-        if met.grant.token_id:
-            self._admitting[guest] = self._tasks.create_task(self._admit(guest))
+        level = logging.DEBUG if joined.sole_worker else logging.INFO
+        log.log(level, "met peer=%r protection=%s", peer.name, joined.protection.value)
+        if joined.grant.token_id:
+            self._admitting[peer] = self._tasks.create_task(self._admit(peer))
         else:
-            self._connections.admit(guest)
+            self._connections.admit(peer)
 
-    def _why_refused(self, met: PeerJoined) -> str | None:
-        if not met.sole_worker and not 0 < len(met.name) <= NAME_MAX:
+    def _rejection_reason(self, joined: PeerJoined) -> str | None:
+        if not joined.sole_worker and not 0 < len(joined.name) <= NAME_MAX:
             return f"a peer's name has 1 to {NAME_MAX} characters"
         if len(self._peers) >= PEERS_MAX:
             return f"this connection already has {PEERS_MAX} peers"
         return None
 
-    async def _admit(self, guest: RemotePeer) -> None:
+    async def _admit(self, peer: RemotePeer) -> None:
         """Admit a peer after its token use is stored; track it until it leaves."""
         try:
-            await self._connections.admission.record_use(guest.identity.grant)
-            with self._connections.admission.track(guest.identity.grant, guest):
-                self._connections.admit(guest)
+            await self._connections.admission.record_use(peer.identity.grant)
+            with self._connections.admission.track(peer.identity.grant, peer):
+                self._connections.admit(peer)
                 # Wait until the peer leaves, which cancels this task.
                 await asyncio.get_running_loop().create_future()
         except (NotAdmitted, StoreError) as error:
-            log.warning("refused peer=%r: %s", guest.name, error)
-            await guest.close(CloseCode.POLICY_VIOLATION, str(error))
+            log.warning("refused peer=%r: %s", peer.name, error)
+            await peer.close(CloseCode.POLICY_VIOLATION, str(error))
 
     def _remove(self, key: str, reason: str) -> None:
         if (peer := self._peers.get(key)) is not None:
             peer.leave(reason)
 
-    def _on_left(self, guest: RemotePeer, reason: str) -> None:
-        level = logging.DEBUG if guest.identity.sole_worker else logging.INFO
-        log.log(level, "left peer=%r reason=%r", guest.name, reason)
-        if self._peers.get(guest.key) is guest:
-            del self._peers[guest.key]
-        self._connections.on_left(guest)
-        if (admitting := self._admitting.pop(guest, None)) is not None:
+    def _on_left(self, peer: RemotePeer, reason: str) -> None:
+        level = logging.DEBUG if peer.identity.sole_worker else logging.INFO
+        log.log(level, "left peer=%r reason=%r", peer.name, reason)
+        if self._peers.get(peer.key) is peer:
+            del self._peers[peer.key]
+        self._connections.on_left(peer)
+        if (admitting := self._admitting.pop(peer, None)) is not None:
             admitting.cancel()

@@ -84,44 +84,44 @@ class InboundJobs:
     ``owner`` as their owner.  They never run on other pools, so that no job loops
     between pools.
 
-    ``say`` sends an event to the peer, and ``peer`` is the connection that large values
-    are sent on.
+    ``send`` sends an event to the peer, and ``peer`` is the connection for large
+    values.
     """
 
     def __init__(
         self,
         hub: Hub,
         owner: str,
-        house: PeerJobPolicy,
-        begin: StartTask,
-        say: Callable[[Event], bool],
-        room: WaitForRoom,
+        policy: PeerJobPolicy,
+        start_task: StartTask,
+        send: Callable[[Event], bool],
+        wait_for_room: WaitForRoom,
         peer: WorkerConnection,
     ) -> None:
         self._hub = hub
         self._peer = peer
         self._owner = owner
-        self._policy = house
-        self._begin = begin
-        self._send = say
-        self._room = room
+        self._policy = policy
+        self._start_task = start_task
+        self._send = send
+        self._wait_for_room = wait_for_room
         self._backlog = Backlog(hub, owner)
         self._open: dict[tuple[JobId, LeaseNumber], asyncio.Task[None]] = {}
 
-    def start(self, asked: RunJob) -> None:
+    def start(self, command: RunJob) -> None:
         """Start a job; its answer is sent to the peer as it is produced."""
-        number = (asked.job_id, asked.lease)
-        if number in self._open:
+        key = (command.job_id, command.lease)
+        if key in self._open:
             return  # a duplicate: the job is already running
-        if (reason := self._why_refused(asked)) is not None:
-            self._send(Rejected(*number, reason))
+        if (reason := self._rejection_reason(command)) is not None:
+            self._send(Rejected(*key, reason))
             return
-        task = self._open[number] = self._begin(self._answer(asked))
-        task.add_done_callback(lambda _: self._open.pop(number, None))
+        task = self._open[key] = self._start_task(self._answer(command))
+        task.add_done_callback(lambda _: self._open.pop(key, None))
 
-    def cancel(self, word: CancelJob) -> None:
+    def cancel(self, command: CancelJob) -> None:
         """Cancel a job if it is open; nothing more is sent about it."""
-        if (task := self._open.get((word.job_id, word.lease))) is not None:
+        if (task := self._open.get((command.job_id, command.lease))) is not None:
             task.cancel()
 
     def close(self) -> None:
@@ -129,45 +129,49 @@ class InboundJobs:
         for task in self._open.values():
             task.cancel()
 
-    def _why_refused(self, asked: RunJob) -> str | None:
-        if isinstance(asked.work, CallStream):
+    def _rejection_reason(self, command: RunJob) -> str | None:
+        if isinstance(command.work, CallStream):
             return "call streams run only between a pool and its own workers"
-        most = CALLS_MAX if isinstance(asked.work, Call) else JOBS_MAX
-        if len(self._open) >= most:
-            return f"this peer already has {most} open jobs here"
-        if asked.continues:
+        limit = CALLS_MAX if isinstance(command.work, Call) else JOBS_MAX
+        if len(self._open) >= limit:
+            return f"this peer already has {limit} open jobs here"
+        if command.continues:
             return "this pool cannot continue an answer that another pool began"
         return None
 
-    async def _answer(self, asked: RunJob) -> None:
-        number = (asked.job_id, asked.lease)
-        job = self._job(asked.work)
-        log.debug("asked owner=%r job=%s as=%r", self._owner, job.id, asked.job_id)
+    async def _answer(self, command: RunJob) -> None:
+        key = (command.job_id, command.lease)
+        job = self._job(command.work)
+        log.debug(
+            "submitted owner=%r job=%s as=%r", self._owner, job.id, command.job_id
+        )
         try:
-            watch = self._moderated(asked.work)
-            if isinstance(asked.work, Call):
+            moderator = self._moderated(command.work)
+            if isinstance(command.work, Call):
                 # A peer that maps a function submits many calls at once, so they wait
                 # for room in the queue.  The job is submitted before the next await, so
                 # the place can be released at once.
-                (await self._backlog.reserve(number)).release()
+                (await self._backlog.reserve(key)).release()
             async with self._hub.run_job(job) as reader:
                 while pieces := await reader.read():
-                    shown = pieces if watch is None else [*watch.filter(pieces)]
-                    if shown:
-                        self._send(AnswerChunk(*number, shown))
-                    if watch is not None and watch.blocked:
+                    allowed = (
+                        pieces if moderator is None else [*moderator.filter(pieces)]
+                    )
+                    if allowed:
+                        self._send(AnswerChunk(*key, allowed))
+                    if moderator is not None and moderator.blocked:
                         break
-                    await self._room()
+                    await self._wait_for_room()
                 else:
                     outcome = await reader.outcome()
-            if watch is not None and (watch.blocked or watch.blocks_end()):
+            if moderator is not None and (moderator.blocked or moderator.blocks_end()):
                 outcome = FILTERED_OUTCOME
         except ShoalError as error:
-            self._send(rejection_of(asked, error))
+            self._send(rejection_of(command, error))
         else:
             self._send_blobs(outcome.blobs)
             value, blobs = outcome.value, outcome.blobs
-            end = Completed(*number, outcome.finish_reason, outcome.usage)
+            end = Completed(*key, outcome.finish_reason, outcome.usage)
             self._send(replace(end, value=value, blobs=blobs) if value else end)
 
     def _send_blobs(self, digests: tuple[bytes, ...]) -> None:
@@ -216,18 +220,18 @@ def moderated_texts(work: Work) -> list[str]:
             return [work.name]
 
 
-def rejection_of(asked: RunJob, error: ShoalError) -> Rejected | Failed:
+def rejection_of(command: RunJob, error: ShoalError) -> Rejected | Failed:
     """Return the event that ends a failed job.
 
     A job that may succeed elsewhere is rejected, so that the peer tries another worker.
     """
-    number = (asked.job_id, asked.lease)
+    key = (command.job_id, command.lease)
     match error:
         case ContextExceeded():
-            return Failed(*number, str(error), Fault.CONTEXT)
+            return Failed(*key, str(error), Fault.CONTEXT)
         case InvalidRequest() if not isinstance(error, CannotDo):
-            return Failed(*number, str(error), Fault.REQUEST)
+            return Failed(*key, str(error), Fault.REQUEST)
         case JobError():
-            return Failed(*number, str(error))
+            return Failed(*key, str(error))
         case _:
-            return Rejected(*number, str(error))
+            return Rejected(*key, str(error))

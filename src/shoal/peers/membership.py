@@ -32,38 +32,38 @@ class MembershipRunner:
     def __init__(
         self,
         wire: str,
-        rounds: MembershipProber,
-        calls: OutboundConnections,
+        prober: MembershipProber,
+        outbound: OutboundConnections,
         dial: Dial,
         clock: Clock,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self.connections: set[asyncio.Task[None]] = set()
         self._wire = wire
-        self._prober = rounds
-        self._outbound = calls
+        self._prober = prober
+        self._outbound = outbound
         self._dial = dial
         self._clock = clock
         self._tasks = tasks
-        self._kept: dict[int, FixedTarget] = {}  # by `id` of its OutgoingConnection
-        self._room = asyncio.Semaphore(EXCHANGES_MAX)
-        self._news = asyncio.Event()  # a probe ended
+        self._targets: dict[int, FixedTarget] = {}  # by `id` of its OutgoingConnection
+        self._exchange_slots = asyncio.Semaphore(EXCHANGES_MAX)
+        self._probe_ended = asyncio.Event()
         self._listed: Mapping[str, ListedNode] = {}
 
     async def run(self) -> None:
         """Run the prober until cancelled."""
         async with asyncio.TaskGroup() as probes:
             while True:
-                self._news.clear()
+                self._probe_ended.clear()
                 for each in self._prober.tick(self._clock.now()):
                     match each:
                         case Probe():
-                            probes.create_task(self._exchange_in_turn(each))
+                            probes.create_task(self._run_probe(each))
                         case OutgoingConnection():
-                            self._keep_up(each)
+                            self._maintain(each)
                 for outgoing in self._prober.dropped():
-                    if (kept := self._kept.pop(id(outgoing), None)) is not None:
-                        kept.release()
+                    if (target := self._targets.pop(id(outgoing), None)) is not None:
+                        target.release()
                 self._log_changes()
                 await self._pause()
 
@@ -71,34 +71,34 @@ class MembershipRunner:
         """Wait until a tick is due or a probe ends."""
         while True:
             deadline = self._prober.deadline
-            left = CHECK_INTERVAL if deadline is None else deadline - self._clock.now()
-            if left <= 0:
+            delay = CHECK_INTERVAL if deadline is None else deadline - self._clock.now()
+            if delay <= 0:
                 await asyncio.sleep(
                     0
                 )  # a deadline that is always due must not block other tasks
                 return
             try:
-                async with asyncio.timeout(min(left, CHECK_INTERVAL)):
-                    await self._news.wait()
+                async with asyncio.timeout(min(delay, CHECK_INTERVAL)):
+                    await self._probe_ended.wait()
             except TimeoutError:
                 continue
-            self._news.clear()
+            self._probe_ended.clear()
 
-    async def _exchange_in_turn(self, exchange: Probe) -> None:
+    async def _run_probe(self, probe: Probe) -> None:
         """Run one probe, and report why it ended."""
         reason = "cut off"
         try:
-            async with self._room:
-                reason = await self._exchange(exchange)
+            async with self._exchange_slots:
+                reason = await self._exchange(probe)
         finally:
-            exchange.on_end(reason, self._clock.now())
-            self._news.set()
+            probe.on_end(reason, self._clock.now())
+            self._probe_ended.set()
 
-    async def _exchange(self, exchange: Probe) -> str:
-        outgoing = exchange.outgoing
+    async def _exchange(self, probe: Probe) -> str:
+        outgoing = probe.outgoing
         try:
             async with (
-                asyncio.timeout(exchange.timeout),
+                asyncio.timeout(probe.timeout),
                 self._dial(
                     outgoing.url,
                     outgoing.headers,
@@ -114,15 +114,15 @@ class MembershipRunner:
         except LinkClosed as closed:
             return str(closed)
         except TimeoutError:
-            return f"no answer from {outgoing.url} within {exchange.timeout:g} s"
+            return f"no answer from {outgoing.url} within {probe.timeout:g} s"
         except Exception:
             # A bug in one session must not end the other connections.
             log.exception("broken wire=%s peer=%s", self._wire, outgoing.url)
             return "internal error"
 
-    def _keep_up(self, outgoing: OutgoingConnection) -> None:
-        kept = self._kept[id(outgoing)] = FixedTarget(outgoing)
-        task = self._tasks.create_task(self._outbound.maintain(self._wire, kept))
+    def _maintain(self, outgoing: OutgoingConnection) -> None:
+        target = self._targets[id(outgoing)] = FixedTarget(outgoing)
+        task = self._tasks.create_task(self._outbound.maintain(self._wire, target))
         self.connections.add(task)
         task.add_done_callback(self.connections.discard)
 
@@ -147,6 +147,6 @@ class MembershipRunner:
                 )
 
 
-def _expect_no_peer(said: PeerMessage) -> None:
+def _expect_no_peer(message: PeerMessage) -> None:
     """Fail: the session of a probe reports no peers."""
-    raise AssertionError(f"a probe's session reported a peer: {said}")
+    raise AssertionError(f"a probe's session reported a peer: {message}")

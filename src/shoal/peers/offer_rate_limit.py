@@ -37,42 +37,42 @@ class OfferRateLimiter:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._stocks: dict[str, _OfferState] = {}
+        self._states: dict[str, _OfferState] = {}
         self._clear_at = PEERS_FIRST
 
-    def submit(self, peer: str, offers: tuple[Offer, ...], take: ApplyOffers) -> None:
+    def submit(self, peer: str, offers: tuple[Offer, ...], apply: ApplyOffers) -> None:
         """Apply a peer's offers now, or as soon as its limit permits."""
         self._clear()
-        stock = self._stocks.setdefault(peer, _OfferState())
-        stock.offers = offers
-        due = stock.spent_until - CHANGES_AT_ONCE * CHANGES_EVERY
+        state = self._states.setdefault(peer, _OfferState())
+        state.offers = offers
+        due = state.spent_until - CHANGES_AT_ONCE * CHANGES_EVERY
         if self._clock.now() >= due:
-            self._pass_on(stock, take)
-        elif stock.timer is None:
-            stock.timer = self._clock.call_at(due, lambda: self._pass_on(stock, take))
+            self._pass_on(state, apply)
+        elif state.timer is None:
+            state.timer = self._clock.call_at(due, lambda: self._pass_on(state, apply))
 
     def on_peer_left(self, peer: str) -> None:
         """Drop the pending offers of a peer that left."""
-        stock = self._stocks.get(peer)
-        if stock is not None and stock.timer is not None:
-            stock.timer.cancel()
-            stock.timer = None
-            stock.offers = ()
+        state = self._states.get(peer)
+        if state is not None and state.timer is not None:
+            state.timer.cancel()
+            state.timer = None
+            state.offers = ()
 
-    def _pass_on(self, stock: _OfferState, take: ApplyOffers) -> None:
-        if stock.timer is not None:
-            stock.timer.cancel()
-            stock.timer = None
-        offers, stock.offers = stock.offers, ()
-        begin = max(self._clock.now(), stock.spent_until)
-        stock.spent_until = begin + max(1, take(offers)) * CHANGES_EVERY
+    def _pass_on(self, state: _OfferState, apply: ApplyOffers) -> None:
+        if state.timer is not None:
+            state.timer.cancel()
+            state.timer = None
+        offers, state.offers = state.offers, ()
+        begin = max(self._clock.now(), state.spent_until)
+        state.spent_until = begin + max(1, apply(offers)) * CHANGES_EVERY
 
     def _clear(self) -> None:
         # Rarely, because it iterates over all peers.
-        if len(self._stocks) < self._clear_at:
+        if len(self._states) < self._clear_at:
             return
         now = self._clock.now()
-        for peer, stock in [*self._stocks.items()]:
-            if now >= stock.spent_until and stock.timer is None:
-                del self._stocks[peer]
-        self._clear_at = 2 * max(len(self._stocks), PEERS_FIRST // 2)
+        for peer, state in [*self._states.items()]:
+            if now >= state.spent_until and state.timer is None:
+                del self._states[peer]
+        self._clear_at = 2 * max(len(self._states), PEERS_FIRST // 2)

@@ -76,32 +76,32 @@ class OutboundConnections:
         self._dial = dial
         self._clock = clock
         self._random = random
-        self._aims: set[DialTarget] = set()
+        self._targets: set[DialTarget] = set()
         self._stopping = False
 
     def stop(self) -> None:
         """Stop dialling; open connections stay open."""
         self._stopping = True
-        for aim in self._aims:
-            aim.changed.set()
+        for target in self._targets:
+            target.changed.set()
 
-    async def maintain(self, wire: str, aim: DialTarget) -> None:
+    async def maintain(self, wire: str, target: DialTarget) -> None:
         """Keep a connection open until it is not wanted, or ``stop`` is called.
 
         A connection that is open by then is served until it ends.
         """
-        self._aims.add(aim)
+        self._targets.add(target)
         try:
-            await self._keep_up(wire, aim)
+            await self._maintain(wire, target)
         finally:
-            self._aims.discard(aim)
+            self._targets.discard(target)
 
-    async def _keep_up(self, wire: str, aim: DialTarget) -> None:
+    async def _maintain(self, wire: str, target: DialTarget) -> None:
         delay = RETRY_FIRST
         warned = False  # log a failure once, and not for each attempt
-        while aim.wanted and not self._stopping:
+        while target.wanted and not self._stopping:
             began = self._clock.now()
-            if (outgoing := aim.next_attempt(began)) is not None:
+            if (outgoing := target.next_attempt(began)) is not None:
                 failure = await self._connect(wire, outgoing)
                 if failure is not None and not warned:
                     log.warning(
@@ -110,7 +110,7 @@ class OutboundConnections:
                 warned = failure is not None
             if self._clock.now() - began > STEADY_AFTER:
                 delay = RETRY_FIRST
-            if await self._pause(aim, delay):
+            if await self._pause(target, delay):
                 delay = RETRY_FIRST
                 if self._stopping:
                     return
@@ -136,15 +136,15 @@ class OutboundConnections:
         except LinkClosed as closed:
             return str(closed)
 
-    async def _pause(self, aim: DialTarget, delay: float) -> bool:
+    async def _pause(self, target: DialTarget, delay: float) -> bool:
         """Wait for about ``delay`` seconds; return True early if the target changes."""
         if self._stopping:
             return False
-        aim.changed.clear()
+        target.changed.clear()
         # Jitter: after a restart of a peer, all its peers redial it.
         pause = delay * self._random.uniform(0.5, 1.0)
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
-                await aim.changed.wait()
+                await target.changed.wait()
                 return True
         return False

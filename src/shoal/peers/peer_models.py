@@ -85,11 +85,11 @@ class PeerModel:
         self.load = WorkerLoad()
         self.port.on_event(Joined(self._name, offer))
 
-    def update_load(self, condition: WorkerLoad) -> None:
+    def update_load(self, load: WorkerLoad) -> None:
         """Report the load to the pool, if it changed."""
-        if condition is not self.load and condition != self.load:
-            self.load = condition
-            self.port.on_event(LoadChanged(condition))
+        if load is not self.load and load != self.load:
+            self.load = load
+            self.port.on_event(LoadChanged(load))
 
     def drain(self) -> None:
         """Refuse new jobs, and leave when the running ones end."""
@@ -159,42 +159,42 @@ class PeerModels:
             self._changed()
         return changes
 
-    def on_chunk(self, word: AnswerChunk) -> None:
+    def on_chunk(self, event: AnswerChunk) -> None:
         """Route a piece of an answer: the hot path, once per token."""
-        model = self._running.get((word.job_id, word.lease))
+        model = self._running.get((event.job_id, event.lease))
         if model is not None:
-            model.port.on_event(word)
+            model.port.on_event(event)
 
-    def on_call_message(self, word: CallsReturned | CallProgress) -> None:
+    def on_call_message(self, event: CallsReturned | CallProgress) -> None:
         """Route an event about function calls: the hot path of a call stream."""
-        model = self._running.get((word.job_id, word.lease))
+        model = self._running.get((event.job_id, event.lease))
         if model is not None:
-            model.port.on_event(word)
+            model.port.on_event(event)
 
-    def on_result(self, word: Completed | Rejected | Failed) -> None:
+    def on_result(self, event: Completed | Rejected | Failed) -> None:
         """Route the end of a job, which may have been cancelled."""
-        number = (word.job_id, word.lease)
-        model = self._end(*number) or self._recent(word.job_id)
+        number = (event.job_id, event.lease)
+        model = self._end(*number) or self._recent(event.job_id)
         if model is not None:
-            model.port.on_event(word)
+            model.port.on_event(event)
 
-    def on_receipt(self, word: ReceiptSent) -> None:
+    def on_receipt(self, event: ReceiptSent) -> None:
         """Route a receipt that is separate from its answer."""
-        job_id = word.job_id
-        running = (m for (job, _), m in self._running.items() if job == job_id)
+        job_id = event.job_id
+        running = (model for (job, _), model in self._running.items() if job == job_id)
         model = next(running, None) or self._recent(job_id)
         if model is not None:
-            model.port.on_event(word)
+            model.port.on_event(event)
 
-    def on_load(self, condition: WorkerLoad) -> None:
+    def on_load(self, load: WorkerLoad) -> None:
         """Update the load of the peer."""
-        self._load = condition
+        self._load = load
         self._update_loads()
 
-    def on_draining(self, word: Draining) -> None:
+    def on_draining(self, event: Draining) -> None:
         """Let all models refuse new jobs, including models that join later."""
-        self._draining = word
-        self.broadcast(word)
+        self._draining = event
+        self.broadcast(event)
 
     def broadcast(self, event: Event) -> None:
         """Pass an event to all models."""
@@ -275,8 +275,8 @@ class PeerModels:
             return
         jobs = Counter(model.id for model in self._running.values())
         for model in self._models.values():
-            beside = len(self._running) - jobs[model.id]
-            queued = self._load.queued + beside
+            other_jobs = len(self._running) - jobs[model.id]
+            queued = self._load.queued + other_jobs
             model.update_load(replace(self._load, queued=queued))
 
     def _recent(self, job_id: JobId) -> PeerModel | None:

@@ -57,14 +57,14 @@ class ModelSharing(Protocol):
     def on_message(
         self,
         peer: str,
-        word: ModelMessage,
-        say: Callable[[ModelMessage], bool],
-        room: WaitForRoom,
+        message: ModelMessage,
+        send: Callable[[ModelMessage], bool],
+        wait_for_room: WaitForRoom,
     ) -> None:
         """Process a message without waiting.
 
-        ``peer`` identifies the peer.  ``say`` sends it a message, unless it has left,
-        and ``room`` waits until it has read most of what was sent.
+        ``peer`` identifies the peer.  ``send`` sends it a message, unless it has left,
+        and ``wait_for_room`` waits until it has read most of what was sent.
         """
         ...
 
@@ -79,12 +79,12 @@ class NoModelSharing:
     def on_message(
         self,
         peer: str,
-        word: ModelMessage,
-        say: Callable[[ModelMessage], bool],
-        room: WaitForRoom,
+        message: ModelMessage,
+        send: Callable[[ModelMessage], bool],
+        wait_for_room: WaitForRoom,
     ) -> None:
-        if isinstance(word, ModelQuery):
-            say(ModelAnswer(word.model, available=False))
+        if isinstance(message, ModelQuery):
+            send(ModelAnswer(message.model, available=False))
 
     def on_peer_left(self, peer: str) -> None:
         pass
@@ -103,52 +103,52 @@ class PeerContext:
 class RemotePeer:
     """A peer, from the time it joins until it leaves.
 
-    ``name`` is its identity, ``key`` its key in the session, and ``begin`` starts tasks
-    of the connection.  ``changed`` requests calls of ``rejoin_models``; ``left`` is
-    called once, with the reason.
+    ``name`` is its identity, ``key`` its key in the session, and ``start_task`` starts
+    tasks of the connection.  ``on_change`` requests calls of ``rejoin_models``;
+    ``on_left`` is called once, with the reason.
     """
 
     def __init__(
         self,
-        around: PeerContext,
+        context: PeerContext,
         wire: str,
         key: str,
-        met: PeerJoined,
+        joined: PeerJoined,
         driver: Driver[PeerMessage, ToPeer],
-        begin: StartTask,
-        changed: Callable[["RemotePeer"], None],
-        left: Callable[["RemotePeer", str], None],
+        start_task: StartTask,
+        on_change: Callable[["RemotePeer"], None],
+        on_left: Callable[["RemotePeer", str], None],
     ) -> None:
-        name, via = met.name, None
-        if not met.sole_worker:
-            name = met.name.replace("%", "%25").replace("/", "%2F")
-            via = PeerRoute(met.name, met.protection)
-        commands = PEER_COMMANDS | {CancelJob} if met.cancels else PEER_COMMANDS
+        name, via = joined.name, None
+        if not joined.sole_worker:
+            name = joined.name.replace("%", "%25").replace("/", "%2F")
+            via = PeerRoute(joined.name, joined.protection)
+        commands = PEER_COMMANDS | {CancelJob} if joined.cancels else PEER_COMMANDS
         self.name = f"{wire}:{name}"
         self.key = key
-        self.identity = met
+        self.identity = joined
         self.accepts: frozenset[type] = driver.accepts & commands
         self.admitted = False
-        self._blobs = around.hub.blobs
-        self._sharing = around.sharing
-        self._offer_limiter = around.offer_limiter
+        self._blobs = context.hub.blobs
+        self._sharing = context.sharing
+        self._offer_limiter = context.offer_limiter
         self._driver = driver
-        self._left = left
-        self._gone = False
+        self._on_left = on_left
+        self._closed = False
         self._pending: list[Event | Command] = []  # until it is admitted
         self._models = PeerModels(
-            around.hub,
+            context.hub,
             wire,
             name,
             via,
             self,
-            lambda: changed(self),
+            lambda: on_change(self),
         )
         self._inbound_jobs = InboundJobs(
-            around.hub,
+            context.hub,
             self.name,
-            around.policy,
-            begin,
+            context.policy,
+            start_task,
             self._send,
             driver.wait_for_room,
             self,
@@ -161,48 +161,48 @@ class RemotePeer:
         for message in pending:
             self.on_message(message)
 
-    def on_message(self, word: Event | Command) -> None:
+    def on_message(self, message: Event | Command) -> None:
         """Process a message of the peer."""
         if not self.admitted:
-            self._hold(word)
+            self._defer(message)
             return
-        match word:
+        match message:
             case AnswerChunk():
-                self._models.on_chunk(word)
+                self._models.on_chunk(message)
             case Completed() | Rejected() | Failed():
-                self._models.on_result(word)
+                self._models.on_result(message)
             case ReceiptSent():
-                self._models.on_receipt(word)
+                self._models.on_receipt(message)
             case OffersChanged(offers):
                 self._offer_limiter.submit(self.name, offers, self._models.on_offers)
-            case LoadChanged(condition):
-                self._models.on_load(condition)
+            case LoadChanged(load):
+                self._models.on_load(load)
             case Draining():
-                self._models.on_draining(word)
+                self._models.on_draining(message)
             case HealthReported():
-                self._models.broadcast(word)
+                self._models.broadcast(message)
             case RunJob(job_id, lease):
                 if self.identity.submits_jobs:
-                    self._inbound_jobs.start(word)
+                    self._inbound_jobs.start(message)
                 else:
                     self._send(Rejected(job_id, lease, MAY_NOT_SUBMIT))
             case CancelJob():
-                self._inbound_jobs.cancel(word)
+                self._inbound_jobs.cancel(message)
             case Dismiss(reason):
                 self.leave(f"dismissed by the peer: {reason}")
             case Joined(offer=offer):
                 self._models.on_offers((offer,))
             case CallsReturned() | CallProgress():
-                self._models.on_call_message(word)
+                self._models.on_call_message(message)
             case SendBlob():
-                self._blobs.receive(word)
+                self._blobs.receive(message)
             case BlobMissing(digest):
                 self._blobs.resend(self, digest)
             case CallMessage():
                 pass  # call streams are for Shoal's own workers
             case ModelMessage():
                 self._sharing.on_message(
-                    self.name, word, self._send, self._driver.wait_for_room
+                    self.name, message, self._send, self._driver.wait_for_room
                 )
 
     def rejoin_models(self) -> bool:
@@ -211,9 +211,9 @@ class RemotePeer:
 
     def leave(self, reason: str) -> None:
         """Remove the peer: it left, or is treated as if it had."""
-        if self._gone:
+        if self._closed:
             return
-        self._gone = True
+        self._closed = True
         self._pending.clear()
         if self.admitted:
             self.admitted = False
@@ -221,11 +221,11 @@ class RemotePeer:
             self._sharing.on_peer_left(self.name)
             self._offer_limiter.on_peer_left(self.name)
             self._models.close(reason)
-        self._left(self, reason)
+        self._on_left(self, reason)
 
     def dismiss(self, reason: str) -> None:
         """Dismiss the peer."""
-        if not self._gone:
+        if not self._closed:
             self._driver.send(ToPeer(self.key, Dismiss(reason)))
             self.leave(reason)
 
@@ -252,13 +252,13 @@ class RemotePeer:
         else:
             self.dismiss(reason)
 
-    def _hold(self, word: Event | Command) -> None:
-        if self._gone:
+    def _defer(self, message: Event | Command) -> None:
+        if self._closed:
             return
         if len(self._pending) >= PENDING_MAX:
             self.dismiss(f"said more than {PENDING_MAX} things before it was admitted")
         else:
-            self._pending.append(word)
+            self._pending.append(message)
 
-    def _send(self, word: Event | Command) -> bool:
-        return self.admitted and self._driver.send(ToPeer(self.key, word))
+    def _send(self, message: Event | Command) -> bool:
+        return self.admitted and self._driver.send(ToPeer(self.key, message))

@@ -50,7 +50,9 @@ def explain(history: Iterable[TimedFact]) -> list[str]:
     Names workers and models; quotes no prompts and no answers.
     """
     return [
-        f"{_time(told.at)}  {line}" for told in history for line in _describe(told.fact)
+        f"{_time(recorded.at)}  {line}"
+        for recorded in history
+        for line in _describe(recorded.fact)
     ]
 
 

@@ -206,8 +206,8 @@ class FreeWorkers:
         slots = worker.offer.slots
         if len(worker.leases) + self._promised.get(worker.id, 0) < slots:
             return True
-        behind_a_lane = self._stream_waits or worker.id in self._promised.streaming
-        return job.kind is JobKind.CALL and not behind_a_lane
+        behind_stream = self._stream_waits or worker.id in self._promised.streaming
+        return job.kind is JobKind.CALL and not behind_stream
 
     def _cost(self, worker: Worker) -> float:
         return self._pool.cost(worker.cost_level(self._promised.get(worker.id, 0)))

@@ -84,8 +84,8 @@ def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
     """
     match hub_input:
         case Submission(job):
-            if (hindrance := why_untrusted(pool, job)) is not None:
-                return [JobSubmitted(job), JobFailed(job.id, hindrance)]
+            if (reason := why_untrusted(pool, job)) is not None:
+                return [JobSubmitted(job), JobFailed(job.id, reason)]
             return [JobSubmitted(job)]
         case Cancellation(job_id, reason):
             return [JobCancelled(job_id, reason)] if job_id in pool.jobs else []

@@ -104,7 +104,7 @@ class Roster:
         """Remove a worker; return the models that no other worker offers."""
         self.drain(worker, "lost")
         self.devices[worker.offer.device] -= 1
-        gone = []
+        removed = []
         for model in worker.queues:
             _remove(self.with_model, model, worker.id)
             if model not in self.with_model:
@@ -114,14 +114,14 @@ class Roster:
                 # Put at the end again, so that the oldest stays in front.
                 self.models_last_seen.pop(model, None)
                 self.models_last_seen[model] = now
-                gone.append(model)
+                removed.append(model)
         for task in worker.offer.tasks:
             self.functions_last_seen.pop(task, None)
             self.functions_last_seen[task] = now
         # A worker chooses these names: without this, they would pile up.
         _forget(self.models_last_seen, now)
         _forget(self.functions_last_seen, now)
-        return gone
+        return removed
 
     def _count(self, worker: Worker, served: bool) -> None:
         """Update the slot counts and the index; ``served``: it accepted jobs before."""

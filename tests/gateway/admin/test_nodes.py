@@ -39,7 +39,7 @@ async def test_nodes_are_shown_with_their_wire_and_since_when(pool: Pool) -> Non
     assert pool.gateway is not None
     clock = pool.gateway.clock
     there = ListedNode("b", "192.0.2.1:5", "alive", clock.now(), 30.0, 0, 0.75, True)
-    pool.gateway.rounds.append(("wire", Looking(HERE, there)))
+    pool.gateway.probers.append(("wire", Looking(HERE, there)))
 
     ours, theirs = (await get(pool, "/admin/nodes"))["data"]
 
@@ -61,7 +61,7 @@ async def test_nodes_are_shown_with_their_wire_and_since_when(pool: Pool) -> Non
 
 async def test_who_is_alone_is_not_shown(pool: Pool) -> None:
     assert pool.gateway is not None
-    pool.gateway.rounds.append(("wire", Looking(HERE)))
+    pool.gateway.probers.append(("wire", Looking(HERE)))
 
     assert (await get(pool, "/admin/nodes"))["data"] == []
 

@@ -70,7 +70,9 @@ async def served(
     """Serve a node for the duration of the block."""
     clock = LoopClock()
     async with memory_store() as store:  # nothing is written to it
-        door = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
+        admission = WorkerAdmission(
+            await load_join_tokens(store.keys), store.keys, clock
+        )
     limiter, fleet = (
         FleetRateLimiter(NoThrottle()),
         FleetRegistry(own.node_id, own.profile),
@@ -81,7 +83,7 @@ async def served(
         ("macfleet", heartbeat_listener(own, limiter, port)),
         ("macfleet", FleetGossip(own, fleet, contacts, ways)),
     ]
-    means = NetworkContext(node.serve, door, clock, Random(1), HOST)
+    means = NetworkContext(node.serve, admission, clock, Random(1), HOST)
     async with open_network(endpoints, means) as ports:
         (node.port,) = ports["macfleet"].values()
         yield node

@@ -43,7 +43,7 @@ def met(
     return dialling, dialled
 
 
-async def door(**changed: object) -> AdmissionCheck:
+async def admission(**changed: object) -> AdmissionCheck:
     """Return the admission check of a coordinator with both kinds of tokens."""
     kept = {"uses_max": None, "expires_at": None, "revoked_at": None} | changed
     token = JoinToken("id", "lab", digest_of(JOIN), 0.0, **kept)  # type: ignore[arg-type]  # as JoinToken has them
@@ -51,10 +51,10 @@ async def door(**changed: object) -> AdmissionCheck:
         await store.keys.tokens.add(token)
         for worker in token.workers:
             await store.keys.bind_worker(token.id, worker)
-        door = WorkerAdmission(
+        admission = WorkerAdmission(
             await load_join_tokens(store.keys), store.keys, LoopClock(lambda: 1000.0)
         )
-    return door.policy_for("macfleet", TOKEN)
+    return admission.policy_for("macfleet", TOKEN)
 
 
 def refusing(error: Exception) -> AdmissionCheck:
@@ -108,7 +108,7 @@ def test_without_verification_peers_have_no_keys() -> None:
 
 
 async def test_a_join_token_admits_a_worker_without_a_fleet() -> None:
-    own = node("node-a", fleet="lab-7", admission=await door(uses_max=1))
+    own = node("node-a", fleet="lab-7", admission=await admission(uses_max=1))
 
     dialling, dialled = met(joining("w", JOIN), own)
 
@@ -121,7 +121,7 @@ async def test_a_join_token_admits_a_worker_without_a_fleet() -> None:
 
 
 async def test_the_fleet_token_admits_a_worker() -> None:
-    _, dialled = met(joining("w", TOKEN), node("node-a", admission=await door()))
+    _, dialled = met(joining("w", TOKEN), node("node-a", admission=await admission()))
 
     assert dialled.agreed is not None
     assert dialled.agreed.strong is not None
@@ -142,7 +142,7 @@ async def test_the_fleet_token_admits_a_worker() -> None:
 async def test_an_invalid_join_token_is_refused_with_the_reason(
     changed: dict[str, object], why: str
 ) -> None:
-    own = node("node-a", admission=await door(**changed))
+    own = node("node-a", admission=await admission(**changed))
 
     dialling, dialled = met(joining("w", JOIN), own)
 

@@ -225,7 +225,7 @@ async def list_tokens(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     return json_response(
-        TokenList([_token_info(gateway, token) for token in gateway.door.tokens])
+        TokenList([_token_info(gateway, token) for token in gateway.admission.tokens])
     )
 
 
@@ -245,15 +245,15 @@ async def create_token(
         wanted.uses,
         tuple(wanted.models),
     )
-    door = gateway.door
-    await door.tokens.add(token)
+    admission = gateway.admission
+    await admission.tokens.add(token)
     # A token's only worker must rejoin with the same name.
     worker = token.name if token.uses_max == 1 else ""
     return json_response(
         msgspec.structs.replace(
             _token_info(gateway, token),
-            token=door.with_certificate(secret),
-            join=door.invitation(secret, worker),
+            token=admission.with_certificate(secret),
+            join=admission.invitation(secret, worker),
         ),
         secret=True,
     )
@@ -262,8 +262,8 @@ async def create_token(
 async def revoke_token(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    token = gateway.door.tokens.find(request.match_info["name"])
-    return json_response(_token_info(gateway, await gateway.door.revoke(token)))
+    token = gateway.admission.tokens.find(request.match_info["name"])
+    return json_response(_token_info(gateway, await gateway.admission.revoke(token)))
 
 
 def _token_info(gateway: Gateway, token: JoinToken) -> TokenInfo:
@@ -276,7 +276,7 @@ def _token_info(gateway: Gateway, token: JoinToken) -> TokenInfo:
         token.uses_max,
         list(token.models),
         sorted(token.workers),
-        gateway.door.count_connected(token),
+        gateway.admission.count_connected(token),
     )
 
 

@@ -41,8 +41,8 @@ def node_statuses(gateway: Gateway) -> list[NodeStatus]:
     """Return the nodes of each protocol that has others than this coordinator."""
     return [
         _node_status(gateway, wire, each)
-        for wire, rounds in gateway.rounds
-        if len(listed := rounds.nodes()) > 1
+        for wire, prober in gateway.probers
+        if len(listed := prober.nodes()) > 1
         for each in listed
     ]
 

@@ -233,11 +233,11 @@ def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:
             event = JobEvent(job_id, at, lease, verdict=verdict.name.lower())
             name = "completed"
         case JobFailed(error=error) | JobExpired(error=error) as end:
-            word = error_code(end)
-            name, event = "failed", JobEvent(job_id, at, error=word, detail=error)
+            code = error_code(end)
+            name, event = "failed", JobEvent(job_id, at, error=code, detail=error)
         case JobCancelled(reason=reason) as end:
-            word = error_code(end)
-            name, event = "cancelled", JobEvent(job_id, at, error=word, detail=reason)
+            code = error_code(end)
+            name, event = "cancelled", JobEvent(job_id, at, error=code, detail=reason)
         case ReceiptPresented(verdict=verdict):
             event = JobEvent(job_id, at, verdict=verdict.name.lower())
             name = "receipt"

@@ -115,8 +115,8 @@ async def encode_stored_job(
             result = _error(WITHHELD)
             fields["detail"] = "the result matches the moderation list"
     elif stored.state in ENDED:
-        story = await store.history(stored.job.id)
-        result = _error(_failure_code(stored, [each.fact for each in story]))
+        facts = await store.history(stored.job.id)
+        result = _error(_failure_code(stored, [each.fact for each in facts]))
     shown = JobInfo(
         **fields,
         result=result,
@@ -222,12 +222,12 @@ def _result(work: Work, outcome: Outcome) -> bytes:
     return output
 
 
-def _error(word: str) -> Raw:
-    return Raw(b'{"error":' + encode_text(word) + b"}")
+def _error(code: str) -> Raw:
+    return Raw(b'{"error":' + encode_text(code) + b"}")
 
 
-def _failure_code(stored: StoredJob, story: Sequence[Fact]) -> str:
-    for fact in reversed(story):
+def _failure_code(stored: StoredJob, facts: Sequence[Fact]) -> str:
+    for fact in reversed(facts):
         if isinstance(fact, JobFailed | JobCancelled | JobExpired):
             return error_code(fact)
     return _detail(stored.error) or stored.state.value  # its history was just pruned
