@@ -48,7 +48,7 @@ def closed_after_a_task() -> MemoryLink:
 @pytest.mark.parametrize(
     "open_link", [refused, closed_at_once, closed_as_if_replaced, closed_after_a_task]
 )
-def test_a_worker_dials_less_and_less_often(
+def test_reconnect_backoff_grows(
     open_link: Callable[[], MemoryLink],
 ) -> None:
     dialled: list[float] = []

@@ -38,7 +38,7 @@ async def leave(pool: Pool, functions: Functions) -> None:
 # Too much.
 
 
-async def test_calls_beyond_the_limit_are_refused_and_what_is_cancelled_is_heard(
+async def test_calls_beyond_the_limit_are_rejected_and_cancellations_processed(
     pool: Pool,
 ) -> None:
     functions = await worker(pool, holds=True)
@@ -61,7 +61,7 @@ async def test_calls_beyond_the_limit_are_refused_and_what_is_cancelled_is_heard
     await leave(pool, functions)
 
 
-async def test_arguments_beyond_the_limit_are_refused(
+async def test_arguments_beyond_the_limit_are_rejected(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.calls.session.OPEN_SIZE_MAX", MEBI)
@@ -74,7 +74,7 @@ async def test_arguments_beyond_the_limit_are_refused(
     await leave(pool, functions)
 
 
-async def test_a_message_that_is_too_large_ends_its_connection_alone(
+async def test_oversized_message_ends_only_its_connection(
     pool: Pool,
 ) -> None:
     functions = await worker(pool)
@@ -90,7 +90,7 @@ async def test_a_message_that_is_too_large_ends_its_connection_alone(
     await leave(pool, functions)
 
 
-async def test_a_client_that_does_not_read_is_hung_up_on_and_others_are_served(
+async def test_client_that_does_not_read_is_disconnected(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.calls.send_queue.UNSENT_MAX", 8 * MEBI)
@@ -132,7 +132,7 @@ NUMBERED = {
 
 
 @pytest.mark.parametrize("nonsense", NUMBERED.values(), ids=NUMBERED.keys())
-async def test_a_wrong_item_is_answered_under_its_number(
+async def test_invalid_item_is_answered_under_its_number(
     pool: Pool, nonsense: list[object]
 ) -> None:
     async with caller(pool) as client:
@@ -154,7 +154,7 @@ UNNUMBERED = {
 
 
 @pytest.mark.parametrize("data", UNNUMBERED.values(), ids=UNNUMBERED.keys())
-async def test_a_message_without_sense_ends_its_connection_with_the_reason(
+async def test_malformed_message_ends_its_connection_with_a_reason(
     pool: Pool, data: bytes
 ) -> None:
     async with caller(pool) as client:
@@ -165,7 +165,7 @@ async def test_a_message_without_sense_ends_its_connection_with_the_reason(
     assert message.extra
 
 
-async def test_text_ends_the_connection_with_what_was_expected(pool: Pool) -> None:
+async def test_text_message_ends_its_connection_with_a_reason(pool: Pool) -> None:
     async with caller(pool) as client:
         await client.socket.send_str("[]")
         message = await client.socket.receive(timeout=PATIENCE)
@@ -176,7 +176,7 @@ async def test_text_ends_the_connection_with_what_was_expected(pool: Pool) -> No
     )
 
 
-async def test_negative_and_huge_numbers_are_answered_or_refused(pool: Pool) -> None:
+async def test_negative_and_huge_numbers_are_answered_or_rejected(pool: Pool) -> None:
     async with caller(pool) as client:
         await client.ask(item(-1, "add"), item(2**53, "add"))
 
@@ -184,7 +184,7 @@ async def test_negative_and_huge_numbers_are_answered_or_refused(pool: Pool) -> 
         assert (await client.end(2**53))[2] == "invalid"
 
 
-async def test_a_number_that_is_in_use_is_told(pool: Pool) -> None:
+async def test_duplicate_number_is_an_error(pool: Pool) -> None:
     functions = await worker(pool, holds=True)
     async with caller(pool) as client:
         await client.call(1, "add", 1, 1, kept=False)
@@ -194,7 +194,7 @@ async def test_a_number_that_is_in_use_is_told(pool: Pool) -> None:
     await leave(pool, functions)
 
 
-async def test_arguments_that_are_no_values_are_the_workers_to_judge(
+async def test_malformed_arguments_are_judged_by_the_worker(
     pool: Pool,
 ) -> None:
     functions = await worker(pool, holds=True)
@@ -208,7 +208,7 @@ async def test_arguments_that_are_no_values_are_the_workers_to_judge(
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer sk-wrong"}])
-async def test_an_upgrade_without_a_good_key_is_refused(
+async def test_upgrade_without_a_valid_key_is_rejected(
     pool: Pool, headers: dict[str, str]
 ) -> None:
     with pytest.raises(WSServerHandshakeError) as caught:
@@ -229,7 +229,7 @@ def put(pool: Pool, data: bytes) -> AbstractAsyncContextManager[ClientResponse]:
     return pool.session.put(url, data=BytesIO(data), headers=pool.headers())
 
 
-async def test_an_upload_that_is_cut_leaves_nothing(pool: Pool, tmp_path: Path) -> None:
+async def test_aborted_upload_leaves_nothing(pool: Pool, tmp_path: Path) -> None:
     announced = request(
         f"PUT {path_of(DIGEST)} HTTP/1.1", AUTHORIZED, "Content-Length: 100000"
     )
@@ -243,7 +243,7 @@ async def test_an_upload_that_is_cut_leaves_nothing(pool: Pool, tmp_path: Path) 
     assert [each for each in (tmp_path / "blobs").rglob("*") if each.is_file()] == []
 
 
-async def test_a_value_that_is_too_large_is_refused_before_it_comes(
+async def test_oversized_value_is_rejected_before_its_body(
     pool: Pool,
 ) -> None:
     async with wire(pool) as greedy:
@@ -262,7 +262,7 @@ async def test_a_value_that_is_too_large_is_refused_before_it_comes(
     "name",
     ["..%2F..%2Fshoal.db", "%2Fetc%2Fpasswd", DIGEST.hex().upper(), "a" * 63, "%00"],
 )
-async def test_a_value_has_no_name_but_its_digest(pool: Pool, name: str) -> None:
+async def test_value_is_named_only_by_its_digest(pool: Pool, name: str) -> None:
     for method in ("GET", "PUT"):
         async with wire(pool) as curious:
             line = f"{method} /v1/blobs/{name} HTTP/1.1"
@@ -285,7 +285,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
-async def test_a_value_that_finds_no_room_on_disk_is_told_of_and_leaves_nothing(
+async def test_value_without_disk_space_is_an_error_and_leaves_nothing(
     pool: Pool, tmp_path: Path
 ) -> None:
     data = bytes(32 * MEBI)

@@ -211,7 +211,7 @@ async def pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterato
         yield running
 
 
-async def test_no_answer_of_a_server_costs_more_than_itself(pool: Pool) -> None:
+async def test_malformed_engine_answer_fails_only_its_job(pool: Pool) -> None:
     async with server(*ANSWERS.values()) as url, worker(pool, url) as agent:
         for name in ANSWERS:
             async with asyncio.timeout(PATIENCE):
@@ -270,9 +270,7 @@ FINAL = {
 
 
 @pytest.mark.parametrize("name", PASSING)
-async def test_another_worker_makes_good_what_an_engine_spoils(
-    pool: Pool, name: str
-) -> None:
+async def test_another_worker_recovers_an_engine_failure(pool: Pool, name: str) -> None:
     spoilt = [PASSING[name]]
     async with (
         server(left=spoilt) as bad,
@@ -289,7 +287,7 @@ async def test_another_worker_makes_good_what_an_engine_spoils(
 
 
 @pytest.mark.parametrize("name", FINAL)
-async def test_an_engine_that_fails_is_quoted(pool: Pool, name: str) -> None:
+async def test_engine_error_is_quoted(pool: Pool, name: str) -> None:
     answer, status, message = FINAL[name]
     async with server(answer) as url, worker(pool, url):
         response = await pool.session.post(
@@ -302,7 +300,7 @@ async def test_an_engine_that_fails_is_quoted(pool: Pool, name: str) -> None:
     assert KEY not in told["message"]
 
 
-async def test_odd_counts_and_reasons_spoil_no_answer(pool: Pool) -> None:
+async def test_implausible_counts_and_reasons_do_not_fail_an_answer(pool: Pool) -> None:
     async with server(*WHOLE.values()) as url, worker(pool, url):
         for name in WHOLE:
             told = json.loads(await ask(pool))
@@ -312,7 +310,7 @@ async def test_odd_counts_and_reasons_spoil_no_answer(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("name", MODEL_LISTS)
-async def test_a_list_of_models_that_is_none_is_a_bad_configuration(name: str) -> None:
+async def test_malformed_model_list_is_a_configuration_error(name: str) -> None:
     async with server(models=MODEL_LISTS[name]) as url:
         with pytest.raises(ConfigError) as error:
             await OpenAIEngine(url, api_key=KEY).start()
@@ -321,7 +319,7 @@ async def test_a_list_of_models_that_is_none_is_a_bad_configuration(name: str) -
     assert KEY not in str(error.value)
 
 
-async def test_a_server_that_never_ends_is_left_when_the_client_leaves(
+async def test_endless_server_is_aborted_when_the_client_leaves(
     pool: Pool,
 ) -> None:
     never = asyncio.Event()

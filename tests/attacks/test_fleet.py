@@ -55,7 +55,7 @@ async def besieged(key: bytes | None = KEY) -> AsyncIterator[ServedNode]:
         await eventually(lambda: not node.undecided())
 
 
-async def test_a_slow_line_is_cut_off_while_others_are_answered() -> None:
+async def test_slow_line_is_disconnected_while_others_are_answered() -> None:
     async with besieged() as node, many_connected(node, CROWD) as lines:
         for line in lines:
             await line.send(b"APING slow")
@@ -67,7 +67,7 @@ async def test_a_slow_line_is_cut_off_while_others_are_answered() -> None:
         assert set(node.ends) == {"answered", "no line within 1 s"}
 
 
-async def test_a_long_line_is_rejected_and_counts() -> None:
+async def test_overlong_line_is_rejected_and_counts() -> None:
     async with besieged() as node, connected(node) as line:
         assert await line.say(b"APING " + 65 * 1024 * b"a" + b"\n") == b""
 
@@ -76,7 +76,7 @@ async def test_a_long_line_is_rejected_and_counts() -> None:
         assert node.failures() == 1
 
 
-async def test_an_endless_line_is_buffered_only_in_part() -> None:
+async def test_endless_line_is_buffered_only_in_part() -> None:
     async with besieged() as node, connected(node) as line:
         for _ in range(64):
             await line.send(b"a" * (1 << 20))
@@ -166,7 +166,7 @@ async def test_transport_frames_are_rejected() -> None:
         await eventually(lambda: node.failures() == 1)
 
 
-async def test_an_overheard_ping_is_not_answered_again() -> None:
+async def test_replayed_ping_is_not_answered() -> None:
     overheard = encode_ping(KEY, honest().own_line(hardware=True))
     async with besieged() as node:
         async with connected(node) as line:
@@ -178,7 +178,7 @@ async def test_an_overheard_ping_is_not_answered_again() -> None:
 
 
 @pytest.mark.parametrize("key", [KEY, None], ids=["secure", "open"])
-async def test_a_mirror_is_not_registered_as_a_node(
+async def test_mirrored_handshake_is_not_registered(
     key: bytes | None,
 ) -> None:
     heard: list[bytes] = []
@@ -207,7 +207,7 @@ async def test_half_a_line_and_a_disconnect_count_as_a_guess() -> None:
         await eventually(lambda: node.failures() == 1)
 
 
-async def test_an_empty_connection_is_not_a_guess() -> None:
+async def test_empty_connection_is_not_a_guess() -> None:
     async with besieged() as node:
         async with connected(node) as line:
             line.writer.close()

@@ -139,7 +139,7 @@ async def said(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest.mark.parametrize("begun", [b"", Frame(0, CONTROL, V2, 0, b"x").packed()[:13]])
-async def test_a_stalled_handshake_is_disconnected(
+async def test_stalled_handshake_is_disconnected(
     hub: Besieged, begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_module(SERVER), "STEP_TIMEOUT", 0.5)
@@ -153,7 +153,7 @@ async def test_a_stalled_handshake_is_disconnected(
     await hub.until_ended("sent nothing for", CROWD)
 
 
-async def test_a_large_frame_before_the_handshake_is_rejected_unbuffered(
+async def test_large_frame_before_the_handshake_is_rejected_unbuffered(
     hub: Besieged,
 ) -> None:
     before = psutil.Process().memory_info().rss
@@ -174,7 +174,7 @@ async def test_malformed_bytes_get_no_answer(hub: Besieged) -> None:
             assert await said(reader) == b""
 
 
-async def test_a_task_is_requeued_after_a_corrupted_frame(
+async def test_task_is_requeued_after_a_corrupted_frame(
     hub: Besieged,
 ) -> None:
     broken = bytearray(Frame(1, RESULT, 0, 0, packed({"task_id": "x"})).packed())
@@ -185,7 +185,7 @@ async def test_a_task_is_requeued_after_a_corrupted_frame(
     await hub.until_ended("fails its CRC32")
 
 
-async def test_a_task_is_requeued_after_an_oversized_frame(
+async def test_task_is_requeued_after_an_oversized_frame(
     hub: Besieged,
 ) -> None:
     story = await story_of_a_task(hub, HEAD.pack(1, TASK, 0, 1 << 30, 0, 0, 0))
@@ -193,7 +193,7 @@ async def test_a_task_is_requeued_after_an_oversized_frame(
     assert "exceeds the limit" in story
 
 
-async def test_a_task_is_requeued_after_a_clean_close(
+async def test_task_is_requeued_after_a_clean_close(
     hub: Besieged,
 ) -> None:
     assert "closed by peer" in await story_of_a_task(hub, b"")
@@ -228,7 +228,7 @@ async def story_of_a_task(hub: Besieged, last: bytes) -> str:
     return await hub.explained(task.job_id)
 
 
-async def test_a_seat_cannot_be_taken_from_another_address(
+async def test_seat_cannot_be_taken_from_another_address(
     hub: Besieged,
 ) -> None:
     honest = await hub.worker("node-b")

@@ -34,7 +34,7 @@ async def impatient(
 
 
 @pytest.mark.usefixtures("small_outbox")
-async def test_a_node_that_does_not_read_its_stops_is_hung_up_on(
+async def test_node_with_unread_stops_is_disconnected(
     pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
     strays = b"".join(
@@ -55,7 +55,7 @@ async def test_a_node_that_does_not_read_its_stops_is_hung_up_on(
     assert "reason='peer stopped reading'" in caplog.text
 
 
-async def test_the_jobs_of_a_node_that_reads_nothing_go_to_others(
+async def test_jobs_of_a_node_that_reads_nothing_are_requeued(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Less than the deaf node is given at once, and more than the other one is.
@@ -75,7 +75,7 @@ async def test_the_jobs_of_a_node_that_reads_nothing_go_to_others(
                 assert "mine" in await each
 
 
-async def test_a_node_that_reads_nothing_is_silent_in_the_end(
+async def test_node_that_reads_nothing_times_out(
     impatient: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.transports.driver.FLUSH_TIMEOUT", 0.1)
@@ -99,7 +99,7 @@ async def test_a_node_that_reads_nothing_is_silent_in_the_end(
         await pinging
 
 
-async def test_pings_are_no_sign_of_life(impatient: Pool) -> None:
+async def test_pings_do_not_renew_the_lease(impatient: Pool) -> None:
     async with upgraded(impatient) as node:
         await impatient.joined()
         for _ in range(1000):
@@ -111,7 +111,7 @@ async def test_pings_are_no_sign_of_life(impatient: Pool) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, OLD_CHAT])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_answer_without_end_is_cut(
+async def test_endless_answer_is_truncated(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
 ) -> None:
     monkeypatch.setattr("shoal.coordinator.answer.ANSWER_MAX", 2_000_000)
@@ -133,7 +133,7 @@ async def test_an_answer_without_end_is_cut(
         assert "short" in await again
 
 
-async def test_a_megabyte_in_one_frame_is_too_much_and_a_little_less_is_not(
+async def test_frame_limit_is_one_megabyte(
     pool: Pool,
 ) -> None:
     async with join(pool) as node, join(pool, "n2") as other:
@@ -152,7 +152,7 @@ async def test_a_megabyte_in_one_frame_is_too_much_and_a_little_less_is_not(
         assert first.closed[0] == 1009
 
 
-async def test_odd_bytes_come_out_as_json(pool: Pool) -> None:
+async def test_arbitrary_bytes_are_valid_json_output(pool: Pool) -> None:
     odd = b"\x00\x1b[2J\xff\xed\xa0\x80\xe2\x80\xa8\xf4\x90\x80\x80"
     odd += b'"\\</script>\r\n\xf0\x9f'
     async with join(pool) as node:
@@ -171,7 +171,7 @@ async def test_odd_bytes_come_out_as_json(pool: Pool) -> None:
                     json.loads(line.removeprefix("data: "))
 
 
-async def test_thousands_of_empty_texts_are_nothing(pool: Pool) -> None:
+async def test_thousands_of_empty_texts_are_harmless(pool: Pool) -> None:
     async with upgraded(pool) as node, join(pool, "n2", "m2") as other:
         await pool.joined(2)
         await node.send(frame(TEXT) * 20_000)
@@ -182,7 +182,7 @@ async def test_thousands_of_empty_texts_are_nothing(pool: Pool) -> None:
         assert len(pool.hub.pool.workers) == 2
 
 
-async def test_ends_and_strays_without_number_end_nothing_else(pool: Pool) -> None:
+async def test_stray_ends_affect_nothing_else(pool: Pool) -> None:
     async with join(pool) as node:
         await pool.joined()
         asking = asyncio.create_task(ask(pool))
@@ -231,7 +231,7 @@ async def test_hundreds_of_models_are_forgotten(
     assert len(pool.hub.pool.roster.models_last_seen) <= 50
 
 
-async def test_draining_again_and_again_is_draining_once(
+async def test_repeated_draining_is_idempotent(
     pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with pool.session.ws_connect(

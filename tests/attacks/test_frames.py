@@ -47,7 +47,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_a_stranger_is_told_why_by_the_close_code(pool: Pool, name: str) -> None:
+async def test_unauthenticated_peer_gets_a_close_code(pool: Pool, name: str) -> None:
     target, code = REFUSED[name]
 
     async with upgraded(pool, target) as wire:
@@ -58,7 +58,9 @@ async def test_a_stranger_is_told_why_by_the_close_code(pool: Pool, name: str) -
     assert not pool.hub.pool.workers
 
 
-async def test_a_broken_frame_of_a_stranger_hurts_nobody(pool: Pool) -> None:
+async def test_malformed_frame_of_an_unauthenticated_peer_is_contained(
+    pool: Pool,
+) -> None:
     async def attack(data: bytes) -> None:
         # Not by a wrong token, for after ten of these nobody is listened to.
         async with upgraded(pool, address(model="")) as wire:
@@ -69,7 +71,7 @@ async def test_a_broken_frame_of_a_stranger_hurts_nobody(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-async def test_a_broken_frame_of_a_node_ends_its_connection(
+async def test_malformed_frame_of_a_node_ends_its_connection(
     pool: Pool, name: str
 ) -> None:
     async with upgraded(pool) as wire, join(pool, "n2") as other:
@@ -86,7 +88,7 @@ async def test_a_broken_frame_of_a_node_ends_its_connection(
 
 
 @pytest.mark.parametrize("name", UNMASKED)
-async def test_an_unmasked_frame_is_read_like_any_other(pool: Pool, name: str) -> None:
+async def test_unmasked_frame_is_accepted(pool: Pool, name: str) -> None:
     async with upgraded(pool) as wire:
         await pool.joined()
         await wire.send(UNMASKED[name] + frame(BINARY, b"123"))
@@ -96,7 +98,7 @@ async def test_an_unmasked_frame_is_read_like_any_other(pool: Pool, name: str) -
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x00\x00\x00"])
-async def test_a_frame_without_a_task_ends_the_connection(
+async def test_frame_without_a_task_ends_the_connection(
     pool: Pool, data: bytes
 ) -> None:
     async with join(pool) as node, join(pool, "n2") as other:
@@ -115,9 +117,7 @@ async def test_a_frame_without_a_task_ends_the_connection(
 
 
 @pytest.mark.parametrize("slots", ["abc", "NaN", "0", "-5", "0x", "1e-400", "\ud55c"])
-async def test_a_node_whose_slots_are_no_number_is_let_in_and_gets_nothing(
-    pool: Pool, slots: str
-) -> None:
+async def test_node_with_invalid_slots_gets_no_jobs(pool: Pool, slots: str) -> None:
     async with join(pool, "odd", slots=slots) as odd, join(pool, "n2") as other:
         await pool.joined(2)
         asking = asyncio.create_task(ask(pool))
@@ -128,7 +128,7 @@ async def test_a_node_whose_slots_are_no_number_is_let_in_and_gets_nothing(
 
 
 @pytest.mark.parametrize("slots", ["Infinity", "1e308", "9" * 4000, "0x" + "f" * 4000])
-async def test_endless_slots_are_cut_to_a_limit(pool: Pool, slots: str) -> None:
+async def test_excessive_slots_are_clamped(pool: Pool, slots: str) -> None:
     async with join(pool, slots=slots):
         await pool.joined()
         (worker,) = pool.hub.pool.workers.values()
@@ -149,7 +149,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("extended", [False, True])
-async def test_a_text_of_a_node_that_means_nothing_hurts_at_most_the_node(
+async def test_meaningless_text_affects_only_its_node(
     pool: Pool, extended: bool
 ) -> None:
     headers = {"Shoal-Extensions": "shoal, continue"} if extended else {}

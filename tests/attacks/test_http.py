@@ -139,7 +139,7 @@ KEYS = {
 }
 
 
-async def test_garbage_is_refused_and_forgotten(pool: Pool) -> None:
+async def test_garbage_is_rejected_and_forgotten(pool: Pool) -> None:
     async def send(attack: bytes) -> bytes:
         async with wire(pool) as bare:
             # What would be waited for comes as well.
@@ -152,7 +152,7 @@ async def test_garbage_is_refused_and_forgotten(pool: Pool) -> None:
         assert REFUSED.match(answer), (name, answer)
 
 
-async def test_odd_targets_are_answered_like_any_other(pool: Pool) -> None:
+async def test_unusual_targets_are_answered(pool: Pool) -> None:
     for name, line in ODD.items():
         async with wire(pool) as bare:
             await bare.send(request(line, AUTH, "Connection: close"))
@@ -163,7 +163,7 @@ async def test_odd_targets_are_answered_like_any_other(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, OLD_CHAT])
-async def test_no_other_key_is_the_key(pool: Pool, path: str) -> None:
+async def test_similar_keys_are_rejected(pool: Pool, path: str) -> None:
     async with join(pool) as node:
         await pool.joined()
         for name, headers in KEYS.items():
@@ -182,7 +182,7 @@ async def test_no_other_key_is_the_key(pool: Pool, path: str) -> None:
         assert node.tasks == []
 
 
-async def test_a_request_inside_a_body_is_not_a_request(pool: Pool) -> None:
+async def test_request_inside_a_body_is_not_a_request(pool: Pool) -> None:
     inner = request("DELETE /v1/models HTTP/1.1", AUTH)
     attacks = [
         # The body is one request by its length, and another by its chunks.
@@ -217,7 +217,7 @@ async def test_a_request_inside_a_body_is_not_a_request(pool: Pool) -> None:
             assert b"HTTP/1.1 405" not in answer, (attack, answer)
 
 
-async def test_requests_in_a_row_are_answered_in_order(pool: Pool) -> None:
+async def test_pipelined_requests_are_answered_in_order(pool: Pool) -> None:
     paths = ["/healthz", "/v1/models", "/nothing"] * 100
     async with wire(pool) as bare:
         for path in paths:
@@ -230,7 +230,7 @@ async def test_requests_in_a_row_are_answered_in_order(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("version", ["0", "", "14", "abc", "13, 8"])
-async def test_an_upgrade_of_another_version_is_a_bad_request(
+async def test_upgrade_of_another_version_is_a_bad_request(
     pool: Pool, version: str
 ) -> None:
     async with wire(pool) as bare:
@@ -264,7 +264,7 @@ async def test_an_upgrade_of_another_version_is_a_bad_request(
         ("GET /ws HTTP/1.1", ["Upgrade: WebSocket\t", "Connection: keep-alive"]),
     ],
 )
-async def test_an_upgrade_that_is_none_is_a_bad_request(
+async def test_malformed_upgrade_is_a_bad_request(
     pool: Pool, line: str, headers: list[str]
 ) -> None:
     async with wire(pool) as bare:
@@ -275,7 +275,7 @@ async def test_an_upgrade_that_is_none_is_a_bad_request(
     assert not pool.hub.pool.workers
 
 
-async def test_an_upgrade_of_the_chat_itself_is_a_worker_nobody_knows(
+async def test_upgrade_of_the_chat_path_is_an_unknown_worker(
     pool: Pool,
 ) -> None:
     # Workers of one wire upgrade any path; an API key is no token.
@@ -289,7 +289,7 @@ async def test_an_upgrade_of_the_chat_itself_is_a_worker_nobody_knows(
     assert not pool.hub.pool.workers
 
 
-async def test_a_node_may_have_ten_thousand_parameters(pool: Pool) -> None:
+async def test_node_may_have_ten_thousand_parameters(pool: Pool) -> None:
     # As many as a line may hold: the real ones count, wherever they are.
     async with upgraded(pool, address() + "&a" * 3500) as bare:
         await pool.joined()
@@ -300,7 +300,7 @@ async def test_a_node_may_have_ten_thousand_parameters(pool: Pool) -> None:
         assert REFUSED.match(await bare.rest())
 
 
-async def test_a_client_that_breaks_off_an_upgrade_is_forgotten(pool: Pool) -> None:
+async def test_aborted_upgrade_is_forgotten(pool: Pool) -> None:
     for attack in (upgrade(address()), upgrade("/ws"), upgrade(address())[:-2]):
         for _ in range(10):
             async with wire(pool) as bare:
@@ -310,7 +310,9 @@ async def test_a_client_that_breaks_off_an_upgrade_is_forgotten(pool: Pool) -> N
 
 @pytest.mark.parametrize("path", [CHAT, OLD_CHAT])
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_a_bomb_is_refused(pool: Pool, path: str, encoding: str) -> None:
+async def test_decompression_bomb_is_rejected(
+    pool: Pool, path: str, encoding: str
+) -> None:
     plain = b'{"model":"' + b"a" * 40_000_000 + b'"}'
     bomb = gzip.compress(plain, 1) if encoding == "gzip" else zlib.compress(plain, 1)
     async with wire(pool) as bare:
@@ -332,7 +334,7 @@ async def test_a_bomb_is_refused(pool: Pool, path: str, encoding: str) -> None:
 
 
 @pytest.mark.parametrize("announced", [True, False])
-async def test_a_body_of_100_megabytes_is_an_error_line(
+async def test_body_of_100_megabytes_is_an_error_line(
     pool: Pool, announced: bool
 ) -> None:
     head = (
@@ -351,7 +353,7 @@ async def test_a_body_of_100_megabytes_is_an_error_line(
         await asyncio.gather(sending, return_exceptions=True)
 
 
-async def test_one_byte_at_a_time_holds_up_nobody(pool: Pool) -> None:
+async def test_slow_upload_delays_no_other_client(pool: Pool) -> None:
     attack = post(SIZE, "Connection: close", body=BODY)
     async with join(pool) as node, AsyncExitStack() as stack:
         await pool.joined()
@@ -372,7 +374,7 @@ async def test_one_byte_at_a_time_holds_up_nobody(pool: Pool) -> None:
             assert b"slow" in await bare.rest()
 
 
-async def test_300_idle_connections_hold_up_nobody(pool: Pool) -> None:
+async def test_300_idle_connections_delay_no_other_client(pool: Pool) -> None:
     beginnings = [b"", b"G", MODELS.encode(), post(SIZE), post(SIZE, body=BODY[:9])]
     async with join(pool) as node, AsyncExitStack() as stack:
         await pool.joined()
@@ -387,7 +389,7 @@ async def test_300_idle_connections_hold_up_nobody(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("beginning", [b"", b"G", MODELS.encode(), post(SIZE)[:-2]])
-async def test_the_head_of_a_request_is_not_waited_for_for_ever(
+async def test_request_head_has_a_timeout(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -400,7 +402,7 @@ async def test_the_head_of_a_request_is_not_waited_for_for_ever(
         assert await bare.rest() == b""
 
 
-async def test_a_client_that_never_reads_an_answer_in_one_piece_is_left(
+async def test_client_that_never_reads_is_disconnected(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.gateway.app.RESPONSE_TIMEOUT", 0.0)

@@ -26,7 +26,7 @@ async def answer_all(node: Node) -> None:
         number += 1
 
 
-async def test_keys_by_the_hundred_leave_nothing_in_memory(pool: Pool) -> None:
+async def test_hundreds_of_keys_leave_nothing_in_memory(pool: Pool) -> None:
     async with join(pool, slots="64") as node:
         await pool.joined()
         answering = asyncio.create_task(answer_all(node))
@@ -43,7 +43,7 @@ async def test_keys_by_the_hundred_leave_nothing_in_memory(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, OLD_CHAT])
-async def test_a_key_is_its_owners_own(pool: Pool, path: str) -> None:
+async def test_idempotency_key_belongs_to_its_owner(pool: Pool, path: str) -> None:
     alice, bob = await made(pool, "alice"), await made(pool, "bob")
     async with join(pool) as node:
         await pool.joined()

@@ -38,9 +38,7 @@ async def node(pool: Pool) -> AsyncIterator[Node]:
         yield each
 
 
-async def test_key_that_is_revoked_ends_the_answer_that_streams(
-    pool: Pool, node: Node
-) -> None:
+async def test_revoked_key_ends_a_streamed_answer(pool: Pool, node: Node) -> None:
     key = await made(pool)
     async with client(pool, key) as client_:
         asking = asyncio.create_task(
@@ -61,9 +59,7 @@ async def test_key_that_is_revoked_ends_the_answer_that_streams(
     await eventually(lambda: not pool.hub.pool.jobs)
 
 
-async def test_key_that_is_revoked_ends_the_answer_that_is_waited_for(
-    pool: Pool, node: Node
-) -> None:
+async def test_revoked_key_ends_an_awaited_answer(pool: Pool, node: Node) -> None:
     key = await made(pool)
     async with client(pool, key) as client_:
         asking = asyncio.create_task(client_.chat.completions.create(**body()))
@@ -76,7 +72,7 @@ async def test_key_that_is_revoked_ends_the_answer_that_is_waited_for(
     await node.told_to_stop(task["id"])
 
 
-async def test_key_that_is_revoked_takes_its_jobs_out_of_the_queue(pool: Pool) -> None:
+async def test_revoked_key_dequeues_its_jobs(pool: Pool) -> None:
     async with join(pool, slots="1") as node:
         await pool.joined()
         key = await made(pool)
@@ -95,9 +91,7 @@ async def test_key_that_is_revoked_takes_its_jobs_out_of_the_queue(pool: Pool) -
         assert len(node.tasks) == 1
 
 
-async def test_key_that_is_revoked_ends_lines_of_the_other_face(
-    pool: Pool, node: Node
-) -> None:
+async def test_revoked_key_ends_streams_of_other_apis(pool: Pool, node: Node) -> None:
     key = await made(pool)
     async with pool.session.post(
         pool.url + OLD_CHAT, json=body(), headers=pool.headers(key)
@@ -109,7 +103,7 @@ async def test_key_that_is_revoked_ends_lines_of_the_other_face(
         assert '{"err":"unauthorized"}\n' in await response.text()
 
 
-async def test_key_that_is_revoked_while_its_body_comes_gets_no_job(
+async def test_key_revoked_during_its_upload_gets_no_job(
     pool: Pool, node: Node
 ) -> None:
     key = await made(pool)
@@ -141,9 +135,7 @@ async def test_key_that_is_revoked_while_its_body_comes_gets_no_job(
     await eventually(lambda: not pool.hub.pool.jobs)
 
 
-async def test_key_that_is_revoked_ends_a_job_that_would_go_on_by_itself(
-    pool: Pool, node: Node
-) -> None:
+async def test_revoked_key_ends_a_detached_job(pool: Pool, node: Node) -> None:
     key = await made(pool)
     headers = pool.headers(key) | {"Idempotency-Key": "once"}
     asking = asyncio.create_task(
@@ -158,7 +150,7 @@ async def test_key_that_is_revoked_ends_a_job_that_would_go_on_by_itself(
     await eventually(lambda: not pool.hub.pool.jobs)
 
 
-async def test_revoking_in_a_storm_leaves_nothing_behind(pool: Pool) -> None:
+async def test_revocation_under_load_leaks_nothing(pool: Pool) -> None:
     async with join(pool, slots="4") as node:
         await pool.joined()
         answering = asyncio.create_task(_answer_all(node))
@@ -195,7 +187,7 @@ async def test_revoked_and_expired_keys_stay_so_after_a_restart(
     assert codes == ["revoked_api_key", None, "expired_api_key"]
 
 
-async def test_budget_goes_on_after_a_restart(
+async def test_budget_survives_a_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with besieged(tmp_path, caplog) as pool, join(pool) as node:
@@ -212,7 +204,7 @@ async def test_budget_goes_on_after_a_restart(
         assert shown["requests"] == 1
 
 
-async def test_leaving_before_the_end_does_not_save_the_budget(
+async def test_disconnecting_early_still_spends_the_budget(
     pool: Pool, node: Node
 ) -> None:
     key = await made(pool, budget=150)
@@ -236,7 +228,7 @@ async def test_leaving_before_the_end_does_not_save_the_budget(
     assert (shown["requests"], shown["completion_tokens"]) == (1, 100)
 
 
-async def test_ten_thousand_keys_are_as_good_as_one(
+async def test_ten_thousand_keys_are_as_fast_as_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = SqliteStore(tmp_path / "shoal.db")

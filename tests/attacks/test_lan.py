@@ -93,9 +93,7 @@ def answer_to(peer: LanPeer, number: int) -> str:
 @pytest.mark.parametrize(
     "size", [0xFFFFFFFF, 64 << 20, HELLO_MAX + 1], ids=["4 GiB", "64 MiB", "hello"]
 )
-async def test_a_stranger_that_announces_too_much_is_hung_up_on(
-    pool: Pool, size: int
-) -> None:
+async def test_oversized_announcement_is_disconnected(pool: Pool, size: int) -> None:
     async with talking(pool), dialled(pool) as stranger:
         await stranger.send(LENGTH.pack(size) + b"x" * 1000)
 
@@ -123,7 +121,7 @@ async def test_a_stranger_that_announces_too_much_is_hung_up_on(
     ],
     ids=lambda each: repr(each[:20]),
 )
-async def test_garbage_of_a_stranger_is_no_greeting(pool: Pool, garbage: bytes) -> None:
+async def test_garbage_is_no_handshake(pool: Pool, garbage: bytes) -> None:
     async with talking(pool), dialled(pool) as stranger:
         await stranger.say(garbage, garbage)
         await stranger.say(encode(hello(passcode_hash(PASSCODE), (), MAC.format(9))))
@@ -131,14 +129,14 @@ async def test_garbage_of_a_stranger_is_no_greeting(pool: Pool, garbage: bytes) 
         await stranger.hears("helloAck")
 
 
-async def test_who_says_nothing_but_garbage_is_hung_up_on(pool: Pool) -> None:
+async def test_peer_that_sends_only_garbage_is_disconnected(pool: Pool) -> None:
     async with talking(pool), dialled(pool) as stranger:
         await stranger.say(*[b"null"] * 200)
 
         await stranger.hung_up()
 
 
-async def test_nothing_but_a_greeting_is_heard_of_a_stranger(pool: Pool) -> None:
+async def test_only_a_handshake_is_accepted_before_admission(pool: Pool) -> None:
     async with talking(pool), dialled(pool) as stranger:
         await stranger.say(encode(heartbeat(("mine",))))
         await request(stranger, 3, "honest-model")
@@ -172,7 +170,7 @@ async def test_nothing_but_a_greeting_is_heard_of_a_stranger(pool: Pool) -> None
     ],
     ids=lambda each: repr(each)[:40],
 )
-async def test_a_bad_message_is_answered_or_ignored_and_the_next_counts(
+async def test_invalid_message_does_not_affect_the_next(
     pool: Pool, message: bytes, answer: str | None
 ) -> None:
     async with talking(pool), mac(pool, 3) as peer:
@@ -184,7 +182,7 @@ async def test_a_bad_message_is_answered_or_ignored_and_the_next_counts(
         assert refused == ([] if answer is None else [answer])
 
 
-async def test_what_a_peer_says_of_the_jobs_of_others_is_not_heard(pool: Pool) -> None:
+async def test_messages_about_foreign_jobs_are_ignored(pool: Pool) -> None:
     async with talking(pool), mac(pool, 3, "evil") as evil:
         await pool.joined(2)
         asking = asyncio.create_task(ask(pool, CHAT, "evil"))
@@ -208,9 +206,7 @@ async def test_what_a_peer_says_of_the_jobs_of_others_is_not_heard(pool: Pool) -
 
 
 @pytest.mark.parametrize("tokens", [2**53, 10**18, -1, 1.5, "x"])
-async def test_usage_that_nobody_can_have_does_not_reach_the_books(
-    pool: Pool, tokens: Any
-) -> None:
+async def test_implausible_usage_is_not_recorded(pool: Pool, tokens: Any) -> None:
     async with talking(pool), mac(pool, 3, "evil") as evil:
         await pool.joined(2)
         asking = asyncio.create_task(ask(pool, CHAT, "evil"))
@@ -230,9 +226,7 @@ async def test_usage_that_nobody_can_have_does_not_reach_the_books(
 
 
 @pytest.mark.parametrize("number", [2**53, -(10**20), 10**400])
-async def test_numbers_that_nobody_can_write_again_end_nothing(
-    pool: Pool, number: int
-) -> None:
+async def test_unencodable_numbers_are_contained(pool: Pool, number: int) -> None:
     async with talking(pool), mac(pool, 3, "evil") as evil:
         await pool.joined(2)
         asking = asyncio.create_task(ask(pool, CHAT, "evil"))
@@ -247,7 +241,7 @@ async def test_numbers_that_nobody_can_write_again_end_nothing(
         assert '"x"' in await asking
 
 
-async def test_a_worker_does_not_learn_the_passcode_by_showing_any(pool: Pool) -> None:
+async def test_worker_does_not_learn_the_passcode_from_a_guess(pool: Pool) -> None:
     hashed = passcode_hash(PASSCODE)
     async with talking(pool), ours(pool, "w", passcode="bluff") as worker:
         await eventually(lambda: bool(worker.of("heartbeat")))
@@ -255,7 +249,9 @@ async def test_a_worker_does_not_learn_the_passcode_by_showing_any(pool: Pool) -
         assert hashed not in json.dumps(worker.heard)
 
 
-async def test_a_worker_that_calls_itself_a_coordinator_may_not_ask(pool: Pool) -> None:
+async def test_worker_that_claims_to_be_a_coordinator_may_not_submit(
+    pool: Pool,
+) -> None:
     async with talking(pool), ours(pool, "w", role="coordinator") as worker:
         await request(worker, 3, "honest-model")
 
@@ -263,7 +259,7 @@ async def test_a_worker_that_calls_itself_a_coordinator_may_not_ask(pool: Pool) 
         assert "may not submit jobs" in refused["errorMessage"]
 
 
-async def test_models_of_reserved_names_get_the_jobs_of_nobody(pool: Pool) -> None:
+async def test_models_with_reserved_names_get_no_jobs(pool: Pool) -> None:
     names = ["*", "*task", "", "honest-model,x", "a/b", "\x1b[2J\n", "x" * 256]
     offers = [WireOffer(models=[name]) for name in names]
     async with talking(pool), ours(pool, "w", *offers) as worker:
@@ -272,7 +268,7 @@ async def test_models_of_reserved_names_get_the_jobs_of_nobody(pool: Pool) -> No
         assert not worker.of("inferenceRequest")
 
 
-async def test_a_peer_that_changes_its_models_all_the_time_costs_little(
+async def test_constantly_changing_models_cost_little(
     pool: Pool,
 ) -> None:
     joined = 0
@@ -291,7 +287,7 @@ async def test_a_peer_that_changes_its_models_all_the_time_costs_little(
         assert joined <= CHANGES_AT_ONCE + 2 * 200 + 10
 
 
-async def test_requests_beyond_a_limit_are_refused_at_once(pool: Pool) -> None:
+async def test_requests_beyond_a_limit_are_rejected_at_once(pool: Pool) -> None:
     async with talking(pool), mac(pool, 4, "slow"), mac(pool, 3) as peer:
         await pool.joined(2)
         for number in range(2000):
@@ -303,7 +299,7 @@ async def test_requests_beyond_a_limit_are_refused_at_once(pool: Pool) -> None:
         assert reasons <= {"queue_full", "unavailable", "model_not_loaded"}
 
 
-async def test_unasked_files_questions_and_requests_for_models_come_to_nothing(
+async def test_unrequested_model_messages_have_no_effect(
     pool: Pool,
 ) -> None:
     piece = {
@@ -328,7 +324,7 @@ async def test_unasked_files_questions_and_requests_for_models_come_to_nothing(
         assert not peer.of("modelTransferChunk")
 
 
-async def test_a_peer_that_reads_nothing_is_dropped(pool: Pool) -> None:
+async def test_peer_that_reads_nothing_is_disconnected(pool: Pool) -> None:
     async with talking(pool), mac(pool, 3, "deaf") as peer:
         await pool.joined(2)
         transport = peer.reader._transport  # type: ignore[attr-defined]  # to read not
@@ -343,7 +339,7 @@ async def test_a_peer_that_reads_nothing_is_dropped(pool: Pool) -> None:
         transport.resume_reading()
 
 
-async def test_many_that_come_and_go_leave_nothing_behind(pool: Pool) -> None:
+async def test_many_short_connections_leak_nothing(pool: Pool) -> None:
     async with talking(pool):
         for number in range(50):
             async with mac(pool, 3 + number % 5, "m"):
@@ -356,7 +352,7 @@ async def test_many_that_come_and_go_leave_nothing_behind(pool: Pool) -> None:
     await eventually(lambda: not pool.hub.pool.workers)
 
 
-async def test_one_of_a_name_takes_the_others_place_only_if_it_is_let_in(
+async def test_only_an_admitted_peer_replaces_its_namesake(
     pool: Pool,
 ) -> None:
     async with talking(pool):

@@ -67,7 +67,7 @@ async def test_every_method_is_answered_at_every_path(
     "query",
     ["owner=%ed%a0%80", "owner=%ff", "owner=%00", "limit=1e9", "limit=-1", "state=x"],
 )
-async def test_an_odd_query_is_answered(pool: Pool, query: str) -> None:
+async def test_unusual_query_is_answered(pool: Pool, query: str) -> None:
     target = URL(f"{pool.url}/admin/jobs?{query}", encoded=True)
     async with pool.session.get(target, headers=pool.headers()) as answer:
         assert answer.status in (200, 400), await answer.text()
@@ -93,7 +93,7 @@ async def test_an_odd_query_is_answered(pool: Pool, query: str) -> None:
     ],
     ids=str,
 )
-async def test_an_odd_header_is_answered(pool: Pool, headers: dict[str, str]) -> None:
+async def test_unusual_header_is_answered(pool: Pool, headers: dict[str, str]) -> None:
     data = json.dumps(body("nobody's")).encode()
     lines = [f"{name}: {value}" for name, value in headers.items()]
     async with wire(pool) as bare:

@@ -64,12 +64,12 @@ def test_vectors(case: dict[str, Any]) -> None:
             check(name)
 
 
-def test_there_are_vectors_of_both_sorts() -> None:
+def test_vectors_have_valid_and_hostile_names() -> None:
     assert {case["suggested"] for case in CASES} == {"accept", "reject"}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_are_refused(name: str) -> None:
+def test_hostile_names_are_rejected(name: str) -> None:
     for check in CHECKS.values():
         with pytest.raises(InvalidRequest):
             check(name)
@@ -83,7 +83,7 @@ def test_drives_and_streams_are_neither_files_nor_folders(name: str) -> None:
 
 
 @given(ANY_NAME)
-def test_names_that_are_taken_stay_within_the_folder(name: str) -> None:
+def test_accepted_names_stay_within_the_folder(name: str) -> None:
     root = Path("/models")
     for check in (check_file_name, model_folder_name):
         try:
@@ -97,14 +97,14 @@ def test_names_that_are_taken_stay_within_the_folder(name: str) -> None:
 
 
 @given(ANY_NAME)
-def test_names_are_looked_up_and_nothing_else(name: str) -> None:
+def test_names_are_only_looked_up(name: str) -> None:
     library = Library({"shared": Path(__file__)})
 
     assert (library.find(name) is not None) == (name == "shared")
 
 
 @given(names=st.lists(ANY_NAME, max_size=20))
-def test_peer_writes_nowhere_but_into_its_staging_folder(
+def test_peer_writes_only_into_its_staging_folder(
     tmp_path_factory: pytest.TempPathFactory, names: list[str]
 ) -> None:
     folder = tmp_path_factory.mktemp("attacked")

@@ -146,7 +146,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_money_is_neither_made_nor_lost(seed: int) -> None:
+def test_money_is_conserved(seed: int) -> None:
     random, ids = Random(seed), count()
     store = SlowStore()
     virtual.run(store.open())

@@ -36,7 +36,7 @@ NAMES = {
 }
 
 
-async def test_a_name_is_only_a_name(pool: Pool) -> None:
+async def test_names_are_not_interpreted(pool: Pool) -> None:
     for name, odd in NAMES.items():
         try:
             await check_name(pool, odd)
@@ -68,7 +68,7 @@ async def check_name(pool: Pool, odd: str) -> None:
             assert json.loads(shown)["id"] == odd
 
 
-async def test_halves_of_characters_and_bytes_become_replacements(pool: Pool) -> None:
+async def test_invalid_unicode_becomes_replacement_characters(pool: Pool) -> None:
     target = "/ws?name=%ff%ed%a0%80&model=%ff&max_concurrency=1&token="
     token = "join-token-that-no-log-may-hold"
     async with pool.node(path=target + token) as node:
@@ -79,7 +79,7 @@ async def test_halves_of_characters_and_bytes_become_replacements(pool: Pool) ->
         assert "mine" in await asking
 
 
-async def test_names_that_look_alike_are_different_workers(pool: Pool) -> None:
+async def test_similar_names_are_different_workers(pool: Pool) -> None:
     pairs = [("a/b", "c"), ("a", "b/c"), ("a%2Fb", "c"), ("a%252Fb", "c"), ("A/b", "c")]
     async with (
         join(pool, *pairs[0]),

@@ -34,7 +34,7 @@ ELSEWHERE = (
 )
 
 
-async def test_private_job_is_seen_by_its_worker_and_its_owner_alone(
+async def test_private_job_is_visible_only_to_worker_and_owner(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -66,7 +66,7 @@ async def test_private_job_is_seen_by_its_worker_and_its_owner_alone(
     assert SECRET not in mine
 
 
-async def test_strangers_see_nothing_of_jobs_that_came_with_a_key(
+async def test_anonymous_clients_see_no_jobs_of_keys(
     tmp_path: Path,
 ) -> None:
     wires = {"dispatch": Config(open=True)}

@@ -135,7 +135,7 @@ def check_log(log: bytearray) -> None:
     assert not [secret for secret in SECRETS if secret in text]
 
 
-async def test_a_process_outlives_every_raw_attack(tmp_path: Path) -> None:
+async def test_process_survives_every_raw_attack(tmp_path: Path) -> None:
     stranger = upgrade(address(token="wrong"))
     attacks = [
         *(attack + b"\r\n\r\n" for attack in GARBAGE.values()),
@@ -164,7 +164,7 @@ async def test_a_process_outlives_every_raw_attack(tmp_path: Path) -> None:
     check_log(its.log)
 
 
-async def test_a_process_killed_within_a_named_job_has_it_done_once(
+async def test_killed_process_runs_a_keyed_job_once(
     tmp_path: Path,
 ) -> None:
     name = {"Idempotency-Key": "once"}
@@ -188,7 +188,7 @@ async def test_a_process_killed_within_a_named_job_has_it_done_once(
         assert len(node.tasks) == 1
 
 
-async def test_a_process_that_is_told_to_stop_while_streaming_finishes(
+async def test_stopped_process_finishes_its_streams(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as its, its.node("n1") as node:
@@ -208,7 +208,7 @@ async def test_a_process_that_is_told_to_stop_while_streaming_finishes(
     check_log(its.log)
 
 
-async def test_a_process_that_may_not_wait_cuts_its_streams_off(tmp_path: Path) -> None:
+async def test_process_without_grace_aborts_its_streams(tmp_path: Path) -> None:
     async with running(tmp_path, drain="0") as its, AsyncExitStack() as stack:
         node = await stack.enter_async_context(its.node("n1"))
         await its.known()

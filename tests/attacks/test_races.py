@@ -381,7 +381,7 @@ async def tell(fault: Callable[[Table], None], turn: int, store_turns: int) -> N
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_at_any_moment_leaves_nothing_behind(
+def test_fault_at_any_moment_leaks_nothing(
     fault: Callable[[Table], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("ERROR")

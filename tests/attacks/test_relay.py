@@ -117,7 +117,7 @@ async def talking(pool: Pool) -> AsyncIterator[tuple[Node, Node]]:
     "killer",
     ["null", '{"relayData":null}', '{"register":{"nodeID":5}}'],
 )
-async def test_what_kills_the_original_relay_is_an_error(
+async def test_input_that_kills_the_original_relay_is_an_error(
     pool: Pool, killer: str
 ) -> None:
     async with talking(pool), connected(pool) as attacker:
@@ -144,7 +144,7 @@ async def test_what_kills_the_original_relay_is_an_error(
     ],
     ids=lambda value: value[:20],
 )
-async def test_garbage_is_an_error_for_its_sender_alone(
+async def test_garbage_is_an_error_for_its_sender_only(
     pool: Pool, garbage: str
 ) -> None:
     async with talking(pool), node(pool, 3) as attacker:
@@ -164,7 +164,7 @@ async def test_binary_garbage_is_an_error_too(pool: Pool) -> None:
         assert error["code"] == "invalid_json"
 
 
-async def test_a_message_that_is_too_long_ends_its_own_connection(pool: Pool) -> None:
+async def test_oversized_message_ends_its_own_connection(pool: Pool) -> None:
     async with talking(pool), node(pool, 3) as attacker:
         with suppress(ConnectionError):
             await attacker.say("x" * (MESSAGE_MAX + 1))
@@ -172,7 +172,7 @@ async def test_a_message_that_is_too_long_ends_its_own_connection(pool: Pool) ->
         await attacker.hung_up()
 
 
-async def test_a_forged_sender_is_refused(pool: Pool) -> None:
+async def test_forged_sender_is_rejected(pool: Pool) -> None:
     async with talking(pool), node(pool, 3) as attacker:
         for kind in ("relayData", "relayOpen", "relayClose", "offer"):
             assert await attacker.refused(message(kind, 1, 2, data="e30=")) == (
@@ -180,7 +180,7 @@ async def test_a_forged_sender_is_refused(pool: Pool) -> None:
             )
 
 
-async def test_a_third_gets_nothing_into_a_session_that_it_knows(pool: Pool) -> None:
+async def test_third_party_cannot_inject_into_a_session(pool: Pool) -> None:
     async with talking(pool), node(pool, 3) as attacker:
         for target in (1, 2):
             for kind, code in (
@@ -193,7 +193,7 @@ async def test_a_third_gets_nothing_into_a_session_that_it_knows(pool: Pool) -> 
             await attacker.say(message("relayClose", 3, target))
 
 
-async def test_who_has_not_registered_reaches_nobody(pool: Pool) -> None:
+async def test_unregistered_node_reaches_no_peer(pool: Pool) -> None:
     async with talking(pool), connected(pool) as attacker:
         sent = message("relayData", 3, 1, data="e30=")
 
@@ -201,14 +201,14 @@ async def test_who_has_not_registered_reaches_nobody(pool: Pool) -> None:
         assert await attacker.refused({"discover": {}}) == "not_registered"
 
 
-async def test_nobody_registers_under_anothers_id(pool: Pool) -> None:
+async def test_node_cannot_register_under_another_id(pool: Pool) -> None:
     async with talking(pool), connected(pool) as thief:
         forged = registration(3, nodeID=id_of(1), publicKey=id_of(1))
 
         assert await thief.refused(forged) == "invalid_register"
 
 
-async def test_a_copy_of_a_proven_nodes_registration_is_refused(pool: Pool) -> None:
+async def test_replayed_registration_is_rejected(pool: Pool) -> None:
     ours = {"isAvailable": False, "shoal": {"version": 1}}
     async with connected(pool) as victim, talking(pool):
         await victim.say(registration(4, capabilities=ours))
@@ -229,7 +229,7 @@ async def test_a_copy_of_a_proven_nodes_registration_is_refused(pool: Pool) -> N
 
 
 @pytest.mark.parametrize("size", [32, 50, 79])
-async def test_a_short_handshake_reaches_nobody(pool: Pool, size: int) -> None:
+async def test_short_handshake_is_not_relayed(pool: Pool, size: int) -> None:
     data = base64.b64encode(b"\x01" + bytes(size)).decode()
     async with talking(pool), node(pool, 3) as attacker:
         await attacker.say(message("relayOpen", 3, 2, sessionID="other"))
@@ -239,7 +239,7 @@ async def test_a_short_handshake_reaches_nobody(pool: Pool, size: int) -> None:
         assert await attacker.refused(sent) == "invalid_message"
 
 
-async def test_a_flood_of_sessions_is_told_to_wait(pool: Pool) -> None:
+async def test_session_flood_is_rate_limited(pool: Pool) -> None:
     async with talking(pool), node(pool, 3) as attacker:
         flood = [
             message("relayOpen", 3, 2, sessionID=str(number)) for number in range(2000)
@@ -252,7 +252,7 @@ async def test_a_flood_of_sessions_is_told_to_wait(pool: Pool) -> None:
         assert error["retryAfterSeconds"] >= 1
 
 
-async def test_a_flood_of_registrations_is_told_to_wait(pool: Pool) -> None:
+async def test_registration_flood_is_rate_limited(pool: Pool) -> None:
     async with talking(pool), node(pool, 3) as attacker:
         await attacker.say(*[registration(3)] * 100)
 
@@ -261,12 +261,12 @@ async def test_a_flood_of_registrations_is_told_to_wait(pool: Pool) -> None:
         assert error["code"] == "rate_limited"
 
 
-async def test_a_flood_of_garbage_holds_nobody_up(pool: Pool) -> None:
+async def test_garbage_flood_delays_no_other_node(pool: Pool) -> None:
     async with talking(pool), node(pool, 3) as attacker:
         await attacker.say(*["null"] * 5000)
 
 
-async def test_a_node_that_reads_nothing_is_dropped(
+async def test_unread_node_is_disconnected(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.peers.relay.OUTBOX_MAX", 1 << 20)
@@ -293,7 +293,7 @@ async def test_one_connection_stands_for_one_node(pool: Pool) -> None:
         assert await attacker.refused(registration(4)) == "invalid_register"
 
 
-async def test_connections_without_a_node_come_and_go(pool: Pool) -> None:
+async def test_unregistered_connections_are_forgotten(pool: Pool) -> None:
     async with talking(pool):
         for _ in range(50):
             async with connected(pool):

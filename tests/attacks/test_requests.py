@@ -198,7 +198,7 @@ async def post(pool: Pool, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 @pytest.mark.long
-def test_any_request_to_openais_face_is_answered(
+def test_any_openai_request_is_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_field(tmp_path, caplog) as its:
@@ -221,7 +221,7 @@ def test_any_request_to_openais_face_is_answered(
 
 
 @pytest.mark.long
-def test_any_request_to_grandsages_face_is_answered(
+def test_any_grandsage_request_is_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_field(tmp_path, caplog) as its:
@@ -280,7 +280,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("path", [CHAT, OLD_CHAT])
-def test_bodies_made_to_hurt_are_answered(
+def test_hostile_bodies_are_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     with open_field(tmp_path, caplog) as its:
@@ -294,7 +294,7 @@ def test_bodies_made_to_hurt_are_answered(
 
 
 @pytest.mark.long
-def test_a_model_nobody_has_is_not_found(
+def test_unknown_model_is_not_found(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_field(tmp_path, caplog) as its:

@@ -312,7 +312,7 @@ ODD_TEXTS = {
 
 @pytest.mark.parametrize("name", ODD_TEXTS)
 @pytest.mark.parametrize("extended", [False, True])
-async def test_an_odd_text_hurts_nobody(name: str, extended: bool) -> None:
+async def test_malformed_text_is_contained(name: str, extended: bool) -> None:
     attack = talk(ODD_TEXTS[name], extended=extended)
     async with worker_of(attack) as its, asyncio.timeout(PATIENCE):
         await its.served.wait()
@@ -323,7 +323,7 @@ async def test_an_odd_text_hurts_nobody(name: str, extended: bool) -> None:
 
 @pytest.mark.parametrize("extended", [False, True])
 @pytest.mark.parametrize("limit", [10**10, 10**30, -(10**30), 0])
-def test_no_limit_is_beyond_what_engines_take(limit: int, extended: bool) -> None:
+def test_limits_fit_engine_integers(limit: int, extended: bool) -> None:
     # As an original server passes it on for anybody who asks.
     text = task(1, max_new_tokens=limit, shoal={"max_tokens": limit})
 
@@ -349,7 +349,7 @@ OUR_FIELD = {
 
 
 @pytest.mark.parametrize("name", OUR_FIELD)
-async def test_an_odd_field_of_the_extension_hurts_nobody(name: str) -> None:
+async def test_malformed_extension_field_is_contained(name: str) -> None:
     attack = talk(task(1, shoal=OUR_FIELD[name]), extended=True)
     async with worker_of(attack) as its, asyncio.timeout(PATIENCE):
         await its.served.wait()
@@ -376,7 +376,7 @@ BROKEN_FRAMES = {
 
 
 @pytest.mark.parametrize("name", BROKEN_FRAMES)
-async def test_a_broken_frame_ends_the_connection_and_another_follows(
+async def test_malformed_frame_ends_the_connection_and_the_worker_reconnects(
     name: str,
 ) -> None:
     async with (
@@ -419,7 +419,7 @@ HANDSHAKES: dict[str, Attack] = {
 
 
 @pytest.mark.parametrize("name", HANDSHAKES)
-async def test_a_broken_handshake_is_tried_again(name: str) -> None:
+async def test_malformed_handshake_is_retried(name: str) -> None:
     async with worker_of(HANDSHAKES[name]) as its, asyncio.timeout(PATIENCE):
         await its.served.wait()
 
@@ -450,7 +450,7 @@ async def test_no_redirect_is_followed() -> None:
     assert not followed.is_set()
 
 
-async def test_ten_thousand_tasks_at_once_are_run_or_refused() -> None:
+async def test_ten_thousand_concurrent_tasks_are_run_or_rejected() -> None:
     async def attack(peer: Peer) -> None:
         await peer.accept(EXTENDED)
         await peer.say(*[task(number) for number in range(1000, 11_000)])
@@ -467,7 +467,7 @@ async def test_ten_thousand_tasks_at_once_are_run_or_refused() -> None:
         assert not its.agent._jobs
 
 
-async def test_ten_thousand_tasks_of_a_plain_server_are_too_many() -> None:
+async def test_ten_thousand_tasks_without_rejection_disconnect() -> None:
     # It can be told of a refusal in no other way than by hanging up.
     texts = [task(number) for number in range(1000, 11_000)]
     async with worker_of(talk(*texts)) as its, asyncio.timeout(PATIENCE):
@@ -477,7 +477,7 @@ async def test_ten_thousand_tasks_of_a_plain_server_are_too_many() -> None:
         assert its.connections == 2
 
 
-async def test_stops_without_end_stop_nothing_else() -> None:
+async def test_repeated_stops_affect_nothing_else() -> None:
     texts = [json.dumps({"id": n, "stop": True}) for n in range(10_000)]
     texts += [text for n in range(2000) for text in (task(n), texts[n])]
     async with worker_of(talk(*texts)) as its, asyncio.timeout(PATIENCE):
@@ -487,7 +487,7 @@ async def test_stops_without_end_stop_nothing_else() -> None:
         assert len(its.agent._jobs) == 0
 
 
-async def test_a_task_that_is_stopped_and_begun_again_is_another() -> None:
+async def test_restarted_task_is_a_new_one() -> None:
     stop = json.dumps({"id": 5, "stop": True})
 
     async def attack(peer: Peer) -> None:
@@ -506,7 +506,7 @@ async def test_a_task_that_is_stopped_and_begun_again_is_another() -> None:
         assert len(its.agent._jobs) == 0
 
 
-async def test_a_server_that_reads_nothing_is_left_in_the_end(
+async def test_server_that_reads_nothing_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.transports.outbox.OUTBOX_MAX", 1 << 16)
@@ -526,7 +526,7 @@ async def test_a_server_that_reads_nothing_is_left_in_the_end(
         check_told(its)
 
 
-async def test_a_server_that_only_wants_pongs_is_left_in_the_end(
+async def test_server_that_only_pings_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Reader and writer then wait for the same room.

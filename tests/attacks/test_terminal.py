@@ -30,7 +30,7 @@ def check_shown(text: str) -> None:
     assert text.replace("\n", "").isprintable()
 
 
-async def test_names_are_spelled_out_a_line_each(
+async def test_control_characters_in_names_are_escaped_one_line_each(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with join(pool, EVIL, EVIL), join(pool, "n2", "m2"):
@@ -43,7 +43,7 @@ async def test_names_are_spelled_out_a_line_each(
     assert len(shown.splitlines()) == 3
 
 
-async def test_names_of_peers_are_spelled_out(
+async def test_control_characters_in_peer_names_are_escaped(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with ours(pool, EVIL, WireOffer(models=[EVIL], price=EVIL)) as peer:
@@ -59,7 +59,7 @@ async def test_names_of_peers_are_spelled_out(
     assert len(shown.splitlines()) == 2
 
 
-async def test_errors_are_spelled_out(
+async def test_control_characters_in_errors_are_escaped(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with join(pool, "n1", EVIL):
@@ -71,7 +71,7 @@ async def test_errors_are_spelled_out(
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-async def test_an_answer_is_spelled_out_on_a_terminal_and_nowhere_else(
+async def test_control_characters_in_answers_are_escaped_only_on_terminals(
     pool: Pool,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

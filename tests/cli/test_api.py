@@ -10,7 +10,7 @@ from shoal.config.secret_files import CERTIFICATE_FILE
 
 
 @pytest.mark.parametrize(("certificate", "scheme"), [(False, "http"), (True, "https")])
-def test_coordinator_of_this_machine_is_asked_as_it_serves(
+def test_local_coordinator_is_queried_at_its_own_url(
     tmp_path: Path, certificate: bool, scheme: str
 ) -> None:
     if certificate:
@@ -21,7 +21,7 @@ def test_coordinator_of_this_machine_is_asked_as_it_serves(
     assert asked == f"{scheme}://127.0.0.1:4010"
 
 
-def test_url_that_is_given_is_asked(tmp_path: Path) -> None:
+def test_given_url_is_queried(tmp_path: Path) -> None:
     assert (
         base_url(Namespace(url="http://pool:1", data_dir=tmp_path)) == "http://pool:1"
     )

@@ -21,7 +21,7 @@ from shoal.config.loader import setting
         ("007s", 7),
     ],
 )
-def test_duration_is_read_as_people_write_it(text: str, seconds: int) -> None:
+def test_durations_are_parsed(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
 
 
@@ -29,7 +29,7 @@ def test_duration_is_read_as_people_write_it(text: str, seconds: int) -> None:
     "text",
     ["", "5", "d", "0s", "-1d", "1.5h", "1 d", "1D", "1y", "\u0661d", "9" * 10 + "s"],
 )
-def test_anything_else_is_refused_with_an_example(text: str) -> None:
+def test_invalid_duration_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="such as 12h or 30d"):
         parse_duration(text)
 
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
         (["--greeting"], None, True),
     ],
 )
-def test_what_was_not_given_is_told_from_what_was(
+def test_unset_flags_differ_from_set_ones(
     parser: argparse.ArgumentParser,
     flags: list[str],
     looking: bool | None,
@@ -72,7 +72,7 @@ def test_what_was_not_given_is_told_from_what_was(
     }
 
 
-def test_a_setting_that_says_no_has_no_second_no(
+def test_negative_flag_has_no_negation(
     parser: argparse.ArgumentParser,
 ) -> None:
     assert "--no-no-looking" not in parser.format_help()

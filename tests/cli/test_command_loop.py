@@ -21,7 +21,7 @@ def record(message: str, *given: object, **more: object) -> logging.LogRecord:
     return made
 
 
-def test_a_line_is_one_object() -> None:
+def test_json_line_is_one_object() -> None:
     assert written(record("said %r", 'a"\n\ud800')) == {
         "at": "1970-01-01T00:00:00+00:00",
         "level": "info",
@@ -30,14 +30,14 @@ def test_a_line_is_one_object() -> None:
     }
 
 
-def test_fields_stand_for_themselves() -> None:
+def test_extra_fields_are_included() -> None:
     line = written(record("a=1 b='x'", fields={"a": 1, "b": "x", "c": b"bytes"}))
 
     assert (line["a"], line["b"], line["c"]) == (1, "x", "b'bytes'")
     assert "message" not in line
 
 
-def test_an_exception_is_told_whole() -> None:
+def test_exception_is_logged_completely() -> None:
     try:
         raise ValueError("two\nlines")
     except ValueError:

@@ -40,7 +40,7 @@ def revoke(*, yes: bool) -> int:
     ("typed", "status"),
     [("y\n", 0), ("YES\n", 0), ("n\n", 1), ("\n", 1), ("", 1)],
 )
-def test_terminal_is_asked_for_confirmation(
+def test_terminal_requires_confirmation(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     revoked: list[str],

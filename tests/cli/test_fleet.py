@@ -52,9 +52,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_machine_that_was_paired_keeps_token_and_name(
-    folder: Path, capsys: Printed
-) -> None:
+def test_paired_machine_stores_token_and_name(folder: Path, capsys: Printed) -> None:
     assert main(["fleet", "pair", URL]) == 0
     assert "the fleet 'lab 7'" in capsys.readouterr().out
 
@@ -63,7 +61,7 @@ def test_a_machine_that_was_paired_keeps_token_and_name(
     assert json.loads(capsys.readouterr().out) == {"url": URL, "fleet": "lab 7"}
 
 
-def test_the_coordinator_has_the_fleet_that_the_machine_is_of(folder: Path) -> None:
+def test_coordinator_uses_the_machines_fleet(folder: Path) -> None:
     main(["fleet", "pair", URL])
 
     config = with_fleet(Config(), FLEETS, folder)
@@ -75,7 +73,7 @@ def test_the_coordinator_has_the_fleet_that_the_machine_is_of(folder: Path) -> N
     assert with_fleet(opened, FLEETS, folder) is opened
 
 
-def test_a_url_can_be_piped(
+def test_url_can_be_piped(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(f"  {URL}\n"))
@@ -104,7 +102,7 @@ def test_unpaired_coordinator_invites_into_its_own_fleet(
     assert printed[-1] == join
 
 
-def test_what_the_settings_say_comes_first(
+def test_settings_take_precedence(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
     main(["fleet", "pair", URL])
@@ -115,7 +113,7 @@ def test_what_the_settings_say_comes_first(
     assert json.loads(capsys.readouterr().out)["fleet"] == ""
 
 
-def test_secrets_are_kept_from_others(folder: Path) -> None:
+def test_secret_files_are_private(folder: Path) -> None:
     shared = folder.parent / ".macfleet" / "fleet-token"
     shared.parent.mkdir(mode=0o755)
     shared.write_text("old")
@@ -129,7 +127,7 @@ def test_secrets_are_kept_from_others(folder: Path) -> None:
         assert mode(folder / FILE) == 0o600
 
 
-def test_the_token_of_other_programs_can_be_taken(
+def test_token_of_other_programs_can_be_used(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
     shared = folder.parent / ".macfleet" / "fleet-token"
@@ -158,7 +156,7 @@ def test_the_token_of_other_programs_can_be_taken(
         (["--theirs"], "neither MACFLEET_TOKEN"),
     ],
 )
-def test_what_cannot_be_done_is_said(
+def test_impossible_action_is_an_error(
     folder: Path, capsys: Printed, arguments: list[str], said: str
 ) -> None:
     assert main(["fleet", "pair", *arguments]) == 1
@@ -167,7 +165,7 @@ def test_what_cannot_be_done_is_said(
     assert not (folder / FILE).exists()
 
 
-def test_a_damaged_file_is_named(folder: Path) -> None:
+def test_error_names_a_damaged_file(folder: Path) -> None:
     folder.mkdir()
     (folder / FILE).write_text("nonsense\n")
 
@@ -175,7 +173,7 @@ def test_a_damaged_file_is_named(folder: Path) -> None:
         load_fleet(folder, FLEETS)
 
 
-def test_a_qr_code_says_what_that_of_real_programs_says() -> None:
+def test_qr_code_matches_that_of_other_programs() -> None:
     """They differ in what fills the rest after the content, and so in the mask."""
     case = case_of("qr/short url")
     content, expected = case["input"]["content"], case["expect"]["lines"]

@@ -25,9 +25,7 @@ from shoal.worker.agent import WorkerEvent
         ("192.0.2.7:50051", "macfleet", "192.0.2.7:50051"),
     ],
 )
-def test_an_address_alone_is_that_of_a_coordinator(
-    url: str, wire: str, meant: str
-) -> None:
+def test_bare_address_means_a_coordinator(url: str, wire: str, meant: str) -> None:
     assert normalize_url(url, wire) == meant
 
 
@@ -39,7 +37,7 @@ async def place(url: str, wire: str = "dispatch") -> JoinTarget:
     return await resolve_target(url, wire, "", Path("none"))
 
 
-async def test_a_code_is_presented_with_the_key(sites: Sites) -> None:
+async def test_pairing_code_is_presented_with_the_key(sites: Sites) -> None:
     posted: list[Any] = []
     answer = {"user_id": "u1", "paired_at": "2026-02-09T12:00:05.000Z"}
     url = await sites({CLAIM: answer}, posted=posted)
@@ -62,7 +60,7 @@ async def test_a_code_is_presented_with_the_key(sites: Sites) -> None:
         (["odd"], "knows nothing of pairing codes"),
     ],
 )
-async def test_a_refusal_says_what_to_do(
+async def test_refused_code_has_a_remedy(
     sites: Sites, answer: object, said: str
 ) -> None:
     url = await sites({CLAIM: answer}, status=400)
@@ -75,14 +73,14 @@ async def test_a_refusal_says_what_to_do(
     assert len(told.reason) < 400
 
 
-async def test_a_coordinator_without_pairing_is_told(sites: Sites) -> None:
+async def test_coordinator_without_pairing_is_reported(sites: Sites) -> None:
     told = await pair_worker(await place(await sites({})), "A1B2C3", KEY)
 
     assert told.kind == "unpaired"
     assert "knows nothing of pairing codes" in told.reason
 
 
-async def test_one_that_is_away_is_told() -> None:
+async def test_unreachable_coordinator_is_reported() -> None:
     told = await pair_worker(await place("http://127.0.0.1:1"), "A1B2C3", KEY)
 
     assert told.kind == "unpaired"
@@ -90,7 +88,7 @@ async def test_one_that_is_away_is_told() -> None:
     assert "A1B2C3" not in told.reason
 
 
-async def test_one_that_does_not_answer_is_not_waited_for(
+async def test_silent_coordinator_times_out(
     sites: Sites,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -102,7 +100,7 @@ async def test_one_that_does_not_answer_is_not_waited_for(
     assert told == WorkerEvent("unpaired", "no answer within 0.05 s; join again")
 
 
-async def test_a_wire_without_codes_is_refused_by_name() -> None:
+async def test_wire_without_pairing_codes_is_rejected_by_name() -> None:
     there = await place("http://127.0.0.1:1", "grandsage")
 
     with pytest.raises(

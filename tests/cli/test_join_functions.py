@@ -62,7 +62,7 @@ HEALTH = {"status": "ok", "shoal": "0.2", **PORTS}
 @pytest.mark.parametrize(
     ("label", "scheme"), [("transport", "tls-any"), ("transport:tcp", "tcp")]
 )
-async def test_coordinator_of_ours_is_joined_at_its_port_for_functions(
+async def test_shoal_coordinator_is_joined_at_its_function_port(
     sites: Sites, tmp_path: Path, token: str, label: str, scheme: str
 ) -> None:
     ports = {"direct": {"macfleet": {label: 50052, "heartbeat": 50051}}}
@@ -75,7 +75,7 @@ async def test_coordinator_of_ours_is_joined_at_its_port_for_functions(
     assert there.direct == f"{scheme}://127.0.0.1:50052"
 
 
-async def test_coordinator_that_is_away_is_asked_when_it_is_back(
+async def test_unreachable_coordinator_is_queried_later(
     sites: Sites, tmp_path: Path
 ) -> None:
     there = await resolve_call_target("http://127.0.0.1:1", "auto", "", tmp_path)
@@ -84,7 +84,7 @@ async def test_coordinator_that_is_away_is_asked_when_it_is_back(
     assert there.direct == "tcp://127.0.0.1:4010"
 
 
-async def test_any_peer_is_joined_by_a_wire_that_is_named(tmp_path: Path) -> None:
+async def test_named_wire_joins_any_peer(tmp_path: Path) -> None:
     there = await resolve_call_target("192.0.2.7:50051", "macfleet", "secret", tmp_path)
 
     assert (there.url, there.token) == ("192.0.2.7:50051", "secret")
@@ -101,7 +101,7 @@ async def test_any_peer_is_joined_by_a_wire_that_is_named(tmp_path: Path) -> Non
         ("tcp://192.0.2.7:1", "lab", "tcp://192.0.2.7:1", ""),
     ],
 )
-async def test_peer_is_joined_with_the_fleet_that_this_machine_was_let_into(
+async def test_peer_is_joined_with_the_paired_fleet(
     tmp_path: Path, url: str, name: str, dialled: str, token: str
 ) -> None:
     fleets = discover()["macfleet"].fleets
@@ -120,7 +120,7 @@ async def test_error_for_a_peer_without_a_wire_names_the_wires(tmp_path: Path) -
         await resolve_call_target("tcp://192.0.2.7:4011", "auto", "", tmp_path)
 
 
-async def test_coordinator_without_such_a_port_is_an_error(
+async def test_coordinator_without_a_function_port_is_an_error(
     sites: Sites, tmp_path: Path
 ) -> None:
     url = await sites({"/healthz": {**HEALTH, "direct": {}}})
@@ -129,7 +129,7 @@ async def test_coordinator_without_such_a_port_is_an_error(
         await resolve_call_target(url, "auto", "", tmp_path)
 
 
-async def test_coordinator_of_another_kind_calls_no_functions(
+async def test_other_coordinators_do_not_call_functions(
     sites: Sites, tmp_path: Path
 ) -> None:
     url = await sites({"/v1/health": ORIGINAL})
@@ -138,7 +138,7 @@ async def test_coordinator_of_another_kind_calls_no_functions(
         await resolve_call_target(url, "auto", "", tmp_path)
 
 
-async def test_coordinator_that_is_only_seen_nearby_has_to_be_named(
+async def test_discovered_coordinator_must_be_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nearby(kind: str, *, secure: bool, local_error: str) -> str:
@@ -151,7 +151,7 @@ async def test_coordinator_that_is_only_seen_nearby_has_to_be_named(
         await resolve_call_target("", "auto", "", tmp_path)
 
 
-async def test_port_that_has_changed_is_asked_for(sites: Sites, tmp_path: Path) -> None:
+async def test_changed_port_is_looked_up(sites: Sites, tmp_path: Path) -> None:
     url = await sites({"/healthz": HEALTH})
     there = await resolve_call_target(url, "auto", "", tmp_path)
 
@@ -179,19 +179,21 @@ async def test_ray_serve_is_an_engine_if_it_has_models(serve: ServerLocation) ->
     assert engines == (f"http://127.0.0.1:{serve.port}/v1",)
 
 
-async def test_server_that_is_named_stands_for_it(serve: ServerLocation) -> None:
+async def test_named_server_replaces_ray_serve(serve: ServerLocation) -> None:
     named = ("ray", "http://serve.example:8000/v1", "embedded")
 
     assert await ray_engines(named, tasks=False, serve=serve) == named[1:]
 
 
-async def test_without_models_there_are_tasks_only(
+async def test_without_models_only_tasks_are_offered(
     nobody: ServerLocation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await ray_engines(("ray",), tasks=True, serve=nobody) == ()
     assert "offering tasks only" in capsys.readouterr().err
 
 
-async def test_without_anything_it_says_what_to_give(nobody: ServerLocation) -> None:
+async def test_without_models_and_tasks_the_error_has_a_remedy(
+    nobody: ServerLocation,
+) -> None:
     with pytest.raises(ConfigError, match="--tasks MODULE"):
         await ray_engines(("ray",), tasks=False, serve=nobody)

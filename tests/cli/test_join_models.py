@@ -110,7 +110,7 @@ def _tell_nobody(
     pass
 
 
-async def test_one_connection_for_all_models_says_what_each_can_do() -> None:
+async def test_joint_offer_describes_each_model() -> None:
     joined: list[WorkerProfile] = []
     config = {"only_for": ("alice",), "passcode": "wildlife"}
     sources = [
@@ -151,7 +151,7 @@ async def test_one_connection_for_all_models_says_what_each_can_do() -> None:
     )
 
 
-async def test_slots_that_are_asked_for_are_those_of_each_engine() -> None:
+async def test_requested_slots_apply_to_each_engine() -> None:
     joined: list[WorkerProfile] = []
     sources = [EngineSource("one", Engine(CHATS)), EngineSource("two", Engine(EMBEDS))]
 
@@ -168,7 +168,7 @@ async def test_slots_that_are_asked_for_are_those_of_each_engine() -> None:
         (["one", "two"], ["otter-one", "otter-two"]),
     ],
 )
-async def test_a_connection_for_each_model_tells_engines_apart_by_name(
+async def test_separate_offers_distinguish_engines_by_name(
     labels: list[str], names: list[str]
 ) -> None:
     joined: list[WorkerProfile] = []
@@ -208,7 +208,7 @@ async def test_unreachable_coordinator_and_one_without_a_direct_port_differ(
     assert "no port other than that of HTTP" in str(without)
 
 
-async def test_a_port_that_does_not_answer_is_given_up_before_the_others_are(
+async def test_silent_direct_port_times_out_early(
     sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @asynccontextmanager
@@ -224,7 +224,7 @@ async def test_a_port_that_does_not_answer_is_given_up_before_the_others_are(
     assert "no answer within 0.01 s" in str(await closed(url))
 
 
-async def test_one_that_has_another_certificate_is_not_taken_to_be_away() -> None:
+async def test_wrong_certificate_is_not_an_outage() -> None:
     authority = trustme.CA()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)

@@ -21,7 +21,7 @@ from shoal.transports.tls import fingerprint_of
 HEALTH = {"status": "ok", "shoal": "0.2"}
 
 
-async def test_the_coordinator_of_this_machine_is_meant_where_none_is_named(
+async def test_local_coordinator_is_the_default(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "join-token").write_text("secret\n")
@@ -33,7 +33,7 @@ async def test_the_coordinator_of_this_machine_is_meant_where_none_is_named(
     assert there.protocol.preferred
 
 
-async def test_a_token_that_was_given_goes_before_the_one_in_the_folder(
+async def test_given_token_precedes_the_stored_one(
     sites: Sites, tmp_path: Path
 ) -> None:
     (tmp_path / "join-token").write_text("secret\n")
@@ -46,7 +46,7 @@ async def test_a_token_that_was_given_goes_before_the_one_in_the_folder(
 
 
 @pytest.mark.parametrize("found", [True, False])
-async def test_a_token_of_another_coordinator_is_for_the_one_nearby_if_there_is_one(
+async def test_foreign_token_prefers_the_lan_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool
 ) -> None:
     async def nearby(kind: str, *, secure: bool, local_error: str) -> str:
@@ -64,7 +64,7 @@ async def test_a_token_of_another_coordinator_is_for_the_one_nearby_if_there_is_
     assert there.token == "another"
 
 
-async def test_the_folders_token_goes_to_no_other_coordinator(tmp_path: Path) -> None:
+async def test_stored_token_is_sent_to_no_other_coordinator(tmp_path: Path) -> None:
     (tmp_path / "join-token").write_text("secret\n")
 
     assert (
@@ -72,7 +72,7 @@ async def test_the_folders_token_goes_to_no_other_coordinator(tmp_path: Path) ->
     ).token == ""
 
 
-async def test_without_a_folder_it_is_looked_for_on_the_local_network(
+async def test_without_a_data_folder_the_lan_is_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
@@ -96,7 +96,7 @@ async def test_without_a_folder_it_is_looked_for_on_the_local_network(
     assert plain.protocol.preferred
 
 
-async def test_a_coordinator_of_this_machine_that_is_away_is_waited_for(
+async def test_local_coordinator_that_is_down_is_awaited(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "join-token").write_text("secret\n")
@@ -110,7 +110,7 @@ async def test_a_coordinator_of_this_machine_that_is_away_is_waited_for(
     assert "shoal join http://HOST:4010" in caplog.text
 
 
-async def test_a_coordinator_of_this_machine_is_found_where_it_said_that_it_is(
+async def test_local_coordinator_is_found_by_its_runtime_file(
     tmp_path: Path,
 ) -> None:
     with publish_url(tmp_path, "127.0.0.1", 9, secure=False):
@@ -119,7 +119,7 @@ async def test_a_coordinator_of_this_machine_is_found_where_it_said_that_it_is(
     assert there.url == "http://127.0.0.1:9"
 
 
-async def test_without_a_folder_another_wire_still_goes_to_this_machine(
+async def test_other_wires_join_this_machine_without_a_data_folder(
     tmp_path: Path,
 ) -> None:
     there = await resolve_target("", "grandsage", "", tmp_path / "none")
@@ -127,7 +127,7 @@ async def test_without_a_folder_another_wire_still_goes_to_this_machine(
     assert (there.url, there.token) == ("http://127.0.0.1:4010", "")
 
 
-async def test_a_coordinator_with_a_certificate_is_known_by_it(
+async def test_coordinator_is_authenticated_by_its_certificate(
     tmp_path: Path, certificate: str
 ) -> None:
     (tmp_path / "certificate.pem").write_text(certificate)
@@ -152,20 +152,20 @@ def certificate() -> str:
         ("http://127.0.0.1", "pigeon", "--wire pigeon: unknown wire"),
     ],
 )
-async def test_a_place_that_makes_no_sense_is_refused(
+async def test_invalid_url_is_rejected(
     url: str, wire: str, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         await resolve_target(url, wire, "", tmp_path)
 
 
-async def test_a_token_in_a_url_is_not_shown(tmp_path: Path) -> None:
+async def test_token_in_a_url_is_not_shown(tmp_path: Path) -> None:
     there = await resolve_target("ws://host/ws?token=secret", "auto", "", tmp_path)
 
     assert there.display_url == "ws://host/ws"
 
 
-async def test_our_coordinator_is_joined_by_the_wire_that_has_one_connection(
+async def test_shoal_coordinator_is_joined_by_the_preferred_wire(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as pool:
@@ -188,7 +188,7 @@ async def test_our_coordinator_is_joined_by_the_wire_that_has_one_connection(
     ],
 )
 @pytest.mark.parametrize("wire", ["auto", "tealenet"])
-async def test_a_coordinator_says_where_else_it_is_to_be_had(
+async def test_coordinator_reports_its_direct_port(
     sites: Sites, tmp_path: Path, ports: object, direct: str, wire: str
 ) -> None:
     url = await sites({"/healthz": {**HEALTH, "direct": {"tealenet": ports}}})
@@ -199,7 +199,7 @@ async def test_a_coordinator_says_where_else_it_is_to_be_had(
     assert there.direct == direct
 
 
-async def test_the_other_port_is_asked_for_anew(sites: Sites, tmp_path: Path) -> None:
+async def test_direct_port_is_looked_up_again(sites: Sites, tmp_path: Path) -> None:
     def ports(**ports: int) -> Mapping[str, object]:
         return {**HEALTH, "direct": {"tealenet": ports}}
 
@@ -214,7 +214,7 @@ async def test_the_other_port_is_asked_for_anew(sites: Sites, tmp_path: Path) ->
     assert await resolve_direct(there) == ""
 
 
-async def test_one_that_was_away_is_asked_for_its_other_port_when_it_is_back(
+async def test_direct_port_is_looked_up_after_an_outage(
     tmp_path: Path, sites: Sites
 ) -> None:
     there = await resolve_target("http://127.0.0.1:1", "auto", "", tmp_path)
@@ -228,7 +228,7 @@ async def test_one_that_was_away_is_asked_for_its_other_port_when_it_is_back(
     assert await resolve_direct(back) == "tcp://127.0.0.1:4011"
 
 
-async def test_where_http_is_encrypted_the_other_port_has_to_be_too() -> None:
+async def test_https_requires_an_encrypted_direct_port() -> None:
     wire = discover()["tealenet"]
 
     def direct(url: str, **ports: int) -> str:
@@ -239,14 +239,14 @@ async def test_where_http_is_encrypted_the_other_port_has_to_be_too() -> None:
     assert direct("http://host:4010", tcp=4011, tls=4012) == "tcp://host:4011"
 
 
-async def test_a_peer_is_joined_at_its_address(tmp_path: Path) -> None:
+async def test_peer_is_joined_at_its_address(tmp_path: Path) -> None:
     there = await resolve_target("tcp://192.0.2.7:4011", "auto", "", tmp_path)
 
     assert there.protocol.name == "tealenet"
     assert there.direct == ""
 
 
-async def test_a_relay_is_joined_at_its_url(tmp_path: Path) -> None:
+async def test_relay_is_joined_at_its_url(tmp_path: Path) -> None:
     url = "wss://relay.example/ws"
 
     there = await resolve_target(url, "tealenet", "", tmp_path)
@@ -255,7 +255,7 @@ async def test_a_relay_is_joined_at_its_url(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/", "/below/"])
-async def test_an_original_coordinator_is_joined_by_its_own_wire(
+async def test_original_coordinator_is_joined_by_its_own_wire(
     sites: Sites, tmp_path: Path, path: str
 ) -> None:
     url = await sites({path.rstrip("/") + "/v1/health": ORIGINAL})
@@ -274,7 +274,7 @@ async def test_an_original_coordinator_is_joined_by_its_own_wire(
     ],
     ids=["both faces", "behind a proxy"],
 )
-async def test_ours_is_not_taken_for_an_original_one(
+async def test_shoal_is_not_mistaken_for_an_original_coordinator(
     sites: Sites, tmp_path: Path, answers: Answers
 ) -> None:
     there = await resolve_target(await sites(answers), "auto", "", tmp_path)
@@ -292,7 +292,7 @@ async def test_ours_is_not_taken_for_an_original_one(
     ],
     ids=["nothing", "another service", "odd JSON", "a flood"],
 )
-async def test_what_is_no_coordinator_is_told_apart(
+async def test_other_servers_are_not_coordinators(
     sites: Sites, tmp_path: Path, answers: Answers
 ) -> None:
     url = await sites(answers)
@@ -301,9 +301,7 @@ async def test_what_is_no_coordinator_is_told_apart(
         await resolve_target(url, "auto", "", tmp_path)
 
 
-async def test_a_wire_that_is_named_is_not_doubted(
-    sites: Sites, tmp_path: Path
-) -> None:
+async def test_named_wire_is_not_probed(sites: Sites, tmp_path: Path) -> None:
     url = await sites({})
 
     assert (
@@ -311,7 +309,7 @@ async def test_a_wire_that_is_named_is_not_doubted(
     ).protocol.name == "dispatch"
 
 
-async def test_a_redirect_is_not_followed(sites: Sites, tmp_path: Path) -> None:
+async def test_redirect_is_not_followed(sites: Sites, tmp_path: Path) -> None:
     elsewhere = await sites({"/healthz": {"shoal": "0.1"}})
     url = await sites({"/healthz": elsewhere + "/healthz"}, redirects=True)
 
@@ -319,7 +317,7 @@ async def test_a_redirect_is_not_followed(sites: Sites, tmp_path: Path) -> None:
         await resolve_target(url, "auto", "", tmp_path)
 
 
-async def test_one_that_is_away_is_taken_for_ours(
+async def test_unreachable_coordinator_is_assumed_to_be_shoal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     there = await resolve_target("http://127.0.0.1:1", "auto", "", tmp_path)
@@ -332,7 +330,7 @@ async def test_one_that_is_away_is_taken_for_ours(
     assert "--wire" in caplog.text
 
 
-async def test_one_that_is_not_well_is_taken_for_ours(
+async def test_unhealthy_coordinator_is_assumed_to_be_shoal(
     sites: Sites, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = await sites({"/healthz": {"error": "starting"}}, status=503)
@@ -343,7 +341,7 @@ async def test_one_that_is_not_well_is_taken_for_ours(
     assert "waiting for a Shoal coordinator" in caplog.text
 
 
-async def test_one_that_never_answers_is_not_waited_for(
+async def test_silent_server_times_out(
     sites: Sites,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -357,7 +355,7 @@ async def test_one_that_never_answers_is_not_waited_for(
     assert "waiting for a Shoal coordinator" in caplog.text
 
 
-async def test_what_speaks_no_http_is_not_waited_for(tmp_path: Path) -> None:
+async def test_server_without_http_is_rejected_at_once(tmp_path: Path) -> None:
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH_9\r\n")
         await writer.drain()
@@ -370,7 +368,7 @@ async def test_what_speaks_no_http_is_not_waited_for(tmp_path: Path) -> None:
             await resolve_target(url, "auto", "", tmp_path)
 
 
-async def test_a_token_with_a_certificate_is_of_ours(
+async def test_token_with_a_fingerprint_means_shoal(
     tmp_path: Path, certificate: str
 ) -> None:
     token = with_fingerprint("secret", fingerprint_of(certificate))
@@ -389,7 +387,7 @@ async def test_a_token_with_a_certificate_is_of_ours(
         ("wss://host", "https://host"),
     ],
 )
-async def test_a_coordinator_is_asked_over_http(
+async def test_coordinator_is_queried_over_http(
     url: str, web: str, tmp_path: Path
 ) -> None:
     assert (await resolve_target(url, "dispatch", "", tmp_path)).http_url == web

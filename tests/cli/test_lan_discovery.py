@@ -31,7 +31,7 @@ def sighting(
     ],
     ids=["IPv4", "both versions", "IPv6", "with a zone"],
 )
-def test_an_address_is_written_as_it_is_joined(
+def test_addresses_are_formatted_as_join_urls(
     addresses: tuple[str, ...], url: str
 ) -> None:
     seen = [sighting("one", *addresses), sighting("two", "192.0.2.9")]
@@ -42,7 +42,7 @@ def test_an_address_is_written_as_it_is_joined(
     assert f"  shoal join {url}  # one" in str(caught.value).splitlines()
 
 
-def test_the_only_coordinator_is_meant() -> None:
+def test_only_coordinator_is_selected() -> None:
     mac, one = sighting("a Mac", text={"deviceID": "X"}), sighting("one", "192.0.2.8")
 
     assert only_coordinator([mac, one], secure=False, local_error=GONE) is one
@@ -55,7 +55,7 @@ def test_token_with_a_fingerprint_is_not_sent_without_tls() -> None:
     assert "shoal join https://192.0.2.7:PORT  # one" in str(caught.value)
 
 
-def test_of_several_coordinators_none_is_meant_and_all_are_named() -> None:
+def test_several_coordinators_are_an_error_that_lists_them() -> None:
     seen = [sighting("two", "192.0.2.8"), sighting("o\x1bne")]
 
     with pytest.raises(ConfigError) as caught:
@@ -67,7 +67,7 @@ def test_of_several_coordinators_none_is_meant_and_all_are_named() -> None:
     ]
 
 
-def test_where_there_is_none_it_is_said_what_to_do() -> None:
+def test_error_without_a_coordinator_has_a_remedy() -> None:
     with pytest.raises(ConfigError) as caught:
         only_coordinator([], secure=False, local_error=GONE)
 
@@ -75,7 +75,7 @@ def test_where_there_is_none_it_is_said_what_to_do() -> None:
         assert said in str(caught.value)
 
 
-async def test_without_a_network_it_is_said_so(
+async def test_missing_network_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lan_discovery, "addresses_of", lambda host: ())
@@ -84,7 +84,7 @@ async def test_without_a_network_it_is_said_so(
         await find_lan_coordinator(KIND, secure=False, local_error=GONE)
 
 
-async def test_a_coordinator_that_is_announced_is_found(
+async def test_announced_coordinator_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lan_discovery, "BROWSE_TIME", 2.0)
@@ -105,7 +105,7 @@ def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None
     writer.close()
 
 
-async def test_of_a_coordinators_addresses_one_that_answers_is_joined() -> None:
+async def test_reachable_address_is_joined() -> None:
     async with await asyncio.start_server(_hang_up, "127.0.0.3", 0) as server:
         port: int = server.sockets[0].getsockname()[1]
         one = DiscoveredService("one", ("::1", "127.0.0.2", "127.0.0.3"), port, OURS)

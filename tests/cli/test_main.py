@@ -22,7 +22,7 @@ raise SystemExit(main(["version"]))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
-def test_ctrl_c_while_a_command_is_imported_says_nothing() -> None:
+def test_ctrl_c_during_an_import_is_silent() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", INTERRUPTED],
         capture_output=True,

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_models_that_are_here_are_listed(
+def test_local_models_are_listed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["models", "ls", "--in", str(folder), "--json"]) == 0
@@ -49,9 +49,7 @@ def test_models_that_are_here_are_listed(
     ]
 
 
-def test_listing_is_a_table_for_people(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_listing_is_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["models", "ls", "--in", str(folder)])
 
     (line,) = [
@@ -60,7 +58,7 @@ def test_listing_is_a_table_for_people(
     assert line.split() == ["org/name", "4", "MB", "2", str(folder / "org" / "name")]
 
 
-def test_empty_folder_says_how_models_come_into_it(
+def test_empty_folder_has_a_hint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_DATA_DIR", str(tmp_path))
@@ -75,7 +73,7 @@ def test_empty_folder_says_how_models_come_into_it(
 @pytest.mark.parametrize(
     "peer", ["here", "here:", "here:x", ":4000", "http://here:80", "here:99999", "[::1"]
 )
-def test_address_of_a_peer_has_a_host_and_a_port(
+def test_peer_address_requires_host_and_port(
     peer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["models", "get", "m", "--from", peer]) == 1
@@ -83,7 +81,7 @@ def test_address_of_a_peer_has_a_host_and_a_port(
     assert f"--from {peer}: expected HOST:PORT" in capsys.readouterr().err
 
 
-def test_name_that_could_be_no_folder_is_refused_here(
+def test_invalid_model_name_is_rejected_locally(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["models", "get", "../m", "--from", "127.0.0.1:1"]) == 1
@@ -100,7 +98,7 @@ def test_name_that_could_be_no_folder_is_refused_here(
         ("m=/nowhere", "m cannot be shared: /nowhere: no such file"),
     ],
 )
-def test_coordinator_says_at_once_what_cannot_be_shared(
+def test_unshareable_model_fails_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], share: str, why: str
 ) -> None:
     data = str(tmp_path / "data")

@@ -23,12 +23,12 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "shoal.toml"
 
 
-def test_defaults_hold_when_nothing_is_said() -> None:
+def test_defaults_apply() -> None:
     assert settings() == ServeConfig()
     assert load(JoinConfig, "join", {}, None, {}) == JoinConfig()
 
 
-def test_flag_goes_before_variable_before_file_before_default(file: Path) -> None:
+def test_flag_precedes_variable_file_and_default(file: Path) -> None:
     file.write_text("[serve]\nport = 3\nqueue_max = 3\ndrain = 3\n")
     environment = {"SHOAL_PORT": "2", "SHOAL_QUEUE_MAX": "2"}
 
@@ -62,7 +62,7 @@ def test_every_wire_has_flags_and_variables_of_its_own(name: str) -> None:
         ("[serve\n", "shoal.toml"),
     ],
 )
-def test_wrong_line_of_a_file_is_named(file: Path, text: str, said: str) -> None:
+def test_error_names_a_wrong_line(file: Path, text: str, said: str) -> None:
     file.write_text(text)
 
     with pytest.raises(ConfigError) as caught:
@@ -73,19 +73,19 @@ def test_wrong_line_of_a_file_is_named(file: Path, text: str, said: str) -> None
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"\x00"])
-def test_file_that_is_no_text_is_named(file: Path, content: bytes) -> None:
+def test_error_names_a_binary_file(file: Path, content: bytes) -> None:
     file.write_bytes(content)
 
     with pytest.raises(ConfigError, match=r"shoal\.toml"):
         settings(file=file)
 
 
-def test_file_that_was_named_must_be_there(file: Path) -> None:
+def test_given_file_must_exist(file: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         settings(file=file)
 
 
-def test_file_that_nobody_named_need_not_be_there(
+def test_default_file_may_be_missing(
     monkeypatch: pytest.MonkeyPatch, file: Path
 ) -> None:
     assert USER_FILE.name == "shoal.toml"
@@ -102,7 +102,7 @@ def test_file_that_nobody_named_need_not_be_there(
         ("SHOAL_DRAIN", "1e999", "SHOAL_DRAIN"),
     ],
 )
-def test_wrong_variable_is_named(name: str, value: str, said: str) -> None:
+def test_error_names_a_wrong_variable(name: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         settings(environment={name: value})
 
@@ -112,11 +112,11 @@ def test_wrong_variable_is_named(name: str, value: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("value", "wanted"), [("7", 7.0), ("0.5", 0.5), ("1e3", 1000.0), ("0", 0.0)]
 )
-def test_numbers_may_be_written_as_people_do(value: str, wanted: float) -> None:
+def test_numbers_may_have_separators(value: str, wanted: float) -> None:
     assert settings({"drain": value}).drain == wanted
 
 
-def test_home_is_found_in_paths() -> None:
+def test_tilde_is_expanded_in_paths() -> None:
     assert settings({"data_dir": "~/x"}).data_dir == Path.home() / "x"
 
 
@@ -127,7 +127,7 @@ def test_home_is_found_in_paths() -> None:
         ("[server]\nport = 4015", "unknown table [server]; expected [join], [serve]"),
     ],
 )
-def test_what_nobody_reads_in_a_file_is_refused(
+def test_unknown_setting_in_a_file_is_rejected(
     file: Path, text: str, said: str
 ) -> None:
     file.write_text(text)
@@ -150,7 +150,7 @@ def test_what_nobody_reads_in_a_file_is_refused(
         (None, {}, "engine = []", ()),
     ],
 )
-def test_setting_of_several_texts_is_a_list_or_has_commas(
+def test_list_setting_is_a_list_or_has_commas(
     file: Path,
     flag: object,
     environment: dict[str, str],
@@ -165,9 +165,7 @@ def test_setting_of_several_texts_is_a_list_or_has_commas(
 
 
 @pytest.mark.parametrize("text", ["engine = 5", "engine = [5]", "engine = {a = 1}"])
-def test_setting_of_several_texts_that_has_others_is_named(
-    file: Path, text: str
-) -> None:
+def test_error_names_a_list_setting_with_other_values(file: Path, text: str) -> None:
     file.write_text(f"[join]\n{text}\n")
 
     with pytest.raises(ConfigError, match=r"\[join\] engine: expected a list of texts"):

@@ -64,7 +64,7 @@ async def printed(
         ({"remark": "odd\nname"}, "odd\\nname"),
     ],
 )
-async def test_line_of_a_worker_says_how_it_is(
+async def test_worker_line_shows_its_state(
     sites: Sites,
     capsys: pytest.CaptureFixture[str],
     said: Mapping[str, object],
@@ -76,7 +76,7 @@ async def test_line_of_a_worker_says_how_it_is(
     assert line.endswith(end)
 
 
-async def test_nodes_that_a_wire_looks_after_have_a_table_of_their_own(
+async def test_nodes_of_a_wire_have_their_own_table(
     sites: Sites, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = {

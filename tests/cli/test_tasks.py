@@ -75,7 +75,7 @@ def test_arguments_are_json_or_text(
         (1j, [], '"1j"\n'),
     ],
 )
-def test_values_are_printed_for_people_and_programs(
+def test_values_are_printed_as_text_or_json(
     beside: CoordinatorThread,
     capsys: pytest.CaptureFixture[str],
     value: Any,
@@ -89,7 +89,7 @@ def test_values_are_printed_for_people_and_programs(
     assert capsys.readouterr().out == printed
 
 
-def test_error_of_a_function_is_its_traceback_and_nothing_of_ours(
+def test_function_error_prints_only_its_traceback(
     beside: CoordinatorThread,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -110,6 +110,6 @@ def test_unknown_function_is_named(beside: CoordinatorThread) -> None:
         run(beside, "run", "nobody")
 
 
-def test_named_argument_without_a_name_is_refused(beside: CoordinatorThread) -> None:
+def test_keyword_argument_without_a_name_is_rejected(beside: CoordinatorThread) -> None:
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         run(beside, "run", "echo", "--kwarg", "5")

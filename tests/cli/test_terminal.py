@@ -23,6 +23,6 @@ def test_names_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == "A\n\\x1b[2J\\x0d\\nevil\n"
 
 
-def test_time_is_told_by_the_minute_in_utc() -> None:
+def test_time_is_formatted_in_utc_minutes() -> None:
     assert format_day(1_795_261_957.4) == "2026-11-21 11:52Z"
     assert format_day(None) == ""

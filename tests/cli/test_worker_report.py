@@ -38,7 +38,7 @@ TASKS = [f"sums.t{number}" for number in range(13)]
         ({"public_key": "ab"}, WorkerEvent("x"), "x vm with public key ab"),
     ],
 )
-def test_a_line_names_what_joins_and_afterwards_the_reason(
+def test_line_names_what_joins_and_later_the_reason(
     capsys: pytest.CaptureFixture[str],
     about: dict[str, object],
     happening: WorkerEvent,

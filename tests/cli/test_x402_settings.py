@@ -12,7 +12,7 @@ from shoal.domain.errors import ConfigError
 WHOLE = X402Config("https://f.example", "payee", "solana:x", "token")
 
 
-def test_settings_of_payments_are_a_table_of_their_own(tmp_path: Path) -> None:
+def test_payment_settings_are_a_separate_table(tmp_path: Path) -> None:
     file = tmp_path / "shoal.toml"
     file.write_text('[x402]\npay_to = "payee"\n')
     check_file(file, {"x402"})
@@ -25,12 +25,12 @@ def test_settings_of_payments_are_a_table_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chain", ["solana:x", "eip155:8453"])
-def test_whole_settings_are_good(chain: str) -> None:
+def test_complete_settings_are_valid(chain: str) -> None:
     check_x402(replace(WHOLE, network=chain, name="USD Coin", version="2"))
 
 
 @pytest.mark.parametrize("field", ["facilitator", "pay_to", "network", "asset"])
-def test_missing_setting_is_named_with_those_that_belong_to_it(field: str) -> None:
+def test_missing_setting_is_named_with_related_ones(field: str) -> None:
     flag = f"--x402-{field.replace('_', '-')}"
 
     with pytest.raises(
@@ -39,15 +39,15 @@ def test_missing_setting_is_named_with_those_that_belong_to_it(field: str) -> No
         check_x402(load(X402Config, "x402", asdict(WHOLE) | {field: ""}))
 
 
-def test_no_settings_are_good() -> None:
+def test_absent_settings_are_valid() -> None:
     check_x402(X402Config())
 
 
-def test_token_on_an_evm_chain_takes_its_domain() -> None:
+def test_token_on_an_evm_chain_requires_its_domain() -> None:
     with pytest.raises(ConfigError, match="--x402-name: required for payments"):
         check_x402(replace(WHOLE, network="eip155:8453"))
 
 
-def test_facilitator_has_to_be_a_web_address() -> None:
+def test_facilitator_must_be_a_url() -> None:
     with pytest.raises(ConfigError, match="expected http:// or https://"):
         check_x402(replace(WHOLE, facilitator="f.example"))

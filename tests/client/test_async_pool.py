@@ -25,7 +25,7 @@ async def test_function_is_called_by_its_name() -> None:
         assert await pool.call("add", 1, b=2) == 3
 
 
-async def test_results_come_in_order_or_as_they_come() -> None:
+async def test_results_are_in_order_or_as_completed() -> None:
     async with (
         running_coordinator(double=lambda x: 2 * x) as there,
         pool_of(there) as pool,
@@ -37,7 +37,7 @@ async def test_results_come_in_order_or_as_they_come() -> None:
     assert sorted(came) == [*range(0, 200, 2)]
 
 
-async def test_lambda_is_sent_along() -> None:
+async def test_lambda_is_sent_as_code() -> None:
     y = 5
     async with running_coordinator() as there, pool_of(there) as pool:
         assert await pool.call(lambda x: x + y, 2) == 7
@@ -67,7 +67,7 @@ async def test_large_argument_is_uploaded_once() -> None:
     assert len(there.put) == 1
 
 
-async def test_large_result_is_fetched() -> None:
+async def test_large_result_is_downloaded() -> None:
     async with (
         running_coordinator(zeros=lambda n: np.zeros(n)) as there,
         pool_of(there) as pool,
@@ -77,7 +77,7 @@ async def test_large_result_is_fetched() -> None:
     assert zeros.shape == (1_000_000,)
 
 
-async def test_cancelling_the_caller_cancels_the_call() -> None:
+async def test_cancelled_coroutine_cancels_the_call() -> None:
     async with running_coordinator(wait=lambda: None) as there, pool_of(there) as pool:
         there.held = True
         calling = asyncio.create_task(pool.call("wait"))
@@ -89,7 +89,7 @@ async def test_cancelling_the_caller_cancels_the_call() -> None:
     assert calling.cancelled()
 
 
-async def test_durable_calls_are_asked_again_under_their_keys() -> None:
+async def test_durable_calls_are_resent_under_their_keys() -> None:
     called: list[int] = []
 
     def note(x: int) -> int:
@@ -112,7 +112,7 @@ async def test_durable_calls_are_asked_again_under_their_keys() -> None:
     assert called == [0, 1, 2]
 
 
-async def test_each_call_that_ends_lets_one_of_those_in_that_wait_for_memory(
+async def test_each_ended_call_admits_one_waiting_submission(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pending_calls, "CALL_MEMORY_MAX", 1 << 20)
@@ -136,7 +136,7 @@ async def test_each_call_that_ends_lets_one_of_those_in_that_wait_for_memory(
     assert len(tries) <= 3 * len(sizes)
 
 
-async def test_call_that_is_not_durable_fails_with_its_connection() -> None:
+async def test_volatile_call_fails_with_its_connection() -> None:
     async with (
         running_coordinator(wait=lambda: None) as there,
         pool_of(there, durable=False) as pool,
@@ -150,13 +150,13 @@ async def test_call_that_is_not_durable_fails_with_its_connection() -> None:
             await call
 
 
-async def test_wrong_key_is_said_at_once() -> None:
+async def test_wrong_key_fails_at_once() -> None:
     async with running_coordinator() as there, AsyncPool(there.url, "sk-other") as pool:
         with pytest.raises(Unauthorized, match="SHOAL_API_KEY"):
             await pool.call("add")
 
 
-async def test_progress_is_told() -> None:
+async def test_progress_is_reported() -> None:
     told = []
     async with running_coordinator(work=lambda: 1) as there, pool_of(there) as pool:
         there.held = True

@@ -22,7 +22,7 @@ ONE = TaskList((TaskAvailability("add", 1, 2),), 1, 2, 0)
         (ONE, {"<lambda>": True}, "--trust-code"),
     ],
 )
-def test_warning_names_calls_without_a_worker_and_what_to_start(
+def test_warning_names_stalled_calls_and_a_remedy(
     there: TaskList, names: dict[str, bool], said: str
 ) -> None:
     assert said in stall_warning(there, names)
@@ -37,7 +37,7 @@ def test_queued_calls_cause_no_warning(there: TaskList) -> None:
     assert stall_warning(there, {"add": coded}) == ""
 
 
-async def test_program_is_warned_once_of_a_stalled_call(
+async def test_stalled_call_is_warned_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(availability, "STALL_TIMEOUT", 0.01)

@@ -19,7 +19,7 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_coordinator_of_this_machine_is_asked_with_its_own_key(tmp_path: Path) -> None:
+def test_local_coordinator_gets_its_own_key(tmp_path: Path) -> None:
     (tmp_path / KEY_FILE).write_text("sk-here\n")
 
     place = find_coordinator(data_dir=tmp_path)
@@ -27,7 +27,7 @@ def test_coordinator_of_this_machine_is_asked_with_its_own_key(tmp_path: Path) -
     assert (place.url, place.api_key) == ("http://127.0.0.1:4010", "sk-here")
 
 
-def test_variables_stand_in_for_what_is_not_given(
+def test_variables_are_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SHOAL_URL", "pool:4010")
@@ -39,21 +39,21 @@ def test_variables_stand_in_for_what_is_not_given(
 
 
 @pytest.mark.parametrize("url", ["http://pool:1/", "http://pool:1/v1", "pool:1"])
-def test_url_is_taken_in_every_form_that_people_have(url: str) -> None:
+def test_url_is_accepted_in_every_common_form(url: str) -> None:
     assert find_coordinator(url, "sk").url == "http://pool:1"
 
 
-def test_key_that_is_nowhere_is_missed(tmp_path: Path) -> None:
+def test_missing_key_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="SHOAL_API_KEY"):
         find_coordinator(data_dir=tmp_path)
 
 
-def test_url_of_another_kind_is_refused() -> None:
+def test_unsupported_url_is_rejected() -> None:
     with pytest.raises(ConfigError, match="expected http"):
         find_coordinator("ftp://pool", "sk")
 
 
-def test_key_of_this_machine_goes_to_whoever_has_its_certificate(
+def test_stored_key_requires_the_pinned_certificate(
     tmp_path: Path,
 ) -> None:
     (tmp_path / KEY_FILE).write_text("sk-here")
@@ -66,11 +66,11 @@ def test_key_of_this_machine_goes_to_whoever_has_its_certificate(
     assert find_coordinator("https://pool", "sk").tls is None
 
 
-def test_key_is_not_shown_with_the_place() -> None:
+def test_repr_hides_the_key() -> None:
     assert "sk-secret" not in repr(find_coordinator("http://pool", "sk-secret"))
 
 
-def test_coordinator_of_this_machine_is_found_where_it_said_that_it_is(
+def test_local_coordinator_is_found_by_its_runtime_file(
     tmp_path: Path,
 ) -> None:
     with publish_url(tmp_path, "0.0.0.0", 4711, secure=False):

@@ -16,7 +16,7 @@ named = remote_function("some", trust=False)
 
 
 @pytest.mark.parametrize("args", [(), (1, 2.5, "x", None, True), ([1], {"a": b"x"})])
-def test_plain_arguments_need_nothing(args: tuple[object, ...]) -> None:
+def test_plain_arguments_need_no_feature(args: tuple[object, ...]) -> None:
     parcel = encode_arguments(named, args, {"k": 1})
 
     assert msgspec.msgpack.decode(parcel.args) == [*args]
@@ -25,11 +25,11 @@ def test_plain_arguments_need_nothing(args: tuple[object, ...]) -> None:
     assert not parcel.digests
 
 
-def test_arrays_need_a_worker_that_knows_them() -> None:
+def test_arrays_need_the_values_feature() -> None:
     assert encode_arguments(named, (np.ones(3),), {}).needs == ("values",)
 
 
-def test_large_array_travels_apart() -> None:
+def test_large_array_becomes_a_blob() -> None:
     parcel = encode_arguments(named, (np.ones(100_000), 1), {})
 
     assert len(parcel.args) < 100
@@ -40,7 +40,7 @@ def test_large_array_travels_apart() -> None:
     assert one == 1
 
 
-def test_value_that_was_put_is_only_named() -> None:
+def test_put_value_is_sent_by_reference() -> None:
     ref = Ref(bytes(32))
 
     parcel = encode_arguments(named, ([ref],), {})
@@ -50,7 +50,7 @@ def test_value_that_was_put_is_only_named() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1, 14, 15, 16, 65_534, 65_535, 65_536])
-def test_function_is_put_before_any_number_of_arguments(others: int) -> None:
+def test_function_is_prepended_to_any_number_of_arguments(others: int) -> None:
     coded = remote_function(lambda *args: len(args), trust=False)
 
     parcel = encode_arguments(coded, range(others), {})
@@ -60,7 +60,7 @@ def test_function_is_put_before_any_number_of_arguments(others: int) -> None:
     assert parcel.needs == ("code",)
 
 
-def test_large_function_travels_apart() -> None:
+def test_large_function_becomes_a_blob() -> None:
     much = "x" * 1_000_000
     coded = remote_function(lambda: len(much), trust=False)
 
@@ -72,18 +72,18 @@ def test_large_function_travels_apart() -> None:
     assert function() == 1_000_000
 
 
-def test_task_goes_by_its_name() -> None:
+def test_task_is_called_by_name() -> None:
     function = remote_function(demo_tasks.add, trust=False)
 
     assert (function.name, function.code) == ("demo.add", b"")
 
 
-def test_what_cannot_be_called_is_refused() -> None:
+def test_uncallable_object_is_rejected() -> None:
     with pytest.raises(InvalidRequest, match=r"^3 cannot be called: give a function"):
         remote_function(3, trust=False)  # type: ignore[arg-type]  # that is the point
 
 
-def test_function_that_cannot_be_pickled_says_why() -> None:
+def test_unpicklable_function_error_has_the_reason() -> None:
     import threading
 
     lock = threading.Lock()
@@ -94,7 +94,7 @@ def test_function_that_cannot_be_pickled_says_why() -> None:
         remote_function(lambda: lock, trust=False)
 
 
-def test_arguments_that_are_too_large_together_are_refused() -> None:
+def test_oversized_arguments_are_rejected() -> None:
     text = "x" * (40 << 20)  # a text is never sent apart
 
     with pytest.raises(TooLarge):
@@ -112,9 +112,7 @@ def test_arguments_that_are_too_large_together_are_refused() -> None:
         (np.ones(1), False),
     ],
 )
-def test_only_what_is_surely_small_is_written_on_the_loop(
-    value: object, small: bool
-) -> None:
+def test_only_small_values_are_encoded_on_the_loop(value: object, small: bool) -> None:
     assert is_small(value) is small
 
 
@@ -129,7 +127,7 @@ def mirror(point: Point) -> list[Point]:
     return [Point(point.y, point.x)]
 
 
-def test_result_of_a_task_is_what_its_hint_says() -> None:
+def test_result_is_converted_to_its_hint() -> None:
     function = remote_function(mirror, trust=False)
 
     assert function.read(pack([{"x": 1, "y": 2}]).data) == [Point(1, 2)]

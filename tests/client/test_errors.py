@@ -37,7 +37,7 @@ STACK = """Traceback (most recent call last):
         ("UserWarning: odd", UserWarning("odd")),
     ],
 )
-def test_classes_of_python_and_our_own_are_built_again(
+def test_builtin_and_shoal_exceptions_are_rebuilt(
     last: str, error: Exception | type[Exception]
 ) -> None:
     built = rebuild_exception(STACK + last)
@@ -65,7 +65,7 @@ def test_classes_of_python_and_our_own_are_built_again(
         "not an exception at all",
     ],
 )
-def test_anything_else_is_a_task_error_with_its_text(last: str) -> None:
+def test_other_exceptions_become_task_errors(last: str) -> None:
     built = rebuild_exception(STACK + last, "job1")
 
     assert type(built) is TaskError
@@ -74,7 +74,7 @@ def test_anything_else_is_a_task_error_with_its_text(last: str) -> None:
     assert built.job_id == "job1"
 
 
-def test_last_of_chained_tracebacks_counts() -> None:
+def test_last_chained_traceback_counts() -> None:
     chained = (
         f"{STACK}KeyError: 1\n\nDuring handling of the above exception, another "
         f"exception occurred:\n\n{STACK}TypeError: zap\n"
@@ -93,11 +93,11 @@ def test_cause_shows_the_remote_traceback() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Traceback (most recent call last):\n", "\n\n"])
-def test_traceback_without_words_is_still_an_error(text: str) -> None:
+def test_traceback_without_a_message_is_an_error(text: str) -> None:
     assert isinstance(rebuild_exception(text), TaskError)
 
 
-def test_running_out_of_time_is_pythons_own_error_as_well() -> None:
+def test_timeout_is_a_builtin_timeout_error() -> None:
     assert issubclass(TaskTimeout, TimeoutError)
 
 
@@ -124,7 +124,7 @@ class OwnStop(StopIteration):
     """What a future cannot raise."""
 
 
-def test_error_of_the_functions_own_module_is_of_its_class() -> None:
+def test_exception_of_the_functions_module_is_rebuilt() -> None:
     error = rebuild_exception(f"{STACK}{__name__}.OwnError: code 3", "", __name__)
 
     assert type(error) is OwnError
@@ -132,14 +132,14 @@ def test_error_of_the_functions_own_module_is_of_its_class() -> None:
     assert "in work" in str(error.__cause__)
 
 
-def test_class_made_from_one_of_pythons_is_made_as_that_is() -> None:
+def test_subclass_of_a_builtin_is_rebuilt_without_init() -> None:
     error = own_exception(__name__, f"{__name__}.OwnOSError", "no such disk")
 
     assert type(error) is OwnOSError
     assert str(error) == "no such disk"
 
 
-def test_error_of_a_module_that_the_functions_own_names_is_found() -> None:
+def test_exception_of_a_referenced_module_is_found() -> None:
     home = ModuleType("its_home")
     vars(home)["errors"] = sys.modules[__name__]
     sys.modules["its_home"] = home
@@ -160,12 +160,12 @@ def test_error_of_a_module_that_the_functions_own_names_is_found() -> None:
         (__name__, "subprocess.CalledProcessError"),
     ],
 )
-def test_any_other_class_is_not_looked_for(home: str, name: str) -> None:
+def test_other_classes_are_not_searched(home: str, name: str) -> None:
     assert type(rebuild_exception(f"{STACK}{name}: zap", "", home)) is TaskError
     assert "not_imported" not in sys.modules
 
 
-def test_module_of_a_function_is_known_by_the_function_or_its_name() -> None:
+def test_home_module_follows_the_function_or_its_name() -> None:
     assert home_module("demo.add", demo_tasks.add) == demo_tasks.__name__
     assert home_module(f"{__name__}.OwnError") == __name__
     assert home_module(f"{__name__}.nothing") == ""

@@ -49,7 +49,7 @@ def test_jobs_run_on_the_pool(beside: CoordinatorThread) -> None:
     assert beside.coordinator.calls
 
 
-def test_pool_that_there_is_can_be_used(beside: CoordinatorThread) -> None:
+def test_existing_pool_can_be_used(beside: CoordinatorThread) -> None:
     with (
         beside.pool(durable=False) as pool,
         joblib.parallel_config(backend="shoal", pool=pool),
@@ -72,7 +72,7 @@ def test_large_array_is_sent_once_for_all_jobs(beside: CoordinatorThread) -> Non
     assert len(beside.coordinator.put) == 1
 
 
-def test_error_of_a_job_is_raised_as_it_was(beside: CoordinatorThread) -> None:
+def test_error_of_a_job_is_reraised(beside: CoordinatorThread) -> None:
     with (
         beside.pool() as pool,
         joblib.parallel_config(backend="shoal", pool=pool),
@@ -83,7 +83,7 @@ def test_error_of_a_job_is_raised_as_it_was(beside: CoordinatorThread) -> None:
     assert "in fail" in str(caught.value.__cause__)
 
 
-def test_pool_without_workers_for_it_says_what_to_start(
+def test_error_without_workers_says_what_to_start(
     beside: CoordinatorThread,
 ) -> None:
     beside.coordinator.trusts_code = False
@@ -96,7 +96,7 @@ def test_pool_without_workers_for_it_says_what_to_start(
         joblib.Parallel()(joblib.delayed(double)(x) for x in range(2))
 
 
-def test_grid_search_finds_what_it_finds_alone(beside: CoordinatorThread) -> None:
+def test_grid_search_matches_a_local_one(beside: CoordinatorThread) -> None:
     # Here, for each process of the suite would spend a second on it.
     from sklearn.datasets import make_classification
     from sklearn.linear_model import LogisticRegression

@@ -21,7 +21,7 @@ def test_call_and_cancel_are_as_documented() -> None:
     ]
 
 
-def test_news_are_read() -> None:
+def test_events_are_decoded() -> None:
     told = encode(
         [
             [1, 7, "job7"],
@@ -61,6 +61,6 @@ def test_news_are_read() -> None:
         encode([[1, 7, "job", "more"]]),
     ],
 )
-def test_garbage_is_refused(told: bytes) -> None:
+def test_garbage_is_rejected(told: bytes) -> None:
     with pytest.raises(PeerError):
         messages.decode(told)

@@ -23,7 +23,7 @@ from shoal.domain.errors import InvalidRequest
         ({"on_progress": print, "key": "k"}, "on_progress"),
     ],
 )
-def test_option_that_makes_no_sense_is_named(wrong: dict[str, Any], field: str) -> None:
+def test_error_names_the_invalid_option(wrong: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Options(**wrong)
 
@@ -31,7 +31,7 @@ def test_option_that_makes_no_sense_is_named(wrong: dict[str, Any], field: str) 
     assert field in str(caught.value)
 
 
-def test_only_what_differs_is_written() -> None:
+def test_only_changed_options_are_encoded() -> None:
     assert Options().encode() == {}
     assert Options(durable=False, timeout=2).encode() == {
         "kept": False,
@@ -39,7 +39,7 @@ def test_only_what_differs_is_written() -> None:
     }
 
 
-def test_option_that_there_is_not_is_told_with_those_there_are() -> None:
+def test_unknown_option_error_lists_the_options() -> None:
     with pytest.raises(TypeError, match=r"no timeot=….*mean timeout.*priority"):
         with_changes(Options(), {"timeot": 3})  # type: ignore[typeddict-unknown-key]
 
@@ -53,7 +53,7 @@ def test_option_that_there_is_not_is_told_with_those_there_are() -> None:
         ("colour", "its arguments are url"),
     ],
 )
-def test_what_is_no_argument_of_a_pool_is_told_with_where_it_belongs(
+def test_unknown_argument_error_says_where_it_belongs(
     make: Any, argument: str, where: str
 ) -> None:
     with pytest.raises(TypeError, match=where):

@@ -28,11 +28,11 @@ def test_calls_are_counted_until_they_end() -> None:
     assert there.add(second)
 
 
-def test_single_call_always_has_room() -> None:
+def test_single_call_always_fits() -> None:
     assert CallMemory().add(asked(1, 50_000))
 
 
-def test_blob_that_calls_have_in_common_is_counted_and_kept_once() -> None:
+def test_shared_blob_is_counted_and_stored_once() -> None:
     there = CallMemory()
     calls = [asked(n, 1100, Blob(b"d", (bytes(5000),))) for n in range(3)]
 
@@ -44,7 +44,7 @@ def test_blob_that_calls_have_in_common_is_counted_and_kept_once() -> None:
     assert there.add(asked(4, 10_000))
 
 
-def test_nothing_is_left_when_all_have_ended() -> None:
+def test_ended_calls_leave_no_memory() -> None:
     there = CallMemory()
     call = asked(1, 2000, Blob(b"d", (bytes(8000),)), Blob(b"e", (bytes(9000),)))
 

@@ -31,7 +31,7 @@ def test_function_is_called_by_its_name(beside: CoordinatorThread) -> None:
         assert pool.submit("add", 1, b=2).result() == 3
 
 
-def test_task_goes_by_the_name_that_it_has(beside: CoordinatorThread) -> None:
+def test_task_is_called_by_its_registered_name(beside: CoordinatorThread) -> None:
     beside.functions(**{"demo.add": lambda a, b: a + b})
 
     with beside.pool() as pool:
@@ -40,7 +40,7 @@ def test_task_goes_by_the_name_that_it_has(beside: CoordinatorThread) -> None:
     assert beside.coordinator.calls[0][2] == "demo.add"
 
 
-def test_it_is_an_executor(beside: CoordinatorThread) -> None:
+def test_pool_is_an_executor(beside: CoordinatorThread) -> None:
     beside.functions(double=lambda x: 2 * x)
 
     with beside.pool() as pool:
@@ -54,7 +54,7 @@ def test_it_is_an_executor(beside: CoordinatorThread) -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_map_gives_every_result(beside: CoordinatorThread, ordered: bool) -> None:
+def test_map_yields_every_result(beside: CoordinatorThread, ordered: bool) -> None:
     beside.functions(add=lambda a, b: a + b)
 
     with beside.pool(durable=False) as pool:
@@ -65,7 +65,7 @@ def test_map_gives_every_result(beside: CoordinatorThread, ordered: bool) -> Non
         assert sums == sorted(sums)
 
 
-def test_map_of_something_endless_is_taken_as_far_as_needed(
+def test_map_of_an_infinite_iterable_is_lazy(
     beside: CoordinatorThread,
 ) -> None:
     beside.functions(double=lambda x: 2 * x)
@@ -87,7 +87,7 @@ def test_many_calls_share_few_messages(beside: CoordinatorThread) -> None:
     assert beside.coordinator.messages < 500
 
 
-def test_errors_are_returned_in_their_places(beside: CoordinatorThread) -> None:
+def test_exceptions_are_returned_in_place(beside: CoordinatorThread) -> None:
     beside.functions(inverse=lambda x: 1 / x)
 
     with beside.pool() as pool:
@@ -97,7 +97,7 @@ def test_errors_are_returned_in_their_places(beside: CoordinatorThread) -> None:
     assert isinstance(results[1], ZeroDivisionError)
 
 
-def test_first_error_of_a_map_cancels_what_is_left(beside: CoordinatorThread) -> None:
+def test_first_error_of_a_map_cancels_the_rest(beside: CoordinatorThread) -> None:
     beside.coordinator.refusals.append(["raised", "ValueError: bad", {}])
     beside.coordinator.held = True
 
@@ -108,7 +108,7 @@ def test_first_error_of_a_map_cancels_what_is_left(beside: CoordinatorThread) ->
     assert beside.coordinator.cancelled == numbers[1:]
 
 
-def test_map_that_takes_too_long_is_given_up(beside: CoordinatorThread) -> None:
+def test_map_times_out(beside: CoordinatorThread) -> None:
     beside.coordinator.held = True
 
     with beside.pool() as pool, pytest.raises(TimeoutError):
@@ -131,7 +131,7 @@ def test_cancelled_future_cancels_the_call(beside: CoordinatorThread) -> None:
         call.result()
 
 
-def test_call_that_somebody_else_cancels_is_cancelled_here(
+def test_call_cancelled_elsewhere_is_cancelled_here(
     beside: CoordinatorThread,
 ) -> None:
     beside.coordinator.refusals.append(["cancelled", "cancelled by its owner", {}])
@@ -142,7 +142,7 @@ def test_call_that_somebody_else_cancels_is_cancelled_here(
             call.result()
 
 
-def test_lambda_and_its_arguments_are_sent_along(beside: CoordinatorThread) -> None:
+def test_lambda_is_sent_with_its_arguments(beside: CoordinatorThread) -> None:
     scale = 3
     with beside.pool() as pool:
         assert pool.submit(lambda x, y: scale * x + y, 2, y=1).result() == 7
@@ -150,7 +150,7 @@ def test_lambda_and_its_arguments_are_sent_along(beside: CoordinatorThread) -> N
     assert beside.coordinator.calls[0][5]["needs"] == ["code"]
 
 
-def test_function_sent_along_without_a_worker_for_it_says_what_to_start(
+def test_sent_function_without_a_worker_has_a_remedy(
     beside: CoordinatorThread,
 ) -> None:
     beside.coordinator.trusts_code = False
@@ -169,7 +169,7 @@ class Own:
         return 1
 
 
-def test_pickled_result_is_read_only_with_trust(beside: CoordinatorThread) -> None:
+def test_pickled_result_requires_trust(beside: CoordinatorThread) -> None:
     with beside.pool() as pool, pytest.raises(InvalidRequest, match="trust_code=True"):
         pool.submit(lambda: Own()).result()
 
@@ -177,7 +177,7 @@ def test_pickled_result_is_read_only_with_trust(beside: CoordinatorThread) -> No
         assert pool.submit(lambda: Own()).result() == Own()
 
 
-def test_argument_that_cannot_be_sent_is_named(beside: CoordinatorThread) -> None:
+def test_error_names_the_unsupported_argument(beside: CoordinatorThread) -> None:
     with beside.pool() as pool, pytest.raises(InvalidRequest, match=r"args\[0\]\.x"):
         pool.submit("some", {"x": Own()})
 
@@ -194,7 +194,7 @@ def test_argument_that_cannot_be_sent_is_named(beside: CoordinatorThread) -> Non
         ("invalid", InvalidRequest),
     ],
 )
-def test_every_kind_of_failure_has_its_exception(
+def test_every_error_kind_has_its_exception(
     beside: CoordinatorThread, kind: str, error: type[Exception]
 ) -> None:
     beside.coordinator.refusals.append([kind, "so it is", {"job": "j7"}])
@@ -216,7 +216,7 @@ def test_remote_traceback_is_the_cause(beside: CoordinatorThread) -> None:
     assert 'raise KeyError("zap")' in str(caught.value.__cause__)
 
 
-def test_large_value_is_put_once_and_referred_to(beside: CoordinatorThread) -> None:
+def test_large_value_is_put_once_and_referenced(beside: CoordinatorThread) -> None:
     beside.functions(total=lambda a: float(a["x"].sum()))
     array = np.ones(200_000)
 
@@ -228,7 +228,7 @@ def test_large_value_is_put_once_and_referred_to(beside: CoordinatorThread) -> N
     assert len(beside.coordinator.put) == 1
 
 
-def test_blob_that_the_coordinator_lost_is_given_again(
+def test_evicted_blob_is_uploaded_again(
     beside: CoordinatorThread,
 ) -> None:
     beside.functions(total=lambda a: float(a.sum()))
@@ -242,7 +242,7 @@ def test_blob_that_the_coordinator_lost_is_given_again(
     assert len(beside.coordinator.put) == 2
 
 
-def test_ref_to_what_the_coordinator_lost_is_to_be_put_again(
+def test_ref_to_an_evicted_value_is_an_error(
     beside: CoordinatorThread,
 ) -> None:
     with beside.pool() as pool:
@@ -253,12 +253,12 @@ def test_ref_to_what_the_coordinator_lost_is_to_be_put_again(
             pool.submit("total", ref).result()
 
 
-def test_wrong_key_is_said_at_once(beside: CoordinatorThread) -> None:
+def test_wrong_key_fails_at_once(beside: CoordinatorThread) -> None:
     with beside.pool(key="sk-other") as pool, pytest.raises(Unauthorized):
         pool.submit("some").result()
 
 
-def test_coordinator_that_is_not_there_is_said_at_once() -> None:
+def test_unreachable_coordinator_fails_at_once() -> None:
     with (
         shoal.Pool("http://127.0.0.1:9", "sk") as pool,
         pytest.raises(shoal.ConnectionLost, match="is `shoal serve` running"),
@@ -266,7 +266,7 @@ def test_coordinator_that_is_not_there_is_said_at_once() -> None:
         pool.submit("some").result()
 
 
-def test_durable_calls_outlive_a_coordinator_that_is_started_again(
+def test_durable_calls_survive_a_restarted_coordinator(
     beside: CoordinatorThread,
 ) -> None:
     beside.functions(same=lambda x: x)
@@ -284,7 +284,7 @@ def test_durable_calls_outlive_a_coordinator_that_is_started_again(
         assert [call.result() for call in calls] == [0, 1, 2]
 
 
-def test_call_that_is_not_durable_is_asked_again_only_if_that_is_wanted(
+def test_volatile_call_is_resent_only_with_retry(
     beside: CoordinatorThread,
 ) -> None:
     beside.functions(same=lambda x: x)
@@ -303,7 +303,7 @@ def test_call_that_is_not_durable_is_asked_again_only_if_that_is_wanted(
             lost.result()
 
 
-def test_own_key_names_a_call_and_counts_those_of_a_map(
+def test_key_names_a_call_and_indexes_a_map(
     beside: CoordinatorThread,
 ) -> None:
     beside.functions(same=lambda x: x)
@@ -317,7 +317,7 @@ def test_own_key_names_a_call_and_counts_those_of_a_map(
     assert keys == ["nightly", "nightly/0", "nightly/1"]
 
 
-def test_options_are_said_on_the_wire(beside: CoordinatorThread) -> None:
+def test_options_are_sent_on_the_wire(beside: CoordinatorThread) -> None:
     beside.functions(same=lambda x: x)
 
     with beside.pool() as pool:
@@ -332,7 +332,7 @@ def test_options_are_said_on_the_wire(beside: CoordinatorThread) -> None:
     }
 
 
-def test_pool_that_was_shut_down_takes_no_calls(beside: CoordinatorThread) -> None:
+def test_shut_down_pool_rejects_calls(beside: CoordinatorThread) -> None:
     pool = beside.pool()
     pool.shutdown()
 
@@ -340,7 +340,7 @@ def test_pool_that_was_shut_down_takes_no_calls(beside: CoordinatorThread) -> No
         pool.submit("some")
 
 
-def test_shutdown_can_cancel_what_is_open(beside: CoordinatorThread) -> None:
+def test_shutdown_can_cancel_open_calls(beside: CoordinatorThread) -> None:
     beside.coordinator.held = True
     pool = beside.pool()
     call = pool.submit("some")
@@ -352,7 +352,7 @@ def test_shutdown_can_cancel_what_is_open(beside: CoordinatorThread) -> None:
     assert len(beside.coordinator.cancelled) == 1
 
 
-def test_submitting_waits_while_open_calls_take_too_much(
+def test_submit_blocks_at_the_memory_limit(
     beside: CoordinatorThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pending_calls, "CALL_MEMORY_MAX", 1 << 20)
@@ -385,7 +385,7 @@ def _submit_in_child(pool: shoal.Pool, said: Connection) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
-def test_forked_process_is_told_to_make_its_own_pool(beside: CoordinatorThread) -> None:
+def test_forked_process_must_create_its_own_pool(beside: CoordinatorThread) -> None:
     ours, theirs = multiprocessing.Pipe()
     forking = multiprocessing.get_context("fork")
 
@@ -408,7 +408,7 @@ def test_functions_of_the_workers_are_listed(beside: CoordinatorThread) -> None:
     assert there.slots == 2
 
 
-def test_leaving_the_block_by_an_error_cancels_what_is_open(
+def test_error_in_the_block_cancels_open_calls(
     beside: CoordinatorThread,
 ) -> None:
     beside.functions(add=lambda: 1)
@@ -424,7 +424,7 @@ def test_leaving_the_block_by_an_error_cancels_what_is_open(
     assert sorted(beside.coordinator.cancelled) == [1, 2, 3]
 
 
-def test_call_runs_from_when_a_worker_has_it(beside: CoordinatorThread) -> None:
+def test_call_is_running_once_a_worker_has_it(beside: CoordinatorThread) -> None:
     beside.functions(add=lambda: 1)
     there = beside.coordinator
     there.held = True
@@ -441,7 +441,7 @@ def test_call_runs_from_when_a_worker_has_it(beside: CoordinatorThread) -> None:
     assert (before, call.running()) == (False, False)
 
 
-def test_error_of_on_progress_is_logged_and_ends_nothing(
+def test_error_of_on_progress_is_logged(
     beside: CoordinatorThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     beside.functions(add=lambda: 1)
@@ -461,7 +461,7 @@ def test_error_of_on_progress_is_logged_and_ends_nothing(
     assert "on_progress raised an error" in caplog.text
 
 
-def test_function_of_the_program_that_nobody_has_is_told_with_its_module(
+def test_unknown_function_error_names_its_module(
     beside: CoordinatorThread,
 ) -> None:
     with (
@@ -471,7 +471,7 @@ def test_function_of_the_program_that_nobody_has_is_told_with_its_module(
         pool.submit(demo_tasks.add, 1, 2).result()
 
 
-def test_future_among_the_arguments_is_told_with_what_to_give(
+def test_future_as_argument_error_has_a_remedy(
     beside: CoordinatorThread,
 ) -> None:
     beside.functions(add=lambda a, b: a + b)
@@ -482,7 +482,7 @@ def test_future_among_the_arguments_is_told_with_what_to_give(
             pool.submit("add", first, 3)
 
 
-def test_unreachable_coordinator_is_told_without_tracebacks_of_libraries() -> None:
+def test_unreachable_coordinator_error_has_no_library_traceback() -> None:
     with (
         shoal.Pool("http://127.0.0.1:9", "sk") as pool,
         pytest.raises(shoal.ConnectionLost) as caught,
@@ -493,6 +493,6 @@ def test_unreachable_coordinator_is_told_without_tracebacks_of_libraries() -> No
     assert caught.value.__suppress_context__
 
 
-def test_pool_shows_where_it_is_and_not_its_key(beside: CoordinatorThread) -> None:
+def test_repr_shows_the_url_and_not_the_key(beside: CoordinatorThread) -> None:
     with beside.pool() as pool:
         assert repr(pool) == f"<shoal.Pool of {beside.coordinator.url}>"

@@ -72,20 +72,20 @@ LIKELY: JSON = {"content": [{"token": "a", "logprob": -0.5}]}
         ([{}], []),
     ],
 )
-def test_one_read_becomes_few_pieces_in_order(
+def test_one_read_is_joined_into_few_pieces_in_order(
     choices: list[dict[str, Any]], pieces: list[AnswerPiece]
 ) -> None:
     assert AnswerReader().feed(b"".join(map(event, choices))) == pieces
 
 
-def test_things_in_one_chunk_keep_their_order() -> None:
+def test_fields_of_one_chunk_keep_their_order() -> None:
     assert AnswerReader().feed(event(text("a"), delta(tool_calls=[CALL]))) == [
         "a",
         Delta(0, {"tool_calls": [CALL]}),
     ]
 
 
-def test_each_of_several_choices_says_how_it_ends() -> None:
+def test_each_choice_has_its_own_finish_reason() -> None:
     answer = AnswerReader(choices=2)
 
     pieces = answer.feed(
@@ -107,7 +107,7 @@ def test_each_of_several_choices_says_how_it_ends() -> None:
     assert answer.finished() == Finished("stop", Usage(3, 9))
 
 
-def test_llama_cpp_counts_each_choice_for_itself() -> None:
+def test_usage_of_llama_cpp_choices_is_summed() -> None:
     answer = AnswerReader(choices=2, prompts=2)
 
     for index, prompt_tokens in enumerate((10, 10, 7, 7)):
@@ -118,7 +118,7 @@ def test_llama_cpp_counts_each_choice_for_itself() -> None:
     assert answer.finished().usage == Usage(17, 20)
 
 
-def test_a_choice_that_is_left_out_is_noticed() -> None:
+def test_missing_choice_is_detected() -> None:
     answer = AnswerReader(choices=3)
     answer.feed(event(text("a", finish_reason="stop")) + DONE)
 
@@ -126,7 +126,7 @@ def test_a_choice_that_is_left_out_is_noticed() -> None:
         answer.finished()
 
 
-def test_an_answer_with_one_of_two_ends_is_not_whole() -> None:
+def test_answer_with_one_of_two_ends_is_incomplete() -> None:
     answer = AnswerReader(choices=2)
     answer.feed(event(text("a", finish_reason="stop")) + event(text("b", 1)))
 
@@ -135,13 +135,13 @@ def test_an_answer_with_one_of_two_ends_is_not_whole() -> None:
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
-def test_an_answer_that_the_server_gives_up_is_not_whole(reason: str) -> None:
+def test_aborted_answer_is_incomplete(reason: str) -> None:
     with pytest.raises(Unavailable, match="gave the answer up"):
         AnswerReader().feed(event(text("a", finish_reason=reason)))
 
 
 @pytest.mark.parametrize("reason", ["", "x" * 9999, "\0", "eos"])
-def test_a_reason_that_nobody_knows_is_a_stop(reason: str) -> None:
+def test_unknown_finish_reason_becomes_stop(reason: str) -> None:
     answer = AnswerReader()
     answer.feed(event(text("a", finish_reason=reason)))
 
@@ -176,7 +176,7 @@ def test_a_reason_that_nobody_knows_is_a_stop(reason: str) -> None:
         (b"data: " + b"[" * 100_000 + b"\n\n", JobError, "chunk"),
     ],
 )
-def test_what_is_no_piece_is_an_error(
+def test_malformed_chunk_is_an_error(
     data: bytes, error: type[ShoalError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -189,7 +189,7 @@ def test_what_is_no_piece_is_an_error(
         st.sampled_from([text("a"), text("é"), delta(reasoning="r"), text("z", 1)])
     ),
 )
-def test_any_split_of_the_bytes_gives_the_same_texts(
+def test_any_split_of_the_bytes_yields_the_same_texts(
     cuts: list[int], choices: list[dict[str, Any]]
 ) -> None:
     stream = b"".join(map(event, choices)) + DONE

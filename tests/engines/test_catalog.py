@@ -62,7 +62,7 @@ def shows(capabilities: dict[str, list[str]], **more: object) -> Any:
     return handle, asked
 
 
-async def test_ollama_tells_what_its_models_can_do(fake: Fakes) -> None:
+async def test_ollama_reports_model_capabilities(fake: Fakes) -> None:
     show, asked = shows(
         {
             "llama3.2:latest": ["completion", "tools"],
@@ -103,9 +103,7 @@ async def test_ollama_tells_what_its_models_can_do(fake: Fakes) -> None:
 
 
 @pytest.mark.parametrize("tags", [{"models": 5}, None, "<html>"])
-async def test_an_ollama_without_a_list_is_unavailable(
-    fake: Fakes, tags: object
-) -> None:
+async def test_ollama_without_a_list_is_unavailable(fake: Fakes, tags: object) -> None:
     show, _ = shows({})
     routes: dict[str, object] = {
         "GET /v1/models": listing("a", owned_by="library"),
@@ -123,7 +121,7 @@ async def test_an_ollama_without_a_list_is_unavailable(
         assert engine.models == [], "it has removed them"
 
 
-async def test_a_real_llama_server_tells_its_context_and_slots(server_url: str) -> None:
+async def test_real_llama_server_reports_context_and_slots(server_url: str) -> None:
     async with engine_at(server_url) as engine:
         (model,) = engine.models
 
@@ -144,7 +142,7 @@ PROPS = {
 }
 
 
-async def test_a_llama_server_may_see_call_tools_and_make_embeddings(
+async def test_llama_server_may_support_images_tools_and_embeddings(
     fake: Fakes,
 ) -> None:
     routes = {
@@ -162,7 +160,7 @@ async def test_a_llama_server_may_see_call_tools_and_make_embeddings(
         assert (model.context, engine.slots) == (8192, 2)
 
 
-async def test_a_model_that_is_called_by_its_file_is_asked_for_by_it(
+async def test_model_named_by_its_file_is_requested_by_it(
     fake: Fakes,
 ) -> None:
     asked: list[str] = []
@@ -185,13 +183,13 @@ async def test_a_model_that_is_called_by_its_file_is_asked_for_by_it(
     assert asked == [path]
 
 
-async def test_slots_that_were_given_are_kept(fake: Fakes) -> None:
+async def test_given_slots_are_kept(fake: Fakes) -> None:
     routes = {"GET /v1/models": listing("a", owned_by="llamacpp"), "GET /props": PROPS}
     async with engine_at(await fake(routes), slots=7) as engine:
         assert engine.slots == 7
 
 
-async def test_lm_studio_tells_types_and_what_is_loaded(fake: Fakes) -> None:
+async def test_lm_studio_reports_types_and_loaded_contexts(fake: Fakes) -> None:
     def entry(id: str, type: str, **more: object) -> dict[str, object]:
         length = {"max_context_length": 131072, "state": "not-loaded"}
         return {"id": id, "object": "model", "type": type, **length, **more}
@@ -228,7 +226,7 @@ async def test_lm_studio_tells_types_and_what_is_loaded(fake: Fakes) -> None:
     ("owner", "flavour"),
     [("vllm", VLLM), ("sglang", SGLANG), ("someone", UNKNOWN), (5, UNKNOWN)],
 )
-async def test_other_servers_are_known_by_the_owner_of_their_models(
+async def test_other_servers_are_recognised_by_model_owner(
     fake: Fakes, owner: object, flavour: ServerKind
 ) -> None:
     models = listing(
@@ -252,7 +250,7 @@ async def test_other_servers_are_known_by_the_owner_of_their_models(
         )
 
 
-async def test_mlx_is_known_by_the_server_it_is_made_of(fake: Fakes) -> None:
+async def test_mlx_is_recognised_by_its_server_header(fake: Fakes) -> None:
     async def models(_: web.Request) -> web.StreamResponse:
         headers = {"Server": "BaseHTTP/0.6 Python/3.12.1"}
         return web.json_response(listing("mlx-community/x"), headers=headers)
@@ -265,19 +263,19 @@ async def test_mlx_is_known_by_the_server_it_is_made_of(fake: Fakes) -> None:
 @pytest.mark.parametrize(
     "lie", [-1, 0, True, 2**40, "many", None, [], {}, 1.5], ids=str
 )
-async def test_a_context_that_cannot_be_is_not_known(fake: Fakes, lie: object) -> None:
+async def test_implausible_context_is_ignored(fake: Fakes, lie: object) -> None:
     models = listing("a", owned_by="vllm", max_model_len=lie)
     async with engine_at(await fake({"GET /v1/models": models})) as engine:
         assert engine.models[0].context == 0
 
 
-async def test_names_that_no_wire_carries_are_left_out(fake: Fakes) -> None:
+async def test_names_that_no_wire_carries_are_omitted(fake: Fakes) -> None:
     models = listing("", "x" * 257, "m\x1b[2J", "good")
     async with engine_at(await fake({"GET /v1/models": models})) as engine:
         assert list(by_name(engine)) == ["good"]
 
 
-async def test_another_server_at_the_same_place_is_recognised(fake: Fakes) -> None:
+async def test_another_server_at_the_same_url_is_recognised(fake: Fakes) -> None:
     routes: dict[str, object] = {"GET /v1/models": listing("a", owned_by="vllm")}
     async with engine_at(await fake(routes)) as engine:
         del routes["GET /v1/models"]

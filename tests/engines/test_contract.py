@@ -14,19 +14,19 @@ from shoal.domain.work import JSON, Completion, Feature, JobKind
 from shoal.engines.engine import Engine
 
 
-async def test_every_answer_is_exact(engine: Engine) -> None:
+async def test_answers_are_exact(engine: Engine) -> None:
     answers = {question: (await ask(engine, question)).text for question in ANSWERS}
 
     assert answers == ANSWERS
 
 
-async def test_chats_beside_each_other_do_not_mix(engine: Engine) -> None:
+async def test_concurrent_chats_do_not_mix(engine: Engine) -> None:
     outcomes = await asyncio.gather(*[ask(engine, question) for question in ANSWERS])
 
     assert [outcome.text for outcome in outcomes] == list(ANSWERS.values())
 
 
-async def test_tokens_read_and_written_are_counted(engine: Engine) -> None:
+async def test_usage_is_counted(engine: Engine) -> None:
     outcome = await ask(engine, "ping")
 
     # Read: "ping", and 20 around it.  Written: "pong" and the end of the turn.
@@ -34,7 +34,7 @@ async def test_tokens_read_and_written_are_counted(engine: Engine) -> None:
     assert outcome.finish_reason == "stop"
 
 
-async def test_the_limit_of_tokens_ends_an_answer(engine: Engine) -> None:
+async def test_token_limit_ends_an_answer(engine: Engine) -> None:
     outcome = await ask(engine, chat_of("Count to sixty.", max_tokens=7))
 
     assert outcome.text == COUNT[:7]
@@ -42,14 +42,14 @@ async def test_the_limit_of_tokens_ends_an_answer(engine: Engine) -> None:
     assert outcome.usage == Usage(prompt_tokens=35, completion_tokens=7)
 
 
-async def test_a_stop_string_ends_an_answer(engine: Engine) -> None:
+async def test_stop_string_ends_an_answer(engine: Engine) -> None:
     outcome = await ask(engine, chat_of("Count to sixty.", options={"stop": [", 4"]}))
 
     assert outcome.text == "1, 2, 3"
     assert outcome.finish_reason == "stop"
 
 
-async def test_a_character_of_several_tokens_arrives_whole(engine: Engine) -> None:
+async def test_character_of_several_tokens_arrives_whole(engine: Engine) -> None:
     texts = [
         piece
         async for piece in engine.run(chat_of("Say hello in Japanese."))
@@ -60,7 +60,7 @@ async def test_a_character_of_several_tokens_arrives_whole(engine: Engine) -> No
     assert not any("\ufffd" in text for text in texts)
 
 
-async def test_a_closed_chat_makes_room_for_others(engine: Engine) -> None:
+async def test_closed_chat_frees_its_slot(engine: Engine) -> None:
     for _ in range(2 * engine.slots):
         async with aclosing(engine.run(chat_of("ping", options=ENDLESS))) as pieces:
             await anext(pieces)
@@ -68,12 +68,12 @@ async def test_a_closed_chat_makes_room_for_others(engine: Engine) -> None:
     assert (await ask(engine, "Tell me a story.")).text == STORY
 
 
-async def test_a_chat_larger_than_the_context_fails(engine: Engine) -> None:
+async def test_chat_larger_than_the_context_fails(engine: Engine) -> None:
     with pytest.raises(ContextExceeded, match="exceeds the available context size"):
         await ask(engine, "long " * 1000)
 
 
-async def test_an_option_that_makes_no_sense_fails(engine: Engine) -> None:
+async def test_invalid_option_fails(engine: Engine) -> None:
     with pytest.raises(InvalidRequest, match="top_p"):
         await ask(engine, chat_of("ping", options={"top_p": "high"}))
 
@@ -86,7 +86,7 @@ async def test_several_choices_are_counted_together(engine: Engine) -> None:
     assert outcome.usage == Usage(prompt_tokens=24, completion_tokens=15)
 
 
-async def test_log_probabilities_come_with_their_tokens(engine: Engine) -> None:
+async def test_log_probabilities_are_returned_with_their_tokens(engine: Engine) -> None:
     options: dict[str, JSON] = {"logprobs": True, "top_logprobs": 2}
     *pieces, _ = await pieces_of(engine.run(chat_of("ping", options=options)))
 
@@ -101,7 +101,7 @@ async def test_log_probabilities_come_with_their_tokens(engine: Engine) -> None:
         assert len(token["top_logprobs"]) == 2
 
 
-async def test_an_answer_keeps_to_a_schema(engine: Engine) -> None:
+async def test_answer_obeys_a_schema(engine: Engine) -> None:
     properties: JSON = {"a": {"enum": ["x", "y"]}, "b": {"type": "boolean"}}
     schema: JSON = {
         "type": "object",
@@ -120,7 +120,7 @@ async def test_an_answer_keeps_to_a_schema(engine: Engine) -> None:
     assert isinstance(answer["b"], bool)
 
 
-async def test_a_schema_that_makes_no_sense_is_the_requests_fault(
+async def test_invalid_schema_is_an_invalid_request(
     engine: Engine,
 ) -> None:
     form: JSON = {
@@ -134,14 +134,14 @@ async def test_a_schema_that_makes_no_sense_is_the_requests_fault(
 PROMPT = "<|start|>user\nping<|end|>\n<|start|>assistant\n"
 
 
-async def test_a_text_is_gone_on_with(engine: Engine) -> None:
+async def test_completion_continues_a_text(engine: Engine) -> None:
     outcome = await ask(engine, Completion("tiny", PROMPT, temperature=0.0))
 
     assert outcome.text == "pong"
     assert outcome.usage == Usage(prompt_tokens=24, completion_tokens=5)
 
 
-async def test_several_prompts_have_an_answer_each(engine: Engine) -> None:
+async def test_each_of_several_prompts_is_answered(engine: Engine) -> None:
     prompts = (PROMPT, PROMPT.replace("ping", "Count to sixty."))
     outcome = await ask(engine, Completion("tiny", prompts, 4, temperature=0.0))
 
@@ -151,14 +151,12 @@ async def test_several_prompts_have_an_answer_each(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("option", ["echo", "suffix", "best_of"])
-async def test_an_option_that_would_be_ignored_is_refused(
-    engine: Engine, option: str
-) -> None:
+async def test_ignored_option_is_rejected(engine: Engine, option: str) -> None:
     with pytest.raises(InvalidRequest, match=option):
         await ask(engine, Completion("tiny", "a", 1, options={option: 2}))
 
 
-async def test_a_model_is_described_as_it_is(engine: Engine) -> None:
+async def test_model_is_described_correctly(engine: Engine) -> None:
     await engine.refresh()
 
     (model,) = engine.models

@@ -31,7 +31,7 @@ def answer(*vectors: object) -> bytes:
         (b'{"error": {"message": "too hot", "code": 400}}', InvalidRequest, "too hot"),
     ],
 )
-def test_what_is_no_embedding_is_an_error(
+def test_malformed_embeddings_are_an_error(
     body: bytes, error: type[ShoalError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -39,7 +39,7 @@ def test_what_is_no_embedding_is_an_error(
 
 
 @pytest.mark.parametrize("usage", ["null", '{"prompt_tokens": -1}', "{}"])
-def test_odd_counts_spoil_no_embedding(usage: str) -> None:
+def test_implausible_counts_do_not_fail_embeddings(usage: str) -> None:
     body = b'{"data":[{"embedding":[1.0],"index":0}],"usage":%b}' % usage.encode()
 
     pieces, _ = decode_embeddings(body, 1)

@@ -25,7 +25,7 @@ def write(path: Path, size: int, head: bytes = b"GGUF") -> Path:
     return path
 
 
-def test_the_largest_that_fits_is_taken(tmp_path: Path) -> None:
+def test_largest_fitting_model_is_selected(tmp_path: Path) -> None:
     write(tmp_path / "small.gguf", 100)
     middle = write(tmp_path / "deep" / "middle.gguf", 200)
     write(tmp_path / "large.gguf", 400)
@@ -36,7 +36,7 @@ def test_the_largest_that_fits_is_taken(tmp_path: Path) -> None:
     assert largest_fitting_model(places, memory=100) is None
 
 
-def test_what_is_no_model_of_its_own_is_passed_over(tmp_path: Path) -> None:
+def test_dependent_files_are_skipped(tmp_path: Path) -> None:
     write(tmp_path / "mmproj-model.gguf", 100)
     write(tmp_path / "vectors.gguf", 100, POOLING + b"\x01\0\0\0")
     write(tmp_path / "unfinished.gguf", 100, b"\0\0\0\0")
@@ -47,7 +47,7 @@ def test_what_is_no_model_of_its_own_is_passed_over(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_still_being_copied_is_passed_over(tmp_path: Path) -> None:
+def test_incomplete_downloads_are_skipped(tmp_path: Path) -> None:
     write(tmp_path / ".incoming" / "id" / "files" / "half.gguf", 100)
 
     assert (
@@ -55,7 +55,7 @@ def test_what_is_still_being_copied_is_passed_over(tmp_path: Path) -> None:
     )
 
 
-def test_a_model_in_parts_is_as_large_as_all_of_them(tmp_path: Path) -> None:
+def test_size_of_a_split_model_includes_all_parts(tmp_path: Path) -> None:
     parts = [write(tmp_path / f"m-0000{n}-of-00003.gguf", 100) for n in (1, 2, 3)]
     places = [ModelFolder(tmp_path, "*.gguf")]
 
@@ -67,7 +67,7 @@ def test_a_model_in_parts_is_as_large_as_all_of_them(tmp_path: Path) -> None:
     assert largest_fitting_model(places, memory=450) is None, "a part is missing"
 
 
-def test_a_file_is_found_by_its_name(tmp_path: Path) -> None:
+def test_file_is_found_by_name(tmp_path: Path) -> None:
     path = write(tmp_path / "Qwen3-8B-Q4_K_M.gguf", 100)
     places = [
         ModelFolder(tmp_path / "not there", "*.gguf"),
@@ -82,7 +82,7 @@ def test_a_file_is_found_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "embeds"), [(0, False), (1, True), (2, True), (3, True), (4, False)]
 )
-def test_a_model_for_embeddings_tells_how_they_are_made(
+def test_embedding_model_declares_its_pooling(
     tmp_path: Path, kind: int, embeds: bool
 ) -> None:
     path = write(tmp_path / "m.gguf", 100, POOLING + bytes([kind, 0, 0, 0]))
@@ -91,14 +91,14 @@ def test_a_model_for_embeddings_tells_how_they_are_made(
     assert not is_embedding_model(TINY)
 
 
-def test_what_cannot_be_read_is_no_model(tmp_path: Path) -> None:
+def test_unreadable_file_is_skipped(tmp_path: Path) -> None:
     assert is_gguf(TINY)
     assert not is_gguf(tmp_path)
     assert not is_gguf(tmp_path / "none.gguf")
     assert model_size(tmp_path / "none.gguf") == 0
 
 
-def test_the_usual_places_can_be_set(tmp_path: Path) -> None:
+def test_default_folders_are_configurable(tmp_path: Path) -> None:
     environment = {"HF_HOME": str(tmp_path / "hf"), "LLAMA_CACHE": str(tmp_path / "l")}
     snapshot = tmp_path / "hf" / "hub" / "models--a--b" / "snapshots" / "1"
     expected = [

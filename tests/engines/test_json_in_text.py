@@ -37,36 +37,34 @@ def found(text: str, openings: str = "{[") -> list[str]:
         ('{"a": "line\nbreak"}', []),
     ],
 )
-def test_what_is_found_stands_there_exactly(
-    text: str, expected: str | list[str]
-) -> None:
+def test_found_json_is_verbatim(text: str, expected: str | list[str]) -> None:
     assert found(text) == ([expected] if isinstance(expected, str) else expected)
 
 
 @given(st.lists(data, max_size=4))
-def test_values_come_back_in_their_order(originals: list[object]) -> None:
+def test_values_are_found_in_order(originals: list[object]) -> None:
     text = "; then: ".join(["so", *map(json.dumps, originals), "and so on"])
 
     assert [json.loads(each) for each in found(text)] == originals
 
 
 @given(st.text(alphabet='{}[]",:1a \\'))
-def test_whatever_is_found_is_json(text: str) -> None:
+def test_everything_found_is_valid_json(text: str) -> None:
     for each in find_json(text):
         assert each.value == json.loads(each.text)
 
 
-def test_lists_are_looked_into_where_they_do_not_count() -> None:
+def test_ignored_lists_are_still_searched() -> None:
     assert found('[{"a":1},{"b":2}]', "{") == ['{"a":1}', '{"b":2}']
 
 
-def test_a_number_of_any_length_is_one() -> None:
+def test_number_of_any_length_is_supported() -> None:
     text = '{"n": ' + "9" * 5000 + "}"
 
     assert found(text) == [text]
 
 
-def test_what_is_nested_too_deeply_counts_only_inside() -> None:
+def test_too_deep_value_is_skipped_but_searched() -> None:
     depth = NESTING_MAX + 50
     deep = "[" * depth + "]" * depth
 
@@ -87,23 +85,23 @@ def test_what_is_nested_too_deeply_counts_only_inside() -> None:
     ],
     ids=["opened", "lists", "objects", "deep and wide", "wide", "constant"],
 )
-def test_brackets_without_end_have_an_end(text: str) -> None:
+def test_endless_brackets_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="begins like JSON"):
         list(find_json(text))
 
 
 @given(values)
-def test_what_is_written_can_be_sent_and_read(value: object) -> None:
+def test_written_json_can_be_encoded_and_decoded(value: object) -> None:
     assert json.loads(to_json(value).encode()) == value
 
 
 @given(values)
-def test_spaces_go_and_nothing_else(value: object) -> None:
+def test_compact_removes_only_spaces(value: object) -> None:
     spaced = json.dumps(value, indent=3, separators=(" ,", " :\t"))
 
     assert compact(spaced) == json.dumps(value, separators=(",", ":"))
 
 
-def test_half_a_character_is_escaped() -> None:
+def test_lone_surrogate_is_escaped() -> None:
     assert escape_surrogates('"a\ud800b"') == '"a\\ud800b"'
     assert to_json({"é": "\udfff"}) == '{"é":"\\udfff"}'

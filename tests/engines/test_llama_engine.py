@@ -36,7 +36,7 @@ async def kill(engine: LlamaEngine) -> None:
     psutil.Process(engine.pid).kill()
 
 
-async def test_an_answer_goes_on_from_each_of_its_beginnings(
+async def test_answer_continues_after_every_prefix(
     llama: LlamaEngine,
 ) -> None:
     beginnings = [HAIKU[:end] for end in range(1, len(HAIKU) + 1)]
@@ -50,7 +50,7 @@ async def test_an_answer_goes_on_from_each_of_its_beginnings(
 
 
 @pytest.mark.parametrize("question", ANSWERS)
-async def test_an_answer_goes_on_from_its_middle(
+async def test_answer_continues_from_its_middle(
     llama: LlamaEngine, question: str
 ) -> None:
     answer, whole = ANSWERS[question], await ask(llama, question)
@@ -62,7 +62,7 @@ async def test_an_answer_goes_on_from_its_middle(
     assert rest.usage == whole.usage
 
 
-async def test_the_beginning_counts_towards_the_limit(llama: LlamaEngine) -> None:
+async def test_continued_tokens_count_towards_the_limit(llama: LlamaEngine) -> None:
     outcome = await ask(llama, chat_of("Count to sixty.", max_tokens=7), "1, 2")
 
     assert outcome.text == ", 3"
@@ -71,7 +71,7 @@ async def test_the_beginning_counts_towards_the_limit(llama: LlamaEngine) -> Non
 
 
 @pytest.mark.parametrize(("limit", "beginning"), [(4, "1, 2"), (2, "1, 2"), (0, "")])
-async def test_nothing_is_written_where_no_token_is_left(
+async def test_no_token_is_generated_at_the_limit(
     llama: LlamaEngine, limit: int, beginning: str
 ) -> None:
     outcome = await ask(llama, chat_of("Count to sixty.", max_tokens=limit), beginning)
@@ -81,7 +81,7 @@ async def test_nothing_is_written_where_no_token_is_left(
     assert outcome.usage == Usage(35, len(beginning))
 
 
-async def test_a_beginning_joins_what_the_user_began(llama: LlamaEngine) -> None:
+async def test_continuation_joins_an_assistant_message(llama: LlamaEngine) -> None:
     messages = (
         {"role": "user", "content": "Count to sixty."},
         {"role": "assistant", "content": "1, 2"},
@@ -93,7 +93,7 @@ async def test_a_beginning_joins_what_the_user_began(llama: LlamaEngine) -> None
     assert outcome.text == ", 4"
 
 
-async def test_more_chats_than_slots_wait_and_still_more_are_refused() -> None:
+async def test_excess_chats_wait_and_then_are_rejected() -> None:
     engine = LlamaEngine("tiny", TINY, slots=1)
     await engine.start()
     chats = [ask(engine, "Tell me a story.") for _ in range(JOBS_PER_SLOT + 1)]
@@ -105,14 +105,14 @@ async def test_more_chats_than_slots_wait_and_still_more_are_refused() -> None:
     assert [str(r) for r in refused] == ["4 jobs for 1 slots"]
 
 
-async def test_parts_of_a_message_are_one_text(llama: LlamaEngine) -> None:
+async def test_message_parts_are_joined(llama: LlamaEngine) -> None:
     parts: JSON = [{"type": "text", "text": "pi"}, {"type": "text", "text": "ng"}]
     chat = Chat("tiny", ({"role": "user", "content": parts},), temperature=0.0)
 
     assert (await ask(llama, chat)).text == "pong"
 
 
-async def test_a_text_goes_on_from_its_middle(llama: LlamaEngine) -> None:
+async def test_completion_continues_from_its_middle(llama: LlamaEngine) -> None:
     prompt = "<|start|>user\nCount to sixty.<|end|>\n<|start|>assistant\n"
     work = Completion("tiny", prompt, max_tokens=7, temperature=0.0)
 
@@ -128,7 +128,7 @@ def numbers_in(piece: object) -> list[float]:
     return list(struct.unpack(f"<{len(data) // 4}f", data))
 
 
-async def test_a_model_for_embeddings_makes_them_and_nothing_else(
+async def test_embedding_model_supports_only_embeddings(
     vectors: Path,
 ) -> None:
     engine = LlamaEngine("vectors", vectors, slots=2)
@@ -158,30 +158,30 @@ async def test_a_model_for_embeddings_makes_them_and_nothing_else(
         await engine.close()
 
 
-async def test_a_model_for_texts_makes_no_embeddings(llama: LlamaEngine) -> None:
+async def test_text_model_supports_no_embeddings(llama: LlamaEngine) -> None:
     with pytest.raises(InvalidRequest, match="does no embedding jobs"):
         await pieces_of(llama.run(Embedding("tiny", ("ping",))))
 
 
 @pytest.mark.parametrize("option", ["tools", "functions"])
-async def test_tools_are_refused_by_name(llama: LlamaEngine, option: str) -> None:
+async def test_tools_are_rejected_by_name(llama: LlamaEngine, option: str) -> None:
     with pytest.raises(InvalidRequest, match=option):
         await ask(llama, chat_of("ping", options={option: [{"type": "function"}]}))
 
 
-async def test_more_choices_than_slots_are_refused(llama: LlamaEngine) -> None:
+async def test_more_choices_than_slots_are_rejected(llama: LlamaEngine) -> None:
     with pytest.raises(InvalidRequest, match="'n'"):
         await ask(llama, chat_of("ping", options={"n": 99}))
 
 
-async def test_an_image_is_refused(llama: LlamaEngine) -> None:
+async def test_image_is_rejected(llama: LlamaEngine) -> None:
     image: JSON = {"type": "image_url", "image_url": {"url": "data:,"}}
 
     with pytest.raises(InvalidRequest, match="reads text only, and not 'image_url'"):
         await ask(llama, Chat("tiny", ({"role": "user", "content": [image]},)))
 
 
-async def test_a_malformed_conversation_fails_and_nothing_else(
+async def test_malformed_conversation_fails_alone(
     llama: LlamaEngine,
 ) -> None:
     with pytest.raises(InvalidRequest, match="role"):
@@ -190,7 +190,7 @@ async def test_a_malformed_conversation_fails_and_nothing_else(
     assert (await ask(llama, "ping")).text == "pong"
 
 
-def test_an_option_cannot_contradict_the_chat() -> None:
+def test_options_cannot_override_the_chat() -> None:
     options = {"n_predict": 9, "stream": False, "top_k": 3}
 
     assert llama_request(chat_of("ping", options=options)) == {
@@ -201,7 +201,7 @@ def test_an_option_cannot_contradict_the_chat() -> None:
 
 
 @posix
-async def test_a_killed_process_fails_its_chats_and_is_replaced(
+async def test_killed_process_fails_its_chats_and_is_replaced(
     llama: LlamaEngine,
 ) -> None:
     async with aclosing(llama.run(chat_of("ping", options=ENDLESS))) as pieces:
@@ -216,7 +216,7 @@ async def test_a_killed_process_fails_its_chats_and_is_replaced(
 
 
 @posix
-async def test_a_process_that_keeps_dying_is_not_restarted_at_once(
+async def test_crash_loop_delays_the_restart(
     llama: LlamaEngine,
 ) -> None:
     for _ in range(2):
@@ -237,12 +237,12 @@ async def test_a_process_that_keeps_dying_is_not_restarted_at_once(
 @pytest.mark.parametrize(
     ("failures", "delay"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 4), (8, 60), (2000, 60)]
 )
-def test_restarts_become_rarer(failures: int, delay: float) -> None:
+def test_restart_delay_grows(failures: int, delay: float) -> None:
     assert restart_delay(failures) == delay
 
 
 @posix
-async def test_closing_ends_a_process_that_hangs(
+async def test_close_kills_a_hanging_process(
     llama: LlamaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llama_process, "EXIT_LIMIT", 0.05)
@@ -255,7 +255,7 @@ async def test_closing_ends_a_process_that_hangs(
         os.kill(llama.pid, 0)
 
 
-async def test_closing_ends_running_chats(llama: LlamaEngine) -> None:
+async def test_close_ends_running_chats(llama: LlamaEngine) -> None:
     async with aclosing(llama.run(chat_of("ping", options=ENDLESS))) as pieces:
         await anext(pieces)
         await llama.close()
@@ -268,7 +268,7 @@ async def test_closing_ends_running_chats(llama: LlamaEngine) -> None:
         await ask(llama, "ping")
 
 
-async def test_closing_while_the_model_loads_ends_the_start() -> None:
+async def test_close_aborts_a_loading_model() -> None:
     engine = LlamaEngine("tiny", TINY)
     starting = asyncio.create_task(engine.start())
     while engine.pid is None:  # noqa: ASYNC110  (nothing announces it)
@@ -280,7 +280,7 @@ async def test_closing_while_the_model_loads_ends_the_start() -> None:
         await starting
 
 
-async def test_an_engine_that_was_never_started_starts_with_its_first_chat() -> None:
+async def test_first_chat_starts_the_process() -> None:
     engine = LlamaEngine("tiny", TINY)
 
     assert (await ask(engine, "ping")).text == "pong"
@@ -288,7 +288,7 @@ async def test_an_engine_that_was_never_started_starts_with_its_first_chat() -> 
     await engine.close()
 
 
-def test_it_runs_on_uvloop_too() -> None:
+def test_runs_on_uvloop() -> None:
     uvloop = pytest.importorskip("uvloop")
 
     async def kill_and_ask() -> str:
@@ -307,7 +307,7 @@ def test_it_runs_on_uvloop_too() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
-async def test_the_process_does_not_outlive_the_worker() -> None:
+async def test_process_does_not_outlive_the_worker() -> None:
     worker = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", WORKER, TINY), stdout=asyncio.subprocess.PIPE
     )
@@ -353,7 +353,7 @@ asyncio.run(main())
     ],
     ids=["missing", "empty", "other", "header", "truncated"],
 )
-async def test_a_model_that_cannot_be_loaded_is_named(
+async def test_error_names_an_unloadable_model(
     tmp_path: Path, content: bytes | None, complaint: str
 ) -> None:
     path = tmp_path / "broken.gguf"
@@ -367,7 +367,7 @@ async def test_a_model_that_cannot_be_loaded_is_named(
     await engine.close()
 
 
-async def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_names_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
 
     with pytest.raises(ConfigError, match=r"pip install 'shoal\[llm\]'"):

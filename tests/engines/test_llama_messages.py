@@ -34,7 +34,7 @@ from shoal.engines.llama_messages import (
         AbortJob(2),
     ],
 )
-def test_orders_arrive_as_they_were_sent(message: ToChild) -> None:
+def test_commands_round_trip(message: ToChild) -> None:
     data = encode_message(message)
 
     assert message_size(data[: SIZE.size]) == len(data) - SIZE.size
@@ -52,20 +52,20 @@ def test_orders_arrive_as_they_were_sent(message: ToChild) -> None:
         JobRefused(1, "too long", 400),
     ],
 )
-def test_replies_arrive_as_they_were_sent(message: ToEngine) -> None:
+def test_replies_round_trip(message: ToEngine) -> None:
     data = encode_message(message)
 
     assert decode_to_engine(data[SIZE.size :]) == message
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"llama.cpp says hello", b"\x80"])
-def test_anything_else_is_refused(data: bytes) -> None:
+def test_invalid_message_is_rejected(data: bytes) -> None:
     with pytest.raises(PeerError):
         decode_to_engine(data)
     with pytest.raises(PeerError):
         decode_to_child(data)
 
 
-def test_a_message_larger_than_the_limit_is_refused_before_it_is_read() -> None:
+def test_oversized_message_is_rejected_before_it_is_read() -> None:
     with pytest.raises(LimitExceeded):
         message_size(SIZE.pack(MESSAGE_MAX + 1))

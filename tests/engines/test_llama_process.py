@@ -46,7 +46,7 @@ async def end_of(answer: JobOutput) -> AnswerEnded | JobRefused:
     return item
 
 
-async def test_an_aborted_chat_stops_before_its_end(process: LlamaProcess) -> None:
+async def test_aborted_chat_stops_early(process: LlamaProcess) -> None:
     id, answer = process.run(ping(ignore_eos=True))
     await answer.read()
 
@@ -56,7 +56,7 @@ async def test_an_aborted_chat_stops_before_its_end(process: LlamaProcess) -> No
     assert process.jobs == 0
 
 
-async def test_a_chat_that_waits_for_a_slot_can_be_aborted(
+async def test_queued_chat_can_be_aborted(
     process: LlamaProcess,
 ) -> None:
     running, answer = process.run(ping(ignore_eos=True))
@@ -77,14 +77,14 @@ async def test_unread_pieces_are_joined(process: LlamaProcess) -> None:
     assert await unread.read() == ["pong"]
 
 
-async def test_a_chat_too_large_to_be_sent_is_refused(process: LlamaProcess) -> None:
+async def test_oversized_chat_is_rejected(process: LlamaProcess) -> None:
     with pytest.raises(LimitExceeded):
         process.run(ping(messages="x" * MESSAGE_MAX))
 
     assert process.jobs == 0
 
 
-async def test_a_process_that_has_gone_takes_no_chats(process: LlamaProcess) -> None:
+async def test_exited_process_accepts_no_chats(process: LlamaProcess) -> None:
     await process.close()
 
     _, answer = process.run(ping())
@@ -109,9 +109,7 @@ LOG = """\
         ("", None),
     ],
 )
-def test_the_first_error_of_a_log_is_the_one_to_tell(
-    log: str, message: str | None
-) -> None:
+def test_first_error_of_a_log_is_reported(log: str, message: str | None) -> None:
     assert first_error(log) == message
 
 

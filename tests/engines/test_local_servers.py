@@ -42,7 +42,7 @@ async def listening(answer: bytes) -> AsyncIterator[ServerLocation]:
         await server.wait_closed()
 
 
-async def test_servers_with_models_are_found_in_the_order_of_places(
+async def test_servers_with_models_are_found_in_order(
     fake: Fakes,
 ) -> None:
     models = {"object": "list", "data": [{"id": "a"}]}
@@ -64,7 +64,7 @@ async def test_servers_with_models_are_found_in_the_order_of_places(
     ],
     ids=["404", "text", "none", "null", "other", "list", "coordinator"],
 )
-async def test_other_servers_are_not_taken_for_one(fake: Fakes, answer: object) -> None:
+async def test_other_web_servers_are_ignored(fake: Fakes, answer: object) -> None:
     url = await fake({"GET /v1/models": answer})
 
     assert await find_servers([place_of(url)]) == []
@@ -73,7 +73,7 @@ async def test_other_servers_are_not_taken_for_one(fake: Fakes, answer: object) 
 @pytest.mark.parametrize(
     "answer", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\n", bytes(range(256))]
 )
-async def test_what_listens_and_answers_oddly_is_passed_over(
+async def test_malformed_responses_are_ignored(
     answer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_servers, "PROBE_LIMIT", 0.05)
@@ -81,14 +81,14 @@ async def test_what_listens_and_answers_oddly_is_passed_over(
         assert await find_servers([place]) == []
 
 
-async def test_a_port_where_nothing_listens_is_passed_over() -> None:
+async def test_closed_port_is_ignored() -> None:
     async with listening(b"") as place:
         pass
 
     assert await find_servers([place]) == []
 
 
-async def test_a_redirect_to_another_machine_is_not_followed(fake: Fakes) -> None:
+async def test_redirect_to_another_machine_is_not_followed(fake: Fakes) -> None:
     elsewhere = b"Location: http://192.0.2.1/\r\nContent-Length: 0\r\n\r\n"
     async with listening(b"HTTP/1.1 302 Found\r\n" + elsewhere) as place:
         assert await find_servers([place]) == []
@@ -108,10 +108,10 @@ async def test_a_redirect_to_another_machine_is_not_followed(fake: Fakes) -> Non
         ("a:b:c", 11434),
     ],
 )
-def test_ollama_may_have_been_given_another_port(host: str, port: int) -> None:
+def test_ollama_port_is_configurable(host: str, port: int) -> None:
     assert ollama_port(host) == port
     assert server_locations({"OLLAMA_HOST": host})[0].port == port
 
 
-def test_the_coordinators_own_port_is_not_looked_at() -> None:
+def test_coordinators_own_port_is_not_probed() -> None:
     assert 4010 not in {place.port for place in server_locations({})}

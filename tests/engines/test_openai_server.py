@@ -85,7 +85,7 @@ def answers(
         ((DONE,), Outcome("")),
     ],
 )
-async def test_streams_that_are_whole(
+async def test_complete_streams_are_decoded(
     serve: Serve, parts: tuple[bytes, ...], outcome: Outcome
 ) -> None:
     async with running(await serve(streams(*parts))) as engine:
@@ -132,7 +132,7 @@ async def test_streams_that_are_whole(
         ),
     ],
 )
-async def test_streams_that_are_not(
+async def test_incomplete_streams_are_errors(
     serve: Serve, handler: Handler, error: type[ShoalError], message: str
 ) -> None:
     async with running(await serve(handler)) as engine:
@@ -140,7 +140,7 @@ async def test_streams_that_are_not(
             await ask(engine, "hello?")
 
 
-async def test_a_long_complaint_is_cut(serve: Serve) -> None:
+async def test_long_error_message_is_truncated(serve: Serve) -> None:
     async with running(await serve(answers(500, "x" * 10**6))) as engine:
         with pytest.raises(JobError) as failure:
             await ask(engine, "hello?")
@@ -151,7 +151,7 @@ async def test_a_long_complaint_is_cut(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("header", "seconds"), [("7", 7), ("soon", 5), ("99999999", 600), ("-1", 5)]
 )
-async def test_a_busy_server_says_when_to_come_back(
+async def test_retry_after_of_a_busy_server_is_kept(
     serve: Serve, header: str, seconds: int
 ) -> None:
     url = await serve(answers(429, "later", **{"Retry-After": header}))
@@ -183,7 +183,7 @@ async def test_pieces_arrive_before_the_end(serve: Serve) -> None:
     assert rest == ["lo", Finished()]
 
 
-async def test_the_end_is_not_waited_for_once_it_is_announced(serve: Serve) -> None:
+async def test_response_is_closed_after_done(serve: Serve) -> None:
     never = asyncio.Event()
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -196,7 +196,7 @@ async def test_the_end_is_not_waited_for_once_it_is_announced(serve: Serve) -> N
         assert (await ask(engine, "hello?")).text == "hello"
 
 
-async def test_closing_a_chat_hangs_up(serve: Serve) -> None:
+async def test_closing_a_chat_disconnects(serve: Serve) -> None:
     hung_up = asyncio.Event()
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -214,7 +214,7 @@ async def test_closing_a_chat_hangs_up(serve: Serve) -> None:
         await hung_up.wait()
 
 
-async def test_a_connection_that_breaks_is_nobodys_fault(serve: Serve) -> None:
+async def test_broken_connection_is_unavailable(serve: Serve) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         response = await stream_to(request)
         await response.write(HELLO)
@@ -227,7 +227,7 @@ async def test_a_connection_that_breaks_is_nobodys_fault(serve: Serve) -> None:
             await ask(engine, "hello?")
 
 
-async def test_the_request_says_what_the_chat_does(serve: Serve) -> None:
+async def test_request_contains_all_fields_of_the_chat(serve: Serve) -> None:
     requests: list[object] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -255,14 +255,14 @@ async def test_the_request_says_what_the_chat_does(serve: Serve) -> None:
     ]
 
 
-async def test_all_models_of_the_list_are_there(serve: Serve) -> None:
+async def test_all_listed_models_are_offered(serve: Serve) -> None:
     async with running(await serve(streams(DONE))) as engine:
         assert [model.name for model in engine.models] == ["tiny"]
         assert engine.models[0].kinds == {JobKind.CHAT, JobKind.COMPLETION}
 
 
 @pytest.mark.parametrize("end", ["/v2", "/v1/models"])
-async def test_a_wrong_address_is_refused(serve: Serve, end: str) -> None:
+async def test_wrong_address_is_rejected(serve: Serve, end: str) -> None:
     url = (await serve(streams(DONE))).removesuffix("/v1") + end
 
     with pytest.raises(ConfigError, match="/models"):
@@ -270,7 +270,7 @@ async def test_a_wrong_address_is_refused(serve: Serve, end: str) -> None:
             pass
 
 
-async def test_a_url_without_a_path_means_v1(serve: Serve) -> None:
+async def test_url_without_a_path_means_v1(serve: Serve) -> None:
     url = (await serve(streams(DONE))).removesuffix("/v1")
 
     async with running(url) as engine:
@@ -295,7 +295,7 @@ async def tagging_server() -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def test_a_name_without_its_tag_is_the_latest() -> None:
+async def test_name_without_a_tag_means_latest() -> None:
     async with tagging_server() as url, running(url + "/tagged") as engine:
         assert [model.name for model in engine.models] == ["llama:latest"]
         assert (
@@ -303,7 +303,7 @@ async def test_a_name_without_its_tag_is_the_latest() -> None:
         ).text == "hi"
 
 
-async def test_a_server_without_a_list_is_asked_for_what_was_named() -> None:
+async def test_server_without_a_list_gets_the_named_models() -> None:
     async with (
         tagging_server() as url,
         running(url + "/has-no-list", "anything") as engine,
@@ -314,19 +314,19 @@ async def test_a_server_without_a_list_is_asked_for_what_was_named() -> None:
 @pytest.mark.parametrize(
     "url", ["ftp://host", "http://", "http://host:99999", "host:8000", "http://[::1"]
 )
-def test_a_url_that_cannot_be_asked_is_refused(url: str) -> None:
+def test_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(ConfigError, match=r"expected http://HOST:PORT/v1"):
         OpenAIEngine(url)
 
 
-async def test_a_server_without_models_is_refused(fake: Fakes) -> None:
+async def test_server_without_models_is_rejected(fake: Fakes) -> None:
     url = await fake({"GET /v1/models": {"data": None}})
 
     with pytest.raises(ConfigError, match="has no models"):
         await OpenAIEngine(url).start()
 
 
-async def test_a_server_that_has_gone_is_unavailable() -> None:
+async def test_stopped_server_is_unavailable() -> None:
     app = web.Application()
     app.router.add_get("/v1/models", answers(200, '{"data": [{"id": "tiny"}]}'))
     runner = web.AppRunner(app)
@@ -340,7 +340,7 @@ async def test_a_server_that_has_gone_is_unavailable() -> None:
             await ask(engine, "hello?")
 
 
-async def test_a_chat_needs_a_started_engine() -> None:
+async def test_chat_requires_a_started_engine() -> None:
     with pytest.raises(Unavailable, match="not running"):
         await ask(OpenAIEngine("http://127.0.0.1:9/v1"), "hello?")
 
@@ -348,7 +348,7 @@ async def test_a_chat_needs_a_started_engine() -> None:
 # What else is asked of a server than chats.
 
 
-async def test_a_completion_is_streamed_from_its_own_path(fake: Fakes) -> None:
+async def test_completion_is_streamed_from_its_own_path(fake: Fakes) -> None:
     bodies: list[object] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -376,7 +376,7 @@ async def test_a_completion_is_streamed_from_its_own_path(fake: Fakes) -> None:
 
 
 @pytest.mark.parametrize("vector", [[0.5, -2.0], "AAAAPwAAAMA="])
-async def test_embeddings_come_as_float32_whatever_the_server_sends(
+async def test_embeddings_are_float32_in_any_server_format(
     fake: Fakes, vector: object
 ) -> None:
     data = [{"index": 1, "embedding": [1.0]}, {"index": 0, "embedding": vector}]
@@ -394,7 +394,7 @@ async def test_embeddings_come_as_float32_whatever_the_server_sends(
     ]
 
 
-async def test_a_large_answer_is_read_beside_the_loop(
+async def test_large_answer_is_decoded_in_a_thread(
     fake: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openai_server, "DECODE_INLINE_MAX", 10)
@@ -407,7 +407,7 @@ async def test_a_large_answer_is_read_beside_the_loop(
     assert items == [Delta(0, {"embedding": "AACAPw=="}), Finished("stop")]
 
 
-async def test_an_endless_answer_is_left(
+async def test_endless_answer_is_aborted(
     fake: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openai_server, "EMBEDDINGS_MAX", 10)
@@ -422,7 +422,7 @@ async def test_an_endless_answer_is_left(
 # Engines that lie.
 
 
-async def test_a_model_that_is_listed_and_refused_is_not_offered_until_it_works(
+async def test_refused_model_is_not_offered_until_it_works(
     fake: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = answers(404, '{"error": {"message": "model \'tiny\' not found"}}')
@@ -447,7 +447,7 @@ async def test_a_model_that_is_listed_and_refused_is_not_offered_until_it_works(
         assert (await ask(engine, "hello?")).text == "hel"
 
 
-async def test_work_that_a_server_does_not_do_is_not_offered_again(
+async def test_unsupported_work_is_not_offered_again(
     fake: Fakes,
 ) -> None:
     url = await fake(
@@ -462,7 +462,7 @@ async def test_work_that_a_server_does_not_do_is_not_offered_again(
         assert (await ask(engine, "hello?")).text == "hel"
 
 
-async def test_a_model_that_vanishes_is_forgotten_with_what_was_said_of_it(
+async def test_removed_model_is_forgotten_with_its_refusals(
     fake: Fakes,
 ) -> None:
     routes: dict[str, object] = {"GET /v1/models": LIST}
@@ -479,7 +479,7 @@ async def test_a_model_that_vanishes_is_forgotten_with_what_was_said_of_it(
         assert engine.models[0].kinds == {JobKind.CHAT, JobKind.COMPLETION}
 
 
-async def test_a_refresh_fails_while_the_server_is_away(fake: Fakes) -> None:
+async def test_refresh_fails_while_the_server_is_unreachable(fake: Fakes) -> None:
     routes: dict[str, object] = {"GET /v1/models": LIST}
     async with running(await fake(routes)) as engine:
         routes["GET /v1/models"] = answers(503, '{"error": "loading"}')
@@ -493,9 +493,7 @@ async def test_a_refresh_fails_while_the_server_is_away(fake: Fakes) -> None:
 
 
 @pytest.mark.parametrize("answer", [{"data": 5}, {"models": []}, []])
-async def test_a_refresh_fails_where_a_list_is_none(
-    fake: Fakes, answer: object
-) -> None:
+async def test_refresh_fails_on_a_malformed_list(fake: Fakes, answer: object) -> None:
     routes: dict[str, object] = {"GET /v1/models": LIST}
     async with running(await fake(routes)) as engine:
         routes["GET /v1/models"] = answer
@@ -504,7 +502,7 @@ async def test_a_refresh_fails_where_a_list_is_none(
             await engine.refresh()
 
 
-async def test_a_server_that_hangs_is_left_when_patience_ends(fake: Fakes) -> None:
+async def test_hanging_server_times_out(fake: Fakes) -> None:
     async def hang(_: web.Request) -> web.StreamResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -525,7 +523,7 @@ async def test_a_server_that_hangs_is_left_when_patience_ends(fake: Fakes) -> No
 # Secrets.
 
 
-async def test_a_key_is_in_no_message(fake: Fakes) -> None:
+async def test_key_is_in_no_message(fake: Fakes) -> None:
     echo = answers(400, '{"error": {"message": "who is sk-secret?"}}')
     routes: dict[str, object] = {
         "GET /v1/models": LIST,
@@ -549,7 +547,7 @@ async def test_a_key_is_in_no_message(fake: Fakes) -> None:
     await engine.close()
 
 
-async def test_a_password_in_the_url_is_sent_and_not_shown(fake: Fakes) -> None:
+async def test_password_in_the_url_is_sent_but_not_shown(fake: Fakes) -> None:
     seen: list[str] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:

@@ -9,13 +9,13 @@ from shoal.engines.resources import free_memory, processors, threads_for
 MEMINFO = "MemTotal:       24000000 kB\nMemAvailable:   1000000 kB\n"
 
 
-def test_linux_says_what_is_available(tmp_path: Path) -> None:
+def test_linux_reports_available_memory(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)
 
     assert free_memory(tmp_path / "meminfo", tmp_path) == 1000000 * 1024
 
 
-def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
+def test_container_limit_bounds_free_memory(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)
     (tmp_path / "memory.current").write_text("300\n")
     (tmp_path / "memory.max").write_text("1000\n")
@@ -25,7 +25,7 @@ def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
     assert free_memory(tmp_path / "meminfo", tmp_path) == 1000000 * 1024
 
 
-def test_this_machine_has_some(tmp_path: Path) -> None:
+def test_this_machine_has_free_memory(tmp_path: Path) -> None:
     free = free_memory()
     assert free is None or free > 0
 
@@ -37,7 +37,7 @@ def test_this_machine_has_some(tmp_path: Path) -> None:
     ("logical", "physical", "threads"),
     [(1, 1, 1), (2, 2, 1), (2, 1, 1), (4, 2, 2), (4, 4, 3), (16, 8, 8), (64, 64, 63)],
 )
-def test_one_processor_is_left_to_others(
+def test_one_processor_is_left_for_other_load(
     logical: int, physical: int, threads: int
 ) -> None:
     assert threads_for(logical, physical) == threads

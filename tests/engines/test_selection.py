@@ -68,12 +68,14 @@ def offered(source: EngineSource) -> list[str]:
         ("~/t.gguf", "t", Path.home() / "t.gguf"),
     ],
 )
-def test_a_model_is_named_and_located(text: str, name: str, path: Path | None) -> None:
+def test_model_option_has_a_name_and_a_path(
+    text: str, name: str, path: Path | None
+) -> None:
     assert parse_model_option(text) == (name, path)
 
 
 @pytest.mark.parametrize("text", ["", "=file.gguf", "name="])
-def test_half_a_model_is_refused(text: str) -> None:
+def test_incomplete_model_option_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="expected NAME or NAME=PATH"):
         parse_model_option(text)
 
@@ -90,13 +92,13 @@ def test_half_a_model_is_refused(text: str) -> None:
         (["qwen"], []),
     ],
 )
-def test_names_and_patterns_pick_models(names: list[str], picked: list[str]) -> None:
+def test_names_and_patterns_select_models(names: list[str], picked: list[str]) -> None:
     models = [ServedModel("tiny"), ServedModel("qwen3:8b"), ServedModel("qwen3:latest")]
 
     assert [model.name for model in select_models(models, names)] == picked
 
 
-async def test_a_url_opens_a_server(
+async def test_url_opens_a_server(
     fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations
 ) -> None:
     url = await fake({"GET /v1/models": LIST})
@@ -111,7 +113,7 @@ async def test_a_url_opens_a_server(
     assert Feature.CONTINUE not in source.engine.models[0].features
 
 
-async def test_a_file_opens_the_embedded_engine(
+async def test_file_opens_the_embedded_engine(
     fake: Fakes, stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     around = machine_with(await fake({"GET /v1/models": LIST}), folder=tmp_path)
@@ -125,7 +127,7 @@ async def test_a_file_opens_the_embedded_engine(
     assert (await ask(sources[0].engine, "ping")).text == "pong"
 
 
-async def test_what_runs_here_is_found(
+async def test_local_servers_are_found(
     fake: Fakes, stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     urls = [await fake({"GET /v1/models": LIST}) for _ in range(2)]
@@ -141,7 +143,7 @@ async def test_what_runs_here_is_found(
     assert offered(sources[0]) == ["tiny", "llama3.2:latest"]
 
 
-async def test_a_server_without_what_was_named_is_left_alone(
+async def test_server_without_the_named_model_is_ignored(
     fake: Fakes, stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     urls = [
@@ -154,7 +156,7 @@ async def test_a_server_without_what_was_named_is_left_alone(
     assert offered(source) == ["b"]
 
 
-async def test_a_name_that_no_server_has_may_be_that_of_a_file(
+async def test_name_that_no_server_has_may_be_a_file(
     fake: Fakes, stack: AsyncExitStack
 ) -> None:
     around = machine_with(
@@ -167,7 +169,7 @@ async def test_a_name_that_no_server_has_may_be_that_of_a_file(
     assert offered(source) == ["tiny"]
 
 
-async def test_with_nothing_else_the_largest_file_is_run(
+async def test_largest_file_is_the_default(
     stack: AsyncExitStack,
 ) -> None:
     around = SearchLocations((), (gguf_files.ModelFolder(TINY.parent, "*.gguf"),))
@@ -178,7 +180,7 @@ async def test_with_nothing_else_the_largest_file_is_run(
     assert (await ask(source.engine, "ping")).text == "pong"
 
 
-async def test_servers_and_files_go_together(
+async def test_servers_and_files_can_be_combined(
     fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations
 ) -> None:
     url = await fake({"GET /v1/models": LIST})
@@ -205,7 +207,7 @@ async def test_servers_and_files_go_together(
         ("http://:9", "", "expected http://HOST:PORT/v1"),
     ],
 )
-async def test_words_that_do_not_fit_together_are_refused(
+async def test_contradictory_options_are_rejected(
     stack: AsyncExitStack,
     nothing: SearchLocations,
     engine: str,
@@ -218,7 +220,7 @@ async def test_words_that_do_not_fit_together_are_refused(
         await open_engines(wishes, nothing, stack)
 
 
-async def test_a_server_without_the_model_is_refused(
+async def test_server_without_the_model_is_rejected(
     fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations
 ) -> None:
     url = await fake({"GET /v1/models": LIST})
@@ -228,7 +230,7 @@ async def test_a_server_without_the_model_is_refused(
 
 
 @needs_demo
-async def test_the_demo_model_answers_and_goes_on(
+async def test_demo_model_answers_and_continues(
     stack: AsyncExitStack, nothing: SearchLocations
 ) -> None:
     (source,) = await open_engines(EngineOptions(slots=1), nothing, stack)
@@ -248,7 +250,7 @@ async def test_the_demo_model_answers_and_goes_on(
     assert rest.usage == whole.usage
 
 
-async def test_a_machine_with_nothing_is_told_what_to_do(
+async def test_error_without_any_model_says_what_to_do(
     stack: AsyncExitStack, nothing: SearchLocations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, DEMO_PACKAGE, None)
@@ -260,7 +262,7 @@ async def test_a_machine_with_nothing_is_told_what_to_do(
         assert advice in str(refusal.value)
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_error_names_a_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"abc")
 
@@ -272,7 +274,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         check_digest(path, "0" * 64)
 
 
-async def test_a_key_is_sent_to_the_servers_that_were_named_alone(
+async def test_key_is_sent_only_to_named_servers(
     fake: Fakes, stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     sent: dict[str, list[str | None]] = {"named": [], "found": []}
@@ -292,7 +294,7 @@ async def test_a_key_is_sent_to_the_servers_that_were_named_alone(
     assert set(sent["found"]) == {None}
 
 
-async def test_of_many_models_the_first_that_chats_is_taken(
+async def test_first_chat_model_is_preferred(
     fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations
 ) -> None:
     models: dict[str, object] = {
@@ -309,7 +311,7 @@ async def test_of_many_models_the_first_that_chats_is_taken(
     assert left_out == ["small", "tiny", "nomic-embed"]
 
 
-async def test_a_model_that_was_taken_stays_if_the_server_lists_it_elsewhere(
+async def test_selection_survives_a_changed_order(
     fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations
 ) -> None:
     models: dict[str, object] = {"data": [{"id": "one"}, {"id": "two"}]}
@@ -323,7 +325,7 @@ async def test_a_model_that_was_taken_stays_if_the_server_lists_it_elsewhere(
     assert offered(kept) == ["one"]
 
 
-async def test_of_two_files_the_first_is_taken(
+async def test_first_of_two_files_is_selected(
     stack: AsyncExitStack, nothing: SearchLocations
 ) -> None:
     files = (f"one={TINY}", f"two={TINY}")
@@ -335,7 +337,7 @@ async def test_of_two_files_the_first_is_taken(
     assert left_out == ["two"]
 
 
-async def test_all_models_are_taken_where_there_is_no_limit(
+async def test_all_models_are_selected_without_a_limit(
     stack: AsyncExitStack, nothing: SearchLocations
 ) -> None:
     files = (f"one={TINY}", f"two={TINY}")

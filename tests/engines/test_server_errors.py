@@ -130,18 +130,18 @@ def said(
         (418, {"error": "I am a teapot"}, JobError),
     ],
 )
-def test_a_refusal_names_whose_fault_it_is(
+def test_error_type_follows_the_fault(
     status: int, body: object, error: type[ShoalError]
 ) -> None:
     assert type(said(body, status)) is error
 
 
-def test_a_refused_key_is_named_by_its_flag() -> None:
+def test_rejected_key_error_names_the_flag() -> None:
     assert "--engine-key" in str(said({"error": "sk-1 is wrong"}, 401))
     assert "sk-1" not in str(said({"error": "sk-1 is wrong"}, 401))
 
 
-def test_html_is_said_to_be_html() -> None:
+def test_html_response_is_reported() -> None:
     error = said(b"<html>" * 1000, 500, "text/html")
 
     assert str(error) == (
@@ -149,7 +149,7 @@ def test_html_is_said_to_be_html() -> None:
     )
 
 
-def test_a_place_in_a_request_is_kept() -> None:
+def test_location_in_a_request_is_kept() -> None:
     error = said({"error": {"message": "too hot", "param": "temperature"}})
 
     assert isinstance(error, InvalidRequest)
@@ -160,14 +160,14 @@ def test_a_place_in_a_request_is_kept() -> None:
 @pytest.mark.parametrize(
     ("header", "seconds"), [("7", 7), ("", 5), ("Wed, 21 Oct", 5), ("99999", 600)]
 )
-def test_a_busy_server_may_say_for_how_long(header: str, seconds: int) -> None:
+def test_busy_server_may_set_retry_after(header: str, seconds: int) -> None:
     error = refusal_error(429, "text/plain", b"", retry_after=header, secret="")
 
     assert isinstance(error, Unavailable)
     assert error.retry_after == seconds
 
 
-def test_what_is_missing_is_the_model_or_the_work() -> None:
+def test_missing_model_and_missing_work_differ() -> None:
     model = said({"error": "model 'x' not found"}, 404)
     work = said({"error": "404 page not found"}, 404)
 
@@ -177,11 +177,11 @@ def test_what_is_missing_is_the_model_or_the_work() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff", b"[" * 99_999, b"5"])
-def test_what_is_no_problem_is_none(body: bytes) -> None:
+def test_other_json_is_no_problem(body: bytes) -> None:
     assert parse_problem(body) is None
 
 
-def test_an_error_in_a_stream_goes_by_its_code() -> None:
+def test_stream_error_is_classified_by_code() -> None:
     def event(code: object) -> bytes:
         return json.dumps({"error": {"message": "m", "code": code}}).encode()
 

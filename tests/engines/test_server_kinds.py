@@ -14,14 +14,14 @@ from shoal.engines.server_kinds import EMBEDDINGS, TEXT, guess_kinds, guess_moda
         *("Alibaba-NLP/gte-large", "jinaai/jina-v3", "Qwen/Qwen3-Embedding-0.6B"),
     ],
 )
-def test_models_for_embeddings_are_called_so(name: str) -> None:
+def test_embedding_models_are_recognised_by_name(name: str) -> None:
     assert guess_kinds(name) == EMBEDDINGS
 
 
 @pytest.mark.parametrize(
     "name", ["llama3.2", "Qwen3-8B", "model-e5x", "smollm2", "gteam-7b", "tiny"]
 )
-def test_other_models_are_for_text(name: str) -> None:
+def test_other_models_generate_text(name: str) -> None:
     assert guess_kinds(name) == TEXT
     assert guess_modalities(name) == frozenset()
 
@@ -41,5 +41,7 @@ def test_other_models_are_for_text(name: str) -> None:
         ("vllm-test", set()),
     ],
 )
-def test_models_that_see_or_hear_are_called_so(name: str, senses: set[Feature]) -> None:
+def test_multimodal_models_are_recognised_by_name(
+    name: str, senses: set[Feature]
+) -> None:
     assert guess_modalities(name) == senses

@@ -27,7 +27,7 @@ from shoal.engines.sse import EVENT_MAX, EventReader
         (b"<html></html>\n\n", []),
     ],
 )
-def test_events_of_a_stream(stream: bytes, events: list[bytes]) -> None:
+def test_events_are_split(stream: bytes, events: list[bytes]) -> None:
     assert EventReader().feed(stream) == events
 
 
@@ -59,7 +59,7 @@ def test_events_survive_any_split(
 @pytest.mark.parametrize(
     "read", [b"data: " + b"x" * 65536 + b"\n", b"data:\n" * 65536, b"x" * 65536]
 )
-def test_an_endless_event_is_refused(read: bytes) -> None:
+def test_oversized_event_is_rejected(read: bytes) -> None:
     reader = EventReader()
     reads = EVENT_MAX // 65536 + 2
 

@@ -115,7 +115,7 @@ async def test_words_are_counted_and_a_summary_is_passed_on(serve: Serve) -> Non
     }
 
 
-async def test_a_model_is_asked_for_json_at_temperature_0(serve: Serve) -> None:
+async def test_model_is_prompted_for_json_at_temperature_0(serve: Serve) -> None:
     server = says('{"summary": "A bird."}')
 
     await result(serve, server, "summarize", {"input": PUFFIN})
@@ -128,7 +128,7 @@ async def test_a_model_is_asked_for_json_at_temperature_0(serve: Serve) -> None:
     assert body["messages"][1]["content"] == PUFFIN
 
 
-async def test_a_model_without_schemas_is_told_the_form(serve: Serve) -> None:
+async def test_model_without_schemas_gets_the_form_in_the_prompt(serve: Serve) -> None:
     server = says('Sure!\n```json\n{"summary": "A bird."}\n```\nAnything else?')
 
     payload = {"input": PUFFIN}
@@ -150,7 +150,7 @@ async def test_a_model_without_schemas_is_told_the_form(serve: Serve) -> None:
     ],
     ids=["spaces", "cut", "cut in an escape", "half a character", "longer"],
 )
-async def test_a_summary_is_whole_and_no_longer_than_its_text(
+async def test_summary_is_complete_and_no_longer_than_its_text(
     serve: Serve, reply: Reply, summary: str
 ) -> None:
     came = await result(serve, says(reply), "summarize", {"input": PUFFIN})
@@ -167,7 +167,7 @@ async def test_a_summary_has_a_limit(serve: Serve) -> None:
     assert came["summary"].endswith("word…")
 
 
-async def test_of_a_long_text_summaries_are_summarized(serve: Serve) -> None:
+async def test_summaries_of_a_long_text_are_summarized(serve: Serve) -> None:
     server = Server(lambda text: json.dumps({"summary": f"Of {len(text)}."}))
 
     text = PUFFIN * 100
@@ -180,7 +180,7 @@ async def test_of_a_long_text_summaries_are_summarized(serve: Serve) -> None:
     assert came == {"summary": f"Of {len(last)}.", "word_count": len(text.split())}
 
 
-async def test_a_text_with_more_tokens_than_it_seemed_is_cut_further(
+async def test_text_with_more_tokens_than_estimated_is_split_further(
     serve: Serve,
 ) -> None:
     def reply(text: str) -> Reply:
@@ -199,7 +199,7 @@ async def test_a_text_with_more_tokens_than_it_seemed_is_cut_further(
 
 
 @pytest.mark.parametrize("name", sorted(TASK_NAMES))
-async def test_a_text_of_too_many_parts_is_refused_before_any_is_read(
+async def test_text_of_too_many_parts_is_rejected_before_any_prompt(
     serve: Serve, name: str
 ) -> None:
     server = says("never asked")
@@ -211,7 +211,7 @@ async def test_a_text_of_too_many_parts_is_refused_before_any_is_read(
     assert server.asked == []
 
 
-async def test_what_never_fits_fails_as_the_engine_says(serve: Serve) -> None:
+async def test_text_that_never_fits_fails_with_the_engine_error(serve: Serve) -> None:
     with pytest.raises(ContextExceeded, match="this is too long"):
         await result(
             serve, says(("this is too long", "context")), "classify", {"input": "a"}
@@ -227,7 +227,7 @@ async def test_what_never_fits_fails_as_the_engine_says(serve: Serve) -> None:
         ('{"label":"positive","percent":0.9}', ("positive", 0.9)),
     ],
 )
-async def test_a_sentiment_comes_with_a_share_of_one(
+async def test_sentiment_has_a_confidence_from_0_to_1(
     serve: Serve, reply: str, expected: tuple[str, float]
 ) -> None:
     came = await result(serve, says(reply), "classify", {"input": "It is fine."})
@@ -236,9 +236,7 @@ async def test_a_sentiment_comes_with_a_share_of_one(
 
 
 @pytest.mark.parametrize("field", ["labels", "categories"])
-async def test_labels_of_the_askers_own_are_chosen_from(
-    serve: Serve, field: str
-) -> None:
+async def test_custom_labels_are_supported(serve: Serve, field: str) -> None:
     server = says('{"label": "a bird", "percent": 99}')
 
     payload = {"input": PUFFIN, field: ["a bird", "a fish"]}
@@ -284,7 +282,7 @@ async def test_the_parts_of_a_long_text_vote(serve: Serve) -> None:
         ("summarize", "x" * (structured_prompts.ANSWER_MAX + 1)),
     ],
 )
-async def test_an_answer_of_another_form_fails_the_job(
+async def test_malformed_model_answer_fails_the_job(
     serve: Serve, task: str, reply: Reply
 ) -> None:
     with pytest.raises(JobError, match=r"^the (model|engine)"):
@@ -303,7 +301,7 @@ async def test_an_answer_of_another_form_fails_the_job(
         ("   ", []),
     ],
 )
-async def test_json_that_stands_in_a_text_is_found_without_a_model(
+async def test_json_in_a_text_is_extracted_without_a_model(
     serve: Serve, text: str, extracted: list[object]
 ) -> None:
     server = says("never asked")
@@ -315,7 +313,7 @@ async def test_json_that_stands_in_a_text_is_found_without_a_model(
     assert server.asked == []
 
 
-async def test_numbers_in_extracted_json_are_left_as_they_are(serve: Serve) -> None:
+async def test_numbers_in_extracted_json_are_unchanged(serve: Serve) -> None:
     async with asking_at(await serve(says("never asked").handle)) as engine:
         task = Task("extract_json", {"input": 'so {"n": 1.10, "big": 1e400}'})
         text, _ = await pieces_of(TaskRunner(engine, engine.models[0]).run(task))
@@ -332,7 +330,7 @@ async def test_numbers_in_extracted_json_are_left_as_they_are(serve: Serve) -> N
         ('Here: [{"name": "Al"}]', ["Al"]),
     ],
 )
-async def test_of_plain_text_a_model_makes_objects(
+async def test_model_extracts_objects_from_plain_text(
     serve: Serve, reply: Reply, extracted: list[str]
 ) -> None:
     payload = {"input": "Al and Bo came [1]."}
@@ -342,14 +340,14 @@ async def test_of_plain_text_a_model_makes_objects(
     assert came["count"] == len(extracted)
 
 
-async def test_a_text_that_only_looks_like_json_is_refused(serve: Serve) -> None:
+async def test_text_that_only_resembles_json_is_rejected(serve: Serve) -> None:
     with pytest.raises(InvalidRequest, match="begins like JSON") as refusal:
         await result(serve, says(""), "extract_json", {"input": "[" * 1_000_000})
 
     assert refusal.value.field == "input"
 
 
-async def test_usage_is_that_of_all_that_was_asked(serve: Serve) -> None:
+async def test_usage_is_the_sum_of_all_prompts(serve: Serve) -> None:
     server = says('{"label": "neutral", "percent": 50}')
     async with asking_at(await serve(server.handle)) as engine:
         _, usage = await done(engine, "classify", {"input": "a " * 4000}, context=2048)
@@ -358,7 +356,7 @@ async def test_usage_is_that_of_all_that_was_asked(serve: Serve) -> None:
     assert len(server.asked) > 1
 
 
-async def test_usage_is_unknown_where_the_server_does_not_tell(serve: Serve) -> None:
+async def test_usage_is_unknown_if_the_server_does_not_report_it(serve: Serve) -> None:
     server = Server(lambda _: '{"label": "neutral", "percent": 50}', usage=False)
     async with asking_at(await serve(server.handle)) as engine:
         _, usage = await done(engine, "classify", {"input": "a"})
@@ -395,7 +393,7 @@ async def test_usage_is_unknown_where_the_server_does_not_tell(serve: Serve) -> 
         ),
     ],
 )
-async def test_what_makes_no_sense_is_refused_by_name(
+async def test_invalid_field_is_rejected_by_name(
     serve: Serve, name: str, payload: JSON, said: str, field: str | None
 ) -> None:
     server = says("never asked")
@@ -407,14 +405,14 @@ async def test_what_makes_no_sense_is_refused_by_name(
     assert server.asked == []
 
 
-async def test_a_model_that_does_not_chat_does_no_tasks(serve: Serve) -> None:
+async def test_model_without_chat_runs_no_tasks(serve: Serve) -> None:
     kinds = frozenset({JobKind.EMBEDDING})
 
     with pytest.raises(InvalidRequest, match="tiny does no chats"):
         await result(serve, says(""), "classify", {"input": "a"}, kinds=kinds)
 
 
-async def test_all_but_tasks_is_the_engines_own(llama: LlamaEngine) -> None:
+async def test_other_work_is_passed_to_the_engine(llama: LlamaEngine) -> None:
     runner = TaskRunner(llama, llama.models[0])
 
     items = await pieces_of(runner.run(chat_of("ping"), "po"))
@@ -452,14 +450,14 @@ async def check_structure(engine: Engine, payloads: Mapping[str, JSON]) -> None:
     assert all(isinstance(each, dict) for each in found["extracted"])
 
 
-async def test_a_model_that_knows_nothing_keeps_to_the_form(
+async def test_untrained_model_obeys_the_schema(
     llama: LlamaEngine, payloads: Mapping[str, JSON]
 ) -> None:
     await check_structure(llama, payloads)
 
 
 @needs_demo
-async def test_the_demos_model_does_every_task(payloads: Mapping[str, JSON]) -> None:
+async def test_demo_model_runs_every_task(payloads: Mapping[str, JSON]) -> None:
     engine = LlamaEngine("demo", demo_model_path(), slots=1)
     await engine.start()
     try:

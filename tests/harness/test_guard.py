@@ -111,7 +111,7 @@ def run(folder: Path, *flags: str, **tests: str) -> str:
     return done.stdout
 
 
-def test_tests_that_hang_are_the_only_ones_that_fail(tmp_path: Path) -> None:
+def test_only_hanging_tests_fail(tmp_path: Path) -> None:
     hanging = {kind.replace(" ", "_"): test for kind, test in HANGS.items()}
 
     said = run(tmp_path, "--hang-after", "1", **hanging)
@@ -124,7 +124,7 @@ def test_tests_that_hang_are_the_only_ones_that_fail(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["", KILLED], ids=["with", "before"])
-def test_a_process_that_a_test_left_ends_with_the_run(tmp_path: Path, end: str) -> None:
+def test_process_left_by_a_test_ends_with_the_run(tmp_path: Path, end: str) -> None:
     run(tmp_path, leaves=LEAVES + end)
 
     pid = int((tmp_path / "left").read_text())
@@ -133,5 +133,5 @@ def test_a_process_that_a_test_left_ends_with_the_run(tmp_path: Path, end: str) 
     assert gone or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_the_tag_of_this_process_is_inherited() -> None:
+def test_tag_of_this_process_is_inherited() -> None:
     assert os.environ[VARIABLE].endswith(f"/{os.getpid()}")

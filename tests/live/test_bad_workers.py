@@ -62,7 +62,7 @@ def balances(pool: Pool) -> dict[str, int]:
 
 
 @pytest.mark.short
-def test_of_two_with_one_key_the_newer_stays_and_the_older_is_told(pool: Pool) -> None:
+def test_older_of_two_with_one_key_is_replaced(pool: Pool) -> None:
     older = joined(pool, "twin", *HONEST)
     newer = joined(pool, "twin", *HONEST)
 
@@ -74,7 +74,7 @@ def test_of_two_with_one_key_the_newer_stays_and_the_older_is_told(pool: Pool) -
     assert len(pool.workers()) == 1
 
 
-def test_the_job_of_one_who_was_replaced_goes_to_the_newer(pool: Pool) -> None:
+def test_job_of_a_replaced_worker_goes_to_the_newer(pool: Pool) -> None:
     older = joined(pool, "twin", *SILENT)
     job_id = commit(pool)
     older.said("given")
@@ -86,7 +86,7 @@ def test_the_job_of_one_who_was_replaced_goes_to_the_newer(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("slots", [(), ("--slots", "1")])
-def test_a_job_that_nobody_answers_expires_and_costs_nothing(
+def test_unanswered_job_expires_free_of_charge(
     pool: Pool, slots: tuple[str, ...]
 ) -> None:
     worker = joined(pool, "mute", *SILENT, *slots)
@@ -100,7 +100,7 @@ def test_a_job_that_nobody_answers_expires_and_costs_nothing(
     assert balances(pool) == {}
 
 
-def test_a_job_goes_on_after_the_death_of_who_did_not_answer(pool: Pool) -> None:
+def test_job_continues_after_its_silent_worker_dies(pool: Pool) -> None:
     mute = joined(pool, "mute", *SILENT)
     job_id = commit(pool)
     mute.said("given")
@@ -115,7 +115,7 @@ def test_a_job_goes_on_after_the_death_of_who_did_not_answer(pool: Pool) -> None
     assert balances(pool)[f"worker:{public_hex(key_of('other'))}"] > 0
 
 
-def test_a_worker_that_is_silent_for_its_lease_loses_the_job(pool: Pool) -> None:
+def test_silent_worker_loses_its_lease(pool: Pool) -> None:
     stopped = joined(pool, "stopped", *SILENT)
     job_id = commit(pool)
     stopped.said("given")
@@ -128,7 +128,7 @@ def test_a_worker_that_is_silent_for_its_lease_loses_the_job(pool: Pool) -> None
     stopped.said("joined")  # and is as good as any again
 
 
-def test_without_another_worker_the_asker_is_told_that_there_is_none(
+def test_client_gets_an_error_without_another_worker(
     pool: Pool,
 ) -> None:
     mute = joined(pool, "mute", *SILENT)
@@ -143,7 +143,7 @@ def test_without_another_worker_the_asker_is_told_that_there_is_none(
     assert balances(pool) == {}
 
 
-def test_a_job_that_takes_its_workers_down_is_given_up(programs: Programs) -> None:
+def test_job_that_crashes_its_workers_is_abandoned(programs: Programs) -> None:
     # The job waits for the next one to start, however long that takes.
     pool = programs.serve("--queue-wait", str(PATIENCE))
     job_id = commit(pool)
@@ -159,7 +159,7 @@ def test_a_job_that_takes_its_workers_down_is_given_up(programs: Programs) -> No
     assert balances(pool) == {}
 
 
-def test_ten_megabytes_go_to_a_worker_and_what_it_says_comes_back(pool: Pool) -> None:
+def test_ten_megabyte_job_round_trips(pool: Pool) -> None:
     joined(pool, "strong", *HONEST)
 
     job = ended(pool, commit(pool, "é," * (TEN_MEGABYTES // 3)))

@@ -86,7 +86,7 @@ def wait_for(calls: Sequence[futures.Future[int]], enough: int) -> None:
     assert done() < len(calls), "there was nothing left to lose"
 
 
-def test_no_call_is_lost_whoever_is_killed(programs: Programs, tmp_path: Path) -> None:
+def test_no_call_is_lost_in_any_kill(programs: Programs, tmp_path: Path) -> None:
     site = Site(programs)
     folder = tmp_path / "marks"
     folder.mkdir()
@@ -121,7 +121,7 @@ def test_no_call_is_lost_whoever_is_killed(programs: Programs, tmp_path: Path) -
     assert again.total() < CALLS / 10
 
 
-def test_what_has_ended_is_not_made_again_also_by_another_coordinator(
+def test_ended_calls_are_not_repeated_by_another_coordinator(
     programs: Programs, tmp_path: Path
 ) -> None:
     site = Site(programs)
@@ -139,7 +139,7 @@ def test_what_has_ended_is_not_made_again_also_by_another_coordinator(
 
 
 @pytest.mark.short
-def test_calls_in_memory_end_with_their_coordinator_and_say_so(
+def test_volatile_calls_fail_with_their_coordinator(
     programs: Programs, tmp_path: Path
 ) -> None:
     site = Site(programs)

@@ -25,7 +25,7 @@ def asking(pool: Pool) -> list[str]:
     return ["--url", pool.url, "--api-key", KEY]
 
 
-def test_chat_puts_its_input_where_the_dash_is(pool: Pool) -> None:
+def test_chat_replaces_the_dash_with_its_input(pool: Pool) -> None:
     words = ["What is", "-"]
 
     done = shoal(
@@ -36,14 +36,14 @@ def test_chat_puts_its_input_where_the_dash_is(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("words", [[], [""], ["-"]])
-def test_chat_has_to_be_asked_something(pool: Pool, words: list[str]) -> None:
+def test_chat_rejects_an_empty_prompt(pool: Pool, words: list[str]) -> None:
     done = shoal("chat", *asking(pool), *words, typed="")
 
     assert done.returncode == 1
     assert "the prompt is empty" in done.stderr
 
 
-def test_chat_takes_the_base_url_of_other_clients_too(pool: Pool) -> None:
+def test_chat_accepts_an_openai_base_url(pool: Pool) -> None:
     base = pool.url.removeprefix("http://") + "/v1"
 
     done = shoal("chat", "--url", base, "--api-key", KEY, "--temperature", "0", "ping")
@@ -51,14 +51,14 @@ def test_chat_takes_the_base_url_of_other_clients_too(pool: Pool) -> None:
     assert done.stdout == "pong\n"
 
 
-def test_chat_says_that_the_answer_was_cut(pool: Pool) -> None:
+def test_chat_reports_a_truncated_answer(pool: Pool) -> None:
     done = shoal("chat", *asking(pool), "--max-tokens", "3", "Count to sixty.")
 
     assert done.returncode == 0
     assert done.stderr == "(truncated at the token limit)\n"
 
 
-def test_a_reader_that_has_enough_is_no_error(pool: Pool) -> None:
+def test_closed_pipe_is_no_error(pool: Pool) -> None:
     command = [sys.executable, "-m", "shoal", "chat", *asking(pool), "Tell me a story."]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -83,14 +83,14 @@ def test_help_lists_every_command(words: list[str]) -> None:
 @pytest.mark.parametrize(
     "command", ["serve", "join", "chat", "status", "demo", "version"]
 )
-def test_every_command_has_help_of_its_own(command: str) -> None:
+def test_every_command_has_help(command: str) -> None:
     done = shoal(command, "--help")
 
     assert done.returncode == 0
     assert done.stdout.startswith(f"usage: shoal {command}")
 
 
-def test_unknown_command_is_refused_with_the_list() -> None:
+def test_unknown_command_error_lists_the_commands() -> None:
     done = shoal("swim")
 
     assert done.returncode == 2
@@ -98,7 +98,7 @@ def test_unknown_command_is_refused_with_the_list() -> None:
     assert "serve" in done.stderr
 
 
-def test_version_is_told_to_people_and_programs() -> None:
+def test_version_is_printed_as_text_and_json() -> None:
     versions = json.loads(shoal("version", "--json").stdout)
 
     assert versions.keys() >= {"shoal", "python", "aiohttp"}
@@ -128,7 +128,7 @@ def test_chat_reads_its_question_from_a_pipe(pool: Pool) -> None:
         (["--url", "ftp://x"], "--url ftp://x: expected http://HOST:PORT"),
     ],
 )
-def test_chat_that_cannot_be_says_why(pool: Pool, flags: list[str], said: str) -> None:
+def test_failed_chat_has_a_reason(pool: Pool, flags: list[str], said: str) -> None:
     done = shoal("chat", *asking(pool), *flags, "ping")
 
     assert done.returncode == 1
@@ -167,7 +167,7 @@ def test_status_shows_the_workers(pool: Pool) -> None:
     assert "0 of 4 busy" in shown
 
 
-def test_something_else_at_the_url_is_no_coordinator(slow_model: GatedModel) -> None:
+def test_other_server_is_not_a_coordinator(slow_model: GatedModel) -> None:
     _, url = slow_model.flags
 
     done = shoal("status", "--url", url, "--api-key", KEY)
@@ -177,7 +177,7 @@ def test_something_else_at_the_url_is_no_coordinator(slow_model: GatedModel) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_chat_tells_that_the_answer_broke_off(
+def test_chat_reports_an_aborted_answer(
     programs: Programs, slow_model: GatedModel
 ) -> None:
     pool = programs.serve()

@@ -13,7 +13,7 @@ LONG = "join-me-please"
 FLEET = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
 
 
-def test_primes_are_counted_on_a_worker(programs: Programs) -> None:
+def test_example_counts_primes_on_a_worker(programs: Programs) -> None:
     example = EXAMPLES / "count_primes.py"
     coordinator = programs.serve("--join-token", LONG, *FLEET)
     worker = coordinator.join("one", "--tasks", str(example), token=LONG)

@@ -39,7 +39,7 @@ def heartbeats(pool: Pool) -> str:
 
 
 @pytest.mark.parametrize("flags", [FLEET, ("--macfleet-open",)], ids=["secure", "open"])
-def test_coordinators_find_each_other_and_notice_who_has_gone(
+def test_coordinators_discover_each_other_and_detect_departures(
     programs: Programs, other_programs: Programs, flags: tuple[str, ...]
 ) -> None:
     one = programs.serve("--name", "one", *PORTS, *flags)
@@ -64,7 +64,7 @@ def test_coordinators_find_each_other_and_notice_who_has_gone(
     eventually(lambda: state(other, "one") == "alive", "it is back", PATIENCE)
 
 
-def test_node_with_another_token_is_told_apart(
+def test_node_with_another_token_is_excluded(
     programs: Programs, other_programs: Programs
 ) -> None:
     one = programs.serve("--name", "one", *PORTS, *FLEET)
@@ -78,7 +78,7 @@ def test_node_with_another_token_is_told_apart(
     assert nodes(one) == {}
 
 
-def test_machines_of_a_fleet_find_each_other_by_themselves(tmp_path: Path) -> None:
+def test_machines_of_a_fleet_discover_each_other(tmp_path: Path) -> None:
     everywhere = ("--host", "0.0.0.0", *FLEET)
     with two_machines() as machines:
         one, other = (Site(machine, tmp_path) for machine in machines)

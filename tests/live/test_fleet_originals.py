@@ -71,7 +71,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 @pytest.mark.short
 @FLEETS
-async def test_a_worker_that_dials_does_what_the_pool_is_asked(
+async def test_dialling_worker_runs_the_pools_jobs(
     programs: Programs, token: str, flags: tuple[str, ...]
 ) -> None:
     pool = serve(programs, *flags)
@@ -94,7 +94,7 @@ async def test_a_worker_that_dials_does_what_the_pool_is_asked(
     assert worker.dead == ""
 
 
-async def test_a_worker_with_the_older_handshake_is_let_in_where_that_is_allowed(
+async def test_older_handshake_is_admitted_if_allowed(
     programs: Programs,
 ) -> None:
     pool = serve(programs, *SECURE, "--macfleet-v1")
@@ -107,7 +107,7 @@ async def test_a_worker_with_the_older_handshake_is_let_in_where_that_is_allowed
 
 
 @FLEETS
-async def test_a_worker_is_found_by_its_heartbeat_and_dialled(
+async def test_worker_is_discovered_by_heartbeat_and_dialled(
     programs: Programs, token: str, flags: tuple[str, ...]
 ) -> None:
     transport = PeerTransport("mac-5", token)
@@ -124,7 +124,7 @@ async def test_a_worker_is_found_by_its_heartbeat_and_dialled(
 
 
 @FLEETS
-async def test_an_agent_pings_the_coordinator(
+async def test_agent_pings_the_coordinator(
     programs: Programs, token: str, flags: tuple[str, ...]
 ) -> None:
     pool = serve(programs, *flags)
@@ -139,7 +139,7 @@ async def test_an_agent_pings_the_coordinator(
 
 
 @FLEETS
-async def test_a_dispatcher_that_dials_asks_the_pool(
+async def test_dialling_dispatcher_submits_to_the_pool(
     programs: Programs, token: str, flags: tuple[str, ...]
 ) -> None:
     pool = serve(programs, *flags)
@@ -195,7 +195,7 @@ async def test_our_worker_joins_an_original_dispatcher(
             assert await asyncio.to_thread(worker.terminate) == 0
 
 
-async def test_tasks_of_a_worker_that_hangs_up_or_breaks_a_frame_go_elsewhere(
+async def test_tasks_of_a_broken_worker_are_requeued(
     programs: Programs,
 ) -> None:
     pool = serve(programs, *SECURE, "--log-level", "info")
@@ -228,7 +228,7 @@ async def test_tasks_of_a_worker_that_hangs_up_or_breaks_a_frame_go_elsewhere(
     assert "CRC" in pool.program.errors
 
 
-async def test_a_wrong_token_is_refused_at_either_end(programs: Programs) -> None:
+async def test_wrong_token_is_rejected_at_either_end(programs: Programs) -> None:
     pool = serve(programs, *SECURE)
 
     with pytest.raises((OSError, EOFError)):
@@ -236,7 +236,7 @@ async def test_a_wrong_token_is_refused_at_either_end(programs: Programs) -> Non
     assert await PoolAgent("mac-8", TOKEN).ping(port_of(pool, "heartbeat"))
 
 
-async def test_a_task_over_http_is_done_by_an_original_worker(
+async def test_http_task_is_run_by_an_original_worker(
     programs: Programs,
 ) -> None:
     pool = serve(programs, *SECURE)

@@ -37,7 +37,7 @@ def ask(
 
 
 @pytest.mark.short
-def test_committed_job_outlives_a_coordinator_and_a_worker_that_are_killed(
+def test_committed_job_survives_killed_coordinator_and_worker(
     programs: Programs, slow_model: GatedModel
 ) -> None:
     pool = programs.serve("--dispatch-open")
@@ -64,7 +64,7 @@ def test_committed_job_outlives_a_coordinator_and_a_worker_that_are_killed(
     assert job["user_id"] == "ada"
 
 
-def test_events_are_told_by_a_real_coordinator(
+def test_events_are_streamed_by_a_real_coordinator(
     programs: Programs, slow_model: GatedModel
 ) -> None:
     pool = programs.serve("--dispatch-open")
@@ -81,7 +81,7 @@ def test_events_are_told_by_a_real_coordinator(
     assert names[-1] == "completed"
 
 
-def test_without_the_flag_a_key_is_asked_for(programs: Programs) -> None:
+def test_key_is_required_without_the_flag(programs: Programs) -> None:
     pool = programs.serve()
 
     status, answer = ask(pool, "POST", "/v1/jobs/commit/fast", COMMIT)

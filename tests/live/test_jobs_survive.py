@@ -81,7 +81,7 @@ def ask(siege: Siege, path: str) -> Any:
 # What happened, so that the rest means something.
 
 
-def test_enough_was_killed_and_enough_was_done(
+def test_siege_killed_and_completed_enough(
     siege: Siege, database: sqlite3.Connection
 ) -> None:
     figures = checker.figures(database)
@@ -99,7 +99,7 @@ def test_enough_was_killed_and_enough_was_done(
     assert siege.commits
 
 
-def test_no_worker_broke_down_by_itself(siege: Siege) -> None:
+def test_no_worker_crashed_by_itself(siege: Siege) -> None:
     logs = {file.name: file.read_text() for file in siege.programs.folder.glob("*.log")}
 
     assert not {name: log for name, log in logs.items() if "Traceback" in log}
@@ -109,9 +109,7 @@ def test_no_worker_broke_down_by_itself(siege: Siege) -> None:
 
 
 @pytest.mark.parametrize("law", laws.ENDS)
-def test_each_accepted_job_comes_to_one_end(
-    database: sqlite3.Connection, law: str
-) -> None:
+def test_each_accepted_job_ends_once(database: sqlite3.Connection, law: str) -> None:
     assert not checker.broken(database, {law: laws.LAWS[law]})
 
 
@@ -122,7 +120,7 @@ def test_each_key_is_answered_and_paid_for_once(
     assert not checker.broken(database, {law: laws.LAWS[law]})
 
 
-def test_what_was_read_is_read_again(siege: Siege) -> None:
+def test_results_are_stable(siege: Siege) -> None:
     read = siege.history.read
     for job_id in list(siege.history.done.values())[:SAMPLE]:
         said = fetch(siege, f"/v1/jobs/{job_id}")
@@ -130,7 +128,7 @@ def test_what_was_read_is_read_again(siege: Siege) -> None:
         assert {digest_of_result(said)} == read[job_id]
 
 
-def test_all_jobs_that_were_done_are_listed(
+def test_all_completed_jobs_are_listed(
     siege: Siege, database: sqlite3.Connection
 ) -> None:
     done = "SELECT id FROM jobs WHERE state = 'done' ORDER BY rowid DESC"
@@ -154,11 +152,11 @@ def test_the_books_balance(database: sqlite3.Connection, law: str) -> None:
     assert not checker.broken(database, {law: laws.LAWS[law]})
 
 
-def test_what_the_killed_had_left_was_whole(siege: Siege) -> None:
+def test_killed_processes_left_consistent_state(siege: Siege) -> None:
     assert siege.found == []
 
 
-def test_the_coordinator_shows_the_accounts_that_are_stored(
+def test_shown_accounts_match_the_stored_ones(
     siege: Siege, database: sqlite3.Connection
 ) -> None:
     something = "SELECT name, balance FROM accounts WHERE balance <> 0"
@@ -174,7 +172,7 @@ def test_the_coordinator_shows_the_accounts_that_are_stored(
 
 
 @pytest.mark.parametrize("law", laws.RECEIPTS)
-def test_each_job_that_was_done_has_its_receipts(
+def test_each_completed_job_has_its_receipts(
     database: sqlite3.Connection, law: str
 ) -> None:
     assert not checker.broken(database, {law: laws.LAWS[law]})
@@ -186,7 +184,7 @@ def test_every_receipt_is_signed(
     assert list(checker.unsigned(database, public_key)) == []
 
 
-def test_the_last_checkpoint_is_of_these_very_receipts(
+def test_last_checkpoint_covers_these_receipts(
     siege: Siege, database: sqlite3.Connection
 ) -> None:
     *_, root = ask(siege, "/v1/log")["checkpoint"].split("\n")[:3]
@@ -216,7 +214,7 @@ def test_receipts_verify_on_the_command_line(
     run(str(VERIFIER), str(file), "--key", key)
 
 
-def test_the_log_only_grew_since_every_checkpoint_that_was_given_out(
+def test_log_is_append_only_since_every_issued_checkpoint(
     siege: Siege, public_key: bytes
 ) -> None:
     assert siege.checkpoints
@@ -263,7 +261,7 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_the_checker_sees_it_if(database: sqlite3.Connection, forgery: str) -> None:
+def test_checker_detects(database: sqlite3.Connection, forgery: str) -> None:
     try:
         database.execute(FORGERIES[forgery])
 
@@ -272,7 +270,7 @@ def test_the_checker_sees_it_if(database: sqlite3.Connection, forgery: str) -> N
         database.rollback()
 
 
-def test_the_checker_sees_a_changed_receipt(
+def test_checker_detects_a_changed_receipt(
     database: sqlite3.Connection, public_key: bytes
 ) -> None:
     before = checker.root(database)

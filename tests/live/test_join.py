@@ -32,7 +32,7 @@ def test_official_client_gets_the_exact_text(pool: Pool, question: str) -> None:
         assert "".join(text_in(stream)) == ANSWERS[question]
 
 
-def test_answer_in_one_piece_is_the_same(pool: Pool) -> None:
+def test_unstreamed_answer_is_the_same(pool: Pool) -> None:
     with pool.client() as client:
         answer = client.chat.completions.create(
             model="tiny",
@@ -84,7 +84,7 @@ def test_wrong_argument_is_an_error_that_names_it(
     assert "Traceback" not in worker.errors
 
 
-def test_worker_that_is_told_to_stop_leaves_the_pool(programs: Programs) -> None:
+def test_stopped_worker_leaves_the_pool(programs: Programs) -> None:
     pool = programs.serve()
     worker = pool.joined("one")
 
@@ -94,7 +94,7 @@ def test_worker_that_is_told_to_stop_leaves_the_pool(programs: Programs) -> None
     eventually(lambda: not pool.workers(), "the worker is gone")
 
 
-def test_worker_that_is_told_to_stop_finishes_its_answer(
+def test_stopped_worker_finishes_its_answer(
     programs: Programs, slow_model: GatedModel
 ) -> None:
     pool = programs.serve()
@@ -111,7 +111,7 @@ def test_worker_that_is_told_to_stop_finishes_its_answer(
     assert worker.wait() == 0
 
 
-def test_worker_can_be_stopped_while_nobody_answers(programs: Programs) -> None:
+def test_worker_can_be_stopped_while_disconnected(programs: Programs) -> None:
     pool = programs.serve()
     worker = pool.joined("one")
     pool.program.kill()
@@ -121,7 +121,7 @@ def test_worker_can_be_stopped_while_nobody_answers(programs: Programs) -> None:
 
 
 @pytest.mark.short
-def test_killed_worker_leaves_a_whole_answer_behind(
+def test_killed_workers_answer_is_completed(
     programs: Programs, slow_model: GatedModel
 ) -> None:
     pool = programs.serve()
@@ -195,7 +195,7 @@ def _query(programs: Programs, query: str, *values: str) -> list[Any]:
         return database.execute(query, values).fetchall()
 
 
-def test_of_two_workers_with_one_name_the_newer_stays(programs: Programs) -> None:
+def test_newer_of_two_workers_with_one_name_stays(programs: Programs) -> None:
     pool = programs.serve()
     older = pool.joined("one")
 
@@ -209,7 +209,7 @@ def test_of_two_workers_with_one_name_the_newer_stays(programs: Programs) -> Non
     assert newer.process.poll() is None
 
 
-def test_worker_comes_back_to_a_restarted_coordinator(programs: Programs) -> None:
+def test_worker_rejoins_a_restarted_coordinator(programs: Programs) -> None:
     pool = programs.serve()
     worker = pool.joined("one")
     assert pool.program.terminate() == 0
@@ -223,7 +223,7 @@ def test_worker_comes_back_to_a_restarted_coordinator(programs: Programs) -> Non
 
 
 @pytest.mark.short
-def test_no_value_of_any_field_makes_the_coordinator_fail(pool: Pool) -> None:
+def test_no_field_value_causes_a_server_error(pool: Pool) -> None:
     # Schemathesis combines them, in ``test_schema.py``.
     sound = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
     refused: list[tuple[int, str, object]] = []
@@ -243,7 +243,7 @@ def test_no_value_of_any_field_makes_the_coordinator_fail(pool: Pool) -> None:
 
 
 @pytest.mark.short
-def test_client_that_leaves_frees_the_worker(
+def test_disconnected_client_frees_the_worker(
     programs: Programs, slow_model: GatedModel
 ) -> None:
     pool = programs.serve()
@@ -268,7 +268,7 @@ def test_two_models_are_two_members_of_one_machine(programs: Programs) -> None:
             assert "".join(text_in(stream)) == "pong"
 
 
-def test_server_of_this_machine_is_found(
+def test_local_server_is_found(
     programs: Programs, slow_model: GatedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = programs.serve()
@@ -298,7 +298,7 @@ def test_several_engines_with_one_model_are_one_worker_with_the_slots_of_all(
     assert [each["slots"] for each in pool.workers()] == [6]
 
 
-def test_several_engines_with_one_model_are_told_apart_where_each_has_a_connection(
+def test_engines_with_one_model_are_distinct_on_separate_connections(
     programs: Programs, slow_model: GatedModel
 ) -> None:
     pool = programs.serve()
@@ -311,7 +311,7 @@ def test_several_engines_with_one_model_are_told_apart_where_each_has_a_connecti
     assert len(pool.workers()) == 2
 
 
-def test_engine_that_dies_is_withdrawn_until_it_is_back(programs: Programs) -> None:
+def test_dead_engine_is_withdrawn_until_it_recovers(programs: Programs) -> None:
     pool = programs.serve()
     model = GatedModel(pause=99)
     worker = pool.joined("one", *model.flags)
@@ -331,7 +331,7 @@ def test_engine_that_dies_is_withdrawn_until_it_is_back(programs: Programs) -> N
         model.close()
 
 
-def test_worker_of_some_keys_works_for_no_other(programs: Programs) -> None:
+def test_worker_limited_to_keys_serves_no_other(programs: Programs) -> None:
     pool = programs.serve()
     pool.joined("one", "--model", f"tiny={TINY}", "--only-for", "alice,bob")
 

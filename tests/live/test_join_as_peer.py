@@ -59,7 +59,7 @@ def answers(pool: Pool, question: str = "ping", model: str = "tiny") -> bool:
         return "".join(text_in(stream)) == ANSWERS[question]
 
 
-def test_all_models_come_and_go_with_one_connection(programs: Programs) -> None:
+def test_all_models_join_and_leave_with_one_connection(programs: Programs) -> None:
     pool = programs.serve()
     worker = pool.join("one", *TWO_MODELS)
     said = [worker.said("joined")["model"] for _ in range(2)]
@@ -73,7 +73,7 @@ def test_all_models_come_and_go_with_one_connection(programs: Programs) -> None:
     eventually(lambda: not pool.workers(), "both models are gone")
 
 
-def test_engine_that_dies_takes_only_its_own_model_along(
+def test_dead_engine_withdraws_only_its_model(
     programs: Programs, slow_model: GatedModel
 ) -> None:
     pool = programs.serve()
@@ -90,7 +90,7 @@ def test_engine_that_dies_takes_only_its_own_model_along(
     assert answers(pool, model="twin")
 
 
-def test_worker_comes_back_directly_though_the_port_is_another(
+def test_worker_reconnects_directly_to_a_changed_port(
     programs: Programs,
 ) -> None:
     pool = programs.serve()
@@ -109,7 +109,7 @@ def test_worker_comes_back_directly_though_the_port_is_another(
     assert answers(pool)
 
 
-def test_worker_that_was_there_before_its_coordinator_joins_it_directly(
+def test_worker_started_before_its_coordinator_joins_directly(
     programs: Programs,
 ) -> None:
     with socket.socket() as free:
@@ -129,7 +129,7 @@ def test_worker_that_was_there_before_its_coordinator_joins_it_directly(
     assert answers(pool)
 
 
-def test_worker_joins_through_the_relay_where_there_is_no_other_port(
+def test_worker_joins_through_the_relay_without_a_direct_port(
     programs: Programs,
 ) -> None:
     pool = programs.serve("--no-tealenet-lan")
@@ -141,7 +141,7 @@ def test_worker_joins_through_the_relay_where_there_is_no_other_port(
     assert answers(pool, STORY)
 
 
-def test_worker_of_the_relay_comes_back_to_a_restarted_coordinator(
+def test_relay_worker_rejoins_a_restarted_coordinator(
     programs: Programs,
 ) -> None:
     pool = programs.serve("--no-tealenet-lan")
@@ -155,7 +155,7 @@ def test_worker_of_the_relay_comes_back_to_a_restarted_coordinator(
     assert answers(pool)
 
 
-def test_worker_joins_at_an_address_that_is_no_url_of_the_web(
+def test_worker_joins_at_a_tcp_address(
     programs: Programs,
 ) -> None:
     pool = programs.serve()
@@ -183,7 +183,7 @@ def test_worker_joins_as_a_node_of_a_relay(programs: Programs) -> None:
 
 
 @pytest.mark.parametrize("lan", ["--tealenet-lan", "--no-tealenet-lan"])
-def test_worker_is_let_in_by_the_passcode_of_the_cluster(
+def test_worker_is_admitted_by_the_cluster_passcode(
     programs: Programs, lan: str
 ) -> None:
     pool = programs.serve("--tealenet-passcode", "wildlife", lan)

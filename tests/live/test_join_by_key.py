@@ -75,7 +75,7 @@ def joined(pool: Pool, name: str, *flags: str) -> tuple[Program, dict[str, Any]]
     return worker, worker.said("joined")
 
 
-def test_a_worker_does_chats_and_tasks_and_signs_them(pool: Pool) -> None:
+def test_worker_runs_and_signs_chats_and_tasks(pool: Pool) -> None:
     _, said = joined(pool, "otter")
 
     chat = ended(pool, commit(pool, "LLM_INFER", prompt="ping"))
@@ -90,7 +90,7 @@ def test_a_worker_does_chats_and_tasks_and_signs_them(pool: Pool) -> None:
         assert job["receipt"]["verified"] is True
 
 
-def test_a_key_stays_with_its_name(pool: Pool, data: Path) -> None:
+def test_key_belongs_to_its_name(pool: Pool, data: Path) -> None:
     first, before = joined(pool, "otter")
     first.terminate()
 
@@ -104,7 +104,7 @@ def test_a_key_stays_with_its_name(pool: Pool, data: Path) -> None:
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
-def test_of_two_with_one_key_the_newer_stays(pool: Pool, tmp_path: Path) -> None:
+def test_newer_of_two_with_one_key_stays(pool: Pool, tmp_path: Path) -> None:
     file = str(tmp_path / "key.json")
     first, _ = joined(pool, "otter", *TINY_MODEL, "--identity", file)
 
@@ -115,7 +115,7 @@ def test_of_two_with_one_key_the_newer_stays(pool: Pool, tmp_path: Path) -> None
     assert len(pool.workers()) == 1
 
 
-def test_a_worker_that_a_user_trusts_gets_private_jobs(pool: Pool) -> None:
+def test_trusted_worker_gets_private_jobs(pool: Pool) -> None:
     code = ask(pool, "/v1/trust/create", {"user_id": "u1"})["pairing_code"]
     worker, _ = joined(pool, "otter", *TINY_MODEL, "--pairing-code", code)
     assert "u1" in worker.said("paired")["reason"]
@@ -126,7 +126,7 @@ def test_a_worker_that_a_user_trusts_gets_private_jobs(pool: Pool) -> None:
     assert job["privacy_class"] == "PRIVATE"
 
 
-def test_a_code_that_is_none_is_told_and_the_worker_goes_on(pool: Pool) -> None:
+def test_invalid_pairing_code_is_reported_and_the_worker_stays(pool: Pool) -> None:
     worker, _ = joined(pool, "otter", *TINY_MODEL, "--pairing-code", "000000")
 
     assert "no such code" in worker.said("unpaired")["reason"]
@@ -134,7 +134,7 @@ def test_a_code_that_is_none_is_told_and_the_worker_goes_on(pool: Pool) -> None:
     assert job["status"] == "completed"
 
 
-def test_only_one_model_is_offered_and_the_others_are_named(pool: Pool) -> None:
+def test_one_model_is_offered_and_omitted_ones_are_named(pool: Pool) -> None:
     models = (*TINY_MODEL, "--model", f"other={TINY}")
 
     worker, said = joined(pool, "otter", *models)
@@ -144,9 +144,7 @@ def test_only_one_model_is_offered_and_the_others_are_named(pool: Pool) -> None:
     assert "another (other), join with --model under another --name" in worker.errors
 
 
-def test_a_worker_that_is_told_to_stop_finishes_its_job(
-    pool: Pool, slow_model: GatedModel
-) -> None:
+def test_stopped_worker_finishes_its_job(pool: Pool, slow_model: GatedModel) -> None:
     worker, _ = joined(pool, "otter", *slow_model.flags)
     job = commit(pool, "LLM_INFER", prompt=STORY)
     eventually(lambda: slow_model.asked, "the model is asked")
@@ -159,9 +157,7 @@ def test_a_worker_that_is_told_to_stop_finishes_its_job(
     assert worker.wait() == 0
 
 
-def test_a_job_of_a_worker_that_was_killed_goes_to_another(
-    pool: Pool, slow_model: GatedModel
-) -> None:
+def test_job_of_a_killed_worker_is_requeued(pool: Pool, slow_model: GatedModel) -> None:
     worker, _ = joined(pool, "otter", *slow_model.flags)
     job = commit(pool, "LLM_INFER", prompt=STORY)
     eventually(lambda: slow_model.asked, "the model is asked")

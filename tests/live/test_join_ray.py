@@ -39,7 +39,7 @@ def coordinator(programs: Programs) -> Pool:
     return programs.serve("--join-token", LONG, *PORTS)
 
 
-def test_cluster_does_tasks_and_chats_and_comes_back_when_it_was_lost(
+def test_cluster_runs_tasks_and_chats_and_reconnects(
     ray_cluster: str, coordinator: Pool, model: GatedModel
 ) -> None:
     worker = coordinator.join(

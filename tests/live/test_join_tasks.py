@@ -61,7 +61,7 @@ def test_functions_are_called_in_both_ways(
         assert [*quick.map(add, range(500))] == [*range(500)]
 
 
-def test_crash_is_an_error_and_the_worker_goes_on(
+def test_crash_fails_the_call_and_not_the_worker(
     coordinator: Pool, client: shoal.Pool
 ) -> None:
     coordinator.join("calls", *DEMO, "--slots", "1", token=LONG).said("joined")
@@ -118,7 +118,7 @@ def test_processes_end_with_a_worker_that_is_killed(
         ([*DEMO, "--slots", "5000"], "--slots 5000: at most 1024"),
     ],
 )
-def test_wrong_tasks_are_an_error_that_names_them(
+def test_error_names_wrong_tasks(
     coordinator: Pool, arguments: list[str], said: str
 ) -> None:
     worker = coordinator.join("calls", *arguments, token=LONG)
@@ -127,9 +127,7 @@ def test_wrong_tasks_are_an_error_that_names_them(
     assert said in worker.errors
 
 
-def test_import_error_shows_its_cause_and_no_insides(
-    coordinator: Pool, tmp_path: Path
-) -> None:
+def test_import_error_shows_only_its_cause(coordinator: Pool, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import shoal\n\n1 / 0\n")
 
     worker = coordinator.join("x", "--tasks", str(tmp_path / "broken.py"), token=LONG)
@@ -141,7 +139,7 @@ def test_import_error_shows_its_cause_and_no_insides(
     assert "importlib" not in worker.errors
 
 
-def test_coordinator_without_the_wire_says_what_is_missing(programs: Programs) -> None:
+def test_coordinator_without_the_wire_is_an_error(programs: Programs) -> None:
     coordinator = programs.serve()  # its token is too short for that wire
     worker = coordinator.join("x", *DEMO)
 
@@ -157,7 +155,7 @@ def test_wrong_token_ends_the_worker_with_a_hint(coordinator: Pool) -> None:
 
 
 @pytest.mark.parametrize("token", [LONG, ""], ids=["with a token", "without"])
-def test_open_fleet_is_joined_whether_there_is_a_token_or_not(
+def test_open_fleet_is_joined_with_or_without_a_token(
     programs: Programs, token: str
 ) -> None:
     coordinator = programs.serve(*FLAGS, *FLEET, "--macfleet-open")
@@ -182,7 +180,7 @@ def test_wrong_token_in_an_open_fleet_ends_the_worker_with_a_hint(
     assert worker.wait() == 1
 
 
-def test_worker_called_like_its_coordinator_joins_without_alarm(
+def test_worker_named_like_its_coordinator_joins(
     programs: Programs,
 ) -> None:
     coordinator = programs.serve(*FLAGS, *FLEET, "--name", "machine")
@@ -193,7 +191,7 @@ def test_worker_called_like_its_coordinator_joins_without_alarm(
     assert workers == ["macfleet:machine-worker"]
 
 
-def test_of_two_with_one_name_and_key_the_newer_stays_and_the_older_is_told(
+def test_older_of_two_with_one_name_and_key_is_replaced(
     coordinator: Pool, client: shoal.Pool
 ) -> None:
     slot = (*DEMO, "--slots", "1")
@@ -208,7 +206,7 @@ def test_of_two_with_one_name_and_key_the_newer_stays_and_the_older_is_told(
     assert len(coordinator.workers()) == 1
 
 
-def test_of_two_machines_with_one_name_the_second_is_told_to_take_another(
+def test_second_machine_with_a_name_is_rejected(
     coordinator: Pool, client: shoal.Pool, tmp_path: Path
 ) -> None:
     slot = (*DEMO, "--slots", "1")

@@ -45,7 +45,7 @@ def ping(client: OpenAI) -> str | None:
     return answer.choices[0].message.content
 
 
-def test_key_is_made_used_and_revoked(programs: Programs) -> None:
+def test_key_is_created_used_and_revoked(programs: Programs) -> None:
     pool = programs.serve()
     pool.joined("one")
     made = told(pool, "keys", "create", "alice", "--expires", "30d")
@@ -66,7 +66,7 @@ def test_key_is_made_used_and_revoked(programs: Programs) -> None:
     assert old["revoked_at"] is not None
 
 
-def test_keys_limits_are_what_was_asked_for(pool: Pool) -> None:
+def test_key_has_the_requested_limits(pool: Pool) -> None:
     made = told(pool, "keys", "create", "once", "--requests-per-minute", "1")
     looker = told(pool, "keys", "create", "looker", "--scope", "read")
 
@@ -80,7 +80,7 @@ def test_keys_limits_are_what_was_asked_for(pool: Pool) -> None:
             ping(look)
 
 
-def test_people_are_told_in_words(pool: Pool) -> None:
+def test_output_is_readable_text(pool: Pool) -> None:
     as_admin = ("--url", pool.url, "--api-key", KEY)
 
     made = shoal("keys", "create", "worded", "--budget", "5", *as_admin)
@@ -129,7 +129,7 @@ def test_mistake_is_an_error_that_names_it(
     assert "Traceback" not in done.stderr
 
 
-def test_key_that_may_not_is_told_which_may(pool: Pool) -> None:
+def test_insufficient_scope_error_names_the_required_one(pool: Pool) -> None:
     user = told(pool, "keys", "create", "user")
 
     done = shoal("keys", "ls", "--url", pool.url, "--api-key", user["key"])
@@ -160,7 +160,7 @@ def test_worker_joins_by_a_token_until_it_is_revoked(programs: Programs) -> None
     eventually(lambda: not pool.workers(), "the worker is gone")
 
 
-def test_worker_may_offer_only_what_its_token_is_for(programs: Programs) -> None:
+def test_worker_may_offer_only_its_tokens_models(programs: Programs) -> None:
     pool = programs.serve()
     made = told(pool, "tokens", "create", "lab", "--models", "qwen*")
 
@@ -169,7 +169,7 @@ def test_worker_may_offer_only_what_its_token_is_for(programs: Programs) -> None
     assert "not for this model" in worker.said("left")["reason"]
 
 
-def test_worker_comes_back_by_its_token_after_a_kill(programs: Programs) -> None:
+def test_killed_worker_rejoins_by_its_token(programs: Programs) -> None:
     pool = programs.serve()
     made = told(pool, "tokens", "create", "lab", "--uses", "1")
     worker = pool.join("lab", token=made["token"])
@@ -184,7 +184,7 @@ def test_worker_comes_back_by_its_token_after_a_kill(programs: Programs) -> None
     assert "used by other workers" in thief.said("left")["reason"]
 
 
-def test_own_machine_may_ask_without_a_key_if_told_so(programs: Programs) -> None:
+def test_local_requests_may_be_anonymous_by_setting(programs: Programs) -> None:
     pool = programs.serve("--open-loopback")
 
     def status(**headers: str) -> int:

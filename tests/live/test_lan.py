@@ -34,7 +34,7 @@ def places(tmp_path: Path) -> Iterator[tuple[Site, Site]]:
 
 
 @pytest.mark.short
-def test_machines_find_each_other_and_serve_each_others_models(
+def test_machines_discover_each_other_and_share_models(
     places: tuple[Site, Site],
 ) -> None:
     one, other = places
@@ -50,7 +50,7 @@ def test_machines_find_each_other_and_serve_each_others_models(
         assert other.ask(there, question, "tiny") == answer
 
 
-def test_models_go_with_their_machine_and_come_back_with_it(
+def test_models_leave_and_return_with_their_machine(
     places: tuple[Site, Site],
 ) -> None:
     one, other = places
@@ -67,7 +67,7 @@ def test_models_go_with_their_machine_and_come_back_with_it(
     assert one.ask(here, STORY, "twin") == ANSWERS[STORY]
 
 
-def test_machine_killed_in_an_answer_is_replaced_without_a_gap(
+def test_machine_killed_during_an_answer_is_replaced_without_a_gap(
     places: tuple[Site, Site],
 ) -> None:
     one, other = places
@@ -75,7 +75,7 @@ def test_machine_killed_in_an_answer_is_replaced_without_a_gap(
     check_takeover(one, here, other, there)
 
 
-def test_cable_that_is_cut_takes_the_model_along_and_brings_it_back(
+def test_network_outage_withdraws_the_model_until_it_ends(
     places: tuple[Site, Site],
 ) -> None:
     one, other = places
@@ -91,7 +91,7 @@ def test_cable_that_is_cut_takes_the_model_along_and_brings_it_back(
     assert one.ask(here, "ping", "twin") == "pong"
 
 
-def test_another_cluster_is_left_alone(places: tuple[Site, Site]) -> None:
+def test_other_clusters_are_ignored(places: tuple[Site, Site]) -> None:
     one, other = places
     here = one.serve(*LOOKING)
     there = other.serve(*LOOKING[:-1], "other reef")
@@ -107,7 +107,7 @@ def test_another_cluster_is_left_alone(places: tuple[Site, Site]) -> None:
     assert other.models(there) == {"twin"}
 
 
-def test_peers_are_named_where_multicast_is_blocked(
+def test_named_peers_replace_blocked_multicast(
     places: tuple[Site, Site],
 ) -> None:
     one, other = places
@@ -123,7 +123,7 @@ def test_peers_are_named_where_multicast_is_blocked(
     assert "use --tealenet-peers HOST:PORT" in here.program.errors
 
 
-def test_worker_that_is_told_of_no_coordinator_finds_the_one_nearby(
+def test_worker_without_a_url_finds_the_lan_coordinator(
     places: tuple[Site, Site],
 ) -> None:
     one, other = places
@@ -154,7 +154,7 @@ def test_worker_joins_over_tls_a_coordinator_that_has_a_certificate(
 
 
 @pytest.mark.parametrize("flags", [LOOKING, LOOKING[:-2]], ids=["passcode", "nothing"])
-def test_stranger_on_the_network_gets_nothing(
+def test_unauthenticated_machine_gets_nothing(
     places: tuple[Site, Site], flags: tuple[str, ...]
 ) -> None:
     one, other = places

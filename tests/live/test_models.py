@@ -58,7 +58,7 @@ def test_model_is_copied_from_a_coordinator(programs: Programs, model: Path) -> 
     assert get.wait() == 0
 
 
-def test_strangers_get_nothing(programs: Programs, model: Path) -> None:
+def test_unauthenticated_peers_get_no_model(programs: Programs, model: Path) -> None:
     _, peer = share(programs, model)
 
     get = getting(programs, peer, "--passcode", "guessed")
@@ -69,7 +69,7 @@ def test_strangers_get_nothing(programs: Programs, model: Path) -> None:
 
 
 @pytest.mark.parametrize("killed", ["the getter", "the sharer"])
-def test_killed_in_the_middle_there_is_no_half_model(
+def test_kill_during_a_download_leaves_no_partial_model(
     programs: Programs, model: Path, killed: str
 ) -> None:
     sharer, peer = share(programs, model)
@@ -96,7 +96,7 @@ def test_killed_in_the_middle_there_is_no_half_model(
     }
 
 
-def test_told_to_stop_it_leaves_nothing(programs: Programs, model: Path) -> None:
+def test_interrupted_download_leaves_no_files(programs: Programs, model: Path) -> None:
     _, peer = share(programs, model)
     get = getting(programs, peer)
     eventually(lambda: any(each.stat().st_size for each in staged(programs)), "a part")
@@ -106,7 +106,7 @@ def test_told_to_stop_it_leaves_nothing(programs: Programs, model: Path) -> None
     assert files(programs.folder / "ours") == {}
 
 
-def test_disk_that_is_full_is_the_reason(programs: Programs, model: Path) -> None:
+def test_full_disk_is_the_reported_reason(programs: Programs, model: Path) -> None:
     _, peer = share(programs, model)
     command = (
         "import resource, signal, sys; from shoal.cli.main import main; "

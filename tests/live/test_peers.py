@@ -27,7 +27,7 @@ def met(pool: Pool, wire: str) -> list[str]:
     return [line for line in lines if f"met peer='{wire}:" in line]
 
 
-def test_each_peer_is_spoken_to_in_its_own_way(
+def test_each_peer_uses_its_own_wire(
     programs: Programs, other_programs: Programs
 ) -> None:
     one = programs.serve("--name", "one", *FLAGS)
@@ -48,7 +48,7 @@ def test_each_peer_is_spoken_to_in_its_own_way(
     assert "announced" not in one.program.errors + other.program.errors
 
 
-def test_peer_that_is_no_address_ends_the_start_with_the_flag(
+def test_invalid_peer_address_error_names_the_flag(
     programs: Programs,
 ) -> None:
     serve = programs.start("--peer", "nowhere")

@@ -41,7 +41,7 @@ def slowly(value: int, seconds: float) -> int:
     return value
 
 
-def test_thousands_of_calls_are_made_by_several_workers(
+def test_thousands_of_calls_are_spread_over_workers(
     coordinator: Pool, pool: shoal.Pool
 ) -> None:
     for name in ("one", "two"):
@@ -52,7 +52,7 @@ def test_thousands_of_calls_are_made_by_several_workers(
     assert list(sums) == [*range(0, 6000, 2)]
 
 
-def test_values_arrive_as_they_were(coordinator: Pool, pool: shoal.Pool) -> None:
+def test_values_round_trip(coordinator: Pool, pool: shoal.Pool) -> None:
     coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
     array = np.arange(300_000, dtype=np.float32).reshape(3, -1)
     given = [array, array[:, :2], {1: "x"}, 1j, {1, 2}, 10**30, b"", None]
@@ -67,7 +67,7 @@ def test_values_arrive_as_they_were(coordinator: Pool, pool: shoal.Pool) -> None
     assert list(totals) == [float((array + x).sum()) for x in range(3)]
 
 
-def test_cancelling_frees_the_worker(
+def test_cancellation_frees_the_worker(
     coordinator: Pool, pool: shoal.Pool, tmp_path: Path
 ) -> None:
     coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
@@ -85,7 +85,7 @@ def test_cancelling_frees_the_worker(
     assert pool.submit(add, 2).result(PATIENCE) == 2
 
 
-def test_calls_of_a_worker_that_is_killed_are_made_by_another(
+def test_calls_of_a_killed_worker_are_requeued(
     coordinator: Pool, pool: shoal.Pool
 ) -> None:
     flags = (*CODE, "--slots", "1")
@@ -131,7 +131,7 @@ def test_same_key_runs_nothing_twice(coordinator: Pool) -> None:
     assert draws[0] == draws[1]
 
 
-def test_progress_comes_while_a_call_runs(coordinator: Pool) -> None:
+def test_progress_is_reported_during_a_call(coordinator: Pool) -> None:
     coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
     told: list[tuple[float | None, str]] = []
     halfway = threading.Event()
@@ -153,7 +153,7 @@ def test_progress_comes_while_a_call_runs(coordinator: Pool) -> None:
     assert told[0] == (0.5, "half")
 
 
-def test_program_that_leaves_frees_the_worker(coordinator: Pool) -> None:
+def test_exited_program_frees_the_worker(coordinator: Pool) -> None:
     coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
     with shoal.Pool(coordinator.url, KEY, durable=False) as leaving:
         endless = leaving.submit(lambda: time.sleep(3600))

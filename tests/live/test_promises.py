@@ -43,7 +43,7 @@ def model(at: int) -> Iterator[GatedModel]:
     model.close()
 
 
-def test_a_killed_worker_leaves_no_trace_in_the_answer(
+def test_killed_worker_leaves_no_trace_in_the_answer(
     pool: Pool, model: GatedModel, at: int
 ) -> None:
     workers = {name: pool.joined(name, *model.flags) for name in ("one", "two")}

@@ -38,7 +38,7 @@ def member(place: Site) -> Pool:
     return place.serve("--tealenet-relays", relay, "--tealenet-open")
 
 
-def test_pools_of_two_networks_serve_each_others_models(places: Places) -> None:
+def test_pools_of_two_networks_share_models(places: Places) -> None:
     one, other, between = places
     between.serve(*RELAY)
     with one.machine.inside(), pytest.raises(OSError, match="unreachable"):
@@ -56,7 +56,7 @@ def test_pools_of_two_networks_serve_each_others_models(places: Places) -> None:
     assert one.protections(here) == {"plain", "noise"}
 
 
-def test_the_relays_own_pool_takes_part_only_where_it_is_open(places: Places) -> None:
+def test_relays_own_pool_takes_part_only_if_open(places: Places) -> None:
     one, _, between = places
     middle = between.serve(*RELAY)
     here = member(one)
@@ -71,7 +71,7 @@ def test_the_relays_own_pool_takes_part_only_where_it_is_open(places: Places) ->
     assert between.ask(middle, "ping", "tiny") == "pong"
 
 
-def test_pool_that_is_killed_in_an_answer_is_replaced_without_a_gap(
+def test_pool_killed_during_an_answer_is_replaced_without_a_gap(
     places: Places,
 ) -> None:
     one, other, between = places
@@ -80,7 +80,7 @@ def test_pool_that_is_killed_in_an_answer_is_replaced_without_a_gap(
     check_takeover(one, here, other, there)
 
 
-def test_relay_that_is_killed_and_back_is_found_again(places: Places) -> None:
+def test_restarted_relay_is_found_again(places: Places) -> None:
     one, other, between = places
     relay = between.serve(*RELAY)
     here, there = member(one), member(other)
@@ -95,7 +95,7 @@ def test_relay_that_is_killed_and_back_is_found_again(places: Places) -> None:
     assert one.ask(here, STORY, "twin") == ANSWERS[STORY]
 
 
-def test_worker_goes_through_the_relay_where_the_other_port_is_blocked(
+def test_worker_uses_the_relay_if_the_direct_port_is_blocked(
     places: Places,
 ) -> None:
     one, _, between = places

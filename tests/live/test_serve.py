@@ -22,7 +22,7 @@ STORY = "Tell me a story."
 
 
 @pytest.mark.short
-def test_ready_line_tells_all_that_is_needed(programs: Programs) -> None:
+def test_ready_line_has_url_key_and_ports(programs: Programs) -> None:
     folder = programs.folder / "data"
     serve = programs.run("serve", "--json", "--port", "0", "--data-dir", str(folder))
 
@@ -40,7 +40,7 @@ def test_ready_line_tells_all_that_is_needed(programs: Programs) -> None:
     assert serve.terminate() == 0
 
 
-def test_secrets_stay_the_same_from_one_start_to_the_next(programs: Programs) -> None:
+def test_secrets_survive_a_restart(programs: Programs) -> None:
     folder = str(programs.folder / "data")
     ready = []
 
@@ -53,7 +53,7 @@ def test_secrets_stay_the_same_from_one_start_to_the_next(programs: Programs) ->
     assert ready[0]["join"].split()[-1] == ready[1]["join"].split()[-1]
 
 
-def test_second_worker_is_given_what_the_first_is_silent_about(
+def test_job_of_a_silent_worker_goes_to_another(
     programs: Programs,
 ) -> None:
     model = GatedModel(0)
@@ -71,7 +71,7 @@ def test_second_worker_is_given_what_the_first_is_silent_about(
     assert answer == "".join(ANSWERS[STORY])
 
 
-def test_key_that_is_given_is_kept_for_commands_on_this_machine(
+def test_given_key_is_stored_for_local_commands(
     programs: Programs,
 ) -> None:
     folder = programs.folder / "data"
@@ -89,7 +89,7 @@ def test_key_that_is_given_is_kept_for_commands_on_this_machine(
     assert "without spaces" in refused.errors
 
 
-def test_taken_port_is_an_error_that_says_what_to_do(programs: Programs) -> None:
+def test_used_port_is_an_error_with_a_remedy(programs: Programs) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         folder = str(programs.folder / "data")
@@ -102,7 +102,7 @@ def test_taken_port_is_an_error_that_says_what_to_do(programs: Programs) -> None
     assert "Traceback" not in serve.errors
 
 
-def test_second_coordinator_on_the_same_data_is_refused(programs: Programs) -> None:
+def test_second_coordinator_on_the_same_data_is_rejected(programs: Programs) -> None:
     programs.serve()
     folder = str(programs.folder / "data")
 
@@ -153,7 +153,7 @@ def test_damaged_database_is_an_error_that_names_the_file(programs: Programs) ->
     assert "Traceback" not in serve.errors
 
 
-def test_empty_secret_does_not_open_the_door(programs: Programs) -> None:
+def test_empty_secret_admits_no_worker(programs: Programs) -> None:
     folder = programs.folder / "data"
     folder.mkdir()
     (folder / "join-token").touch()
@@ -164,7 +164,7 @@ def test_empty_secret_does_not_open_the_door(programs: Programs) -> None:
     assert "join-token is empty" in serve.errors
 
 
-def test_settings_come_from_a_file_too(programs: Programs) -> None:
+def test_settings_are_read_from_a_file(programs: Programs) -> None:
     file = programs.folder / "shoal.toml"
     data = json.dumps(str(programs.folder / "elsewhere"))
     file.write_text(f'[serve]\nport = 0\ndata_dir = {data}\napi_key = "sk-file"\n')
@@ -175,9 +175,7 @@ def test_settings_come_from_a_file_too(programs: Programs) -> None:
     assert (programs.folder / "elsewhere" / "shoal.db").exists()
 
 
-def test_stopping_finishes_the_open_answer_first(
-    programs: Programs, slow_model: GatedModel
-) -> None:
+def test_stop_finishes_open_answers(programs: Programs, slow_model: GatedModel) -> None:
     pool = programs.serve()
     pool.joined("one", *slow_model.flags)
     with pool.client() as client, answer_to(client, STORY) as stream:
@@ -198,9 +196,7 @@ def _stopping(programs: Programs, url: str) -> bool:
     return "stopping" in status.errors
 
 
-def test_stopping_does_not_wait_for_ever(
-    programs: Programs, slow_model: GatedModel
-) -> None:
+def test_stop_has_a_time_limit(programs: Programs, slow_model: GatedModel) -> None:
     pool = programs.serve("--drain", "0.5")
     pool.joined("one", *slow_model.flags)
     with pool.client() as client, answer_to(client, STORY) as stream:
@@ -209,7 +205,7 @@ def test_stopping_does_not_wait_for_ever(
         assert pool.program.terminate() == 0
 
 
-def test_told_to_stop_twice_it_stops_at_once(
+def test_second_signal_stops_at_once(
     programs: Programs, slow_model: GatedModel
 ) -> None:
     pool = programs.serve()

@@ -87,7 +87,7 @@ def spent(
 
 @pytest.mark.short
 @pytest.mark.parametrize("jobs", [1, 37])
-def test_a_hundred_at_once_get_what_there_is_and_no_more(
+def test_hundred_concurrent_jobs_cannot_overspend(
     programs: Programs, jobs: int
 ) -> None:
     pool = programs.serve()
@@ -106,7 +106,7 @@ def test_a_hundred_at_once_get_what_there_is_and_no_more(
     assert balances["world"] == -jobs * PRICE
 
 
-def test_no_balance_is_spent_twice_by_whoever_asks_again(programs: Programs) -> None:
+def test_retries_do_not_spend_twice(programs: Programs) -> None:
     jobs = SPENDERS * TRIES // 2
     chance, port = Random(7), free_port()
     pool = programs.serve(port=port)

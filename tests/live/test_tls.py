@@ -42,7 +42,7 @@ def pool(programs: Programs, certificate: Certificate) -> Pool:
     return programs.serve(*certificate.flags)
 
 
-def test_printed_command_joins_and_commands_here_find_their_way(
+def test_printed_command_joins_and_local_commands_connect(
     programs: Programs, pool: Pool
 ) -> None:
     assert pool.url.startswith("https://")
@@ -77,7 +77,7 @@ def test_command_from_elsewhere_needs_the_authority(
         assert "--cacert FILE" in refused.stderr
 
 
-def test_key_of_the_folder_goes_to_the_coordinator_of_the_folder_alone(
+def test_stored_key_is_sent_only_to_its_coordinator(
     programs: Programs, pool: Pool, tmp_path: Path
 ) -> None:
     impostor = issue(tmp_path / "tls", "impostor")
@@ -99,7 +99,7 @@ def test_key_of_the_folder_goes_to_the_coordinator_of_the_folder_alone(
     assert "is not trusted" in refused.stderr
 
 
-def test_worker_refuses_another_certificate_than_its_token_names(
+def test_worker_rejects_a_certificate_other_than_its_tokens(
     programs: Programs, pool: Pool
 ) -> None:
     worker = pool.join("one", token="x" + ZEROS)
@@ -108,7 +108,7 @@ def test_worker_refuses_another_certificate_than_its_token_names(
     assert worker.wait() == 1
 
 
-def test_worker_does_not_send_such_a_token_over_a_plain_connection(
+def test_token_with_a_fingerprint_is_never_sent_in_plaintext(
     programs: Programs,
 ) -> None:
     worker = programs.run(
@@ -119,7 +119,7 @@ def test_worker_does_not_send_such_a_token_over_a_plain_connection(
     assert "begins with https:// or wss://" in worker.errors
 
 
-def test_worker_without_a_fingerprint_asks_an_authority(pool: Pool) -> None:
+def test_worker_without_a_fingerprint_requires_an_authority(pool: Pool) -> None:
     worker = pool.join("one")
 
     assert worker.wait() == 1
@@ -127,9 +127,7 @@ def test_worker_without_a_fingerprint_asks_an_authority(pool: Pool) -> None:
     assert "a token that the coordinator prints" in worker.errors
 
 
-def test_token_that_is_made_names_the_certificate_too(
-    programs: Programs, pool: Pool
-) -> None:
+def test_created_token_has_the_fingerprint(programs: Programs, pool: Pool) -> None:
     data = ("--data-dir", str(programs.folder / "data"))
     made = shoal("tokens", "create", "lab", "--url", pool.url, *data)
     words = made.stdout.partition("\n")[0].split()
@@ -142,7 +140,7 @@ def test_token_that_is_made_names_the_certificate_too(
     worker.said("joined")
 
 
-def test_plain_requests_get_no_answer_and_do_no_harm(pool: Pool) -> None:
+def test_plaintext_requests_are_ignored(pool: Pool) -> None:
     plain = shoal(
         "status", "--url", pool.url.replace("https", "http"), "--api-key", KEY
     )
@@ -154,9 +152,7 @@ def test_plain_requests_get_no_answer_and_do_no_harm(pool: Pool) -> None:
     assert "ERROR" not in pool.program.errors
 
 
-def test_certificate_of_another_start_is_forgotten(
-    programs: Programs, pool: Pool
-) -> None:
+def test_stale_certificate_is_forgotten(programs: Programs, pool: Pool) -> None:
     pool.program.terminate()
     data = programs.folder / "data"
     assert (data / "certificate.pem").exists()
@@ -178,7 +174,7 @@ def test_certificate_of_another_start_is_forgotten(
         ("one-key", "one", "it holds no certificate in PEM form"),
     ],
 )
-def test_certificate_that_is_no_good_is_an_error_that_names_it(
+def test_error_names_an_invalid_certificate(
     programs: Programs, tmp_path: Path, cert: str | None, key: str | None, said: str
 ) -> None:
     folder = tmp_path / "tls"
@@ -198,7 +194,7 @@ def test_certificate_that_is_no_good_is_an_error_that_names_it(
     assert "Traceback" not in serve.errors
 
 
-def test_functions_are_called_over_a_port_with_a_certificate_of_its_own(
+def test_functions_are_called_over_a_separately_certified_port(
     programs: Programs, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)

@@ -19,7 +19,7 @@ JOB = {
 }
 
 
-async def test_webhook_is_told_after_a_kill_under_the_same_id(
+async def test_webhook_is_delivered_after_a_kill_under_the_same_id(
     programs: Programs,
 ) -> None:
     async with receiving(None, 200) as receiver, ClientSession() as session:

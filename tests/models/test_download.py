@@ -42,7 +42,9 @@ async def tied(tmp_path: Path) -> AsyncIterator[TransferPair]:
         yield TransferPair(sharing, DownloadRequest("org/name", tmp_path / "ours"))
 
 
-async def test_model_is_here_as_it_is_there(tied: TransferPair, tmp_path: Path) -> None:
+async def test_downloaded_model_is_identical(
+    tied: TransferPair, tmp_path: Path
+) -> None:
     got = await tied.fetch().run()
 
     assert got.path == tmp_path / "ours" / "org" / "name"
@@ -52,7 +54,7 @@ async def test_model_is_here_as_it_is_there(tied: TransferPair, tmp_path: Path) 
     assert not (tmp_path / "ours" / ".incoming").exists()
 
 
-async def test_progress_is_told(tied: TransferPair) -> None:
+async def test_progress_is_reported(tied: TransferPair) -> None:
     seen: list[tuple[int, int | None]] = []
     fetch = tied.fetch()
     fetch._progress = lambda received, size: seen.append((received, size))
@@ -63,7 +65,7 @@ async def test_progress_is_told(tied: TransferPair) -> None:
     assert [received for received, _ in seen] == sorted(r for r, _ in seen)
 
 
-async def test_model_that_the_peer_does_not_have_is_said_to_be_missing(
+async def test_model_that_the_peer_lacks_is_unknown(
     tied: TransferPair, tmp_path: Path
 ) -> None:
     tied.wanted = replace(tied.wanted, model="another")
@@ -74,7 +76,7 @@ async def test_model_that_the_peer_does_not_have_is_said_to_be_missing(
     assert not (tmp_path / "ours").exists()
 
 
-async def test_model_that_is_here_already_is_not_asked_for(
+async def test_existing_model_is_not_requested(
     tied: TransferPair, tmp_path: Path
 ) -> None:
     (tmp_path / "ours" / "org" / "name").mkdir(parents=True)
@@ -136,7 +138,7 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-async def test_nothing_is_left_of_a_defective_transfer(
+async def test_defective_transfer_leaves_no_files(
     tied: TransferPair, tmp_path: Path, defect: str
 ) -> None:
     tied.tamper, why = DEFECTS[defect]
@@ -149,7 +151,7 @@ async def test_nothing_is_left_of_a_defective_transfer(
     assert not (tmp_path / "ours" / "org").exists()
 
 
-async def test_pieces_of_other_transfers_are_passed_over(tied: TransferPair) -> None:
+async def test_pieces_of_other_transfers_are_ignored(tied: TransferPair) -> None:
     def intrude(word: ModelMessage) -> list[ModelMessage]:
         if isinstance(word, ModelChunk):
             return [replace(word, transfer_id="other", file_name="../x"), word]
@@ -162,7 +164,7 @@ async def test_pieces_of_other_transfers_are_passed_over(tied: TransferPair) -> 
     assert files((await tied.fetch().run()).path) == CONTENT
 
 
-async def test_peer_that_capitalizes_numbers_is_understood(tied: TransferPair) -> None:
+async def test_capitalized_transfer_ids_match(tied: TransferPair) -> None:
     def capitals(word: ModelMessage) -> list[ModelMessage]:
         if isinstance(word, (ModelChunk, ModelDone)):
             return [replace(word, transfer_id=word.transfer_id.upper())]
@@ -173,7 +175,7 @@ async def test_peer_that_capitalizes_numbers_is_understood(tied: TransferPair) -
     assert files((await tied.fetch().run()).path) == CONTENT
 
 
-async def test_question_that_was_lost_is_asked_again(
+async def test_lost_query_is_repeated(
     tied: TransferPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "QUERY_TIMEOUT", 0.01)
@@ -190,7 +192,7 @@ async def test_question_that_was_lost_is_asked_again(
     assert files((await tied.fetch().run()).path) == CONTENT
 
 
-async def test_peer_that_never_answers_is_given_up(
+async def test_silent_peer_times_out(
     tied: TransferPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "QUERY_TIMEOUT", 0.01)
@@ -205,7 +207,7 @@ async def test_peer_that_never_answers_is_given_up(
 @pytest.mark.parametrize(
     ("after", "why"), [(0, "model with folders"), (CHUNK, "the peer sent nothing of")]
 )
-async def test_peer_that_falls_silent_is_given_up(
+async def test_stalled_transfer_times_out(
     tied: TransferPair,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -244,7 +246,7 @@ async def test_refusal_in_the_middle_ends_the_wait(
     assert files(tmp_path / "ours") == {}
 
 
-async def test_nothing_is_left_when_the_connection_breaks(
+async def test_broken_connection_leaves_no_files(
     tied: TransferPair, tmp_path: Path
 ) -> None:
     fetch = tied.fetch()
@@ -263,7 +265,7 @@ async def test_nothing_is_left_when_the_connection_breaks(
     assert files(tmp_path / "ours") == {}
 
 
-async def test_nothing_is_left_when_it_is_cancelled(
+async def test_cancelled_download_leaves_no_files(
     tied: TransferPair, tmp_path: Path
 ) -> None:
     begun = asyncio.Event()
@@ -283,7 +285,7 @@ async def test_nothing_is_left_when_it_is_cancelled(
     assert files(tmp_path / "ours") == {}
 
 
-async def test_peer_waits_for_a_slow_disk(tied: TransferPair) -> None:
+async def test_slow_disk_pauses_the_peer(tied: TransferPair) -> None:
     fetch = tied.fetch()
     had_room: list[bool] = []
 
@@ -307,7 +309,7 @@ async def test_peer_waits_for_a_slow_disk(tied: TransferPair) -> None:
     await fetch.wait_for_room()
 
 
-async def test_peer_that_does_not_wait_is_cut_off(
+async def test_peer_that_ignores_backpressure_is_disconnected(
     tied: TransferPair, tmp_path: Path
 ) -> None:
     def flood(word: ModelMessage) -> list[ModelMessage]:

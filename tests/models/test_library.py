@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     return model
 
 
-def test_folder_is_sent_file_by_file_in_the_order_of_their_names(folder: Path) -> None:
+def test_folder_is_sent_in_order_of_file_names(folder: Path) -> None:
     model = Library({"m": folder}).find("m")
     assert model is not None
 
@@ -44,7 +44,7 @@ def test_folder_is_sent_file_by_file_in_the_order_of_their_names(folder: Path) -
     ]
 
 
-def test_last_file_that_is_empty_is_the_last_piece(tmp_path: Path) -> None:
+def test_empty_last_file_is_the_last_piece(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "b").touch()
     model = Library({"m": tmp_path}).find("m")
@@ -53,7 +53,7 @@ def test_last_file_that_is_empty_is_the_last_piece(tmp_path: Path) -> None:
     assert [piece.last for piece in read_pieces(model)] == [False, True]
 
 
-def test_file_alone_is_a_model(tmp_path: Path) -> None:
+def test_single_file_is_a_model(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     file.write_bytes(b"GGUF")
     (tmp_path / "other").touch()
@@ -64,7 +64,7 @@ def test_file_alone_is_a_model(tmp_path: Path) -> None:
     assert [each.path for each in model.files] == [file]
 
 
-def test_file_in_parts_is_sent_with_all_of_them(tmp_path: Path) -> None:
+def test_split_file_is_sent_with_all_parts(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"big-0000{number}-of-00002.gguf").write_bytes(b"GGUF")
 
@@ -75,20 +75,20 @@ def test_file_in_parts_is_sent_with_all_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "..", "../secret", "M", "model", "m/"])
-def test_nothing_but_the_names_in_the_table_is_there(folder: Path, name: str) -> None:
+def test_only_listed_names_are_shared(folder: Path, name: str) -> None:
     (folder.parent / "secret").touch()
 
     assert Library({"m": folder}).find(name) is None
 
 
-def test_folder_with_folders_is_not_shared(folder: Path) -> None:
+def test_nested_folder_is_not_shared(folder: Path) -> None:
     (folder / "onnx").mkdir()
 
     with pytest.raises(NotShareable, match="onnx is a folder, and a shared model"):
         Library({"m": folder}).find("m")
 
 
-def test_files_that_peers_could_not_keep_are_not_shared(folder: Path) -> None:
+def test_files_with_unsafe_names_are_not_shared(folder: Path) -> None:
     (folder / "with blank").touch()
 
     with pytest.raises(NotShareable, match="'with blank' is not a valid name"):
@@ -96,14 +96,14 @@ def test_files_that_peers_could_not_keep_are_not_shared(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["nothing", "empty"])
-def test_what_is_not_there_is_not_shared(tmp_path: Path, missing: str) -> None:
+def test_missing_file_is_not_shared(tmp_path: Path, missing: str) -> None:
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(ConfigError, match=f"m cannot be shared: .*{missing}"):
         open_library([("m", tmp_path / missing)])
 
 
-def test_model_that_goes_away_later_is_missed_when_asked_for(folder: Path) -> None:
+def test_later_removed_model_is_not_shareable(folder: Path) -> None:
     library = open_library([("m", folder)])
     folder.rename(folder.with_name("elsewhere"))
 
@@ -114,7 +114,7 @@ def test_model_that_goes_away_later_is_missed_when_asked_for(folder: Path) -> No
 @pytest.mark.parametrize(
     ("content", "change"), [(b"w", "was truncated"), (b"w" * (CHUNK + 5), "has grown")]
 )
-def test_file_that_changes_while_it_is_sent_is_not_sent_to_its_end(
+def test_changed_file_aborts_the_transfer(
     folder: Path, content: bytes, change: str
 ) -> None:
     model = Library({"m": folder}).find("m")
@@ -125,14 +125,14 @@ def test_file_that_changes_while_it_is_sent_is_not_sent_to_its_end(
         list(read_pieces(model))
 
 
-def test_names_that_are_no_good_are_told_when_they_are_given(folder: Path) -> None:
+def test_invalid_names_are_rejected_at_start(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"'\.\./m' is not a valid name of a"):
         open_library([("../m", folder)])
     with pytest.raises(ConfigError, match="--share m: given twice"):
         open_library([("m", folder), ("m", folder / "config.json")])
 
 
-def test_offered_models_that_cannot_be_shared_are_left_out(folder: Path) -> None:
+def test_unshareable_offered_models_are_omitted(folder: Path) -> None:
     library = shareable_library(
         [("m", folder), ("n", folder / "none"), ("not this", folder)]
     )

@@ -44,7 +44,7 @@ async def sharing(tmp_path: Path) -> AsyncIterator[LibraryServer]:
         yield sharing
 
 
-async def test_peers_are_told_what_there_is_and_how_large(
+async def test_query_returns_the_models_size(
     sharing: LibraryServer,
 ) -> None:
     peer = RecordingPeer()
@@ -74,7 +74,7 @@ async def test_model_is_sent_piece_by_piece_and_ended(sharing: LibraryServer) ->
 
 
 @pytest.mark.parametrize("name", ["none", "..", "gone"])
-async def test_what_is_not_there_is_refused_instead_of_silence(
+async def test_unknown_model_is_refused_explicitly(
     sharing: LibraryServer, name: str
 ) -> None:
     peer = RecordingPeer()
@@ -85,7 +85,7 @@ async def test_what_is_not_there_is_refused_instead_of_silence(
     assert peer.received == [ModelAnswer(name, False)]
 
 
-async def test_peer_that_does_not_read_is_not_sent_more(sharing: LibraryServer) -> None:
+async def test_slow_reader_gets_no_more_pieces(sharing: LibraryServer) -> None:
     peer, other = RecordingPeer(pieces=1), RecordingPeer()
 
     sharing.on_message("slow", ModelRequest("id", "big"), peer.send, peer.room)
@@ -99,7 +99,7 @@ async def test_peer_that_does_not_read_is_not_sent_more(sharing: LibraryServer) 
     assert isinstance(peer.received[-1], ModelDone)
 
 
-async def test_peer_that_reads_nothing_does_not_keep_others_waiting(
+async def test_stalled_peer_does_not_block_others(
     sharing: LibraryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.models.library_server.STALL_TIMEOUT", 0.01)
@@ -113,7 +113,7 @@ async def test_peer_that_reads_nothing_does_not_keep_others_waiting(
     assert not sharing._sending
 
 
-async def test_one_peer_is_sent_so_many_models_at_a_time(
+async def test_transfers_of_one_peer_are_limited(
     sharing: LibraryServer,
 ) -> None:
     peer = RecordingPeer(pieces=0)
@@ -133,7 +133,7 @@ async def test_one_peer_is_sent_so_many_models_at_a_time(
     assert peer.received[-1] == ModelDone("again", "small")
 
 
-async def test_all_peers_together_are_sent_so_many(sharing: LibraryServer) -> None:
+async def test_transfers_of_all_peers_are_limited(sharing: LibraryServer) -> None:
     peer, late = RecordingPeer(pieces=0), RecordingPeer()
 
     for number in range(SENDING_MAX):
@@ -147,7 +147,7 @@ async def test_all_peers_together_are_sent_so_many(sharing: LibraryServer) -> No
 
 
 @pytest.mark.parametrize("number", ["same", "x" * 65])
-async def test_numbers_of_transfers_are_peers_words(
+async def test_transfer_ids_are_chosen_by_peers(
     sharing: LibraryServer, number: str
 ) -> None:
     peer = RecordingPeer(pieces=0)
@@ -160,7 +160,7 @@ async def test_numbers_of_transfers_are_peers_words(
     await peer.until(5)
 
 
-async def test_peer_that_leaves_is_sent_nothing_more(sharing: LibraryServer) -> None:
+async def test_transfers_end_when_the_peer_leaves(sharing: LibraryServer) -> None:
     peer = RecordingPeer(pieces=1)
     sharing.on_message("peer", ModelRequest("id", "big"), peer.send, peer.room)
     await peer.until(1)
@@ -174,7 +174,7 @@ async def test_peer_that_leaves_is_sent_nothing_more(sharing: LibraryServer) -> 
     assert len(peer.received) == 1
 
 
-async def test_connection_that_breaks_ends_what_was_sent_on_it(
+async def test_transfers_end_with_their_connection(
     sharing: LibraryServer,
 ) -> None:
     peer, other = RecordingPeer(pieces=1), RecordingPeer()
@@ -193,7 +193,7 @@ async def test_connection_that_breaks_ends_what_was_sent_on_it(
     assert not sharing._sending
 
 
-async def test_flood_of_questions_is_dropped(
+async def test_query_flood_is_dropped(
     sharing: LibraryServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     peer = RecordingPeer()
@@ -211,7 +211,7 @@ async def test_flood_of_questions_is_dropped(
     "word",
     [ModelChunk("id", "../x", 0, b"1"), ModelDone("id", "../x"), ModelAnswer("", True)],
 )
-async def test_what_nobody_asked_for_is_refused_and_logged_once(
+async def test_unrequested_messages_are_refused_and_logged_once(
     sharing: LibraryServer, caplog: pytest.LogCaptureFixture, word: ModelChunk
 ) -> None:
     peer = RecordingPeer()
@@ -223,7 +223,7 @@ async def test_what_nobody_asked_for_is_refused_and_logged_once(
     assert [each.levelno for each in caplog.records] == [logging.WARNING]
 
 
-async def test_file_that_shrinks_is_not_ended_as_if_it_were_whole(
+async def test_truncated_file_is_not_completed(
     sharing: LibraryServer, tmp_path: Path
 ) -> None:
     peer = RecordingPeer(pieces=1)

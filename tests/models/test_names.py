@@ -57,33 +57,33 @@ NO_FILES = [
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_are_named_as_their_makers_do(name: str) -> None:
+def test_common_model_names_are_valid(name: str) -> None:
     assert check_model_name(name) == name
 
 
 @pytest.mark.parametrize("name", NO_MODELS)
-def test_other_names_of_models_are_refused(name: str) -> None:
+def test_unsafe_model_names_are_rejected(name: str) -> None:
     with pytest.raises(InvalidRequest, match="expected letters, digits"):
         check_model_name(name)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_are_named_as_their_makers_do(name: str) -> None:
+def test_common_file_names_are_valid(name: str) -> None:
     assert check_file_name(name) == name
 
 
 @pytest.mark.parametrize("name", NO_FILES)
-def test_other_names_of_files_are_refused(name: str) -> None:
+def test_unsafe_file_names_are_rejected(name: str) -> None:
     with pytest.raises(InvalidRequest, match="expected letters, digits"):
         check_file_name(name)
 
 
-def test_refusal_does_not_repeat_a_long_name() -> None:
+def test_error_truncates_a_long_name() -> None:
     with pytest.raises(InvalidRequest) as refusal:
         check_file_name("/" * 100_000)
 
     assert len(str(refusal.value)) < 300
 
 
-def test_tag_becomes_a_folder_that_every_system_can_have() -> None:
+def test_tag_becomes_a_portable_folder_name() -> None:
     assert model_folder_name("org/qwen3:8b") == "org/qwen3-8b"

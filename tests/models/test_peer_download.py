@@ -112,7 +112,7 @@ async def hosted(
             driver.disconnect("done")
 
 
-async def test_model_is_copied(wire: AnyWireProtocol, tmp_path: Path) -> None:
+async def test_model_is_downloaded(wire: AnyWireProtocol, tmp_path: Path) -> None:
     async with hosted(wire, tmp_path) as host:
         got = await host.visit()
 
@@ -121,14 +121,16 @@ async def test_model_is_copied(wire: AnyWireProtocol, tmp_path: Path) -> None:
     assert isinstance(host.heard[0].message, PeerJoined)
 
 
-async def test_passcode_opens_the_door(wire: AnyWireProtocol, tmp_path: Path) -> None:
+async def test_correct_passcode_is_admitted(
+    wire: AnyWireProtocol, tmp_path: Path
+) -> None:
     async with hosted(wire, tmp_path, "cod") as host:
         got = await host.visit("cod")
 
     assert files(got.path) == CONTENT
 
 
-async def test_wrong_passcode_is_said_to_be_the_reason(
+async def test_wrong_passcode_is_the_reported_reason(
     wire: AnyWireProtocol, tmp_path: Path
 ) -> None:
     async with hosted(wire, tmp_path, "cod") as host:
@@ -139,7 +141,7 @@ async def test_wrong_passcode_is_said_to_be_the_reason(
     assert not (tmp_path / "ours").exists()
 
 
-async def test_peer_that_hangs_up_without_a_word_may_want_a_passcode(
+async def test_silent_disconnect_suggests_a_passcode(
     wire: AnyWireProtocol, tmp_path: Path
 ) -> None:
     async with hosted(wire, tmp_path) as host:
@@ -149,7 +151,7 @@ async def test_peer_that_hangs_up_without_a_word_may_want_a_passcode(
             await host.visit()
 
 
-async def test_port_of_something_else_is_said_to_be_one(
+async def test_port_of_another_protocol_is_reported(
     wire: AnyWireProtocol, tmp_path: Path
 ) -> None:
     async with hosted(wire, tmp_path) as host:
@@ -159,16 +161,14 @@ async def test_port_of_something_else_is_said_to_be_one(
             await host.visit()
 
 
-async def test_model_that_is_not_shared_is_not_there(
-    wire: AnyWireProtocol, tmp_path: Path
-) -> None:
+async def test_unshared_model_is_unknown(wire: AnyWireProtocol, tmp_path: Path) -> None:
     async with hosted(wire, tmp_path) as host:
         host.wanted = replace(host.wanted, model="theirs")
         with pytest.raises(UnknownModel, match="does not share theirs"):
             await host.visit()
 
 
-async def test_host_that_goes_away_leaves_nothing_behind(
+async def test_disconnected_host_leaves_no_files(
     wire: AnyWireProtocol, tmp_path: Path
 ) -> None:
     async with hosted(wire, tmp_path) as host:
@@ -184,7 +184,9 @@ async def test_host_that_goes_away_leaves_nothing_behind(
     assert files(tmp_path / "ours") == {}
 
 
-async def test_guest_is_asked_in_vain(wire: AnyWireProtocol, tmp_path: Path) -> None:
+async def test_downloading_peer_declines_queries_and_jobs(
+    wire: AnyWireProtocol, tmp_path: Path
+) -> None:
     chat = Chat("any", ({"role": "user", "content": "hi"},))
     async with hosted(wire, tmp_path) as host:
 
@@ -202,7 +204,7 @@ async def test_guest_is_asked_in_vain(wire: AnyWireProtocol, tmp_path: Path) -> 
     assert [word.job_id for word in said if isinstance(word, Rejected)] == ["job"]
 
 
-async def test_host_that_sends_what_is_no_file_gets_nowhere(
+async def test_host_with_invalid_files_fails(
     wire: AnyWireProtocol, tmp_path: Path
 ) -> None:
     async with hosted(wire, tmp_path) as host:

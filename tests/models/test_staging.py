@@ -24,7 +24,7 @@ def all_in(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
-def test_whole_model_is_put_where_models_are(tmp_path: Path) -> None:
+def test_complete_model_is_moved_into_place(tmp_path: Path) -> None:
     new = staging(tmp_path / "models")
     new.begin()
     new.write(WRITES)
@@ -43,7 +43,7 @@ def test_whole_model_is_put_where_models_are(tmp_path: Path) -> None:
     assert (path / "b").read_bytes() == b"12"
 
 
-def test_nothing_is_left_of_a_model_that_was_given_up(tmp_path: Path) -> None:
+def test_aborted_model_leaves_no_files(tmp_path: Path) -> None:
     new = staging(tmp_path)
     new.begin()
     new.write(WRITES)
@@ -53,7 +53,7 @@ def test_nothing_is_left_of_a_model_that_was_given_up(tmp_path: Path) -> None:
     assert all_in(tmp_path) == set()
 
 
-def test_model_that_is_there_stays_unless_it_is_to_be_replaced(tmp_path: Path) -> None:
+def test_existing_model_is_replaced_only_on_request(tmp_path: Path) -> None:
     there = tmp_path / "org" / "name"
     there.mkdir(parents=True)
     (there / "old").touch()
@@ -72,7 +72,7 @@ def test_model_that_is_there_stays_unless_it_is_to_be_replaced(tmp_path: Path) -
     assert all_in(tmp_path) == {"org", "org/name", "org/name/a", "org/name/b"}
 
 
-def test_model_that_came_from_elsewhere_meanwhile_stays(tmp_path: Path) -> None:
+def test_model_created_meanwhile_is_kept(tmp_path: Path) -> None:
     new = staging(tmp_path)
     new.begin()
     new.write(WRITES)
@@ -85,7 +85,7 @@ def test_model_that_came_from_elsewhere_meanwhile_stays(tmp_path: Path) -> None:
     assert all_in(tmp_path) == {"org", "org/name"}
 
 
-def test_model_that_cannot_fit_is_refused_at_once(tmp_path: Path) -> None:
+def test_model_larger_than_the_disk_is_rejected_at_once(tmp_path: Path) -> None:
     new = staging(tmp_path, size=1 << 60)
 
     with pytest.raises(ConfigError, match="free some space, or give another folder"):
@@ -95,7 +95,7 @@ def test_model_that_cannot_fit_is_refused_at_once(tmp_path: Path) -> None:
     assert all_in(tmp_path) == set()
 
 
-def test_folder_that_is_none_is_named(tmp_path: Path) -> None:
+def test_error_names_an_invalid_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(ConfigError, match=r"cannot write to .*file"):
@@ -103,7 +103,7 @@ def test_folder_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
-def test_full_disk_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
     # The limit is the process's, so it is one of its own that runs into it.
     program = f"""
 import resource, signal
@@ -131,7 +131,7 @@ finally:
     assert all_in(tmp_path) == set()
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     program = f"""
 import os
 from pathlib import Path
@@ -154,7 +154,7 @@ os._exit(9)
     assert all_in(tmp_path) == set()
 
 
-def test_old_model_is_put_back_after_a_kill_between_the_old_and_the_new(
+def test_old_model_is_restored_after_a_kill_during_replacement(
     tmp_path: Path,
 ) -> None:
     there = tmp_path / "org" / "name"
@@ -190,7 +190,7 @@ def test_folder_of_other_models_is_not_replaced(tmp_path: Path) -> None:
         staging(tmp_path, "org", replace=True).begin()
 
 
-def test_models_that_others_are_receiving_are_left_alone(tmp_path: Path) -> None:
+def test_downloads_of_other_processes_are_kept(tmp_path: Path) -> None:
     first, second = staging(tmp_path, "one"), staging(tmp_path, "two")
     first.begin()
     first.write(WRITES)

@@ -6,7 +6,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def test_the_file_is_the_documented_one() -> None:
+def test_file_matches_its_documented_digest() -> None:
     data = (HERE / "tiny.gguf").read_bytes()
     readme = (HERE / "README.md").read_text(encoding="utf-8")
 

@@ -22,7 +22,7 @@ def chunk(file_name: str, offset: int, data: bytes) -> ModelChunk:
 DONE = ModelDone(ID, "org/name")
 
 
-def test_chunks_are_written_where_they_belong() -> None:
+def test_chunks_are_written_at_their_offsets() -> None:
     model = incoming()
 
     writes = [
@@ -42,7 +42,7 @@ def test_chunks_are_written_where_they_belong() -> None:
 @pytest.mark.parametrize(
     ("offset", "defect"), [(100, "gap"), (0, "repeated"), (2, "overlapping")]
 )
-def test_chunks_out_of_place_are_refused(offset: int, defect: str) -> None:
+def test_misplaced_chunks_are_rejected(offset: int, defect: str) -> None:
     model = incoming(size=None)
     model.add_chunk(chunk("a", 0, b"AAAA"))
 
@@ -50,12 +50,12 @@ def test_chunks_out_of_place_are_refused(offset: int, defect: str) -> None:
         model.add_chunk(chunk("a", offset, b"BBBB"))
 
 
-def test_file_does_not_begin_in_its_middle() -> None:
+def test_file_must_begin_at_offset_0() -> None:
     with pytest.raises(PeerError, match="a: chunk at 4, expected 0"):
         incoming().add_chunk(chunk("a", 4, b"AAAA"))
 
 
-def test_more_than_announced_is_refused() -> None:
+def test_excess_data_is_rejected() -> None:
     model = incoming(size=8)
     model.add_chunk(chunk("a", 0, b"12345678"))
 
@@ -63,7 +63,7 @@ def test_more_than_announced_is_refused() -> None:
         model.add_chunk(chunk("b", 0, b"9"))
 
 
-def test_less_than_announced_is_not_complete() -> None:
+def test_missing_data_is_not_complete() -> None:
     model = incoming(size=8)
     model.add_chunk(chunk("a", 0, b"1234567"))
 
@@ -71,12 +71,12 @@ def test_less_than_announced_is_not_complete() -> None:
         model.complete(DONE)
 
 
-def test_nothing_at_all_is_no_model() -> None:
+def test_empty_transfer_is_no_model() -> None:
     with pytest.raises(PeerError, match="without any file"):
         incoming(size=None).complete(DONE)
 
 
-def test_end_of_another_model_is_refused() -> None:
+def test_completion_of_another_model_is_rejected() -> None:
     model = incoming(size=1)
     model.add_chunk(chunk("a", 0, b"1"))
 
@@ -84,7 +84,7 @@ def test_end_of_another_model_is_refused() -> None:
         model.complete(ModelDone(ID, "../x"))
 
 
-def test_unsafe_name_is_refused_before_anything_is_kept() -> None:
+def test_unsafe_name_is_rejected_before_any_write() -> None:
     model = incoming()
 
     with pytest.raises(PeerError, match=re.escape("'../x' is not a valid name")):
@@ -93,7 +93,7 @@ def test_unsafe_name_is_refused_before_anything_is_kept() -> None:
     assert (model.received, model.files) == (0, 0)
 
 
-def test_names_that_some_systems_take_for_one_are_refused() -> None:
+def test_names_that_differ_only_in_case_are_rejected() -> None:
     model = incoming()
     model.add_chunk(chunk("Model", 0, b"1"))
 
@@ -101,7 +101,7 @@ def test_names_that_some_systems_take_for_one_are_refused() -> None:
         model.add_chunk(chunk("model", 0, b"2"))
 
 
-def test_empty_file_comes_once() -> None:
+def test_repeated_empty_file_is_rejected() -> None:
     model = incoming()
     model.add_chunk(chunk("empty", 0, b""))
 
@@ -109,7 +109,7 @@ def test_empty_file_comes_once() -> None:
         model.add_chunk(chunk("empty", 0, b""))
 
 
-def test_there_is_an_end_to_the_number_of_files() -> None:
+def test_number_of_files_is_limited() -> None:
     model = incoming()
     for number in range(FILES_MAX):
         model.add_chunk(chunk(f"file{number}", 0, b""))
@@ -118,6 +118,6 @@ def test_there_is_an_end_to_the_number_of_files() -> None:
         model.add_chunk(chunk("another", 0, b""))
 
 
-def test_number_of_a_transfer_may_come_back_in_capitals() -> None:
+def test_transfer_id_is_case_insensitive() -> None:
     assert incoming().belongs(ModelDone(ID.upper(), "org/name"))
     assert not incoming().belongs(ModelDone("another", "org/name"))

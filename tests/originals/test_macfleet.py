@@ -80,9 +80,7 @@ def test_hardware_is_as_recorded() -> None:
 
 @pytest.mark.parametrize("token", ["", TOKEN])
 @pytest.mark.parametrize("v1", [False, True])
-async def test_worker_and_dispatcher_understand_each_other(
-    token: str, v1: bool
-) -> None:
+async def test_worker_and_dispatcher_interoperate(token: str, v1: bool) -> None:
     there, here = PeerTransport("w1", token), PeerTransport("d1", token, v1=v1)
 
     def fail() -> None:
@@ -103,7 +101,7 @@ async def test_worker_and_dispatcher_understand_each_other(
         await here.disconnect()
 
 
-async def test_a_wrong_token_is_refused() -> None:
+async def test_wrong_token_is_rejected() -> None:
     there, here = PeerTransport("w1", TOKEN), PeerTransport("d1", "another-token")
 
     async with there.listening() as port:

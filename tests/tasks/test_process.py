@@ -13,7 +13,7 @@ TURNS = 12  # of the event loop: by then the process has been told what to impor
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows counts no descriptors")
-async def test_start_that_is_cancelled_leaves_neither_process_nor_pipe() -> None:
+async def test_cancelled_start_leaks_neither_process_nor_pipe() -> None:
     await _start_and_cancel(after=TURNS, times=1)  # what is opened once and kept
     before = _open()
 

@@ -10,7 +10,7 @@ from shoal.domain.work import CallStream
 from tasks.callers import CODE, Gate, RecordedStream, caller_of, code_call, no_blobs
 
 
-async def test_returns_come_in_the_order_of_the_calls() -> None:
+async def test_returns_are_in_call_order() -> None:
     async with caller_of() as caller:
         calling = RecordedStream.open(caller.processes, CallStream("demo.add"))
         calling.push(*((number, 1) for number in range(2000)))
@@ -19,7 +19,7 @@ async def test_returns_come_in_the_order_of_the_calls() -> None:
     assert returns == [(number, number + 1) for number in range(2000)]
 
 
-async def test_error_of_one_call_is_its_own() -> None:
+async def test_error_fails_only_its_call() -> None:
     async with caller_of() as caller:
         calling = RecordedStream.open(caller.processes, CallStream("demo.fail"))
         calling.push(("zip",), ("zap", 5))
@@ -29,7 +29,7 @@ async def test_error_of_one_call_is_its_own() -> None:
     assert second.endswith("but 2 were given")
 
 
-async def test_return_does_not_wait_for_a_slow_call(gate: Gate) -> None:
+async def test_return_is_sent_during_a_slow_call(gate: Gate) -> None:
     async with caller_of() as caller:
         calling = RecordedStream.open(caller.processes, CallStream("waits"))
         calling.push((), gate.args)
@@ -40,7 +40,7 @@ async def test_return_does_not_wait_for_a_slow_call(gate: Gate) -> None:
         assert (await calling.wait_for(2))[1] == (1, None)
 
 
-async def test_call_that_takes_too_long_is_told_and_the_others_are_made() -> None:
+async def test_timed_out_call_fails_alone() -> None:
     async with caller_of() as caller:
         calling = RecordedStream.open(
             caller.processes, CallStream("demo.sleep", timeout=0.3)
@@ -51,7 +51,7 @@ async def test_call_that_takes_too_long_is_told_and_the_others_are_made() -> Non
     assert sorted(returns) == [(0, 0), (1, "Task timed out after 0.3s"), (2, 0.001)]
 
 
-async def test_crash_is_told_of_the_call_that_crashed_alone() -> None:
+async def test_crash_fails_only_the_running_call() -> None:
     async with caller_of() as caller:
         calling = RecordedStream.open(caller.processes, CallStream("crash_if"))
         calling.push(*((number, 7) for number in range(20)))
@@ -62,7 +62,7 @@ async def test_crash_is_told_of_the_call_that_crashed_alone() -> None:
 
 
 @pytest.mark.parametrize("timeout", [None, 60.0])
-async def test_crash_tells_nothing_of_what_earlier_calls_have_printed(
+async def test_crash_report_excludes_output_of_earlier_calls(
     timeout: float | None,
 ) -> None:
     async with caller_of() as caller:
@@ -83,7 +83,7 @@ async def test_crash_tells_nothing_of_what_earlier_calls_have_printed(
     assert str(returns[2][1]).endswith("with status 3; its last output:\nmine")
 
 
-async def test_recalled_calls_are_not_made(tmp_path: Path, gate: Gate) -> None:
+async def test_recalled_calls_are_dropped(tmp_path: Path, gate: Gate) -> None:
     async with caller_of() as caller:
         calling = RecordedStream.open(caller.processes, CallStream("either"))
         assert calling.stream is not None
@@ -100,7 +100,9 @@ async def test_recalled_calls_are_not_made(tmp_path: Path, gate: Gate) -> None:
     assert not (tmp_path / "600").exists()
 
 
-async def test_recalled_call_that_runs_is_stopped(tmp_path: Path, gate: Gate) -> None:
+async def test_running_call_is_aborted_when_recalled(
+    tmp_path: Path, gate: Gate
+) -> None:
     async with caller_of() as caller:
         calling = RecordedStream.open(caller.processes, CallStream("either"))
         assert calling.stream is not None
@@ -111,7 +113,7 @@ async def test_recalled_call_that_runs_is_stopped(tmp_path: Path, gate: Gate) ->
         assert await calling.wait_for(1) == [(1, None)]
 
 
-async def test_closing_a_lane_stops_what_runs_and_gives_the_slot_back(
+async def test_closing_a_stream_aborts_its_call_and_frees_the_slot(
     gate: Gate,
 ) -> None:
     async with caller_of() as caller:
@@ -127,7 +129,7 @@ async def test_closing_a_lane_stops_what_runs_and_gives_the_slot_back(
         assert calling.returns == []
 
 
-async def test_lane_for_a_function_that_is_not_there_is_refused() -> None:
+async def test_stream_for_an_unknown_function_is_rejected() -> None:
     async with caller_of() as caller:
         with pytest.raises(NotFound, match=r"Task 'demo\.nope' not registered"):
             RecordedStream.open(caller.processes, CallStream("demo.nope"))
@@ -135,7 +137,7 @@ async def test_lane_for_a_function_that_is_not_there_is_refused() -> None:
             RecordedStream.open(caller.processes, CallStream("code", None, CODE))
 
 
-async def test_lane_calls_functions_that_are_sent_along() -> None:
+async def test_stream_calls_functions_sent_as_code() -> None:
     async with caller_of(trust_code=True) as caller:
         calling = RecordedStream.open(caller.processes, CallStream("code", None, CODE))
         assert calling.stream is not None

@@ -23,19 +23,19 @@ from tasks.callers import Gate, call, caller_of, code_call, ignore_progress, no_
 from tasks.demo_tasks import Point
 
 
-async def test_value_comes_back() -> None:
+async def test_value_is_returned() -> None:
     async with caller_of() as caller:
         assert await caller("demo.add", 20, 22) == 42
         assert await caller("demo.add", 1, y=5) == 6
         assert await caller("awaits", 4) == 4
 
 
-async def test_names_are_those_of_the_modules() -> None:
+async def test_names_are_the_modules_tasks() -> None:
     async with caller_of() as caller:
         assert {"demo.add", "mirror"} <= caller.processes.names
 
 
-async def test_function_that_raises_returns_its_traceback_without_ours() -> None:
+async def test_traceback_begins_at_the_function() -> None:
     async with caller_of() as caller:
         with pytest.raises(JobError) as raised:
             await caller("demo.fail", "zap")
@@ -47,7 +47,7 @@ async def test_function_that_raises_returns_its_traceback_without_ours() -> None
     assert "running.py" not in str(raised.value)
 
 
-async def test_function_that_ends_the_program_raises_only() -> None:
+async def test_system_exit_fails_only_the_call() -> None:
     async with caller_of() as caller:
         pid = await caller("pid")
         with pytest.raises(JobError, match="SystemExit: 3"):
@@ -56,7 +56,7 @@ async def test_function_that_ends_the_program_raises_only() -> None:
         assert await caller("pid") == pid
 
 
-async def test_result_that_cannot_be_sent_is_an_error_that_names_it() -> None:
+async def test_error_names_an_unsupported_result() -> None:
     async with caller_of() as caller:
         with pytest.raises(
             JobError, match=r"result: a value of the type object cannot"
@@ -64,7 +64,7 @@ async def test_result_that_cannot_be_sent_is_an_error_that_names_it() -> None:
             await caller("demo.unserializable")
 
 
-async def test_unknown_name_is_an_error_that_lists_the_known() -> None:
+async def test_unknown_name_error_lists_known_names() -> None:
     async with caller_of() as caller:
         with pytest.raises(NotFound) as raised:
             await caller("demo.nope")
@@ -74,7 +74,7 @@ async def test_unknown_name_is_an_error_that_lists_the_known() -> None:
     assert "Known tasks: ['awaits', 'crash'" in text
 
 
-async def test_arguments_that_are_no_list_are_refused() -> None:
+async def test_arguments_other_than_a_list_are_rejected() -> None:
     async with caller_of() as caller:
         with pytest.raises(InvalidRequest, match="no list and no map"):
             await caller.run(Call("demo.add", b"\x01", b"\x80"))
@@ -82,7 +82,7 @@ async def test_arguments_that_are_no_list_are_refused() -> None:
             await caller.run(Call("demo.add", b"\xc1", b"\x80"))
 
 
-async def test_call_that_takes_too_long_is_killed_and_the_next_one_runs() -> None:
+async def test_timed_out_call_is_killed_and_the_next_one_runs() -> None:
     async with caller_of() as caller:
         pid = await caller("pid")
         with pytest.raises(JobError, match=r"^Task timed out after 0\.2s$"):
@@ -92,19 +92,19 @@ async def test_call_that_takes_too_long_is_killed_and_the_next_one_runs() -> Non
         assert not psutil.pid_exists(pid)
 
 
-async def test_task_may_have_a_timeout_of_its_own() -> None:
+async def test_task_has_a_default_timeout() -> None:
     async with caller_of() as caller:
         with pytest.raises(JobError, match=r"^Task timed out after 0\.05s$"):
             await caller("patient")
 
 
-async def test_no_time_at_all_is_a_timeout_as_well() -> None:
+async def test_zero_timeout_times_out() -> None:
     async with caller_of() as caller:
         with pytest.raises(JobError, match=r"^Task timed out after 0s$"):
             await caller("demo.add", 1, timeout=0)
 
 
-async def test_cancelled_call_is_killed_with_what_it_started(gate: Gate) -> None:
+async def test_cancelled_call_is_killed_with_its_children(gate: Gate) -> None:
     async with caller_of() as caller:
         running = asyncio.create_task(caller("leaves_child", str(gate.begun)))
         text = await gate.reached()
@@ -117,7 +117,7 @@ async def test_cancelled_call_is_killed_with_what_it_started(gate: Gate) -> None
         assert gone or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
-async def test_crash_says_by_which_signal_and_where() -> None:
+async def test_crash_error_names_signal_and_location() -> None:
     async with caller_of() as caller:
         with pytest.raises(JobError) as raised:
             await caller("crash")
@@ -128,7 +128,7 @@ async def test_crash_says_by_which_signal_and_where() -> None:
         assert await caller("demo.add", 1) == 1
 
 
-async def test_end_of_the_process_says_its_status_and_last_words() -> None:
+async def test_exit_error_has_status_and_last_output() -> None:
     async with caller_of() as caller:
         with pytest.raises(
             JobError, match=r"with status 3; its last output:\nso long$"
@@ -136,7 +136,7 @@ async def test_end_of_the_process_says_its_status_and_last_words() -> None:
             await caller("leave", 3)
 
 
-async def test_only_what_a_call_said_itself_is_told_when_it_crashes() -> None:
+async def test_crash_error_quotes_only_the_calls_own_output() -> None:
     async with caller_of() as caller:
         await caller("prints", "the secret of another")
         await caller("speaks", "and a part of a line")
@@ -146,7 +146,7 @@ async def test_only_what_a_call_said_itself_is_told_when_it_crashes() -> None:
         assert str(raised.value).endswith("with status 4; its last output:\nmine")
 
 
-async def test_what_tasks_print_does_not_come_between(
+async def test_printing_does_not_corrupt_messages(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     async with caller_of() as caller:
@@ -156,7 +156,7 @@ async def test_what_tasks_print_does_not_come_between(
     assert "Hello!" in capfd.readouterr().err
 
 
-async def test_progress_is_told_while_the_call_runs() -> None:
+async def test_progress_is_reported_during_a_call() -> None:
     said: list[tuple[float | None, str]] = []
     async with caller_of() as caller:
         await caller.processes.call(
@@ -169,14 +169,14 @@ async def test_progress_is_told_while_the_call_runs() -> None:
     assert said[-1] == (1.0, "done")
 
 
-async def test_calls_beyond_the_slots_wait_for_their_turn() -> None:
+async def test_excess_calls_wait_for_a_slot() -> None:
     async with caller_of(slots=2) as caller:
         pids = await asyncio.gather(*(caller("pid") for _ in range(20)))
 
     assert len(set(pids)) <= 2
 
 
-async def test_cancelled_call_that_waits_takes_no_process(gate: Gate) -> None:
+async def test_cancelled_waiting_call_takes_no_process(gate: Gate) -> None:
     async with caller_of() as caller:
         running = asyncio.create_task(caller("waits", *gate.args))
         await gate.reached()
@@ -189,7 +189,7 @@ async def test_cancelled_call_that_waits_takes_no_process(gate: Gate) -> None:
         assert await caller("demo.add", 2) == 2
 
 
-async def test_models_and_arrays_are_what_the_hints_say() -> None:
+async def test_models_and_arrays_are_built_from_hints() -> None:
     async with caller_of() as caller:
         assert await caller("mirror", Point(1, 2)) == {"x": 2, "y": 1}
         assert await caller("total", np.arange(5.0)) == 10.0
@@ -200,14 +200,14 @@ async def test_models_and_arrays_are_what_the_hints_say() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 1_000_000])
-async def test_array_can_be_changed_by_the_function(size: int) -> None:
+async def test_array_is_writable_in_the_function(size: int) -> None:
     async with caller_of() as caller:
         doubled = await caller("double", np.ones(size))
 
     assert doubled.sum() == 2 * size
 
 
-async def test_large_argument_is_read_from_its_file(tmp_path: Path) -> None:
+async def test_large_argument_is_mapped_from_its_file(tmp_path: Path) -> None:
     async with caller_of() as caller:
         path = tmp_path / "blob"
         path.write_bytes(pack(np.ones(100_000)).data)
@@ -227,13 +227,13 @@ async def test_large_argument_is_read_from_its_file(tmp_path: Path) -> None:
         assert asked == [b"d" * 32]
 
 
-async def test_large_argument_that_nobody_gives_may_be_elsewhere() -> None:
+async def test_missing_large_argument_is_unavailable() -> None:
     async with caller_of() as caller:
         with pytest.raises(Unavailable, match="no blobs here"):
             await caller("total", Ref(b"d" * 32))
 
 
-async def test_function_that_is_sent_along_runs_where_code_is_trusted() -> None:
+async def test_sent_function_runs_if_code_is_trusted() -> None:
     async with caller_of(trust_code=True) as caller:
         factor = 3
 
@@ -241,14 +241,14 @@ async def test_function_that_is_sent_along_runs_where_code_is_trusted() -> None:
         assert (await caller.run(code_call(lambda: Point))) is Point
 
 
-async def test_function_that_is_sent_along_is_refused_with_the_hint() -> None:
+async def test_sent_function_is_rejected_with_a_hint() -> None:
     async with caller_of() as caller:
         with pytest.raises(InvalidRequest, match="--trust-code"):
             await caller.run(code_call(len, [1]))
 
 
 @pytest.mark.parametrize("trust_code", [False, True])
-async def test_nothing_is_unpickled_for_a_registered_function(trust_code: bool) -> None:
+async def test_registered_function_unpickles_nothing(trust_code: bool) -> None:
     async with caller_of(trust_code=trust_code) as caller:
         pickled = pack([Evil()], pickles=True).data
         with pytest.raises(InvalidRequest, match=r"pickled.*--trust-code"):
@@ -264,7 +264,7 @@ class Evil:
         return os._exit, (66,)
 
 
-async def test_function_that_is_sent_again_is_read_once() -> None:
+async def test_repeated_function_is_unpickled_once() -> None:
     async with caller_of(trust_code=True) as caller:
         counting = code_call(_counts())
 
@@ -290,7 +290,7 @@ def _counts() -> object:
     ],
 )
 @pytest.mark.parametrize("by_name", [False, True])
-async def test_module_that_cannot_be_imported_says_why(
+async def test_import_error_has_a_traceback(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     code: str,
@@ -324,7 +324,7 @@ async def test_module_that_cannot_be_imported_says_why(
         ("json", "no task found; decorate functions with @shoal.task"),
     ],
 )
-async def test_what_is_no_module_with_tasks_is_refused_in_a_line(
+async def test_module_without_tasks_is_rejected_in_one_line(
     module: str, why: str
 ) -> None:
     processes = ProcessPool(["tasks.demo_tasks", module], 1, trust_code=False)
@@ -336,7 +336,7 @@ async def test_what_is_no_module_with_tasks_is_refused_in_a_line(
     assert "\n" not in str(raised.value)
 
 
-async def test_start_that_fails_waits_for_its_process_if_cancelled_too() -> None:
+async def test_cancelled_failing_start_waits_for_its_process() -> None:
     class Doomed(ChildProcess):
         def kill(self) -> None:
             super().kill()
@@ -352,7 +352,7 @@ async def test_start_that_fails_waits_for_its_process_if_cancelled_too() -> None
     assert len(ended) == 1
 
 
-async def test_file_is_imported_by_its_name_with_those_beside_it(
+async def test_file_is_imported_with_its_sibling_modules(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "beside_it.py").write_text("ANSWER = 42\n")
@@ -365,7 +365,7 @@ async def test_file_is_imported_by_its_name_with_those_beside_it(
         assert await caller("sums_here.answer") == 42
 
 
-async def test_no_process_outlives_its_worker() -> None:
+async def test_processes_do_not_outlive_their_worker() -> None:
     async with caller_of(slots=2) as caller:
         pid = await caller("pid")
 

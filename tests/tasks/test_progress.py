@@ -16,11 +16,11 @@ def said() -> Iterator[list[tuple[float | None, str]]]:
     set_progress_handler(None)
 
 
-def test_outside_of_a_task_nothing_happens() -> None:
+def test_outside_of_a_task_progress_does_nothing() -> None:
     progress(0.5, "half")
 
 
-def test_first_word_and_the_last_are_told(
+def test_first_and_last_report_are_sent(
     said: list[tuple[float | None, str]],
 ) -> None:
     for number in range(1000):
@@ -32,13 +32,13 @@ def test_first_word_and_the_last_are_told(
     assert len(said) < 100
 
 
-def test_long_remark_is_cut(said: list[tuple[float | None, str]]) -> None:
+def test_long_remark_is_truncated(said: list[tuple[float | None, str]]) -> None:
     progress(remark="x" * 1000)
 
     assert said == [(None, "x" * PROGRESS_TEXT_MAX)]
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_share_that_is_none_is_refused(share: float) -> None:
+def test_invalid_share_is_rejected(share: float) -> None:
     with pytest.raises(ValueError, match="from 0 to 1"):
         progress(share)

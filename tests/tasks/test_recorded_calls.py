@@ -32,7 +32,7 @@ NO_ANSWER = "taskrun/unserializable result"
 
 
 @recorded("task_worker")
-async def test_recorded_task_gives_what_was_recorded(case: Case) -> None:
+async def test_recorded_task_returns_the_recorded_result(case: Case) -> None:
     if case["name"] in SESSION:
         return
     calls = [_call(frame) for frame in map(bytes.fromhex, case["input"]["frames_hex"])]
@@ -55,7 +55,7 @@ async def test_recorded_task_gives_what_was_recorded(case: Case) -> None:
             _compare(str(answer), reply["error"])
 
 
-def test_all_that_the_session_answers_is_recorded() -> None:
+def test_session_replies_match_the_recording() -> None:
     assert all(case_of(name) for name in SESSION)
 
 

@@ -40,7 +40,7 @@ class Sums:
         return 0
 
 
-def test_function_stays_as_it_is_and_knows_its_name() -> None:
+def test_decorated_function_is_unchanged_and_has_a_name() -> None:
     assert task(plain) is plain
     assert plain(1) == 2
     assert task_name(plain) == f"{__name__}.plain"
@@ -55,27 +55,27 @@ def test_name_and_timeout_can_be_given() -> None:
     assert TASKS["sums.add"].timeout == 5.0
 
 
-def test_method_of_a_class_is_named_with_it() -> None:
+def test_static_method_is_named_with_its_class() -> None:
     task(Sums.add)
 
     assert task_name(Sums.add) == f"{__name__}.Sums.add"
 
 
-def test_module_that_is_loaded_again_replaces_its_functions() -> None:
+def test_reloaded_module_replaces_its_tasks() -> None:
     task(plain)
     task(plain)
 
     assert len(TASKS) == 1
 
 
-def test_two_functions_of_one_name_are_refused_by_both_names() -> None:
+def test_duplicate_name_is_rejected_with_both_functions() -> None:
     task(name="same")(plain)
 
     with pytest.raises(ConfigError, match=r"\.other and .*\.plain both .*'same'"):
         task(name="same")(other)
 
 
-def test_what_cannot_be_found_by_others_is_refused() -> None:
+def test_function_that_workers_cannot_import_is_rejected() -> None:
     def inner() -> None:
         pass
 
@@ -94,18 +94,18 @@ def _yields() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", ["a\nb", "x" * 257])
-def test_name_for_no_people_is_refused(name: str) -> None:
+def test_unprintable_name_is_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match="printable"):
         task(name=name)(plain)
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
-def test_timeout_that_is_none_is_refused(timeout: float) -> None:
+def test_invalid_timeout_is_rejected(timeout: float) -> None:
     with pytest.raises(ConfigError, match="timeout"):
         task(timeout=timeout)(plain)
 
 
-def test_error_for_an_unknown_name_lists_the_known_in_order() -> None:
+def test_unknown_name_error_lists_known_names_in_order() -> None:
     task(name="b")(plain)
     task(name="a")(other)
 
@@ -114,7 +114,7 @@ def test_error_for_an_unknown_name_lists_the_known_in_order() -> None:
     )
 
 
-def test_program_is_named_for_its_file(
+def test_main_module_is_named_by_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main = type(sys)("__main__")
@@ -128,14 +128,14 @@ def test_program_is_named_for_its_file(
     assert task_name(plain) == "sums.plain"
 
 
-def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_file_is_rejected(tmp_path: Path) -> None:
     missing = tmp_path / "none.py"
 
     with pytest.raises(ConfigError, match=re.escape(f"{missing}: no such")):
         import_tasks([str(missing)])
 
 
-def test_file_with_the_name_of_another_module_is_refused(tmp_path: Path) -> None:
+def test_file_with_the_name_of_another_module_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "json.py").touch()
 
     with pytest.raises(ConfigError, match="another module is named 'json'"):
@@ -152,7 +152,7 @@ def f(): return 2
 """
 
 
-def test_two_functions_of_one_name_in_a_file_are_refused(tmp_path: Path) -> None:
+def test_duplicate_name_in_a_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(TWICE)
 
     with pytest.raises(
@@ -161,7 +161,7 @@ def test_two_functions_of_one_name_in_a_file_are_refused(tmp_path: Path) -> None
         import_tasks([str(tmp_path / "twice.py")])
 
 
-def test_module_that_has_changed_may_be_loaded_again(
+def test_changed_module_can_be_reloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "loaded.py"
@@ -175,14 +175,14 @@ def test_module_that_has_changed_may_be_loaded_again(
     assert TASKS["loaded.f"].function() == 2
 
 
-def test_method_that_needs_an_object_is_refused() -> None:
+def test_instance_method_is_rejected() -> None:
     with pytest.raises(
         ConfigError, match=r"Sums\.of_all: workers have no object to call a method on"
     ):
         task(Sums.of_all)
 
 
-def test_tasks_of_modules_that_others_have_imported_are_theirs_as_well(
+def test_tasks_of_previously_imported_modules_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "theirs.py").write_text(TWICE[: TWICE.rindex("\n@")])

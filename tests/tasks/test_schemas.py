@@ -46,7 +46,7 @@ def bound(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return bind([*args], kwargs)
 
 
-def test_hints_say_what_arguments_are_made_of() -> None:
+def test_arguments_are_converted_to_type_hints() -> None:
     def f(
         point: Point,
         *more: Struct,
@@ -89,7 +89,7 @@ def test_hints_say_what_arguments_are_made_of() -> None:
         (Config, Config(epochs=1), Config(epochs=1)),
     ],
 )
-def test_hint_is_kept(hint: Any, came: object, made: object) -> None:
+def test_fitting_value_is_kept(hint: Any, came: object, made: object) -> None:
     def f(x: Any) -> None: ...
 
     f.__annotations__["x"] = hint
@@ -104,7 +104,7 @@ def test_hint_is_kept(hint: Any, came: object, made: object) -> None:
         *(Callable[[int], Point], dt.datetime | str),
     ],
 )
-def test_hint_that_says_no_more_changes_nothing(hint: Any) -> None:
+def test_plain_hint_changes_nothing(hint: Any) -> None:
     def f(x: Any) -> None: ...
 
     f.__annotations__["x"] = hint
@@ -123,7 +123,7 @@ type Lost = list[Nowhere]
 
 if sys.version_info >= (3, 12):  # before, there are no aliases
 
-    def test_alias_says_what_it_stands_for() -> None:
+    def test_type_alias_is_resolved() -> None:
         def f(x: Any) -> None: ...
 
         aliases: dict[str, Any] = {"Point": Point}
@@ -148,7 +148,7 @@ if sys.version_info >= (3, 12):  # before, there are no aliases
         ([], {"point": None}, "^point: Expected `object`, got `null`$"),
     ],
 )
-def test_argument_that_does_not_fit_is_named(
+def test_error_names_the_invalid_argument(
     args: list[Any], kwargs: dict[str, Any], said: str
 ) -> None:
     def f(point: Point, *more: Struct) -> None: ...
@@ -157,14 +157,14 @@ def test_argument_that_does_not_fit_is_named(
         bound(f, *args, **kwargs)
 
 
-def test_arguments_that_nobody_wants_are_left_to_the_function() -> None:
+def test_excess_arguments_are_left_to_the_function() -> None:
     def f(point: Point) -> None: ...
 
     assert bound(f, {"x": 1}, 2, z=3) == ([Point(1), 2], {"z": 3})
 
 
 @pytest.mark.parametrize("schema", [Config, Point])
-def test_schema_is_made_of_one_map_or_of_named_arguments(schema: type) -> None:
+def test_schema_is_built_from_a_map_or_keyword_arguments(schema: type) -> None:
     fields = {"epochs": 2} if schema is Config else {"x": 2}
     bind = binder(RegisteredTask("f", lambda config: None, schema))
     assert bind is not None
@@ -176,7 +176,7 @@ def test_schema_is_made_of_one_map_or_of_named_arguments(schema: type) -> None:
             bind(args, kwargs)
 
 
-def test_model_refuses_in_its_own_words() -> None:
+def test_pydantic_error_is_kept() -> None:
     bind = binder(RegisteredTask("f", lambda config: None, Config))
     assert bind is not None
 

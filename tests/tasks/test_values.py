@@ -77,7 +77,7 @@ PLAIN: list[tuple[object, object]] = [
 
 
 @pytest.mark.parametrize(("value", "read"), PLAIN)
-def test_plain_value_is_read_by_any_reader(value: object, read: object) -> None:
+def test_plain_value_is_plain_messagepack(value: object, read: object) -> None:
     packed = pack(value)
 
     assert packed.first_extension == ""
@@ -103,7 +103,7 @@ RICH: list[object] = [
 
 
 @pytest.mark.parametrize("value", RICH)
-def test_rich_value_comes_back_as_it_was(value: object) -> None:
+def test_extension_values_round_trip(value: object) -> None:
     packed = pack(value)
 
     assert packed.first_extension != ""
@@ -129,7 +129,7 @@ ARRAYS = [
 
 @pytest.mark.parametrize("array", ARRAYS)
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [1, {"a": x}]])
-def test_array_comes_back_as_it_was(array: Any, wrap: Callable[[Any], Any]) -> None:
+def test_arrays_round_trip(array: Any, wrap: Callable[[Any], Any]) -> None:
     packed = pack(wrap(array))
     read = ValueReader().read(packed.data)
     read = read if packed.first_extension == "value" else read[1]["a"]
@@ -140,7 +140,7 @@ def test_array_comes_back_as_it_was(array: Any, wrap: Callable[[Any], Any]) -> N
     assert (read == array).all()
 
 
-def test_array_lies_on_what_it_was_read_from_and_can_be_changed() -> None:
+def test_array_is_a_writable_view_of_its_data() -> None:
     data = bytearray(pack(np.zeros(1000)).data)
     array = ValueReader().read(data)
     array[0] = 1.0
@@ -150,7 +150,7 @@ def test_array_lies_on_what_it_was_read_from_and_can_be_changed() -> None:
     assert ValueReader().read(data)[0] == 1.0
 
 
-def test_array_of_a_blob_lies_on_it_and_is_read_only() -> None:
+def test_array_of_a_blob_is_a_read_only_view() -> None:
     blob = pack([np.zeros(1000), "x"]).data
     array, _ = ValueReader(lambda digest: pack(np.ones(9)).data).read(
         pack([Ref(b"d" * 32), "x"]).data
@@ -174,12 +174,12 @@ REFUSED: list[tuple[object, str]] = [
 
 
 @pytest.mark.parametrize(("value", "said"), REFUSED)
-def test_what_cannot_be_sent_is_named(value: object, said: str) -> None:
+def test_error_names_the_unsupported_value(value: object, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         pack(value, "args")
 
 
-def test_value_that_holds_itself_is_refused() -> None:
+def test_cyclic_value_is_rejected() -> None:
     cycle: list[object] = []
     cycle.append(cycle)
 
@@ -187,12 +187,12 @@ def test_value_that_holds_itself_is_refused() -> None:
         pack(cycle)
 
 
-def test_value_over_the_limit_is_refused_with_its_size() -> None:
+def test_oversized_value_is_rejected_with_its_size() -> None:
     with pytest.raises(TooLarge, match="args has 105 bytes, more than the limit of 99"):
         pack(b"x" * 103, "args", size_max=99)
 
 
-def test_only_who_is_asked_to_pickles() -> None:
+def test_pickling_is_opt_in() -> None:
     packed = pack([Colour, 1], pickles=True)
 
     assert packed.pickled
@@ -202,7 +202,7 @@ def test_only_who_is_asked_to_pickles() -> None:
         ValueReader().read(packed.data)
 
 
-def test_large_parts_are_sent_apart_once_they_are_large() -> None:
+def test_large_parts_become_blobs() -> None:
     kept: dict[bytes, bytes] = {}
 
     def apart(data: bytes) -> bytes:
@@ -253,13 +253,13 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("data", BROKEN)
-def test_broken_value_is_refused(data: bytes) -> None:
+def test_malformed_value_is_rejected(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         ValueReader().read(data)
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
+def test_any_bytes_decode_or_are_rejected(data: bytes) -> None:
     with suppress(InvalidRequest):
         ValueReader().read(data)
 
@@ -286,5 +286,5 @@ values = st.recursive(
 
 
 @given(values)
-def test_any_value_comes_back(value: object) -> None:
+def test_any_value_round_trips(value: object) -> None:
     assert ValueReader().read(pack(value).data) == value

@@ -263,7 +263,7 @@ def play(
     virtual.run(scenario())
 
 
-def test_job_is_answered_piece_by_piece() -> None:
+def test_answer_is_streamed_in_pieces() -> None:
     async def script(its: Membership) -> None:
         its.network.tell(run_job())
         await asyncio.sleep(5.0)
@@ -295,9 +295,7 @@ def test_job_is_answered_piece_by_piece() -> None:
         ("silent end", Failed(JobId("j"), ONE, "the engine stopped without an answer")),
     ],
 )
-def test_trouble_with_the_engine_ends_its_job_and_no_other(
-    prompt: str, event: Event
-) -> None:
+def test_engine_error_fails_only_its_job(prompt: str, event: Event) -> None:
     async def script(its: Membership) -> None:
         its.network.tell(run_job("j", prompt), run_job("k", "fine"))
         await asyncio.sleep(5.0)
@@ -308,7 +306,7 @@ def test_trouble_with_the_engine_ends_its_job_and_no_other(
     play(script)
 
 
-def test_no_more_chats_run_than_there_are_slots() -> None:
+def test_concurrent_jobs_are_limited_to_the_slots() -> None:
     async def script(its: Membership) -> None:
         its.network.tell(*(run_job(f"j{number}", "a b c") for number in range(7)))
         await asyncio.sleep(30.0)
@@ -320,7 +318,7 @@ def test_no_more_chats_run_than_there_are_slots() -> None:
     play(script)
 
 
-def test_flood_of_jobs_is_refused() -> None:
+def test_jobs_beyond_the_backlog_are_rejected() -> None:
     async def script(its: Membership) -> None:
         jobs = [run_job(f"j{number}") for number in range(BACKLOG_MAX + 5)]
         its.network.tell(*jobs)
@@ -334,7 +332,7 @@ def test_flood_of_jobs_is_refused() -> None:
     play(script)
 
 
-def test_cancelled_job_stops_and_says_nothing_more() -> None:
+def test_cancelled_job_reports_nothing_more() -> None:
     async def script(its: Membership) -> None:
         its.network.tell(run_job("j", "a b c d"))
         await asyncio.sleep(1.5)
@@ -348,7 +346,7 @@ def test_cancelled_job_stops_and_says_nothing_more() -> None:
     play(script)
 
 
-def test_job_cancelled_and_given_anew_in_one_breath_runs_once_more() -> None:
+def test_cancelled_and_reassigned_job_runs_again() -> None:
     async def script(its: Membership) -> None:
         its.network.tell(run_job("j", "a b c d"))
         await asyncio.sleep(1.5)
@@ -366,7 +364,7 @@ def test_job_cancelled_and_given_anew_in_one_breath_runs_once_more() -> None:
     play(script)
 
 
-def test_lost_connection_is_dialled_again_and_reported_once() -> None:
+def test_lost_connection_is_redialled_and_reported_once() -> None:
     async def script(its: Membership) -> None:
         its.network.down = True
         its.network.links[-1].cut()
@@ -380,7 +378,7 @@ def test_lost_connection_is_dialled_again_and_reported_once() -> None:
     play(script)
 
 
-def test_pauses_between_dials_grow_and_have_a_limit() -> None:
+def test_retry_delay_grows_up_to_a_limit() -> None:
     async def script(its: Membership) -> None:
         await asyncio.sleep(600.0)
 
@@ -402,7 +400,7 @@ class TwoWays(Network):
         return None
 
 
-def test_it_is_said_by_which_way_it_is_tried_next() -> None:
+def test_report_names_the_next_url() -> None:
     async def script(its: Membership) -> None:
         assert its.happened == [
             WorkerEvent("waiting", "connection refused; trying wire://relay")
@@ -428,7 +426,7 @@ class Signposted(Network):
         return Signpost(self.said, self.inbox, self.accepts, welcomes=False)
 
 
-def test_way_that_goes_on_elsewhere_is_gone_at_once_and_not_reported() -> None:
+def test_moved_connection_is_followed_at_once_without_a_report() -> None:
     async def script(its: Membership) -> None:
         assert its.events == ["joined"]
         assert its.network.dialled[0] == its.network.dialled[1]
@@ -436,7 +434,7 @@ def test_way_that_goes_on_elsewhere_is_gone_at_once_and_not_reported() -> None:
     play(script, Signposted())
 
 
-def test_steady_connection_begins_the_pauses_anew() -> None:
+def test_stable_connection_resets_the_retry_delay() -> None:
     async def script(its: Membership) -> None:
         await asyncio.sleep(300.0)
         its.network.down = False
@@ -450,7 +448,7 @@ def test_steady_connection_begins_the_pauses_anew() -> None:
     play(script, Network(down=True))
 
 
-def test_chat_pauses_while_there_is_no_connection_and_goes_on() -> None:
+def test_chat_pauses_without_a_connection_and_resumes() -> None:
     async def script(its: Membership) -> None:
         its.network.tell(run_job("j", "a b c d"))
         await asyncio.sleep(1.5)
@@ -473,7 +471,7 @@ def test_chat_pauses_while_there_is_no_connection_and_goes_on() -> None:
     play(script)
 
 
-def test_final_farewell_ends_the_membership() -> None:
+def test_final_refusal_ends_the_membership() -> None:
     async def script(its: Membership) -> None:
         its.network.tell(run_job("j", "a b c d"))
         its.network.links[-1].arrive("go away")
@@ -486,7 +484,7 @@ def test_final_farewell_ends_the_membership() -> None:
     play(script, Network(farewell="choose another --name"))
 
 
-def test_leaving_finishes_what_runs_and_says_so() -> None:
+def test_leave_finishes_running_jobs_and_reports_them() -> None:
     async def script(its: Membership) -> None:
         its.network.tell(run_job("j", "a b c d"))
         await asyncio.sleep(1.5)
@@ -512,7 +510,7 @@ def test_idle_worker_leaves_at_once() -> None:
     play(script)
 
 
-def test_worker_leaves_while_nobody_can_be_reached() -> None:
+def test_worker_leaves_while_the_coordinator_is_unreachable() -> None:
     async def script(its: Membership) -> None:
         await asyncio.sleep(100.0)
 
@@ -524,7 +522,7 @@ def test_worker_leaves_while_nobody_can_be_reached() -> None:
     play(script, Network(down=True))
 
 
-def test_worker_told_to_leave_while_it_dials_does_not_join() -> None:
+def test_worker_that_leaves_while_dialling_does_not_join() -> None:
     async def script(its: Membership) -> None:
         its.agent.leave()
 
@@ -535,7 +533,7 @@ def test_worker_told_to_leave_while_it_dials_does_not_join() -> None:
     play(script, Network(pause=5.0))
 
 
-def test_worker_cut_off_while_it_leaves_does_not_come_back() -> None:
+def test_worker_disconnected_while_leaving_does_not_reconnect() -> None:
     async def script(its: Membership) -> None:
         its.network.tell(run_job("j", "a b c d"))
         await asyncio.sleep(1.5)
@@ -549,7 +547,7 @@ def test_worker_cut_off_while_it_leaves_does_not_come_back() -> None:
     play(script)
 
 
-def test_job_that_the_engine_does_not_take_is_told_of() -> None:
+def test_unavailable_engine_rejects_the_job() -> None:
     async def script(its: Membership) -> None:
         its.network.tell(run_job("j", "bad"), run_job("k", "fine"))
         await asyncio.sleep(3.0)
@@ -562,7 +560,7 @@ def test_job_that_the_engine_does_not_take_is_told_of() -> None:
     play(script)
 
 
-def test_job_is_given_back_where_other_models_have_all_slots() -> None:
+def test_job_is_rejected_while_other_models_hold_all_slots() -> None:
     async def script(its: Membership) -> None:
         its.slots.jobs += 2
         its.network.tell(run_job())
@@ -579,7 +577,7 @@ def test_job_is_given_back_where_other_models_have_all_slots() -> None:
     play(script)
 
 
-def test_job_waits_for_other_models_where_it_cannot_be_given_back() -> None:
+def test_job_waits_on_wires_without_rejection() -> None:
     async def script(its: Membership) -> None:
         its.slots.jobs += 1
         async with its.slots.running:
@@ -594,7 +592,7 @@ def test_job_waits_for_other_models_where_it_cannot_be_given_back() -> None:
     play(script, Network(accepts=MUTE), size=1)
 
 
-def test_job_that_cannot_be_given_back_fails() -> None:
+def test_job_fails_on_wires_without_rejection() -> None:
     async def script(its: Membership) -> None:
         its.network.tell(run_job("j", "busy"))
         await asyncio.sleep(1.0)
@@ -605,7 +603,7 @@ def test_job_that_cannot_be_given_back_fails() -> None:
     play(script, Network(accepts=MUTE))
 
 
-def test_worker_says_why_it_leaves() -> None:
+def test_leave_reason_is_reported() -> None:
     async def script(its: Membership) -> None:
         its.agent.leave("the model is gone")
         its.agent.leave()
@@ -628,7 +626,7 @@ def reported(its: Membership) -> list[MachineHealth]:
     ]
 
 
-def test_how_the_machine_does_is_told_at_once_and_again_and_again() -> None:
+def test_health_is_reported_at_once_and_periodically() -> None:
     async def script(its: Membership) -> None:
         assert reported(its) == [MachineHealth(1.0, 50.0, 0)]
 
@@ -642,7 +640,7 @@ def test_how_the_machine_does_is_told_at_once_and_again_and_again() -> None:
     play(script, Network(accepts=ALL | {HealthReported}), measure=meter())
 
 
-def test_a_wire_that_cannot_tell_is_told_nothing() -> None:
+def test_health_is_not_sent_on_wires_without_it() -> None:
     async def script(its: Membership) -> None:
         await asyncio.sleep(5 * REPORT_INTERVAL)
 
@@ -651,7 +649,7 @@ def test_a_wire_that_cannot_tell_is_told_nothing() -> None:
     play(script, Network(accepts=ALL), measure=meter())
 
 
-def test_nothing_is_told_where_nobody_measures() -> None:
+def test_health_is_not_sent_without_a_probe() -> None:
     async def script(its: Membership) -> None:
         await asyncio.sleep(5 * REPORT_INTERVAL)
 
@@ -660,7 +658,7 @@ def test_nothing_is_told_where_nobody_measures() -> None:
     play(script, Network(accepts=ALL | {HealthReported}))
 
 
-def test_each_connection_is_told_from_its_own_beginning() -> None:
+def test_each_connection_has_its_own_report_timer() -> None:
     async def script(its: Membership) -> None:
         its.network.links[-1].cut()
         await asyncio.sleep(REPORT_INTERVAL - 1.0)
@@ -674,7 +672,7 @@ def test_each_connection_is_told_from_its_own_beginning() -> None:
     play(script, Network(accepts=ALL | {HealthReported}), measure=meter())
 
 
-def test_nothing_is_told_while_nobody_is_there() -> None:
+def test_health_is_not_measured_without_a_connection() -> None:
     async def script(its: Membership) -> None:
         its.network.down = True
         its.network.links[-1].cut()
@@ -685,7 +683,7 @@ def test_nothing_is_told_while_nobody_is_there() -> None:
     play(script, Network(accepts=ALL | {HealthReported}), measure=meter())
 
 
-def test_a_change_of_condition_is_told_and_a_new_connection_begins_with_none() -> None:
+def test_load_changes_are_sent_once_per_connection() -> None:
     heat = [WorkerLoad()]
 
     async def script(its: Membership) -> None:
@@ -712,7 +710,7 @@ def test_a_change_of_condition_is_told_and_a_new_connection_begins_with_none() -
     play(script, Network(accepts=accepts), machine=machine)
 
 
-def test_offers_are_told_at_once_and_whenever_they_change() -> None:
+def test_offers_are_sent_at_once_and_on_change() -> None:
     async def script(its: Membership) -> None:
         assert its.network.said == [OffersChanged(())]
 
@@ -727,7 +725,7 @@ def test_offers_are_told_at_once_and_whenever_they_change() -> None:
     play(script, network, offers=())
 
 
-def test_worker_has_joined_when_it_is_told_so_where_the_wire_tells() -> None:
+def test_worker_has_joined_once_admission_is_confirmed() -> None:
     async def script(its: Membership) -> None:
         await asyncio.sleep(ADMISSION_TIMEOUT)
         assert its.events == ["waiting"]
@@ -743,7 +741,7 @@ def test_worker_has_joined_when_it_is_told_so_where_the_wire_tells() -> None:
     play(script, network, measure=meter(), offers=())
 
 
-def test_worker_that_is_let_in_at_once_has_joined_soon() -> None:
+def test_immediately_admitted_worker_joins_soon() -> None:
     async def script(its: Membership) -> None:
         its.network.links[-1].cut()
         await asyncio.sleep(ADMISSION_TIMEOUT)
@@ -754,7 +752,7 @@ def test_worker_that_is_let_in_at_once_has_joined_soon() -> None:
     play(script, network, offers=())
 
 
-def test_offers_are_not_told_on_a_wire_that_has_no_words_for_them() -> None:
+def test_offers_are_not_sent_on_wires_without_them() -> None:
     async def script(its: Membership) -> None:
         its.agent.update_offers((OFFER,))
 
@@ -763,7 +761,7 @@ def test_offers_are_not_told_on_a_wire_that_has_no_words_for_them() -> None:
     play(script)
 
 
-def test_who_asks_for_a_model_is_told_that_there_is_none_to_be_copied() -> None:
+def test_model_query_is_declined_by_default() -> None:
     async def script(its: Membership) -> None:
         its.network.tell(ModelQuery("m"), ModelRequest("t", "n"), ModelDone("t", "n"))
         await asyncio.sleep(1.0)
@@ -776,7 +774,7 @@ def test_who_asks_for_a_model_is_told_that_there_is_none_to_be_copied() -> None:
     play(script)
 
 
-def test_who_shares_models_answers_as_long_as_the_connection_lasts() -> None:
+def test_shared_models_are_answered_while_connected() -> None:
     heard: list[tuple[ModelMessage, SendModelMessage, WaitUntilWritable]] = []
 
     async def script(its: Membership) -> None:

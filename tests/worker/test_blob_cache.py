@@ -16,7 +16,7 @@ def unasked(digest: bytes) -> None:
     raise AssertionError("it is there")
 
 
-async def test_what_was_given_is_in_a_file_until_the_end() -> None:
+async def test_blob_is_in_a_file_until_close() -> None:
     blobs = BlobCache()
     blobs.put(ONE, b"data")
     path = await blobs.get(ONE, unasked)
@@ -26,7 +26,7 @@ async def test_what_was_given_is_in_a_file_until_the_end() -> None:
     assert not path.exists()
 
 
-async def test_what_is_lacking_is_asked_for_once_and_awaited() -> None:
+async def test_missing_blob_is_requested_once_and_awaited() -> None:
     blobs, asked = BlobCache(), list[bytes]()
     waiting = [asyncio.create_task(blobs.get(ONE, asked.append)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -38,7 +38,7 @@ async def test_what_is_lacking_is_asked_for_once_and_awaited() -> None:
     await blobs.close()
 
 
-async def test_what_is_not_given_in_time_is_asked_for_again_later(
+async def test_late_blob_is_requested_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "BLOB_TIMEOUT", 0.0)
@@ -51,7 +51,7 @@ async def test_what_is_not_given_in_time_is_asked_for_again_later(
     await blobs.close()
 
 
-async def test_what_was_used_least_lately_goes_when_there_is_too_much() -> None:
+async def test_least_recently_used_blob_is_evicted() -> None:
     blobs = BlobCache(size_max=10)
     paths: dict[bytes, Path] = {}
     for digest in (ONE, TWO):
@@ -72,7 +72,7 @@ async def test_what_was_used_least_lately_goes_when_there_is_too_much() -> None:
     await blobs.close()
 
 
-async def test_disk_that_is_full_is_an_error_that_says_so(tmp_path: Path) -> None:
+async def test_full_disk_is_reported(tmp_path: Path) -> None:
     blobs = BlobCache()
     await asyncio.to_thread(blobs._folder.cleanup)
     waiting = asyncio.create_task(blobs.get(ONE, lambda _: None))

@@ -149,7 +149,7 @@ async def test_call_that_raises_fails_with_its_traceback() -> None:
     assert failed.error.endswith("ValueError: zap")
 
 
-async def test_function_that_is_not_here_may_be_elsewhere() -> None:
+async def test_unknown_function_is_rejected_for_another_worker() -> None:
     async with stage() as its:
         its.run(call("demo.nope"))
         rejected = await its.said.next(Rejected)
@@ -160,7 +160,7 @@ async def test_function_that_is_not_here_may_be_elsewhere() -> None:
     assert other.reason == rejected.reason
 
 
-async def test_code_is_refused_with_the_hint() -> None:
+async def test_code_is_rejected_with_a_hint() -> None:
     async with stage() as its:
         its.run(code_call(len, [1]))
         failed = await its.said.next(Failed)
@@ -169,7 +169,7 @@ async def test_code_is_refused_with_the_hint() -> None:
     assert "--trust-code" in failed.error
 
 
-async def test_work_for_models_is_not_for_functions() -> None:
+async def test_work_for_models_is_not_accepted() -> None:
     async with stage() as its:
         its.run(Task("summarize", {"input": "x"}))
         rejected = await its.said.next(Rejected)
@@ -204,7 +204,7 @@ async def test_task_in_json_is_answered_in_json(
         (Task("demo.add", {"kwargs": [1]}), "kwargs: expected a map"),
     ],
 )
-async def test_task_that_is_not_json_says_so(task: Task, said: str) -> None:
+async def test_result_without_json_form_fails(task: Task, said: str) -> None:
     async with stage() as its:
         its.run(task)
         failed = await its.said.next(Failed)
@@ -213,7 +213,7 @@ async def test_task_that_is_not_json_says_so(task: Task, said: str) -> None:
     assert said in failed.error
 
 
-async def test_progress_is_told_where_the_wire_has_words_for_it() -> None:
+async def test_progress_is_sent_on_wires_that_carry_it() -> None:
     async with stage() as its:
         its.run(call("steps", 3))
         first = await its.said.next(CallProgress)
@@ -227,7 +227,7 @@ async def test_progress_is_told_where_the_wire_has_words_for_it() -> None:
     assert (first.share, first.remark) == (0.0, "step 0")
 
 
-async def test_cancelled_call_says_nothing_more(gate: Gate) -> None:
+async def test_cancelled_call_reports_nothing_more(gate: Gate) -> None:
     async with stage() as its:
         its.run(call("waits", *gate.args))
         await gate.reached()
@@ -239,7 +239,7 @@ async def test_cancelled_call_says_nothing_more(gate: Gate) -> None:
     assert its.said == []
 
 
-async def test_broken_connection_stops_calls_and_lanes(gate: Gate) -> None:
+async def test_lost_connection_stops_calls_and_streams(gate: Gate) -> None:
     async with stage() as its:
         its.run(call("waits", *gate.args))
         await gate.reached()
@@ -252,7 +252,7 @@ async def test_broken_connection_stops_calls_and_lanes(gate: Gate) -> None:
     assert done.job_id == "k"
 
 
-async def test_lane_returns_what_is_pushed_until_it_is_closed() -> None:
+async def test_stream_returns_pushed_calls_until_closed() -> None:
     async with stage() as its:
         its.run(CallStream("demo.add"))
         its.push((1, 2), (3, 4))
@@ -282,7 +282,7 @@ async def test_recalled_calls_do_not_return(gate: Gate) -> None:
     assert [each.number for each in returned.results] == [1]
 
 
-async def test_large_argument_that_was_given_is_there() -> None:
+async def test_sent_large_argument_is_available() -> None:
     async with stage() as its:
         its.network.tell(SendBlob(DIGEST, pack(np.ones(100_000)).data))
         its.run(call("total", Ref(DIGEST)))
@@ -291,7 +291,7 @@ async def test_large_argument_that_was_given_is_there() -> None:
     assert ValueReader().read(done.value) == 100_000.0
 
 
-async def test_large_argument_that_is_lacking_is_asked_for_once() -> None:
+async def test_missing_large_argument_is_requested_once() -> None:
     async with stage(slots=2) as its:
         its.run(call("total", Ref(DIGEST)), "one")
         its.run(call("total", Ref(DIGEST)), "two")
@@ -304,7 +304,7 @@ async def test_large_argument_that_is_lacking_is_asked_for_once() -> None:
     assert its.said == []
 
 
-async def test_worker_that_leaves_finishes_its_call_and_holds_no_lane(
+async def test_leaving_worker_finishes_its_call_and_closes_streams(
     gate: Gate,
 ) -> None:
     async with stage(slots=2) as its:
@@ -322,7 +322,7 @@ async def test_worker_that_leaves_finishes_its_call_and_holds_no_lane(
     assert its.happened[-1] == WorkerEvent("left", "stopped here")
 
 
-async def test_function_without_a_connection_is_nothing_to_wait_for() -> None:
+async def test_calls_without_a_connection_do_not_delay_leaving() -> None:
     async with stage() as its:
         its.run(Call("demo.add", b"\x92\x01\x02", b"\x80", 0))
         failed = await its.said.next(Failed)

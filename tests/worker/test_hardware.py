@@ -44,7 +44,7 @@ def files(root: Path, contents: Mapping[str, str]) -> Path:
     return root
 
 
-def test_this_machine_is_told_once_and_whole() -> None:
+def test_this_machine_is_detected_once() -> None:
     told = this_machine()
 
     assert told is this_machine()
@@ -66,7 +66,7 @@ def test_server_with_processors_alone(tmp_path: Path) -> None:
     )
 
 
-def test_machine_with_a_gpu_is_known_by_it(tmp_path: Path) -> None:
+def test_machine_is_described_by_its_gpu(tmp_path: Path) -> None:
     root = files(tmp_path, {"proc/cpuinfo": CPUINFO})
     run = telling(nvidia_smi="NVIDIA GeForce RTX 4090, 24564\n")
 
@@ -83,7 +83,7 @@ def test_machine_with_a_gpu_is_known_by_it(tmp_path: Path) -> None:
     )
 
 
-def test_gpus_that_are_alike_count_together(tmp_path: Path) -> None:
+def test_identical_gpus_count_together(tmp_path: Path) -> None:
     lines = "NVIDIA T400, 2048\n" + "NVIDIA H100 80GB HBM3, 81559\n" * 2
     told = detect("linux", tmp_path, telling(nvidia_smi=lines), 64 * GIB)
 
@@ -96,15 +96,13 @@ def test_gpus_that_are_alike_count_together(tmp_path: Path) -> None:
     "printed",
     ["", "No devices were found\n", "[N/A], [N/A]\n", ",\n", "\x00\ufffd, 1e9\n"],
 )
-def test_driver_that_tells_nothing_of_use_is_passed_over(
-    tmp_path: Path, printed: str
-) -> None:
+def test_useless_driver_output_is_ignored(tmp_path: Path, printed: str) -> None:
     told = detect("linux", tmp_path, telling(nvidia_smi=printed), 16 * GIB)
 
     assert (told.chip_family, told.gpu_backend) == ("unknown", "cpu")
 
 
-def test_gpu_of_the_kernels_own_driver(tmp_path: Path) -> None:
+def test_gpu_of_the_kernel_driver(tmp_path: Path) -> None:
     card = "sys/class/drm/card1/device/"
     root = files(
         tmp_path,
@@ -125,7 +123,7 @@ def test_gpu_of_the_kernels_own_driver(tmp_path: Path) -> None:
     )
 
 
-def test_mac_tells_family_and_cores() -> None:
+def test_mac_reports_family_and_cores() -> None:
     run = telling(
         sysctl="Apple M2 Pro\n", ioreg='  |   "gpu-core-count" = 19\n  |   "x" = 1\n'
     )
@@ -141,14 +139,14 @@ def test_mac_tells_family_and_cores() -> None:
     )
 
 
-def test_older_mac_is_one_of_processors() -> None:
+def test_intel_mac_has_no_gpu() -> None:
     run = telling(sysctl="Intel(R) Core(TM) i7-8850H CPU @ 2.60GHz\n")
     told = detect("darwin", Path("/none"), run, 16 * GIB)
 
     assert (told.chip_family, told.gpu_backend, told.tier) == ("unknown", "cpu", 3)
 
 
-def test_container_has_what_it_may_take(tmp_path: Path) -> None:
+def test_container_memory_is_limited(tmp_path: Path) -> None:
     root = files(tmp_path, {"sys/fs/cgroup/memory.max": "4000000000\n"})
     assert detect("linux", root, telling(), 64 * GIB).memory_gb == 4.0
 
@@ -160,7 +158,7 @@ def test_container_has_what_it_may_take(tmp_path: Path) -> None:
     ("system", "word"),
     [("win32", "windows"), ("freebsd14", "freebsd"), ("android", "android"), ("x", "")],
 )
-def test_machine_that_tells_nothing_is_unknown(
+def test_machine_without_data_is_unknown(
     tmp_path: Path, system: str, word: str
 ) -> None:
     told = detect(system, tmp_path, telling(), 0)
@@ -170,7 +168,7 @@ def test_machine_that_tells_nothing_is_unknown(
     assert told.memory_gb == UNKNOWN_HARDWARE.memory_gb
 
 
-def test_names_are_short_and_of_one_line(tmp_path: Path) -> None:
+def test_names_are_short_single_lines(tmp_path: Path) -> None:
     root = files(tmp_path, {"proc/cpuinfo": "model name : a\x1b[2J  b" + "x" * 999})
 
     chip = detect("linux", root, telling(), GIB).chip
@@ -189,7 +187,7 @@ def test_names_are_short_and_of_one_line(tmp_path: Path) -> None:
         ("Intel", ""),
     ],
 )
-def test_families_of_apple(name: str, family: str) -> None:
+def test_apple_families_are_recognised(name: str, family: str) -> None:
     assert apple_family(name) == family
 
 
@@ -203,18 +201,18 @@ def test_families_of_apple(name: str, family: str) -> None:
         ("Tesla T4", 320.0),
     ],
 )
-def test_gpus_by_the_names_that_drivers_give_them(name: str, bandwidth: float) -> None:
+def test_gpus_are_recognised_by_driver_names(name: str, bandwidth: float) -> None:
     assert nvidia_chip(name).bandwidth_gb == bandwidth
 
 
 @pytest.mark.parametrize(
     "name", ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA RTX 4070 Ti", "NVIDIA GH400"]
 )
-def test_gpus_with_a_similar_name_are_others(name: str) -> None:
+def test_gpu_variants_are_not_recognised(name: str) -> None:
     assert nvidia_chip(name) == UNKNOWN
 
 
-def test_program_that_is_missing_fails_or_does_not_answer_tells_nothing(
+def test_failing_program_has_no_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "COMMAND_TIMEOUT", 0.1)

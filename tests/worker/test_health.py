@@ -9,7 +9,7 @@ from shoal.domain.worker import WorkerLoad
 from shoal.worker.health import HealthMeter
 
 
-def test_load_and_memory_are_shares_in_percent() -> None:
+def test_load_and_memory_are_percentages() -> None:
     health = HealthMeter().measure()
 
     assert health.cpu is not None
@@ -19,7 +19,7 @@ def test_load_and_memory_are_shares_in_percent() -> None:
     assert health.jobs is None
 
 
-def test_what_the_system_does_not_tell_is_left_out(
+def test_unavailable_measurements_are_omitted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def forbidden(*_: object) -> None:
@@ -43,7 +43,7 @@ def test_what_the_system_does_not_tell_is_left_out(
     ],
     ids=["too hot", "hot", "without a limit", "no processor"],
 )
-def test_a_machine_is_unfit_while_its_processor_is_too_hot(
+def test_machine_is_unfit_while_its_processor_overheats(
     driver: str,
     current: float,
     critical: float | None,
@@ -58,7 +58,7 @@ def test_a_machine_is_unfit_while_its_processor_is_too_hot(
     assert HealthMeter().load() == WorkerLoad(unfit)
 
 
-def test_nothing_is_said_of_heat_where_nobody_measures(
+def test_missing_sensors_are_no_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(psutil, "sensors_temperatures", raising=False)

@@ -34,21 +34,21 @@ def pair(seed: bytes) -> dict[str, list[int]]:
     return {"publicKey": [*public_key], "secretKey": [*seed, *public_key]}
 
 
-def test_a_key_is_made_once_and_stays(file: Path) -> None:
+def test_key_is_created_once(file: Path) -> None:
     first, second = load_identity(file), load_identity(file)
 
     assert first.public_key == second.public_key
     assert verify(first.public_key, second.sign(b"said"), b"said")
 
 
-def test_nothing_is_left_beside_it(file: Path) -> None:
+def test_no_temporary_file_remains(file: Path) -> None:
     load_identity(file)
 
     assert os.listdir(file.parent) == [file.name]
 
 
 @posix
-def test_nobody_else_can_read_it(file: Path) -> None:
+def test_key_file_is_private(file: Path) -> None:
     load_identity(file)
 
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -56,7 +56,7 @@ def test_nobody_else_can_read_it(file: Path) -> None:
 
 @posix
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
-def test_a_file_that_others_may_read_is_refused(file: Path, mode: int) -> None:
+def test_file_readable_by_others_is_rejected(file: Path, mode: int) -> None:
     load_identity(file)
     file.chmod(mode)
 
@@ -64,7 +64,7 @@ def test_a_file_that_others_may_read_is_refused(file: Path, mode: int) -> None:
         load_identity(file)
 
 
-def test_another_programs_worker_comes_over_as_who_it_was(file: Path) -> None:
+def test_key_file_of_another_program_is_accepted(file: Path) -> None:
     seed = bytes(range(32))
     kept(file, pair(seed))
 
@@ -87,7 +87,7 @@ def test_another_programs_worker_comes_over_as_who_it_was(file: Path) -> None:
         json.dumps(pair(bytes(32)))[:-1],
     ],
 )
-def test_a_damaged_file_is_refused_and_stays(file: Path, content: object) -> None:
+def test_damaged_file_is_rejected_and_kept(file: Path, content: object) -> None:
     kept(file, content)
     before = file.read_text()
 
@@ -97,7 +97,7 @@ def test_a_damaged_file_is_refused_and_stays(file: Path, content: object) -> Non
     assert file.read_text() == before
 
 
-def test_workers_that_start_at_once_have_one_key(file: Path) -> None:
+def test_concurrent_workers_create_one_key(file: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\n"
         "from shoal.worker.identity import load_identity\n"
@@ -122,14 +122,14 @@ def test_workers_that_start_at_once_have_one_key(file: Path) -> None:
     assert keys == {load_identity(file).public_key.hex() + "\n"}
 
 
-def test_a_place_where_nothing_can_be_kept_is_named(tmp_path: Path) -> None:
+def test_error_names_an_unwritable_location(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(ConfigError, match=r"otter\.json.*--identity"):
         load_identity(tmp_path / "file" / "otter.json")
 
 
-def test_a_folder_is_no_key(tmp_path: Path) -> None:
+def test_folder_is_rejected_as_key_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--identity"):
         load_identity(tmp_path)
 
@@ -137,7 +137,7 @@ def test_a_folder_is_no_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["otter", "../../otter", "a/b", "", ".", "Ötter é\0", "\udc80", "a%2Fb"]
 )
-def test_every_name_has_a_file_of_its_own(name: str, tmp_path: Path) -> None:
+def test_every_name_has_its_own_file(name: str, tmp_path: Path) -> None:
     file = identity_file(name, tmp_path)
 
     assert file.parent == tmp_path
@@ -149,6 +149,6 @@ def test_every_name_has_a_file_of_its_own(name: str, tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) == 2
 
 
-def test_a_name_that_is_too_long_for_a_file_is_told(tmp_path: Path) -> None:
+def test_overlong_file_name_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give another file with --identity"):
         load_identity(identity_file("x" * 300, tmp_path))

@@ -146,7 +146,7 @@ def test_all_models_of_all_engines_are_offered_over_one_connection() -> None:
     play(Stage([Engine("a", "b"), Engine("c")]), script)
 
 
-def test_models_come_and_go_as_the_lists_do() -> None:
+def test_offers_follow_the_lists_of_models() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         its.told.clear()
         its.engines[0].models = [ServedModel("b"), ServedModel("c")]
@@ -160,7 +160,7 @@ def test_models_come_and_go_as_the_lists_do() -> None:
     play(Stage([Engine("a", "b"), Engine("z")]), script)
 
 
-def test_engine_that_fails_takes_only_its_own_models_along() -> None:
+def test_failed_engine_withdraws_only_its_models() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         its.told.clear()
         its.engines[0].trouble = "connection refused"
@@ -177,7 +177,7 @@ def test_engine_that_fails_takes_only_its_own_models_along() -> None:
     play(Stage([Engine("a"), Engine("b")]), script)
 
 
-def test_worker_whose_engines_are_all_away_stays_and_offers_nothing() -> None:
+def test_worker_without_engines_stays_connected() -> None:
     async def script(its: Stage, _: JointOffers, task: "asyncio.Task[None]") -> None:
         its.engines[0].trouble = "away"
         await asyncio.sleep(SOON)
@@ -191,7 +191,7 @@ def test_worker_whose_engines_are_all_away_stays_and_offers_nothing() -> None:
     play(Stage([Engine("a")]), script)
 
 
-def test_what_changed_between_connections_is_told_to_the_next_one() -> None:
+def test_changes_between_connections_are_sent_on_the_next() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         its.network.down = True
         its.network.links[-1].cut()
@@ -208,7 +208,7 @@ def test_what_changed_between_connections_is_told_to_the_next_one() -> None:
     play(Stage([Engine("a")]), script)
 
 
-def test_a_model_that_two_engines_have_is_offered_once_with_the_slots_of_both() -> None:
+def test_model_of_two_engines_is_offered_once_with_all_slots() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         assert its.offered == {"a": 4}
         (offer,) = its.began_with
@@ -227,7 +227,7 @@ def test_a_model_that_two_engines_have_is_offered_once_with_the_slots_of_both() 
     play(Stage([both, one]), script)
 
 
-def test_a_model_of_the_same_name_for_something_else_is_left_out() -> None:
+def test_model_with_other_kinds_of_the_same_name_is_omitted() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         (offer,) = its.began_with
         assert offer.kinds == {JobKind.CHAT}
@@ -253,7 +253,7 @@ def test_work_goes_to_the_engine_that_has_the_model() -> None:
     play(Stage([Engine("a"), Engine("b"), embeds]), script)
 
 
-def test_what_no_model_is_named_for_goes_to_one_that_chats() -> None:
+def test_work_for_any_model_goes_to_a_chat_model() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         its.ask("j", chat(ANY_MODEL, 5.0))
         its.ask("k", Task("summarize", {"input": "word"}))
@@ -265,7 +265,7 @@ def test_what_no_model_is_named_for_goes_to_one_that_chats() -> None:
     play(Stage([embeds, Patient("a")]), script)
 
 
-def test_a_model_that_is_not_offered_is_refused() -> None:
+def test_unoffered_model_is_rejected() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         its.ask("j", chat("b"))
         await asyncio.sleep(0.5)
@@ -276,7 +276,7 @@ def test_a_model_that_is_not_offered_is_refused() -> None:
     play(Stage([Engine("a")]), script)
 
 
-def test_a_model_is_refused_while_others_have_all_slots_of_its_engine() -> None:
+def test_model_is_rejected_while_others_hold_all_slots() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         its.ask("j", chat("a", 5.0))
         its.ask("k", chat("a", 5.0))
@@ -289,7 +289,7 @@ def test_a_model_is_refused_while_others_have_all_slots_of_its_engine() -> None:
     play(Stage([Engine("a", "b"), Engine("c")]), script)
 
 
-def test_job_that_is_not_taken_is_a_reason_to_look_at_its_engine_at_once() -> None:
+def test_refused_job_triggers_a_check_of_its_engine() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         its.engines[1].trouble = "out of order"
         its.engines[0].looks = 0
@@ -302,7 +302,7 @@ def test_job_that_is_not_taken_is_a_reason_to_look_at_its_engine_at_once() -> No
     play(Stage([Engine("a"), Engine("b")]), script)
 
 
-def test_running_job_ends_though_its_model_is_not_offered_any_more() -> None:
+def test_running_job_finishes_after_its_model_is_withdrawn() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         its.ask("j", chat("a", 30.0))
         await asyncio.sleep(1.0)
@@ -316,14 +316,14 @@ def test_running_job_ends_though_its_model_is_not_offered_any_more() -> None:
     play(Stage([Engine("a")]), script)
 
 
-def test_no_more_models_are_offered_than_there_may_be() -> None:
+def test_offered_models_are_limited() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         assert len(its.offered) == MODELS_MAX
 
     play(Stage([Engine(*map(str, range(MODELS_MAX + 9)))]), script)
 
 
-def test_leaving_ends_everything_after_what_runs() -> None:
+def test_leave_waits_for_running_jobs() -> None:
     async def script(
         its: Stage, assortment: JointOffers, task: "asyncio.Task[None]"
     ) -> None:
@@ -342,7 +342,7 @@ def test_leaving_ends_everything_after_what_runs() -> None:
     play(Stage([Engine("a", "b")]), script)
 
 
-def test_worker_that_nobody_wants_ends() -> None:
+def test_refused_worker_ends() -> None:
     async def script(its: Stage, _: JointOffers, task: "asyncio.Task[None]") -> None:
         its.network.links[-1].arrive("go away")
 

@@ -13,12 +13,12 @@ from shoal.worker.identity import chosen_name, unique_name
 HOST = socket.gethostname()
 
 
-def test_workers_of_one_host_have_names_of_their_own(tmp_path: Path) -> None:
+def test_workers_of_one_host_have_unique_names(tmp_path: Path) -> None:
     with unique_name(tmp_path) as first, unique_name(tmp_path) as second:
         assert (first, second) == (HOST, f"{HOST}-2")
 
 
-def test_a_name_comes_back_after_a_restart(tmp_path: Path) -> None:
+def test_name_is_the_same_after_a_restart(tmp_path: Path) -> None:
     with unique_name(tmp_path):
         pass
 
@@ -26,7 +26,7 @@ def test_a_name_comes_back_after_a_restart(tmp_path: Path) -> None:
         assert name == HOST
 
 
-def test_a_name_is_free_when_its_process_has_died(tmp_path: Path) -> None:
+def test_name_is_free_after_its_process_exits(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\n"
         "from shoal.worker.identity import unique_name\n"
@@ -49,7 +49,7 @@ def test_a_name_is_free_when_its_process_has_died(tmp_path: Path) -> None:
         assert name == HOST
 
 
-def test_where_nothing_can_be_locked_a_number_is_added(
+def test_without_locks_the_name_has_the_process_id(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "file"
@@ -59,7 +59,7 @@ def test_where_nothing_can_be_locked_a_number_is_added(
         assert name == f"{HOST}-{os.getpid()}"
 
 
-def test_a_given_name_that_another_worker_has_is_warned_of(
+def test_duplicate_chosen_name_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (

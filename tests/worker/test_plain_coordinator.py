@@ -174,7 +174,7 @@ def check_receipt(done: dict[str, Any], public_key: str) -> None:
     assert verify(bytes.fromhex(public_key), signature, canonical.encode())
 
 
-async def test_chats_and_tasks_are_done_and_signed(tmp_path: Path) -> None:
+async def test_chats_and_tasks_are_run_and_signed(tmp_path: Path) -> None:
     seen: dict[str, dict[str, Any]] = {}
 
     async def serve(peer: Peer) -> None:
@@ -200,7 +200,7 @@ async def test_chats_and_tasks_are_done_and_signed(tmp_path: Path) -> None:
         check_receipt(done, key)
 
 
-async def test_how_the_machine_does_is_in_the_heartbeat(tmp_path: Path) -> None:
+async def test_heartbeat_reports_the_machines_health(tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
 
     async def serve(peer: Peer) -> None:
@@ -215,7 +215,7 @@ async def test_how_the_machine_does_is_in_the_heartbeat(tmp_path: Path) -> None:
     assert seen["metrics"]["active_jobs"] == 0
 
 
-async def test_what_was_under_way_is_presented_after_a_reconnect(
+async def test_running_jobs_are_presented_after_a_reconnect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agents, "RETRY_FIRST", 0.01)
@@ -237,7 +237,7 @@ async def test_what_was_under_way_is_presented_after_a_reconnect(
     check_receipt(seen["done"], seen["register"]["provider_pubkey"])
 
 
-async def test_a_worker_that_is_told_to_leave_finishes_what_it_has(
+async def test_leaving_worker_finishes_its_jobs(
     tmp_path: Path,
 ) -> None:
     question = "Count to sixty."
@@ -265,7 +265,7 @@ async def test_a_worker_that_is_told_to_leave_finishes_what_it_has(
     assert seen["k"]["word_count"] == 50
 
 
-async def test_a_refusal_ends_the_worker(tmp_path: Path) -> None:
+async def test_final_refusal_ends_the_worker(tmp_path: Path) -> None:
     async def serve(peer: Peer) -> None:
         await peer.message("register")
         await peer.say(type="register_ack", status="error", error="no more room")

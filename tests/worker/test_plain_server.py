@@ -125,7 +125,7 @@ async def answer(socket: web.WebSocketResponse, id_: int) -> str:
         text += piece
 
 
-async def test_a_task_is_answered_in_frames_and_an_end() -> None:
+async def test_task_is_answered_in_frames_and_an_end() -> None:
     texts: list[str] = []
 
     async def serve(socket: web.WebSocketResponse) -> None:
@@ -147,7 +147,7 @@ async def test_a_task_is_answered_in_frames_and_an_end() -> None:
     }
 
 
-async def test_a_stopped_task_gets_no_end_and_frees_its_slot() -> None:
+async def test_stopped_task_gets_no_end_and_frees_its_slot() -> None:
     async def serve(socket: web.WebSocketResponse) -> None:
         await socket.send_str(task(7, "Count to sixty."))
         assert (await frame(socket))[0] == 7
@@ -164,7 +164,7 @@ async def test_a_stopped_task_gets_no_end_and_frees_its_slot() -> None:
         await server.served.wait()
 
 
-async def test_no_more_tasks_run_at_once_than_was_said() -> None:
+async def test_concurrent_tasks_are_limited_to_the_slots() -> None:
     order: list[int] = []
 
     async def serve(socket: web.WebSocketResponse) -> None:
@@ -186,7 +186,7 @@ async def test_no_more_tasks_run_at_once_than_was_said() -> None:
     assert sorted(set(order)) == [1, 2, 3]
 
 
-async def test_running_tasks_go_on_over_the_next_connection() -> None:
+async def test_running_tasks_continue_on_the_next_connection() -> None:
     pieces: list[str] = []
 
     async def first(socket: web.WebSocketResponse) -> None:
@@ -209,7 +209,7 @@ async def test_running_tasks_go_on_over_the_next_connection() -> None:
     assert happenings[0].kind == "waiting", "it broke too soon to be called joined"
 
 
-async def test_an_error_ends_the_connection_and_is_logged(
+async def test_error_ends_the_connection_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     codes: list[int | None] = []
@@ -237,7 +237,7 @@ async def test_an_error_ends_the_connection_and_is_logged(
 @pytest.mark.parametrize(
     ("code", "advice"), [(4001, "parameters"), (4002, "--token")], ids=["4001", "4002"]
 )
-async def test_a_refusal_is_final(code: int, advice: str) -> None:
+async def test_refusal_is_final(code: int, advice: str) -> None:
     async def serve(socket: web.WebSocketResponse) -> None:
         await socket.close(code=code, message=b"Invalid token")
 

@@ -128,7 +128,7 @@ def play(stage: Stage, script: Script) -> None:
     virtual.run(scenario())
 
 
-def test_models_come_and_go_as_the_list_does() -> None:
+def test_offers_follow_the_list_of_models() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
         assert its.there == ["a", "b"]
 
@@ -142,7 +142,7 @@ def test_models_come_and_go_as_the_list_does() -> None:
     play(Stage(Shelf("a", "b")), script)
 
 
-def test_only_what_was_chosen_is_offered() -> None:
+def test_only_selected_models_are_offered() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
         assert its.there == ["short"]
 
@@ -152,14 +152,14 @@ def test_only_what_was_chosen_is_offered() -> None:
     play(Stage(Shelf("a:latest", "b"), choose), script)
 
 
-def test_no_more_models_are_offered_than_there_may_be() -> None:
+def test_offered_models_are_limited() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
         assert len(its.there) == AGENTS_MAX
 
     play(Stage(Shelf(*map(str, range(AGENTS_MAX + 9)))), script)
 
 
-def test_engine_that_fails_is_withdrawn_and_comes_back() -> None:
+def test_failed_engine_is_withdrawn_until_it_recovers() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
         its.engine.trouble = "connection refused"
         await asyncio.sleep(5 * SOON)
@@ -178,7 +178,7 @@ def test_engine_that_fails_is_withdrawn_and_comes_back() -> None:
     play(Stage(Shelf("a", "b")), script)
 
 
-def test_engine_that_hangs_is_withdrawn_but_not_for_one_look() -> None:
+def test_hanging_engine_is_withdrawn_after_two_checks() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
         its.engine.hangs = True
         await asyncio.sleep(CHECK_INTERVAL + CHECK_TIMEOUT + 1.0)
@@ -197,7 +197,7 @@ def test_engine_that_hangs_is_withdrawn_but_not_for_one_look() -> None:
     play(Stage(Shelf("a")), script)
 
 
-def test_job_that_is_not_taken_is_a_reason_to_look_at_once() -> None:
+def test_refused_job_triggers_a_check() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
         its.engine.trouble = "out of order"
         its.ask("a", 1.0)
@@ -208,7 +208,7 @@ def test_job_that_is_not_taken_is_a_reason_to_look_at_once() -> None:
     play(Stage(Shelf("a")), script)
 
 
-def test_engine_that_refuses_a_flood_is_looked_at_now_and_then() -> None:
+def test_many_refusals_trigger_few_checks() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
         its.engine.looks = 0
         for _number in range(100):
@@ -220,7 +220,7 @@ def test_engine_that_refuses_a_flood_is_looked_at_now_and_then() -> None:
     play(Stage(Shelf("a")), script)
 
 
-def test_running_job_ends_before_its_model_goes() -> None:
+def test_running_job_finishes_before_its_model_is_withdrawn() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
         its.ask("a", 30.0)
         await asyncio.sleep(1.0)
@@ -239,7 +239,7 @@ def test_running_job_ends_before_its_model_goes() -> None:
     play(Stage(Shelf("a")), script)
 
 
-def test_model_that_is_described_anew_joins_anew_once_it_is_idle() -> None:
+def test_changed_model_rejoins_once_it_is_idle() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
         its.ask("a", 30.0)
         await asyncio.sleep(1.0)
@@ -256,7 +256,7 @@ def test_model_that_is_described_anew_joins_anew_once_it_is_idle() -> None:
     play(Stage(Shelf("a")), script)
 
 
-def test_leaving_ends_everything_after_what_runs() -> None:
+def test_leave_waits_for_running_jobs() -> None:
     async def script(
         its: Stage, offering: SeparateOffers, task: "asyncio.Task[None]"
     ) -> None:
@@ -274,7 +274,7 @@ def test_leaving_ends_everything_after_what_runs() -> None:
     play(Stage(Shelf("a", "b")), script)
 
 
-def test_leaving_while_the_engine_is_away_is_quick() -> None:
+def test_leave_is_immediate_without_an_engine() -> None:
     async def script(
         its: Stage, offering: SeparateOffers, task: "asyncio.Task[None]"
     ) -> None:
@@ -289,7 +289,7 @@ def test_leaving_while_the_engine_is_away_is_quick() -> None:
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
-def test_offering_ends_when_nobody_wants_it(names: list[str]) -> None:
+def test_offers_end_when_all_models_are_refused(names: list[str]) -> None:
     async def script(its: Stage, _: SeparateOffers, task: "asyncio.Task[None]") -> None:
         for name in names:
             its.network(name).links[-1].arrive("go away")
@@ -301,7 +301,7 @@ def test_offering_ends_when_nobody_wants_it(names: list[str]) -> None:
     play(Stage(Shelf(*names), farewell="choose another --name"), script)
 
 
-def test_model_that_was_sent_away_stays_away_and_the_others_stay() -> None:
+def test_refused_model_stays_withdrawn_and_others_stay() -> None:
     async def script(its: Stage, _: SeparateOffers, task: "asyncio.Task[None]") -> None:
         its.network("a").links[-1].arrive("go away")
         await asyncio.sleep(5 * SOON)

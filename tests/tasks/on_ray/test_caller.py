@@ -46,14 +46,14 @@ async def test_cluster_has_a_slot_for_each_processor(caller: ProcessCaller) -> N
     assert {"demo.add", "mirror"} <= caller.processes.names
 
 
-async def test_values_go_and_come_as_with_processes(caller: ProcessCaller) -> None:
+async def test_values_match_those_of_processes(caller: ProcessCaller) -> None:
     assert await caller("demo.add", 20, y=22) == 42
     assert await caller("mirror", Point(1, 2)) == {"x": 2, "y": 1}
     assert await caller("awaits", 4) == 4
     assert (await caller("double", np.ones(1_000_000))).sum() == 2_000_000
 
 
-async def test_errors_are_those_of_processes(caller: ProcessCaller) -> None:
+async def test_errors_match_those_of_processes(caller: ProcessCaller) -> None:
     with pytest.raises(JobError) as raised:
         await caller("demo.fail", "zap")
     with pytest.raises(JobError, match="SystemExit: 3"):
@@ -69,7 +69,7 @@ async def test_errors_are_those_of_processes(caller: ProcessCaller) -> None:
     assert lines[-1] == "ValueError: zap"
 
 
-async def test_crash_is_an_error_and_the_next_call_is_made(
+async def test_crash_fails_the_call_and_the_next_one_runs(
     caller: ProcessCaller,
 ) -> None:
     with pytest.raises(JobError, match="in the Ray cluster has ended"):
@@ -78,14 +78,14 @@ async def test_crash_is_an_error_and_the_next_call_is_made(
     assert await caller("demo.add", 1) == 1
 
 
-async def test_call_that_takes_too_long_is_ended(caller: ProcessCaller) -> None:
+async def test_timed_out_call_is_aborted(caller: ProcessCaller) -> None:
     with pytest.raises(JobError, match=r"^Task timed out after 0\.2s$"):
         await caller("demo.sleep", 60, timeout=0.2)
     with pytest.raises(JobError, match=r"^Task timed out after 0\.05s$"):
         await caller("patient")
 
 
-async def test_cancelled_call_is_ended(caller: ProcessCaller, tmp_path: Path) -> None:
+async def test_cancelled_call_is_aborted(caller: ProcessCaller, tmp_path: Path) -> None:
     gate = Gate.make(tmp_path)
     running = asyncio.create_task(caller("leaves_child", str(gate.begun)))
     child = psutil.Process(int(await gate.reached()))
@@ -99,20 +99,20 @@ async def test_cancelled_call_is_ended(caller: ProcessCaller, tmp_path: Path) ->
         child.kill()  # a node of Ray's may leave it
 
 
-async def test_function_that_is_sent_along_is_called(caller: ProcessCaller) -> None:
+async def test_sent_function_is_called(caller: ProcessCaller) -> None:
     factor = 3
 
     assert await caller.run(code_call(lambda x: x * factor, 14)) == 42
 
 
-async def test_trusting_code_unpickles_nothing_else(caller: ProcessCaller) -> None:
+async def test_trust_does_not_unpickle_other_values(caller: ProcessCaller) -> None:
     pickled = pack([object()], pickles=True).data
 
     with pytest.raises(Exception, match=r"pickled.*--trust-code"):
         await caller.run(Call("demo.ident", pickled, b"\x80"))
 
 
-async def test_last_word_on_progress_comes_before_the_value(
+async def test_last_progress_precedes_the_value(
     caller: ProcessCaller,
 ) -> None:
     said: list[tuple[float | None, str]] = []
@@ -145,14 +145,14 @@ async def test_large_argument_is_put_into_the_cluster_once(
     assert asked == [b"d" * 32]
 
 
-async def test_large_argument_that_nobody_gives_may_be_elsewhere(
+async def test_missing_large_argument_is_unavailable(
     caller: ProcessCaller,
 ) -> None:
     with pytest.raises(Unavailable, match="no blobs here"):
         await caller("total", Ref(b"e" * 32))
 
 
-async def test_lane_returns_in_order_while_the_next_call_runs(
+async def test_stream_returns_in_order_while_the_next_call_runs(
     caller: ProcessCaller, tmp_path: Path
 ) -> None:
     gate = Gate.make(tmp_path)
@@ -170,7 +170,7 @@ async def test_lane_returns_in_order_while_the_next_call_runs(
     calling.stream.close()
 
 
-async def test_lane_goes_on_after_the_call_that_ends_its_process(
+async def test_stream_continues_after_a_crash(
     caller: ProcessCaller,
 ) -> None:
     calling = RecordedStream.open(caller.processes, CallStream("crash_if"))
@@ -184,7 +184,7 @@ async def test_lane_goes_on_after_the_call_that_ends_its_process(
     calling.stream.close()
 
 
-async def test_lane_ends_calls_that_take_too_long_or_are_recalled(
+async def test_stream_aborts_timed_out_and_recalled_calls(
     caller: ProcessCaller, tmp_path: Path
 ) -> None:
     gate = Gate.make(tmp_path)
@@ -203,7 +203,7 @@ async def test_lane_ends_calls_that_take_too_long_or_are_recalled(
         each.close()
 
 
-async def test_processors_are_free_when_lanes_are_closed(caller: ProcessCaller) -> None:
+async def test_closed_streams_free_their_processors(caller: ProcessCaller) -> None:
     lanes = [RecordedStream.open(caller.processes, CallStream("pid")) for _ in range(2)]
     for each in lanes:
         each.push(())
@@ -217,9 +217,7 @@ async def test_processors_are_free_when_lanes_are_closed(caller: ProcessCaller) 
     assert await caller("demo.add", 1) == 1
 
 
-async def test_lost_cluster_leaves_calls_to_others(
-    ray_cluster: str, tmp_path: Path
-) -> None:
+async def test_lost_cluster_requeues_calls(ray_cluster: str, tmp_path: Path) -> None:
     gate = Gate.make(tmp_path)
     others = {each.pid for each in psutil.Process().children()}
     ray = RayCaller([DEMO_FILE], ray_cluster, 1, trust_code=False)
@@ -250,7 +248,7 @@ async def test_lost_cluster_leaves_calls_to_others(
         ([], "rubbish", "--ray-address rubbish.*Invalid address"),
     ],
 )
-async def test_what_cannot_work_says_why(
+async def test_unusable_configuration_is_explained(
     ray_cluster: str, modules: list[str], address: str, reason: str
 ) -> None:
     ray = RayCaller(modules, address or ray_cluster, 0, trust_code=True)
@@ -261,7 +259,7 @@ async def test_what_cannot_work_says_why(
     await ray.close()
 
 
-async def test_without_ray_it_says_how_to_install_it(
+async def test_missing_ray_error_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "path", [])  # where it would be found
