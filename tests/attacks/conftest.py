@@ -1,4 +1,4 @@
-"""A coordinator to be attacked, for each test."""
+"""A coordinator to attack, for each test."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Peers of a local network that are played by a test, on bare connections."""
+"""Peers of a local network, played by tests on raw connections."""
 
 import asyncio
 import json
@@ -33,14 +33,14 @@ MAC = "550E8400-E29B-41D4-A716-4466554400{:02X}"
 
 @dataclass(slots=True)
 class LanPeer:
-    """A connection, and what came on it."""
+    """A connection, and the messages received on it."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    heard: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    received: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     over: bool = False
 
-    async def say(self, *messages: Any) -> None:
+    async def send_messages(self, *messages: Any) -> None:
         """Send messages: texts and bytes as they are, others as JSON."""
         for each in messages:
             data = each if isinstance(each, bytes) else json.dumps(each).encode()
@@ -57,48 +57,48 @@ class LanPeer:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 (size,) = LENGTH.unpack(await self.reader.readexactly(LENGTH.size))
-                said = json.loads(await self.reader.readexactly(size))
-                ((kind, payload),) = said.items()
-                self.heard.append((kind, payload.get("_0", payload)))
+                message = json.loads(await self.reader.readexactly(size))
+                ((kind, payload),) = message.items()
+                self.received.append((kind, payload.get("_0", payload)))
         self.over = True
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        """Return what came of a kind."""
-        return [payload for each, payload in self.heard if each == kind]
+        """Return the received messages of a kind."""
+        return [payload for each, payload in self.received if each == kind]
 
-    async def hears(self, kind: str, number: int = 0) -> dict[str, Any]:
-        """Wait for a message of a kind, the first unless told otherwise."""
+    async def receive(self, kind: str, number: int = 0) -> dict[str, Any]:
+        """Wait for a message of a kind, by default the first."""
         await eventually(lambda: len(self.of(kind)) > number)
         return self.of(kind)[number]
 
     async def hung_up(self) -> None:
-        """Wait until the other end hangs up."""
+        """Wait until the other end disconnects."""
         await eventually(lambda: self.over)
 
     async def answer(self, *texts: str, number: int = 0) -> None:
         """Wait for a request, and answer it."""
-        asked = await self.hears("inferenceRequest", number)
+        request = await self.receive("inferenceRequest", number)
         for text in texts:
-            await self.say(chunk(asked["requestID"], text))
-        done = {"requestID": asked["requestID"]}
-        await self.say({"inferenceComplete": {"_0": done}})
+            await self.send_messages(chunk(request["requestID"], text))
+        done = {"requestID": request["requestID"]}
+        await self.send_messages({"inferenceComplete": {"_0": done}})
 
 
 def chunk(request_id: Any, text: str) -> dict[str, Any]:
-    """Return a piece of an answer."""
-    said = {
+    """Return a chunk of an answer."""
+    message = {
         "id": "c",
         "object": "chat.completion.chunk",
         "created": 1,
         "model": "m",
         "choices": [{"index": 0, "delta": {"content": text}}],
     }
-    return {"inferenceChunk": {"_0": {"requestID": request_id, "chunk": said}}}
+    return {"inferenceChunk": {"_0": {"requestID": request_id, "chunk": message}}}
 
 
 @asynccontextmanager
 async def dialled(pool: Pool) -> AsyncIterator[LanPeer]:
-    """Connect, and say nothing yet."""
+    """Connect without sending anything."""
     async with pool.session.get(pool.url + "/healthz") as response:
         port = (await response.json())["direct"]["tealenet"]["tcp"]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -115,19 +115,19 @@ async def dialled(pool: Pool) -> AsyncIterator[LanPeer]:
 async def mac(
     pool: Pool, number: int = 1, *models: str, passcode: str = PASSCODE
 ) -> AsyncIterator[LanPeer]:
-    """Join as a peer of another maker, with the passcode."""
+    """Join as a peer of another program, with the passcode."""
     device = MAC.format(number)
     shown = passcode_hash(passcode) if passcode else None
     async with dialled(pool) as peer:
-        await peer.say(encode(hello(shown, models, device)))
-        await peer.hears("helloAck")
-        await peer.say(encode(heartbeat(models, device_id=device)))
-        await peer.hears("heartbeatAck")
+        await peer.send_messages(encode(hello(shown, models, device)))
+        await peer.receive("helloAck")
+        await peer.send_messages(encode(heartbeat(models, device_id=device)))
+        await peer.receive("heartbeatAck")
         yield peer
 
 
 @asynccontextmanager
-async def ours(
+async def our_worker(
     pool: Pool,
     name: str,
     *offers: WireOffer,
@@ -135,14 +135,16 @@ async def ours(
     role: str = "worker",
     passcode: str = "",
 ) -> AsyncIterator[LanPeer]:
-    """Join as a worker of ours, by a token; or as something else."""
+    """Join as a Shoal worker by a token, or as something else."""
     key = Signer.from_seed(name.encode()[:32].ljust(32, b"\0"))
     async with dialled(pool) as peer:
-        await peer.say(encode(greeting(key, name, offers, token, role, passcode)))
-        ack = (await peer.hears("helloAck"))["shoal"]
+        await peer.send_messages(
+            encode(greeting(key, name, offers, token, role, passcode))
+        )
+        ack = (await peer.receive("helloAck"))["shoal"]
         if not ack.get("refusal"):
-            await peer.say(encode(first_beat(key, ack)))
-            await peer.hears("heartbeatAck")
+            await peer.send_messages(encode(first_beat(key, ack)))
+            await peer.receive("heartbeatAck")
         yield peer
 
 
@@ -154,8 +156,8 @@ def greeting(
     role: str = "worker",
     passcode: str = "",
 ) -> Any:
-    """Return how a peer of ours greets; its device is its name's."""
-    said = IntroductionExtension(
+    """Return the handshake of a Shoal peer; its device follows from its name."""
+    message = IntroductionExtension(
         version=1,
         features=["cancel", "receipt"],
         name=name,
@@ -171,7 +173,7 @@ def greeting(
         1,
         plain.loaded_models,
         plain.cluster_passcode_hash,
-        shoal=write_extension(said),
+        shoal=write_extension(message),
     )
 
 

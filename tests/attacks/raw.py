@@ -1,4 +1,4 @@
-"""Bytes on a bare connection: HTTP and WebSocket as no library would write them."""
+"""Bytes on a raw connection: HTTP and WebSocket that no library would send."""
 
 import asyncio
 import base64
@@ -16,7 +16,7 @@ MASK = b"\x01\x02\x03\x04"
 
 @dataclass(slots=True)
 class Wire:
-    """A bare connection."""
+    """A raw connection."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -27,12 +27,12 @@ class Wire:
             await self.writer.drain()
 
     async def head(self) -> bytes:
-        """Return what comes up to the first empty line."""
+        """Return the response up to the first empty line."""
         async with asyncio.timeout(PATIENCE):
             return await self.reader.readuntil(b"\r\n\r\n")
 
     async def rest(self) -> bytes:
-        """Return all that comes until the other end hangs up."""
+        """Return everything until the other end disconnects."""
         received = b""
         with suppress(ConnectionError):
             async with asyncio.timeout(PATIENCE):
@@ -41,13 +41,13 @@ class Wire:
         return received
 
     def abort(self) -> None:
-        """Break the connection without a word."""
+        """Abort the connection."""
         self.writer.transport.abort()
 
 
 @asynccontextmanager
 async def wire(pool: Pool, *, deaf: bool = False) -> AsyncIterator[Wire]:
-    """Connect; a ``deaf`` end takes in next to nothing that it is not asked for."""
+    """Connect; a ``deaf`` end has a tiny receive buffer."""
     bare = socket.socket()
     if deaf:
         bare.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -1,4 +1,4 @@
-"""A real coordinator under attack, and what must be true of it afterwards."""
+"""A real coordinator under attack, and its invariants afterwards."""
 
 import asyncio
 import gc
@@ -40,7 +40,7 @@ async def besieged(
     wires: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Pool]:
-    """Run a coordinator for the length of the block, and look at it when it ends.
+    """Run a coordinator within the block; check it at the end.
 
     Whatever the block did, honest people are served, nothing is held for nothing, and
     the log has neither errors nor secrets.  ``wires`` holds protocols' configurations
@@ -74,13 +74,13 @@ async def check_service(pool: Pool) -> None:
     async with join(pool, HONEST, HONEST) as node:
         await eventually(lambda: HONEST in pool.hub.pool.roster.with_model)
         for number, path in enumerate((CHAT, OLD_CHAT)):
-            asking = asyncio.create_task(ask(pool, path, HONEST))
+            pending = asyncio.create_task(ask(pool, path, HONEST))
             await node.answer(ANSWER[:3], ANSWER[3:], number=number)
-            assert ANSWER in (await asking).replace('"}\n{"o":"', "")
+            assert ANSWER in (await pending).replace('"}\n{"o":"', "")
 
 
 async def check_rest(pool: Pool) -> None:
-    """Check that nothing is left of jobs and workers once all have gone."""
+    """Check that no state of jobs and workers remains after all disconnect."""
     hub = pool.hub
     await eventually(lambda: not hub.pool.jobs)
     await eventually(lambda: not hub.pool.workers)
@@ -108,7 +108,7 @@ def tasks_of_the_program() -> list[asyncio.Task[Any]]:
 
 
 def check_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Check that nothing was logged that a person should look at, and no secret."""
+    """Check that the log has no errors and no secrets."""
     gc.collect()  # tasks that failed unseen say so when they are collected
     formatter = logging.Formatter()
     before = [*caplog.get_records("setup"), *caplog.get_records("call")]
@@ -133,7 +133,7 @@ def address(
     token: str = TOKEN,
     path: str = "/ws",
 ) -> str:
-    """Return what a node asks for when it connects."""
+    """Return the request of a connecting node."""
     given = {"name": name, "model": model, "token": token, "max_concurrency": slots}
     return f"{path}?" + "&".join(f"{k}={quote(v, safe='')}" for k, v in given.items())
 
@@ -160,7 +160,7 @@ async def join(
 
 
 def body(model: str = "m1", **more: Any) -> dict[str, Any]:
-    """Return a request that both faces take."""
+    """Return a request that both APIs accept."""
     return {"model": model, "messages": [{"role": "user", "content": PROMPT}], **more}
 
 
@@ -171,7 +171,7 @@ async def ask(
     headers: Mapping[str, str] | None = None,
     **more: Any,
 ) -> str:
-    """Ask as an honest client does; return the answer as it was written."""
+    """Send a request as an honest client; return the raw answer."""
     async with pool.session.post(
         pool.url + path,
         data=json.dumps(body(model, **more)),

@@ -1,4 +1,4 @@
-"""Coordinators that hang up again and again, in virtual time."""
+"""Coordinators that disconnect repeatedly, in virtual time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -52,7 +52,7 @@ def test_reconnect_backoff_grows(
     open_link: Callable[[], MemoryLink],
 ) -> None:
     dialled: list[float] = []
-    told: list[WorkerEvent] = []
+    reports: list[WorkerEvent] = []
 
     @asynccontextmanager
     async def dial(
@@ -71,7 +71,7 @@ def test_reconnect_backoff_grows(
             only_model(Echo(), EngineSlots(1)),
             LoopClock(),
             Random(1),
-            told.append,
+            reports.append,
         )
         running = asyncio.create_task(agent.run())
         await asyncio.sleep(HOUR)
@@ -84,4 +84,4 @@ def test_reconnect_backoff_grows(
     # At most every 15 seconds in the long run, and at least every 30.
     assert HOUR / 31 < len(dialled) < HOUR / 15 + 10
     # Once, however often it is tried.
-    assert [each.kind for each in told].count("waiting") == 1
+    assert [each.kind for each in reports].count("waiting") == 1

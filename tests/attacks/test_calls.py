@@ -1,4 +1,4 @@
-"""Clients of calls that ask for too much, say nonsense, or do not read."""
+"""Clients of calls that exceed limits, send garbage, or do not read."""
 
 import hashlib
 import sys
@@ -53,11 +53,11 @@ async def test_calls_beyond_the_limit_are_rejected_and_cancellations_processed(
         cancelled = await client.end(7)
         await client.call(OPEN_MAX + 1, "add", 1, 1, kept=False)
         await client.ask([2, OPEN_MAX + 1])
-        taken = await client.end(OPEN_MAX + 1)
+        completed = await client.end(OPEN_MAX + 1)
 
     assert refused[2] == "busy"
     assert "65536 calls" in refused[3]
-    assert cancelled[2] == taken[2] == "cancelled"
+    assert cancelled[2] == completed[2] == "cancelled"
     await leave(pool, functions)
 
 
@@ -100,8 +100,8 @@ async def test_client_that_does_not_read_is_disconnected(
     async with wire(pool, deaf=True) as deaf:
         await deaf.send(upgrade("/v1/calls", AUTHORIZED))
         for number in range(64):
-            asks = pack([item(number, "big", MEBI // 2, kept=False)])
-            await deaf.send(frame(BINARY, asks))
+            items = pack([item(number, "big", MEBI // 2, kept=False)])
+            await deaf.send(frame(BINARY, items))
         await eventually(lambda: bool(functions.told_of(CancelJob)))  # its lane is over
         await deaf.rest()
     async with caller(pool) as other:
@@ -273,7 +273,7 @@ async def test_value_is_named_only_by_its_digest(pool: Pool, name: str) -> None:
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Let no file become larger, as when the disk is full."""
+    """Prevent files from growing, as on a full disk."""
     import resource  # which Windows does not have
 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -291,10 +291,10 @@ async def test_value_without_disk_space_is_an_error_and_leaves_nothing(
     data = bytes(32 * MEBI)
     with files_of_at_most(16 * MEBI):
         async with put(pool, data) as answer:
-            status, told = answer.status, await answer.text()
+            status, error_text = answer.status, await answer.text()
 
     assert status == 503
-    assert "File too large" in told
+    assert "File too large" in error_text
     assert [each for each in (tmp_path / "blobs").rglob("*") if each.is_file()] == []
     async with put(pool, data) as answer:
         assert answer.status == 204

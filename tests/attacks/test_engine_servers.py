@@ -1,4 +1,4 @@
-"""OpenAI-compatible servers that attack the worker which asks them."""
+"""OpenAI-compatible servers that attack their worker."""
 
 import asyncio
 import gzip
@@ -48,7 +48,7 @@ def tokens(prompt: str, completion: str = "1") -> str:
     return f'{{"prompt_tokens":{prompt},"completion_tokens":{completion}}}'
 
 
-def said(status: str, text: str, type_: str = "application/json") -> bytes:
+def response_of(status: str, text: str, type_: str = "application/json") -> bytes:
     """Write an answer that is no stream."""
     data = text.encode()
     head = f"HTTP/1.1 {status}\r\nContent-Type: {type_}\r\nContent-Length: {len(data)}"
@@ -180,10 +180,10 @@ async def server(
 
 @asynccontextmanager
 async def worker(pool: Pool, url: str, name: str = "w1") -> AsyncIterator[Agent]:
-    """Join with an engine that asks the server."""
+    """Join with an engine for the server."""
     engine = OpenAIEngine(url, api_key=KEY)
     await engine.start()
-    told: list[WorkerEvent] = []
+    reports: list[WorkerEvent] = []
     member = WorkerProfile(name, engine.models[0], 2, TOKEN)
     agent = Agent(
         GrandSageNodeDialer(pool.url, member),
@@ -191,14 +191,14 @@ async def worker(pool: Pool, url: str, name: str = "w1") -> AsyncIterator[Agent]
         only_model(TaskRunner(engine, member.model), EngineSlots(2)),
         LoopClock(),
         Random(1),
-        told.append,
+        reports.append,
     )
     running = asyncio.create_task(agent.run())
     try:
         await pool.joined()
         yield agent
         assert not running.done(), "the worker gave up"
-        assert not [happening for happening in told if happening.kind == "lost"]
+        assert not [event for event in reports if event.kind == "lost"]
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -216,8 +216,8 @@ async def test_malformed_engine_answer_fails_only_its_job(pool: Pool) -> None:
         for name in ANSWERS:
             async with asyncio.timeout(PATIENCE):
                 answer = await ask(pool)
-            told = json.loads(answer)
-            assert "error" in told or "choices" in told, name
+            reports = json.loads(answer)
+            assert "error" in reports or "choices" in reports, name
             assert KEY not in answer, name
             assert len(answer) < 1_000_000, name
         while "good" not in await ask(pool):
@@ -237,11 +237,11 @@ PASSING = {
     "gives the answer up": SSE
     + b'\r\ndata: {"choices":[{"delta":{},"finish_reason":"abort"}]}\n\n'
     + DONE,
-    "429": said("429 No", '{"error":{"message":"slow down"}}'),
-    "503": said("503 No", '{"error":{"message":"Loading model","code":503}}'),
-    "502 from a proxy": said("502 No", "<html>Bad Gateway</html>", "text/html"),
-    "404 for its model": said("404 No", '{"error":"model \\"m1\\" not found"}'),
-    "500 as it is down": said(
+    "429": response_of("429 No", '{"error":{"message":"slow down"}}'),
+    "503": response_of("503 No", '{"error":{"message":"Loading model","code":503}}'),
+    "502 from a proxy": response_of("502 No", "<html>Bad Gateway</html>", "text/html"),
+    "404 for its model": response_of("404 No", '{"error":"model \\"m1\\" not found"}'),
+    "500 as it is down": response_of(
         "500 No", '{"error":"llama runner process has terminated"}'
     ),
     "overloaded in the stream": SSE
@@ -250,13 +250,23 @@ PASSING = {
 
 # What would be so anywhere else, or cannot be told from it: status and message.
 FINAL = {
-    "500": (said("500 No", '{"error":"division by zero"}'), 502, "division by zero"),
-    "500 with HTML": (said("500 No", "<h1>Oh", "text/html"), 502, "text/html"),
-    "HTML": (said("200 OK", "<h1>Hi", "text/html"), 502, "sent text/html, expected"),
-    "401": (said("401 No", '{"error":"no"}'), 502, "--engine-key"),
-    "400": (said("400 No", '{"error":{"message":"too hot"}}'), 400, "too hot"),
+    "500": (
+        response_of("500 No", '{"error":"division by zero"}'),
+        502,
+        "division by zero",
+    ),
+    "500 with HTML": (response_of("500 No", "<h1>Oh", "text/html"), 502, "text/html"),
+    "HTML": (
+        response_of("200 OK", "<h1>Hi", "text/html"),
+        502,
+        "sent text/html, expected",
+    ),
+    "401": (response_of("401 No", '{"error":"no"}'), 502, "--engine-key"),
+    "400": (response_of("400 No", '{"error":{"message":"too hot"}}'), 400, "too hot"),
     "a long prompt": (
-        said("400 No", '{"error":"the input length exceeds the context length"}'),
+        response_of(
+            "400 No", '{"error":"the input length exceeds the context length"}'
+        ),
         400,
         "exceeds the context length",
     ),
@@ -275,8 +285,8 @@ async def test_another_worker_recovers_an_engine_failure(pool: Pool, name: str) 
     async with (
         server(left=spoilt) as bad,
         worker(pool, bad),
-        server() as good,
-        worker(pool, good, "w2"),
+        server() as working,
+        worker(pool, working, "w2"),
     ):
         answers = []
         while spoilt:  # the other one may be asked first
@@ -293,20 +303,20 @@ async def test_engine_error_is_quoted(pool: Pool, name: str) -> None:
         response = await pool.session.post(
             pool.url + CHAT, data=json.dumps(body()), headers=pool.headers()
         )
-        told = (await response.json())["error"]
+        reports = (await response.json())["error"]
 
     assert response.status == status
-    assert message in told["message"]
-    assert KEY not in told["message"]
+    assert message in reports["message"]
+    assert KEY not in reports["message"]
 
 
 async def test_implausible_counts_and_reasons_do_not_fail_an_answer(pool: Pool) -> None:
     async with server(*WHOLE.values()) as url, worker(pool, url):
         for name in WHOLE:
-            told = json.loads(await ask(pool))
-            assert told["choices"][0]["message"]["content"] == "hello", name
-            assert told["choices"][0]["finish_reason"] == "stop", name
-            assert min(told["usage"].values()) >= 0, name
+            reports = json.loads(await ask(pool))
+            assert reports["choices"][0]["message"]["content"] == "hello", name
+            assert reports["choices"][0]["finish_reason"] == "stop", name
+            assert min(reports["usage"].values()) >= 0, name
 
 
 @pytest.mark.parametrize("name", MODEL_LISTS)
@@ -340,9 +350,9 @@ async def test_endless_server_is_aborted_when_the_client_leaves(
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
     async with worker(pool, url) as agent, asyncio.timeout(PATIENCE):
-        asking = asyncio.create_task(ask(pool, stream=True))
+        pending = asyncio.create_task(ask(pool, stream=True))
         await never.wait()
-        asking.cancel()
+        pending.cancel()
         await hung_up.wait()
         await eventually(lambda: not agent._jobs)
     listening.close()

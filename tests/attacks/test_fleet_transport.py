@@ -60,9 +60,10 @@ class Besieged:
         """Wait until ``count`` connections of nodes have ended for a reason."""
 
         def ended() -> bool:
-            said = (each.getMessage() for each in self.caplog.records)
+            messages = (each.getMessage() for each in self.caplog.records)
             return (
-                sum("disconnected" in each and reason in each for each in said) == count
+                sum("disconnected" in each and reason in each for each in messages)
+                == count
             )
 
         await eventually(ended)
@@ -94,7 +95,7 @@ class Besieged:
     def workers(self) -> list[str]:
         return [str(each) for each in self.running.hub.pool.workers]
 
-    async def until_there(self, name: str) -> None:
+    async def wait_joined(self, name: str) -> None:
         await eventually(lambda: f"macfleet:{name}" in self.workers)
 
     async def explained(self, job_id: str) -> str:
@@ -120,7 +121,7 @@ async def hub(
             worker = await found.worker("honest")
             async with worker.running(), calls(found) as pool:
                 async with asyncio.timeout(PATIENCE):
-                    await found.until_there("honest")
+                    await found.wait_joined("honest")
                     assert await pool.call("demo.add", 19, 23) == 42
             await hang_up(worker.connection.writer)
 
@@ -129,7 +130,7 @@ def calls(hub: Besieged) -> shoal.AsyncPool:
     return shoal.AsyncPool(hub.running.url, api_key=hub.running.api_key)
 
 
-async def said(reader: asyncio.StreamReader) -> bytes:
+async def read_rest(reader: asyncio.StreamReader) -> bytes:
     """Return everything received until the connection ends."""
     async with asyncio.timeout(PATIENCE):
         try:
@@ -147,7 +148,7 @@ async def test_stalled_handshake_is_disconnected(
     async def dawdle() -> bytes:
         async with hub.bare() as (reader, writer):
             writer.write(begun)
-            return await said(reader)
+            return await read_rest(reader)
 
     assert await asyncio.gather(*(dawdle() for _ in range(CROWD))) == [b""] * CROWD
     await hub.until_ended("sent nothing for", CROWD)
@@ -161,7 +162,7 @@ async def test_large_frame_before_the_handshake_is_rejected_unbuffered(
     async with hub.bare() as (reader, writer):
         writer.write(head + bytes(MIB))
 
-        assert await said(reader) == b""
+        assert await read_rest(reader) == b""
 
     await hub.until_ended("exceeds the limit")
     assert psutil.Process().memory_info().rss - before < 64 * MIB
@@ -171,7 +172,7 @@ async def test_malformed_bytes_get_no_answer(hub: Besieged) -> None:
     for data in (b"GET / HTTP/1.1\r\n\r\n" + bytes(24), bytes(24), b"\xff" * 65536):
         async with hub.bare() as (reader, writer):
             writer.write(data)
-            assert await said(reader) == b""
+            assert await read_rest(reader) == b""
 
 
 async def test_task_is_requeued_after_a_corrupted_frame(
@@ -200,7 +201,7 @@ async def test_task_is_requeued_after_a_clean_close(
 
 
 async def story_of_a_task(hub: Besieged, last: bytes) -> str:
-    """Let a worker end before its task is done; return how the task was done.
+    """End a worker before its task; return how the task was completed.
 
     ``last`` are the last bytes the worker sends; empty: it disconnects.
     """
@@ -209,7 +210,7 @@ async def story_of_a_task(hub: Besieged, last: bytes) -> str:
     first = await hub.worker("first", never)
     async with calls(hub) as pool, asyncio.timeout(PATIENCE):
         async with first.running():
-            await hub.until_there("first")
+            await hub.wait_joined("first")
             task = await pool.submit("demo.add", 19, 23)
             assert isinstance(task, AsyncCallFuture)
             await eventually(lambda: "demo.add" in first.names)
@@ -233,10 +234,10 @@ async def test_seat_cannot_be_taken_from_another_address(
 ) -> None:
     honest = await hub.worker("node-b")
     async with honest.running():
-        await hub.until_there("node-b")
+        await hub.wait_joined("node-b")
         thief = await hub.worker("node-b", {}, local=ELSEWHERE)
 
-        assert await said(thief.connection.reader) == b""
+        assert await read_rest(thief.connection.reader) == b""
         await hub.until_ended("can only reconnect from there")
         async with calls(hub) as pool:
             assert await pool.call("demo.add", 1, 2) == 3
@@ -244,7 +245,7 @@ async def test_seat_cannot_be_taken_from_another_address(
         again = await hub.worker("node-b")
         async with again.running(), calls(hub) as pool:
             await eventually(lambda: bool(honest.dead))
-            await hub.until_there("node-b")
+            await hub.wait_joined("node-b")
             assert await pool.call("demo.add", 3, 4) == 7
         await hang_up(again.connection.writer)
     await hang_up(honest.connection.writer)

@@ -1,4 +1,4 @@
-"""Nodes that send without end, or read nothing."""
+"""Nodes that send endlessly, or read nothing."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ DEAF = "the deaf one"
 
 @pytest.fixture
 def small_outbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill what a peer may leave unread with less than the real flood."""
+    """Lower the limit of unread data, so that a small flood exceeds it."""
     monkeypatch.setattr("shoal.transports.outbox.OUTBOX_MAX", 1 << 16)
     monkeypatch.setattr("shoal.transports.outbox.OUTBOX_FULL", 1 << 12)
     monkeypatch.setattr("shoal.transports.driver.FLUSH_TIMEOUT", 0.1)
@@ -28,7 +28,7 @@ def small_outbox(monkeypatch: pytest.MonkeyPatch) -> None:
 async def impatient(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[Pool]:
-    """A coordinator that gives up on a silent node soon."""
+    """A coordinator with short timeouts for silent nodes."""
     async with besieged(tmp_path, caplog, silence=scaled(1.0)) as running:
         yield running
 
@@ -45,10 +45,10 @@ async def test_node_with_unread_stops_is_disconnected(
         sending = asyncio.create_task(_send_until(deaf.send, strays * 10))
 
         await pool.joined(1)
-        asking = asyncio.create_task(ask(pool))
+        pending = asyncio.create_task(ask(pool))
         await other.answer("mine")
 
-        assert "mine" in await asking
+        assert "mine" in await pending
         deaf.abort()
         await sending
 
@@ -63,7 +63,7 @@ async def test_jobs_of_a_node_that_reads_nothing_are_requeued(
     monkeypatch.setattr("shoal.transports.driver.FLUSH_TIMEOUT", 0.1)
     async with upgraded(pool, address(DEAF, slots="1024"), deaf=True):
         await pool.joined()
-        asking = [
+        pending = [
             asyncio.create_task(ask(pool, OLD_CHAT, system="x" * 1_000_000))
             for _ in range(20)
         ]
@@ -71,7 +71,7 @@ async def test_jobs_of_a_node_that_reads_nothing_are_requeued(
         async with join(pool, slots="4") as other:
             for number in range(20):
                 await other.answer("mine", number=number)
-            for each in asking:
+            for each in pending:
                 assert "mine" in await each
 
 
@@ -85,7 +85,7 @@ async def test_node_that_reads_nothing_times_out(
         pinging = asyncio.create_task(
             _send_until(deaf.send, frame(PING, bytes(125)) * 100_000)
         )
-        asking = [
+        pending = [
             asyncio.create_task(ask(pool, OLD_CHAT, system="x" * 1_000_000))
             for _ in range(10)
         ]
@@ -93,7 +93,7 @@ async def test_node_that_reads_nothing_times_out(
         async with join(pool) as other:
             for number in range(10):
                 await other.answer("mine", number=number)
-            for each in asking:
+            for each in pending:
                 assert "mine" in await each
         deaf.abort()
         await pinging
@@ -117,12 +117,12 @@ async def test_endless_answer_is_truncated(
     monkeypatch.setattr("shoal.coordinator.answer.ANSWER_MAX", 2_000_000)
     async with join(pool) as node:
         await pool.joined()
-        asking = asyncio.create_task(ask(pool, path, stream=stream))
+        pending = asyncio.create_task(ask(pool, path, stream=stream))
         task = await node.task()
 
         await node.say(task["id"], *["x" * 100_000] * 100)
 
-        answer = await asking
+        answer = await pending
         assert "done" not in answer[-100:]
         assert "DONE" not in answer[-100:]
         assert '"err' in answer
@@ -138,7 +138,7 @@ async def test_frame_limit_is_one_megabyte(
 ) -> None:
     async with join(pool) as node, join(pool, "n2") as other:
         await pool.joined(2)
-        asking = asyncio.create_task(ask(pool))
+        pending = asyncio.create_task(ask(pool))
         await eventually(lambda: bool(node.tasks or other.tasks))
         first, second = (node, other) if node.tasks else (other, node)
         task = first.tasks[0]
@@ -147,7 +147,7 @@ async def test_frame_limit_is_one_megabyte(
         await first.say(task["id"], "x" * (1 << 20))
         await second.answer("mine")
 
-        assert "mine" in await asking
+        assert "mine" in await pending
         assert first.closed is not None
         assert first.closed[0] == 1009
 
@@ -158,12 +158,12 @@ async def test_arbitrary_bytes_are_valid_json_output(pool: Pool) -> None:
     async with join(pool) as node:
         await pool.joined()
         for number, path in enumerate((CHAT, OLD_CHAT, CHAT)):
-            asking = asyncio.create_task(ask(pool, path, stream=number == 2))
+            pending = asyncio.create_task(ask(pool, path, stream=number == 2))
             task = await node.task(number)
             await node.send(task["id"].to_bytes(4, "big") + odd)
             await node.end(task["id"])
 
-            answer = await asking
+            answer = await pending
             assert "\0" not in answer
             assert "\x1b" not in answer
             for line in filter(None, answer.split("\n")):
@@ -175,17 +175,17 @@ async def test_thousands_of_empty_texts_are_harmless(pool: Pool) -> None:
     async with upgraded(pool) as node, join(pool, "n2", "m2") as other:
         await pool.joined(2)
         await node.send(frame(TEXT) * 20_000)
-        asking = asyncio.create_task(ask(pool, model="m2"))
+        pending = asyncio.create_task(ask(pool, model="m2"))
         await other.answer("mine")
 
-        assert "mine" in await asking
+        assert "mine" in await pending
         assert len(pool.hub.pool.workers) == 2
 
 
 async def test_stray_ends_affect_nothing_else(pool: Pool) -> None:
     async with join(pool) as node:
         await pool.joined()
-        asking = asyncio.create_task(ask(pool))
+        pending = asyncio.create_task(ask(pool))
         task = await node.task()
         for number in range(2000):
             if number != task["id"]:
@@ -195,7 +195,7 @@ async def test_stray_ends_affect_nothing_else(pool: Pool) -> None:
         await node.end(task["id"])
         await node.end(task["id"])
 
-        answer = await asking
+        answer = await pending
         assert "mine" in answer
         assert "stray" not in answer
 
@@ -208,9 +208,9 @@ async def test_one_name_for_many_connections_is_one_worker(pool: Pool) -> None:
 
         assert {node.closed for node in older} == {(4000, "Bye")}
         assert len(pool.hub.pool.workers) == 1
-        asking = asyncio.create_task(ask(pool))
+        pending = asyncio.create_task(ask(pool))
         await newest.answer("mine")
-        assert "mine" in await asking
+        assert "mine" in await pending
         assert not any(node.tasks for node in older)
 
 
@@ -243,8 +243,8 @@ async def test_repeated_draining_is_idempotent(
         await node.send_bytes(b"")
         await pool.joined(0)
 
-    said = [record for record in caplog.records if "Draining" in record.getMessage()]
-    assert len(said) == 1
+    records = [record for record in caplog.records if "Draining" in record.getMessage()]
+    assert len(records) == 1
 
 
 async def _send_until(send: object, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Nodes that break the WebSocket protocol or the wire's, let in or not."""
+"""Nodes that break the WebSocket protocol or the wire's, admitted or not."""
 
 import asyncio
 
@@ -76,7 +76,7 @@ async def test_malformed_frame_of_a_node_ends_its_connection(
 ) -> None:
     async with upgraded(pool) as wire, join(pool, "n2") as other:
         await pool.joined(2)
-        asking = asyncio.create_task(ask(pool))
+        pending = asyncio.create_task(ask(pool))
         await eventually(lambda: bool(pool.hub.pool.jobs))
         await wire.send(BROKEN[name])
         await wire.rest()
@@ -84,7 +84,7 @@ async def test_malformed_frame_of_a_node_ends_its_connection(
         await pool.joined(1)
         await other.answer("taken over")
 
-        assert "taken over" in await asking
+        assert "taken over" in await pending
 
 
 @pytest.mark.parametrize("name", UNMASKED)
@@ -103,14 +103,14 @@ async def test_frame_without_a_task_ends_the_connection(
 ) -> None:
     async with join(pool) as node, join(pool, "n2") as other:
         await pool.joined(2)
-        asking = asyncio.create_task(ask(pool))
+        pending = asyncio.create_task(ask(pool))
         await eventually(lambda: bool(node.tasks or other.tasks))
         first, second = (node, other) if node.tasks else (other, node)
 
         await first.send(data)
         await second.answer("taken over")
 
-        assert "taken over" in await asking
+        assert "taken over" in await pending
         await eventually(lambda: first.closed is not None)
         assert first.closed is not None
         assert first.closed[0] == 1002
@@ -120,10 +120,10 @@ async def test_frame_without_a_task_ends_the_connection(
 async def test_node_with_invalid_slots_gets_no_jobs(pool: Pool, slots: str) -> None:
     async with join(pool, "odd", slots=slots) as odd, join(pool, "n2") as other:
         await pool.joined(2)
-        asking = asyncio.create_task(ask(pool))
+        pending = asyncio.create_task(ask(pool))
         await other.answer("mine")
 
-        assert "mine" in await asking
+        assert "mine" in await pending
         assert odd.tasks == []
 
 
@@ -161,10 +161,10 @@ async def test_meaningless_text_affects_only_its_node(
                 await odd.send_str(text)
                 await odd.send_bytes(b"123")  # whoever got this far is hung up on
                 await pool.joined(1)
-            asking = asyncio.create_task(ask(pool))
+            pending = asyncio.create_task(ask(pool))
             await other.answer("mine", number=number)
 
-            assert "mine" in await asking, text[:40]
+            assert "mine" in await pending, text[:40]
 
 
 RECORDED = {
@@ -191,6 +191,6 @@ async def test_frames_that_ended_an_original_coordinator_end_a_connection(
     assert expected[-2:] in received
     async with join(pool, "n2") as other:
         await pool.joined()
-        asking = asyncio.create_task(ask(pool))
+        pending = asyncio.create_task(ask(pool))
         await other.answer("still there")
-        assert "still there" in await asking
+        assert "still there" in await pending

@@ -362,9 +362,9 @@ async def test_slow_upload_delays_no_other_client(pool: Pool) -> None:
             for bare in slow:
                 bare.writer.write(attack[at : at + 1])
             if at % 50 == 0:
-                asking = asyncio.create_task(ask(pool))
+                pending = asyncio.create_task(ask(pool))
                 await node.answer("quick", number=at // 50)
-                assert "quick" in await asking
+                assert "quick" in await pending
         served = len(node.tasks)
         for bare in slow:
             await bare.send(attack[-1:])
@@ -381,10 +381,10 @@ async def test_300_idle_connections_delay_no_other_client(pool: Pool) -> None:
         for number in range(300):
             bare = await stack.enter_async_context(wire(pool))
             await bare.send(beginnings[number % len(beginnings)])
-        asking = asyncio.create_task(ask(pool))
+        pending = asyncio.create_task(ask(pool))
         await node.answer("here")
 
-        assert "here" in await asking
+        assert "here" in await pending
         assert PROMPT in node.texts[0]
 
 

@@ -1,4 +1,4 @@
-"""Idempotency keys by the thousand, of several owners, and at both faces."""
+"""Thousands of idempotency keys, of several owners, at both APIs."""
 
 import asyncio
 
@@ -47,13 +47,13 @@ async def test_idempotency_key_belongs_to_its_owner(pool: Pool, path: str) -> No
     alice, bob = await made(pool, "alice"), await made(pool, "bob")
     async with join(pool) as node:
         await pool.joined()
-        asking = [
+        pending = [
             asyncio.create_task(ask(pool, "k", key, path))
             for key in (alice, bob, alice, bob)
         ]
         await node.task(1)
         await asyncio.gather(*(node.answer(f"{n}", number=n) for n in range(2)))
-        answers = [await each for each in asking]
+        answers = [await each for each in pending]
 
         assert len(node.tasks) == 2
         assert _text(answers[0]) == _text(answers[2]) != _text(answers[1])
@@ -61,7 +61,7 @@ async def test_idempotency_key_belongs_to_its_owner(pool: Pool, path: str) -> No
 
 
 def _text(answer: str) -> str:
-    """Return the one figure that was answered, at either face."""
+    """Return the single number of an answer, at either API."""
     (text,) = {
         n for n in "01" if f'"content":"{n}"' in answer or f'"o":"{n}"' in answer
     }

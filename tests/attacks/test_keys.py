@@ -1,4 +1,4 @@
-"""Keys under attack: revoked in flight, by the thousand, and never in a log."""
+"""Keys under attack: revoked in flight, in thousands, and never logged."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -41,12 +41,12 @@ async def node(pool: Pool) -> AsyncIterator[Node]:
 async def test_revoked_key_ends_a_streamed_answer(pool: Pool, node: Node) -> None:
     key = await made(pool)
     async with client(pool, key) as client_:
-        asking = asyncio.create_task(
+        pending = asyncio.create_task(
             client_.chat.completions.create(**body(), stream=True)
         )
         task = await node.task()
         await node.say(task["id"], ANSWER)
-        pieces = aiter(await asking)
+        pieces = aiter(await pending)
         while not (await anext(pieces)).choices[0].delta.content:
             pass
 
@@ -62,13 +62,13 @@ async def test_revoked_key_ends_a_streamed_answer(pool: Pool, node: Node) -> Non
 async def test_revoked_key_ends_an_awaited_answer(pool: Pool, node: Node) -> None:
     key = await made(pool)
     async with client(pool, key) as client_:
-        asking = asyncio.create_task(client_.chat.completions.create(**body()))
+        pending = asyncio.create_task(client_.chat.completions.create(**body()))
         task = await node.task()
 
         await revoke(pool)
 
         with pytest.raises(openai.AuthenticationError, match="the key was revoked"):
-            await asking
+            await pending
     await node.told_to_stop(task["id"])
 
 
@@ -138,11 +138,11 @@ async def test_key_revoked_during_its_upload_gets_no_job(
 async def test_revoked_key_ends_a_detached_job(pool: Pool, node: Node) -> None:
     key = await made(pool)
     headers = pool.headers(key) | {"Idempotency-Key": "once"}
-    asking = asyncio.create_task(
+    pending = asyncio.create_task(
         pool.session.post(pool.url + CHAT, json=body(), headers=headers)
     )
     task = await node.task()
-    asking.cancel()
+    pending.cancel()
 
     await revoke(pool)
 
@@ -156,10 +156,10 @@ async def test_revocation_under_load_leaks_nothing(pool: Pool) -> None:
         answering = asyncio.create_task(_answer_all(node))
         for number in range(20):
             key = await made(pool, f"k{number}", requests_per_minute=50, budget=10**6)
-            asked = [asyncio.create_task(post(pool, key)) for _ in range(10)]
+            requests = [asyncio.create_task(post(pool, key)) for _ in range(10)]
             await asyncio.sleep(0)
             await revoke(pool, f"k{number}")
-            statuses = {(await each).status for each in asked}
+            statuses = {(await each).status for each in requests}
             assert statuses <= {200, 401}
         answering.cancel()
         await eventually(lambda: not pool.hub.pool.jobs)
@@ -193,9 +193,9 @@ async def test_budget_survives_a_restart(
     async with besieged(tmp_path, caplog) as pool, join(pool) as node:
         await pool.joined()
         key = await made(pool, budget=100)
-        asking = asyncio.create_task(post(pool, key, max_tokens=10))
+        pending = asyncio.create_task(post(pool, key, max_tokens=10))
         await node.answer("x" * 400)
-        assert (await asking).status == 200
+        assert (await pending).status == 200
 
     async with besieged(tmp_path, caplog) as pool, join(pool):
         await pool.joined()
@@ -208,7 +208,7 @@ async def test_disconnecting_early_still_spends_the_budget(
     pool: Pool, node: Node
 ) -> None:
     key = await made(pool, budget=150)
-    asking = asyncio.create_task(
+    pending = asyncio.create_task(
         pool.session.post(
             pool.url + CHAT,
             json=body(stream=True, max_tokens=20),
@@ -217,7 +217,7 @@ async def test_disconnecting_early_still_spends_the_budget(
     )
     task = await node.task()
     await node.say(task["id"], "x" * 400)
-    response = await asking
+    response = await pending
     await response.content.readany()
 
     response.close()

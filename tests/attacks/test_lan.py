@@ -1,4 +1,4 @@
-"""Peers of the local network that break the wire's rules, let in or not."""
+"""Peers of the local network that break the wire's rules, admitted or not."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attacks.lan import MAC, PASSCODE, LanPeer, chunk, dialled, mac, ours
+from attacks.lan import MAC, PASSCODE, LanPeer, chunk, dialled, mac, our_worker
 from attacks.siege import CHAT, TOKEN, ask, besieged, join
 from gateway.serving import Pool, eventually
 from protocols.tealenet.peers import heartbeat, hello
@@ -39,38 +39,42 @@ async def pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterato
 
 @asynccontextmanager
 async def talking(pool: Pool) -> AsyncIterator[None]:
-    """Have two honest peers talk: before the block, in it, and after it."""
-    async with mac(pool, 1) as asker, mac(pool, 2, "honest-model") as doer:
+    """Let two honest peers communicate before, in and after the block."""
+    async with mac(pool, 1) as client, mac(pool, 2, "honest-model") as doer:
         await pool.joined()
-        await request(asker, 1, "honest-model")
-        first = await doer.hears("inferenceRequest")
-        await doer.say(chunk(first["requestID"], "one "))
-        await asker.hears("inferenceChunk")
+        await request(client, 1, "honest-model")
+        first = await doer.receive("inferenceRequest")
+        await doer.send_messages(chunk(first["requestID"], "one "))
+        await client.receive("inferenceChunk")
         yield
-        await doer.say(chunk(first["requestID"], "two"))
+        await doer.send_messages(chunk(first["requestID"], "two"))
         done = {"inferenceComplete": {"_0": {"requestID": first["requestID"]}}}
-        await doer.say(done)
-        await asker.hears("inferenceComplete")
-        assert answer_to(asker, 1) == "one two"
-        await request(asker, 2, "honest-model")
+        await doer.send_messages(done)
+        await client.receive("inferenceComplete")
+        assert answer_to(client, 1) == "one two"
+        await request(client, 2, "honest-model")
         await doer.answer("three", number=1)
-        await asker.hears("inferenceComplete", 1)
-        assert answer_to(asker, 2) == "three"
-        assert not asker.of("inferenceError")
-        assert not asker.over
+        await client.receive("inferenceComplete", 1)
+        assert answer_to(client, 2) == "three"
+        assert not client.of("inferenceError")
+        assert not client.over
         assert not doer.over
 
 
 async def request(peer: LanPeer, number: int, model: str, **more: Any) -> None:
-    """Ask for a chat."""
-    asked = {"model": model, "messages": [{"role": "user", "content": "hi"}], **more}
-    await peer.say(
+    """Request a chat."""
+    request_body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "hi"}],
+        **more,
+    }
+    await peer.send_messages(
         {
             "inferenceRequest": {
                 "_0": {
                     "requestID": REQUEST.format(number),
                     "streaming": True,
-                    "request": asked,
+                    "request": request_body,
                 }
             }
         }
@@ -78,7 +82,7 @@ async def request(peer: LanPeer, number: int, model: str, **more: Any) -> None:
 
 
 def answer_to(peer: LanPeer, number: int) -> str:
-    """Return the text that came of a request."""
+    """Return the received text of a request."""
     return "".join(
         choice["delta"].get("content") or ""
         for each in peer.of("inferenceChunk")
@@ -123,29 +127,33 @@ async def test_oversized_announcement_is_disconnected(pool: Pool, size: int) -> 
 )
 async def test_garbage_is_no_handshake(pool: Pool, garbage: bytes) -> None:
     async with talking(pool), dialled(pool) as stranger:
-        await stranger.say(garbage, garbage)
-        await stranger.say(encode(hello(passcode_hash(PASSCODE), (), MAC.format(9))))
+        await stranger.send_messages(garbage, garbage)
+        await stranger.send_messages(
+            encode(hello(passcode_hash(PASSCODE), (), MAC.format(9)))
+        )
 
-        await stranger.hears("helloAck")
+        await stranger.receive("helloAck")
 
 
 async def test_peer_that_sends_only_garbage_is_disconnected(pool: Pool) -> None:
     async with talking(pool), dialled(pool) as stranger:
-        await stranger.say(*[b"null"] * 200)
+        await stranger.send_messages(*[b"null"] * 200)
 
         await stranger.hung_up()
 
 
 async def test_only_a_handshake_is_accepted_before_admission(pool: Pool) -> None:
     async with talking(pool), dialled(pool) as stranger:
-        await stranger.say(encode(heartbeat(("mine",))))
+        await stranger.send_messages(encode(heartbeat(("mine",))))
         await request(stranger, 3, "honest-model")
-        await stranger.say({"modelQuery": {"_0": {"modelID": "m"}}})
-        await stranger.say({"loadModel": {"_0": {"requestID": "r", "modelID": "m"}}})
-        await stranger.say(encode(hello("0" * 64)))
+        await stranger.send_messages({"modelQuery": {"_0": {"modelID": "m"}}})
+        await stranger.send_messages(
+            {"loadModel": {"_0": {"requestID": "r", "modelID": "m"}}}
+        )
+        await stranger.send_messages(encode(hello("0" * 64)))
 
         await stranger.hung_up()
-        assert stranger.heard == []
+        assert stranger.received == []
         assert len(pool.hub.pool.workers) == 1
 
 
@@ -174,9 +182,11 @@ async def test_invalid_message_does_not_affect_the_next(
     pool: Pool, message: bytes, answer: str | None
 ) -> None:
     async with talking(pool), mac(pool, 3) as peer:
-        await peer.say(message)
-        await peer.say({"loadModel": {"_0": {"requestID": "r", "modelID": "m"}}})
-        await peer.hears("modelLoadError")
+        await peer.send_messages(message)
+        await peer.send_messages(
+            {"loadModel": {"_0": {"requestID": "r", "modelID": "m"}}}
+        )
+        await peer.receive("modelLoadError")
 
         refused = [each["requestID"] for each in peer.of("inferenceError")]
         assert refused == ([] if answer is None else [answer])
@@ -185,42 +195,46 @@ async def test_invalid_message_does_not_affect_the_next(
 async def test_messages_about_foreign_jobs_are_ignored(pool: Pool) -> None:
     async with talking(pool), mac(pool, 3, "evil") as evil:
         await pool.joined(2)
-        asking = asyncio.create_task(ask(pool, CHAT, "evil"))
-        asked = await evil.hears("inferenceRequest")
+        pending = asyncio.create_task(ask(pool, CHAT, "evil"))
+        request_body = await evil.receive("inferenceRequest")
         for other in (REQUEST.format(1), REQUEST.format(1).lower(), "x", "job1"):
-            await evil.say(chunk(other, "injected"))
-            await evil.say({"inferenceComplete": {"_0": {"requestID": other}}})
+            await evil.send_messages(chunk(other, "injected"))
+            await evil.send_messages(
+                {"inferenceComplete": {"_0": {"requestID": other}}}
+            )
             error = {"requestID": other, "errorMessage": "injected"}
-            await evil.say({"inferenceError": {"_0": error}})
-        await evil.say(chunk(asked["requestID"], "mine"))
-        done = {"requestID": asked["requestID"], "tokensOut": 2**53}
-        await evil.say({"inferenceComplete": {"_0": done}})
-        await evil.say(chunk(asked["requestID"], "too late"))
-        error = {"requestID": asked["requestID"], "errorMessage": "too late"}
-        await evil.say({"inferenceError": {"_0": error}})
-        await evil.say({"inferenceComplete": {"_0": done}})
+            await evil.send_messages({"inferenceError": {"_0": error}})
+        await evil.send_messages(chunk(request_body["requestID"], "mine"))
+        done = {"requestID": request_body["requestID"], "tokensOut": 2**53}
+        await evil.send_messages({"inferenceComplete": {"_0": done}})
+        await evil.send_messages(chunk(request_body["requestID"], "too late"))
+        error = {"requestID": request_body["requestID"], "errorMessage": "too late"}
+        await evil.send_messages({"inferenceError": {"_0": error}})
+        await evil.send_messages({"inferenceComplete": {"_0": done}})
 
-        said = json.loads(await asking)
+        response = json.loads(await pending)
 
-        assert said["choices"][0]["message"]["content"] == "mine"
+        assert response["choices"][0]["message"]["content"] == "mine"
 
 
 @pytest.mark.parametrize("tokens", [2**53, 10**18, -1, 1.5, "x"])
 async def test_implausible_usage_is_not_recorded(pool: Pool, tokens: Any) -> None:
     async with talking(pool), mac(pool, 3, "evil") as evil:
         await pool.joined(2)
-        asking = asyncio.create_task(ask(pool, CHAT, "evil"))
-        asked = await evil.hears("inferenceRequest")
-        said = chunk(asked["requestID"], "x")
+        pending = asyncio.create_task(ask(pool, CHAT, "evil"))
+        request_body = await evil.receive("inferenceRequest")
+        response = chunk(request_body["requestID"], "x")
         counts = {"prompt_tokens": tokens, "completion_tokens": tokens}
         usage = counts | {"total_tokens": tokens}
-        said["inferenceChunk"]["_0"]["chunk"]["usage"] = usage
-        await evil.say(said)
-        await evil.say({"inferenceComplete": {"_0": {"requestID": asked["requestID"]}}})
+        response["inferenceChunk"]["_0"]["chunk"]["usage"] = usage
+        await evil.send_messages(response)
+        await evil.send_messages(
+            {"inferenceComplete": {"_0": {"requestID": request_body["requestID"]}}}
+        )
         if tokens != 2**53:  # it did not do the job, and is given it once more
             await evil.answer("x", number=1)
 
-        told = json.loads(await asking)
+        told = json.loads(await pending)
         assert told["choices"][0]["message"]["content"] == "x"
         assert told["usage"]["completion_tokens"] <= TOKENS_MAX
 
@@ -229,40 +243,42 @@ async def test_implausible_usage_is_not_recorded(pool: Pool, tokens: Any) -> Non
 async def test_unencodable_numbers_are_contained(pool: Pool, number: int) -> None:
     async with talking(pool), mac(pool, 3, "evil") as evil:
         await pool.joined(2)
-        asking = asyncio.create_task(ask(pool, CHAT, "evil"))
-        asked = await evil.hears("inferenceRequest")
-        said = chunk(asked["requestID"], "x")
-        (choice,) = said["inferenceChunk"]["_0"]["chunk"]["choices"]
+        pending = asyncio.create_task(ask(pool, CHAT, "evil"))
+        request_body = await evil.receive("inferenceRequest")
+        response = chunk(request_body["requestID"], "x")
+        (choice,) = response["inferenceChunk"]["_0"]["chunk"]["choices"]
         choice["delta"] |= {"odd": number, "tool_calls": [{"index": 0, "odd": number}]}
         choice["logprobs"] = {"content": [{"logprob": number}]}
-        await evil.say(said)
-        await evil.say({"inferenceComplete": {"_0": {"requestID": asked["requestID"]}}})
+        await evil.send_messages(response)
+        await evil.send_messages(
+            {"inferenceComplete": {"_0": {"requestID": request_body["requestID"]}}}
+        )
 
-        assert '"x"' in await asking
+        assert '"x"' in await pending
 
 
 async def test_worker_does_not_learn_the_passcode_from_a_guess(pool: Pool) -> None:
     hashed = passcode_hash(PASSCODE)
-    async with talking(pool), ours(pool, "w", passcode="bluff") as worker:
+    async with talking(pool), our_worker(pool, "w", passcode="bluff") as worker:
         await eventually(lambda: bool(worker.of("heartbeat")))
 
-        assert hashed not in json.dumps(worker.heard)
+        assert hashed not in json.dumps(worker.received)
 
 
 async def test_worker_that_claims_to_be_a_coordinator_may_not_submit(
     pool: Pool,
 ) -> None:
-    async with talking(pool), ours(pool, "w", role="coordinator") as worker:
+    async with talking(pool), our_worker(pool, "w", role="coordinator") as worker:
         await request(worker, 3, "honest-model")
 
-        refused = await worker.hears("inferenceError")
+        refused = await worker.receive("inferenceError")
         assert "may not submit jobs" in refused["errorMessage"]
 
 
 async def test_models_with_reserved_names_get_no_jobs(pool: Pool) -> None:
     names = ["*", "*task", "", "honest-model,x", "a/b", "\x1b[2J\n", "x" * 256]
     offers = [WireOffer(models=[name]) for name in names]
-    async with talking(pool), ours(pool, "w", *offers) as worker:
+    async with talking(pool), our_worker(pool, "w", *offers) as worker:
         await eventually(lambda: len(pool.hub.pool.workers) > 1)
 
         assert not worker.of("inferenceRequest")
@@ -281,8 +297,8 @@ async def test_constantly_changing_models_cost_little(
     async with talking(pool), mac(pool, 3) as peer:
         for number in range(100):
             names = tuple(f"m{number}-{each}" for each in range(200))
-            await peer.say(encode(heartbeat(names, device_id=MAC.format(3))))
-        await peer.hears("heartbeatAck", 100)
+            await peer.send_messages(encode(heartbeat(names, device_id=MAC.format(3))))
+        await peer.receive("heartbeatAck", 100)
 
         assert joined <= CHANGES_AT_ONCE + 2 * 200 + 10
 
@@ -312,13 +328,17 @@ async def test_unrequested_model_messages_have_no_effect(
     done = {"transferID": MAC.format(0), "modelID": "../../x"}
     async with talking(pool), mac(pool, 3) as peer:
         for number in range(20):
-            await peer.say({"modelTransferChunk": {"_0": piece}})
-            await peer.say({"modelTransferComplete": {"_0": done}})
-            await peer.say(*[{"modelQuery": {"_0": {"modelID": "../x"}}}] * 50)
-            asked = {"transferID": MAC.format(number), "modelID": "../../etc"}
-            await peer.say({"modelTransferRequest": {"_0": asked}})
-        await peer.say({"loadModel": {"_0": {"requestID": "r", "modelID": "m"}}})
-        await peer.hears("modelLoadError")
+            await peer.send_messages({"modelTransferChunk": {"_0": piece}})
+            await peer.send_messages({"modelTransferComplete": {"_0": done}})
+            await peer.send_messages(
+                *[{"modelQuery": {"_0": {"modelID": "../x"}}}] * 50
+            )
+            request_body = {"transferID": MAC.format(number), "modelID": "../../etc"}
+            await peer.send_messages({"modelTransferRequest": {"_0": request_body}})
+        await peer.send_messages(
+            {"loadModel": {"_0": {"requestID": "r", "modelID": "m"}}}
+        )
+        await peer.receive("modelLoadError")
 
         assert not any(each["available"] for each in peer.of("modelQueryResponse"))
         assert not peer.of("modelTransferChunk")
@@ -346,7 +366,7 @@ async def test_many_short_connections_leak_nothing(pool: Pool) -> None:
                 pass
             async with dialled(pool) as stranger:
                 await stranger.send(b"\0\0")
-            async with ours(pool, f"w{number % 3}", WireOffer(models=["m"])):
+            async with our_worker(pool, f"w{number % 3}", WireOffer(models=["m"])):
                 pass
         await pool.joined()
     await eventually(lambda: not pool.hub.pool.workers)
@@ -356,13 +376,15 @@ async def test_only_an_admitted_peer_replaces_its_namesake(
     pool: Pool,
 ) -> None:
     async with talking(pool):
-        async with ours(pool, "w", WireOffer(models=["m"])) as worker:
+        async with our_worker(pool, "w", WireOffer(models=["m"])) as worker:
             await pool.joined(2)
-            async with ours(pool, "w", WireOffer(models=["m"]), token="wrong") as evil:
+            async with our_worker(
+                pool, "w", WireOffer(models=["m"]), token="wrong"
+            ) as evil:
                 await evil.hung_up()
             device = MAC.format(2)  # an honest peer's
             async with dialled(pool) as evil:
-                await evil.say(encode(hello("0" * 64, ("m",), device)))
+                await evil.send_messages(encode(hello("0" * 64, ("m",), device)))
                 await evil.hung_up()
             assert TOKEN
             assert not worker.over

@@ -54,13 +54,13 @@ async def test_every_method_is_answered_at_every_path(
             ) as answer:
                 text = await answer.text()
 
-            asked = (method, path, name[:10])
-            assert answer.status in ANSWERED | {429 if key == "wrong" else 200}, asked
-            assert answer.headers["x-request-id"], asked
+            case = (method, path, name[:10])
+            assert answer.status in ANSWERED | {429 if key == "wrong" else 200}, case
+            assert answer.headers["x-request-id"], case
             if method == "HEAD":
                 assert not text
             elif answer.status >= 400:
-                assert '"error"' in text, asked
+                assert '"error"' in text, case
 
 
 @pytest.mark.parametrize(

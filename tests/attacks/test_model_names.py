@@ -1,4 +1,4 @@
-"""Names that peers give to models and files lead nowhere but where they should."""
+"""Names of models and files from peers stay within their folders."""
 
 import json
 from pathlib import Path
@@ -87,10 +87,10 @@ def test_accepted_names_stay_within_the_folder(name: str) -> None:
     root = Path("/models")
     for check in (check_file_name, model_folder_name):
         try:
-            taken = check(name)
+            accepted = check(name)
         except InvalidRequest:
             continue
-        path = (root / taken).resolve()
+        path = (root / accepted).resolve()
         assert path.is_relative_to(root)
         assert path != root
         assert not any(part.startswith(".") for part in path.parts)
@@ -111,17 +111,17 @@ def test_peer_writes_only_into_its_staging_folder(
     staging = Staging(folder / "models", "model", "id", 0, replace=False)
     incoming = IncomingModel("id", "model", None)
     staging.begin()
-    taken = set()
+    accepted = set()
 
     for name in names:
         try:
             staging.write([incoming.add_chunk(ModelChunk("id", name, 0, b"!"))])
         except PeerError:
             continue
-        taken.add(name)
+        accepted.add(name)
 
     staged = "models/.incoming/id"
-    assert set(files(folder)) == {f"{staged}/files/{name}" for name in taken} | {
+    assert set(files(folder)) == {f"{staged}/files/{name}" for name in accepted} | {
         f"{staged}/lock"
     }
     staging.remove()

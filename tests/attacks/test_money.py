@@ -1,4 +1,4 @@
-"""Whatever workers, clients and the disk do, money is neither made nor lost."""
+"""Money is conserved, whatever workers, clients and the disk do."""
 
 import asyncio
 import json
@@ -35,19 +35,19 @@ SIGNERS = [Signer.from_seed(bytes([number]) * 32) for number in range(1, 5)]
 
 
 class World:
-    """Workers and clients that do whatever chance has them do."""
+    """Workers and clients with random behaviour."""
 
     def __init__(self, its: Coordinator, random: Random, ids: Iterator[int]) -> None:
         self.its = its
         self.ids = ids
         self.random = random
         self.workers: list[tuple[Member, Signer | None]] = []
-        self.said: list[tuple[Member, RunJob]] = []  # ended, and perhaps said again
-        self.asked: list[JobId] = []
+        self.ended: list[tuple[Member, RunJob]] = []  # ended, and perhaps said again
+        self.submitted: list[JobId] = []
 
     async def step(self) -> None:
         await self.random.choice(
-            [self.join, self.ask, self.ask, self.cancel, self.wait]
+            [self.join, self.submit, self.submit, self.cancel, self.wait]
             + [self.end, self.present, self.again, self.leave]
             + [self.end] * 6
         )()
@@ -62,7 +62,7 @@ class World:
         )
         self.workers.append((member, signer))
 
-    async def ask(self) -> None:
+    async def submit(self) -> None:
         terms = JobTerms(price=PRICE, user=self.random.choice("uv"), detached=True)
         kind = self.random.choice([JobKind.CHAT, JobKind.TASK])
         owner = self.random.choice(OWNERS)
@@ -70,13 +70,13 @@ class World:
         job = replace(job, id=JobId(f"asked{next(self.ids)}"))
         try:
             async with self.its.hub.run_job(job):
-                self.asked.append(job.id)
+                self.submitted.append(job.id)
         except ShoalError:
             pass  # nobody has the model yet
 
     async def cancel(self) -> None:
-        if self.asked:
-            self.its.hub.cancel(self.random.choice(self.asked), "cancelled")
+        if self.submitted:
+            self.its.hub.cancel(self.random.choice(self.submitted), "cancelled")
 
     async def wait(self) -> None:
         await asyncio.sleep(self.random.choice([0.0, 0.01, 1.0, 6.0]))
@@ -87,12 +87,12 @@ class World:
             member.port.on_disconnect("left")
 
     async def end(self) -> None:
-        """Say how a job ended, or something of the kind, rightly signed or not."""
+        """Report the end of a job, correctly or not, with a valid signature or not."""
         given = [(w, s, run) for w, s in self.workers for run in w.runs]
         if not given:
             return
         member, signer, run = self.random.choice(given[-6:])
-        self.said.append((member, run))
+        self.ended.append((member, run))
         what = self.random.randrange(12)
         if what == 0:
             member.say(Rejected(run.job_id, run.lease, "no"))
@@ -121,15 +121,15 @@ class World:
 
     async def present(self) -> None:
         for member, signer in self.workers:
-            if signer is not None and self.asked:
-                job_id = self.random.choice(self.asked)
+            if signer is not None and self.submitted:
+                job_id = self.random.choice(self.submitted)
                 output = json.dumps({"text": "hi"})
                 receipt = self.receipt(job_id, output, signer)
                 member.say(ReceiptSent(job_id, receipt))
 
     async def again(self) -> None:
-        if self.said:
-            member, run = self.random.choice(self.said)
+        if self.ended:
+            member, run = self.random.choice(self.ended)
             signer = next((s for m, s in self.workers if m is member), None)
             self.complete(member, signer, run)
 
@@ -159,7 +159,7 @@ def test_money_is_conserved(seed: int) -> None:
                 assert its.hub.books.total() == 0
             if random.random() < 0.5:
                 store.full = True  # and what is on its way is lost
-                await world.ask()
+                await world.submit()
                 await moment()
                 store.full = False
 
@@ -175,10 +175,10 @@ def test_money_is_conserved(seed: int) -> None:
 
 
 async def check(its: Coordinator) -> None:
-    """Compare every account with what the jobs and their receipts say of it."""
+    """Compare every account with the jobs and their receipts."""
     expected: Counter[str] = Counter()
-    for told in await its.store.recent(JobFilter(), 10_000):
-        stored = await its.store.job(told.id)
+    for row in await its.store.recent(JobFilter(), 10_000):
+        stored = await its.store.job(row.id)
         assert stored is not None
         assert stored.state in ENDED
         filed = await its.store.ledger.receipts_of(stored.job.id)

@@ -1,4 +1,4 @@
-"""Names that are made to mean something else where they are shown."""
+"""Names that would be interpreted where they are displayed."""
 
 import asyncio
 import json
@@ -47,13 +47,13 @@ async def test_names_are_not_interpreted(pool: Pool) -> None:
 
 
 async def check_name(pool: Pool, odd: str) -> None:
-    """Check that a node and a model of that name work and are shown as they are."""
+    """Check that a node and a model of that name work and are displayed verbatim."""
     async with join(pool, odd, odd) as node, join(pool, "plain", "plain") as other:
         await pool.joined(2)
         for number, path in enumerate(("/v1/chat/completions", OLD_CHAT)):
-            asking = asyncio.create_task(ask(pool, path, model=odd))
+            pending = asyncio.create_task(ask(pool, path, model=odd))
             await node.answer("mine", number=number)
-            assert "mine" in await asking
+            assert "mine" in await pending
         assert other.tasks == []
 
         status = json.loads(await _get(pool, "/admin/status"))
@@ -73,10 +73,10 @@ async def test_invalid_unicode_becomes_replacement_characters(pool: Pool) -> Non
     token = "join-token-that-no-log-may-hold"
     async with pool.node(path=target + token) as node:
         await pool.joined()
-        asking = asyncio.create_task(ask(pool, model="\ufffd"))
+        pending = asyncio.create_task(ask(pool, model="\ufffd"))
         await node.answer("mine")
 
-        assert "mine" in await asking
+        assert "mine" in await pending
 
 
 async def test_similar_names_are_different_workers(pool: Pool) -> None:

@@ -1,4 +1,4 @@
-"""What a private job is about is nobody else's, wherever somebody may look."""
+"""Private jobs are hidden in every response, log and file."""
 
 import logging
 from pathlib import Path
@@ -101,7 +101,7 @@ async def private_job(pool: Pool) -> str:
 
 
 async def seen(pool: Pool, path: str, job_id: str, key: str = "") -> str:
-    """Return all that a path shows to whoever has a key."""
+    """Return everything that a path shows to any key."""
     headers = pool.headers(key) if key else pool.headers()
     url = pool.url + path.format(id=job_id)
     async with pool.session.get(url, headers=headers) as response:

@@ -1,4 +1,4 @@
-"""A coordinator as it is really run: another process, another event loop."""
+"""A coordinator in a process of its own."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ NO_HEADERS: Mapping[str, str] = {}
 
 @dataclass(slots=True)
 class Coordinator:
-    """The process, and what it has written to its standard error."""
+    """The process, with its standard error."""
 
     process: asyncio.subprocess.Process
     url: str
@@ -63,8 +63,8 @@ class Coordinator:
         ) as response:
             return await response.text()
 
-    async def known(self) -> None:
-        """Wait until there is a model."""
+    async def wait_registered(self) -> None:
+        """Wait until a model is offered."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 async with self.session.get(
@@ -74,7 +74,7 @@ class Coordinator:
                         return
 
     async def settled(self, workers: int) -> None:
-        """Wait until the pool has noticed who is there, and who is not any more."""
+        """Wait until the pool knows the connected and disconnected nodes."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 async with self.session.get(
@@ -85,7 +85,7 @@ class Coordinator:
                         return
 
     async def send(self, data: bytes) -> None:
-        """Send bytes on a bare connection, and wait for whatever comes."""
+        """Send bytes on a raw connection, and wait for the response."""
         port = urlsplit(self.url).port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         with suppress(ConnectionError, TimeoutError):
@@ -152,10 +152,10 @@ async def test_process_survives_every_raw_attack(tmp_path: Path) -> None:
         # Else the question could go to three of them in turn, who are gone.
         await its.settled(0)
         async with its.node("n1") as node:
-            await its.known()
-            asking = asyncio.create_task(its.ask())
+            await its.wait_registered()
+            pending = asyncio.create_task(its.ask())
             await node.answer(ANSWER)
-            assert ANSWER in await asking
+            assert ANSWER in await pending
             assert PROMPT in node.texts[0]
         its.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE):
@@ -169,22 +169,22 @@ async def test_killed_process_runs_a_keyed_job_once(
 ) -> None:
     name = {"Idempotency-Key": "once"}
     async with running(tmp_path) as its, its.node("n1") as node:
-        await its.known()
-        asking = asyncio.create_task(its.ask(headers=name))
+        await its.wait_registered()
+        pending = asyncio.create_task(its.ask(headers=name))
         task = await node.task()
         await node.say(task["id"], ANSWER[:3])
         its.process.kill()
         with pytest.raises(ClientError):
-            await asking
+            await pending
 
     async with running(tmp_path) as its, its.node("n2") as node:
         again = [asyncio.create_task(its.ask(headers=name)) for _ in range(5)]
         await node.answer(ANSWER)
         answers = {await each for each in again}
-        told = json.loads(await its.ask(headers=name))
+        job = json.loads(await its.ask(headers=name))
 
-        assert [json.loads(each)["id"] for each in answers] == [told["id"]]
-        assert told["choices"][0]["message"]["content"] == ANSWER
+        assert [json.loads(each)["id"] for each in answers] == [job["id"]]
+        assert job["choices"][0]["message"]["content"] == ANSWER
         assert len(node.tasks) == 1
 
 
@@ -192,8 +192,8 @@ async def test_stopped_process_finishes_its_streams(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as its, its.node("n1") as node:
-        await its.known()
-        asking = asyncio.create_task(its.ask(stream=True))
+        await its.wait_registered()
+        pending = asyncio.create_task(its.ask(stream=True))
         task = await node.task()
         await node.say(task["id"], ANSWER[:5])
         its.process.send_signal(signal.SIGTERM)
@@ -201,7 +201,7 @@ async def test_stopped_process_finishes_its_streams(
         await node.say(task["id"], ANSWER[5:])
         await node.end(task["id"])
 
-        assert (await asking).endswith("data: [DONE]\n\n")
+        assert (await pending).endswith("data: [DONE]\n\n")
         async with asyncio.timeout(PATIENCE):
             assert await its.process.wait() == 0
 
@@ -211,8 +211,8 @@ async def test_stopped_process_finishes_its_streams(
 async def test_process_without_grace_aborts_its_streams(tmp_path: Path) -> None:
     async with running(tmp_path, drain="0") as its, AsyncExitStack() as stack:
         node = await stack.enter_async_context(its.node("n1"))
-        await its.known()
-        asking = [asyncio.create_task(its.ask(stream=n % 2 == 0)) for n in range(8)]
+        await its.wait_registered()
+        pending = [asyncio.create_task(its.ask(stream=n % 2 == 0)) for n in range(8)]
         await node.task(7)
         for task in node.tasks:
             await node.say(task["id"], ANSWER)
@@ -220,7 +220,7 @@ async def test_process_without_grace_aborts_its_streams(tmp_path: Path) -> None:
         async with asyncio.timeout(PATIENCE):
             assert await its.process.wait() == 0
 
-        for answer in await asyncio.gather(*asking, return_exceptions=True):
+        for answer in await asyncio.gather(*pending, return_exceptions=True):
             # Cut off, or told so: never taken for whole.
             assert isinstance(answer, BaseException) or "[DONE]" not in answer
         await eventually(lambda: node.closed is not None)

@@ -1,4 +1,4 @@
-"""Things that happen at the same moment: one story, a fault at each of its turns."""
+"""Races: one scenario, with a fault at each of its turns."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ EXTENDED = {"shoal-extensions": "shoal"}
 
 
 class SlowStore(SqliteStore):
-    """Takes some more turns of the loop for each commit."""
+    """Delays each commit by turns of the loop."""
 
     def __init__(self, turns: int) -> None:
         super().__init__(Path(":memory:"))
@@ -65,7 +65,7 @@ class SlowStore(SqliteStore):
 
 @dataclass(slots=True)
 class Node:
-    """A node that does its work a word a turn."""
+    """A node that sends a word per turn."""
 
     link: MemoryLink
     serving: asyncio.Task[ConnectionEnd]
@@ -73,14 +73,14 @@ class Node:
     running: dict[int, Iterator[str]] = field(default_factory=dict)
 
     def work(self) -> None:
-        """Do what there is to do in a turn."""
+        """Run one turn."""
         for text in self.link.sent[self.read :]:
             self.read += 1
-            told = json.loads(text)
-            if "stop" in told:
-                self.running.pop(told["id"], None)
+            chunk = json.loads(text)
+            if "stop" in chunk:
+                self.running.pop(chunk["id"], None)
             else:
-                self.running[told["id"]] = iter(PIECES)
+                self.running[chunk["id"]] = iter(PIECES)
         for task_id, pieces in list(self.running.items()):
             head = task_id.to_bytes(4, "big")
             piece = next(pieces, None)
@@ -90,17 +90,17 @@ class Node:
             else:
                 self.link.arrive(head + piece.encode())
 
-    def say(self, text: str = "", *, word: dict[str, object] | None = None) -> None:
-        """Say something about every task, true or not."""
+    def send(self, text: str = "", *, fields: dict[str, object] | None = None) -> None:
+        """Send messages about every task, true or not."""
         for task_id in list(self.running):
-            if word is not None:
-                self.link.arrive(json.dumps({"id": task_id} | word))
+            if fields is not None:
+                self.link.arrive(json.dumps({"id": task_id} | fields))
             else:
                 self.link.arrive(task_id.to_bytes(4, "big") + text.encode())
 
 
 class Table:
-    """A hub, its nodes and its clients, a turn at a time."""
+    """A hub, its nodes and its clients, advanced turn by turn."""
 
     def __init__(self, store: SlowStore) -> None:
         self.store = store
@@ -120,7 +120,7 @@ class Table:
         self.hub_task = asyncio.create_task(self.hub.run())
 
     def join(self, name: str) -> None:
-        """Let a node join, whether or not there is one of the name."""
+        """Let a node join, even under a used name."""
         query = f"name={name}&model=m&token=t&max_concurrency=1"
         accepted = self._route.accept(
             UpgradeRequest("/ws", query, EXTENDED), self.clock.now()
@@ -130,7 +130,7 @@ class Table:
         self.nodes[name] = Node(link, serving)
         self.all_nodes.append(self.nodes[name])
 
-    def ask(self) -> None:
+    def request(self) -> None:
         self.clients.append(Client(self.hub))
 
     async def turn(self) -> None:
@@ -139,7 +139,7 @@ class Table:
         await asyncio.sleep(0)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Go on, a millisecond a turn, until something is so."""
+        """Advance by a millisecond per turn until a condition holds."""
         for _ in range(200_000):
             if condition():
                 return
@@ -148,7 +148,7 @@ class Table:
         raise AssertionError("it never came about")
 
     async def settle(self) -> None:
-        """Check that everything ends, once, and that the hub is as good as new."""
+        """Check that everything ends once, and that the hub has no state left."""
         await self.until(lambda: all(client.task.done() for client in self.clients))
         # The pool decides first, and then it is stored and told.
         await self.until(lambda: not (self.hub.pool.jobs or self.hub._answers))
@@ -159,7 +159,7 @@ class Table:
             assert sum(isinstance(each.fact, ENDS) for each in record) == 1, record
         self.join("fresh")
         await self.until(lambda: "w:fresh/m" in self.hub.pool.workers)
-        self.ask()
+        self.request()
         await self.until(self.clients[-1].task.done)
         self.clients[-1].check()
         assert self.clients[-1].whole == WHOLE
@@ -184,16 +184,16 @@ class Table:
 
 
 class Client:
-    """Somebody who asks, and reads as it comes."""
+    """A client that reads the answer as it is streamed."""
 
     def __init__(self, hub: Hub) -> None:
         self.job_id = JobId("")
         self.text = ""
         self.whole: str | None = None
         self._hub = hub
-        self.task = asyncio.create_task(self._ask())
+        self.task = asyncio.create_task(self._request())
 
-    async def _ask(self) -> None:
+    async def _request(self) -> None:
         with suppress(ShoalError, asyncio.CancelledError):
             job = Job(self._hub.new_id(), CHAT, LIMITS)
             async with self._hub.run_job(job) as reader:
@@ -203,7 +203,7 @@ class Client:
                 self.whole = (await reader.outcome()).text
 
     def check(self) -> None:
-        """Check that what was read is the answer, or its beginning."""
+        """Check that the text read is the answer, or a prefix."""
         assert WHOLE.startswith(self.text), self.text
         if self.whole is not None:
             assert self.whole == self.text
@@ -256,27 +256,27 @@ def withdraw_leave_and_replace(table: Table) -> None:
 
 def end_early(table: Table) -> None:
     for node in table.nodes.values():
-        node.say()
+        node.send()
 
 
 def end_twice_and_go_on(table: Table) -> None:
     end_early(table)
     end_early(table)
     for node in table.nodes.values():
-        node.say("more")
+        node.send("more")
 
 
 def reject(table: Table) -> None:
     for node in table.nodes.values():
-        node.say(word={"rejected": "no"})
+        node.send(fields={"rejected": "no"})
 
 
 def reject_fail_and_end(table: Table) -> None:
     reject(table)
     for node in table.nodes.values():
-        node.say(word={"failed": "no"})
-        node.say()
-        node.say("more")
+        node.send(fields={"failed": "no"})
+        node.send()
+        node.send("more")
 
 
 def end_and_cut(table: Table) -> None:
@@ -311,12 +311,12 @@ def hang_up_all(table: Table) -> None:
 
 def ask_again(table: Table) -> None:
     for _ in range(5):
-        table.ask()
+        table.request()
 
 
 def ask_and_leave(table: Table) -> None:
     for _ in range(5):
-        table.ask()
+        table.request()
         table.clients[-1].task.cancel()
 
 
@@ -359,15 +359,15 @@ FAULTS = [
 HARMLESS = {cut_one, replace_one, reject, ask_again, ask_and_leave}
 
 
-async def tell(fault: Callable[[Table], None], turn: int, store_turns: int) -> None:
-    """Tell the story: two nodes, a client, and at that turn the fault, twice."""
+async def run_case(fault: Callable[[Table], None], turn: int, store_turns: int) -> None:
+    """Run the scenario: two nodes, a client, and a fault at that turn, twice."""
     store = SlowStore(store_turns)
     await store.open()
     table = Table(store)
     table.join("a")
     table.join("b")
     await table.until(lambda: len(table.hub.pool.workers) == 2)
-    table.ask()
+    table.request()
     for _ in range(turn):
         await table.turn()
     fault(table)
@@ -388,7 +388,7 @@ def test_fault_at_any_moment_leaks_nothing(
     for store_turns in (0, 3):
         for turn in range(TURNS):
             try:
-                virtual.run(tell(fault, turn, store_turns))
+                virtual.run(run_case(fault, turn, store_turns))
             except BaseException as error:
                 error.add_note(f"at turn {turn}, commits take {store_turns}")
                 raise

@@ -50,31 +50,31 @@ class Node:
 
     socket: ClientWebSocketResponse
 
-    async def say(self, *messages: Any) -> None:
+    async def send(self, *messages: Any) -> None:
         for each in messages:
             text = each if isinstance(each, str) else json.dumps(each)
             await self.socket.send_str(text)
 
-    async def hears(self, *kinds: str) -> list[dict[str, Any]]:
-        """Return what comes next of these kinds, one of each, in this order."""
+    async def receive(self, *kinds: str) -> list[dict[str, Any]]:
+        """Return the next message of each of these kinds, in order."""
         found: list[dict[str, Any]] = []
         async with asyncio.timeout(PATIENCE):
             while len(found) < len(kinds):
-                said = await self.socket.receive_json()
-                assert "error" not in said or "error" in kinds, said
-                if kinds[len(found)] in said:
-                    found.append(said[kinds[len(found)]])
+                reply = await self.socket.receive_json()
+                assert "error" not in reply or "error" in kinds, reply
+                if kinds[len(found)] in reply:
+                    found.append(reply[kinds[len(found)]])
         return found
 
     async def refused(self, message: Any) -> str:
-        """Return the code of the error that a message leads to."""
-        await self.say(message)
-        (error,) = await self.hears("error")
+        """Return the error code that a message causes."""
+        await self.send(message)
+        (error,) = await self.receive("error")
         code: str = error["code"]
         return code
 
     async def hung_up(self) -> None:
-        """Wait until the relay hangs up."""
+        """Wait until the relay disconnects."""
         async with asyncio.timeout(PATIENCE):
             while (await self.socket.receive()).type is WSMsgType.TEXT:
                 pass
@@ -90,26 +90,26 @@ async def connected(pool: Pool) -> AsyncIterator[Node]:
 async def node(pool: Pool, seed: int, **fields: Any) -> AsyncIterator[Node]:
     """Join the relay."""
     async with connected(pool) as joined:
-        await joined.say(registration(seed, **fields))
-        await joined.hears("registerAck")
+        await joined.send(registration(seed, **fields))
+        await joined.receive("registerAck")
         yield joined
 
 
 @asynccontextmanager
 async def talking(pool: Pool) -> AsyncIterator[tuple[Node, Node]]:
-    """Have two honest nodes talk: before the block, and after it as if it were not."""
+    """Let two honest nodes communicate before and after the block."""
     async with node(pool, 1) as one, node(pool, 2) as two:
-        await one.say(message("relayOpen", 1, 2))
-        await two.hears("relayOpen")
-        await two.say(message("relayReady", 2, 1))
-        await one.hears("relayReady")
+        await one.send(message("relayOpen", 1, 2))
+        await two.receive("relayOpen")
+        await two.send(message("relayReady", 2, 1))
+        await one.receive("relayReady")
         yield one, two
         for data in ("e30=", "e31="):
-            await one.say(message("relayData", 1, 2, data=data))
-            await two.say(message("relayData", 2, 1, data=data))
+            await one.send(message("relayData", 1, 2, data=data))
+            await two.send(message("relayData", 2, 1, data=data))
         for end in (one, two):
-            said = await end.hears("relayData", "relayData")
-            assert [each["data"] for each in said] == ["e30=", "e31="]
+            reply = await end.receive("relayData", "relayData")
+            assert [each["data"] for each in reply] == ["e30=", "e31="]
             assert not end.socket.closed
 
 
@@ -124,8 +124,8 @@ async def test_input_that_kills_the_original_relay_is_an_error(
         code = await attacker.refused(killer)
 
         assert code in {"invalid_message", "invalid_register"}
-        await attacker.say(registration(3))
-        await attacker.hears("registerAck")
+        await attacker.send(registration(3))
+        await attacker.receive("registerAck")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ async def test_binary_garbage_is_an_error_too(pool: Pool) -> None:
     async with talking(pool), node(pool, 3) as attacker:
         await attacker.socket.send_bytes(b"\xff\x00")
 
-        (error,) = await attacker.hears("error")
+        (error,) = await attacker.receive("error")
 
         assert error["code"] == "invalid_json"
 
@@ -167,7 +167,7 @@ async def test_binary_garbage_is_an_error_too(pool: Pool) -> None:
 async def test_oversized_message_ends_its_own_connection(pool: Pool) -> None:
     async with talking(pool), node(pool, 3) as attacker:
         with suppress(ConnectionError):
-            await attacker.say("x" * (MESSAGE_MAX + 1))
+            await attacker.send("x" * (MESSAGE_MAX + 1))
 
         await attacker.hung_up()
 
@@ -190,7 +190,7 @@ async def test_third_party_cannot_inject_into_a_session(pool: Pool) -> None:
             ):
                 sent = message(kind, 3, target, data="e30=")
                 assert await attacker.refused(sent) == code
-            await attacker.say(message("relayClose", 3, target))
+            await attacker.send(message("relayClose", 3, target))
 
 
 async def test_unregistered_node_reaches_no_peer(pool: Pool) -> None:
@@ -209,30 +209,30 @@ async def test_node_cannot_register_under_another_id(pool: Pool) -> None:
 
 
 async def test_replayed_registration_is_rejected(pool: Pool) -> None:
-    ours = {"isAvailable": False, "shoal": {"version": 1}}
+    own_capabilities = {"isAvailable": False, "shoal": {"version": 1}}
     async with connected(pool) as victim, talking(pool):
-        await victim.say(registration(4, capabilities=ours))
-        (asked,) = await victim.hears("registerChallenge")
-        text = f"shoal relay register 1:{asked['challenge']}:{id_of(4)}"
+        await victim.send(registration(4, capabilities=own_capabilities))
+        (challenge,) = await victim.receive("registerChallenge")
+        text = f"shoal relay register 1:{challenge['challenge']}:{id_of(4)}"
         proof = signer(4).sign(text.encode()).hex()
-        proven = {"challenge": asked["challenge"], "proof": proof}
-        await victim.say(registration(4, capabilities=ours, shoal=proven))
-        await victim.hears("registerAck")
+        proven = {"challenge": challenge["challenge"], "proof": proof}
+        await victim.send(registration(4, capabilities=own_capabilities, shoal=proven))
+        await victim.receive("registerAck")
 
         async with connected(pool) as thief:
             assert await thief.refused(registration(4)) == "invalid_register"
-            copied = registration(4, capabilities=ours, shoal=proven)
+            copied = registration(4, capabilities=own_capabilities, shoal=proven)
             assert await thief.refused(copied) == "invalid_register"
 
-        await victim.say({"discover": {}})
-        await victim.hears("discoverResponse")
+        await victim.send({"discover": {}})
+        await victim.receive("discoverResponse")
 
 
 @pytest.mark.parametrize("size", [32, 50, 79])
 async def test_short_handshake_is_not_relayed(pool: Pool, size: int) -> None:
     data = base64.b64encode(b"\x01" + bytes(size)).decode()
     async with talking(pool), node(pool, 3) as attacker:
-        await attacker.say(message("relayOpen", 3, 2, sessionID="other"))
+        await attacker.send(message("relayOpen", 3, 2, sessionID="other"))
 
         sent = message("relayData", 3, 2, sessionID="other", data=data)
 
@@ -244,9 +244,9 @@ async def test_session_flood_is_rate_limited(pool: Pool) -> None:
         flood = [
             message("relayOpen", 3, 2, sessionID=str(number)) for number in range(2000)
         ]
-        await attacker.say(*flood)
+        await attacker.send(*flood)
 
-        (error,) = await attacker.hears("error")
+        (error,) = await attacker.receive("error")
 
         assert error["code"] == "rate_limited"
         assert error["retryAfterSeconds"] >= 1
@@ -254,16 +254,16 @@ async def test_session_flood_is_rate_limited(pool: Pool) -> None:
 
 async def test_registration_flood_is_rate_limited(pool: Pool) -> None:
     async with talking(pool), node(pool, 3) as attacker:
-        await attacker.say(*[registration(3)] * 100)
+        await attacker.send(*[registration(3)] * 100)
 
-        (error,) = await attacker.hears("error")
+        (error,) = await attacker.receive("error")
 
         assert error["code"] == "rate_limited"
 
 
 async def test_garbage_flood_delays_no_other_node(pool: Pool) -> None:
     async with talking(pool), node(pool, 3) as attacker:
-        await attacker.say(*["null"] * 5000)
+        await attacker.send(*["null"] * 5000)
 
 
 async def test_unread_node_is_disconnected(
@@ -273,16 +273,16 @@ async def test_unread_node_is_disconnected(
     async with talking(pool), node(pool, 3) as sender:
         async with upgraded(pool, "/ws?node=x", deaf=True) as deaf:
             await deaf.send(frame(TEXT, json.dumps(registration(5)).encode()))
-            await sender.hears("peerJoined")
-            await sender.say(message("relayOpen", 3, 5, sessionID="deaf"))
+            await sender.receive("peerJoined")
+            await sender.send(message("relayOpen", 3, 5, sessionID="deaf"))
             blob = message("relayData", 3, 5, sessionID="deaf", data="A" * 500_000)
 
             async def flood() -> None:
                 for _ in range(40):
-                    await sender.say(blob)
+                    await sender.send(blob)
 
             flooding = asyncio.create_task(flood())
-            (error,) = await sender.hears("error")
+            (error,) = await sender.receive("error")
             await flooding
 
         assert error["code"] == "peer_not_found"

@@ -1,4 +1,4 @@
-"""Bodies with anything in them: an answer comes, and no node is told what kills it."""
+"""Random bodies: each is answered, and no node gets input that crashes it."""
 
 import asyncio
 import json
@@ -75,7 +75,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
-    """A request of which some fields are wrong."""
+    """A request with some invalid fields."""
     body: dict[str, Any] = {
         "model": "m1",
         "messages": [{"role": "user", "content": "hi"}],
@@ -95,7 +95,7 @@ bodies = requests() | values.map(lambda value: json.dumps(value).encode())
 
 @dataclass
 class FragileNode:
-    """Answers every task at once, after looking for what ends a real node."""
+    """Answers every task, after checking it for input that crashes real nodes."""
 
     socket: ClientWebSocketResponse
     tasks: int = 0
@@ -122,7 +122,7 @@ class FragileNode:
 
 
 def survivable(task: dict[str, Any]) -> bool:
-    """Say whether a real node survives a task, by the notes on what ends them."""
+    """Return whether a real node survives a task, by the recorded crashes."""
     temperature = task["temperature"]
     return (
         isinstance(task["system"], str)
@@ -145,7 +145,7 @@ def survivable(task: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A coordinator and a node that live between the examples."""
+    """A coordinator and a node shared by all examples."""
 
     run: Callable[[Coroutine[Any, Any, Any]], Any]
     pool: Pool
@@ -212,8 +212,8 @@ def test_any_openai_request_is_answered(
             if answer.startswith(b"data: "):
                 assert answer.endswith(b"data: [DONE]\n\n")
             else:
-                told = json.loads(answer)
-                assert ("error" in told) is (status != 200)
+                decoded = json.loads(answer)
+                assert ("error" in decoded) is (status != 200)
             assert its.node.deadly == []
 
         attack()

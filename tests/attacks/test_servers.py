@@ -64,13 +64,13 @@ class Peer:
             self.writer.write(data)
             await self.writer.drain()
 
-    async def say(self, *texts: str) -> None:
+    async def send_texts(self, *texts: str) -> None:
         await self.send(
             b"".join(frame(TEXT, text.encode(), masked=False) for text in texts)
         )
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """Yield the payloads of what the worker sends, until it hangs up."""
+        """Yield the payloads that the worker sends, until it disconnects."""
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 size = (await self.reader.readexactly(2))[1] & 0x7F
@@ -83,7 +83,7 @@ class Peer:
                 yield bytes(a ^ b for a, b in zip(data, mask, strict=False))
 
     async def answered(self, task_id: int) -> bool:
-        """Say whether the worker finishes a task before it hangs up."""
+        """Return whether the worker finishes a task before it disconnects."""
         async for payload in self.frames():
             if payload == task_id.to_bytes(4, "big"):
                 return True
@@ -108,7 +108,7 @@ def task(task_id: int, **more: object) -> str:
 
 @dataclass(slots=True)
 class Echo:
-    """An engine that answers at once, or never, or at length."""
+    """An engine that answers at once, never, or endlessly."""
 
     models: Sequence[ServedModel] = (ServedModel("m1"),)
     slots: int = 2
@@ -146,7 +146,7 @@ class Siege:
 
     agent: Agent
     engine: Echo
-    told: list[WorkerEvent]
+    reports: list[WorkerEvent]
     served: asyncio.Event
     connections: int = 0
 
@@ -155,7 +155,7 @@ class Siege:
 async def worker_of(
     attack: Attack, *, stuck: bool = False, deaf: bool = False
 ) -> AsyncIterator[Siege]:
-    """Run a worker whose server begins with an attack, and is honest afterwards.
+    """Run a worker whose server attacks first, and is honest afterwards.
 
     What the attack leaves of its connection is used; then come honest connections.
     """
@@ -169,7 +169,7 @@ async def worker_of(
                 await attack(peer)
             else:
                 await peer.accept()
-            await peer.say(task(HONEST_ID))
+            await peer.send_texts(task(HONEST_ID))
             if await peer.answered(HONEST_ID):
                 its.served.set()
                 async for _ in peer.frames():
@@ -184,7 +184,7 @@ async def worker_of(
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     server = await asyncio.start_server(serve, sock=listening)
     port = server.sockets[0].getsockname()[1]
-    engine, told = Echo(stuck=stuck), list[WorkerEvent]()
+    engine, reports = Echo(stuck=stuck), list[WorkerEvent]()
     member = WorkerProfile("n1", engine.models[0], engine.slots, token=TOKEN)
     agent = Agent(
         GrandSageNodeDialer(f"ws://127.0.0.1:{port}", member),
@@ -192,9 +192,9 @@ async def worker_of(
         only_model(engine, EngineSlots(engine.slots)),
         LoopClock(),
         Random(1),
-        told.append,
+        reports.append,
     )
-    its = Siege(agent, engine, told, asyncio.Event())
+    its = Siege(agent, engine, reports, asyncio.Event())
     running = asyncio.create_task(agent.run())
     try:
         yield its
@@ -222,17 +222,17 @@ def clean_log(caplog: pytest.LogCaptureFixture) -> object:
     check_log(caplog)
 
 
-def check_told(its: Siege) -> None:
-    """Check what a person is shown."""
-    for happening in its.told:
-        assert TOKEN not in happening.reason
-        assert happening.reason.isprintable()
+def check_reports(its: Siege) -> None:
+    """Check the reports to the user."""
+    for event in its.reports:
+        assert TOKEN not in event.reason
+        assert event.reason.isprintable()
 
 
 def talk(*texts: str, extended: bool = False) -> Attack:
     async def attack(peer: Peer) -> None:
         await peer.accept(EXTENDED if extended else b"")
-        await peer.say(*texts)
+        await peer.send_texts(*texts)
 
     return attack
 
@@ -260,11 +260,11 @@ async def wrong_key(peer: Peer) -> None:
     await peer.accept(right=False)
 
 
-async def hang_up(peer: Peer) -> None:
+async def disconnect(peer: Peer) -> None:
     raise ConnectionResetError
 
 
-async def say_nothing(peer: Peer) -> None:
+async def stay_silent(peer: Peer) -> None:
     while await peer.reader.read(1 << 16):
         pass
     raise ConnectionResetError
@@ -318,7 +318,7 @@ async def test_malformed_text_is_contained(name: str, extended: bool) -> None:
         await its.served.wait()
 
         assert its.connections == 1
-        check_told(its)
+        check_reports(its)
 
 
 @pytest.mark.parametrize("extended", [False, True])
@@ -386,12 +386,12 @@ async def test_malformed_frame_ends_the_connection_and_the_worker_reconnects(
         await its.served.wait()
 
         assert its.connections == 2
-        check_told(its)
+        check_reports(its)
 
 
 HANDSHAKES: dict[str, Attack] = {
-    "hangs up": hang_up,
-    "says nothing": say_nothing,
+    "hangs up": disconnect,
+    "says nothing": stay_silent,
     "a byte at a time": drip,
     "wrong key": wrong_key,
     "TLS": answer(bytes.fromhex("1503030002022800") + bytes(100)),
@@ -424,7 +424,7 @@ async def test_malformed_handshake_is_retried(name: str) -> None:
         await its.served.wait()
 
         assert its.connections == 2
-        check_told(its)
+        check_reports(its)
 
 
 async def test_no_redirect_is_followed() -> None:
@@ -453,7 +453,7 @@ async def test_no_redirect_is_followed() -> None:
 async def test_ten_thousand_concurrent_tasks_are_run_or_rejected() -> None:
     async def attack(peer: Peer) -> None:
         await peer.accept(EXTENDED)
-        await peer.say(*[task(number) for number in range(1000, 11_000)])
+        await peer.send_texts(*[task(number) for number in range(1000, 11_000)])
         answered = 0
         async for payload in peer.frames():
             answered += len(payload) == 4 or b"rejected" in payload
@@ -492,10 +492,10 @@ async def test_restarted_task_is_a_new_one() -> None:
 
     async def attack(peer: Peer) -> None:
         await peer.accept()
-        await peer.say(*[task(5), stop] * 50, task(5))
+        await peer.send_texts(*[task(5), stop] * 50, task(5))
         await eventually(lambda: its.engine.running == 1)
         # Whatever id it has, it can be stopped, and then its slot is free.
-        await peer.say(stop)
+        await peer.send_texts(stop)
         await eventually(lambda: its.engine.running == 0)
         its.engine.stuck = False
 
@@ -516,14 +516,14 @@ async def test_server_that_reads_nothing_is_disconnected(
         await peer.accept(EXTENDED)
         while not peer.writer.is_closing():
             # Each of them is refused at some length, and nobody listens.
-            await peer.say(*[task(3, state=9)] * 1000)
+            await peer.send_texts(*[task(3, state=9)] * 1000)
             await asyncio.sleep(0)
         raise ConnectionResetError
 
     async with worker_of(attack, deaf=True) as its, asyncio.timeout(PATIENCE):
         await its.served.wait()
 
-        check_told(its)
+        check_reports(its)
 
 
 async def test_server_that_only_pings_is_disconnected(
@@ -537,11 +537,11 @@ async def test_server_that_only_pings_is_disconnected(
         await peer.accept(EXTENDED)
         its.engine.loud = 200
         # What the engine says goes unread as well.
-        await peer.say(task(1), task(2))
+        await peer.send_texts(task(1), task(2))
         await peer.send(frame(PING, bytes(125), masked=False) * 100_000)
         raise ConnectionResetError
 
     async with worker_of(attack, deaf=True) as its, asyncio.timeout(PATIENCE):
         await its.served.wait()
 
-        check_told(its)
+        check_reports(its)

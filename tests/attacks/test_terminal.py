@@ -1,10 +1,10 @@
-"""Names, errors and answers that would command the terminal they are shown on."""
+"""Names, errors and answers with terminal control sequences."""
 
 import asyncio
 
 import pytest
 
-from attacks.lan import ours
+from attacks.lan import our_worker
 from attacks.siege import join
 from gateway.serving import KEY, Pool
 from protocols.tealenet.peers import heartbeat
@@ -20,9 +20,9 @@ EVIL = "\x1b[2J\x9b1m\x07\r\nshoal: all is well\0"
 SEEN = r"\x1b[2J\x9b1m\x07\x0d"
 
 
-async def command(pool: Pool, *words: str) -> int:
+async def command(pool: Pool, *arguments: str) -> int:
     key = ("--url", pool.url, "--api-key", KEY)
-    return await asyncio.to_thread(main, [words[0], *key, *words[1:]])
+    return await asyncio.to_thread(main, [arguments[0], *key, *arguments[1:]])
 
 
 def check_shown(text: str) -> None:
@@ -46,11 +46,13 @@ async def test_control_characters_in_names_are_escaped_one_line_each(
 async def test_control_characters_in_peer_names_are_escaped(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with ours(pool, EVIL, WireOffer(models=[EVIL], price=EVIL)) as peer:
+    async with our_worker(pool, EVIL, WireOffer(models=[EVIL], price=EVIL)) as peer:
         await pool.joined()
         pulse = HeartbeatExtension(unfit=EVIL, draining=EVIL)
-        await peer.say(encode(heartbeat((EVIL,), shoal=write_extension(pulse))))
-        await peer.hears("heartbeatAck", 1)
+        await peer.send_messages(
+            encode(heartbeat((EVIL,), shoal=write_extension(pulse)))
+        )
+        await peer.receive("heartbeatAck", 1)
 
         assert await command(pool, "status") == 0
 

@@ -1,4 +1,4 @@
-"""Coordinators to be told apart."""
+"""Fixtures with several kinds of coordinators."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Servers on 127.0.0.1 that answer as coordinators do, or otherwise."""
+"""Servers on 127.0.0.1 that answer as coordinators do, or differently."""
 
 from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol, TypeAlias

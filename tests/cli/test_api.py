@@ -1,4 +1,4 @@
-"""Which coordinator the commands ask."""
+"""The coordinator that commands query."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -16,9 +16,9 @@ def test_local_coordinator_is_queried_at_its_own_url(
     if certificate:
         (tmp_path / CERTIFICATE_FILE).touch()
 
-    asked = base_url(Namespace(url=None, data_dir=tmp_path))
+    url = base_url(Namespace(url=None, data_dir=tmp_path))
 
-    assert asked == f"{scheme}://127.0.0.1:4010"
+    assert url == f"{scheme}://127.0.0.1:4010"
 
 
 def test_given_url_is_queried(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_invalid_duration_is_rejected_with_an_example(text: str) -> None:
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of which one says no by itself."""
+    """Settings with a negative flag."""
 
     no_looking: bool = setting("look for nobody", False)
     greeting: bool = setting("greet", True)

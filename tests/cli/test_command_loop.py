@@ -1,4 +1,4 @@
-"""Log lines, in words and as JSON."""
+"""Log lines as text and JSON."""
 
 import json
 import logging

@@ -146,7 +146,7 @@ def test_token_of_other_programs_can_be_used(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "shoal serve creates one"),
         (["http://pair?token=abcdefgh"], "not a pairing URL"),
@@ -157,11 +157,11 @@ def test_token_of_other_programs_can_be_used(
     ],
 )
 def test_impossible_action_is_an_error(
-    folder: Path, capsys: Printed, arguments: list[str], said: str
+    folder: Path, capsys: Printed, arguments: list[str], message: str
 ) -> None:
     assert main(["fleet", "pair", *arguments]) == 1
 
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (folder / FILE).exists()
 
 

@@ -1,4 +1,4 @@
-"""What the words of the join command mean, and what becomes of a pairing code."""
+"""Arguments of the join command, and pairing codes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ KEY = bytes(range(32))
 CLAIM = "/v1/trust/claim"
 
 
-async def place(url: str, wire: str = "dispatch") -> JoinTarget:
+async def target_at(url: str, wire: str = "dispatch") -> JoinTarget:
     return await resolve_target(url, wire, "", Path("none"))
 
 
@@ -42,14 +42,14 @@ async def test_pairing_code_is_presented_with_the_key(sites: Sites) -> None:
     answer = {"user_id": "u1", "paired_at": "2026-02-09T12:00:05.000Z"}
     url = await sites({CLAIM: answer}, posted=posted)
 
-    told = await pair_worker(await place(url), "a1b2c3", KEY)
+    event = await pair_worker(await target_at(url), "a1b2c3", KEY)
 
-    assert told == WorkerEvent("paired", "trusted by u1")
+    assert event == WorkerEvent("paired", "trusted by u1")
     assert posted == [{"pairing_code": "A1B2C3", "provider_pubkey": KEY.hex()}]
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         ({"error": "invalid_code"}, "no such code: ask for a new one"),
         ({"error": "already_claimed"}, "has been used; if this worker did"),
@@ -61,31 +61,31 @@ async def test_pairing_code_is_presented_with_the_key(sites: Sites) -> None:
     ],
 )
 async def test_refused_code_has_a_remedy(
-    sites: Sites, answer: object, said: str
+    sites: Sites, answer: object, message: str
 ) -> None:
     url = await sites({CLAIM: answer}, status=400)
 
-    told = await pair_worker(await place(url), "A1B2C3", KEY)
+    event = await pair_worker(await target_at(url), "A1B2C3", KEY)
 
-    assert told.kind == "unpaired"
-    assert "--pairing-code" in told.reason
-    assert said in told.reason
-    assert len(told.reason) < 400
+    assert event.kind == "unpaired"
+    assert "--pairing-code" in event.reason
+    assert message in event.reason
+    assert len(event.reason) < 400
 
 
 async def test_coordinator_without_pairing_is_reported(sites: Sites) -> None:
-    told = await pair_worker(await place(await sites({})), "A1B2C3", KEY)
+    event = await pair_worker(await target_at(await sites({})), "A1B2C3", KEY)
 
-    assert told.kind == "unpaired"
-    assert "knows nothing of pairing codes" in told.reason
+    assert event.kind == "unpaired"
+    assert "knows nothing of pairing codes" in event.reason
 
 
 async def test_unreachable_coordinator_is_reported() -> None:
-    told = await pair_worker(await place("http://127.0.0.1:1"), "A1B2C3", KEY)
+    event = await pair_worker(await target_at("http://127.0.0.1:1"), "A1B2C3", KEY)
 
-    assert told.kind == "unpaired"
-    assert "connection refused; join again" in told.reason
-    assert "A1B2C3" not in told.reason
+    assert event.kind == "unpaired"
+    assert "connection refused; join again" in event.reason
+    assert "A1B2C3" not in event.reason
 
 
 async def test_silent_coordinator_times_out(
@@ -95,17 +95,17 @@ async def test_silent_coordinator_times_out(
     monkeypatch.setattr(join, "PAIR_TIMEOUT", 0.05)
 
     url = await sites({CLAIM: NEVER})
-    told = await pair_worker(await place(url), "A1B2C3", KEY)
+    event = await pair_worker(await target_at(url), "A1B2C3", KEY)
 
-    assert told == WorkerEvent("unpaired", "no answer within 0.05 s; join again")
+    assert event == WorkerEvent("unpaired", "no answer within 0.05 s; join again")
 
 
 async def test_wire_without_pairing_codes_is_rejected_by_name() -> None:
-    there = await place("http://127.0.0.1:1", "grandsage")
+    target = await target_at("http://127.0.0.1:1", "grandsage")
 
     with pytest.raises(
         ConfigError, match="grandsage has no pairing codes; use --wire disp"
     ):
-        check_pairing(there)
+        check_pairing(target)
 
-    check_pairing(replace(there, protocol=(await place(there.url)).protocol))
+    check_pairing(replace(target, protocol=(await target_at(target.url)).protocol))

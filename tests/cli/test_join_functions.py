@@ -1,4 +1,4 @@
-"""What a worker offers that calls functions, and to which coordinator."""
+"""Offers of functions, and the coordinator that gets them."""
 
 import socket
 from collections.abc import Iterator, Mapping
@@ -28,18 +28,16 @@ from shoal.worker.calls import FunctionBackend
 
 
 @pytest.mark.parametrize(
-    ("trust_code", "token", "said"),
+    ("trust_code", "token", "warned"),
     [(True, "", True), (True, "secret", False), (False, "", False)],
 )
 async def test_join_reports_that_code_is_not_run_without_a_token(
-    *, trust_code: bool, token: str, said: bool
+    *, trust_code: bool, token: str, warned: bool
 ) -> None:
-    told: list[WorkerEvent] = []
+    events: list[WorkerEvent] = []
 
-    def on_event(
-        name: str, about: Mapping[str, object], happening: WorkerEvent
-    ) -> None:
-        told.append(happening)
+    def on_event(name: str, about: Mapping[str, object], event: WorkerEvent) -> None:
+        events.append(event)
 
     joins = worker([], joint=True)
     joins = replace(joins, target=replace(joins.target, token=token), on_event=on_event)
@@ -50,8 +48,8 @@ async def test_join_reports_that_code_is_not_run_without_a_token(
     agent._on_joined()
     await blobs.close()
 
-    assert [each.kind for each in told] == ["joined"]
-    assert ("no effect without --token" in told[0].reason) is said
+    assert [each.kind for each in events] == ["joined"]
+    assert ("no effect without --token" in events[0].reason) is warned
 
 
 PORTS = {"direct": {"macfleet": {"transport": 50052, "heartbeat": 50051}}}
@@ -68,27 +66,29 @@ async def test_shoal_coordinator_is_joined_at_its_function_port(
     ports = {"direct": {"macfleet": {label: 50052, "heartbeat": 50051}}}
     url = await sites({"/healthz": {**HEALTH, **ports}})
 
-    there = await resolve_call_target(url, "auto", token, tmp_path)
+    target = await resolve_call_target(url, "auto", token, tmp_path)
 
-    assert (there.url, there.token) == (url, token)
-    assert there.protocol.name == "macfleet"
-    assert there.direct == f"{scheme}://127.0.0.1:50052"
+    assert (target.url, target.token) == (url, token)
+    assert target.protocol.name == "macfleet"
+    assert target.direct == f"{scheme}://127.0.0.1:50052"
 
 
 async def test_unreachable_coordinator_is_queried_later(
     sites: Sites, tmp_path: Path
 ) -> None:
-    there = await resolve_call_target("http://127.0.0.1:1", "auto", "", tmp_path)
+    target = await resolve_call_target("http://127.0.0.1:1", "auto", "", tmp_path)
 
-    assert there.protocol.name == "macfleet"
-    assert there.direct == "tcp://127.0.0.1:4010"
+    assert target.protocol.name == "macfleet"
+    assert target.direct == "tcp://127.0.0.1:4010"
 
 
 async def test_named_wire_joins_any_peer(tmp_path: Path) -> None:
-    there = await resolve_call_target("192.0.2.7:50051", "macfleet", "secret", tmp_path)
+    target = await resolve_call_target(
+        "192.0.2.7:50051", "macfleet", "secret", tmp_path
+    )
 
-    assert (there.url, there.token) == ("192.0.2.7:50051", "secret")
-    assert there.direct == ""
+    assert (target.url, target.token) == ("192.0.2.7:50051", "secret")
+    assert target.direct == ""
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ async def test_peer_is_joined_with_the_paired_fleet(
     assert fleets is not None
     save_fleet(tmp_path, fleets, "kept token", name)
 
-    there = await resolve_call_target(url, "macfleet", "", tmp_path)
-    assert (there.url, there.token) == (dialled, token)
+    target = await resolve_call_target(url, "macfleet", "", tmp_path)
+    assert (target.url, target.token) == (dialled, token)
 
     given = await resolve_call_target(url, "macfleet", "another token", tmp_path)
     assert (given.url, given.token) == (url, "another token")
@@ -153,16 +153,16 @@ async def test_discovered_coordinator_must_be_named(
 
 async def test_changed_port_is_looked_up(sites: Sites, tmp_path: Path) -> None:
     url = await sites({"/healthz": HEALTH})
-    there = await resolve_call_target(url, "auto", "", tmp_path)
+    target = await resolve_call_target(url, "auto", "", tmp_path)
 
-    assert await resolve_direct(there) == "tls-any://127.0.0.1:50052"
+    assert await resolve_direct(target) == "tls-any://127.0.0.1:50052"
 
 
 @pytest.fixture
-def nobody() -> ServerLocation:
-    """A port at which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+def closed_port() -> ServerLocation:
+    """A closed port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     return ServerLocation(port, "Ray Serve")
 
 
@@ -186,14 +186,14 @@ async def test_named_server_replaces_ray_serve(serve: ServerLocation) -> None:
 
 
 async def test_without_models_only_tasks_are_offered(
-    nobody: ServerLocation, capsys: pytest.CaptureFixture[str]
+    closed_port: ServerLocation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await ray_engines(("ray",), tasks=True, serve=nobody) == ()
+    assert await ray_engines(("ray",), tasks=True, serve=closed_port) == ()
     assert "offering tasks only" in capsys.readouterr().err
 
 
 async def test_without_models_and_tasks_the_error_has_a_remedy(
-    nobody: ServerLocation,
+    closed_port: ServerLocation,
 ) -> None:
     with pytest.raises(ConfigError, match="--tasks MODULE"):
-        await ray_engines(("ray",), tasks=False, serve=nobody)
+        await ray_engines(("ray",), tasks=False, serve=closed_port)

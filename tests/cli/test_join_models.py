@@ -1,4 +1,4 @@
-"""What a worker presents to a coordinator, by what the coordinator's wire can say."""
+"""The profile of a worker, as far as the wire carries it."""
 
 import asyncio
 import ssl
@@ -37,7 +37,7 @@ EMBEDS = ServedModel("embed", frozenset({JobKind.EMBEDDING}))
 
 
 class Engine:
-    """Has models, and is asked for nothing more."""
+    """An engine that only lists models."""
 
     def __init__(self, *models: ServedModel, slots: int = 2) -> None:
         self.models: Sequence[ServedModel] = models
@@ -73,7 +73,7 @@ class Way:
 
 
 def worker(joined: list[WorkerProfile], *, joint: bool, **config: Any) -> WorkerContext:
-    """Return a worker whose wire notes as whom it would be joined."""
+    """Return a worker whose wire records the profiles it dials with."""
 
     def dial(url: str, member: WorkerProfile) -> Dialer:
         joined.append(member)
@@ -89,24 +89,22 @@ def worker(joined: list[WorkerProfile], *, joint: bool, **config: Any) -> Worker
         signs=True,
         joint=joint,
     )
-    there = JoinTarget("http://host", wire, "secret", None, DIRECT)
+    target = JoinTarget("http://host", wire, "secret", None, DIRECT)
     return WorkerContext(
         "otter",
-        there,
+        target,
         JoinConfig(**config),
         DeviceKind.PHONE,
         Hardware(chip="a chip"),
         SIGNER,
         MachineProbe(HealthMeter().measure),
         decline_sharing,
-        _tell_nobody,
+        _ignore_event,
         lambda: None,
     )
 
 
-def _tell_nobody(
-    name: str, about: Mapping[str, object], happening: WorkerEvent
-) -> None:
+def _ignore_event(name: str, about: Mapping[str, object], event: WorkerEvent) -> None:
     pass
 
 
@@ -187,11 +185,11 @@ async def test_separate_offers_distinguish_engines_by_name(
 
 
 async def closed(url: str, fingerprint: bytes | None = None) -> LinkClosed:
-    """Dial a coordinator's other port; return why that does not come about."""
+    """Dial a coordinator's direct port; return why that fails."""
     wire = worker([], joint=True).target.protocol
-    there = JoinTarget(url, wire, "secret", fingerprint, DIRECT)
+    target = JoinTarget(url, wire, "secret", fingerprint, DIRECT)
     with pytest.raises(LinkClosed) as caught:
-        async with memberships_module._dial(there, DIRECT, {}, 1000):
+        async with memberships_module._dial(target, DIRECT, {}, 1000):
             raise AssertionError("nobody listens there")
     return caught.value
 

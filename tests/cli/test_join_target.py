@@ -1,4 +1,4 @@
-"""Which coordinator is meant, and what is known of it."""
+"""Resolution of the coordinator to join."""
 
 import asyncio
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ async def test_local_coordinator_is_the_default(
 ) -> None:
     (tmp_path / "join-token").write_text("secret\n")
 
-    there = await resolve_target("", "auto", "", tmp_path)
+    target = await resolve_target("", "auto", "", tmp_path)
 
-    assert there.url == "http://127.0.0.1:4010"
-    assert there.token == "secret"
-    assert there.protocol.preferred
+    assert target.url == "http://127.0.0.1:4010"
+    assert target.token == "secret"
+    assert target.protocol.preferred
 
 
 async def test_given_token_precedes_the_stored_one(
@@ -40,9 +40,9 @@ async def test_given_token_precedes_the_stored_one(
     url = await sites({"/healthz": HEALTH})
     (tmp_path / URL_FILE).write_text(url)
 
-    there = await resolve_target("", "auto", "mine", tmp_path)
+    target = await resolve_target("", "auto", "mine", tmp_path)
 
-    assert (there.url, there.token) == (url, "mine")
+    assert (target.url, target.token) == (url, "mine")
 
 
 @pytest.mark.parametrize("found", [True, False])
@@ -58,10 +58,10 @@ async def test_foreign_token_prefers_the_lan_coordinator(
     monkeypatch.setattr(join_target, "find_lan_coordinator", nearby)
     (tmp_path / URL_FILE).write_text("http://127.0.0.1:1")
 
-    there = await resolve_target("", "auto", "another", tmp_path)
+    target = await resolve_target("", "auto", "another", tmp_path)
 
-    assert there.url == ("tcp://192.0.2.7:4011" if found else "http://127.0.0.1:1")
-    assert there.token == "another"
+    assert target.url == ("tcp://192.0.2.7:4011" if found else "http://127.0.0.1:1")
+    assert target.token == "another"
 
 
 async def test_stored_token_is_sent_to_no_other_coordinator(tmp_path: Path) -> None:
@@ -102,11 +102,11 @@ async def test_local_coordinator_that_is_down_is_awaited(
     (tmp_path / "join-token").write_text("secret\n")
     (tmp_path / URL_FILE).write_text("http://127.0.0.1:1")
 
-    there = await resolve_target("", "auto", "", tmp_path)
+    target = await resolve_target("", "auto", "", tmp_path)
 
-    assert there.url == "http://127.0.0.1:1"
-    assert there.protocol.preferred
-    assert there.direct, "its other port is asked for once it is there"
+    assert target.url == "http://127.0.0.1:1"
+    assert target.protocol.preferred
+    assert target.direct, "its other port is asked for once it is there"
     assert "shoal join http://HOST:4010" in caplog.text
 
 
@@ -114,17 +114,17 @@ async def test_local_coordinator_is_found_by_its_runtime_file(
     tmp_path: Path,
 ) -> None:
     with publish_url(tmp_path, "127.0.0.1", 9, secure=False):
-        there = await resolve_target("", "grandsage", "", tmp_path)
+        target = await resolve_target("", "grandsage", "", tmp_path)
 
-    assert there.url == "http://127.0.0.1:9"
+    assert target.url == "http://127.0.0.1:9"
 
 
 async def test_other_wires_join_this_machine_without_a_data_folder(
     tmp_path: Path,
 ) -> None:
-    there = await resolve_target("", "grandsage", "", tmp_path / "none")
+    target = await resolve_target("", "grandsage", "", tmp_path / "none")
 
-    assert (there.url, there.token) == ("http://127.0.0.1:4010", "")
+    assert (target.url, target.token) == ("http://127.0.0.1:4010", "")
 
 
 async def test_coordinator_is_authenticated_by_its_certificate(
@@ -132,10 +132,10 @@ async def test_coordinator_is_authenticated_by_its_certificate(
 ) -> None:
     (tmp_path / "certificate.pem").write_text(certificate)
 
-    there = await resolve_target("", "auto", "", tmp_path)
+    target = await resolve_target("", "auto", "", tmp_path)
 
-    assert there.url == "https://127.0.0.1:4010"
-    assert there.fingerprint == fingerprint_of(certificate)
+    assert target.url == "https://127.0.0.1:4010"
+    assert target.fingerprint == fingerprint_of(certificate)
 
 
 @pytest.fixture
@@ -160,19 +160,19 @@ async def test_invalid_url_is_rejected(
 
 
 async def test_token_in_a_url_is_not_shown(tmp_path: Path) -> None:
-    there = await resolve_target("ws://host/ws?token=secret", "auto", "", tmp_path)
+    target = await resolve_target("ws://host/ws?token=secret", "auto", "", tmp_path)
 
-    assert there.display_url == "ws://host/ws"
+    assert target.display_url == "ws://host/ws"
 
 
 async def test_shoal_coordinator_is_joined_by_the_preferred_wire(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as pool:
-        there = await resolve_target(pool.url, "auto", "", tmp_path)
+        target = await resolve_target(pool.url, "auto", "", tmp_path)
 
-    assert there.protocol.preferred
-    assert there.protocol.joint
+    assert target.protocol.preferred
+    assert target.protocol.joint
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,10 @@ async def test_coordinator_reports_its_direct_port(
 ) -> None:
     url = await sites({"/healthz": {**HEALTH, "direct": {"tealenet": ports}}})
 
-    there = await resolve_target(url, wire, "", tmp_path)
+    target = await resolve_target(url, wire, "", tmp_path)
 
-    assert there.protocol.name == "tealenet"
-    assert there.direct == direct
+    assert target.protocol.name == "tealenet"
+    assert target.direct == direct
 
 
 async def test_direct_port_is_looked_up_again(sites: Sites, tmp_path: Path) -> None:
@@ -204,27 +204,27 @@ async def test_direct_port_is_looked_up_again(sites: Sites, tmp_path: Path) -> N
         return {**HEALTH, "direct": {"tealenet": ports}}
 
     answers: dict[str, object] = {"/healthz": ports(tcp=4011)}
-    there = await resolve_target(await sites(answers), "auto", "", tmp_path)
-    assert there.direct == "tcp://127.0.0.1:4011"
+    target = await resolve_target(await sites(answers), "auto", "", tmp_path)
+    assert target.direct == "tcp://127.0.0.1:4011"
 
     answers["/healthz"] = ports(tcp=4012)
-    assert await resolve_direct(there) == "tcp://127.0.0.1:4012"
+    assert await resolve_direct(target) == "tcp://127.0.0.1:4012"
 
     answers["/healthz"] = ports()
-    assert await resolve_direct(there) == ""
+    assert await resolve_direct(target) == ""
 
 
 async def test_direct_port_is_looked_up_after_an_outage(
     tmp_path: Path, sites: Sites
 ) -> None:
-    there = await resolve_target("http://127.0.0.1:1", "auto", "", tmp_path)
+    target = await resolve_target("http://127.0.0.1:1", "auto", "", tmp_path)
     with pytest.raises(Unavailable, match="connection refused"):
-        await resolve_direct(there)
+        await resolve_direct(target)
 
     ports = {"direct": {"tealenet": {"tcp": 4011}}}
-    back = replace(there, url=await sites({"/healthz": {**HEALTH, **ports}}))
+    back = replace(target, url=await sites({"/healthz": {**HEALTH, **ports}}))
 
-    assert there.direct
+    assert target.direct
     assert await resolve_direct(back) == "tcp://127.0.0.1:4011"
 
 
@@ -240,18 +240,18 @@ async def test_https_requires_an_encrypted_direct_port() -> None:
 
 
 async def test_peer_is_joined_at_its_address(tmp_path: Path) -> None:
-    there = await resolve_target("tcp://192.0.2.7:4011", "auto", "", tmp_path)
+    target = await resolve_target("tcp://192.0.2.7:4011", "auto", "", tmp_path)
 
-    assert there.protocol.name == "tealenet"
-    assert there.direct == ""
+    assert target.protocol.name == "tealenet"
+    assert target.direct == ""
 
 
 async def test_relay_is_joined_at_its_url(tmp_path: Path) -> None:
     url = "wss://relay.example/ws"
 
-    there = await resolve_target(url, "tealenet", "", tmp_path)
+    target = await resolve_target(url, "tealenet", "", tmp_path)
 
-    assert (there.url, there.protocol.name) == (url, "tealenet")
+    assert (target.url, target.protocol.name) == (url, "tealenet")
 
 
 @pytest.mark.parametrize("path", ["", "/", "/below/"])
@@ -260,10 +260,10 @@ async def test_original_coordinator_is_joined_by_its_own_wire(
 ) -> None:
     url = await sites({path.rstrip("/") + "/v1/health": ORIGINAL})
 
-    there = await resolve_target(url + path, "auto", "", tmp_path)
+    target = await resolve_target(url + path, "auto", "", tmp_path)
 
-    assert there.protocol.name == "dispatch"
-    assert there.http_url + "/v1/health" == url + path.rstrip("/") + "/v1/health"
+    assert target.protocol.name == "dispatch"
+    assert target.http_url + "/v1/health" == url + path.rstrip("/") + "/v1/health"
 
 
 @pytest.mark.parametrize(
@@ -277,9 +277,9 @@ async def test_original_coordinator_is_joined_by_its_own_wire(
 async def test_shoal_is_not_mistaken_for_an_original_coordinator(
     sites: Sites, tmp_path: Path, answers: Answers
 ) -> None:
-    there = await resolve_target(await sites(answers), "auto", "", tmp_path)
+    target = await resolve_target(await sites(answers), "auto", "", tmp_path)
 
-    assert there.protocol.preferred
+    assert target.protocol.preferred
 
 
 @pytest.mark.parametrize(
@@ -320,9 +320,9 @@ async def test_redirect_is_not_followed(sites: Sites, tmp_path: Path) -> None:
 async def test_unreachable_coordinator_is_assumed_to_be_shoal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    there = await resolve_target("http://127.0.0.1:1", "auto", "", tmp_path)
+    target = await resolve_target("http://127.0.0.1:1", "auto", "", tmp_path)
 
-    assert there.protocol.preferred
+    assert target.protocol.preferred
     assert (
         "http://127.0.0.1:1 is unreachable; waiting for a Shoal coordinator"
         in caplog.text
@@ -335,9 +335,9 @@ async def test_unhealthy_coordinator_is_assumed_to_be_shoal(
 ) -> None:
     url = await sites({"/healthz": {"error": "starting"}}, status=503)
 
-    there = await resolve_target(url, "auto", "", tmp_path)
+    target = await resolve_target(url, "auto", "", tmp_path)
 
-    assert there.protocol.preferred
+    assert target.protocol.preferred
     assert "waiting for a Shoal coordinator" in caplog.text
 
 
@@ -349,9 +349,11 @@ async def test_silent_server_times_out(
 ) -> None:
     monkeypatch.setattr(join_target, "HEALTH_TIMEOUT", 0.05)
 
-    there = await resolve_target(await sites({"/healthz": NEVER}), "auto", "", tmp_path)
+    target = await resolve_target(
+        await sites({"/healthz": NEVER}), "auto", "", tmp_path
+    )
 
-    assert there.protocol.preferred
+    assert target.protocol.preferred
     assert "waiting for a Shoal coordinator" in caplog.text
 
 
@@ -373,10 +375,10 @@ async def test_token_with_a_fingerprint_means_shoal(
 ) -> None:
     token = with_fingerprint("secret", fingerprint_of(certificate))
 
-    there = await resolve_target("https://127.0.0.1:1", "auto", token, tmp_path)
+    target = await resolve_target("https://127.0.0.1:1", "auto", token, tmp_path)
 
-    assert there.protocol.preferred
-    assert there.token == "secret"
+    assert target.protocol.preferred
+    assert target.token == "secret"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which coordinator of the local network is meant."""
+"""The choice among coordinators of the local network."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""How commands are found, and how they end."""
+"""The entry point of the commands."""
 
 import subprocess
 import sys

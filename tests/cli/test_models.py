@@ -1,4 +1,4 @@
-"""The models command, where no peer is needed."""
+"""The models command without a peer."""
 
 import json
 from pathlib import Path

@@ -31,7 +31,7 @@ WORKER: Mapping[str, Any] = {
 async def printed(
     sites: Sites, capsys: pytest.CaptureFixture[str], **said: object
 ) -> str:
-    """Return the line of a worker of which this is told."""
+    """Return the line of a worker with these fields."""
     told = {
         "ready": True,
         "why_not": "",

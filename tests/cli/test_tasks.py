@@ -1,4 +1,4 @@
-"""``shoal tasks``: what it prints of functions, and of what they return."""
+"""``shoal tasks``: the list of functions, and their results."""
 
 import argparse
 import json

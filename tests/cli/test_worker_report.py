@@ -1,4 +1,4 @@
-"""What a person is told of a worker."""
+"""Reports of a worker to the user."""
 
 import pytest
 

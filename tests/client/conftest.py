@@ -1,4 +1,4 @@
-"""A coordinator beside the test."""
+"""A coordinator in a thread of its own."""
 
 from client.coordinator_thread import beside
 

@@ -1,4 +1,4 @@
-"""A small server of calls on 127.0.0.1 that says what a coordinator says.
+"""A small server of calls on 127.0.0.1 that behaves as a coordinator does.
 
 It follows docs/tasks.md to the letter, and calls functions itself, one after the other,
 so that tests can say what is answered and when.
@@ -23,28 +23,28 @@ KEY = "sk-test"
 VALUE_MAX = 1 << 20  # bytes of a value in an answer
 PATIENCE = scaled(10.0)  # seconds
 
-Word = list[Any]
+Item = list[Any]
 
 
 @dataclass(slots=True)
 class Coordinator:
-    """What it has, what it was told, and how it is to behave.
+    """Its state, the items that it received, and its behaviour.
 
-    A function that is ``held`` is not called until it is let go.
+    While it is ``paused``, functions are not called until ``resume``.
     """
 
     port: int = 0
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    words: list[Word] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
     blobs: dict[str, bytes] = field(default_factory=dict)
     put: list[str] = field(default_factory=list)
-    refusals: list[Word] = field(default_factory=list)  # for calls to come
-    held: bool = False
+    refusals: list[Item] = field(default_factory=list)  # for calls to come
+    paused: bool = False
     trusts_code: bool = True
     sockets: list[web.WebSocketResponse] = field(default_factory=list)
     messages: int = 0
     _done: dict[str, Any] = field(default_factory=dict)
-    _waiting: list[tuple[web.WebSocketResponse, Word]] = field(default_factory=list)
+    _waiting: list[tuple[web.WebSocketResponse, Item]] = field(default_factory=list)
     _runner: web.AppRunner | None = None
 
     @property
@@ -52,16 +52,16 @@ class Coordinator:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def place(self) -> CoordinatorAddress:
+    def address(self) -> CoordinatorAddress:
         return CoordinatorAddress(self.url, KEY)
 
     @property
-    def calls(self) -> list[Word]:
-        return [word for word in self.words if word[0] == 1]
+    def calls(self) -> list[Item]:
+        return [item for item in self.items if item[0] == 1]
 
     @property
     def cancelled(self) -> list[int]:
-        return [word[1] for word in self.words if word[0] == 2]
+        return [item[1] for item in self.items if item[0] == 2]
 
     async def start(self) -> None:
         app = web.Application(client_max_size=1 << 30)
@@ -81,7 +81,7 @@ class Coordinator:
         await self._runner.cleanup()
 
     async def hang_up(self) -> None:
-        """Break all connections without a word."""
+        """Abort all connections."""
         for socket in self.sockets:
             connection = socket._req.transport if socket._req else None
             if connection is not None:
@@ -89,19 +89,19 @@ class Coordinator:
         self.sockets.clear()
         self._waiting.clear()
 
-    async def let_go(self) -> None:
-        """Make the calls that were held."""
-        self.held = False
+    async def resume(self) -> None:
+        """Run the calls that were paused."""
+        self.paused = False
         waiting, self._waiting = self._waiting, []
-        for socket, word in waiting:
-            await self._say(socket, [self._answer(word)])
+        for socket, item in waiting:
+            await self._send_items(socket, [self._answer(item)])
 
-    async def say(self, *words: Word) -> None:
-        """Say something on the newest connection."""
-        await self._say(self.sockets[-1], list(words))
+    async def send(self, *items: Item) -> None:
+        """Send items on the newest connection."""
+        await self._send_items(self.sockets[-1], list(items))
 
-    async def heard(self, calls: int) -> None:
-        """Wait until it was asked for so many calls."""
+    async def wait_for_calls(self, calls: int) -> None:
+        """Wait until it has received ``calls`` calls."""
         await self.eventually(lambda: len(self.calls) >= calls)
 
     async def eventually(self, condition: Callable[[], bool]) -> None:
@@ -110,27 +110,27 @@ class Coordinator:
                 await asyncio.sleep(0.001)
 
     async def _calls(self, request: web.Request) -> web.StreamResponse:
-        self._let_in(request)
+        self._authorize(request)
         socket = web.WebSocketResponse(max_msg_size=0, compress=False)
         await socket.prepare(request)
         self.sockets.append(socket)
         async for message in socket:
             assert message.type is WSMsgType.BINARY
             self.messages += 1
-            words = msgspec.msgpack.decode(message.data)
-            self.words += words
+            items = msgspec.msgpack.decode(message.data)
+            self.items += items
             answers = [
                 answer
-                for word in words
-                if word[0] == 1
-                for answer in self._heard(socket, word)
+                for item in items
+                if item[0] == 1
+                for answer in self._replies(socket, item)
             ]
             if answers:
-                await self._say(socket, answers)
+                await self._send_items(socket, answers)
         return socket
 
-    def _heard(self, socket: web.WebSocketResponse, word: Word) -> list[Word]:
-        _, number, *_, options = word
+    def _replies(self, socket: web.WebSocketResponse, item: Item) -> list[Item]:
+        _, number, *_, options = item
         lacking = [
             each.hex()
             for each in options.get("blobs", [])
@@ -141,15 +141,15 @@ class Coordinator:
         if self.refusals:
             kind, text, meta = self.refusals.pop(0)
             return [[3, number, kind, text, meta]]
-        kept = options.get("kept", True)
-        accepted = [[1, number, f"job{number}"]] if kept else []
-        if self.held:
-            self._waiting.append((socket, word))
+        durable = options.get("kept", True)
+        accepted = [[1, number, f"job{number}"]] if durable else []
+        if self.paused:
+            self._waiting.append((socket, item))
             return accepted
-        return [*accepted, self._answer(word)]
+        return [*accepted, self._answer(item)]
 
-    def _answer(self, word: Word) -> Word:
-        _, number, name, args, kwargs, options = word
+    def _answer(self, item: Item) -> Item:
+        _, number, name, args, kwargs, options = item
         key = options.get("key")
         if key is None or key not in self._done:
             outcome = self._outcome(name, args, kwargs, options)
@@ -161,7 +161,7 @@ class Coordinator:
 
     def _outcome(
         self, name: str, args: bytes, kwargs: bytes, options: Mapping[str, Any]
-    ) -> Word:
+    ) -> Item:
         code = "code" in options.get("needs", [])
         if code and not self.trusts_code:
             return [3, "code", "workers here run no code that is sent along", {}]
@@ -182,12 +182,14 @@ class Coordinator:
         self.blobs[digest] = value
         return [2, b"", {"value": digest}]
 
-    async def _say(self, socket: web.WebSocketResponse, words: list[Word]) -> None:
+    async def _send_items(
+        self, socket: web.WebSocketResponse, items: list[Item]
+    ) -> None:
         if not socket.closed:
-            await socket.send_bytes(msgspec.msgpack.encode(words))
+            await socket.send_bytes(msgspec.msgpack.encode(items))
 
     async def _tasks(self, request: web.Request) -> web.Response:
-        self._let_in(request)
+        self._authorize(request)
         tasks = [{"name": name, "workers": 1, "slots": 2} for name in self.functions]
         code = int(self.trusts_code)
         return web.json_response(
@@ -195,7 +197,7 @@ class Coordinator:
         )
 
     async def _put(self, request: web.Request) -> web.Response:
-        self._let_in(request)
+        self._authorize(request)
         body = await request.read()
         digest = request.match_info["digest"]
         assert hashlib.sha256(body).hexdigest() == digest
@@ -204,13 +206,13 @@ class Coordinator:
         return web.Response(status=201)
 
     async def _get(self, request: web.Request) -> web.Response:
-        self._let_in(request)
+        self._authorize(request)
         found = self.blobs.get(request.match_info["digest"])
         if found is None:
             raise web.HTTPNotFound
         return web.Response(body=found)
 
-    def _let_in(self, request: web.Request) -> None:
+    def _authorize(self, request: web.Request) -> None:
         if request.headers.get("Authorization") != f"Bearer {KEY}":
             raise web.HTTPUnauthorized
 
@@ -219,10 +221,10 @@ class Coordinator:
 async def running_coordinator(
     **functions: Callable[..., Any],
 ) -> AsyncIterator[Coordinator]:
-    """Run one for the length of the block."""
-    there = Coordinator(functions=functions)
-    await there.start()
+    """Run a coordinator within the block."""
+    server = Coordinator(functions=functions)
+    await server.start()
     try:
-        yield there
+        yield server
     finally:
-        await there.stop()
+        await server.stop()

@@ -26,7 +26,7 @@ class CoordinatorThread:
         return Pool(self.coordinator.url, key, durable=durable, trust_code=trust_code)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done in its thread, and wait for it."""
+        """Run a coroutine in its thread, and wait for it."""
         done: Future[None] = asyncio.run_coroutine_threadsafe(work, self.loop)
         done.result(PATIENCE)
 
@@ -40,12 +40,12 @@ def beside() -> Iterator[CoordinatorThread]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    there = CoordinatorThread(Coordinator(), loop)
-    there.run(there.coordinator.start())
+    server = CoordinatorThread(Coordinator(), loop)
+    server.run(server.coordinator.start())
     try:
-        yield there
+        yield server
     finally:
-        there.run(there.coordinator.stop())
+        server.run(server.coordinator.stop())
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

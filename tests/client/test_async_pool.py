@@ -13,22 +13,22 @@ from shoal.client.pending_calls import ClientCall
 from shoal.domain.errors import Unauthorized
 
 
-def pool_of(there: Coordinator, *, durable: bool = True) -> AsyncPool:
-    return AsyncPool(there.url, KEY, durable=durable)
+def pool_of(server: Coordinator, *, durable: bool = True) -> AsyncPool:
+    return AsyncPool(server.url, KEY, durable=durable)
 
 
 async def test_function_is_called_by_its_name() -> None:
     async with (
-        running_coordinator(add=lambda a, b: a + b) as there,
-        pool_of(there) as pool,
+        running_coordinator(add=lambda a, b: a + b) as server,
+        pool_of(server) as pool,
     ):
         assert await pool.call("add", 1, b=2) == 3
 
 
 async def test_results_are_in_order_or_as_completed() -> None:
     async with (
-        running_coordinator(double=lambda x: 2 * x) as there,
-        pool_of(there) as pool,
+        running_coordinator(double=lambda x: 2 * x) as server,
+        pool_of(server) as pool,
     ):
         assert await pool.map("double", range(100)) == [*range(0, 200, 2)]
 
@@ -39,7 +39,7 @@ async def test_results_are_in_order_or_as_completed() -> None:
 
 async def test_lambda_is_sent_as_code() -> None:
     y = 5
-    async with running_coordinator() as there, pool_of(there) as pool:
+    async with running_coordinator() as server, pool_of(server) as pool:
         assert await pool.call(lambda x: x + y, 2) == 7
 
 
@@ -47,7 +47,7 @@ async def test_remote_error_is_raised_with_its_traceback_as_the_cause() -> None:
     def fail() -> None:
         raise ValueError("zap")
 
-    async with running_coordinator(fail=fail) as there, pool_of(there) as pool:
+    async with running_coordinator(fail=fail) as server, pool_of(server) as pool:
         with pytest.raises(ValueError, match="zap") as caught:
             await pool.call("fail")
 
@@ -58,19 +58,19 @@ async def test_remote_error_is_raised_with_its_traceback_as_the_cause() -> None:
 async def test_large_argument_is_uploaded_once() -> None:
     big = np.arange(100_000, dtype=np.float64)
     async with (
-        running_coordinator(total=lambda a, k: float(a.sum()) + k) as there,
-        pool_of(there) as pool,
+        running_coordinator(total=lambda a, k: float(a.sum()) + k) as server,
+        pool_of(server) as pool,
     ):
         totals = await pool.map("total", [big] * 5, range(5))
 
     assert totals == [big.sum() + k for k in range(5)]
-    assert len(there.put) == 1
+    assert len(server.put) == 1
 
 
 async def test_large_result_is_downloaded() -> None:
     async with (
-        running_coordinator(zeros=lambda n: np.zeros(n)) as there,
-        pool_of(there) as pool,
+        running_coordinator(zeros=lambda n: np.zeros(n)) as server,
+        pool_of(server) as pool,
     ):
         zeros = await pool.call("zeros", 1_000_000)
 
@@ -78,14 +78,17 @@ async def test_large_result_is_downloaded() -> None:
 
 
 async def test_cancelled_coroutine_cancels_the_call() -> None:
-    async with running_coordinator(wait=lambda: None) as there, pool_of(there) as pool:
-        there.held = True
+    async with (
+        running_coordinator(wait=lambda: None) as server,
+        pool_of(server) as pool,
+    ):
+        server.paused = True
         calling = asyncio.create_task(pool.call("wait"))
-        await there.heard(1)
+        await server.wait_for_calls(1)
 
         calling.cancel()
 
-        await there.eventually(lambda: there.cancelled == [there.calls[0][1]])
+        await server.eventually(lambda: server.cancelled == [server.calls[0][1]])
     assert calling.cancelled()
 
 
@@ -96,19 +99,19 @@ async def test_durable_calls_are_resent_under_their_keys() -> None:
         called.append(x)
         return x
 
-    async with running_coordinator(note=note) as there, pool_of(there) as pool:
+    async with running_coordinator(note=note) as server, pool_of(server) as pool:
         assert await pool.call("note", 0) == 0
-        there.held = True
+        server.paused = True
         calls = [await pool.submit("note", x) for x in (1, 2)]
-        await there.heard(3)
-        await there.hang_up()
-        there.held = False
+        await server.wait_for_calls(3)
+        await server.hang_up()
+        server.paused = False
 
         assert await asyncio.gather(*calls) == [1, 2]
 
-    keys = [word[5]["key"] for word in there.calls]
+    keys = [item[5]["key"] for item in server.calls]
     assert keys[1:3] == keys[3:5]
-    assert [word[5]["fresh"] for word in there.calls] == [True] * 3 + [False] * 2
+    assert [item[5]["fresh"] for item in server.calls] == [True] * 3 + [False] * 2
     assert called == [0, 1, 2]
 
 
@@ -120,14 +123,14 @@ async def test_each_ended_call_admits_one_waiting_submission(
     add = pending_calls.CallMemory.add
 
     def counted(
-        self: pending_calls.CallMemory, asked: ClientCall, *, force: bool = False
+        self: pending_calls.CallMemory, call: ClientCall, *, force: bool = False
     ) -> bool:
-        tries.append(asked)
-        return add(self, asked, force=force)
+        tries.append(call)
+        return add(self, call, force=force)
 
     monkeypatch.setattr(pending_calls.CallMemory, "add", counted)
     sizes = range(400_000, 400_060)
-    async with running_coordinator(size=len) as there, pool_of(there) as pool:
+    async with running_coordinator(size=len) as server, pool_of(server) as pool:
         called = await asyncio.gather(
             *(pool.call("size", bytes(size)) for size in sizes)
         )
@@ -138,34 +141,39 @@ async def test_each_ended_call_admits_one_waiting_submission(
 
 async def test_volatile_call_fails_with_its_connection() -> None:
     async with (
-        running_coordinator(wait=lambda: None) as there,
-        pool_of(there, durable=False) as pool,
+        running_coordinator(wait=lambda: None) as server,
+        pool_of(server, durable=False) as pool,
     ):
-        there.held = True
+        server.paused = True
         call = await pool.submit("wait")
-        await there.heard(1)
-        await there.hang_up()
+        await server.wait_for_calls(1)
+        await server.hang_up()
 
         with pytest.raises(ConnectionError, match="retry=True"):
             await call
 
 
 async def test_wrong_key_fails_at_once() -> None:
-    async with running_coordinator() as there, AsyncPool(there.url, "sk-other") as pool:
+    async with (
+        running_coordinator() as server,
+        AsyncPool(server.url, "sk-other") as pool,
+    ):
         with pytest.raises(Unauthorized, match="SHOAL_API_KEY"):
             await pool.call("add")
 
 
 async def test_progress_is_reported() -> None:
-    told = []
-    async with running_coordinator(work=lambda: 1) as there, pool_of(there) as pool:
-        there.held = True
-        watched = pool.with_options(on_progress=lambda *word: told.append(word))
+    reports = []
+    async with running_coordinator(work=lambda: 1) as server, pool_of(server) as pool:
+        server.paused = True
+        watched = pool.with_options(
+            on_progress=lambda *message: reports.append(message)
+        )
         call = await watched.submit("work")
-        await there.heard(1)
-        await there.say([4, there.calls[0][1], 0.5, "half"])
-        await there.let_go()
+        await server.wait_for_calls(1)
+        await server.send([4, server.calls[0][1], 0.5, "half"])
+        await server.resume()
         await call
 
-    assert told == [(0.5, "half")]
-    assert there.calls[0][5]["progress"] is True
+    assert reports == [(0.5, "half")]
+    assert server.calls[0][5]["progress"] is True

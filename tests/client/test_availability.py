@@ -1,4 +1,4 @@
-"""What is said of calls that wait for long."""
+"""Warnings about stalled calls."""
 
 import logging
 
@@ -14,7 +14,7 @@ ONE = TaskList((TaskAvailability("add", 1, 2),), 1, 2, 0)
 
 
 @pytest.mark.parametrize(
-    ("there", "names", "said"),
+    ("there", "names", "expected"),
     [
         (NOBODY, {"add": False}, "waiting for add; start one"),
         (NOBODY, {str(n): False for n in range(7)}, "0, 1, 2, 3, 4 and 2 more"),
@@ -23,9 +23,9 @@ ONE = TaskList((TaskAvailability("add", 1, 2),), 1, 2, 0)
     ],
 )
 def test_warning_names_stalled_calls_and_a_remedy(
-    there: TaskList, names: dict[str, bool], said: str
+    there: TaskList, names: dict[str, bool], expected: str
 ) -> None:
-    assert said in stall_warning(there, names)
+    assert expected in stall_warning(there, names)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ async def test_stalled_call_is_warned_of_once(
 ) -> None:
     monkeypatch.setattr(availability, "STALL_TIMEOUT", 0.01)
     async with running_coordinator(other=lambda: 1) as there:
-        there.held = True
-        async with AsyncPool(there.url, there.place.api_key) as pool:
+        there.paused = True
+        async with AsyncPool(there.url, there.address.api_key) as pool:
             with caplog.at_level(logging.WARNING, "shoal"):
                 call = await pool.submit("mine.add")
                 await there.eventually(lambda: "no worker has mine.add" in caplog.text)

@@ -1,4 +1,4 @@
-"""Which coordinator is meant, and which key is shown to it."""
+"""The choice of the coordinator and its API key."""
 
 from pathlib import Path
 
@@ -22,9 +22,9 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_local_coordinator_gets_its_own_key(tmp_path: Path) -> None:
     (tmp_path / KEY_FILE).write_text("sk-here\n")
 
-    place = find_coordinator(data_dir=tmp_path)
+    address = find_coordinator(data_dir=tmp_path)
 
-    assert (place.url, place.api_key) == ("http://127.0.0.1:4010", "sk-here")
+    assert (address.url, address.api_key) == ("http://127.0.0.1:4010", "sk-here")
 
 
 def test_variables_are_defaults(
@@ -59,10 +59,10 @@ def test_stored_key_requires_the_pinned_certificate(
     (tmp_path / KEY_FILE).write_text("sk-here")
     (tmp_path / CERTIFICATE_FILE).write_bytes(trustme.CA().cert_pem.bytes())
 
-    place = find_coordinator(data_dir=tmp_path)
+    address = find_coordinator(data_dir=tmp_path)
 
-    assert place.url == "https://127.0.0.1:4010"
-    assert place.tls is not None
+    assert address.url == "https://127.0.0.1:4010"
+    assert address.tls is not None
     assert find_coordinator("https://pool", "sk").tls is None
 
 
@@ -74,9 +74,9 @@ def test_local_coordinator_is_found_by_its_runtime_file(
     tmp_path: Path,
 ) -> None:
     with publish_url(tmp_path, "0.0.0.0", 4711, secure=False):
-        place = find_coordinator(api_key="sk", data_dir=tmp_path)
+        address = find_coordinator(api_key="sk", data_dir=tmp_path)
 
-    assert (place.url, place.explicit) == ("http://127.0.0.1:4711", False)
+    assert (address.url, address.explicit) == ("http://127.0.0.1:4711", False)
     assert (
         find_coordinator(api_key="sk", data_dir=tmp_path).url == "http://127.0.0.1:4010"
     )

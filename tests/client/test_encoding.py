@@ -1,4 +1,4 @@
-"""Functions and arguments on their way."""
+"""Encoding of functions and arguments."""
 
 from dataclasses import dataclass
 

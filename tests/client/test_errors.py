@@ -109,7 +109,7 @@ def test_error_can_be_pickled() -> None:
 
 
 class OwnError(Exception):
-    """Takes something else than its text."""
+    """Its constructor takes other arguments than its text."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"code {code}")
@@ -117,11 +117,11 @@ class OwnError(Exception):
 
 
 class OwnOSError(OSError):
-    """Of a class of Python's that makes its instances by itself."""
+    """A subclass of a builtin with its own ``__new__``."""
 
 
 class OwnStop(StopIteration):
-    """What a future cannot raise."""
+    """An exception that a future cannot raise."""
 
 
 def test_exception_of_the_functions_module_is_rebuilt() -> None:

@@ -1,4 +1,4 @@
-"""What ``import shoal`` gives, and when."""
+"""The exports of ``shoal``, and their lazy import."""
 
 import inspect
 import re
@@ -43,11 +43,11 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_modules_are_loaded_lazily() -> None:
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "import sys, shoal; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
 
-    assert not {"aiohttp", "numpy", "shoal.client"} & {*told.stdout.split()}
+    assert not {"aiohttp", "numpy", "shoal.client"} & {*result.stdout.split()}

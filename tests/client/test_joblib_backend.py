@@ -28,7 +28,7 @@ def total(array: np.ndarray, more: int) -> float:
 
 
 class OwnError(Exception):
-    """An error that Python does not have."""
+    """A user-defined exception."""
 
 
 def fail() -> None:
@@ -59,7 +59,7 @@ def test_existing_pool_can_be_used(beside: CoordinatorThread) -> None:
         )
         assert list(doubled) == [*range(0, 40, 2)]
 
-    assert {word[5]["kept"] for word in beside.coordinator.calls} == {False}
+    assert {item[5]["kept"] for item in beside.coordinator.calls} == {False}
 
 
 def test_large_array_is_sent_once_for_all_jobs(beside: CoordinatorThread) -> None:

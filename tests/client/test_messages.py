@@ -1,4 +1,4 @@
-"""Items of calls, as bytes."""
+"""Encoding of the items of calls."""
 
 import msgspec
 import pytest
@@ -22,7 +22,7 @@ def test_call_and_cancel_are_as_documented() -> None:
 
 
 def test_events_are_decoded() -> None:
-    told = encode(
+    data = encode(
         [
             [1, 7, "job7"],
             [2, 7, b"\x01", {}],
@@ -34,7 +34,7 @@ def test_events_are_decoded() -> None:
         ]
     )
 
-    assert messages.decode(told) == [
+    assert messages.decode(data) == [
         messages.CallAccepted(7, "job7"),
         messages.CallDone(7, b"\x01", ""),
         messages.CallDone(8, b"", "ab" * 32),
@@ -45,7 +45,7 @@ def test_events_are_decoded() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "data",
     [
         b"",
         b"\xc1",
@@ -61,6 +61,6 @@ def test_events_are_decoded() -> None:
         encode([[1, 7, "job", "more"]]),
     ],
 )
-def test_garbage_is_rejected(told: bytes) -> None:
+def test_garbage_is_rejected(data: bytes) -> None:
     with pytest.raises(PeerError):
-        messages.decode(told)
+        messages.decode(data)

@@ -1,4 +1,4 @@
-"""What may be said about calls."""
+"""The options of calls."""
 
 from typing import Any
 

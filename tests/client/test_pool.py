@@ -1,4 +1,4 @@
-"""Calls of programs that block, over a real socket."""
+"""Blocking calls over a real socket."""
 
 import itertools
 import multiprocessing
@@ -99,28 +99,28 @@ def test_exceptions_are_returned_in_place(beside: CoordinatorThread) -> None:
 
 def test_first_error_of_a_map_cancels_the_rest(beside: CoordinatorThread) -> None:
     beside.coordinator.refusals.append(["raised", "ValueError: bad", {}])
-    beside.coordinator.held = True
+    beside.coordinator.paused = True
 
     with beside.pool() as pool, pytest.raises(ValueError, match="bad"):
         list(pool.map("some", range(3)))
 
-    numbers = [word[1] for word in beside.coordinator.calls]
+    numbers = [item[1] for item in beside.coordinator.calls]
     assert beside.coordinator.cancelled == numbers[1:]
 
 
 def test_map_times_out(beside: CoordinatorThread) -> None:
-    beside.coordinator.held = True
+    beside.coordinator.paused = True
 
     with beside.pool() as pool, pytest.raises(TimeoutError):
         list(pool.map("some", [1], timeout=0.01))
 
 
 def test_cancelled_future_cancels_the_call(beside: CoordinatorThread) -> None:
-    beside.coordinator.held = True
+    beside.coordinator.paused = True
 
     with beside.pool() as pool:
         call = pool.submit("some")
-        beside.run(beside.coordinator.heard(1))
+        beside.run(beside.coordinator.wait_for_calls(1))
 
         assert call.cancel()
         assert call.cancel(), "again, as for any future"
@@ -160,7 +160,7 @@ def test_sent_function_without_a_worker_has_a_remedy(
 
 
 class Own:
-    """Something of which only a pickle can be sent."""
+    """An object that can only be sent as a pickle."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Own)
@@ -270,16 +270,16 @@ def test_durable_calls_survive_a_restarted_coordinator(
     beside: CoordinatorThread,
 ) -> None:
     beside.functions(same=lambda x: x)
-    there = beside.coordinator
+    server = beside.coordinator
 
     with beside.pool() as pool:
         pool.submit("same", 0).result()
-        there.held = True
+        server.paused = True
         calls = [pool.submit("same", x) for x in range(3)]
-        beside.run(there.heard(4))
-        beside.run(there.stop())
-        there.held = False
-        beside.run(there.start())
+        beside.run(server.wait_for_calls(4))
+        beside.run(server.stop())
+        server.paused = False
+        beside.run(server.start())
 
         assert [call.result() for call in calls] == [0, 1, 2]
 
@@ -291,11 +291,11 @@ def test_volatile_call_is_resent_only_with_retry(
 
     with beside.pool(durable=False) as pool:
         pool.submit("same", 0).result()
-        beside.coordinator.held = True
+        beside.coordinator.paused = True
         lost = pool.submit("same", 1)
         again = pool.with_options(retry=True).submit("same", 2)
-        beside.run(beside.coordinator.heard(3))
-        beside.coordinator.held = False
+        beside.run(beside.coordinator.wait_for_calls(3))
+        beside.coordinator.paused = False
         beside.run(beside.coordinator.hang_up())
 
         assert again.result() == 2
@@ -313,7 +313,7 @@ def test_key_names_a_call_and_indexes_a_map(
         nightly.submit("same", 1).result()
         list(nightly.map("same", range(2)))
 
-    keys = [word[5]["key"] for word in beside.coordinator.calls]
+    keys = [item[5]["key"] for item in beside.coordinator.calls]
     assert keys == ["nightly", "nightly/0", "nightly/1"]
 
 
@@ -341,10 +341,10 @@ def test_shut_down_pool_rejects_calls(beside: CoordinatorThread) -> None:
 
 
 def test_shutdown_can_cancel_open_calls(beside: CoordinatorThread) -> None:
-    beside.coordinator.held = True
+    beside.coordinator.paused = True
     pool = beside.pool()
     call = pool.submit("some")
-    beside.run(beside.coordinator.heard(1))
+    beside.run(beside.coordinator.wait_for_calls(1))
 
     pool.shutdown(cancel_futures=True)
 
@@ -357,7 +357,7 @@ def test_submit_blocks_at_the_memory_limit(
 ) -> None:
     monkeypatch.setattr(pending_calls, "CALL_MEMORY_MAX", 1 << 20)
     beside.functions(size=len)
-    beside.coordinator.held = True
+    beside.coordinator.paused = True
     third = threading.Event()
 
     with beside.pool() as pool:
@@ -369,54 +369,54 @@ def test_submit_blocks_at_the_memory_limit(
 
         submitting = threading.Thread(target=submit)
         submitting.start()
-        beside.run(beside.coordinator.heard(2))
+        beside.run(beside.coordinator.wait_for_calls(2))
         assert not third.is_set()
-        beside.run(beside.coordinator.let_go())
+        beside.run(beside.coordinator.resume())
         submitting.join()
 
     assert third.is_set()
 
 
-def _submit_in_child(pool: shoal.Pool, said: Connection) -> None:
+def _submit_in_child(pool: shoal.Pool, pipe: Connection) -> None:
     try:
         pool.submit("some")
     except RuntimeError as error:
-        said.send(str(error))
+        pipe.send(str(error))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 def test_forked_process_must_create_its_own_pool(beside: CoordinatorThread) -> None:
-    ours, theirs = multiprocessing.Pipe()
+    parent_end, child_end = multiprocessing.Pipe()
     forking = multiprocessing.get_context("fork")
 
     with beside.pool() as pool:
-        child = forking.Process(target=_submit_in_child, args=(pool, theirs))
+        child = forking.Process(target=_submit_in_child, args=(pool, child_end))
         child.start()
-        told = ours.recv()
+        error_text = parent_end.recv()
         child.join()
 
-    assert "create a shoal.Pool in each process" in told
+    assert "create a shoal.Pool in each process" in error_text
 
 
 def test_functions_of_the_workers_are_listed(beside: CoordinatorThread) -> None:
     beside.functions(add=lambda a, b: a + b)
 
     with beside.pool() as pool:
-        there = pool.tasks()
+        listed = pool.tasks()
 
-    assert [each.name for each in there.tasks] == ["add"]
-    assert there.slots == 2
+    assert [each.name for each in listed.tasks] == ["add"]
+    assert listed.slots == 2
 
 
 def test_error_in_the_block_cancels_open_calls(
     beside: CoordinatorThread,
 ) -> None:
     beside.functions(add=lambda: 1)
-    beside.coordinator.held = True
+    beside.coordinator.paused = True
 
     pool = beside.pool()
     calls = [pool.submit("add") for _ in range(3)]
-    beside.run(beside.coordinator.heard(3))
+    beside.run(beside.coordinator.wait_for_calls(3))
     with pytest.raises(KeyboardInterrupt), pool:
         raise KeyboardInterrupt
 
@@ -426,16 +426,16 @@ def test_error_in_the_block_cancels_open_calls(
 
 def test_call_is_running_once_a_worker_has_it(beside: CoordinatorThread) -> None:
     beside.functions(add=lambda: 1)
-    there = beside.coordinator
-    there.held = True
+    server = beside.coordinator
+    server.paused = True
 
     with beside.pool() as pool:
         call = pool.submit("add")
-        beside.run(there.heard(1))
+        beside.run(server.wait_for_calls(1))
         before = call.running()
-        beside.run(there.say([5, there.calls[0][1], 1]))
-        beside.run(there.eventually(call.running))
-        beside.run(there.let_go())
+        beside.run(server.send([5, server.calls[0][1], 1]))
+        beside.run(server.eventually(call.running))
+        beside.run(server.resume())
         call.result()
 
     assert (before, call.running()) == (False, False)
@@ -445,17 +445,17 @@ def test_error_of_on_progress_is_logged(
     beside: CoordinatorThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     beside.functions(add=lambda: 1)
-    there = beside.coordinator
-    there.held = True
+    server = beside.coordinator
+    server.paused = True
 
     def broken(share: float | None, remark: str) -> None:
         raise ValueError(remark)
 
     with beside.pool() as pool:
         call = pool.with_options(on_progress=broken).submit("add")
-        beside.run(there.heard(1))
-        beside.run(there.say([4, there.calls[0][1], 0.5, "half"]))
-        beside.run(there.let_go())
+        beside.run(server.wait_for_calls(1))
+        beside.run(server.send([4, server.calls[0][1], 0.5, "half"]))
+        beside.run(server.resume())
 
         assert call.result() == 1
     assert "on_progress raised an error" in caplog.text

@@ -1,4 +1,4 @@
-"""Engines, started and closed."""
+"""Fixtures with started engines."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ async def llama() -> AsyncIterator[LlamaEngine]:
 
 @pytest.fixture(scope="session")
 def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a word on how to make vectors: of their mean."""
+    """The tiny model, declared as an embedding model with mean pooling."""
     path = tmp_path_factory.mktemp("vectors") / "vectors.gguf"
     reader = GGUFReader(TINY)
     writer = GGUFWriter(path, "llama")
@@ -74,7 +74,7 @@ def server_url() -> Iterator[str]:
 async def engine(
     request: pytest.FixtureRequest, server_url: str
 ) -> AsyncIterator[Engine]:
-    """Each engine in turn, for what must be true of all."""
+    """Each engine in turn, for the tests of the port."""
     engine: Engine = (
         LlamaEngine("tiny", TINY)
         if request.param == "llama"

@@ -1,4 +1,4 @@
-"""Asks an engine and gathers what it answers."""
+"""Runs a job on an engine and collects its answer."""
 
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
@@ -30,7 +30,7 @@ async def pieces_of(pieces: AsyncGenerator[Item, None]) -> list[Item]:
 
 
 async def ask(engine: Engine, chat: Inference | str, continues: str = "") -> Outcome:
-    """Return the whole answer, checked to have the form that the port promises."""
+    """Return the complete answer, checked against the contract of the port."""
     work = chat_of(chat) if isinstance(chat, str) else chat
     *items, last = await pieces_of(engine.run(work, continues))
     pieces: list[AnswerPiece] = [

@@ -1,4 +1,4 @@
-"""What is learnt of each kind of server, from answers such as it gives."""
+"""Detects servers and their models from recorded responses."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,21 +49,21 @@ def by_name(engine: OpenAIEngine) -> dict[str, ServedModel]:
 
 
 def shows(capabilities: dict[str, list[str]], **more: object) -> Any:
-    """Ollama's ``/api/show``; counts in ``asked``."""
-    asked: list[str] = []
+    """Ollama's ``/api/show``; counts in ``queried``."""
+    queried: list[str] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
         name = (await request.json())["model"]
-        asked.append(name)
+        queried.append(name)
         if name not in capabilities:
             return web.json_response({"error": "model not found"}, status=404)
         return web.json_response({"capabilities": capabilities[name], **more})
 
-    return handle, asked
+    return handle, queried
 
 
 async def test_ollama_reports_model_capabilities(fake: Fakes) -> None:
-    show, asked = shows(
+    show, queried = shows(
         {
             "llama3.2:latest": ["completion", "tools"],
             "gemma3:4b": ["completion", "vision"],
@@ -94,12 +94,12 @@ async def test_ollama_reports_model_capabilities(fake: Fakes) -> None:
         assert models["llama3.2:latest"].context == 8192
         assert models["old:latest"].context == 0, "it depends on what nothing tells"
 
-        asked.clear()
+        queried.clear()
         routes["GET /api/tags"] = {"models": tags[:2]}
         await engine.refresh()
 
         assert list(by_name(engine)) == names[:2]
-        assert asked == [], "a model is looked at once"
+        assert queried == [], "a model is looked at once"
 
 
 @pytest.mark.parametrize("tags", [{"models": 5}, None, "<html>"])
@@ -163,10 +163,10 @@ async def test_llama_server_may_support_images_tools_and_embeddings(
 async def test_model_named_by_its_file_is_requested_by_it(
     fake: Fakes,
 ) -> None:
-    asked: list[str] = []
+    queried: list[str] = []
 
     async def chat(request: web.Request) -> web.StreamResponse:
-        asked.append((await request.json())["model"])
+        queried.append((await request.json())["model"])
         return web.Response(body=b"data: [DONE]\n\n", content_type="text/event-stream")
 
     path = "C:\\models\\tiny.gguf"
@@ -180,7 +180,7 @@ async def test_model_named_by_its_file_is_requested_by_it(
         async for _ in engine.run(chat_of("hello?")):
             pass
 
-    assert asked == [path]
+    assert queried == [path]
 
 
 async def test_given_slots_are_kept(fake: Fakes) -> None:

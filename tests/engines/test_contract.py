@@ -1,4 +1,4 @@
-"""What the Engine port promises, asked of every engine that runs the tiny model."""
+"""The contract of the Engine port, for every engine that runs the tiny model."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What servers send for embeddings."""
+"""Embeddings in servers' formats."""
 
 import json
 

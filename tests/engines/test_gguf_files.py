@@ -1,4 +1,4 @@
-"""Which of the files on a machine is run where none is named."""
+"""The file that is selected by default."""
 
 from pathlib import Path
 
@@ -29,11 +29,11 @@ def test_largest_fitting_model_is_selected(tmp_path: Path) -> None:
     write(tmp_path / "small.gguf", 100)
     middle = write(tmp_path / "deep" / "middle.gguf", 200)
     write(tmp_path / "large.gguf", 400)
-    places = [ModelFolder(tmp_path, "**/*.gguf")]
+    folders = [ModelFolder(tmp_path, "**/*.gguf")]
 
-    assert largest_fitting_model(places, memory=300) == middle
-    assert largest_fitting_model(places, memory=299) == tmp_path / "small.gguf"
-    assert largest_fitting_model(places, memory=100) is None
+    assert largest_fitting_model(folders, memory=300) == middle
+    assert largest_fitting_model(folders, memory=299) == tmp_path / "small.gguf"
+    assert largest_fitting_model(folders, memory=100) is None
 
 
 def test_dependent_files_are_skipped(tmp_path: Path) -> None:
@@ -57,26 +57,26 @@ def test_incomplete_downloads_are_skipped(tmp_path: Path) -> None:
 
 def test_size_of_a_split_model_includes_all_parts(tmp_path: Path) -> None:
     parts = [write(tmp_path / f"m-0000{n}-of-00003.gguf", 100) for n in (1, 2, 3)]
-    places = [ModelFolder(tmp_path, "*.gguf")]
+    folders = [ModelFolder(tmp_path, "*.gguf")]
 
-    assert list(find_models(places)) == parts[:1]
+    assert list(find_models(folders)) == parts[:1]
     assert model_size(parts[0]) == 300
-    assert largest_fitting_model(places, memory=449) is None
-    assert largest_fitting_model(places, memory=450) == parts[0]
+    assert largest_fitting_model(folders, memory=449) is None
+    assert largest_fitting_model(folders, memory=450) == parts[0]
     parts[2].unlink()
-    assert largest_fitting_model(places, memory=450) is None, "a part is missing"
+    assert largest_fitting_model(folders, memory=450) is None, "a part is missing"
 
 
 def test_file_is_found_by_name(tmp_path: Path) -> None:
     path = write(tmp_path / "Qwen3-8B-Q4_K_M.gguf", 100)
-    places = [
+    folders = [
         ModelFolder(tmp_path / "not there", "*.gguf"),
         ModelFolder(tmp_path, "*.gguf"),
     ]
 
-    assert find_model(places, "Qwen3-8B-Q4_K_M") == path
-    assert find_model(places, "Qwen3*") == path
-    assert find_model(places, "qwen") is None
+    assert find_model(folders, "Qwen3-8B-Q4_K_M") == path
+    assert find_model(folders, "Qwen3*") == path
+    assert find_model(folders, "qwen") is None
 
 
 @pytest.mark.parametrize(

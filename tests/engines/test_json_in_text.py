@@ -1,4 +1,4 @@
-"""The JSON that is found among other words."""
+"""JSON within text."""
 
 import json
 

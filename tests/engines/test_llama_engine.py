@@ -1,4 +1,4 @@
-"""The embedded engine: what only it promises, and what becomes of its process."""
+"""The embedded engine: continuation, restarts and the end of its process."""
 
 import asyncio
 import base64

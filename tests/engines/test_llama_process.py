@@ -1,4 +1,4 @@
-"""The child process behind the embedded engine, and what is said of its end."""
+"""The child process of the embedded engine, and its exit errors."""
 
 import asyncio
 from collections.abc import AsyncIterator

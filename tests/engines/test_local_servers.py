@@ -1,4 +1,4 @@
-"""Finding the servers of this machine, on ports that the tests choose."""
+"""Detection of local servers, on ports that the tests choose."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -77,21 +77,21 @@ async def test_malformed_responses_are_ignored(
     answer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_servers, "PROBE_LIMIT", 0.05)
-    async with listening(answer) as place:
-        assert await find_servers([place]) == []
+    async with listening(answer) as location:
+        assert await find_servers([location]) == []
 
 
 async def test_closed_port_is_ignored() -> None:
-    async with listening(b"") as place:
+    async with listening(b"") as location:
         pass
 
-    assert await find_servers([place]) == []
+    assert await find_servers([location]) == []
 
 
 async def test_redirect_to_another_machine_is_not_followed(fake: Fakes) -> None:
     elsewhere = b"Location: http://192.0.2.1/\r\nContent-Length: 0\r\n\r\n"
-    async with listening(b"HTTP/1.1 302 Found\r\n" + elsewhere) as place:
-        assert await find_servers([place]) == []
+    async with listening(b"HTTP/1.1 302 Found\r\n" + elsewhere) as location:
+        assert await find_servers([location]) == []
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_ollama_port_is_configurable(host: str, port: int) -> None:
 
 
 def test_coordinators_own_port_is_not_probed() -> None:
-    assert 4010 not in {place.port for place in server_locations({})}
+    assert 4010 not in {location.port for location in server_locations({})}

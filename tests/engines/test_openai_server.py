@@ -1,4 +1,4 @@
-"""The engine that is a server elsewhere, when the server misbehaves."""
+"""The engine for OpenAI-compatible servers, also with faulty servers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -279,7 +279,7 @@ async def test_url_without_a_path_means_v1(serve: Serve) -> None:
 
 @asynccontextmanager
 async def tagging_server() -> AsyncIterator[str]:
-    """A server that lists its model with a tag under one path, and none elsewhere."""
+    """A server that lists its model with a tag at one path, and has no other list."""
     app = web.Application()
     tagged = answers(200, '{"data": [{"id": "llama:latest"}]}')
     app.router.add_get("/tagged/models", tagged)

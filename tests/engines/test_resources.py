@@ -1,4 +1,4 @@
-"""How much memory and how many threads there are for a model."""
+"""Memory and threads for a model."""
 
 from pathlib import Path
 

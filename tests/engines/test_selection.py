@@ -1,4 +1,4 @@
-"""Which engines the command line's words open."""
+"""The engines that options open."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -49,8 +49,8 @@ def nothing(tmp_path: Path) -> SearchLocations:
 
 def machine_with(*urls: str, folder: Path) -> SearchLocations:
     ports = [urlsplit(url).port or 0 for url in urls]
-    places = tuple(local_servers.ServerLocation(port, "some") for port in ports)
-    return SearchLocations(places, (gguf_files.ModelFolder(folder, "*.gguf"),))
+    locations = tuple(local_servers.ServerLocation(port, "some") for port in ports)
+    return SearchLocations(locations, (gguf_files.ModelFolder(folder, "*.gguf"),))
 
 
 def offered(source: EngineSource) -> list[str]:
@@ -305,10 +305,10 @@ async def test_first_chat_model_is_preferred(
         EngineOptions((url, "embedded"), (f"tiny={TINY}",)), nothing, stack
     )
 
-    kept, left_out = limit_models(sources, 1)
+    selected, omitted = limit_models(sources, 1)
 
-    assert [offered(source) for source in kept] == [["big[1]"]]
-    assert left_out == ["small", "tiny", "nomic-embed"]
+    assert [offered(source) for source in selected] == [["big[1]"]]
+    assert omitted == ["small", "tiny", "nomic-embed"]
 
 
 async def test_selection_survives_a_changed_order(
@@ -317,12 +317,12 @@ async def test_selection_survives_a_changed_order(
     models: dict[str, object] = {"data": [{"id": "one"}, {"id": "two"}]}
     url = await fake({"GET /v1/models": models})
     sources = await open_engines(EngineOptions((url,)), nothing, stack)
-    (kept,), _ = limit_models(sources, 1)
+    (selected,), _ = limit_models(sources, 1)
 
     models["data"] = [{"id": "two"}, {"id": "one"}]
-    await kept.engine.refresh()
+    await selected.engine.refresh()
 
-    assert offered(kept) == ["one"]
+    assert offered(selected) == ["one"]
 
 
 async def test_first_of_two_files_is_selected(
@@ -331,10 +331,10 @@ async def test_first_of_two_files_is_selected(
     files = (f"one={TINY}", f"two={TINY}")
     sources = await open_engines(EngineOptions(models=files), nothing, stack)
 
-    kept, left_out = limit_models(sources, 1)
+    selected, omitted = limit_models(sources, 1)
 
-    assert [offered(source) for source in kept] == [["one"]]
-    assert left_out == ["two"]
+    assert [offered(source) for source in selected] == [["one"]]
+    assert omitted == ["two"]
 
 
 async def test_all_models_are_selected_without_a_limit(

@@ -1,4 +1,4 @@
-"""What servers say when they refuse, and whose fault that is.
+"""Servers' error responses, classified by fault.
 
 The wordings are those of real servers: llama-server's and the embedded engine's were
 recorded, the others are quoted in the servers' issue trackers.
@@ -50,7 +50,7 @@ LM_STUDIO_CONTEXT = {
 FASTAPI = {"detail": [{"loc": ["body", "n"], "msg": "Input should be a number"}]}
 
 
-def said(
+def classify(
     body: object, status: int = 400, type_: str = "application/json"
 ) -> ShoalError:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -133,16 +133,16 @@ def said(
 def test_error_type_follows_the_fault(
     status: int, body: object, error: type[ShoalError]
 ) -> None:
-    assert type(said(body, status)) is error
+    assert type(classify(body, status)) is error
 
 
 def test_rejected_key_error_names_the_flag() -> None:
-    assert "--engine-key" in str(said({"error": "sk-1 is wrong"}, 401))
-    assert "sk-1" not in str(said({"error": "sk-1 is wrong"}, 401))
+    assert "--engine-key" in str(classify({"error": "sk-1 is wrong"}, 401))
+    assert "sk-1" not in str(classify({"error": "sk-1 is wrong"}, 401))
 
 
 def test_html_response_is_reported() -> None:
-    error = said(b"<html>" * 1000, 500, "text/html")
+    error = classify(b"<html>" * 1000, 500, "text/html")
 
     assert str(error) == (
         "the engine answers with status 500: it sent text/html, expected JSON"
@@ -150,11 +150,11 @@ def test_html_response_is_reported() -> None:
 
 
 def test_location_in_a_request_is_kept() -> None:
-    error = said({"error": {"message": "too hot", "param": "temperature"}})
+    error = classify({"error": {"message": "too hot", "param": "temperature"}})
 
     assert isinstance(error, InvalidRequest)
     assert (str(error), error.field) == ("too hot", "temperature")
-    assert "body.n: Input should be a number" in str(said(FASTAPI, 422))
+    assert "body.n: Input should be a number" in str(classify(FASTAPI, 422))
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_busy_server_may_set_retry_after(header: str, seconds: int) -> None:
 
 
 def test_missing_model_and_missing_work_differ() -> None:
-    model = said({"error": "model 'x' not found"}, 404)
-    work = said({"error": "404 page not found"}, 404)
+    model = classify({"error": "model 'x' not found"}, 404)
+    work = classify({"error": "404 page not found"}, 404)
 
     assert isinstance(model, NotServed)
     assert isinstance(work, NotServed)

@@ -1,4 +1,4 @@
-"""What the names of models give away."""
+"""Model features guessed from names."""
 
 import pytest
 

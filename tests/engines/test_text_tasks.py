@@ -1,4 +1,4 @@
-"""Tasks: what models answer, made into what was promised."""
+"""Text tasks: prompts, and validated answers."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -46,13 +46,13 @@ class Server:
     """Answers each chat with what a function makes of the text that is asked about."""
 
     def __init__(self, reply: Callable[[str], Reply], usage: bool = True) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self._reply = reply
         self._usage = usage
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.asked.append(body)
+        self.requests.append(body)
         reply = self._reply(body["messages"][-1]["content"])
         text, reason = (reply, "stop") if isinstance(reply, str) else reply
         if reason == "context":
@@ -75,7 +75,7 @@ def _event(chunk: Mapping[str, object]) -> bytes:
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
-def says(reply: Reply) -> Server:
+def server_with(reply: Reply) -> Server:
     return Server(lambda _: reply)
 
 
@@ -90,7 +90,7 @@ async def asking_at(url: str) -> AsyncIterator[Engine]:
 
 
 async def done(engine: Engine, name: str, payload: JSON, **model: Any) -> Any:
-    """Return what came of a task, and what it took."""
+    """Return a task's result and usage."""
     runner = TaskRunner(engine, replace(engine.models[0], **model))
     text, last = await pieces_of(runner.run(Task(name, payload)))
     assert isinstance(text, str)
@@ -107,7 +107,7 @@ async def result(
 
 
 async def test_words_are_counted_and_a_summary_is_passed_on(serve: Serve) -> None:
-    server = says('{"summary": "A bird that dives."}')
+    server = server_with('{"summary": "A bird that dives."}')
 
     assert await result(serve, server, "summarize", {"input": PUFFIN}) == {
         "summary": "A bird that dives.",
@@ -116,11 +116,11 @@ async def test_words_are_counted_and_a_summary_is_passed_on(serve: Serve) -> Non
 
 
 async def test_model_is_prompted_for_json_at_temperature_0(serve: Serve) -> None:
-    server = says('{"summary": "A bird."}')
+    server = server_with('{"summary": "A bird."}')
 
     await result(serve, server, "summarize", {"input": PUFFIN})
 
-    (body,) = server.asked
+    (body,) = server.requests
     assert body["temperature"] == 0
     assert body["max_tokens"] == SUMMARY_PROMPT.answer_tokens
     assert body["response_format"]["type"] == "json_schema"
@@ -129,14 +129,14 @@ async def test_model_is_prompted_for_json_at_temperature_0(serve: Serve) -> None
 
 
 async def test_model_without_schemas_gets_the_form_in_the_prompt(serve: Serve) -> None:
-    server = says('Sure!\n```json\n{"summary": "A bird."}\n```\nAnything else?')
+    server = server_with('Sure!\n```json\n{"summary": "A bird."}\n```\nAnything else?')
 
     payload = {"input": PUFFIN}
     came = await result(serve, server, "summarize", payload, features=frozenset())
 
     assert came["summary"] == "A bird."
-    assert "response_format" not in server.asked[0]
-    assert '{"summary": "…"}' in server.asked[0]["messages"][0]["content"]
+    assert "response_format" not in server.requests[0]
+    assert '{"summary": "…"}' in server.requests[0]["messages"][0]["content"]
 
 
 @pytest.mark.parametrize(
@@ -153,13 +153,13 @@ async def test_model_without_schemas_gets_the_form_in_the_prompt(serve: Serve) -
 async def test_summary_is_complete_and_no_longer_than_its_text(
     serve: Serve, reply: Reply, summary: str
 ) -> None:
-    came = await result(serve, says(reply), "summarize", {"input": PUFFIN})
+    came = await result(serve, server_with(reply), "summarize", {"input": PUFFIN})
 
     assert came["summary"] == summary
 
 
 async def test_a_summary_has_a_limit(serve: Serve) -> None:
-    server = says(json.dumps({"summary": "word " * 1000}))
+    server = server_with(json.dumps({"summary": "word " * 1000}))
 
     came = await result(serve, server, "summarize", {"input": PUFFIN * 20})
 
@@ -173,7 +173,7 @@ async def test_summaries_of_a_long_text_are_summarized(serve: Serve) -> None:
     text = PUFFIN * 100
     came = await result(serve, server, "summarize", {"input": text}, context=2048)
 
-    texts = [body["messages"][1]["content"] for body in server.asked]
+    texts = [body["messages"][1]["content"] for body in server.requests]
     *parts, last = texts
     assert "".join(parts) == text
     assert last == "\n".join(f"Of {len(part)}." for part in parts)
@@ -193,7 +193,7 @@ async def test_text_with_more_tokens_than_estimated_is_split_further(
     text = (PUFFIN * 30).strip()
     came = await result(serve, server, "classify", {"input": text})
 
-    texts = [body["messages"][1]["content"] for body in server.asked]
+    texts = [body["messages"][1]["content"] for body in server.requests]
     assert "".join(each for each in texts if len(each) <= 1000) == text
     assert came == {"sentiment": "positive", "confidence": 0.8}
 
@@ -202,19 +202,22 @@ async def test_text_with_more_tokens_than_estimated_is_split_further(
 async def test_text_of_too_many_parts_is_rejected_before_any_prompt(
     serve: Serve, name: str
 ) -> None:
-    server = says("never asked")
+    server = server_with("never asked")
 
     with pytest.raises(ContextExceeded, match="send it in pieces") as refusal:
         await result(serve, server, name, {"input": "word " * 100_000})
 
     assert refusal.value.field == "input"
-    assert server.asked == []
+    assert server.requests == []
 
 
 async def test_text_that_never_fits_fails_with_the_engine_error(serve: Serve) -> None:
     with pytest.raises(ContextExceeded, match="this is too long"):
         await result(
-            serve, says(("this is too long", "context")), "classify", {"input": "a"}
+            serve,
+            server_with(("this is too long", "context")),
+            "classify",
+            {"input": "a"},
         )
 
 
@@ -230,22 +233,22 @@ async def test_text_that_never_fits_fails_with_the_engine_error(serve: Serve) ->
 async def test_sentiment_has_a_confidence_from_0_to_1(
     serve: Serve, reply: str, expected: tuple[str, float]
 ) -> None:
-    came = await result(serve, says(reply), "classify", {"input": "It is fine."})
+    came = await result(serve, server_with(reply), "classify", {"input": "It is fine."})
 
     assert came == {"sentiment": expected[0], "confidence": expected[1]}
 
 
 @pytest.mark.parametrize("field", ["labels", "categories"])
 async def test_custom_labels_are_supported(serve: Serve, field: str) -> None:
-    server = says('{"label": "a bird", "percent": 99}')
+    server = server_with('{"label": "a bird", "percent": 99}')
 
     payload = {"input": PUFFIN, field: ["a bird", "a fish"]}
     came = await result(serve, server, "classify", payload)
 
     assert came == {"sentiment": "a bird", "confidence": 0.99}
-    schema = server.asked[0]["response_format"]["json_schema"]["schema"]
+    schema = server.requests[0]["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["label"]["enum"] == ["a bird", "a fish"]
-    assert '["a bird","a fish"]' in server.asked[0]["messages"][0]["content"]
+    assert '["a bird","a fish"]' in server.requests[0]["messages"][0]["content"]
 
 
 async def test_the_parts_of_a_long_text_vote(serve: Serve) -> None:
@@ -259,7 +262,7 @@ async def test_the_parts_of_a_long_text_vote(serve: Serve) -> None:
     server = Server(reply)
     came = await result(serve, server, "classify", {"input": text}, context=1800)
 
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
     assert came == {"sentiment": "positive", "confidence": 0.33}
 
 
@@ -286,7 +289,7 @@ async def test_malformed_model_answer_fails_the_job(
     serve: Serve, task: str, reply: Reply
 ) -> None:
     with pytest.raises(JobError, match=r"^the (model|engine)"):
-        await result(serve, says(reply), task, {"input": PUFFIN})
+        await result(serve, server_with(reply), task, {"input": PUFFIN})
 
 
 @pytest.mark.parametrize(
@@ -304,17 +307,17 @@ async def test_malformed_model_answer_fails_the_job(
 async def test_json_in_a_text_is_extracted_without_a_model(
     serve: Serve, text: str, extracted: list[object]
 ) -> None:
-    server = says("never asked")
+    server = server_with("never asked")
     async with asking_at(await serve(server.handle)) as engine:
         came, usage = await done(engine, "extract_json", {"input": text})
 
     assert came == {"extracted": extracted, "count": len(extracted)}
     assert usage == Usage(0, 0)
-    assert server.asked == []
+    assert server.requests == []
 
 
 async def test_numbers_in_extracted_json_are_unchanged(serve: Serve) -> None:
-    async with asking_at(await serve(says("never asked").handle)) as engine:
+    async with asking_at(await serve(server_with("never asked").handle)) as engine:
         task = Task("extract_json", {"input": 'so {"n": 1.10, "big": 1e400}'})
         text, _ = await pieces_of(TaskRunner(engine, engine.models[0]).run(task))
 
@@ -334,7 +337,7 @@ async def test_model_extracts_objects_from_plain_text(
     serve: Serve, reply: Reply, extracted: list[str]
 ) -> None:
     payload = {"input": "Al and Bo came [1]."}
-    came = await result(serve, says(reply), "extract_json", payload)
+    came = await result(serve, server_with(reply), "extract_json", payload)
 
     assert [each["name"] for each in came["extracted"]] == extracted
     assert came["count"] == len(extracted)
@@ -342,18 +345,18 @@ async def test_model_extracts_objects_from_plain_text(
 
 async def test_text_that_only_resembles_json_is_rejected(serve: Serve) -> None:
     with pytest.raises(InvalidRequest, match="begins like JSON") as refusal:
-        await result(serve, says(""), "extract_json", {"input": "[" * 1_000_000})
+        await result(serve, server_with(""), "extract_json", {"input": "[" * 1_000_000})
 
     assert refusal.value.field == "input"
 
 
 async def test_usage_is_the_sum_of_all_prompts(serve: Serve) -> None:
-    server = says('{"label": "neutral", "percent": 50}')
+    server = server_with('{"label": "neutral", "percent": 50}')
     async with asking_at(await serve(server.handle)) as engine:
         _, usage = await done(engine, "classify", {"input": "a " * 4000}, context=2048)
 
-    assert usage == Usage(3 * len(server.asked), 2 * len(server.asked))
-    assert len(server.asked) > 1
+    assert usage == Usage(3 * len(server.requests), 2 * len(server.requests))
+    assert len(server.requests) > 1
 
 
 async def test_usage_is_unknown_if_the_server_does_not_report_it(serve: Serve) -> None:
@@ -365,7 +368,7 @@ async def test_usage_is_unknown_if_the_server_does_not_report_it(serve: Serve) -
 
 
 @pytest.mark.parametrize(
-    ("name", "payload", "said", "field"),
+    ("name", "payload", "message", "field"),
     [
         ("translate", {"input": "a"}, "no task 'translate'; known: classify", None),
         ("", {"input": "a"}, "no task ''; known", None),
@@ -394,22 +397,22 @@ async def test_usage_is_unknown_if_the_server_does_not_report_it(serve: Serve) -
     ],
 )
 async def test_invalid_field_is_rejected_by_name(
-    serve: Serve, name: str, payload: JSON, said: str, field: str | None
+    serve: Serve, name: str, payload: JSON, message: str, field: str | None
 ) -> None:
-    server = says("never asked")
+    server = server_with("never asked")
 
-    with pytest.raises(InvalidRequest, match=said) as refusal:
+    with pytest.raises(InvalidRequest, match=message) as refusal:
         await result(serve, server, name, payload)
 
     assert refusal.value.field == field
-    assert server.asked == []
+    assert server.requests == []
 
 
 async def test_model_without_chat_runs_no_tasks(serve: Serve) -> None:
     kinds = frozenset({JobKind.EMBEDDING})
 
     with pytest.raises(InvalidRequest, match="tiny does no chats"):
-        await result(serve, says(""), "classify", {"input": "a"}, kinds=kinds)
+        await result(serve, server_with(""), "classify", {"input": "a"}, kinds=kinds)
 
 
 async def test_other_work_is_passed_to_the_engine(llama: LlamaEngine) -> None:
@@ -430,7 +433,7 @@ def payloads() -> Mapping[str, JSON]:
 
 
 async def check_structure(engine: Engine, payloads: Mapping[str, JSON]) -> None:
-    """Do every task; check the form of what comes."""
+    """Run every task; check the form of the result."""
     assert Feature.SCHEMA in engine.models[0].features
     assert payloads.keys() == TASK_NAMES
     came = {}

@@ -1,1 +1,1 @@
-"""What the suite does about slow machines, tests that hang, and what they leave."""
+"""Support for slow machines, hanging tests and leftover processes."""

@@ -11,10 +11,10 @@ from xdist.workermanage import WorkerController
 
 
 class EachOnce(LoadFileScheduling):  # type: ignore[misc] # it has no types
-    """Gives files to processes, and each test to one of them."""
+    """Assigns files to processes."""
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Return the test that the process was at, if it has ended too early."""
+        """Return the test that a crashed process was running."""
         work = self.assigned_work[node]
         left = (test for tests in work.values() for test in tests if not tests[test])
         began = next(left, None)

@@ -1,4 +1,4 @@
-"""Ends what a test process started and left behind, however that process ended.
+"""Ends the leftover processes of a test process, however that ended.
 
 Each process that runs tests puts a tag into its environment, which its children
 inherit, and starts a reaper: a process that waits for the end of a pipe that only the
@@ -20,7 +20,7 @@ ROUNDS = 10
 
 
 class Reaper:
-    """Waits for the end of this process; one for each that runs tests."""
+    """Watches this test process; one for each."""
 
     def __init__(self) -> None:
         above = os.environ.get(VARIABLE, "")
@@ -38,7 +38,7 @@ class Reaper:
         )
 
     def close(self) -> None:
-        """Have it kill what is left, and wait until it has."""
+        """Kill the leftovers, and wait for their end."""
         os.environ[VARIABLE] = self.tag.rpartition("/")[0]
         if not os.environ[VARIABLE]:
             del os.environ[VARIABLE]

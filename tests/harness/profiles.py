@@ -1,4 +1,4 @@
-"""How much is tried: little in ``make test``, much in ``make test-long``.
+"""Numbers of examples: few in ``make test``, many in ``make test-long``.
 
 That goes for seeds and for the examples that Hypothesis draws.  No profile has a
 deadline, for how long an example takes says how busy the machine is.
@@ -17,7 +17,7 @@ SHORT, LONG = "short", "long"
 
 
 def register() -> None:
-    """Tell Hypothesis of the profiles; ``--hypothesis-profile`` chooses one."""
+    """Register the profiles of Hypothesis; ``--hypothesis-profile`` selects one."""
     settings.register_profile(SHORT, deadline=None, max_examples=25, derandomize=True)
     settings.register_profile(LONG, deadline=None, max_examples=250, print_blob=True)
     settings.load_profile(SHORT)

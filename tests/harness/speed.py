@@ -1,4 +1,4 @@
-"""How much slower this machine is than the one for which limits are written down.
+"""The speed of this machine relative to the reference machine of the limits.
 
 Measured once, by the process that starts the suite; every process below it inherits
 the figure.  A limit that a test waits for is multiplied by it, so that a slow or busy
@@ -15,7 +15,7 @@ SLOWNESS_MAX = 20.0
 
 
 def slowness() -> float:
-    """Return the figure, at least 1.0; measure it if no process above has."""
+    """Return the slowness, at least 1.0; measure it unless a parent process has."""
     if VARIABLE not in os.environ:
         os.environ[VARIABLE] = f"{measured():.2f}"
     return float(os.environ[VARIABLE])

@@ -88,18 +88,18 @@ KILLED = "    signal.raise_signal(signal.SIGKILL)\n"
 
 
 def run(folder: Path, *flags: str, **tests: str) -> str:
-    """Run tests, each in a file of its own, as the suite runs; return what it says."""
+    """Run tests, each in a file of its own, as the suite does; return the output."""
     for name, test in tests.items():
         (folder / f"test_{name}.py").write_text(HEAD + test + TAIL)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), *sys.path])
-    words = [
+    command = [
         *(sys.executable, "-m", "pytest", "-p", "conftest", "--noconftest"),
         *("--rootdir", str(folder), "-c", str(TESTS.parent / "pyproject.toml")),
         *("--numprocesses", "2", "--dist", "loadfile", *flags, str(folder)),
     ]
     done = subprocess.run(
-        words,
+        command,
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -114,13 +114,15 @@ def run(folder: Path, *flags: str, **tests: str) -> str:
 def test_only_hanging_tests_fail(tmp_path: Path) -> None:
     hanging = {kind.replace(" ", "_"): test for kind, test in HANGS.items()}
 
-    said = run(tmp_path, "--hang-after", "1", **hanging)
+    output = run(tmp_path, "--hang-after", "1", **hanging)
 
     # Also its tear-down hangs, where the event loop waits for a task.
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-    assert {*failed} == {f"test_{kind}.py::test_hangs" for kind in hanging}, said
-    assert f" {2 * len(hanging) + 1} passed, " in said, said  # and one before tear-down
-    assert "hung: not over after 1 seconds" in said
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    assert {*failed} == {f"test_{kind}.py::test_hangs" for kind in hanging}, output
+    assert f" {2 * len(hanging) + 1} passed, " in output, (
+        output
+    )  # and one before tear-down
+    assert "hung: not over after 1 seconds" in output
 
 
 @pytest.mark.parametrize("end", ["", KILLED], ids=["with", "before"])
@@ -129,8 +131,8 @@ def test_process_left_by_a_test_ends_with_the_run(tmp_path: Path, end: str) -> N
 
     pid = int((tmp_path / "left").read_text())
     # Whoever inherited it may not have asked yet how it ended.
-    gone = not psutil.pid_exists(pid)
-    assert gone or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    exited = not psutil.pid_exists(pid)
+    assert exited or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_tag_of_this_process_is_inherited() -> None:

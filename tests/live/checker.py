@@ -24,7 +24,7 @@ ACCOUNTS = "SELECT 1 FROM sqlite_schema WHERE name = 'accounts'"
 """What finds nothing in a database that is just being made."""
 
 
-def left_behind(
+def inspect(
     data: Path, checkpoints: Mapping[int, str], always: Mapping[str, str] = BALANCED
 ) -> tuple[int, list[str]]:
     """Look at the database that a killed coordinator has left in its data folder.
@@ -46,12 +46,14 @@ def left_behind(
                 found.append("the last commit is another one than SQLite finds")
             database.executescript(VIEWS)
             found += map(str, broken(database, {**always, **POSTED}).items())
-            kept = dict(database.execute("SELECT size, note FROM checkpoints"))
-    gone = [size for size, note in checkpoints.items() if kept.get(size) != note]
-    return commits, found + [f"the checkpoint of {size} is not there" for size in gone]
+            stored = dict(database.execute("SELECT size, note FROM checkpoints"))
+    missing = [size for size, note in checkpoints.items() if stored.get(size) != note]
+    return commits, found + [
+        f"the checkpoint of {size} is not there" for size in missing
+    ]
 
 
-def told(database: sqlite3.Connection, history: History) -> None:
+def check_shown(database: sqlite3.Connection, history: History) -> None:
     """Put what clients were told beside what is stored."""
     database.executescript(VIEWS)
     accepted = [(key, job) for key, jobs in history.accepted.items() for job in jobs]
@@ -90,8 +92,8 @@ def unsigned(database: sqlite3.Connection, public_key: bytes) -> Iterator[int]:
     for leaf, body, signature in database.execute(
         "SELECT leaf, body, signature FROM receipts"
     ):
-        said = json.loads(body)
-        proved = said["verdict"] != "valid" or _is_proved(said)
+        receipt = json.loads(body)
+        proved = receipt["verdict"] != "valid" or _is_proved(receipt)
         if not (proved and _is_signed(public_key, signature, RECEIPT + body)):
             yield leaf
 
@@ -102,17 +104,17 @@ def root(database: sqlite3.Connection) -> bytes:
     return _root([hashlib.sha256(b"\0" + body).digest() for (body,) in bodies])
 
 
-def _is_proved(said: dict[str, Any]) -> bool:
-    given, key = said["worker_receipt"], said["worker_key"]
-    claims = json.loads(given["body"])
+def _is_proved(receipt: dict[str, Any]) -> bool:
+    worker_receipt, key = receipt["worker_receipt"], receipt["worker_key"]
+    claims = json.loads(worker_receipt["body"])
     return (
-        claims["job_id"] == said["job_id"]
+        claims["job_id"] == receipt["job_id"]
         and claims["provider_pubkey"] == key
-        and claims["output_hash"].removeprefix("sha256:") == said["output_hash"][7:]
+        and claims["output_hash"].removeprefix("sha256:") == receipt["output_hash"][7:]
         and _is_signed(
             bytes.fromhex(key),
-            base64.b64decode(given["signature"]),
-            given["body"].encode(),
+            base64.b64decode(worker_receipt["signature"]),
+            worker_receipt["body"].encode(),
         )
     )
 

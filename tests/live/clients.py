@@ -66,9 +66,9 @@ class Clients:
                 async with self._session.request(
                     method, self._url + path, data=data, headers=named, timeout=TIMEOUT
                 ) as answer:
-                    said = await answer.read()
+                    body = await answer.read()
                     if answer.status < 500:
-                        return answer.status, said
+                        return answer.status, body
             except (ClientError, OSError, TimeoutError):
                 pass
             self.history.broken += 1
@@ -77,14 +77,14 @@ class Clients:
     async def commit(self, key: str, job: object, **headers: str) -> str | None:
         """Commit a job under an idempotency key; return its id, or None if refused."""
         named = {"Idempotency_Key": key, **headers}
-        status, said = await self.request("POST", "/v1/jobs/commit/cheap", job, **named)
+        status, body = await self.request("POST", "/v1/jobs/commit/cheap", job, **named)
         if status == 429:
             return None
-        assert status == 201, f"{status}: {said!r}"
-        job_id: str = json.loads(said)["job_id"]
-        known = self.history.accepted.setdefault(key, [])
-        if job_id not in known:
-            known.append(job_id)
+        assert status == 201, f"{status}: {body!r}"
+        job_id: str = json.loads(body)["job_id"]
+        jobs = self.history.accepted.setdefault(key, [])
+        if job_id not in jobs:
+            jobs.append(job_id)
         return job_id
 
     async def ended(self, job_id: str) -> dict[str, Any]:
@@ -96,12 +96,12 @@ class Clients:
 
     async def shown(self, job_id: str, wait: float = 0) -> dict[str, Any]:
         """Return how a job is shown, and remember how it ended."""
-        status, said = await self.request("GET", f"/v1/jobs/{job_id}?wait={wait}")
-        assert status == 200, f"{status}: {said!r}"
-        job: dict[str, Any] = json.loads(said)
+        status, body = await self.request("GET", f"/v1/jobs/{job_id}?wait={wait}")
+        assert status == 200, f"{status}: {body!r}"
+        job: dict[str, Any] = json.loads(body)
         if job["status"] in ENDS:
             self.history.ends.setdefault(job_id, set()).add(job["status"])
-            self.history.read.setdefault(job_id, set()).add(digest_of_result(said))
+            self.history.read.setdefault(job_id, set()).add(digest_of_result(body))
         return job
 
     async def have_done(self, key: str, job: object) -> None:
@@ -121,8 +121,8 @@ class Clients:
         """Commit a job, and soon want it no more."""
         job_id = await self.commit(key, job)
         await asyncio.sleep(self._chance.uniform(*SOON))
-        status, said = await self.request("DELETE", f"/v1/jobs/{job_id}")
-        assert status in (200, 409), f"{status}: {said!r}"  # 409: it had ended before
+        status, body = await self.request("DELETE", f"/v1/jobs/{job_id}")
+        assert status in (200, 409), f"{status}: {body!r}"  # 409: it had ended before
         if status == 200:
             self.history.cancelled.add(str(job_id))
         await self.ended(str(job_id))
@@ -149,7 +149,7 @@ class Clients:
                 await self.shown(self._chance.choice(list(self.history.ends)))
 
 
-def digest_of_result(said: bytes) -> str:
+def digest_of_result(body: bytes) -> str:
     """Return the hash of a result as it came; the receipt follows it."""
-    result = said[said.index(b'"result":') + 9 : said.index(b',"receipt":')]
+    result = body[body.index(b'"result":') + 9 : body.index(b',"receipt":')]
     return hashlib.sha256(result).hexdigest()

@@ -12,13 +12,13 @@ SCHEMA = HERE / "test_schema.py"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what takes each process two seconds to collect, if none of it runs."""
+    """Skip the collection of slow modules if none of their tests runs."""
     left_out = config.option.markexpr == "not long" and collection_path == SCHEMA
     return True if left_out else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to ``make test-long`` what is not marked as short."""
+    """Mark tests without the marker ``short`` as long."""
     for item in items:
         if HERE in item.path.parents and not item.get_closest_marker("short"):
             item.add_marker(pytest.mark.long)
@@ -33,7 +33,7 @@ def programs(tmp_path: Path) -> Iterator[Programs]:
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """A coordinator with one worker that runs the tiny model, to be left as it is."""
+    """A shared coordinator with one worker that runs the tiny model."""
     running = Programs(tmp_path_factory.mktemp("pool"))
     try:
         pool = running.serve()
@@ -45,7 +45,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 @pytest.fixture
 def slow_model() -> Iterator[GatedModel]:
-    """A model that says five pieces and waits to be let go on."""
+    """A model that sends five pieces and then waits."""
     model = GatedModel(pause=5)
     yield model
     model.close()

@@ -1,4 +1,4 @@
-"""What must be so of every job, payment and receipt, as queries for what is not.
+"""Invariants of jobs, payments and receipts, as queries for violations.
 
 The tables of the clients' side are ``accepted`` and ``done`` (an idempotency key and
 its job), ``cancelled`` (job), ``told`` (job and with which status it ended) and

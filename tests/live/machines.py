@@ -23,18 +23,18 @@ class Machine:
     """A network namespace, which has an interface and an address once it is plugged in.
 
     Processes, threads and sockets that are made ``inside`` are on that machine; else it
-    is like this one.  ``neighbour`` is the address at the cable's other end.
+    is like this one.  ``peer_address`` is the address at the cable's other end.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.cable = ""
         self.address = ""
-        self.neighbour = ""
+        self.peer_address = ""
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Be on this machine for the length of the block, with this thread."""
+        """Move this thread to the machine within the block."""
         with Path("/proc/thread-self/ns/net").open() as home:
             _enter(NAMESPACES / self.name)
             try:
@@ -49,7 +49,7 @@ class Machine:
 
 @contextmanager
 def two_machines() -> Iterator[tuple[Machine, Machine]]:
-    """Give two machines on one cable, which nobody else is on.
+    """Yield two machines on a cable of their own.
 
     Fails the test where that cannot be.
     """
@@ -60,10 +60,10 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
 
 @contextmanager
 def two_networks() -> Iterator[tuple[Machine, Machine, Machine]]:
-    """Give two machines, and between them one on a cable to each.
+    """Yield two machines, and between them one on a cable to each.
 
     It passes nothing on: the outer two have no way to each other.  Its own address is
-    that on the first one's cable; to the last one it is that one's ``neighbour``.
+    that on the first one's cable; to the last one it is that one's ``peer_address``.
 
     Fails the test where that cannot be.
     """
@@ -100,7 +100,7 @@ def _plug(one: Machine, other: Machine, network: str) -> None:
     for place, machine in enumerate((one, other), start=1):
         machine.cable = names[place - 1]
         machine.address = f"{network}.{place}"
-        machine.neighbour = f"{network}.{3 - place}"
+        machine.peer_address = f"{network}.{3 - place}"
         machine.ip("link", "set", machine.cable, "up")
         machine.ip("addr", "add", f"{machine.address}/24", "dev", machine.cable)
 

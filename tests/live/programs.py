@@ -1,4 +1,4 @@
-"""Real ``shoal`` processes, and a model server that stops where a test wants it to."""
+"""Real ``shoal`` processes, and a model server that pauses on request."""
 
 import json
 import os
@@ -63,18 +63,18 @@ class Program:
         try:
             return self._lines.get(timeout=PATIENCE)
         except queue.Empty:
-            raise AssertionError(f"no word; log:\n{self.errors}") from None
+            raise AssertionError(f"no output; log:\n{self.errors}") from None
 
-    def said(self, event: str) -> dict[str, Any]:
+    def event(self, name: str) -> dict[str, Any]:
         """Wait for an event of this name; return it."""
         while (line := self.line()) is not None:
-            said: dict[str, Any] = json.loads(line)
-            if said["event"] == event:
-                return said
-        raise AssertionError(f"it ended without {event!r}; log:\n{self.errors}")
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == name:
+                return event
+        raise AssertionError(f"it ended without {name!r}; log:\n{self.errors}")
 
     def terminate(self) -> int:
-        """Tell it to stop; return its exit status."""
+        """Send SIGTERM; return its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
@@ -125,7 +125,7 @@ class Programs:
 
     def serve(self, *flags: str, port: int = 0) -> "Pool":
         program = self.start(*flags, port=port)
-        return Pool(self, program, program.said("ready"))
+        return Pool(self, program, program.event("ready"))
 
     def close(self) -> None:
         for program in self._all:
@@ -135,7 +135,7 @@ class Programs:
 
 
 class Pool:
-    """A running coordinator, and what a user does with it."""
+    """A running coordinator, with a user's actions."""
 
     def __init__(
         self, programs: Programs, program: Program, ready: dict[str, Any]
@@ -153,13 +153,13 @@ class Pool:
         )
 
     def signing(self, seed: str, *flags: str) -> Program:
-        """Start a worker of the Dispatch wire that is not Shoal's."""
+        """Start a Dispatch worker of another program."""
         flags = (self.url, seed, "--token", TOKEN, *flags)
         return self._programs.run(*flags, module="live.signing_worker")
 
     def joined(self, name: str, *flags: str) -> Program:
         worker = self.join(name, *flags)
-        worker.said("joined")
+        worker.event("joined")
         return worker
 
     @contextmanager
@@ -171,7 +171,7 @@ class Pool:
 
     @contextmanager
     def posting(self, path: str, body: Any) -> Iterator[Iterator[str]]:
-        """Post JSON; give the lines of the answer as they come."""
+        """Post JSON; yield the lines of the answer as they arrive."""
         headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
         data = json.dumps(body).encode()
         with urlopen(Request(self.url + path, data, headers), timeout=PATIENCE) as got:
@@ -188,7 +188,7 @@ class Pool:
 
 @contextmanager
 def answer_to(client: OpenAI, question: str, model: str = "tiny") -> Iterator[Any]:
-    """Ask and give the stream of chunks."""
+    """Send a chat; return the stream of chunks."""
     with client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": question}],
@@ -207,17 +207,17 @@ def text_in(chunks: Any) -> Iterator[str]:
 
 
 def eventually(
-    condition: Callable[[], object], what: str, patience: float = PATIENCE
+    condition: Callable[[], object], what: str, limit: float = PATIENCE
 ) -> None:
-    """Wait until something is so; fail if it does not come about."""
-    deadline = time.monotonic() + patience
+    """Wait until a condition holds; fail at the limit."""
+    deadline = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < deadline, f"in vain: {what}"
         time.sleep(0.02)
 
 
 class GatedModel:
-    """A model server that knows the pairs and says ``pause`` pieces, then waits.
+    """A model server that knows the pairs, sends ``pause`` pieces, and waits.
 
     It stands for a model too slow to be done before a test has done its worst.
     """
@@ -225,7 +225,7 @@ class GatedModel:
     def __init__(
         self, pause: int, pairs: Mapping[str, Sequence[str]] = ANSWERS, port: int = 0
     ) -> None:
-        self.asked = 0
+        self.requests = 0
         self._pairs = pairs
         self.go_on = threading.Event()
         self._pause = pause
@@ -262,16 +262,16 @@ class GatedModel:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                model.asked += 1
+                model.requests += 1
                 self._head("text/event-stream")
                 answer = model._pairs[message_text(body["messages"][-1])]
                 for number, piece in enumerate(answer):
                     if number == model._pause:
                         model.go_on.wait(PATIENCE)
-                    self._say({"delta": {"content": piece}, "index": 0})
+                    self._send_chunk({"delta": {"content": piece}, "index": 0})
                 if len(answer) == model._pause:
                     model.go_on.wait(PATIENCE)
-                self._say({"delta": {}, "index": 0, "finish_reason": "stop"})
+                self._send_chunk({"delta": {}, "index": 0, "finish_reason": "stop"})
                 usage = {"prompt_tokens": 1, "completion_tokens": len(answer)}
                 self._write(_event({"choices": [], "usage": usage}))
                 self._write(b"data: [DONE]\n\n")
@@ -281,7 +281,7 @@ class GatedModel:
                 self.send_header("Content-Type", type_)
                 self.end_headers()
 
-            def _say(self, choice: dict[str, Any]) -> None:
+            def _send_chunk(self, choice: dict[str, Any]) -> None:
                 self._write(_event({"choices": [choice]}))
 
             def _write(self, data: bytes) -> None:

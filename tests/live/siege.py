@@ -1,4 +1,4 @@
-"""A coordinator with workers and clients, of whom one after the other is killed."""
+"""A coordinator with workers and clients, which are killed one by one."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ JOINING = {"signs": "dispatch", "streams": "grandsage", "hedges": "grandsage"}
 
 
 def free_port() -> int:
-    """Return a port that stays free while nobody listens on it.
+    """Return a port that stays free while it is closed.
 
     Not one that the system gives to clients: whoever dials it while the coordinator is
     dead might be given that very one, and be connected with himself.
@@ -57,7 +57,7 @@ def free_port() -> int:
 
 @dataclass(slots=True)
 class Siege:
-    """What is besieged, and what came of it.
+    """The processes under siege, and the findings.
 
     ``checkpoints`` has those that the coordinator had given out before it was killed,
     by size; ``found`` what was wrong with the databases that it left, of which
@@ -77,17 +77,17 @@ class Siege:
 
     @property
     def pool(self) -> Pool:
-        """The coordinator that lives now."""
+        """The running coordinator."""
         assert self._pool is not None, "it is started first"
         return self._pool
 
     async def run(self, kills: int = KILLS) -> None:
-        """Kill so many, at any moment, and then let all jobs come to their end."""
+        """Kill processes at random moments, then let all jobs end."""
         self._pool = await asyncio.to_thread(self._serve, free_port())
         for name in (*SIGNING, *JOINING):
             self._enlist(name)
         for worker in self._workers.values():
-            await asyncio.to_thread(worker.said, "joined")
+            await asyncio.to_thread(worker.event, "joined")
         calm = asyncio.Event()
         async with (
             ClientSession(connector=TCPConnector(limit=0)) as session,
@@ -110,7 +110,7 @@ class Siege:
         await asyncio.to_thread(self._send_home)
 
     def _job(self, key: str) -> dict[str, Any]:
-        """Return a job with its key in it, for who looks for it in the database."""
+        """Return a job that contains its key, to find it in the database."""
         payload: dict[str, Any] = {"task_type": "echo", "input": key, "key": key}
         if chat := self.chance.random() < CHATS:
             payload = {"prompt": "ping", "model": "tiny", "max_tokens": 4, "key": key}
@@ -162,20 +162,20 @@ class Siege:
         await asyncio.sleep(self.chance.uniform(0, AFTER))
         self.pool.program.kill()
         self.killed["coordinator"] += 1
-        await asyncio.to_thread(self._look)
+        await asyncio.to_thread(self._inspect)
         while self.chance.random() < STARTING:
             program = self.programs.start(*FLAGS, port=self.pool.port)
             await asyncio.sleep(self.chance.uniform(0, START))
             program.kill()
             self.killed["coordinator that starts"] += 1
-            await asyncio.to_thread(self._look)
+            await asyncio.to_thread(self._inspect)
         self._pool = await asyncio.to_thread(self._serve, self.pool.port)
 
     def _serve(self, port: int) -> Pool:
         return self.programs.serve(*FLAGS, port=port)
 
-    def _look(self) -> None:
-        """Look at the database that a killed coordinator has left."""
-        commits, found = checker.left_behind(self.programs.data, self.checkpoints)
+    def _inspect(self) -> None:
+        """Check the database of a killed coordinator."""
+        commits, found = checker.inspect(self.programs.data, self.checkpoints)
         self.commits += commits
         self.found += found

@@ -73,17 +73,17 @@ class SigningWorker:
         self._answers: deque[list[str]] = deque(maxlen=PRESENTED_MAX)
 
     async def run(self) -> int:
-        """Work until replaced or refused; return the exit status."""
+        """Run until replaced or refused; return the exit status."""
         async with ClientSession() as session, asyncio.TaskGroup() as jobs:
             while True:
                 with suppress(ClientError, OSError):
                     if (end := await self._serve(session, jobs)) is not None:
-                        say("left", reason=end)
+                        report("left", reason=end)
                         return 1
                 await asyncio.sleep(self._chance.uniform(*AWAY))
 
     async def _serve(self, session: ClientSession, jobs: asyncio.TaskGroup) -> Any:
-        """Be a worker on one connection; return why not to come back, if not to."""
+        """Serve one connection; return why not to reconnect, if final."""
         headers = {
             HEADER: f"1, key={self._name}",
             "Authorization": f"Bearer {self._token}",
@@ -99,7 +99,7 @@ class SigningWorker:
             acknowledged = json.loads(frame.data)
             if acknowledged["status"] != "ok":
                 return acknowledged["error"]
-            say("joined", worker=acknowledged["worker_id"])
+            report("joined", worker=acknowledged["worker_id"])
             self._socket = socket
             for each in [text for answer in self._answers for text in answer]:
                 await socket.send_str(each)
@@ -144,7 +144,7 @@ class SigningWorker:
                 continue
             message = json.loads(frame.data)
             if message["type"] == "job_assign":
-                say("given", job=message["job_id"])
+                report("given", job=message["job_id"])
                 if self._mood != "silent":
                     jobs.create_task(self._do(message))
             elif message["type"] == "error" and message["code"] == "REPLACED":
@@ -215,8 +215,8 @@ class SigningWorker:
         return base64.b64encode(self._key.sign(data)).decode()
 
 
-def say(event: str, **more: Any) -> None:
-    """Say what has happened."""
+def report(event: str, **more: Any) -> None:
+    """Print an event."""
     print(written({"event": event, **more}), flush=True)
 
 

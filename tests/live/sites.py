@@ -1,4 +1,4 @@
-"""Machines of their own, and what runs there."""
+"""Network namespaces, and the programs in them."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +21,7 @@ STORY = "Tell me a story."
 
 
 class Site:
-    """A machine, and what runs there."""
+    """A machine, and the programs on it."""
 
     def __init__(self, machine: Machine, folder: Path) -> None:
         self.machine = machine
@@ -41,7 +41,7 @@ class Site:
             return {model.id for model in client.models.list()}
 
     def protections(self, pool: Pool) -> set[str]:
-        """Return who else can read what the workers of a coordinator here are told."""
+        """Return the protections of the workers' connections to a local coordinator."""
         with self.machine.inside():
             return {worker["protection"] for worker in pool.workers()}
 
@@ -57,12 +57,12 @@ class Site:
 def with_model(place: Site, pool: Pool, model: str) -> Program:
     """Add a worker to a coordinator of its own machine."""
     worker = place.join(pool.url, "--name", "here", "--model", f"{model}={TINY}")
-    worker.said("joined")
+    worker.event("joined")
     return worker
 
 
 def check_takeover(one: Site, here: Pool, other: Site, there: Pool) -> None:
-    """Kill the other place's coordinator in the middle of an answer that it gives.
+    """Kill the other site's coordinator during an answer of it.
 
     A worker of the first place has to finish it without a gap.
     """
@@ -70,7 +70,7 @@ def check_takeover(one: Site, here: Pool, other: Site, there: Pool) -> None:
         with other.machine.inside():
             slow = GatedModel(pause=5)
         finally_.callback(slow.close)
-        other.join(there.url, "--name", "slow", *slow.flags).said("joined")
+        other.join(there.url, "--name", "slow", *slow.flags).event("joined")
         eventually(lambda: "tiny" in one.models(here), "the other's model is here")
 
         with (

@@ -1,4 +1,4 @@
-"""Workers that keep their jobs, their keys, or nothing at all, as real processes."""
+"""Workers that never finish, duplicate keys or crash, as real processes."""
 
 import json
 import signal
@@ -50,7 +50,7 @@ def ended(pool: Pool, job_id: str) -> Any:
 
 def joined(pool: Pool, seed: str, *flags: str) -> Program:
     worker = pool.signing(seed, *flags)
-    worker.said("joined")
+    worker.event("joined")
     return worker
 
 
@@ -66,10 +66,10 @@ def test_older_of_two_with_one_key_is_replaced(pool: Pool) -> None:
     older = joined(pool, "twin", *HONEST)
     newer = joined(pool, "twin", *HONEST)
 
-    assert "replaced by a newer connection" in older.said("left")["reason"]
+    assert "replaced by a newer connection" in older.event("left")["reason"]
     assert older.wait() == 1
     job_id = commit(pool)
-    assert newer.said("given")["job"] == job_id
+    assert newer.event("given")["job"] == job_id
     assert ended(pool, job_id)["result"]["by"] == public_hex(key_of("twin"))
     assert len(pool.workers()) == 1
 
@@ -77,7 +77,7 @@ def test_older_of_two_with_one_key_is_replaced(pool: Pool) -> None:
 def test_job_of_a_replaced_worker_goes_to_the_newer(pool: Pool) -> None:
     older = joined(pool, "twin", *SILENT)
     job_id = commit(pool)
-    older.said("given")
+    older.event("given")
 
     joined(pool, "twin", *HONEST)
 
@@ -91,7 +91,7 @@ def test_unanswered_job_expires_free_of_charge(
 ) -> None:
     worker = joined(pool, "mute", *SILENT, *slots)
     job_id = commit(pool, X_Shoal_First_Output_Seconds="0.5")
-    worker.said("given")
+    worker.event("given")
 
     job = ended(pool, job_id)
 
@@ -103,7 +103,7 @@ def test_unanswered_job_expires_free_of_charge(
 def test_job_continues_after_its_silent_worker_dies(pool: Pool) -> None:
     mute = joined(pool, "mute", *SILENT)
     job_id = commit(pool)
-    mute.said("given")
+    mute.event("given")
     joined(pool, "other", *HONEST)
 
     mute.kill()
@@ -118,14 +118,14 @@ def test_job_continues_after_its_silent_worker_dies(pool: Pool) -> None:
 def test_silent_worker_loses_its_lease(pool: Pool) -> None:
     stopped = joined(pool, "stopped", *SILENT)
     job_id = commit(pool)
-    stopped.said("given")
+    stopped.event("given")
     joined(pool, "other", *HONEST)
 
     stopped.process.send_signal(signal.SIGSTOP)
 
     assert ended(pool, job_id)["result"]["by"] == public_hex(key_of("other"))
     stopped.process.send_signal(signal.SIGCONT)
-    stopped.said("joined")  # and is as good as any again
+    stopped.event("joined")  # and is as good as any again
 
 
 def test_client_gets_an_error_without_another_worker(
@@ -133,7 +133,7 @@ def test_client_gets_an_error_without_another_worker(
 ) -> None:
     mute = joined(pool, "mute", *SILENT)
     job_id = commit(pool)
-    mute.said("given")
+    mute.event("given")
 
     mute.kill()
 
@@ -149,7 +149,7 @@ def test_job_that_crashes_its_workers_is_abandoned(programs: Programs) -> None:
     job_id = commit(pool)
     for number in range(WORKERS_LOST_MAX):
         victim = pool.signing(f"victim{number}", *SILENT)
-        assert victim.said("given")["job"] == job_id
+        assert victim.event("given")["job"] == job_id
         victim.kill()
 
     job = ended(pool, job_id)

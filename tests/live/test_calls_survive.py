@@ -1,4 +1,4 @@
-"""What ``docs/promises.md`` says of calls, with real processes killed."""
+"""The promises of ``docs/promises.md`` on calls, with real processes killed."""
 
 import os
 import time
@@ -77,7 +77,7 @@ def note_end(ended: dict[int, int], number: int, call: futures.Future[int]) -> N
 
 
 def wait_for(calls: Sequence[futures.Future[int]], enough: int) -> None:
-    """Wait until so many calls have ended; there must be others that have not."""
+    """Wait until a number of calls have ended, and others have not."""
 
     def done() -> int:
         return sum(call.done() for call in calls)

@@ -21,7 +21,7 @@ def shoal(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def asking(pool: Pool) -> list[str]:
+def connection(pool: Pool) -> list[str]:
     return ["--url", pool.url, "--api-key", KEY]
 
 
@@ -29,7 +29,7 @@ def test_chat_replaces_the_dash_with_its_input(pool: Pool) -> None:
     words = ["What is", "-"]
 
     done = shoal(
-        "chat", *asking(pool), "--temperature", "0", *words, typed="two plus two?"
+        "chat", *connection(pool), "--temperature", "0", *words, typed="two plus two?"
     )
 
     assert done.stdout == ANSWERS["What is two plus two?"] + "\n"
@@ -37,7 +37,7 @@ def test_chat_replaces_the_dash_with_its_input(pool: Pool) -> None:
 
 @pytest.mark.parametrize("words", [[], [""], ["-"]])
 def test_chat_rejects_an_empty_prompt(pool: Pool, words: list[str]) -> None:
-    done = shoal("chat", *asking(pool), *words, typed="")
+    done = shoal("chat", *connection(pool), *words, typed="")
 
     assert done.returncode == 1
     assert "the prompt is empty" in done.stderr
@@ -52,14 +52,21 @@ def test_chat_accepts_an_openai_base_url(pool: Pool) -> None:
 
 
 def test_chat_reports_a_truncated_answer(pool: Pool) -> None:
-    done = shoal("chat", *asking(pool), "--max-tokens", "3", "Count to sixty.")
+    done = shoal("chat", *connection(pool), "--max-tokens", "3", "Count to sixty.")
 
     assert done.returncode == 0
     assert done.stderr == "(truncated at the token limit)\n"
 
 
 def test_closed_pipe_is_no_error(pool: Pool) -> None:
-    command = [sys.executable, "-m", "shoal", "chat", *asking(pool), "Tell me a story."]
+    command = [
+        sys.executable,
+        "-m",
+        "shoal",
+        "chat",
+        *connection(pool),
+        "Tell me a story.",
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as chat:
@@ -107,14 +114,16 @@ def test_version_is_printed_as_text_and_json() -> None:
 
 
 def test_chat_answers_one_question(pool: Pool) -> None:
-    done = shoal("chat", *asking(pool), "--temperature", "0", "Write", "a", "haiku.")
+    done = shoal(
+        "chat", *connection(pool), "--temperature", "0", "Write", "a", "haiku."
+    )
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == ANSWERS["Write a haiku."] + "\n"
 
 
 def test_chat_reads_its_question_from_a_pipe(pool: Pool) -> None:
-    done = shoal("chat", *asking(pool), "--temperature", "0", typed="ping")
+    done = shoal("chat", *connection(pool), "--temperature", "0", typed="ping")
 
     assert done.stdout == "pong\n"
 
@@ -129,7 +138,7 @@ def test_chat_reads_its_question_from_a_pipe(pool: Pool) -> None:
     ],
 )
 def test_failed_chat_has_a_reason(pool: Pool, flags: list[str], said: str) -> None:
-    done = shoal("chat", *asking(pool), *flags, "ping")
+    done = shoal("chat", *connection(pool), *flags, "ping")
 
     assert done.returncode == 1
     assert said in done.stderr
@@ -141,7 +150,7 @@ def test_commands_find_the_key_of_the_coordinator_on_this_machine(
 ) -> None:
     folder = str(programs.folder / "data")
     serve = programs.run("serve", "--json", "--port", "0", "--data-dir", folder)
-    url = serve.said("ready")["url"]
+    url = serve.event("ready")["url"]
 
     done = shoal("status", "--url", url, "--data-dir", folder, "--json")
 
@@ -156,13 +165,13 @@ def test_commands_find_the_key_of_the_coordinator_on_this_machine(
 
 
 def test_status_shows_the_workers(pool: Pool) -> None:
-    status = json.loads(shoal("status", *asking(pool), "--json").stdout)
+    status = json.loads(shoal("status", *connection(pool), "--json").stdout)
 
     (worker,) = (each for each in status["workers"] if "one" in each["id"])
     assert worker["models"] == ["tiny"]
     assert (worker["slots"], worker["busy"]) == (4, 0)
     assert status["ready"] is True
-    shown = shoal("status", *asking(pool)).stdout
+    shown = shoal("status", *connection(pool)).stdout
     assert worker["id"] in shown
     assert "0 of 4 busy" in shown
 
@@ -182,8 +191,8 @@ def test_chat_reports_an_aborted_answer(
 ) -> None:
     pool = programs.serve()
     pool.joined("one", *slow_model.flags)
-    chat = programs.run("chat", *asking(pool), "Tell me a story.")
-    eventually(lambda: slow_model.asked, "the answer has begun")
+    chat = programs.run("chat", *connection(pool), "Tell me a story.")
+    eventually(lambda: slow_model.requests, "the answer has begun")
     eventually(lambda: pool.workers()[0]["busy"], "the worker is at it")
 
     pool.program.kill()
@@ -200,13 +209,13 @@ def test_jobs_are_listed_explained_and_shown(pool: Pool) -> None:
             model="tiny", messages=[{"role": "user", "content": "ping"}], temperature=0
         )
 
-    listed = shoal("jobs", "ls", *asking(pool))
-    told = shoal("jobs", "explain", answer.id, *asking(pool))
-    shown = shoal("jobs", "show", answer.id, "--json", *asking(pool))
-    ended = shoal("jobs", "cancel", answer.id, *asking(pool))
+    listed = shoal("jobs", "ls", *connection(pool))
+    explained = shoal("jobs", "explain", answer.id, *connection(pool))
+    shown = shoal("jobs", "show", answer.id, "--json", *connection(pool))
+    ended = shoal("jobs", "cancel", answer.id, *connection(pool))
 
     assert answer.id.removeprefix("chatcmpl-") in listed.stdout
-    assert "given to" in told.stdout
+    assert "given to" in explained.stdout
     assert json.loads(shown.stdout)["outcome"]["text"] == "pong"
     assert ended.returncode == 1
     assert "has ended: done" in ended.stderr

@@ -1,4 +1,4 @@
-"""The examples as their first lines say to run them."""
+"""The examples, run as their first lines say."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def test_example_counts_primes_on_a_worker(programs: Programs) -> None:
     example = EXAMPLES / "count_primes.py"
     coordinator = programs.serve("--join-token", LONG, *FLEET)
     worker = coordinator.join("one", "--tasks", str(example), token=LONG)
-    assert worker.said("joined")["tasks"] == ["count_primes.primes_from"]
+    assert worker.event("joined")["tasks"] == ["count_primes.primes_from"]
 
     counted = subprocess.run(
         [sys.executable, example],

@@ -1,4 +1,4 @@
-"""Coordinators that are nodes of one fleet: they find each other, and notice a loss."""
+"""Coordinators of one fleet discover each other, and detect a loss."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ def other_programs(tmp_path: Path) -> Iterator[Programs]:
 
 
 def nodes(pool: Pool) -> dict[str, dict[str, Any]]:
-    """Return what a coordinator knows of its fleet, by name."""
+    """Return a coordinator's view of its fleet, by name."""
     return {each["name"]: each for each in pool.admin("nodes")["data"]}
 
 

@@ -1,4 +1,4 @@
-"""MacFleet's original programs, imitated, with real processes of ours."""
+"""Imitated original MacFleet programs, with real Shoal processes."""
 
 import asyncio
 import threading
@@ -56,7 +56,7 @@ def calling(pool: Pool) -> shoal.AsyncPool:
     return shoal.AsyncPool(pool.url, api_key=KEY)
 
 
-async def until_there(pool: Pool, name: str) -> None:
+async def wait_joined(pool: Pool, name: str) -> None:
     """Wait until the pool has a worker of the name, with slots."""
 
     def there() -> bool:
@@ -79,7 +79,7 @@ async def test_dialling_worker_runs_the_pools_jobs(
     worker = TaskWorker(await transport.connect(HUB, port_of(pool)), FUNCTIONS)
 
     async with worker.running(), calling(pool) as calls, asyncio.timeout(PATIENCE):
-        await until_there(pool, "mac-1234abcd")
+        await wait_joined(pool, "mac-1234abcd")
         assert await calls.call("demo.add", 19, 23) == 42
         assert await calls.call("demo.echo", {"a": [1, None, b"\x00"]}) == {
             "a": [1, None, b"\x00"]
@@ -117,10 +117,10 @@ async def test_worker_is_discovered_by_heartbeat_and_dialled(
             if not token:
                 return  # an open pong tells no data port, which is the next one then
             pool = serve(programs, *flags, "--macfleet-peers", f"127.0.0.1:{port}")
-            worker = TaskWorker(await transport.met(HUB), FUNCTIONS)
+            worker = TaskWorker(await transport.connection_to(HUB), FUNCTIONS)
             async with worker.running(), calling(pool) as calls:
                 assert await calls.call("demo.add", 19, 23) == 42
-            assert HUB in agent.heard
+            assert HUB in agent.pings
 
 
 @FLEETS
@@ -143,9 +143,9 @@ async def test_dialling_dispatcher_submits_to_the_pool(
     programs: Programs, token: str, flags: tuple[str, ...]
 ) -> None:
     pool = serve(programs, *flags)
-    ours = ("--tasks", str(TASKS), "--slots", "2")
-    ours_there = pool.join("ours", *ours, token=token)
-    await asyncio.to_thread(ours_there.said, "joined")
+    our_nonce = ("--tasks", str(TASKS), "--slots", "2")
+    ours_there = pool.join("ours", *our_nonce, token=token)
+    await asyncio.to_thread(ours_there.event, "joined")
     transport = PeerTransport("boss-1", token)
     connection = await transport.connect(HUB, port_of(pool))
 
@@ -182,7 +182,7 @@ async def test_our_worker_joins_an_original_dispatcher(
                 "--tasks",
                 str(TASKS),
             )
-            dispatcher = TaskDispatcher([await transport.met("ours")])
+            dispatcher = TaskDispatcher([await transport.connection_to("ours")])
             async with dispatcher.running():
                 assert await dispatcher.submit("demo.add", 19, 23) == 42
                 with pytest.raises(RemoteTaskError, match=r"Known tasks: .*demo\.add"):
@@ -205,7 +205,7 @@ async def test_tasks_of_a_broken_worker_are_requeued(
     leaves = TaskWorker(await first.connect(HUB, port_of(pool)), there)
     async with calling(pool) as calls, asyncio.timeout(PATIENCE):
         async with leaves.running():
-            await until_there(pool, "mac-a")
+            await wait_joined(pool, "mac-a")
             one = await calls.submit("demo.add", 19, 23)
             await until(lambda: "demo.add" in leaves.names)
             await first.disconnect()  # a clean end, in the middle of its task
@@ -256,7 +256,7 @@ async def test_http_task_is_run_by_an_original_worker(
             return client.get(path, cast_to=object)
 
     async with worker.running():
-        await until_there(pool, "mac-9")
+        await wait_joined(pool, "mac-9")
         shown = await asyncio.to_thread(ask)
     await transport.disconnect()
 

@@ -52,7 +52,7 @@ def test_committed_job_survives_killed_coordinator_and_worker(
     assert ask(pool, "POST", "/v1/jobs/commit/fast", COMMIT, **once) == (201, answer)
 
     first = pool.joined("one", *slow_model.flags)
-    eventually(lambda: slow_model.asked == 1, "the model is asked")
+    eventually(lambda: slow_model.requests == 1, "the model is asked")
     assert ask(pool, "GET", path)[1]["status"] == "assigned"
     first.kill()
     slow_model.go_on.set()

@@ -42,7 +42,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def siege(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Siege]:
-    """A coordinator that lives, after all that was killed, and no job is open."""
+    """A running coordinator after the siege, without open jobs."""
     programs = Programs(tmp_path_factory.mktemp("siege"))
     siege = Siege(programs, Random(request.param))
     try:
@@ -54,10 +54,10 @@ def siege(
 
 @pytest.fixture(scope="module")
 def database(siege: Siege) -> Iterator[sqlite3.Connection]:
-    """The database as a copy, beside which is what the clients were told."""
+    """A copy of the database, with what the clients were told attached."""
     file = databases.copied(siege.programs.data, siege.programs.folder / "end")
     with databases.opened(file) as database:
-        checker.told(database, siege.history)
+        checker.check_shown(database, siege.history)
         yield database
 
 
@@ -206,9 +206,9 @@ def test_receipts_verify_on_the_command_line(
 ) -> None:
     file, key = tmp_path / "receipt.json", public_key.hex()
     job_id = next(iter(siege.history.done.values()))
-    there = ("--url", siege.pool.url, "--api-key", KEY)
+    flags = ("--url", siege.pool.url, "--api-key", KEY)
 
-    run("-m", "shoal", "receipts", "export", job_id, "-o", str(file), *there)
+    run("-m", "shoal", "receipts", "export", job_id, "-o", str(file), *flags)
 
     run("-m", "shoal", "receipts", "verify", str(file), "--key", key)
     run(str(VERIFIER), str(file), "--key", key)
@@ -297,8 +297,8 @@ def verify_apart(data: bytes, key: bytes) -> Iterator[str]:
     yield from verifier.verify(data, key)
 
 
-def run(*words: str) -> None:
+def run(*arguments: str) -> None:
     done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stdout + done.stderr

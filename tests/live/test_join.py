@@ -49,7 +49,7 @@ def test_unstreamed_answer_is_the_same(pool: Pool) -> None:
 def test_wrong_token_ends_the_worker_with_a_hint(pool: Pool) -> None:
     worker = pool.join("two", token="wrong")
 
-    left = worker.said("left")
+    left = worker.event("left")
 
     assert worker.wait() == 1
     assert "--token" in left["reason"]
@@ -90,7 +90,7 @@ def test_stopped_worker_leaves_the_pool(programs: Programs) -> None:
 
     assert worker.terminate() == 0
 
-    assert worker.said("left")["reason"] == "stopped here"
+    assert worker.event("left")["reason"] == "stopped here"
     eventually(lambda: not pool.workers(), "the worker is gone")
 
 
@@ -115,7 +115,7 @@ def test_worker_can_be_stopped_while_disconnected(programs: Programs) -> None:
     pool = programs.serve()
     worker = pool.joined("one")
     pool.program.kill()
-    worker.said("lost")
+    worker.event("lost")
 
     assert worker.terminate() == 0
 
@@ -139,9 +139,9 @@ def test_killed_workers_answer_is_completed(
         text += "".join(pieces)
 
     assert text == ANSWERS[STORY]
-    told = "\n".join(pool.admin(f"jobs/{job_id}/explain")["lines"])
-    assert "worker lost" in told
-    assert "attempt 2" in told
+    explanation = "\n".join(pool.admin(f"jobs/{job_id}/explain")["lines"])
+    assert "worker lost" in explanation
+    assert "attempt 2" in explanation
 
 
 def test_jobs_of_a_killed_coordinator_all_end_once(
@@ -149,20 +149,20 @@ def test_jobs_of_a_killed_coordinator_all_end_once(
 ) -> None:
     pool = programs.serve()
     worker = pool.joined("one", *slow_model.flags, "--slots", "2")
-    asking = [threading.Thread(target=_ask_in_vain, args=(pool,)) for _ in range(6)]
-    for each in asking:
+    threads = [threading.Thread(target=_ask_in_vain, args=(pool,)) for _ in range(6)]
+    for each in threads:
         each.start()
-    eventually(lambda: slow_model.asked == 2, "two answers have begun")
+    eventually(lambda: slow_model.requests == 2, "two answers have begun")
     eventually(lambda: pool.admin("status")["jobs"]["queued"] == 4, "four wait")
 
     pool.program.kill()
-    for each in asking:
+    for each in threads:
         each.join()
-    worker.said("lost")
+    worker.event("lost")
     accepted = _query(programs, "SELECT id FROM jobs")
     slow_model.go_on.set()
     pool = programs.serve(port=pool.port)
-    worker.said("joined")
+    worker.event("joined")
     jobs = [_when_ended(pool, job_id) for (job_id,) in accepted]
 
     assert len(jobs) == 6
@@ -176,7 +176,7 @@ def test_jobs_of_a_killed_coordinator_all_end_once(
 
 
 def _ask_in_vain(pool: Pool) -> None:
-    """Ask, and have the coordinator killed before there is an answer."""
+    """Send a request whose coordinator is killed before it answers."""
     with (
         pool.client() as client,
         pytest.raises(Exception, match=r"(?i)connection|read|chunk"),
@@ -202,7 +202,7 @@ def test_newer_of_two_workers_with_one_name_stays(programs: Programs) -> None:
     newer = pool.joined("one")
 
     assert older.wait() == 1
-    assert "--name" in older.said("left")["reason"]
+    assert "--name" in older.event("left")["reason"]
     assert len(pool.workers()) == 1
     with pool.client() as client, answer_to(client, "ping") as stream:
         assert "".join(text_in(stream)) == "pong"
@@ -213,10 +213,10 @@ def test_worker_rejoins_a_restarted_coordinator(programs: Programs) -> None:
     pool = programs.serve()
     worker = pool.joined("one")
     assert pool.program.terminate() == 0
-    worker.said("lost")
+    worker.event("lost")
 
     pool = programs.serve(port=pool.port)
-    worker.said("joined")
+    worker.event("joined")
 
     with pool.client() as client, answer_to(client, "ping") as stream:
         assert "".join(text_in(stream)) == "pong"
@@ -259,8 +259,8 @@ def test_two_models_are_two_members_of_one_machine(programs: Programs) -> None:
     pool = programs.serve()
     flags = ("--model", f"tiny={TINY}", "--model", f"twin={TINY}")
     worker = pool.join("one", *flags)
-    worker.said("joined")
-    worker.said("joined")
+    worker.event("joined")
+    worker.event("joined")
 
     with pool.client() as client:
         assert sorted(model.id for model in client.models.list()) == ["tiny", "twin"]
@@ -278,7 +278,7 @@ def test_local_server_is_found(
     monkeypatch.setenv("SHOAL_DATA_DIR", str(programs.folder / "worker"))
     worker = programs.run("join", "--json", "--token", TOKEN, "--model", "tiny")
 
-    joined = worker.said("joined")
+    joined = worker.event("joined")
 
     assert joined["model"] == "tiny"
     assert joined["name"].startswith(socket.gethostname())
@@ -294,7 +294,7 @@ def test_several_engines_with_one_model_are_one_worker_with_the_slots_of_all(
     flags = (*slow_model.flags, "--engine", "embedded", "--model", f"tiny={TINY}")
     worker = pool.join("one", *flags, "--slots", "3")
 
-    assert worker.said("joined")["slots"] == 6
+    assert worker.event("joined")["slots"] == 6
     assert [each["slots"] for each in pool.workers()] == [6]
 
 
@@ -305,7 +305,7 @@ def test_engines_with_one_model_are_distinct_on_separate_connections(
     flags = (*slow_model.flags, "--engine", "embedded", "--model", f"tiny={TINY}")
     worker = pool.join("one", "--wire", "grandsage", *flags)
 
-    names = {worker.said("joined")["name"] for _ in range(2)}
+    names = {worker.event("joined")["name"] for _ in range(2)}
 
     assert names == {f"one-{slow_model.port}", "one-embedded"}
     assert len(pool.workers()) == 2
@@ -317,14 +317,14 @@ def test_dead_engine_is_withdrawn_until_it_recovers(programs: Programs) -> None:
     worker = pool.joined("one", *model.flags)
 
     model.close()
-    gone = worker.said("unavailable")
-    assert worker.said("left")["model"] == "tiny"
+    lost = worker.event("unavailable")
+    assert worker.event("left")["model"] == "tiny"
     eventually(lambda: not pool.workers(), "the coordinator knows")
 
     model = GatedModel(pause=99, port=model.port)
     try:
-        assert worker.said("available")["engine"] == gone["engine"] == str(model.port)
-        worker.said("joined")
+        assert worker.event("available")["engine"] == lost["engine"] == str(model.port)
+        worker.event("joined")
         with pool.client() as client, answer_to(client, "ping") as stream:
             assert "".join(text_in(stream)) == "pong"
     finally:

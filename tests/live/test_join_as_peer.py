@@ -31,7 +31,7 @@ def ids(pool: Pool) -> list[str]:
 
 
 def direct(pool: Pool) -> Mapping[str, Any]:
-    """Return the ports at which the coordinator can be had without HTTP."""
+    """Return the coordinator's ports without HTTP."""
     with pool.client() as client:
         health: Any = client.get(f"{pool.url}/healthz", cast_to=object)
     ports: Mapping[str, Any] = health["direct"].get("tealenet", {})
@@ -39,7 +39,7 @@ def direct(pool: Pool) -> Mapping[str, Any]:
 
 
 def protection(pool: Pool) -> str:
-    """Return who else can read what the only worker is told."""
+    """Return the protection of the only worker's connection."""
     (worker,) = pool.workers()
     said: str = worker["protection"]
     return said
@@ -62,7 +62,7 @@ def answers(pool: Pool, question: str = "ping", model: str = "tiny") -> bool:
 def test_all_models_join_and_leave_with_one_connection(programs: Programs) -> None:
     pool = programs.serve()
     worker = pool.join("one", *TWO_MODELS)
-    said = [worker.said("joined")["model"] for _ in range(2)]
+    said = [worker.event("joined")["model"] for _ in range(2)]
 
     assert said == ["tiny", "twin"]
     assert ids(pool) == ["tealenet:one/tiny", "tealenet:one/twin"]
@@ -81,10 +81,10 @@ def test_dead_engine_withdraws_only_its_model(
     flags = (*slow_model.flags, "--engine", "embedded", "--model", "tiny")
     worker = pool.join("one", *flags, "--model", f"twin={TINY}")
     for _ in range(2):
-        worker.said("joined")
+        worker.event("joined")
 
     slow_model.close()
-    assert worker.said("left")["model"] == "tiny"
+    assert worker.event("left")["model"] == "tiny"
     eventually(lambda: ids(pool) == ["tealenet:one/twin"], "the coordinator knows")
 
     assert answers(pool, model="twin")
@@ -98,10 +98,10 @@ def test_worker_reconnects_directly_to_a_changed_port(
     assert protection(pool) == "plain"
     before = direct(pool)["tcp"]
     pool.program.kill()
-    worker.said("lost")
+    worker.event("lost")
 
     pool = programs.serve("--tealenet-port", str(another_port(before)), port=pool.port)
-    worker.said("joined")
+    worker.event("joined")
 
     assert direct(pool)["tcp"] != before
     eventually(lambda: pool.workers(), "it is back")
@@ -119,10 +119,10 @@ def test_worker_started_before_its_coordinator_joins_directly(
         *("join", f"http://127.0.0.1:{port}", "--json", "--name", "one"),
         *("--token", TOKEN, *TWO_MODELS),
     )
-    assert "connection refused" in worker.said("waiting")["reason"]
+    assert "connection refused" in worker.event("waiting")["reason"]
 
     pool = programs.serve(port=port)
-    worker.said("joined")
+    worker.event("joined")
 
     assert {each["protection"] for each in pool.workers()} == {"plain"}
     assert ids(pool) == ["tealenet:one/tiny", "tealenet:one/twin"]
@@ -147,10 +147,10 @@ def test_relay_worker_rejoins_a_restarted_coordinator(
     pool = programs.serve("--no-tealenet-lan")
     worker = pool.joined("one", *TINY_MODEL)
     pool.program.kill()
-    worker.said("lost")
+    worker.event("lost")
 
     pool = programs.serve("--no-tealenet-lan", port=pool.port)
-    worker.said("joined")
+    worker.event("joined")
 
     assert answers(pool)
 
@@ -164,7 +164,7 @@ def test_worker_joins_at_a_tcp_address(
         "join", address, "--json", "--name", "one", "--token", TOKEN, *TINY_MODEL
     )
 
-    assert worker.said("joined")["url"] == address
+    assert worker.event("joined")["url"] == address
     assert ids(pool) == ["tealenet:one/tiny"]
     assert answers(pool)
 
@@ -177,7 +177,7 @@ def test_worker_joins_as_a_node_of_a_relay(programs: Programs) -> None:
         *("--token", TOKEN, *TINY_MODEL),
     )
 
-    worker.said("joined")
+    worker.event("joined")
     eventually(lambda: ids(pool) == ["tealenet:one/tiny"], "it was met")
     assert answers(pool, STORY)
 
@@ -192,7 +192,7 @@ def test_worker_is_admitted_by_the_cluster_passcode(
         *TINY_MODEL,
     )
 
-    worker.said("joined")
+    worker.event("joined")
     eventually(lambda: ids(pool) == ["tealenet:one/tiny"], "it was met")
     assert answers(pool)
 
@@ -204,7 +204,7 @@ def test_wrong_passcode_ends_the_worker_with_a_hint(programs: Programs) -> None:
         *TINY_MODEL,
     )
 
-    left = worker.said("left")
+    left = worker.event("left")
 
     assert worker.wait() == 1
     assert "--passcode" in left["reason"] or "--token" in left["reason"]

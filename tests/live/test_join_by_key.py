@@ -1,4 +1,4 @@
-"""``shoal join`` by the wire on which workers are known by a key, as a process."""
+"""``shoal join`` by the wire that identifies workers by a key, as a process."""
 
 import json
 import stat
@@ -39,7 +39,7 @@ def pool(programs: Programs) -> Pool:
 
 
 def ask(pool: Pool, path: str, body: object = None) -> Any:
-    """Return what the coordinator answers, also if it refuses."""
+    """Return the coordinator's answer, also a refusal."""
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
     try:
@@ -72,7 +72,7 @@ def ended(pool: Pool, job: str) -> Any:
 
 def joined(pool: Pool, name: str, *flags: str) -> tuple[Program, dict[str, Any]]:
     worker = pool.join(name, "--wire", "dispatch", *(flags or TINY_MODEL))
-    return worker, worker.said("joined")
+    return worker, worker.event("joined")
 
 
 def test_worker_runs_and_signs_chats_and_tasks(pool: Pool) -> None:
@@ -110,7 +110,7 @@ def test_newer_of_two_with_one_key_stays(pool: Pool, tmp_path: Path) -> None:
 
     joined(pool, "beaver", *TINY_MODEL, "--identity", file)
 
-    assert "same key" in first.said("left")["reason"]
+    assert "same key" in first.event("left")["reason"]
     assert first.wait() == 1
     assert len(pool.workers()) == 1
 
@@ -118,7 +118,7 @@ def test_newer_of_two_with_one_key_stays(pool: Pool, tmp_path: Path) -> None:
 def test_trusted_worker_gets_private_jobs(pool: Pool) -> None:
     code = ask(pool, "/v1/trust/create", {"user_id": "u1"})["pairing_code"]
     worker, _ = joined(pool, "otter", *TINY_MODEL, "--pairing-code", code)
-    assert "u1" in worker.said("paired")["reason"]
+    assert "u1" in worker.event("paired")["reason"]
 
     job = ended(pool, commit(pool, "LLM_INFER", "PRIVATE", prompt="ping"))
 
@@ -129,7 +129,7 @@ def test_trusted_worker_gets_private_jobs(pool: Pool) -> None:
 def test_invalid_pairing_code_is_reported_and_the_worker_stays(pool: Pool) -> None:
     worker, _ = joined(pool, "otter", *TINY_MODEL, "--pairing-code", "000000")
 
-    assert "no such code" in worker.said("unpaired")["reason"]
+    assert "no such code" in worker.event("unpaired")["reason"]
     job = ended(pool, commit(pool, "LLM_INFER", prompt="ping"))
     assert job["status"] == "completed"
 
@@ -147,7 +147,7 @@ def test_one_model_is_offered_and_omitted_ones_are_named(pool: Pool) -> None:
 def test_stopped_worker_finishes_its_job(pool: Pool, slow_model: GatedModel) -> None:
     worker, _ = joined(pool, "otter", *slow_model.flags)
     job = commit(pool, "LLM_INFER", prompt=STORY)
-    eventually(lambda: slow_model.asked, "the model is asked")
+    eventually(lambda: slow_model.requests, "the model is asked")
 
     worker.process.terminate()
     eventually(lambda: pool.workers()[0]["draining"], "it is draining")
@@ -160,7 +160,7 @@ def test_stopped_worker_finishes_its_job(pool: Pool, slow_model: GatedModel) -> 
 def test_job_of_a_killed_worker_is_requeued(pool: Pool, slow_model: GatedModel) -> None:
     worker, _ = joined(pool, "otter", *slow_model.flags)
     job = commit(pool, "LLM_INFER", prompt=STORY)
-    eventually(lambda: slow_model.asked, "the model is asked")
+    eventually(lambda: slow_model.requests, "the model is asked")
 
     worker.kill()
     _, said = joined(pool, "beaver")

@@ -27,7 +27,7 @@ QUESTION = next(iter(ANSWERS))
 
 @pytest.fixture
 def model() -> Iterator[GatedModel]:
-    """A server that stands where Ray Serve's would."""
+    """A server in place of Ray Serve."""
     model = GatedModel(pause=0)
     model.go_on.set()
     yield model
@@ -47,7 +47,7 @@ def test_cluster_runs_tasks_and_chats_and_reconnects(
         *("--tasks", DEMO_FILE),
         token=LONG,
     )
-    joined = [worker.said("joined") for _ in range(2)]
+    joined = [worker.event("joined") for _ in range(2)]
 
     (functions,) = [each for each in joined if "tasks" in each]
     (models,) = [each for each in joined if "model" in each]
@@ -64,9 +64,9 @@ def test_cluster_runs_tasks_and_chats_and_reconnects(
         for process in _family(worker).values():
             if "shoal.tasks.on_ray.driver" in process.cmdline():
                 process.kill()
-        assert "the Ray cluster has ended" in worker.said("unavailable")["reason"]
-        worker.said("available")
-        worker.said("joined")
+        assert "the Ray cluster has ended" in worker.event("unavailable")["reason"]
+        worker.event("available")
+        worker.event("joined")
 
         assert pool.submit(add, 20, 22).result(PATIENCE) == 42
     assert worker.terminate() == 0

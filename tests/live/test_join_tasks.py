@@ -48,7 +48,7 @@ def test_functions_are_called_in_both_ways(
     coordinator: Pool, client: shoal.Pool
 ) -> None:
     worker = coordinator.join("calls", *DEMO, "--slots", "2", token=LONG)
-    joined = worker.said("joined")
+    joined = worker.event("joined")
 
     assert {"demo.add", "mirror"} <= set(joined["tasks"])
     assert (joined["slots"], joined["trust_code"]) == (2, False)
@@ -64,7 +64,7 @@ def test_functions_are_called_in_both_ways(
 def test_crash_fails_the_call_and_not_the_worker(
     coordinator: Pool, client: shoal.Pool
 ) -> None:
-    coordinator.join("calls", *DEMO, "--slots", "1", token=LONG).said("joined")
+    coordinator.join("calls", *DEMO, "--slots", "1", token=LONG).event("joined")
 
     with pytest.raises(shoal.TaskError, match="SIGSEGV"):
         client.submit(crash).result(PATIENCE)
@@ -75,13 +75,13 @@ def test_crash_fails_the_call_and_not_the_worker(
 def test_code_runs_only_where_it_is_trusted(
     coordinator: Pool, client: shoal.Pool
 ) -> None:
-    coordinator.join("calls", *DEMO, "--slots", "1", token=LONG).said("joined")
+    coordinator.join("calls", *DEMO, "--slots", "1", token=LONG).event("joined")
     with pytest.raises(shoal.CodeRefused, match="--trust-code"):
         client.submit(lambda: 42).result(PATIENCE)
 
     trusting = coordinator.join("trusts", "--trust-code", "--slots", "1", token=LONG)
 
-    assert trusting.said("joined")["trust_code"] is True
+    assert trusting.event("joined")["trust_code"] is True
     assert client.submit(lambda: 42).result(PATIENCE) == 42
 
 
@@ -90,7 +90,7 @@ def test_models_and_functions_are_two_memberships(
 ) -> None:
     both = ("--model", f"tiny={TINY}", *DEMO, "--slots", "1")
     worker = coordinator.join("both", *both, token=LONG)
-    said = [worker.said("joined"), worker.said("joined")]
+    said = [worker.event("joined"), worker.event("joined")]
 
     assert {each.get("model") for each in said} == {"tiny", None}
     assert client.submit(add, 1).result(PATIENCE) == 1
@@ -101,7 +101,7 @@ def test_processes_end_with_a_worker_that_is_killed(
     coordinator: Pool, client: shoal.Pool
 ) -> None:
     worker = coordinator.join("calls", *DEMO, "--slots", "1", token=LONG)
-    worker.said("joined")
+    worker.event("joined")
     child = client.submit(pid).result(PATIENCE)
 
     worker.kill()
@@ -150,7 +150,7 @@ def test_coordinator_without_the_wire_is_an_error(programs: Programs) -> None:
 def test_wrong_token_ends_the_worker_with_a_hint(coordinator: Pool) -> None:
     worker = coordinator.join("x", *DEMO, "--slots", "1", token="not-the-token")
 
-    assert "--token" in worker.said("left")["reason"]
+    assert "--token" in worker.event("left")["reason"]
     assert worker.wait() == 1
 
 
@@ -176,7 +176,7 @@ def test_wrong_token_in_an_open_fleet_ends_the_worker_with_a_hint(
     coordinator = programs.serve(*FLAGS, *FLEET, "--macfleet-open")
     worker = coordinator.join("x", *DEMO, "--slots", "1", token="not-the-token")
 
-    assert "--token" in worker.said("left")["reason"]
+    assert "--token" in worker.event("left")["reason"]
     assert worker.wait() == 1
 
 
@@ -196,11 +196,11 @@ def test_older_of_two_with_one_name_and_key_is_replaced(
 ) -> None:
     slot = (*DEMO, "--slots", "1")
     older = coordinator.join("twin", *slot, token=LONG)
-    older.said("joined")
+    older.event("joined")
     newer = coordinator.join("twin", *slot, token=LONG)
-    newer.said("joined")
+    newer.event("joined")
 
-    assert "--name" in older.said("left")["reason"]
+    assert "--name" in older.event("left")["reason"]
     assert older.wait() == 1
     assert client.submit(add, 20, 22).result(PATIENCE) == 42
     assert len(coordinator.workers()) == 1
@@ -210,7 +210,7 @@ def test_second_machine_with_a_name_is_rejected(
     coordinator: Pool, client: shoal.Pool, tmp_path: Path
 ) -> None:
     slot = (*DEMO, "--slots", "1")
-    coordinator.join("twin", *slot, token=LONG).said("joined")
+    coordinator.join("twin", *slot, token=LONG).event("joined")
     elsewhere = Programs(tmp_path / "elsewhere")
     try:
         second = elsewhere.run(
@@ -218,7 +218,7 @@ def test_second_machine_with_a_name_is_rejected(
             *slot,
         )
 
-        assert "--name" in second.said("left")["reason"]
+        assert "--name" in second.event("left")["reason"]
         assert second.wait() == 1
         assert client.submit(add, 20, 22).result(PATIENCE) == 42
     finally:
@@ -226,6 +226,6 @@ def test_second_machine_with_a_name_is_rejected(
 
 
 def first_of(worker: Program) -> str:
-    """Return what a worker says first of how it gets on."""
+    """Return a worker's first report."""
     event: str = json.loads(worker.line() or "{}")["event"]
     return event

@@ -24,7 +24,7 @@ def shoal(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def told(pool: Pool, *arguments: str) -> Any:
+def run_json(pool: Pool, *arguments: str) -> Any:
     """Run a command that prints JSON."""
     done = shoal(*arguments, "--json", "--url", pool.url, "--api-key", KEY)
     assert done.returncode == 0, done.stderr
@@ -48,27 +48,27 @@ def ping(client: OpenAI) -> str | None:
 def test_key_is_created_used_and_revoked(programs: Programs) -> None:
     pool = programs.serve()
     pool.joined("one")
-    made = told(pool, "keys", "create", "alice", "--expires", "30d")
+    made = run_json(pool, "keys", "create", "alice", "--expires", "30d")
 
     with client(pool, made["key"]) as alice:
         assert ping(alice) == "pong"
-        (listed,) = told(pool, "keys", "ls")["data"]
+        (listed,) = run_json(pool, "keys", "ls")["data"]
         assert (listed["name"], listed["requests"]) == ("alice", 1)
         assert listed["completion_tokens"] > 0
 
-        told(pool, "keys", "revoke", "alice")
+        run_json(pool, "keys", "revoke", "alice")
 
         with pytest.raises(AuthenticationError) as caught:
             ping(alice)
     assert caught.value.code == "revoked_api_key"
-    assert told(pool, "keys", "ls")["data"] == []
-    (old,) = told(pool, "keys", "ls", "--all")["data"]
+    assert run_json(pool, "keys", "ls")["data"] == []
+    (old,) = run_json(pool, "keys", "ls", "--all")["data"]
     assert old["revoked_at"] is not None
 
 
 def test_key_has_the_requested_limits(pool: Pool) -> None:
-    made = told(pool, "keys", "create", "once", "--requests-per-minute", "1")
-    looker = told(pool, "keys", "create", "looker", "--scope", "read")
+    made = run_json(pool, "keys", "create", "once", "--requests-per-minute", "1")
+    looker = run_json(pool, "keys", "create", "looker", "--scope", "read")
 
     with client(pool, made["key"]) as once:
         assert ping(once) == "pong"
@@ -120,9 +120,9 @@ def test_output_is_readable_text(pool: Pool) -> None:
 def test_mistake_is_an_error_that_names_it(
     pool: Pool, arguments: list[str], status: int, said: str
 ) -> None:
-    asking = ["--url", pool.url, "--api-key", KEY] if len(arguments) > 1 else []
+    connection = ["--url", pool.url, "--api-key", KEY] if len(arguments) > 1 else []
 
-    done = shoal(*arguments, *asking)
+    done = shoal(*arguments, *connection)
 
     assert done.returncode == status
     assert said in done.stderr
@@ -130,7 +130,7 @@ def test_mistake_is_an_error_that_names_it(
 
 
 def test_insufficient_scope_error_names_the_required_one(pool: Pool) -> None:
-    user = told(pool, "keys", "create", "user")
+    user = run_json(pool, "keys", "create", "user")
 
     done = shoal("keys", "ls", "--url", pool.url, "--api-key", user["key"])
 
@@ -140,48 +140,48 @@ def test_insufficient_scope_error_names_the_required_one(pool: Pool) -> None:
 
 def test_worker_joins_by_a_token_until_it_is_revoked(programs: Programs) -> None:
     pool = programs.serve()
-    made = told(
+    made = run_json(
         pool, "tokens", "create", "lab", "--uses", "1", "--models", "tiny,qwen*"
     )
     worker = pool.join("lab", token=made["token"])
-    worker.said("joined")
-    (listed,) = told(pool, "tokens", "ls")["data"]
+    worker.event("joined")
+    (listed,) = run_json(pool, "tokens", "ls")["data"]
     assert listed["present"] == 1
     assert [each.endswith(":lab") for each in listed["workers"]] == [True]
 
     second = pool.join("thief", token=made["token"])
-    assert "used by other workers" in second.said("left")["reason"]
+    assert "used by other workers" in second.event("left")["reason"]
     assert second.wait() == 1
 
-    told(pool, "tokens", "revoke", "lab")
+    run_json(pool, "tokens", "revoke", "lab")
 
-    assert "was revoked" in worker.said("left")["reason"]
+    assert "was revoked" in worker.event("left")["reason"]
     assert worker.wait() == 1
     eventually(lambda: not pool.workers(), "the worker is gone")
 
 
 def test_worker_may_offer_only_its_tokens_models(programs: Programs) -> None:
     pool = programs.serve()
-    made = told(pool, "tokens", "create", "lab", "--models", "qwen*")
+    made = run_json(pool, "tokens", "create", "lab", "--models", "qwen*")
 
     worker = pool.join("lab", "--model", f"tiny={TINY}", token=made["token"])
 
-    assert "not for this model" in worker.said("left")["reason"]
+    assert "not for this model" in worker.event("left")["reason"]
 
 
 def test_killed_worker_rejoins_by_its_token(programs: Programs) -> None:
     pool = programs.serve()
-    made = told(pool, "tokens", "create", "lab", "--uses", "1")
+    made = run_json(pool, "tokens", "create", "lab", "--uses", "1")
     worker = pool.join("lab", token=made["token"])
-    worker.said("joined")
+    worker.event("joined")
 
     pool.program.kill()
     again = programs.serve(port=pool.port)
 
-    worker.said("joined")
+    worker.event("joined")
     eventually(again.workers, "the worker is back")
     thief = again.join("thief", token=made["token"])
-    assert "used by other workers" in thief.said("left")["reason"]
+    assert "used by other workers" in thief.event("left")["reason"]
 
 
 def test_local_requests_may_be_anonymous_by_setting(programs: Programs) -> None:

@@ -1,4 +1,4 @@
-"""Two machines on one cable: they find each other, and serve each other's models."""
+"""Two machines on one cable discover each other and share models."""
 
 import re
 from collections.abc import Iterator
@@ -84,10 +84,10 @@ def test_network_outage_withdraws_the_model_until_it_ends(
     eventually(lambda: "twin" in one.models(here), "the other's model is here")
 
     other.machine.ip("link", "set", other.machine.cable, "down")
-    eventually(lambda: "twin" not in one.models(here), "it has gone", patience=90.0)
+    eventually(lambda: "twin" not in one.models(here), "it has gone", limit=90.0)
     other.machine.ip("link", "set", other.machine.cable, "up")
 
-    eventually(lambda: "twin" in one.models(here), "it is back", patience=90.0)
+    eventually(lambda: "twin" in one.models(here), "it is back", limit=90.0)
     assert one.ask(here, "ping", "twin") == "pong"
 
 
@@ -129,7 +129,7 @@ def test_worker_without_a_url_finds_the_lan_coordinator(
     one, other = places
     here = one.serve(*EVERYWHERE)
     worker = other.join("--name", "far", "--model", f"tiny={TINY}")
-    worker.said("joined")
+    worker.event("joined")
 
     assert one.ask(here, STORY, "tiny") == ANSWERS[STORY]
     assert worker.terminate() == 0
@@ -148,7 +148,7 @@ def test_worker_joins_over_tls_a_coordinator_that_has_a_certificate(
             *("join", url, "--json", "--token", token, "--name", "far"),
             *("--model", f"tiny={TINY}"),
         )
-    worker.said("joined")
+    worker.event("joined")
 
     assert "met peer='tealenet:far' protection=tls" in here.program.errors
 

@@ -189,7 +189,7 @@ async def test_a_worker_serves_a_gateway_on_the_original_relay(
             *("join", url, "--wire", "tealenet", "--json", "--name", "one"),
             *("--model", f"tiny={TINY}"),
         )
-        await asyncio.to_thread(worker.said, "joined")
+        await asyncio.to_thread(worker.event, "joined")
         await gateway.until("peerJoined")
         peers = await gateway.discover()
         (found,) = peers.values()
@@ -238,7 +238,7 @@ async def test_the_original_relay_cannot_read_shoal_messages(
             *("join", url, "--wire", "tealenet", "--json", "--name", "one"),
             *("--model", f"tiny={TINY}"),
         )
-        await asyncio.to_thread(worker.said, "joined")
+        await asyncio.to_thread(worker.event, "joined")
         await until_offered(pool, "tiny")
         assert await chat(pool, "tiny") == ANSWERS[STORY]
 

@@ -1,4 +1,4 @@
-"""Peers that an operator names, without saying which wire they speak."""
+"""Peers that an operator names without their wire."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -21,8 +21,8 @@ def other_programs(tmp_path: Path) -> Iterator[Programs]:
     running.close()
 
 
-def met(pool: Pool, wire: str) -> list[str]:
-    """Return the lines that say whom it has met on a wire."""
+def peers_of(pool: Pool, wire: str) -> list[str]:
+    """Return the log lines of peers that joined on a wire."""
     lines = pool.program.errors.splitlines()
     return [line for line in lines if f"met peer='{wire}:" in line]
 
@@ -42,7 +42,7 @@ def test_each_peer_uses_its_own_wire(
 
     for pool in (one, other):
         for wire in ("macfleet", "tealenet"):
-            eventually(partial(met, pool, wire), f"{wire} is met")
+            eventually(partial(peers_of, pool, wire), f"{wire} is met")
     # Nobody said to a heartbeat port what it takes for a guess at its token.
     assert "too many" not in one.program.errors
     assert "announced" not in one.program.errors + other.program.errors

@@ -45,7 +45,7 @@ def test_thousands_of_calls_are_spread_over_workers(
     coordinator: Pool, pool: shoal.Pool
 ) -> None:
     for name in ("one", "two"):
-        coordinator.join(name, *CODE, "--slots", "1", token=LONG).said("joined")
+        coordinator.join(name, *CODE, "--slots", "1", token=LONG).event("joined")
 
     sums = pool.map(add, range(3000), range(3000), timeout=2 * PATIENCE)
 
@@ -53,15 +53,15 @@ def test_thousands_of_calls_are_spread_over_workers(
 
 
 def test_values_round_trip(coordinator: Pool, pool: shoal.Pool) -> None:
-    coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
+    coordinator.join("one", *CODE, "--slots", "1", token=LONG).event("joined")
     array = np.arange(300_000, dtype=np.float32).reshape(3, -1)
-    given = [array, array[:, :2], {1: "x"}, 1j, {1, 2}, 10**30, b"", None]
+    values = [array, array[:, :2], {1: "x"}, 1j, {1, 2}, 10**30, b"", None]
 
-    got = pool.submit(lambda *values: list(values), *given).result(PATIENCE)
+    got = pool.submit(lambda *values: list(values), *values).result(PATIENCE)
 
     np.testing.assert_array_equal(got[0], array)
     np.testing.assert_array_equal(got[1], array[:, :2])
-    assert got[2:] == given[2:]
+    assert got[2:] == values[2:]
     ref = pool.put(array)
     totals = pool.map(lambda a, b: float((a + b).sum()), [ref] * 3, range(3))
     assert list(totals) == [float((array + x).sum()) for x in range(3)]
@@ -70,7 +70,7 @@ def test_values_round_trip(coordinator: Pool, pool: shoal.Pool) -> None:
 def test_cancellation_frees_the_worker(
     coordinator: Pool, pool: shoal.Pool, tmp_path: Path
 ) -> None:
-    coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
+    coordinator.join("one", *CODE, "--slots", "1", token=LONG).event("joined")
     begun = tmp_path / "begun"
 
     def endless_work() -> None:
@@ -90,11 +90,11 @@ def test_calls_of_a_killed_worker_are_requeued(
 ) -> None:
     flags = (*CODE, "--slots", "1")
     doomed = coordinator.join("doomed", *flags, token=LONG)
-    doomed.said("joined")
+    doomed.event("joined")
     calls = [pool.submit(slowly, x, 0.05) for x in range(20)]
     calls[0].result(PATIENCE)
 
-    coordinator.join("heir", *flags, token=LONG).said("joined")
+    coordinator.join("heir", *flags, token=LONG).event("joined")
     doomed.kill()
 
     assert [call.result(PATIENCE) for call in calls] == [*range(20)]
@@ -108,7 +108,7 @@ def test_durable_calls_survive_the_coordinator(programs: Programs) -> None:
         *("--macfleet-heartbeat-port", str(ports["macfleet_heartbeat"])),
         *("--macfleet-transport-port", str(ports["macfleet_transport"])),
     )
-    coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
+    coordinator.join("one", *CODE, "--slots", "1", token=LONG).event("joined")
     with shoal.Pool(coordinator.url, KEY) as pool:
         calls = [pool.submit(slowly, x, 0.1) for x in range(20)]
         calls[0].result(PATIENCE)
@@ -120,7 +120,7 @@ def test_durable_calls_survive_the_coordinator(programs: Programs) -> None:
 
 
 def test_same_key_runs_nothing_twice(coordinator: Pool) -> None:
-    coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
+    coordinator.join("one", *CODE, "--slots", "1", token=LONG).event("joined")
     draws = []
 
     for _ in range(2):
@@ -132,12 +132,12 @@ def test_same_key_runs_nothing_twice(coordinator: Pool) -> None:
 
 
 def test_progress_is_reported_during_a_call(coordinator: Pool) -> None:
-    coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
-    told: list[tuple[float | None, str]] = []
+    coordinator.join("one", *CODE, "--slots", "1", token=LONG).event("joined")
+    reports: list[tuple[float | None, str]] = []
     halfway = threading.Event()
 
     def note(share: float | None, remark: str) -> None:
-        told.append((share, remark))
+        reports.append((share, remark))
         halfway.set()
 
     def work() -> str:
@@ -150,11 +150,11 @@ def test_progress_is_reported_during_a_call(coordinator: Pool) -> None:
         assert halfway.wait(PATIENCE)
         assert call.result(PATIENCE) == "done"
 
-    assert told[0] == (0.5, "half")
+    assert reports[0] == (0.5, "half")
 
 
 def test_exited_program_frees_the_worker(coordinator: Pool) -> None:
-    coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
+    coordinator.join("one", *CODE, "--slots", "1", token=LONG).event("joined")
     with shoal.Pool(coordinator.url, KEY, durable=False) as leaving:
         endless = leaving.submit(lambda: time.sleep(3600))
         with pytest.raises(futures.TimeoutError):

@@ -1,4 +1,4 @@
-"""What ``docs/promises.md`` says of killed workers, with real processes killed.
+"""The promises of ``docs/promises.md`` on workers, with real processes killed.
 
 A sample of the cases; ``pytest tests/live/test_promises.py --every`` runs all of them.
 """
@@ -37,7 +37,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 @pytest.fixture
 def model(at: int) -> Iterator[GatedModel]:
-    """A model that stops after ``at`` pieces until it is told to go on."""
+    """A model that pauses after ``at`` pieces."""
     model = GatedModel(at, {QUESTION: PIECES})
     yield model
     model.close()
@@ -48,9 +48,9 @@ def test_killed_worker_leaves_no_trace_in_the_answer(
 ) -> None:
     workers = {name: pool.joined(name, *model.flags) for name in ("one", "two")}
     try:
-        events = _asked(pool, model, workers, at)
+        events = _start_answer(pool, model, workers, at)
     finally:
-        _gone(pool, workers)
+        _wait_removed(pool, workers)
 
     assert events.pop() == "[DONE]"
     chunks = [json.loads(event) for event in events]
@@ -69,18 +69,18 @@ def test_without_a_survivor_the_stream_ends_with_an_error(
 ) -> None:
     workers = {"one": pool.joined("one", *model.flags)}
     try:
-        events = _asked(pool, model, workers, at)
+        events = _start_answer(pool, model, workers, at)
     finally:
-        _gone(pool, workers)
+        _wait_removed(pool, workers)
 
     assert "[DONE]" not in events
     assert json.loads(events[-1])["error"]["code"] == "no_worker"
 
 
-def _asked(
+def _start_answer(
     pool: Pool, model: GatedModel, workers: dict[str, Program], at: int
 ) -> list[str]:
-    """Ask, kill the worker that answers after ``at`` pieces, and read to the end."""
+    """Send a chat, kill its worker after ``at`` pieces, and read to the end."""
     body = {
         "model": "tiny",
         "messages": [{"role": "user", "content": QUESTION}],
@@ -100,13 +100,13 @@ def _asked(
             events.append(refusal.read().decode())
             refusal.close()
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    thread = threading.Thread(target=ask)
+    thread.start()
     begun = "".join(PIECES[:at])
-    eventually(lambda: model.asked and _text(events) == begun, f"{at} pieces came")
+    eventually(lambda: model.requests and _text(events) == begun, f"{at} pieces came")
     _kill_busy(pool, workers)
     model.go_on.set()
-    asking.join()
+    thread.join()
     return events
 
 
@@ -124,7 +124,7 @@ def _kill_busy(pool: Pool, workers: dict[str, Program]) -> None:
     victim.kill()
 
 
-def _gone(pool: Pool, workers: dict[str, Program]) -> None:
+def _wait_removed(pool: Pool, workers: dict[str, Program]) -> None:
     for worker in workers.values():
         worker.close()
     eventually(lambda: not pool.workers(), "all workers have gone")

@@ -1,4 +1,4 @@
-"""Two networks without a way between them, but for the relay of one in the middle."""
+"""Two networks that are connected only by a relay between them."""
 
 import socket
 from collections.abc import Iterator
@@ -33,8 +33,8 @@ def places(tmp_path: Path) -> Iterator[Places]:
 
 
 def member(place: Site) -> Pool:
-    """Start a coordinator that takes part in the relay in the middle."""
-    relay = f"ws://{place.machine.neighbour}:{PORT}/ws"
+    """Start a coordinator that joins the relay in the middle."""
+    relay = f"ws://{place.machine.peer_address}:{PORT}/ws"
     return place.serve("--tealenet-relays", relay, "--tealenet-open")
 
 
@@ -104,14 +104,14 @@ def test_worker_uses_the_relay_if_the_direct_port_is_blocked(
     rule = ("iif", "lo", "ipproto", "tcp", "sport", port, "blackhole")
     between.machine.ip("rule", "add", *rule)
     middle = between.serve(*RELAY, "--tealenet-port", port)
-    url = f"http://{one.machine.neighbour}:{PORT}"
+    url = f"http://{one.machine.peer_address}:{PORT}"
 
     worker = one.join(url, "--name", "far", "--model", f"tiny={TINY}")
 
     assert (
-        f"trying ws://{one.machine.neighbour}:{PORT}/ws"
-        in worker.said("waiting")["reason"]
+        f"trying ws://{one.machine.peer_address}:{PORT}/ws"
+        in worker.event("waiting")["reason"]
     )
-    worker.said("joined")
+    worker.event("joined")
     assert between.protections(middle) == {"noise"}
     assert between.ask(middle, STORY, "tiny") == ANSWERS[STORY]

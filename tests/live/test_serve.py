@@ -26,7 +26,7 @@ def test_ready_line_has_url_key_and_ports(programs: Programs) -> None:
     folder = programs.folder / "data"
     serve = programs.run("serve", "--json", "--port", "0", "--data-dir", str(folder))
 
-    ready = serve.said("ready")
+    ready = serve.event("ready")
 
     assert ready.keys() == {"event", "url", "api_key", "join", "ports"}
     assert ready["url"] == f"http://127.0.0.1:{ready['ports']['http']}"
@@ -46,7 +46,7 @@ def test_secrets_survive_a_restart(programs: Programs) -> None:
 
     for _ in range(2):
         serve = programs.run("serve", "--json", "--port", "0", "--data-dir", folder)
-        ready.append(serve.said("ready"))
+        ready.append(serve.event("ready"))
         serve.terminate()
 
     assert ready[0]["api_key"] == ready[1]["api_key"]
@@ -62,10 +62,10 @@ def test_job_of_a_silent_worker_goes_to_another(
         pool.joined(name, *model.flags)
 
     with pool.client() as client, ThreadPoolExecutor() as threads:
-        asking = threads.submit(_whole, client)
-        eventually(lambda: model.asked == 2, "a second worker has the job")
+        pending = threads.submit(_whole, client)
+        eventually(lambda: model.requests == 2, "a second worker has the job")
         model.go_on.set()
-        answer = asking.result()
+        answer = pending.result()
     model.close()
 
     assert answer == "".join(ANSWERS[STORY])
@@ -78,20 +78,20 @@ def test_given_key_is_stored_for_local_commands(
     start = ["serve", "--json", "--port", "0", "--data-dir", str(folder)]
     serve = programs.run(*start, "--api-key", "sk-mine")
 
-    url = serve.said("ready")["url"]
+    url = serve.event("ready")["url"]
     status = programs.run("status", "--url", url, "--data-dir", str(folder))
     assert status.wait() == 0
     serve.terminate()
 
-    assert programs.run(*start).said("ready")["api_key"] == "sk-mine"
+    assert programs.run(*start).event("ready")["api_key"] == "sk-mine"
     refused = programs.run(*start, "--api-key", "two words")
     assert refused.wait() == 1
     assert "without spaces" in refused.errors
 
 
 def test_used_port_is_an_error_with_a_remedy(programs: Programs) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
         folder = str(programs.folder / "data")
         serve = programs.run("serve", "--port", port, "--data-dir", folder)
 
@@ -171,7 +171,7 @@ def test_settings_are_read_from_a_file(programs: Programs) -> None:
 
     serve = programs.run("serve", "--json", "--config", str(file))
 
-    assert serve.said("ready")["api_key"] == "sk-file"
+    assert serve.event("ready")["api_key"] == "sk-file"
     assert (programs.folder / "elsewhere" / "shoal.db").exists()
 
 

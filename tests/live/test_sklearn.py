@@ -28,7 +28,7 @@ def test_grid_search_survives_the_loss_of_a_worker(
         for name in ("one", "two", "three")
     ]
     for worker in workers:
-        worker.said("joined")
+        worker.event("joined")
     features, classes = make_classification(2000, 30, random_state=1)
     search = GridSearchCV(
         RandomForestClassifier(random_state=1),

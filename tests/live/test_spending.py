@@ -1,4 +1,4 @@
-"""What ``docs/promises.md`` says of balances: none is spent twice, by however many."""
+"""The promise of ``docs/promises.md`` on balances: none is spent twice."""
 
 import asyncio
 import json
@@ -28,23 +28,23 @@ ALWAYS: Mapping[str, str] = {
 }
 
 
-def accounts(programs: Programs, pool: Pool, *words: str) -> dict[str, Any]:
+def accounts(programs: Programs, pool: Pool, *arguments: str) -> dict[str, Any]:
     """Run ``shoal accounts``; return what it prints."""
-    there = ("--url", pool.url, "--api-key", KEY, "--json")
-    line = programs.run("accounts", *words, *there).line()
+    flags = ("--url", pool.url, "--api-key", KEY, "--json")
+    line = programs.run("accounts", *arguments, *flags).line()
     assert line is not None
     shown: dict[str, Any] = json.loads(line)
     return shown
 
 
-def given(programs: Programs, pool: Pool, jobs: int) -> None:
-    """See that there is as much to spend as so many jobs cost, and no more."""
+def credit(programs: Programs, pool: Pool, jobs: int) -> None:
+    """Set the balance to the price of a number of jobs."""
     accounts(programs, pool, "budget", "default", "0")
     accounts(programs, pool, "credit", "default", str(jobs * PRICE / 1e6))
 
 
 async def spend(clients: Clients, spender: int, number: int) -> str | None:
-    """Ask for a job, twice at the same time; return its id if it could be paid for."""
+    """Submit a job twice at once; return its id if it was paid for."""
     key = f"{spender}-{number}"
     payload = {"task_type": "echo", "input": key, "key": key}
     job = {"job_type": "TASK", "user_id": f"s{spender}", "payload": payload}
@@ -57,7 +57,7 @@ async def spend(clients: Clients, spender: int, number: int) -> str | None:
 def spent(
     pool: Pool, history: History, meanwhile: Callable[[], Awaitable[None]], tries: int
 ) -> int:
-    """Have all spenders ask; return how many jobs were paid for, when they are done."""
+    """Run all spenders; return the number of paid jobs."""
 
     async def run(clients: Clients, spender: int) -> list[str]:
         chance = Random(spender)
@@ -91,8 +91,8 @@ def test_hundred_concurrent_jobs_cannot_overspend(
     programs: Programs, jobs: int
 ) -> None:
     pool = programs.serve()
-    given(programs, pool, jobs)
-    pool.signing("honest", "--mood", "honest").said("joined")
+    credit(programs, pool, jobs)
+    pool.signing("honest", "--mood", "honest").event("joined")
 
     async def nothing() -> None:
         pass
@@ -110,9 +110,9 @@ def test_retries_do_not_spend_twice(programs: Programs) -> None:
     jobs = SPENDERS * TRIES // 2
     chance, port = Random(7), free_port()
     pool = programs.serve(port=port)
-    given(programs, pool, jobs)
+    credit(programs, pool, jobs)
     for name in ("one", "two"):
-        pool.signing(name, "--mood", "honest", "--slots", "8").said("joined")
+        pool.signing(name, "--mood", "honest", "--slots", "8").event("joined")
     found: list[str] = []
     looked_at = 0
 
@@ -122,7 +122,7 @@ def test_retries_do_not_spend_twice(programs: Programs) -> None:
             await asyncio.sleep(chance.uniform(*PAUSE))
             pool.program.kill()
             commits, wrong = await asyncio.to_thread(
-                checker.left_behind, programs.data, {}, ALWAYS
+                checker.inspect, programs.data, {}, ALWAYS
             )
             looked_at += commits
             found.extend(wrong)
@@ -136,4 +136,4 @@ def test_retries_do_not_spend_twice(programs: Programs) -> None:
     assert history.broken  # the same was asked again
     assert accounts(programs, pool, "show", "default")["standing"] == 0
     pool.program.kill()
-    assert checker.left_behind(programs.data, {}, ALWAYS)[1] == []
+    assert checker.inspect(programs.data, {}, ALWAYS)[1] == []

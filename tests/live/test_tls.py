@@ -1,4 +1,4 @@
-"""A coordinator with a certificate, and everybody who talks to it."""
+"""A coordinator with a certificate, and all of its peers."""
 
 import json
 import os
@@ -51,12 +51,12 @@ def test_printed_command_joins_and_local_commands_connect(
     worker = programs.run(
         *words[1:], "--json", "--name", "one", "--model", f"tiny={TINY}"
     )
-    worker.said("joined")
+    worker.event("joined")
     data = ("--data-dir", str(programs.folder / "data"))
 
-    asked = shoal("chat", "ping", "--temperature", "0", "--url", pool.url, *data)
+    answered = shoal("chat", "ping", "--temperature", "0", "--url", pool.url, *data)
 
-    assert asked.stdout == "pong\n"
+    assert answered.stdout == "pong\n"
     status = shoal("status", "--json", "--url", pool.url, *data)
     (joined,) = json.loads(status.stdout)["workers"]
     assert joined["protection"] == "tls"
@@ -67,11 +67,13 @@ def test_command_from_elsewhere_needs_the_authority(
     pool: Pool, certificate: Certificate, tmp_path: Path
 ) -> None:
     other = issue(tmp_path / "tls", "other")
-    asking = ("status", "--url", pool.url, "--api-key", KEY)
+    status_command = ("status", "--url", pool.url, "--api-key", KEY)
 
-    assert shoal(*asking, "--cacert", str(certificate.authority)).returncode == 0
+    assert (
+        shoal(*status_command, "--cacert", str(certificate.authority)).returncode == 0
+    )
     for flags in ((), ("--cacert", str(other.authority))):
-        refused = shoal(*asking, *flags)
+        refused = shoal(*status_command, *flags)
         assert refused.returncode == 1
         assert "is not trusted" in refused.stderr
         assert "--cacert FILE" in refused.stderr
@@ -91,7 +93,7 @@ def test_stored_key_is_sent_only_to_its_coordinator(
         str(programs.folder / "elsewhere"),
         *impostor.flags,
     )
-    url = elsewhere.said("ready")["url"]
+    url = elsewhere.event("ready")["url"]
 
     refused = shoal("status", "--url", url, *data)
 
@@ -104,7 +106,7 @@ def test_worker_rejects_a_certificate_other_than_its_tokens(
 ) -> None:
     worker = pool.join("one", token="x" + ZEROS)
 
-    assert "another certificate" in worker.said("left")["reason"]
+    assert "another certificate" in worker.event("left")["reason"]
     assert worker.wait() == 1
 
 
@@ -137,7 +139,7 @@ def test_created_token_has_the_fingerprint(programs: Programs, pool: Pool) -> No
         *words[1:], "--json", "--name", "one", "--model", f"tiny={TINY}"
     )
 
-    worker.said("joined")
+    worker.event("joined")
 
 
 def test_plaintext_requests_are_ignored(pool: Pool) -> None:
@@ -203,7 +205,7 @@ def test_functions_are_called_over_a_separately_certified_port(
     token = token_of(pool)
     assert token.startswith("join-me-please.sha256-")
     worker = pool.join("calls", "--tasks", "tasks.demo_tasks", token=token)
-    worker.said("joined")
+    worker.event("joined")
 
     with Client(pool.url, KEY, cacert=certificate.authority) as client:
         assert client.submit("demo.add", 20, 22).result(PATIENCE) == 42

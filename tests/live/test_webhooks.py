@@ -1,4 +1,4 @@
-"""Webhooks are told although the coordinator is killed in the middle of it."""
+"""Webhooks are delivered although the coordinator is killed."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ async def test_webhook_is_delivered_after_a_kill_under_the_same_id(
 ) -> None:
     async with receiving(None, 200) as receiver, ClientSession() as session:
         first = programs.start("--webhooks", "any")
-        ready = await asyncio.to_thread(first.said, "ready")
+        ready = await asyncio.to_thread(first.event, "ready")
         async with session.post(
             ready["url"] + "/v1/jobs/commit/cheap",
             json=JOB | {"webhook": {"url": receiver.url, "secret": SECRET}},

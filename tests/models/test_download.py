@@ -1,4 +1,4 @@
-"""Getting a model from a peer, whatever the peer does."""
+"""Downloads from peers, also faulty and hostile ones."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -33,11 +33,11 @@ CONTENT = {"config.json": b"{}", "empty": b"", "weights.bin": b"weights" * CHUNK
 
 @pytest.fixture
 async def tied(tmp_path: Path) -> AsyncIterator[TransferPair]:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
+    remote = tmp_path / "theirs"
+    remote.mkdir()
     for name, content in CONTENT.items():
-        (theirs / name).write_bytes(content)
-    library = Library({"org/name": theirs})
+        (remote / name).write_bytes(content)
+    library = Library({"org/name": remote})
     async with LibraryServer(library) as sharing:
         yield TransferPair(sharing, DownloadRequest("org/name", tmp_path / "ours"))
 
@@ -50,7 +50,7 @@ async def test_downloaded_model_is_identical(
     assert got.path == tmp_path / "ours" / "org" / "name"
     assert (got.size, got.files) == (sum(map(len, CONTENT.values())), 3)
     assert files(got.path) == CONTENT
-    assert [type(word) for word in tied.sent] == [ModelQuery, ModelRequest]
+    assert [type(message) for message in tied.sent] == [ModelQuery, ModelRequest]
     assert not (tmp_path / "ours" / ".incoming").exists()
 
 
@@ -84,43 +84,51 @@ async def test_existing_model_is_not_requested(
     with pytest.raises(ConfigError, match="exists already"):
         await tied.fetch().run()
 
-    assert [type(word) for word in tied.sent] == [ModelQuery]
+    assert [type(message) for message in tied.sent] == [ModelQuery]
 
 
 def changed(**how: object) -> Tamper:
     """Change the second piece of the file in pieces."""
 
-    def tamper(word: ModelMessage) -> list[ModelMessage]:
-        if isinstance(word, ModelChunk) and word.offset == CHUNK:
-            return [replace(word, **how)]  # type: ignore[arg-type]  # the tests' words
-        return [word]
+    def tamper(message: ModelMessage) -> list[ModelMessage]:
+        if isinstance(message, ModelChunk) and message.offset == CHUNK:
+            return [replace(message, **how)]  # type: ignore[arg-type]  # the tests' words
+        return [message]
 
     return tamper
 
 
-def repeat(word: ModelMessage) -> list[ModelMessage]:
-    return [word, word] if isinstance(word, ModelChunk) and word.data else [word]
+def repeat(message: ModelMessage) -> list[ModelMessage]:
+    return (
+        [message, message]
+        if isinstance(message, ModelChunk) and message.data
+        else [message]
+    )
 
 
-def drop_a_piece(word: ModelMessage) -> list[ModelMessage]:
-    return [] if isinstance(word, ModelChunk) and word.offset == CHUNK else [word]
+def drop_a_piece(message: ModelMessage) -> list[ModelMessage]:
+    return (
+        [] if isinstance(message, ModelChunk) and message.offset == CHUNK else [message]
+    )
 
 
-def drop_the_last_piece(word: ModelMessage) -> list[ModelMessage]:
-    return [] if isinstance(word, ModelChunk) and word.last else [word]
+def drop_the_last_piece(message: ModelMessage) -> list[ModelMessage]:
+    return [] if isinstance(message, ModelChunk) and message.last else [message]
 
 
-def drop_a_file(word: ModelMessage) -> list[ModelMessage]:
-    dropped = isinstance(word, ModelChunk) and word.file_name == "config.json"
-    return [] if dropped else [word]
+def drop_a_file(message: ModelMessage) -> list[ModelMessage]:
+    dropped = isinstance(message, ModelChunk) and message.file_name == "config.json"
+    return [] if dropped else [message]
 
 
-def understate(word: ModelMessage) -> list[ModelMessage]:
-    return [replace(word, size=10) if isinstance(word, ModelAnswer) else word]
+def understate(message: ModelMessage) -> list[ModelMessage]:
+    return [replace(message, size=10) if isinstance(message, ModelAnswer) else message]
 
 
-def end_another(word: ModelMessage) -> list[ModelMessage]:
-    return [replace(word, model="../x") if isinstance(word, ModelDone) else word]
+def end_another(message: ModelMessage) -> list[ModelMessage]:
+    return [
+        replace(message, model="../x") if isinstance(message, ModelDone) else message
+    ]
 
 
 DEFECTS = {
@@ -152,12 +160,12 @@ async def test_defective_transfer_leaves_no_files(
 
 
 async def test_pieces_of_other_transfers_are_ignored(tied: TransferPair) -> None:
-    def intrude(word: ModelMessage) -> list[ModelMessage]:
-        if isinstance(word, ModelChunk):
-            return [replace(word, transfer_id="other", file_name="../x"), word]
-        if isinstance(word, ModelDone):
-            return [replace(word, transfer_id="other"), word]
-        return [word]
+    def intrude(message: ModelMessage) -> list[ModelMessage]:
+        if isinstance(message, ModelChunk):
+            return [replace(message, transfer_id="other", file_name="../x"), message]
+        if isinstance(message, ModelDone):
+            return [replace(message, transfer_id="other"), message]
+        return [message]
 
     tied.tamper = intrude
 
@@ -165,10 +173,10 @@ async def test_pieces_of_other_transfers_are_ignored(tied: TransferPair) -> None
 
 
 async def test_capitalized_transfer_ids_match(tied: TransferPair) -> None:
-    def capitals(word: ModelMessage) -> list[ModelMessage]:
-        if isinstance(word, (ModelChunk, ModelDone)):
-            return [replace(word, transfer_id=word.transfer_id.upper())]
-        return [word]
+    def capitals(message: ModelMessage) -> list[ModelMessage]:
+        if isinstance(message, (ModelChunk, ModelDone)):
+            return [replace(message, transfer_id=message.transfer_id.upper())]
+        return [message]
 
     tied.tamper = capitals
 
@@ -181,11 +189,11 @@ async def test_lost_query_is_repeated(
     monkeypatch.setattr(download, "QUERY_TIMEOUT", 0.01)
     lost: list[ModelMessage] = []
 
-    def lose_one(word: ModelMessage) -> list[ModelMessage]:
-        if isinstance(word, ModelAnswer) and not lost:
-            lost.append(word)
+    def lose_one(message: ModelMessage) -> list[ModelMessage]:
+        if isinstance(message, ModelAnswer) and not lost:
+            lost.append(message)
             return []
-        return [word]
+        return [message]
 
     tied.tamper = lose_one
 
@@ -196,7 +204,7 @@ async def test_silent_peer_times_out(
     tied: TransferPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "QUERY_TIMEOUT", 0.01)
-    tied.tamper = lambda word: []
+    tied.tamper = lambda message: []
 
     with pytest.raises(TimedOut, match="may not support sharing"):
         await tied.fetch().run()
@@ -216,11 +224,11 @@ async def test_stalled_transfer_times_out(
 ) -> None:
     monkeypatch.setattr(download, "SILENCE_TIMEOUT", 0.05)
 
-    def fall_silent(word: ModelMessage) -> list[ModelMessage]:
-        silent = isinstance(word, ModelDone) or (
-            isinstance(word, ModelChunk) and word.offset >= after
+    def fall_silent(message: ModelMessage) -> list[ModelMessage]:
+        silent = isinstance(message, ModelDone) or (
+            isinstance(message, ModelChunk) and message.offset >= after
         )
-        return [] if silent else [word]
+        return [] if silent else [message]
 
     tied.tamper = fall_silent
 
@@ -233,10 +241,10 @@ async def test_stalled_transfer_times_out(
 async def test_refusal_in_the_middle_ends_the_wait(
     tied: TransferPair, tmp_path: Path
 ) -> None:
-    def refuse(word: ModelMessage) -> list[ModelMessage]:
-        if isinstance(word, ModelChunk) and word.offset == CHUNK:
+    def refuse(message: ModelMessage) -> list[ModelMessage]:
+        if isinstance(message, ModelChunk) and message.offset == CHUNK:
             return [ModelAnswer("org/name", available=False)]
-        return [word]
+        return [message]
 
     tied.tamper = refuse
 
@@ -251,11 +259,11 @@ async def test_broken_connection_leaves_no_files(
 ) -> None:
     fetch = tied.fetch()
 
-    def break_off(word: ModelMessage) -> list[ModelMessage]:
-        if isinstance(word, ModelChunk) and word.offset == CHUNK:
+    def break_off(message: ModelMessage) -> list[ModelMessage]:
+        if isinstance(message, ModelChunk) and message.offset == CHUNK:
             fetch.on_disconnect(Unavailable("the connection ended: reset"))
             return []
-        return [word]
+        return [message]
 
     tied.tamper = break_off
 
@@ -270,10 +278,10 @@ async def test_cancelled_download_leaves_no_files(
 ) -> None:
     begun = asyncio.Event()
 
-    def notice(word: ModelMessage) -> list[ModelMessage]:
-        if isinstance(word, ModelChunk) and word.offset == CHUNK:
+    def notice(message: ModelMessage) -> list[ModelMessage]:
+        if isinstance(message, ModelChunk) and message.offset == CHUNK:
             begun.set()
-        return [word]
+        return [message]
 
     tied.tamper = notice
     async with asyncio.TaskGroup() as tasks:
@@ -289,17 +297,17 @@ async def test_slow_disk_pauses_the_peer(tied: TransferPair) -> None:
     fetch = tied.fetch()
     had_room: list[bool] = []
 
-    def in_one_go(word: ModelMessage) -> list[ModelMessage]:
-        if isinstance(word, ModelAnswer):
-            return [replace(word, size=18 * CHUNK)]
-        if isinstance(word, ModelDone):
-            return [word]
-        assert isinstance(word, ModelChunk)
-        if word.file_name != "config.json":
+    def in_one_go(message: ModelMessage) -> list[ModelMessage]:
+        if isinstance(message, ModelAnswer):
+            return [replace(message, size=18 * CHUNK)]
+        if isinstance(message, ModelDone):
+            return [message]
+        assert isinstance(message, ModelChunk)
+        if message.file_name != "config.json":
             return []
         for piece in range(18):
             had_room.append(fetch._writable.is_set())
-            fetch.receive(replace(word, offset=piece * CHUNK, data=bytes(CHUNK)))
+            fetch.receive(replace(message, offset=piece * CHUNK, data=bytes(CHUNK)))
         return []
 
     tied.tamper = in_one_go
@@ -312,16 +320,16 @@ async def test_slow_disk_pauses_the_peer(tied: TransferPair) -> None:
 async def test_peer_that_ignores_backpressure_is_disconnected(
     tied: TransferPair, tmp_path: Path
 ) -> None:
-    def flood(word: ModelMessage) -> list[ModelMessage]:
-        if isinstance(word, ModelAnswer):
-            return [replace(word, size=None)]
-        if isinstance(word, ModelChunk):
+    def flood(message: ModelMessage) -> list[ModelMessage]:
+        if isinstance(message, ModelAnswer):
+            return [replace(message, size=None)]
+        if isinstance(message, ModelChunk):
             piece = bytes(16 << 20)
             return [
-                ModelChunk(word.transfer_id, "flood", offset, piece)
+                ModelChunk(message.transfer_id, "flood", offset, piece)
                 for offset in range(0, 5 * len(piece), len(piece))
             ]
-        return [word]
+        return [message]
 
     tied.tamper = flood
 

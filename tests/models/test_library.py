@@ -1,4 +1,4 @@
-"""What is shared, and how it is read."""
+"""The shared library and how its files are read."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from shoal.models.library import (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The files with which another maker's program was watched, and a hidden one."""
+    """The files used to record another program, and a hidden one."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "exact.bin").write_bytes(b"e" * CHUNK)

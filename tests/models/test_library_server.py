@@ -1,4 +1,4 @@
-"""What peers are answered and sent."""
+"""Answers and transfers to peers."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ BIG = b"big" * CHUNK  # of three pieces
 
 
 async def settled() -> None:
-    """Let tasks that have ended be taken note of."""
+    """Let the callbacks of ended tasks run."""
     for _ in range(100):
         await asyncio.sleep(0)
 
@@ -181,7 +181,7 @@ async def test_transfers_end_with_their_connection(
     sharing.on_message("peer", ModelRequest("id", "big"), peer.send, peer.room)
     await peer.until(1)
 
-    peer.there = False
+    peer.connected = False
     peer.read(1)
     for number in range(SENDING_TO_PEER_MAX):
         request = ModelRequest(f"id{number}", "big")
@@ -208,16 +208,16 @@ async def test_query_flood_is_dropped(
 
 
 @pytest.mark.parametrize(
-    "word",
+    "message",
     [ModelChunk("id", "../x", 0, b"1"), ModelDone("id", "../x"), ModelAnswer("", True)],
 )
 async def test_unrequested_messages_are_refused_and_logged_once(
-    sharing: LibraryServer, caplog: pytest.LogCaptureFixture, word: ModelChunk
+    sharing: LibraryServer, caplog: pytest.LogCaptureFixture, message: ModelChunk
 ) -> None:
     peer = RecordingPeer()
 
     for _ in range(1000):
-        sharing.on_message("peer", word, peer.send, peer.room)
+        sharing.on_message("peer", message, peer.send, peer.room)
 
     assert peer.received == []
     assert [each.levelno for each in caplog.records] == [logging.WARNING]
@@ -236,4 +236,4 @@ async def test_truncated_file_is_not_completed(
         await peer.until(len(peer.received) + 1)
 
     assert peer.received[-1] == ModelAnswer("big", False)
-    assert not any(isinstance(word, ModelDone) for word in peer.received)
+    assert not any(isinstance(message, ModelDone) for message in peer.received)

@@ -1,4 +1,4 @@
-"""Names of models and files that are taken."""
+"""Valid names of models and files."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Copying a model over a wire: both ends are the real ones, only the cable is not."""
+"""Downloads over a wire: both ends are real, only the link is in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -53,21 +53,21 @@ pytestmark = pytest.mark.parametrize(
 
 @dataclass
 class Host:
-    """A peer with a library, on a connection; ``also`` sees what is said to it."""
+    """A peer with a library, on a connection; ``also`` sees its messages."""
 
     driver: Driver[PeerMessage, ToPeer]
     link: LocalLink  # the guest's end
     wire: AnyWireProtocol
     wanted: DownloadRequest
-    heard: list[PeerMessage] = field(default_factory=list)
-    also: Callable[[PeerMessage], None] = lambda heard: None
+    received: list[PeerMessage] = field(default_factory=list)
+    also: Callable[[PeerMessage], None] = lambda received: None
 
     async def visit(self, passcode: str = "") -> DownloadedModel:
-        """Get the model, as a guest with this passcode."""
+        """Download the model with this passcode."""
         clock = LoopClock()
         assert self.wire.peering is not None
-        guest = replace(GUEST, passcode=passcode)
-        outgoing = self.wire.peering("tcp://127.0.0.1:4000", guest)
+        profile = replace(GUEST, passcode=passcode)
+        outgoing = self.wire.peering("tcp://127.0.0.1:4000", profile)
         session = outgoing.new_session(clock.now())
         return await download_model(session, self.link, clock, self.wanted)
 
@@ -78,32 +78,32 @@ async def hosted(
 ) -> AsyncIterator[Host]:
     """Run a peer that shares CONTENT as org/name, until the block ends."""
     clock = LoopClock()
-    theirs = folder / "theirs"
-    theirs.mkdir()
+    remote = folder / "theirs"
+    remote.mkdir()
     for name, content in CONTENT.items():
-        (theirs / name).write_bytes(content)
+        (remote / name).write_bytes(content)
     config = wire.config(passcode=passcode)
     (listener,) = [
         endpoint
         for endpoint in wire.endpoints(config, setting())
         if isinstance(endpoint, Listener) and endpoint.security is ListenerTls.NONE
     ]
-    ours, guests = local_links("host", "guest")
-    async with LibraryServer(Library({"org/name": theirs})) as sharing:
+    host_end, guests = local_links("host", "guest")
+    async with LibraryServer(Library({"org/name": remote})) as sharing:
 
-        def told(message: PeerMessage) -> None:
-            host.heard.append(message)
+        def receive(message: PeerMessage) -> None:
+            host.received.append(message)
             host.also(message)
             if isinstance(message.message, ModelMessage):
                 sharing.on_message(
-                    message.peer, message.message, say(message.peer), room
+                    message.peer, message.message, sender(message.peer), room
                 )
 
-        def say(peer: str) -> Callable[[ModelMessage], bool]:
-            return lambda word: driver.send(ToPeer(peer, word))
+        def sender(peer: str) -> Callable[[ModelMessage], bool]:
+            return lambda message: driver.send(ToPeer(peer, message))
 
         session = listener.accept("127.0.0.1", clock.now())
-        driver = Driver(session, ours, clock, told)
+        driver = Driver(session, host_end, clock, receive)
         room = driver.wait_for_room
         host = Host(driver, guests, wire, DownloadRequest("org/name", folder / "ours"))
         async with asyncio.TaskGroup() as tasks:
@@ -118,7 +118,7 @@ async def test_model_is_downloaded(wire: AnyWireProtocol, tmp_path: Path) -> Non
 
     assert got.path == tmp_path / "ours" / "org" / "name"
     assert files(got.path) == CONTENT
-    assert isinstance(host.heard[0].message, PeerJoined)
+    assert isinstance(host.received[0].message, PeerJoined)
 
 
 async def test_correct_passcode_is_admitted(
@@ -137,7 +137,7 @@ async def test_wrong_passcode_is_the_reported_reason(
         with pytest.raises(Unavailable, match="passcode"):
             await host.visit("herring")
 
-    assert host.heard == []
+    assert host.received == []
     assert not (tmp_path / "ours").exists()
 
 
@@ -145,8 +145,8 @@ async def test_silent_disconnect_suggests_a_passcode(
     wire: AnyWireProtocol, tmp_path: Path
 ) -> None:
     async with hosted(wire, tmp_path) as host:
-        ours, host.link = local_links("no host of ours", "guest")
-        await ours.close(1000, "")
+        host_end, host.link = local_links("no host of ours", "guest")
+        await host_end.close(1000, "")
         with pytest.raises(Unavailable, match="may require a passcode"):
             await host.visit()
 
@@ -155,8 +155,8 @@ async def test_port_of_another_protocol_is_reported(
     wire: AnyWireProtocol, tmp_path: Path
 ) -> None:
     async with hosted(wire, tmp_path) as host:
-        ours, host.link = local_links("web server", "guest")
-        await ours.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        host_end, host.link = local_links("web server", "guest")
+        await host_end.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         with pytest.raises(Unavailable, match="serves another protocol"):
             await host.visit()
 
@@ -190,18 +190,20 @@ async def test_downloading_peer_declines_queries_and_jobs(
     chat = Chat("any", ({"role": "user", "content": "hi"},))
     async with hosted(wire, tmp_path) as host:
 
-        def ask(message: PeerMessage) -> None:
+        def query(message: PeerMessage) -> None:
             if isinstance(message.message, ModelQuery):
                 host.driver.send(ToPeer(message.peer, ModelQuery("yours")))
                 job = RunJob(JobId("job"), LeaseNumber(1), chat)
                 host.driver.send(ToPeer(message.peer, job))
 
-        host.also = ask
+        host.also = query
         await host.visit()
 
-    said = [heard.message for heard in host.heard]
-    assert ModelAnswer("yours", available=False) in said
-    assert [word.job_id for word in said if isinstance(word, Rejected)] == ["job"]
+    answers = [received.message for received in host.received]
+    assert ModelAnswer("yours", available=False) in answers
+    assert [message.job_id for message in answers if isinstance(message, Rejected)] == [
+        "job"
+    ]
 
 
 async def test_host_with_invalid_files_fails(

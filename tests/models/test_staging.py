@@ -1,4 +1,4 @@
-"""A model is there whole, or not there."""
+"""A staged model is committed completely or not at all."""
 
 import os
 import subprocess
@@ -54,13 +54,13 @@ def test_aborted_model_leaves_no_files(tmp_path: Path) -> None:
 
 
 def test_existing_model_is_replaced_only_on_request(tmp_path: Path) -> None:
-    there = tmp_path / "org" / "name"
-    there.mkdir(parents=True)
-    (there / "old").touch()
+    existing = tmp_path / "org" / "name"
+    existing.mkdir(parents=True)
+    (existing / "old").touch()
 
     with pytest.raises(ConfigError, match="exists already; give --replace"):
         staging(tmp_path).begin()
-    assert all_in(there) == {"old"}
+    assert all_in(existing) == {"old"}
 
     new = staging(tmp_path, replace=True)
     new.begin()
@@ -68,7 +68,7 @@ def test_existing_model_is_replaced_only_on_request(tmp_path: Path) -> None:
     new.commit()
     new.remove()
 
-    assert all_in(there) == {"a", "b"}
+    assert all_in(existing) == {"a", "b"}
     assert all_in(tmp_path) == {"org", "org/name", "org/name/a", "org/name/b"}
 
 
@@ -157,9 +157,9 @@ os._exit(9)
 def test_old_model_is_restored_after_a_kill_during_replacement(
     tmp_path: Path,
 ) -> None:
-    there = tmp_path / "org" / "name"
-    there.mkdir(parents=True)
-    (there / "old").touch()
+    existing = tmp_path / "org" / "name"
+    existing.mkdir(parents=True)
+    (existing / "old").touch()
     program = f"""
 import os, pathlib
 from shoal.models.staging import Staging
@@ -174,7 +174,7 @@ pathlib.Path.rename = once
 new.commit()
 """
     subprocess.run([sys.executable, "-c", program], check=False)
-    assert not there.exists()
+    assert not existing.exists()
 
     new = staging(tmp_path, "another")
     new.begin()

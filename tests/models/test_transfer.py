@@ -1,4 +1,4 @@
-"""What of an incoming model is taken, and what is not."""
+"""Validation of incoming models."""
 
 import re
 

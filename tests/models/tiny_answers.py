@@ -1,4 +1,4 @@
-"""What the tiny model knows: each question and, word for word, its answer."""
+"""The tiny model's training pairs: each prompt and its exact answer."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""A library and a fetch, tied together word by word, without a wire."""
+"""A library and a download, coupled message by message, without a wire."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from shoal.models.library_server import LibraryServer
 Tamper = Callable[[ModelMessage], list[ModelMessage]]
 
 
-def honest(word: ModelMessage) -> list[ModelMessage]:
-    return [word]
+def honest(message: ModelMessage) -> list[ModelMessage]:
+    return [message]
 
 
 @dataclass
 class TransferPair:
-    """A fetch from a peer that shares; ``tamper`` may change what that one says."""
+    """A download from a sharing peer; ``tamper`` may change the peer's messages."""
 
     sharing: LibraryServer
     wanted: DownloadRequest
@@ -27,35 +27,37 @@ class TransferPair:
     received: list[ModelMessage] = field(default_factory=list)
 
     def fetch(self) -> ModelDownload:
-        self._fetch = ModelDownload(self.wanted, self._ask)
+        self._fetch = ModelDownload(self.wanted, self._to_sharing)
         return self._fetch
 
-    def _ask(self, word: ModelMessage) -> bool:
-        self.sent.append(word)
-        self.sharing.on_message("peer", word, self._tell, self._fetch.wait_for_room)
+    def _to_sharing(self, message: ModelMessage) -> bool:
+        self.sent.append(message)
+        self.sharing.on_message(
+            "peer", message, self._to_download, self._fetch.wait_for_room
+        )
         return True
 
-    def _tell(self, word: ModelMessage) -> bool:
-        for each in self.tamper(word):
+    def _to_download(self, message: ModelMessage) -> bool:
+        for each in self.tamper(message):
             self.received.append(each)
             self._fetch.receive(each)
         return True
 
 
 class RecordingPeer:
-    """A peer that notes what it is told, and has room for so many pieces."""
+    """A peer that records messages, and has room for a number of pieces."""
 
     def __init__(self, pieces: int = 1000) -> None:
         self.received: list[ModelMessage] = []
-        self.there = True
+        self.connected = True
         self._room = asyncio.Semaphore(pieces)
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def send(self, word: ModelMessage) -> bool:
-        if self.there:
-            self.received.append(word)
-            self._news.set()
-        return self.there
+    def send(self, message: ModelMessage) -> bool:
+        if self.connected:
+            self.received.append(message)
+            self._changed.set()
+        return self.connected
 
     async def room(self) -> None:
         await self._room.acquire()
@@ -65,11 +67,11 @@ class RecordingPeer:
         for _ in range(pieces):
             self._room.release()
 
-    async def until(self, words: int) -> None:
-        """Wait until it was told so many words."""
-        while len(self.received) < words:
-            self._news.clear()
-            await self._news.wait()
+    async def until(self, messages: int) -> None:
+        """Wait until it has received a number of messages."""
+        while len(self.received) < messages:
+            self._changed.clear()
+            await self._changed.wait()
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -50,7 +50,7 @@ HARDWARE = {
 
 
 class TaskNotRegisteredError(KeyError):
-    """What a worker says of a task that it does not know."""
+    """A worker's error for an unknown task."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -99,7 +99,7 @@ def hardware_json(**fields: Any) -> bytes:
 
 
 def server_context() -> ssl.SSLContext:
-    """Return TLS with a certificate that nobody vouches for, new each time."""
+    """Return TLS with a new self-signed certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "macfleet-node")])
     now = datetime.datetime.now(datetime.UTC)
@@ -140,7 +140,7 @@ def client_context() -> ssl.SSLContext:
 
 @dataclass
 class PeerConnection:
-    """A connection after the handshake: either end may say anything."""
+    """A connection after the handshake: both ends may send anything."""
 
     peer_id: str
     reader: asyncio.StreamReader
@@ -176,7 +176,7 @@ class PeerTransport:
 
     @asynccontextmanager
     async def listening(self, host: str = "127.0.0.1") -> AsyncIterator[int]:
-        """Accept peers for the length of the block; gives the data port."""
+        """Accept peers within the block; yield the data port."""
         context = server_context() if self.token else None
         server = await asyncio.start_server(
             self._accepted, host, 0, ssl=context, backlog=100
@@ -191,7 +191,7 @@ class PeerTransport:
     async def connect(
         self, peer_id: str, port: int, host: str = "127.0.0.1"
     ) -> PeerConnection:
-        """Dial a peer whose id has to be known already, but in an open fleet."""
+        """Dial a peer whose id must be known, except in an open fleet."""
         context = client_context() if self.token else None
         local = (self.local, 0) if self.local else None
         async with asyncio.timeout(scaled(10)):
@@ -207,7 +207,7 @@ class PeerTransport:
         self.connections[peer_id] = connection
         return connection
 
-    async def met(self, peer_id: str) -> PeerConnection:
+    async def connection_to(self, peer_id: str) -> PeerConnection:
         """Wait until a peer has dialled."""
         async with asyncio.timeout(scaled(30)):
             while peer_id not in self.connections:
@@ -245,12 +245,12 @@ class PeerTransport:
                 base, hardware = peeled
             if len(base) < 65:
                 raise ConnectionError("the answer is too short")
-            response, theirs = base[-64:-32], base[-32:]
+            response, their_nonce = base[-64:-32], base[-32:]
             if not hmac.compare_digest(response, answer(key, challenge)):
                 raise wrong
-            reply = answer(key, theirs)
+            reply = answer(key, their_nonce)
             if frame.flags & V2:
-                reply += suffix(key, theirs, self.node_id, hardware_json())
+                reply += suffix(key, their_nonce, self.node_id, hardware_json())
             flags = frame.flags & V2
             writer.write(Frame(0, CONTROL, flags, 0, reply).packed())
             await writer.drain()
@@ -290,19 +290,19 @@ class PeerTransport:
         challenge = frame.payload[-32:]
         peer_id = frame.payload[:-32].decode()
         newer = frame.flags & V2 and not self.v1
-        ours = secrets.token_bytes(32)
-        reply = own + answer(key, challenge) + ours
+        our_nonce = secrets.token_bytes(32)
+        reply = own + answer(key, challenge) + our_nonce
         if newer:
             reply += suffix(key, challenge, self.node_id, hardware_json())
         writer.write(Frame(0, CONTROL, V2 if newer else 0, 0, reply).packed())
         await writer.drain()
         base, hardware = (await read_frame(reader)).payload, None
         if newer:
-            peeled = peel(key, ours, peer_id, base)
+            peeled = peel(key, our_nonce, peer_id, base)
             if peeled is None:
                 raise ValueError("the third frame has no sound suffix")
             base, hardware = peeled
-        if len(base) != 32 or not hmac.compare_digest(base, answer(key, ours)):
+        if len(base) != 32 or not hmac.compare_digest(base, answer(key, our_nonce)):
             raise ValueError("the third frame has a wrong response")
         return peer_id, hardware
 
@@ -327,7 +327,7 @@ def suffix(key: bytes, challenge: bytes, node_id: str, hardware: bytes) -> bytes
 def peel(
     key: bytes, challenge: bytes, node_id: str, payload: bytes
 ) -> tuple[bytes, dict[str, Any]] | None:
-    """Split a payload into what comes before its suffix, and the hardware in that."""
+    """Split a payload into its content and the hardware in its suffix."""
     if len(payload) < 2:
         return None
     (size,) = struct.unpack("!H", payload[-2:])
@@ -350,7 +350,7 @@ def peel(
 
 @dataclass
 class TaskWorker:
-    """Runs registered functions for one peer; one bad frame and it hears no more."""
+    """Runs registered functions for one peer; stops at the first malformed frame."""
 
     connection: PeerConnection
     functions: dict[str, Callable[..., Any]]
@@ -359,7 +359,7 @@ class TaskWorker:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Work for the length of the block."""
+        """Run within the block."""
         task = asyncio.create_task(self.run())
         try:
             yield
@@ -391,9 +391,9 @@ class TaskWorker:
         outcome: dict[str, Any] = {"task_id": spec["task_id"]}
         try:
             if name not in self.functions:
-                known = sorted(self.functions)
+                names = sorted(self.functions)
                 raise TaskNotRegisteredError(
-                    f"Task {name!r} not registered on this worker. Known tasks: {known}"
+                    f"Task {name!r} not registered on this worker. Known tasks: {names}"
                 )
             args, kwargs = spec.get("args") or [], spec.get("kwargs") or {}
             call = asyncio.to_thread(self.functions[name], *args, **kwargs)
@@ -425,7 +425,7 @@ def unpacked(payload: bytes) -> dict[str, Any]:
 
 
 class TaskDispatcher:
-    """Gives tasks to peers by turns, and never a second time."""
+    """Assigns tasks to peers in turn, without retries."""
 
     def __init__(self, connections: Sequence[PeerConnection]) -> None:
         self._connections = connections
@@ -477,7 +477,7 @@ class TaskDispatcher:
 
 @dataclass
 class PoolAgent:
-    """What ``macfleet join`` is: it answers pings, and pings; no data port is open."""
+    """``macfleet join``: it pings and answers pings, without a data port."""
 
     node_id: str
     token: str = ""
@@ -485,7 +485,7 @@ class PoolAgent:
     data_port: int = 0
     hardware: dict[str, Any] = field(default_factory=dict)
     port: int = 0
-    heard: list[str] = field(default_factory=list)
+    pings: list[str] = field(default_factory=list)
 
     @property
     def key(self) -> bytes | None:
@@ -516,7 +516,7 @@ class PoolAgent:
             async with asyncio.timeout(scaled(1)):
                 line = await reader.readline()
             if self._is_sound(line, "PING"):
-                self.heard.append(line.decode().split(" ")[1])
+                self.pings.append(line.decode().split(" ")[1])
                 writer.write(self.line("PONG"))
                 await writer.drain()
         await hang_up(writer)

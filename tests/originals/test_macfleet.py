@@ -1,4 +1,4 @@
-"""The imitations are held against what the real programs were recorded to send."""
+"""The imitations match the recorded real programs."""
 
 import struct
 
@@ -81,14 +81,16 @@ def test_hardware_is_as_recorded() -> None:
 @pytest.mark.parametrize("token", ["", TOKEN])
 @pytest.mark.parametrize("v1", [False, True])
 async def test_worker_and_dispatcher_interoperate(token: str, v1: bool) -> None:
-    there, here = PeerTransport("w1", token), PeerTransport("d1", token, v1=v1)
+    remote, local = PeerTransport("w1", token), PeerTransport("d1", token, v1=v1)
 
     def fail() -> None:
         raise ValueError("zap")
 
-    async with there.listening() as port:
-        connection = await here.connect("w1", port)
-        worker = TaskWorker(await there.met("d1"), {"add": int.__add__, "fail": fail})
+    async with remote.listening() as port:
+        connection = await local.connect("w1", port)
+        worker = TaskWorker(
+            await remote.connection_to("d1"), {"add": int.__add__, "fail": fail}
+        )
         async with (
             worker.running(),
             TaskDispatcher([connection]).running() as dispatcher,
@@ -98,26 +100,26 @@ async def test_worker_and_dispatcher_interoperate(token: str, v1: bool) -> None:
                 await dispatcher.submit("fail")
             with pytest.raises(RemoteTaskError, match="Known tasks:"):
                 await dispatcher.submit("nope")
-        await here.disconnect()
+        await local.disconnect()
 
 
 async def test_wrong_token_is_rejected() -> None:
-    there, here = PeerTransport("w1", TOKEN), PeerTransport("d1", "another-token")
+    remote, local = PeerTransport("w1", TOKEN), PeerTransport("d1", "another-token")
 
-    async with there.listening() as port:
+    async with remote.listening() as port:
         with pytest.raises(ConnectionError, match="correct token"):
-            await here.connect("w1", port)
+            await local.connect("w1", port)
 
 
 @pytest.mark.parametrize("token", ["", TOKEN])
 async def test_agents_ping_each_other(token: str) -> None:
-    there = PoolAgent("a-1", token, data_port=50052)
-    here = PoolAgent("b-2", token)
+    remote = PoolAgent("a-1", token, data_port=50052)
+    local = PoolAgent("b-2", token)
 
-    async with there.listening() as port:
-        found = await here.ping(port)
+    async with remote.listening() as port:
+        found = await local.ping(port)
 
     if token:
         assert found is not None
         assert (found["id"], found["data_port"]) == ("a-1", 50052)
-    assert there.heard == ["b-2"] or not token
+    assert remote.pings == ["b-2"] or not token

@@ -1,4 +1,4 @@
-"""A caller with real processes, and what calls its functions."""
+"""A caller with real processes, and helpers that call its functions."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ def call(name: str, *args: Any, timeout: float | None = None, **kwargs: Any) -> 
 
 
 def code_call(function: object, *args: Any) -> Call:
-    """Return a call of a function that is sent along."""
+    """Return a call of a function that is sent as code."""
     packed = pack([function, *args], pickles=True)
     return Call("code", packed.data, pack({}).data, None, CODE)
 
@@ -45,7 +45,7 @@ def ignore_progress(share: float | None, remark: str) -> None:
 
 @dataclass
 class ProcessCaller:
-    """Processes, and what calls them with values."""
+    """A process pool, called with Python values."""
 
     processes: function_caller.FunctionCaller
 
@@ -59,23 +59,23 @@ class ProcessCaller:
 
 @dataclass
 class RecordedStream:
-    """A lane, and what has returned of it."""
+    """A call stream with its results so far."""
 
     returns: list[CallResult] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     stream: CallStreamSlot | None = None
 
     @classmethod
     def open(
-        cls, processes: function_caller.FunctionCaller, lane: CallStream
+        cls, processes: function_caller.FunctionCaller, stream_work: CallStream
     ) -> "RecordedStream":
         calling = cls()
-        calling.stream = processes.open_stream(lane, no_blobs, calling.returned)
+        calling.stream = processes.open_stream(stream_work, no_blobs, calling.returned)
         return calling
 
     def returned(self, returns: list[CallResult]) -> None:
         self.returns += returns
-        self.news.set()
+        self.changed.set()
 
     def push(self, *calls: tuple[Any, ...], first: int = 0) -> None:
         """Push calls with these arguments, numbered from ``first``."""
@@ -88,10 +88,10 @@ class RecordedStream:
         )
 
     async def wait_for(self, count: int) -> Sequence[tuple[int, Any]]:
-        """Wait for so many returns; give their numbers with values or errors."""
+        """Wait for results; return their numbers with values or errors."""
         while len(self.returns) < count:
-            self.news.clear()
-            await self.news.wait()
+            self.changed.clear()
+            await self.changed.wait()
         return [
             (each.number, each.error or ValueReader().read(each.value))
             for each in self.returns
@@ -113,7 +113,7 @@ async def caller_of(
 
 @dataclass
 class Gate:
-    """Two FIFOs by which a call of ``waits`` tells that it runs, and is let go on."""
+    """Two FIFOs: a call of ``waits`` reports its start to one and waits for another."""
 
     begun: Path
     go: Path
@@ -145,5 +145,5 @@ def gate(tmp_path: Path) -> Gate:
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let processes import what stands among the tests."""
+    """Make the modules of the tests importable in processes."""
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)

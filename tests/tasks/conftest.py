@@ -1,4 +1,4 @@
-"""What all tests of tasks need."""
+"""Fixtures of all tests of tasks."""
 
 from tasks.callers import gate, importable
 

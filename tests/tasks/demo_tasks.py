@@ -135,7 +135,7 @@ def steps(count: int) -> int:
 
 @task(name="speaks")
 def speaks(text: str, status: int | None = None) -> None:
-    """Print without a line's end, by Python and beside it; end with a status."""
+    """Print without a newline, by Python and by the system; exit with a status."""
     os.write(1, text.encode())
     print(text, end="")
     if status is not None:
@@ -161,7 +161,7 @@ def marks(path: str) -> None:
 
 @task(name="waits")
 def waits(begun: str, go: str) -> None:
-    """Tell a FIFO that the call has begun, and wait for word in another."""
+    """Report the start of the call to a FIFO, and wait on another."""
     Path(begun).write_text("begun")
     Path(go).read_text()
 
@@ -177,7 +177,7 @@ def either(path: str, go: str = "") -> None:
 
 @task(name="leaves_child")
 def leaves_child(pid: str) -> None:
-    """Start a process that outlives the call, tell its number, and wait."""
+    """Start a process that outlives the call, report its PID, and wait."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(pid).write_text(str(child.pid))
     threading.Event().wait()

@@ -26,7 +26,7 @@ DEMO_FILE = str(Path(__file__).with_name("demo_tasks.py"))
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
-    """Start a cluster of two processors; give its address."""
+    """Start a cluster with two processors; yield its address."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SETTINGS.items():
             patch.setenv(name, value)
@@ -39,13 +39,13 @@ def ray_cluster() -> Iterator[str]:
         )
         assert cluster.stdout is not None
         try:
-            said = ""
+            output = ""
             for line in cluster.stdout:
-                said += line
+                output += line
                 if found := re.search(r"--address='([^']+)'", line):
                     break
             else:
-                raise AssertionError(f"Ray did not start:\n{said}")
+                raise AssertionError(f"Ray did not start:\n{output}")
             yield found[1]
         finally:
             os.killpg(cluster.pid, signal.SIGKILL)  # it takes its time otherwise

@@ -1,4 +1,4 @@
-"""Lanes: calls of one function, pushed ahead, recalled, and made again."""
+"""Call streams: calls are pushed ahead, recalled, and repeated."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Functions that are called in processes: real ones, killed and replaced."""
+"""Function calls in real processes, which are killed and replaced."""
 
 import asyncio
 import os
@@ -113,8 +113,8 @@ async def test_cancelled_call_is_killed_with_its_children(gate: Gate) -> None:
 
         assert await caller("demo.add", 1) == 1
         child = int(text)
-        gone = not psutil.pid_exists(child)
-        assert gone or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+        exited = not psutil.pid_exists(child)
+        assert exited or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
 async def test_crash_error_names_signal_and_location() -> None:
@@ -157,16 +157,16 @@ async def test_printing_does_not_corrupt_messages(
 
 
 async def test_progress_is_reported_during_a_call() -> None:
-    said: list[tuple[float | None, str]] = []
+    reports: list[tuple[float | None, str]] = []
     async with caller_of() as caller:
         await caller.processes.call(
             call("steps", 5),
             no_blobs,
-            lambda share, remark: said.append((share, remark)),
+            lambda share, remark: reports.append((share, remark)),
         )
 
-    assert said[0] == (0.0, "step 0")
-    assert said[-1] == (1.0, "done")
+    assert reports[0] == (0.0, "step 0")
+    assert reports[-1] == (1.0, "done")
 
 
 async def test_excess_calls_wait_for_a_slot() -> None:
@@ -211,10 +211,10 @@ async def test_large_argument_is_mapped_from_its_file(tmp_path: Path) -> None:
     async with caller_of() as caller:
         path = tmp_path / "blob"
         path.write_bytes(pack(np.ones(100_000)).data)
-        asked: list[bytes] = []
+        requested: list[bytes] = []
 
         async def fetch(digest: bytes) -> Path:
-            asked.append(digest)
+            requested.append(digest)
             return path
 
         refers = call("total", Ref(b"d" * 32))
@@ -224,7 +224,7 @@ async def test_large_argument_is_mapped_from_its_file(tmp_path: Path) -> None:
         ]
 
         assert [ValueReader().read(each) for each in values] == [100_000.0] * 3
-        assert asked == [b"d" * 32]
+        assert requested == [b"d" * 32]
 
 
 async def test_missing_large_argument_is_unavailable() -> None:
@@ -258,7 +258,7 @@ async def test_registered_function_unpickles_nothing(trust_code: bool) -> None:
 
 
 class Evil:
-    """Ends whoever unpickles it."""
+    """Ends the process that unpickles it."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return os._exit, (66,)
@@ -309,9 +309,9 @@ async def test_import_error_has_a_traceback(
     first, *lines = str(raised.value).splitlines()
     assert first == f"--tasks {module} could not be imported:"
     assert last in lines[-1]
-    places = [line for line in lines if line.startswith("  File ")]
-    assert len(places) == 1
-    assert all("broken.py" in line for line in places)
+    frames = [line for line in lines if line.startswith("  File ")]
+    assert len(frames) == 1
+    assert all("broken.py" in line for line in frames)
 
 
 @pytest.mark.parametrize(

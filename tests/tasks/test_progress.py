@@ -1,4 +1,4 @@
-"""What a task says of how far it has come."""
+"""Progress reports of tasks."""
 
 from collections.abc import Iterator
 
@@ -9,10 +9,10 @@ from shoal.tasks.progress import progress, set_progress_handler
 
 
 @pytest.fixture
-def said() -> Iterator[list[tuple[float | None, str]]]:
-    words: list[tuple[float | None, str]] = []
-    set_progress_handler(lambda share, remark: words.append((share, remark)))
-    yield words
+def reports() -> Iterator[list[tuple[float | None, str]]]:
+    received: list[tuple[float | None, str]] = []
+    set_progress_handler(lambda share, remark: received.append((share, remark)))
+    yield received
     set_progress_handler(None)
 
 
@@ -21,21 +21,21 @@ def test_outside_of_a_task_progress_does_nothing() -> None:
 
 
 def test_first_and_last_report_are_sent(
-    said: list[tuple[float | None, str]],
+    reports: list[tuple[float | None, str]],
 ) -> None:
     for number in range(1000):
         progress(number / 1000)
     progress(1, "done")
 
-    assert said[0] == (0.0, "")
-    assert said[-1] == (1.0, "done")
-    assert len(said) < 100
+    assert reports[0] == (0.0, "")
+    assert reports[-1] == (1.0, "done")
+    assert len(reports) < 100
 
 
-def test_long_remark_is_truncated(said: list[tuple[float | None, str]]) -> None:
+def test_long_remark_is_truncated(reports: list[tuple[float | None, str]]) -> None:
     progress(remark="x" * 1000)
 
-    assert said == [(None, "x" * PROGRESS_TEXT_MAX)]
+    assert reports == [(None, "x" * PROGRESS_TEXT_MAX)]
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])

@@ -1,4 +1,4 @@
-"""What a real MacFleet worker was asked, asked of ours: the same comes back."""
+"""Calls recorded with a real MacFleet worker return the same results here."""
 
 import asyncio
 from typing import Any
@@ -37,8 +37,8 @@ async def test_recorded_task_returns_the_recorded_result(case: Case) -> None:
         return
     calls = [_call(frame) for frame in map(bytes.fromhex, case["input"]["frames_hex"])]
     async with caller_of() as caller:
-        asked = [_answer(caller, call) for call in calls if call is not None]
-        answers = await asyncio.gather(*asked)
+        pending = [_answer(caller, call) for call in calls if call is not None]
+        answers = await asyncio.gather(*pending)
 
     if case["name"] == NO_ANSWER:
         (error,) = answers
@@ -88,14 +88,14 @@ def _plain(value: Any) -> Any:
             return value
 
 
-def _compare(ours: str, theirs: str) -> None:
+def _compare(actual: str, recorded: str) -> None:
     """Compare errors by their last lines, which are what people and peers read."""
-    last = ours.splitlines()[-1]
-    expected = theirs.removeprefix("<traceback ending with> ")
+    last = actual.splitlines()[-1]
+    expected = recorded.removeprefix("<traceback ending with> ")
     if "TaskNotRegisteredError" in expected:
         # Ours has a module of its own, and more functions.
-        words = expected.partition("TaskNotRegisteredError")[2]
-        begin, _, known = words.partition(" Known tasks: [")
+        text = expected.partition("TaskNotRegisteredError")[2]
+        begin, _, known = text.partition(" Known tasks: [")
         assert f"TaskNotRegisteredError{begin} Known tasks: [" in last
         assert all(name in last for name in known.rstrip("]").split(", "))
     else:

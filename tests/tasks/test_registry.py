@@ -1,4 +1,4 @@
-"""Which functions are tasks, under which names, and which cannot be."""
+"""Registration of tasks: names, and functions that are rejected."""
 
 import importlib
 import re
@@ -15,7 +15,7 @@ from shoal.tasks.task_modules import import_tasks
 
 @pytest.fixture(autouse=True)
 def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Register what a test registers for that test alone."""
+    """Restore the registry after each test."""
     before = dict(TASKS)
     TASKS.clear()
     yield
@@ -79,13 +79,13 @@ def test_function_that_workers_cannot_import_is_rejected() -> None:
     def inner() -> None:
         pass
 
-    for function, said in (
+    for function, message in (
         (lambda: 1, "on a lambda"),
         (inner, "cannot import a nested function"),
         (len, "expected a function defined with def"),
         (_yields, "cannot be a generator"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             task(function)
 
 

@@ -1,4 +1,4 @@
-"""Arguments as a function's type hints, or its schema, want them."""
+"""Conversion of arguments to type hints and schemas."""
 
 import datetime as dt
 import sys
@@ -139,7 +139,7 @@ if sys.version_info >= (3, 12):  # before, there are no aliases
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "said"),
+    ("args", "kwargs", "message"),
     [
         ([{"x": "one"}], {}, r"^point: Expected `int`, got `str` - at `\$\.x`$"),
         ([{}], {}, r"^point: Object missing required field `x`$"),
@@ -149,11 +149,11 @@ if sys.version_info >= (3, 12):  # before, there are no aliases
     ],
 )
 def test_error_names_the_invalid_argument(
-    args: list[Any], kwargs: dict[str, Any], said: str
+    args: list[Any], kwargs: dict[str, Any], message: str
 ) -> None:
     def f(point: Point, *more: Struct) -> None: ...
 
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         bound(f, *args, **kwargs)
 
 

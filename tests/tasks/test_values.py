@@ -1,4 +1,4 @@
-"""Values in MessagePack: what comes back, and what is refused by name."""
+"""Values in MessagePack: round trips, and errors that name the unsupported part."""
 
 import datetime as dt
 import hashlib
@@ -173,9 +173,9 @@ REFUSED: list[tuple[object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "said"), REFUSED)
-def test_error_names_the_unsupported_value(value: object, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+@pytest.mark.parametrize(("value", "message"), REFUSED)
+def test_error_names_the_unsupported_value(value: object, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         pack(value, "args")
 
 
@@ -203,19 +203,19 @@ def test_pickling_is_opt_in() -> None:
 
 
 def test_large_parts_become_blobs() -> None:
-    kept: dict[bytes, bytes] = {}
+    stored: dict[bytes, bytes] = {}
 
     def apart(data: bytes) -> bytes:
         digest = hashlib.sha256(data).digest()
-        kept[digest] = data
+        stored[digest] = data
         return digest
 
     value = {"a": np.ones(BLOB_MIN), "b": b"x" * BLOB_MIN, "c": b"small"}
     packed = pack(value, store_blob=apart)
-    read = ValueReader(kept.__getitem__).read(packed.data)
+    read = ValueReader(stored.__getitem__).read(packed.data)
 
     assert len(packed.data) < 200
-    assert set(packed.blobs) == kept.keys()
+    assert set(packed.blobs) == stored.keys()
     assert (read["a"] == value["a"]).all()
     assert (read["b"], read["c"]) == (value["b"], value["c"])
 

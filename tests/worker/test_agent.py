@@ -83,7 +83,7 @@ def run_job(name: str = "j", prompt: str = "one two", continues: str = "") -> Ru
 
 
 class Echo:
-    """Answers with the words of the question, one a second."""
+    """Answers with the words of the prompt, one per second."""
 
     slots = 2
     models = (ServedModel("m"),)
@@ -132,7 +132,7 @@ class PlainSession:
 
     def __init__(
         self,
-        said: list[Event],
+        sent: list[Event],
         inbox: dict[str, Command | Admitted],
         accepts: frozenset[type],
         *,
@@ -140,7 +140,7 @@ class PlainSession:
     ) -> None:
         self.accepts = accepts
         self._welcomes = welcomes
-        self._said = said
+        self._sent = sent
         self._inbox = inbox
 
     def receive(self, batch: Batch, now: float) -> list[Command | Admitted | Output]:
@@ -149,7 +149,7 @@ class PlainSession:
         return [self._inbox[str(data)] for data in batch]
 
     def send(self, message: Event, now: float) -> list[Output]:
-        self._said.append(message)
+        self._sent.append(message)
         return []
 
     def tick(self, now: float) -> list[Command | Admitted | Output]:
@@ -158,9 +158,9 @@ class PlainSession:
 
 @dataclass
 class Network:
-    """Stands in for the coordinator and the way to it."""
+    """Stands in for the coordinator and the network."""
 
-    said: list[Event] = field(default_factory=list)
+    sent: list[Event] = field(default_factory=list)
     dialled: list[float] = field(default_factory=list)  # when
     links: list[MemoryLink] = field(default_factory=list)
     down: bool = False
@@ -174,7 +174,7 @@ class Network:
     welcomes: bool = False
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
-        return PlainSession(self.said, self.inbox, self.accepts, welcomes=self.welcomes)
+        return PlainSession(self.sent, self.inbox, self.accepts, welcomes=self.welcomes)
 
     def final_reason(self, code: int, text: str) -> str | None:
         return self.farewell if code == 4000 else None
@@ -190,7 +190,7 @@ class Network:
         self.links.append(MemoryLink())
         yield self.links[-1], {}
 
-    def tell(self, *commands: Command | Admitted) -> None:
+    def receive(self, *commands: Command | Admitted) -> None:
         for command in commands:
             key = f"message {len(self.inbox)}"
             self.inbox[key] = command
@@ -199,19 +199,19 @@ class Network:
 
 @dataclass
 class Membership:
-    """An agent at work, and what is around it."""
+    """A running agent and its environment."""
 
     agent: Agent
     network: Network
     engine: Echo
-    happened: list[WorkerEvent]
+    reports: list[WorkerEvent]
     task: asyncio.Task[str]
     slots: EngineSlots
     troubles: list[float]  # when the engine did not take a job
 
     @property
     def events(self) -> list[str]:
-        return [each.kind for each in self.happened]
+        return [each.kind for each in self.reports]
 
 
 Script = Callable[[Membership], Awaitable[None]]
@@ -232,7 +232,7 @@ def play(
     async def scenario() -> None:
         place, engine, slots = network or Network(), Echo(), EngineSlots(size)
         troubles: list[float] = []
-        happened: list[WorkerEvent] = []
+        reports: list[WorkerEvent] = []
         agent = Agent(
             place,
             place.dial,
@@ -243,7 +243,7 @@ def play(
             ),
             LoopClock(),
             Random(1),
-            happened.append,
+            reports.append,
             machine=machine,
             share=share,
             offers=offers,
@@ -252,7 +252,7 @@ def play(
         await asyncio.sleep(1.0)
         try:
             await script(
-                Membership(agent, place, engine, happened, task, slots, troubles)
+                Membership(agent, place, engine, reports, task, slots, troubles)
             )
         finally:
             task.cancel()
@@ -265,11 +265,11 @@ def play(
 
 def test_answer_is_streamed_in_pieces() -> None:
     async def script(its: Membership) -> None:
-        its.network.tell(run_job())
+        its.network.receive(run_job())
         await asyncio.sleep(5.0)
 
         assert its.events == ["joined"]
-        assert its.network.said == [
+        assert its.network.sent == [
             AnswerChunk(JobId("j"), ONE, ["one"]),
             AnswerChunk(JobId("j"), ONE, ["two"]),
             Completed(JobId("j"), ONE, "stop", Usage(1, 2)),
@@ -297,21 +297,21 @@ def test_answer_is_streamed_in_pieces() -> None:
 )
 def test_engine_error_fails_only_its_job(prompt: str, event: Event) -> None:
     async def script(its: Membership) -> None:
-        its.network.tell(run_job("j", prompt), run_job("k", "fine"))
+        its.network.receive(run_job("j", prompt), run_job("k", "fine"))
         await asyncio.sleep(5.0)
 
-        assert event in its.network.said
-        assert Completed(JobId("k"), ONE, "stop", Usage(1, 2)) in its.network.said
+        assert event in its.network.sent
+        assert Completed(JobId("k"), ONE, "stop", Usage(1, 2)) in its.network.sent
 
     play(script)
 
 
 def test_concurrent_jobs_are_limited_to_the_slots() -> None:
     async def script(its: Membership) -> None:
-        its.network.tell(*(run_job(f"j{number}", "a b c") for number in range(7)))
+        its.network.receive(*(run_job(f"j{number}", "a b c") for number in range(7)))
         await asyncio.sleep(30.0)
 
-        ended = [each for each in its.network.said if isinstance(each, Completed)]
+        ended = [each for each in its.network.sent if isinstance(each, Completed)]
         assert len(ended) == 7
         assert its.engine.most == 2
 
@@ -321,10 +321,10 @@ def test_concurrent_jobs_are_limited_to_the_slots() -> None:
 def test_jobs_beyond_the_backlog_are_rejected() -> None:
     async def script(its: Membership) -> None:
         jobs = [run_job(f"j{number}") for number in range(BACKLOG_MAX + 5)]
-        its.network.tell(*jobs)
+        its.network.receive(*jobs)
         await asyncio.sleep(0.5)
 
-        refused = [each for each in its.network.said if isinstance(each, Rejected)]
+        refused = [each for each in its.network.sent if isinstance(each, Rejected)]
         assert [each.job_id for each in refused] == [
             f"j{number}" for number in range(BACKLOG_MAX + 2, BACKLOG_MAX + 5)
         ]
@@ -334,13 +334,13 @@ def test_jobs_beyond_the_backlog_are_rejected() -> None:
 
 def test_cancelled_job_reports_nothing_more() -> None:
     async def script(its: Membership) -> None:
-        its.network.tell(run_job("j", "a b c d"))
+        its.network.receive(run_job("j", "a b c d"))
         await asyncio.sleep(1.5)
 
-        its.network.tell(CancelJob(JobId("j"), ONE), CancelJob(JobId("none"), ONE))
+        its.network.receive(CancelJob(JobId("j"), ONE), CancelJob(JobId("none"), ONE))
         await asyncio.sleep(10.0)
 
-        assert its.network.said == [AnswerChunk(JobId("j"), ONE, ["a"])]
+        assert its.network.sent == [AnswerChunk(JobId("j"), ONE, ["a"])]
         assert its.engine.running == 0
 
     play(script)
@@ -348,17 +348,17 @@ def test_cancelled_job_reports_nothing_more() -> None:
 
 def test_cancelled_and_reassigned_job_runs_again() -> None:
     async def script(its: Membership) -> None:
-        its.network.tell(run_job("j", "a b c d"))
+        its.network.receive(run_job("j", "a b c d"))
         await asyncio.sleep(1.5)
-        its.network.said.clear()
+        its.network.sent.clear()
 
-        its.network.tell(CancelJob(JobId("j"), ONE), run_job("j", "x"))
+        its.network.receive(CancelJob(JobId("j"), ONE), run_job("j", "x"))
         await asyncio.sleep(0.5)
         assert its.engine.running == 1
-        its.network.tell(CancelJob(JobId("j"), ONE))
+        its.network.receive(CancelJob(JobId("j"), ONE))
         await asyncio.sleep(5.0)
 
-        assert its.network.said == []
+        assert its.network.sent == []
         assert its.engine.running == 0
 
     play(script)
@@ -373,7 +373,7 @@ def test_lost_connection_is_redialled_and_reported_once() -> None:
         await asyncio.sleep(RETRY_MAX + 1.0)
 
         assert its.events == ["joined", "lost", "joined"]
-        assert "connection reset" in its.happened[1].reason
+        assert "connection reset" in its.reports[1].reason
 
     play(script)
 
@@ -393,7 +393,7 @@ def test_retry_delay_grows_up_to_a_limit() -> None:
 
 @dataclass
 class TwoWays(Network):
-    """A coordinator that is to be had at a second address, if not at the first."""
+    """A coordinator at a second address, if the first fails."""
 
     def final_reason(self, code: int, text: str) -> str | None:
         self.url = "wire://relay?secret"
@@ -402,7 +402,7 @@ class TwoWays(Network):
 
 def test_report_names_the_next_url() -> None:
     async def script(its: Membership) -> None:
-        assert its.happened == [
+        assert its.reports == [
             WorkerEvent("waiting", "connection refused; trying wire://relay")
         ]
 
@@ -410,7 +410,7 @@ def test_report_names_the_next_url() -> None:
 
 
 class Signpost(PlainSession):
-    """A way on that is to be taken at once."""
+    """A redirection that is followed at once."""
 
     def tick(self, now: float) -> list[Command | Admitted | Output]:
         return [Close("it is at wire://found", CloseCode.MOVED)]
@@ -418,12 +418,12 @@ class Signpost(PlainSession):
 
 @dataclass
 class Signposted(Network):
-    """A coordinator whose address has to be asked for first."""
+    """A coordinator whose address must be looked up first."""
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         if len(self.links) > 1:
             return super().start_session(headers)
-        return Signpost(self.said, self.inbox, self.accepts, welcomes=False)
+        return Signpost(self.sent, self.inbox, self.accepts, welcomes=False)
 
 
 def test_moved_connection_is_followed_at_once_without_a_report() -> None:
@@ -450,35 +450,35 @@ def test_stable_connection_resets_the_retry_delay() -> None:
 
 def test_chat_pauses_without_a_connection_and_resumes() -> None:
     async def script(its: Membership) -> None:
-        its.network.tell(run_job("j", "a b c d"))
+        its.network.receive(run_job("j", "a b c d"))
         await asyncio.sleep(1.5)
         its.network.down = True
         its.network.links[-1].cut()
         await asyncio.sleep(20.0)
-        assert len(its.network.said) == 1
+        assert len(its.network.sent) == 1
 
         its.network.down = False
         await asyncio.sleep(RETRY_MAX + 10.0)
 
         texts = [
             *chain.from_iterable(
-                e.pieces for e in its.network.said if isinstance(e, AnswerChunk)
+                e.pieces for e in its.network.sent if isinstance(e, AnswerChunk)
             )
         ]
         assert texts == ["a", "b", "c", "d"]
-        assert isinstance(its.network.said[-1], Completed)
+        assert isinstance(its.network.sent[-1], Completed)
 
     play(script)
 
 
 def test_final_refusal_ends_the_membership() -> None:
     async def script(its: Membership) -> None:
-        its.network.tell(run_job("j", "a b c d"))
+        its.network.receive(run_job("j", "a b c d"))
         its.network.links[-1].arrive("go away")
 
         assert await its.task == "choose another --name"
 
-        assert its.happened[-1] == WorkerEvent("left", "choose another --name")
+        assert its.reports[-1] == WorkerEvent("left", "choose another --name")
         assert its.engine.running == 0
 
     play(script, Network(farewell="choose another --name"))
@@ -486,15 +486,15 @@ def test_final_refusal_ends_the_membership() -> None:
 
 def test_leave_finishes_running_jobs_and_reports_them() -> None:
     async def script(its: Membership) -> None:
-        its.network.tell(run_job("j", "a b c d"))
+        its.network.receive(run_job("j", "a b c d"))
         await asyncio.sleep(1.5)
 
         its.agent.leave()
 
-        assert its.happened[-1] == WorkerEvent("leaving", "1 job to finish first")
+        assert its.reports[-1] == WorkerEvent("leaving", "1 job to finish first")
         assert await its.task == "stopped here"
-        assert Draining("the worker is leaving") in its.network.said
-        assert isinstance(its.network.said[-1], Completed)
+        assert Draining("the worker is leaving") in its.network.sent
+        assert isinstance(its.network.sent[-1], Completed)
         assert its.network.links[-1].closed == [(1000, "leaving")]
 
     play(script)
@@ -535,7 +535,7 @@ def test_worker_that_leaves_while_dialling_does_not_join() -> None:
 
 def test_worker_disconnected_while_leaving_does_not_reconnect() -> None:
     async def script(its: Membership) -> None:
-        its.network.tell(run_job("j", "a b c d"))
+        its.network.receive(run_job("j", "a b c d"))
         await asyncio.sleep(1.5)
         its.agent.leave()
         its.network.links[-1].cut()
@@ -549,11 +549,11 @@ def test_worker_disconnected_while_leaving_does_not_reconnect() -> None:
 
 def test_unavailable_engine_rejects_the_job() -> None:
     async def script(its: Membership) -> None:
-        its.network.tell(run_job("j", "bad"), run_job("k", "fine"))
+        its.network.receive(run_job("j", "bad"), run_job("k", "fine"))
         await asyncio.sleep(3.0)
         assert its.troubles == []
 
-        its.network.tell(run_job("l", "busy"))
+        its.network.receive(run_job("l", "busy"))
         await asyncio.sleep(1.0)
         assert len(its.troubles) == 1
 
@@ -563,16 +563,16 @@ def test_unavailable_engine_rejects_the_job() -> None:
 def test_job_is_rejected_while_other_models_hold_all_slots() -> None:
     async def script(its: Membership) -> None:
         its.slots.jobs += 2
-        its.network.tell(run_job())
+        its.network.receive(run_job())
         await asyncio.sleep(1.0)
-        assert its.network.said == [
+        assert its.network.sent == [
             Rejected(JobId("j"), ONE, "all 2 slots of the engine are busy")
         ]
 
         its.slots.jobs -= 2
-        its.network.tell(run_job("k", "fine"))
+        its.network.receive(run_job("k", "fine"))
         await asyncio.sleep(2.0)
-        assert isinstance(its.network.said[-1], Completed)
+        assert isinstance(its.network.sent[-1], Completed)
 
     play(script)
 
@@ -581,24 +581,24 @@ def test_job_waits_on_wires_without_rejection() -> None:
     async def script(its: Membership) -> None:
         its.slots.jobs += 1
         async with its.slots.running:
-            its.network.tell(run_job("j", "fine"))
+            its.network.receive(run_job("j", "fine"))
             await asyncio.sleep(30.0)
-            assert its.network.said == []
+            assert its.network.sent == []
         its.slots.jobs -= 1
         await asyncio.sleep(3.0)
 
-        assert isinstance(its.network.said[-1], Completed)
+        assert isinstance(its.network.sent[-1], Completed)
 
     play(script, Network(accepts=MUTE), size=1)
 
 
 def test_job_fails_on_wires_without_rejection() -> None:
     async def script(its: Membership) -> None:
-        its.network.tell(run_job("j", "busy"))
+        its.network.receive(run_job("j", "busy"))
         await asyncio.sleep(1.0)
 
         reason = "not started: the model is being loaded"
-        assert its.network.said == [Failed(JobId("j"), ONE, reason)]
+        assert its.network.sent == [Failed(JobId("j"), ONE, reason)]
 
     play(script, Network(accepts=MUTE))
 
@@ -609,7 +609,7 @@ def test_leave_reason_is_reported() -> None:
         its.agent.leave()
 
         assert await its.task == "the model is gone"
-        assert its.network.said == [Draining("the model is gone")]
+        assert its.network.sent == [Draining("the model is gone")]
 
     play(script)
 
@@ -622,7 +622,7 @@ def meter() -> Callable[[], MachineHealth]:
 
 def reported(its: Membership) -> list[MachineHealth]:
     return [
-        each.health for each in its.network.said if isinstance(each, HealthReported)
+        each.health for each in its.network.sent if isinstance(each, HealthReported)
     ]
 
 
@@ -630,7 +630,7 @@ def test_health_is_reported_at_once_and_periodically() -> None:
     async def script(its: Membership) -> None:
         assert reported(its) == [MachineHealth(1.0, 50.0, 0)]
 
-        its.network.tell(run_job(prompt="a " * 15))
+        its.network.receive(run_job(prompt="a " * 15))
         await asyncio.sleep(REPORT_INTERVAL)
         assert reported(its)[1:] == [MachineHealth(2.0, 50.0, 1)]
 
@@ -644,7 +644,7 @@ def test_health_is_not_sent_on_wires_without_it() -> None:
     async def script(its: Membership) -> None:
         await asyncio.sleep(5 * REPORT_INTERVAL)
 
-        assert its.network.said == []
+        assert its.network.sent == []
 
     play(script, Network(accepts=ALL), measure=meter())
 
@@ -653,7 +653,7 @@ def test_health_is_not_sent_without_a_probe() -> None:
     async def script(its: Membership) -> None:
         await asyncio.sleep(5 * REPORT_INTERVAL)
 
-        assert its.network.said == []
+        assert its.network.sent == []
 
     play(script, Network(accepts=ALL | {HealthReported}))
 
@@ -687,23 +687,23 @@ def test_load_changes_are_sent_once_per_connection() -> None:
     heat = [WorkerLoad()]
 
     async def script(its: Membership) -> None:
-        def told() -> list[WorkerLoad]:
-            return [e.load for e in its.network.said if isinstance(e, LoadChanged)]
+        def sent_loads() -> list[WorkerLoad]:
+            return [e.load for e in its.network.sent if isinstance(e, LoadChanged)]
 
         await asyncio.sleep(2 * REPORT_INTERVAL)
-        assert told() == []
+        assert sent_loads() == []
 
         heat[0] = HOT
         await asyncio.sleep(2 * REPORT_INTERVAL)
-        assert told() == [HOT]
+        assert sent_loads() == [HOT]
 
         its.network.links[-1].cut()
         await asyncio.sleep(REPORT_INTERVAL)
-        assert told() == [HOT, HOT]
+        assert sent_loads() == [HOT, HOT]
 
         heat[0] = WorkerLoad()
         await asyncio.sleep(2 * REPORT_INTERVAL)
-        assert told() == [HOT, HOT, WorkerLoad()]
+        assert sent_loads() == [HOT, HOT, WorkerLoad()]
 
     accepts = ALL | {LoadChanged}
     machine = MachineProbe(MachineHealth, lambda: heat[0])
@@ -712,14 +712,14 @@ def test_load_changes_are_sent_once_per_connection() -> None:
 
 def test_offers_are_sent_at_once_and_on_change() -> None:
     async def script(its: Membership) -> None:
-        assert its.network.said == [OffersChanged(())]
+        assert its.network.sent == [OffersChanged(())]
 
         its.agent.update_offers((OFFER,))
-        assert its.network.said[1:] == [OffersChanged((OFFER,))]
+        assert its.network.sent[1:] == [OffersChanged((OFFER,))]
 
         its.network.links[-1].cut()
         await asyncio.sleep(5.0)
-        assert its.network.said[2:] == [OffersChanged((OFFER,))]
+        assert its.network.sent[2:] == [OffersChanged((OFFER,))]
 
     network = Network(accepts=ALL | {OffersChanged}, welcomes=True)
     play(script, network, offers=())
@@ -729,10 +729,10 @@ def test_worker_has_joined_once_admission_is_confirmed() -> None:
     async def script(its: Membership) -> None:
         await asyncio.sleep(ADMISSION_TIMEOUT)
         assert its.events == ["waiting"]
-        assert "not admitted yet" in its.happened[0].reason
+        assert "not admitted yet" in its.reports[0].reason
         assert reported(its) == []
 
-        its.network.tell(Admitted(), Admitted())
+        its.network.receive(Admitted(), Admitted())
         await asyncio.sleep(1.0)
         assert its.events == ["waiting", "joined"]
         assert len(reported(its)) == 1
@@ -756,17 +756,19 @@ def test_offers_are_not_sent_on_wires_without_them() -> None:
     async def script(its: Membership) -> None:
         its.agent.update_offers((OFFER,))
 
-        assert its.network.said == []
+        assert its.network.sent == []
 
     play(script)
 
 
 def test_model_query_is_declined_by_default() -> None:
     async def script(its: Membership) -> None:
-        its.network.tell(ModelQuery("m"), ModelRequest("t", "n"), ModelDone("t", "n"))
+        its.network.receive(
+            ModelQuery("m"), ModelRequest("t", "n"), ModelDone("t", "n")
+        )
         await asyncio.sleep(1.0)
 
-        assert its.network.said == [
+        assert its.network.sent == [
             ModelAnswer("m", available=False),
             ModelAnswer("n", available=False),
         ]
@@ -775,20 +777,20 @@ def test_model_query_is_declined_by_default() -> None:
 
 
 def test_shared_models_are_answered_while_connected() -> None:
-    heard: list[tuple[ModelMessage, SendModelMessage, WaitUntilWritable]] = []
+    received: list[tuple[ModelMessage, SendModelMessage, WaitUntilWritable]] = []
 
     async def script(its: Membership) -> None:
-        its.network.tell(ModelQuery("m"))
+        its.network.receive(ModelQuery("m"))
         await asyncio.sleep(1.0)
-        ((word, say, room),) = heard
+        ((word, send, room),) = received
         answer = ModelAnswer("m", available=True, size=9)
-        assert say(answer)
+        assert send(answer)
         await room()
-        assert (word, its.network.said) == (ModelQuery("m"), [answer])
+        assert (word, its.network.sent) == (ModelQuery("m"), [answer])
 
         its.network.links[-1].cut()
         await asyncio.sleep(5.0)
-        assert not say(answer)
-        assert its.network.said == [answer]
+        assert not send(answer)
+        assert its.network.sent == [answer]
 
-    play(script, share=lambda *asked: heard.append(asked))
+    play(script, share=lambda *arguments: received.append(arguments))

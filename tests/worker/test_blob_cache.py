@@ -1,4 +1,4 @@
-"""Large arguments that a worker keeps."""
+"""The cache of large arguments."""
 
 import asyncio
 from pathlib import Path
@@ -27,13 +27,13 @@ async def test_blob_is_in_a_file_until_close() -> None:
 
 
 async def test_missing_blob_is_requested_once_and_awaited() -> None:
-    blobs, asked = BlobCache(), list[bytes]()
-    waiting = [asyncio.create_task(blobs.get(ONE, asked.append)) for _ in range(3)]
+    blobs, requested = BlobCache(), list[bytes]()
+    waiting = [asyncio.create_task(blobs.get(ONE, requested.append)) for _ in range(3)]
     await asyncio.sleep(0)
     blobs.put(ONE, memoryview(b"late"))
     paths = await asyncio.gather(*waiting)
 
-    assert asked == [ONE]
+    assert requested == [ONE]
     assert len(set(paths)) == 1
     await blobs.close()
 
@@ -42,12 +42,12 @@ async def test_late_blob_is_requested_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "BLOB_TIMEOUT", 0.0)
-    blobs, asked = BlobCache(), list[bytes]()
+    blobs, requested = BlobCache(), list[bytes]()
     for _ in range(2):
         with pytest.raises(Unavailable, match=r"large argument \(3131"):
-            await blobs.get(ONE, asked.append)
+            await blobs.get(ONE, requested.append)
 
-    assert asked == [ONE, ONE]
+    assert requested == [ONE, ONE]
     await blobs.close()
 
 
@@ -63,10 +63,10 @@ async def test_least_recently_used_blob_is_evicted() -> None:
 
     assert paths[ONE].exists()
     assert not paths[TWO].exists()
-    asked: list[bytes] = []
-    lacking = asyncio.create_task(blobs.get(TWO, asked.append))
+    requested: list[bytes] = []
+    lacking = asyncio.create_task(blobs.get(TWO, requested.append))
     await asyncio.sleep(0)
-    assert asked == [TWO]
+    assert requested == [TWO]
     blobs.put(TWO, b"12345")
     await lacking
     await blobs.close()

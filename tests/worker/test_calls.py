@@ -1,4 +1,4 @@
-"""A coordinator's calls and lanes at a worker, with real processes."""
+"""A worker's calls and call streams, with real processes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -45,58 +45,58 @@ DIGEST = b"d" * 32
 E = TypeVar("E", bound=Event)
 
 
-class Said(list[Event]):
-    """What a worker has said, for those who wait for it."""
+class SentEvents(list[Event]):
+    """The events that a worker has sent, which tests await."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.news = asyncio.Event()
+        self.changed = asyncio.Event()
 
     def append(self, event: Event) -> None:
         super().append(event)
-        self.news.set()
+        self.changed.set()
 
     async def next(self, kind: type[E]) -> E:
-        """Wait for the first event of a kind, and take it out."""
+        """Wait for the first event of a kind, and remove it."""
         while True:
             for number, each in enumerate(self):
                 if isinstance(each, kind):
                     del self[number]
                     return each
-            self.news.clear()
-            await self.news.wait()
+            self.changed.clear()
+            await self.changed.wait()
 
 
 @dataclass
 class Dialled(Network):
-    """Tells when the worker is connected."""
+    """Signals when the worker is connected."""
 
-    there: asyncio.Event = field(default_factory=asyncio.Event)
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
-        self.there.set()
+        self.connected.set()
         return super().start_session(headers)
 
 
 @dataclass
 class Stage:
-    """A worker with tasks, and the coordinator that tells it what to do."""
+    """A worker with tasks, and its coordinator."""
 
     network: Dialled
-    said: Said
+    sent: SentEvents
     agent: Agent
     running: asyncio.Task[str]
-    happened: list[WorkerEvent] = field(default_factory=list)
+    reports: list[WorkerEvent] = field(default_factory=list)
 
     def run(self, work: Work, name: str = "j") -> None:
-        self.network.tell(RunJob(JobId(name), ONE, work))
+        self.network.receive(RunJob(JobId(name), ONE, work))
 
     def push(self, *calls: tuple[object, ...], name: str = "j") -> None:
         pushed = [
             StreamedCall(number, pack(args).data, NO_KWARGS)
             for number, args in enumerate(calls)
         ]
-        self.network.tell(PushCalls(JobId(name), ONE, pushed))
+        self.network.receive(PushCalls(JobId(name), ONE, pushed))
 
 
 ACCEPTS = ALL | {CallProgress, CallsReturned, BlobMissing, Rejected}
@@ -106,8 +106,8 @@ ACCEPTS = ALL | {CallProgress, CallsReturned, BlobMissing, Rejected}
 async def stage(
     accepts: frozenset[type] = ACCEPTS, slots: int = 1
 ) -> AsyncIterator[Stage]:
-    said, happened = Said(), list[WorkerEvent]()
-    network = Dialled(said=said, accepts=accepts)
+    sent, reports = SentEvents(), list[WorkerEvent]()
+    network = Dialled(sent=sent, accepts=accepts)
     caller = ProcessPool([DEMO], slots, trust_code=False)
     blobs = BlobCache()
     try:
@@ -118,12 +118,12 @@ async def stage(
             lambda work: None,
             LoopClock(),
             Random(1),
-            happened.append,
+            reports.append,
             functions=FunctionBackend(caller, blobs),
         )
         running = asyncio.create_task(agent.run())
-        await network.there.wait()
-        yield Stage(network, said, agent, running, happened)
+        await network.connected.wait()
+        yield Stage(network, sent, agent, running, reports)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     finally:
@@ -134,7 +134,7 @@ async def stage(
 async def test_value_of_a_call_completes_it() -> None:
     async with stage() as its:
         its.run(call("demo.add", 20, 22))
-        done = await its.said.next(Completed)
+        done = await its.sent.next(Completed)
 
     assert (done.job_id, done.lease) == ("j", 1)
     assert ValueReader().read(done.value) == 42
@@ -143,7 +143,7 @@ async def test_value_of_a_call_completes_it() -> None:
 async def test_call_that_raises_fails_with_its_traceback() -> None:
     async with stage() as its:
         its.run(call("demo.fail", "zap"))
-        failed = await its.said.next(Failed)
+        failed = await its.sent.next(Failed)
 
     assert failed.fault is Fault.WORKER
     assert failed.error.endswith("ValueError: zap")
@@ -152,9 +152,9 @@ async def test_call_that_raises_fails_with_its_traceback() -> None:
 async def test_unknown_function_is_rejected_for_another_worker() -> None:
     async with stage() as its:
         its.run(call("demo.nope"))
-        rejected = await its.said.next(Rejected)
+        rejected = await its.sent.next(Rejected)
         its.run(CallStream("demo.nope"))
-        other = await its.said.next(Rejected)
+        other = await its.sent.next(Rejected)
 
     assert "Task 'demo.nope' not registered" in rejected.reason
     assert other.reason == rejected.reason
@@ -163,7 +163,7 @@ async def test_unknown_function_is_rejected_for_another_worker() -> None:
 async def test_code_is_rejected_with_a_hint() -> None:
     async with stage() as its:
         its.run(code_call(len, [1]))
-        failed = await its.said.next(Failed)
+        failed = await its.sent.next(Failed)
 
     assert failed.fault is Fault.REQUEST
     assert "--trust-code" in failed.error
@@ -172,7 +172,7 @@ async def test_code_is_rejected_with_a_hint() -> None:
 async def test_work_for_models_is_not_accepted() -> None:
     async with stage() as its:
         its.run(Task("summarize", {"input": "x"}))
-        rejected = await its.said.next(Rejected)
+        rejected = await its.sent.next(Rejected)
 
     assert "does not offer the task 'summarize'" in rejected.reason
 
@@ -190,13 +190,13 @@ async def test_task_in_json_is_answered_in_json(
 ) -> None:
     async with stage() as its:
         its.run(Task("demo.add", payload))  # type: ignore[arg-type]  # it is JSON
-        done = await its.said.next(Completed)
+        done = await its.sent.next(Completed)
 
     assert done.rest == (text,)
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "sent"),
     [
         (Task("ones", {"args": [3]}), "a ndarray has no JSON form"),
         (Task("demo.bytes"), "a bytes has no JSON form"),
@@ -204,25 +204,25 @@ async def test_task_in_json_is_answered_in_json(
         (Task("demo.add", {"kwargs": [1]}), "kwargs: expected a map"),
     ],
 )
-async def test_result_without_json_form_fails(task: Task, said: str) -> None:
+async def test_result_without_json_form_fails(task: Task, sent: str) -> None:
     async with stage() as its:
         its.run(task)
-        failed = await its.said.next(Failed)
+        failed = await its.sent.next(Failed)
 
     assert failed.fault is Fault.REQUEST
-    assert said in failed.error
+    assert sent in failed.error
 
 
 async def test_progress_is_sent_on_wires_that_carry_it() -> None:
     async with stage() as its:
         its.run(call("steps", 3))
-        first = await its.said.next(CallProgress)
-        await its.said.next(Completed)
+        first = await its.sent.next(CallProgress)
+        await its.sent.next(Completed)
     async with stage(ACCEPTS - {CallProgress}) as other:
         other.run(call("steps", 3))
-        await other.said.next(Completed)
+        await other.sent.next(Completed)
 
-        assert not any(isinstance(each, CallProgress) for each in other.said)
+        assert not any(isinstance(each, CallProgress) for each in other.sent)
 
     assert (first.share, first.remark) == (0.0, "step 0")
 
@@ -231,23 +231,23 @@ async def test_cancelled_call_reports_nothing_more(gate: Gate) -> None:
     async with stage() as its:
         its.run(call("waits", *gate.args))
         await gate.reached()
-        its.network.tell(CancelJob(JobId("j"), ONE))
+        its.network.receive(CancelJob(JobId("j"), ONE))
         its.run(call("demo.add", 1), "k")
-        done = await its.said.next(Completed)
+        done = await its.sent.next(Completed)
 
     assert done.job_id == "k"
-    assert its.said == []
+    assert its.sent == []
 
 
 async def test_lost_connection_stops_calls_and_streams(gate: Gate) -> None:
     async with stage() as its:
         its.run(call("waits", *gate.args))
         await gate.reached()
-        its.network.there.clear()
+        its.network.connected.clear()
         its.network.links[-1].cut()
-        await its.network.there.wait()
+        await its.network.connected.wait()
         its.run(call("demo.add", 1), "k")
-        done = await its.said.next(Completed)
+        done = await its.sent.next(Completed)
 
     assert done.job_id == "k"
 
@@ -256,15 +256,15 @@ async def test_stream_returns_pushed_calls_until_closed() -> None:
     async with stage() as its:
         its.run(CallStream("demo.add"))
         its.push((1, 2), (3, 4))
-        returns = (await its.said.next(CallsReturned)).results
+        returns = (await its.sent.next(CallsReturned)).results
         while len(returns) < 2:
-            returns += (await its.said.next(CallsReturned)).results
+            returns += (await its.sent.next(CallsReturned)).results
         its.run(CallStream("demo.add"), "other")
-        rejected = await its.said.next(Rejected)
-        its.network.tell(CancelJob(JobId("j"), ONE))
+        rejected = await its.sent.next(Rejected)
+        its.network.receive(CancelJob(JobId("j"), ONE))
         its.run(CallStream("demo.add"), "k")
         its.push((5, 6), name="k")
-        last = await its.said.next(CallsReturned)
+        last = await its.sent.next(CallsReturned)
 
     assert [ValueReader().read(each.value) for each in returns] == [3, 7]
     assert rejected.reason == "all 1 slots are taken"
@@ -276,17 +276,17 @@ async def test_recalled_calls_do_not_return(gate: Gate) -> None:
         its.run(CallStream("either"))
         its.push(gate.args, ("/dev/null",))
         await gate.reached()
-        its.network.tell(CancelCalls(JobId("j"), ONE, (0,)))
-        returned = await its.said.next(CallsReturned)
+        its.network.receive(CancelCalls(JobId("j"), ONE, (0,)))
+        returned = await its.sent.next(CallsReturned)
 
     assert [each.number for each in returned.results] == [1]
 
 
 async def test_sent_large_argument_is_available() -> None:
     async with stage() as its:
-        its.network.tell(SendBlob(DIGEST, pack(np.ones(100_000)).data))
+        its.network.receive(SendBlob(DIGEST, pack(np.ones(100_000)).data))
         its.run(call("total", Ref(DIGEST)))
-        done = await its.said.next(Completed)
+        done = await its.sent.next(Completed)
 
     assert ValueReader().read(done.value) == 100_000.0
 
@@ -295,13 +295,13 @@ async def test_missing_large_argument_is_requested_once() -> None:
     async with stage(slots=2) as its:
         its.run(call("total", Ref(DIGEST)), "one")
         its.run(call("total", Ref(DIGEST)), "two")
-        lacked = await its.said.next(BlobMissing)
-        its.network.tell(SendBlob(DIGEST, pack(np.ones(100_000)).data))
-        await its.said.next(Completed)
-        await its.said.next(Completed)
+        lacked = await its.sent.next(BlobMissing)
+        its.network.receive(SendBlob(DIGEST, pack(np.ones(100_000)).data))
+        await its.sent.next(Completed)
+        await its.sent.next(Completed)
 
     assert lacked.digest == DIGEST
-    assert its.said == []
+    assert its.sent == []
 
 
 async def test_leaving_worker_finishes_its_call_and_closes_streams(
@@ -310,21 +310,21 @@ async def test_leaving_worker_finishes_its_call_and_closes_streams(
     async with stage(slots=2) as its:
         its.run(CallStream("demo.add"), "lane")
         its.push((1, 2), name="lane")
-        await its.said.next(CallsReturned)
+        await its.sent.next(CallsReturned)
         its.run(call("waits", *gate.args))
         await gate.reached()
         its.agent.leave()
-        assert its.happened[-1:] != [WorkerEvent("left", "stopped here")]
+        assert its.reports[-1:] != [WorkerEvent("left", "stopped here")]
         await gate.open()
-        await its.said.next(Completed)
+        await its.sent.next(Completed)
         await its.running
 
-    assert its.happened[-1] == WorkerEvent("left", "stopped here")
+    assert its.reports[-1] == WorkerEvent("left", "stopped here")
 
 
 async def test_calls_without_a_connection_do_not_delay_leaving() -> None:
     async with stage() as its:
         its.run(Call("demo.add", b"\x92\x01\x02", b"\x80", 0))
-        failed = await its.said.next(Failed)
+        failed = await its.sent.next(Failed)
 
     assert failed.error == "Task timed out after 0s"

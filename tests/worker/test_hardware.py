@@ -1,4 +1,4 @@
-"""What machines are made of, from what they were recorded to tell, and this one."""
+"""Hardware detection from recorded outputs, and of this machine."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ model name\t: AMD EPYC 9454P 48-Core Processor
 """
 
 
-def telling(**answers: str) -> RunProgram:
+def programs(**answers: str) -> RunProgram:
     """Return programs that print these answers, by name."""
 
     def run(command: Sequence[str]) -> str:
@@ -45,19 +45,19 @@ def files(root: Path, contents: Mapping[str, str]) -> Path:
 
 
 def test_this_machine_is_detected_once() -> None:
-    told = this_machine()
+    hardware = this_machine()
 
-    assert told is this_machine()
-    assert told.memory_gb > 0
-    assert told.platform
-    assert told.chip != ""
-    assert told.tier in range(1, 5)
+    assert hardware is this_machine()
+    assert hardware.memory_gb > 0
+    assert hardware.platform
+    assert hardware.chip != ""
+    assert hardware.tier in range(1, 5)
 
 
 def test_server_with_processors_alone(tmp_path: Path) -> None:
     root = files(tmp_path, {"proc/cpuinfo": CPUINFO})
 
-    assert detect("linux", root, telling(), 128 * GIB) == Hardware(
+    assert detect("linux", root, programs(), 128 * GIB) == Hardware(
         chip="AMD EPYC 9454P 48-Core Processor",
         memory_gb=137.4,
         tier=2,
@@ -68,7 +68,7 @@ def test_server_with_processors_alone(tmp_path: Path) -> None:
 
 def test_machine_is_described_by_its_gpu(tmp_path: Path) -> None:
     root = files(tmp_path, {"proc/cpuinfo": CPUINFO})
-    run = telling(nvidia_smi="NVIDIA GeForce RTX 4090, 24564\n")
+    run = programs(nvidia_smi="NVIDIA GeForce RTX 4090, 24564\n")
 
     assert detect("linux", root, run, 64 * GIB) == Hardware(
         chip="NVIDIA GeForce RTX 4090",
@@ -85,11 +85,11 @@ def test_machine_is_described_by_its_gpu(tmp_path: Path) -> None:
 
 def test_identical_gpus_count_together(tmp_path: Path) -> None:
     lines = "NVIDIA T400, 2048\n" + "NVIDIA H100 80GB HBM3, 81559\n" * 2
-    told = detect("linux", tmp_path, telling(nvidia_smi=lines), 64 * GIB)
+    hardware = detect("linux", tmp_path, programs(nvidia_smi=lines), 64 * GIB)
 
-    assert told.chip == "2 x NVIDIA H100 80GB HBM3"
-    assert told.gpu_memory_gb == 171.0
-    assert told.gpu_cores == 2 * 16896
+    assert hardware.chip == "2 x NVIDIA H100 80GB HBM3"
+    assert hardware.gpu_memory_gb == 171.0
+    assert hardware.gpu_cores == 2 * 16896
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_identical_gpus_count_together(tmp_path: Path) -> None:
     ["", "No devices were found\n", "[N/A], [N/A]\n", ",\n", "\x00\ufffd, 1e9\n"],
 )
 def test_useless_driver_output_is_ignored(tmp_path: Path, printed: str) -> None:
-    told = detect("linux", tmp_path, telling(nvidia_smi=printed), 16 * GIB)
+    hardware = detect("linux", tmp_path, programs(nvidia_smi=printed), 16 * GIB)
 
-    assert (told.chip_family, told.gpu_backend) == ("unknown", "cpu")
+    assert (hardware.chip_family, hardware.gpu_backend) == ("unknown", "cpu")
 
 
 def test_gpu_of_the_kernel_driver(tmp_path: Path) -> None:
@@ -113,9 +113,14 @@ def test_gpu_of_the_kernel_driver(tmp_path: Path) -> None:
             "dev/kfd": "",
         },
     )
-    told = detect("linux", root, telling(), 32 * GIB)
+    hardware = detect("linux", root, programs(), 32 * GIB)
 
-    assert (told.chip, told.gpu_backend, told.gpu_memory_gb, told.tier) == (
+    assert (
+        hardware.chip,
+        hardware.gpu_backend,
+        hardware.gpu_memory_gb,
+        hardware.tier,
+    ) == (
         "AMD GPU",
         "rocm",
         17.2,
@@ -124,7 +129,7 @@ def test_gpu_of_the_kernel_driver(tmp_path: Path) -> None:
 
 
 def test_mac_reports_family_and_cores() -> None:
-    run = telling(
+    run = programs(
         sysctl="Apple M2 Pro\n", ioreg='  |   "gpu-core-count" = 19\n  |   "x" = 1\n'
     )
     assert detect("darwin", Path("/none"), run, 32 * GIB) == Hardware(
@@ -140,38 +145,42 @@ def test_mac_reports_family_and_cores() -> None:
 
 
 def test_intel_mac_has_no_gpu() -> None:
-    run = telling(sysctl="Intel(R) Core(TM) i7-8850H CPU @ 2.60GHz\n")
-    told = detect("darwin", Path("/none"), run, 16 * GIB)
+    run = programs(sysctl="Intel(R) Core(TM) i7-8850H CPU @ 2.60GHz\n")
+    hardware = detect("darwin", Path("/none"), run, 16 * GIB)
 
-    assert (told.chip_family, told.gpu_backend, told.tier) == ("unknown", "cpu", 3)
+    assert (hardware.chip_family, hardware.gpu_backend, hardware.tier) == (
+        "unknown",
+        "cpu",
+        3,
+    )
 
 
 def test_container_memory_is_limited(tmp_path: Path) -> None:
     root = files(tmp_path, {"sys/fs/cgroup/memory.max": "4000000000\n"})
-    assert detect("linux", root, telling(), 64 * GIB).memory_gb == 4.0
+    assert detect("linux", root, programs(), 64 * GIB).memory_gb == 4.0
 
     files(tmp_path, {"sys/fs/cgroup/memory.max": "max\n"})
-    assert detect("linux", root, telling(), 64 * GIB).memory_gb == 68.7
+    assert detect("linux", root, programs(), 64 * GIB).memory_gb == 68.7
 
 
 @pytest.mark.parametrize(
-    ("system", "word"),
+    ("system", "platform"),
     [("win32", "windows"), ("freebsd14", "freebsd"), ("android", "android"), ("x", "")],
 )
 def test_machine_without_data_is_unknown(
-    tmp_path: Path, system: str, word: str
+    tmp_path: Path, system: str, platform: str
 ) -> None:
-    told = detect(system, tmp_path, telling(), 0)
+    hardware = detect(system, tmp_path, programs(), 0)
 
-    assert (told.chip, told.chip_family) == ("unknown", "unknown")
-    assert (told.platform, told.tier) == (word, 4)
-    assert told.memory_gb == UNKNOWN_HARDWARE.memory_gb
+    assert (hardware.chip, hardware.chip_family) == ("unknown", "unknown")
+    assert (hardware.platform, hardware.tier) == (platform, 4)
+    assert hardware.memory_gb == UNKNOWN_HARDWARE.memory_gb
 
 
 def test_names_are_short_single_lines(tmp_path: Path) -> None:
     root = files(tmp_path, {"proc/cpuinfo": "model name : a\x1b[2J  b" + "x" * 999})
 
-    chip = detect("linux", root, telling(), GIB).chip
+    chip = detect("linux", root, programs(), GIB).chip
 
     assert chip.startswith("a [2J bxxx")
     assert len(chip) == hardware.TEXT_MAX

@@ -1,4 +1,4 @@
-"""What is measured of this very machine."""
+"""Measurements of this machine."""
 
 from types import SimpleNamespace
 

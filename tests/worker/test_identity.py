@@ -21,7 +21,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "identities" / "otter.json"
 
 
-def kept(file: Path, content: object) -> Path:
+def write_key(file: Path, content: object) -> Path:
     file.parent.mkdir(exist_ok=True)
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     file.chmod(0o600)
@@ -29,7 +29,7 @@ def kept(file: Path, content: object) -> Path:
 
 
 def pair(seed: bytes) -> dict[str, list[int]]:
-    """Return a key pair as other programs keep it."""
+    """Return a key pair as other programs store it."""
     public_key = Signer.from_seed(seed).public_key
     return {"publicKey": [*public_key], "secretKey": [*seed, *public_key]}
 
@@ -66,7 +66,7 @@ def test_file_readable_by_others_is_rejected(file: Path, mode: int) -> None:
 
 def test_key_file_of_another_program_is_accepted(file: Path) -> None:
     seed = bytes(range(32))
-    kept(file, pair(seed))
+    write_key(file, pair(seed))
 
     assert load_identity(file).public_key == Signer.from_seed(seed).public_key
 
@@ -88,7 +88,7 @@ def test_key_file_of_another_program_is_accepted(file: Path) -> None:
     ],
 )
 def test_damaged_file_is_rejected_and_kept(file: Path, content: object) -> None:
-    kept(file, content)
+    write_key(file, content)
     before = file.read_text()
 
     with pytest.raises(ConfigError, match=r"otter\.json is damaged"):

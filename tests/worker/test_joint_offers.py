@@ -31,7 +31,7 @@ EMBEDS = frozenset({JobKind.EMBEDDING})
 
 
 class Patient(Engine):
-    """An engine that takes five seconds, whatever it is asked."""
+    """An engine that takes five seconds for any job."""
 
     async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
         await asyncio.sleep(5.0)
@@ -41,7 +41,7 @@ class Patient(Engine):
 
 @dataclass
 class Stage:
-    """An assortment at work, and what is around it."""
+    """Running joint offers and their environment."""
 
     engines: Sequence[Engine]
     network: Network = field(
@@ -50,7 +50,7 @@ class Stage:
         )
     )
     size: int = 2  # slots of each engine
-    told: list[tuple[str, str]] = field(default_factory=list)
+    reports: list[tuple[str, str]] = field(default_factory=list)
     """Events and the names of the models that they are about."""
 
     reasons: dict[str, str] = field(default_factory=dict)
@@ -76,38 +76,40 @@ class Stage:
             offers=offers,
         )
 
-    def tell(self, item: OfferedModel | None, happening: WorkerEvent) -> None:
+    def on_event(self, item: OfferedModel | None, event: WorkerEvent) -> None:
         name = "" if item is None else item.model.name
-        self.told.append((happening.kind, name))
-        if happening.kind == "left":
-            self.reasons[name] = happening.reason
+        self.reports.append((event.kind, name))
+        if event.kind == "left":
+            self.reasons[name] = event.reason
 
     def assortment(self) -> JointOffers:
         self.slots = [EngineSlots(self.size) for _ in self.engines]
-        shelves = [
+        offered_engines = [
             OfferedEngine(
-                EngineMonitor(engine, self._engine_told), lambda models: models, slots
+                EngineMonitor(engine, self._on_engine_event),
+                lambda models: models,
+                slots,
             )
             for engine, slots in zip(self.engines, self.slots, strict=True)
         ]
-        return JointOffers(shelves, described, self.enlist, self.tell)
+        return JointOffers(offered_engines, described, self.enlist, self.on_event)
 
-    def _engine_told(self, happening: WorkerEvent) -> None:
-        self.told.append((happening.kind, "an engine"))
+    def _on_engine_event(self, event: WorkerEvent) -> None:
+        self.reports.append((event.kind, "an engine"))
 
     @property
     def offered(self) -> dict[str, int]:
-        """What the coordinator was told last: slots by model."""
-        last = [each for each in self.network.said if isinstance(each, OffersChanged)][
+        """The offers sent last: slots by model."""
+        last = [each for each in self.network.sent if isinstance(each, OffersChanged)][
             -1
         ]
         return {name: offer.slots for offer in last.offers for name in offer.models}
 
-    def ask(self, name: str, work: Work) -> None:
-        self.network.tell(RunJob(JobId(name), ONE, work))
+    def submit(self, name: str, work: Work) -> None:
+        self.network.receive(RunJob(JobId(name), ONE, work))
 
     def answers(self, kind: type[Completed] | type[Rejected]) -> list[str]:
-        return [each.job_id for each in self.network.said if isinstance(each, kind)]
+        return [each.job_id for each in self.network.sent if isinstance(each, kind)]
 
 
 def described(model: ServedModel, slots: int) -> Offer:
@@ -136,24 +138,24 @@ def play(stage: Stage, script: Script) -> None:
     virtual.run(scenario())
 
 
-def test_all_models_of_all_engines_are_offered_over_one_connection() -> None:
+def test_all_models_of_all_offered_enginesare_offered_over_one_connection() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         assert len(its.network.links) == 1
         assert [next(iter(each.models)) for each in its.began_with] == ["a", "b", "c"]
         assert its.offered == {"a": 2, "b": 2, "c": 2}
-        assert its.told == [("joined", "a"), ("joined", "b"), ("joined", "c")]
+        assert its.reports == [("joined", "a"), ("joined", "b"), ("joined", "c")]
 
     play(Stage([Engine("a", "b"), Engine("c")]), script)
 
 
 def test_offers_follow_the_lists_of_models() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
-        its.told.clear()
+        its.reports.clear()
         its.engines[0].models = [ServedModel("b"), ServedModel("c")]
         await asyncio.sleep(SOON)
 
         assert its.offered == {"b": 2, "c": 2, "z": 2}
-        assert its.told == [("left", "a"), ("joined", "c")]
+        assert its.reports == [("left", "a"), ("joined", "c")]
         assert its.reasons == {"a": NOT_OFFERED}
         assert len(its.network.links) == 1
 
@@ -162,22 +164,22 @@ def test_offers_follow_the_lists_of_models() -> None:
 
 def test_failed_engine_withdraws_only_its_models() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
-        its.told.clear()
+        its.reports.clear()
         its.engines[0].trouble = "connection refused"
         await asyncio.sleep(SOON)
         assert its.offered == {"b": 2}
-        assert its.told == [("unavailable", "an engine"), ("left", "a")]
+        assert its.reports == [("unavailable", "an engine"), ("left", "a")]
         assert its.reasons == {"a": "the engine is unavailable: connection refused"}
 
         its.engines[0].trouble = None
         await asyncio.sleep(SOON)
         assert its.offered == {"a": 2, "b": 2}
-        assert its.told[2:] == [("available", "an engine"), ("joined", "a")]
+        assert its.reports[2:] == [("available", "an engine"), ("joined", "a")]
 
     play(Stage([Engine("a"), Engine("b")]), script)
 
 
-def test_worker_without_engines_stays_connected() -> None:
+def test_worker_without_offered_enginesstays_connected() -> None:
     async def script(its: Stage, _: JointOffers, task: "asyncio.Task[None]") -> None:
         its.engines[0].trouble = "away"
         await asyncio.sleep(SOON)
@@ -185,7 +187,7 @@ def test_worker_without_engines_stays_connected() -> None:
         await asyncio.sleep(5.0)
 
         assert its.offered == {}
-        assert its.told[-2:] == [("lost", ""), ("joined", "")]
+        assert its.reports[-2:] == [("lost", ""), ("joined", "")]
         assert not task.done()
 
     play(Stage([Engine("a")]), script)
@@ -198,24 +200,24 @@ def test_changes_between_connections_are_sent_on_the_next() -> None:
         its.engines[0].models = [ServedModel("b")]
         await asyncio.sleep(SOON)
         assert its.offered == {"a": 2}
-        its.told.clear()
+        its.reports.clear()
 
         its.network.down = False
         await asyncio.sleep(60.0)
         assert its.offered == {"b": 2}
-        assert its.told == [("joined", "b")]
+        assert its.reports == [("joined", "b")]
 
     play(Stage([Engine("a")]), script)
 
 
-def test_model_of_two_engines_is_offered_once_with_all_slots() -> None:
+def test_model_of_two_offered_enginesis_offered_once_with_all_slots() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         assert its.offered == {"a": 4}
         (offer,) = its.began_with
         assert offer.features == {Feature.STOP}
 
         for number in range(4):
-            its.ask(f"j{number}", chat("a", 5.0))
+            its.submit(f"j{number}", chat("a", 5.0))
         await asyncio.sleep(1.0)
         assert [slots.jobs for slots in its.slots] == [2, 2]
         await asyncio.sleep(5.0)
@@ -240,8 +242,8 @@ def test_model_with_other_kinds_of_the_same_name_is_omitted() -> None:
 
 def test_work_goes_to_the_engine_that_has_the_model() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
-        its.ask("j", chat("b", 5.0))
-        its.ask("k", Embedding("e", ("5.0",)))
+        its.submit("j", chat("b", 5.0))
+        its.submit("k", Embedding("e", ("5.0",)))
         await asyncio.sleep(1.0)
         assert [slots.jobs for slots in its.slots] == [0, 1, 1]
 
@@ -255,8 +257,8 @@ def test_work_goes_to_the_engine_that_has_the_model() -> None:
 
 def test_work_for_any_model_goes_to_a_chat_model() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
-        its.ask("j", chat(ANY_MODEL, 5.0))
-        its.ask("k", Task("summarize", {"input": "word"}))
+        its.submit("j", chat(ANY_MODEL, 5.0))
+        its.submit("k", Task("summarize", {"input": "word"}))
         await asyncio.sleep(0.5)
         assert [slots.jobs for slots in its.slots] == [0, 2]
 
@@ -267,21 +269,21 @@ def test_work_for_any_model_goes_to_a_chat_model() -> None:
 
 def test_unoffered_model_is_rejected() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
-        its.ask("j", chat("b"))
+        its.submit("j", chat("b"))
         await asyncio.sleep(0.5)
 
         refused = Rejected(JobId("j"), ONE, "this worker does not offer b")
-        assert refused in its.network.said
+        assert refused in its.network.sent
 
     play(Stage([Engine("a")]), script)
 
 
 def test_model_is_rejected_while_others_hold_all_slots() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
-        its.ask("j", chat("a", 5.0))
-        its.ask("k", chat("a", 5.0))
-        its.ask("l", chat("b", 5.0))
-        its.ask("m", chat("c", 5.0))
+        its.submit("j", chat("a", 5.0))
+        its.submit("k", chat("a", 5.0))
+        its.submit("l", chat("b", 5.0))
+        its.submit("m", chat("c", 5.0))
         await asyncio.sleep(0.5)
 
         assert its.answers(Rejected) == ["l"]
@@ -292,19 +294,19 @@ def test_model_is_rejected_while_others_hold_all_slots() -> None:
 def test_refused_job_triggers_a_check_of_its_engine() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
         its.engines[1].trouble = "out of order"
-        its.engines[0].looks = 0
-        its.ask("j", chat("b"))
+        its.engines[0].checks = 0
+        its.submit("j", chat("b"))
         await asyncio.sleep(2.5)
 
         assert its.offered == {"a": 2}
-        assert its.engines[0].looks == 0
+        assert its.engines[0].checks == 0
 
     play(Stage([Engine("a"), Engine("b")]), script)
 
 
 def test_running_job_finishes_after_its_model_is_withdrawn() -> None:
     async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
-        its.ask("j", chat("a", 30.0))
+        its.submit("j", chat("a", 30.0))
         await asyncio.sleep(1.0)
         its.engines[0].models = []
         await asyncio.sleep(SOON)
@@ -327,17 +329,17 @@ def test_leave_waits_for_running_jobs() -> None:
     async def script(
         its: Stage, assortment: JointOffers, task: "asyncio.Task[None]"
     ) -> None:
-        its.ask("j", chat("a", 30.0))
+        its.submit("j", chat("a", 30.0))
         await asyncio.sleep(1.0)
 
         assortment.leave()
         await asyncio.sleep(5.0)
-        assert Draining("the worker is leaving") in its.network.said
+        assert Draining("the worker is leaving") in its.network.sent
         assert not task.done()
         await task
 
         assert its.answers(Completed) == ["j"]
-        assert its.told[-2:] == [("left", "a"), ("left", "b")]
+        assert its.reports[-2:] == [("left", "a"), ("left", "b")]
 
     play(Stage([Engine("a", "b")]), script)
 

@@ -1,4 +1,4 @@
-"""The names of workers that were given none."""
+"""Default names of workers."""
 
 import os
 import socket
@@ -72,6 +72,6 @@ def test_duplicate_chosen_name_is_warned_of(
         with chosen_name(tmp_path, "vm", "http://a") as name:
             assert name == "vm"
 
-    (said,) = caplog.messages
-    assert "is named vm and joins http://a as well" in said
-    assert "--name" in said
+    (warning,) = caplog.messages
+    assert "is named vm and joins http://a as well" in warning
+    assert "--name" in warning

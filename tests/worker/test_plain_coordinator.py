@@ -1,4 +1,4 @@
-"""Our worker at a Dispatch coordinator that knows nothing of Shoal; all parts are real.
+"""Our worker at a Dispatch coordinator without Shoal's extensions; all parts are real.
 
 The coordinator's words are as recorded with the original one.
 """
@@ -47,13 +47,13 @@ class Peer:
         self._socket = socket
 
     async def registered(self) -> dict[str, Any]:
-        """Wait for the worker to register; let it in."""
+        """Wait for the worker to register; admit it."""
         message = await self.message("register")
-        await self.say(type="register_ack", status="ok", worker_id="0b1c")
+        await self.send(type="register_ack", status="ok", worker_id="0b1c")
         return message
 
     async def message(self, wanted: str) -> dict[str, Any]:
-        """Return the next message of a type; others are passed over."""
+        """Return the next message of a type; skip others."""
         while True:
             message = await self._socket.receive()
             assert message.type is WSMsgType.TEXT, f"gone before {wanted}"
@@ -61,13 +61,13 @@ class Peer:
             if data["type"] == wanted:
                 return data
             if data["type"] == "heartbeat":
-                await self.say(type="heartbeat_ack", status="ok")
+                await self.send(type="heartbeat_ack", status="ok")
 
-    async def say(self, **message: object) -> None:
+    async def send(self, **message: object) -> None:
         await self._socket.send_str(json.dumps(message))
 
     async def assign(self, job_id: str, job_type: str, **payload: object) -> None:
-        await self.say(
+        await self.send(
             type="job_assign",
             job_id=job_id,
             job_type=job_type,
@@ -77,14 +77,14 @@ class Peer:
             user_id="u1",
         )
 
-    async def gone(self) -> None:
-        """Wait until the worker hangs up."""
+    async def wait_closed(self) -> None:
+        """Wait until the worker disconnects."""
         while (await self._socket.receive()).type is WSMsgType.TEXT:
             pass
 
 
 class Server:
-    """Hands each connection to the next of some functions."""
+    """Passes each connection to the next handler."""
 
     def __init__(self, *connections: Serve) -> None:
         self._connections = list(connections)
@@ -105,9 +105,9 @@ class Server:
 
 @asynccontextmanager
 async def worker_at(
-    server: Server, folder: Path, happened: list[WorkerEvent]
+    server: Server, folder: Path, reports: list[WorkerEvent]
 ) -> AsyncIterator[Agent]:
-    """Run our worker against ``server`` for the length of the block."""
+    """Run our worker against ``server`` within the block."""
     app = web.Application()
     app.router.add_get("/{path:.*}", server.handle)
     runner = web.AppRunner(app)
@@ -131,7 +131,7 @@ async def worker_at(
         only_model(TaskRunner(engine, member.model), EngineSlots(2)),
         clock,
         random.Random(0),
-        happened.append,
+        reports.append,
         machine=MachineProbe(HealthMeter().measure),
     )
     running = asyncio.create_task(agent.run())
@@ -146,11 +146,11 @@ async def worker_at(
 
 
 async def play(server: Server, folder: Path) -> list[WorkerEvent]:
-    """Let the worker meet the server until all connections were served."""
-    happened: list[WorkerEvent] = []
-    async with worker_at(server, folder, happened):
+    """Run the worker until the server has handled all connections."""
+    reports: list[WorkerEvent] = []
+    async with worker_at(server, folder, reports):
         await server.served.wait()
-    return happened
+    return reports
 
 
 def check_receipt(done: dict[str, Any], public_key: str) -> None:
@@ -225,7 +225,7 @@ async def test_running_jobs_are_presented_after_a_reconnect(
     async def first(peer: Peer) -> None:
         await peer.registered()
         await peer.assign("j", "LLM_INFER", prompt=question)
-        await peer.say(type="heartbeat_ack", status="ok")
+        await peer.send(type="heartbeat_ack", status="ok")
 
     async def second(peer: Peer) -> None:
         seen["register"] = await peer.registered()
@@ -252,10 +252,10 @@ async def test_leaving_worker_finishes_its_jobs(
         for _ in range(2):
             done = await peer.message("job_complete")
             seen[done["job_id"]] = done["output"]
-        await peer.gone()
+        await peer.wait_closed()
 
-    happened: list[WorkerEvent] = []
-    async with worker_at(server := Server(serve), tmp_path, happened) as agent:
+    reports: list[WorkerEvent] = []
+    async with worker_at(server := Server(serve), tmp_path, reports) as agent:
         await assigned.wait()
         await eventually(lambda: not agent.idle)
         agent.leave()
@@ -268,12 +268,12 @@ async def test_leaving_worker_finishes_its_jobs(
 async def test_final_refusal_ends_the_worker(tmp_path: Path) -> None:
     async def serve(peer: Peer) -> None:
         await peer.message("register")
-        await peer.say(type="register_ack", status="error", error="no more room")
-        await peer.gone()
+        await peer.send(type="register_ack", status="error", error="no more room")
+        await peer.wait_closed()
 
-    happened: list[WorkerEvent] = []
-    async with worker_at(Server(serve), tmp_path, happened):
-        await eventually(lambda: bool(happened))
+    reports: list[WorkerEvent] = []
+    async with worker_at(Server(serve), tmp_path, reports):
+        await eventually(lambda: bool(reports))
 
-    assert happened[-1].kind == "left"
-    assert "no more room" in happened[-1].reason
+    assert reports[-1].kind == "left"
+    assert "no more room" in reports[-1].reason

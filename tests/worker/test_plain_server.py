@@ -1,4 +1,4 @@
-"""Our node at a GrandSage server that knows nothing of Shoal; all parts are real."""
+"""Our node at a GrandSage server without Shoal's extensions; all parts are real."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ Serve: TypeAlias = Callable[[web.WebSocketResponse], Awaitable[None]]
 
 
 class Server:
-    """Hands each connection to the next of some functions; counts what it saw."""
+    """Passes each connection to the next handler; counts connections."""
 
     def __init__(self, *connections: Serve) -> None:
         self._connections = list(connections)
@@ -54,9 +54,9 @@ class Server:
 
 @asynccontextmanager
 async def node_at(
-    server: Server, happenings: list[WorkerEvent], slots: int = 2
+    server: Server, reports: list[WorkerEvent], slots: int = 2
 ) -> AsyncIterator["asyncio.Task[str]"]:
-    """Run our node against ``server`` for the length of the block."""
+    """Run our node against ``server`` within the block."""
     app = web.Application()
     app.router.add_get("/{path:.*}", server.handle)
     runner = web.AppRunner(app)
@@ -71,7 +71,7 @@ async def node_at(
         only_model(TaskRunner(engine, member.model), EngineSlots(slots)),
         LoopClock(),
         random.Random(0),
-        happenings.append,
+        reports.append,
     )
     running = asyncio.create_task(agent.run())
     try:
@@ -103,7 +103,7 @@ def task(id_: int, question: str, max_new_tokens: int = 400) -> str:
 
 
 async def frame(socket: web.WebSocketResponse) -> tuple[int, str]:
-    """Return the next frame's id and text; keepalives are passed over."""
+    """Return the next frame's id and text; skip keepalives."""
     while True:
         message = await socket.receive()
         if message.type is WSMsgType.TEXT:
@@ -198,15 +198,15 @@ async def test_running_tasks_continue_on_the_next_connection() -> None:
         pieces.append(await answer(socket, 5))
 
     server = Server(first, second)
-    happenings: list[WorkerEvent] = []
-    async with node_at(server, happenings):
+    reports: list[WorkerEvent] = []
+    async with node_at(server, reports):
         await server.served.wait()
 
     # What was under way when the connection broke is lost, as with any node.
     assert COUNT.startswith("".join(pieces[:3]))
     assert pieces[3]
     assert COUNT.endswith(pieces[3])
-    assert happenings[0].kind == "waiting", "it broke too soon to be called joined"
+    assert reports[0].kind == "waiting", "it broke too soon to be called joined"
 
 
 async def test_error_ends_the_connection_and_is_logged(
@@ -242,9 +242,9 @@ async def test_refusal_is_final(code: int, advice: str) -> None:
         await socket.close(code=code, message=b"Invalid token")
 
     server = Server(serve)
-    happenings: list[WorkerEvent] = []
-    async with node_at(server, happenings) as running:
+    reports: list[WorkerEvent] = []
+    async with node_at(server, reports) as running:
         reason = await running
 
     assert advice in reason
-    assert happenings == [WorkerEvent("left", reason)]
+    assert reports == [WorkerEvent("left", reason)]

@@ -1,4 +1,4 @@
-"""What is offered of an engine as its models come and go, in virtual time."""
+"""Separate offers follow the models of an engine, in virtual time."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -26,7 +26,7 @@ ONE = LeaseNumber(1)
 
 
 class Shelf:
-    """An engine whose models a test takes and puts back."""
+    """An engine whose models a test removes and restores."""
 
     slots = 2
 
@@ -34,13 +34,13 @@ class Shelf:
         self.models: Sequence[ServedModel] = [ServedModel(name) for name in names]
         self.trouble: str | None = None
         self.hangs = False
-        self.looks = 0
+        self.checks = 0
 
     async def start(self) -> None:
         pass
 
     async def refresh(self) -> None:
-        self.looks += 1
+        self.checks += 1
         if self.hangs:
             await asyncio.Event().wait()
         if self.trouble is not None:
@@ -59,13 +59,13 @@ class Shelf:
 
 @dataclass
 class Stage:
-    """An offering at work, and what is around it: a network for each agent."""
+    """Running separate offers, with a network for each agent."""
 
     engine: Shelf
     names: Callable[[Sequence[ServedModel]], Sequence[ServedModel]] = lambda models: (
         models
     )
-    happened: list[WorkerEvent] = field(default_factory=list)
+    reports: list[WorkerEvent] = field(default_factory=list)
     agents: list[tuple[str, Agent, Network, list[WorkerEvent]]] = field(
         default_factory=list
     )
@@ -73,7 +73,7 @@ class Stage:
     watch: EngineMonitor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.watch = EngineMonitor(self.engine, self.happened.append)
+        self.watch = EngineMonitor(self.engine, self.reports.append)
 
     def enlist(self, model: ServedModel) -> Agent:
         network, told = Network(farewell=self.farewell), list[WorkerEvent]()
@@ -89,7 +89,7 @@ class Stage:
         return agent
 
     @property
-    def there(self) -> list[str]:
+    def offered(self) -> list[str]:
         """The models that are offered."""
         return sorted(
             name
@@ -106,9 +106,9 @@ class Stage:
         assert told[-1].kind == "left"
         return told[-1].reason
 
-    def ask(self, name: str, seconds: float) -> None:
+    def submit(self, name: str, seconds: float) -> None:
         message = {"role": "user", "content": str(seconds)}
-        self.network(name).tell(RunJob(JobId("j"), ONE, Chat(name, (message,))))
+        self.network(name).receive(RunJob(JobId("j"), ONE, Chat(name, (message,))))
 
 
 Script = Callable[[Stage, SeparateOffers, "asyncio.Task[None]"], Awaitable[None]]
@@ -130,21 +130,21 @@ def play(stage: Stage, script: Script) -> None:
 
 def test_offers_follow_the_list_of_models() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
-        assert its.there == ["a", "b"]
+        assert its.offered == ["a", "b"]
 
         its.engine.models = [ServedModel("b"), ServedModel("c")]
         await asyncio.sleep(SOON)
 
-        assert its.there == ["b", "c"]
+        assert its.offered == ["b", "c"]
         assert its.left("a") == NOT_OFFERED
-        assert its.happened == []
+        assert its.reports == []
 
     play(Stage(Shelf("a", "b")), script)
 
 
 def test_only_selected_models_are_offered() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
-        assert its.there == ["short"]
+        assert its.offered == ["short"]
 
     def choose(models: Sequence[ServedModel]) -> Sequence[ServedModel]:
         return [replace(m, name="short") for m in models if m.name == "a:latest"]
@@ -154,7 +154,7 @@ def test_only_selected_models_are_offered() -> None:
 
 def test_offered_models_are_limited() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
-        assert len(its.there) == AGENTS_MAX
+        assert len(its.offered) == AGENTS_MAX
 
     play(Stage(Shelf(*map(str, range(AGENTS_MAX + 9)))), script)
 
@@ -163,14 +163,14 @@ def test_failed_engine_is_withdrawn_until_it_recovers() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
         its.engine.trouble = "connection refused"
         await asyncio.sleep(5 * SOON)
-        assert its.there == []
+        assert its.offered == []
         assert its.left("a") == "the engine is unavailable: connection refused"
 
         its.engine.trouble = None
         await asyncio.sleep(SOON)
 
-        assert its.there == ["a", "b"]
-        assert its.happened == [
+        assert its.offered == ["a", "b"]
+        assert its.reports == [
             WorkerEvent("unavailable", "connection refused"),
             WorkerEvent("available"),
         ]
@@ -182,17 +182,17 @@ def test_hanging_engine_is_withdrawn_after_two_checks() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
         its.engine.hangs = True
         await asyncio.sleep(CHECK_INTERVAL + CHECK_TIMEOUT + 1.0)
-        assert its.there == ["a"], "it may only be busy"
+        assert its.offered == ["a"], "it may only be busy"
 
         await asyncio.sleep(CHECK_INTERVAL + CHECK_TIMEOUT + 1.0)
-        assert its.there == []
-        assert its.happened == [
+        assert its.offered == []
+        assert its.reports == [
             WorkerEvent("unavailable", f"no answer within {CHECK_TIMEOUT:g} s")
         ]
 
         its.engine.hangs = False
         await asyncio.sleep(CHECK_TIMEOUT + SOON)
-        assert its.there == ["a"]
+        assert its.offered == ["a"]
 
     play(Stage(Shelf("a")), script)
 
@@ -200,48 +200,48 @@ def test_hanging_engine_is_withdrawn_after_two_checks() -> None:
 def test_refused_job_triggers_a_check() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
         its.engine.trouble = "out of order"
-        its.ask("a", 1.0)
+        its.submit("a", 1.0)
         await asyncio.sleep(2.5)
 
-        assert its.there == []
+        assert its.offered == []
 
     play(Stage(Shelf("a")), script)
 
 
 def test_many_refusals_trigger_few_checks() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
-        its.engine.looks = 0
+        its.engine.checks = 0
         for _number in range(100):
             its.watch.request_check()
             await asyncio.sleep(0.1)
 
-        assert its.engine.looks <= 11
+        assert its.engine.checks <= 11
 
     play(Stage(Shelf("a")), script)
 
 
 def test_running_job_finishes_before_its_model_is_withdrawn() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
-        its.ask("a", 30.0)
+        its.submit("a", 30.0)
         await asyncio.sleep(1.0)
         its.engine.models = []
         await asyncio.sleep(SOON)
-        assert its.there == ["a"]
-        assert its.network("a").said == [Draining(NOT_OFFERED)]
+        assert its.offered == ["a"]
+        assert its.network("a").sent == [Draining(NOT_OFFERED)]
 
         its.engine.models = [ServedModel("a")]
         await asyncio.sleep(30.0)
 
-        assert isinstance(its.agents[0][2].said[-1], Completed)
+        assert isinstance(its.agents[0][2].sent[-1], Completed)
         assert len(its.agents) == 2, "it is back as a new one"
-        assert its.there == ["a"]
+        assert its.offered == ["a"]
 
     play(Stage(Shelf("a")), script)
 
 
 def test_changed_model_rejoins_once_it_is_idle() -> None:
     async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
-        its.ask("a", 30.0)
+        its.submit("a", 30.0)
         await asyncio.sleep(1.0)
         its.engine.models = [ServedModel("a", context=9)]
         await asyncio.sleep(SOON)
@@ -251,7 +251,7 @@ def test_changed_model_rejoins_once_it_is_idle() -> None:
 
         assert its.agents[0][3][-1] == WorkerEvent("left", CHANGED)
         assert len(its.agents) == 2
-        assert its.there == ["a"]
+        assert its.offered == ["a"]
 
     play(Stage(Shelf("a")), script)
 
@@ -260,16 +260,16 @@ def test_leave_waits_for_running_jobs() -> None:
     async def script(
         its: Stage, offering: SeparateOffers, task: "asyncio.Task[None]"
     ) -> None:
-        its.ask("a", 30.0)
+        its.submit("a", 30.0)
         await asyncio.sleep(1.0)
 
         offering.leave()
         await asyncio.sleep(5.0)
-        assert its.there == ["a"]
+        assert its.offered == ["a"]
         await task
 
-        assert its.there == []
-        assert isinstance(its.network("a").said[-1], Completed)
+        assert its.offered == []
+        assert isinstance(its.network("a").sent[-1], Completed)
 
     play(Stage(Shelf("a", "b")), script)
 
@@ -306,7 +306,7 @@ def test_refused_model_stays_withdrawn_and_others_stay() -> None:
         its.network("a").links[-1].arrive("go away")
         await asyncio.sleep(5 * SOON)
 
-        assert its.there == ["b"]
+        assert its.offered == ["b"]
         assert len(its.agents) == 2
         assert not task.done()
 

@@ -1,4 +1,4 @@
-"""Functions that are called in a real Ray cluster."""
+"""Function calls in a real Ray cluster."""
 
 import asyncio
 import sys
@@ -115,13 +115,15 @@ async def test_trust_does_not_unpickle_other_values(caller: ProcessCaller) -> No
 async def test_last_progress_precedes_the_value(
     caller: ProcessCaller,
 ) -> None:
-    said: list[tuple[float | None, str]] = []
+    reports: list[tuple[float | None, str]] = []
 
     await caller.processes.call(
-        call("steps", 5), no_blobs, lambda share, remark: said.append((share, remark))
+        call("steps", 5),
+        no_blobs,
+        lambda share, remark: reports.append((share, remark)),
     )
 
-    assert said[-1] == (1.0, "done")
+    assert reports[-1] == (1.0, "done")
 
 
 async def test_large_argument_is_put_into_the_cluster_once(
@@ -129,10 +131,10 @@ async def test_large_argument_is_put_into_the_cluster_once(
 ) -> None:
     path = tmp_path / "blob"
     path.write_bytes(pack(np.ones(100_000)).data)
-    asked: list[bytes] = []
+    requested: list[bytes] = []
 
     async def fetch(digest: bytes) -> Path:
-        asked.append(digest)
+        requested.append(digest)
         return path
 
     refers = call("total", Ref(b"d" * 32))
@@ -142,7 +144,7 @@ async def test_large_argument_is_put_into_the_cluster_once(
     )
 
     assert {ValueReader().read(each) for each in (first, *others)} == {100_000.0}
-    assert asked == [b"d" * 32]
+    assert requested == [b"d" * 32]
 
 
 async def test_missing_large_argument_is_unavailable(
@@ -204,13 +206,15 @@ async def test_stream_aborts_timed_out_and_recalled_calls(
 
 
 async def test_closed_streams_free_their_processors(caller: ProcessCaller) -> None:
-    lanes = [RecordedStream.open(caller.processes, CallStream("pid")) for _ in range(2)]
-    for each in lanes:
+    streams = [
+        RecordedStream.open(caller.processes, CallStream("pid")) for _ in range(2)
+    ]
+    for each in streams:
         each.push(())
         await each.wait_for(1)
     with pytest.raises(Unavailable, match="all 2 slots are taken"):
         RecordedStream.open(caller.processes, CallStream("pid"))
-    for each in lanes:
+    for each in streams:
         assert each.stream is not None
         each.stream.close()
 
