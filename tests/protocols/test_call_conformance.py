@@ -85,7 +85,7 @@ cuts = st.lists(st.integers(1, 400), min_size=1, max_size=8)
 
 
 @every_protocol
-def test_a_worker_joins_as_what_it_says_it_is(protocol: AnyWireProtocol) -> None:
+def test_a_worker_joins_with_the_offer_it_states(protocol: AnyWireProtocol) -> None:
     met, offered = connect(protocol).events
 
     assert isinstance(met, PeerJoined)
@@ -95,7 +95,7 @@ def test_a_worker_joins_as_what_it_says_it_is(protocol: AnyWireProtocol) -> None
 
 @every_protocol
 @given(work=calls, cut=cuts)
-def test_a_call_arrives_as_it_was_issued(
+def test_a_call_arrives_unchanged(
     protocol: AnyWireProtocol, work: Call, cut: list[int]
 ) -> None:
     pair = connect(protocol, cut=partial(in_pieces, cut))
@@ -107,7 +107,7 @@ def test_a_call_arrives_as_it_was_issued(
 
 @every_protocol
 @given(value=values.map(packed), blobs=digests, cut=cuts)
-def test_a_value_arrives_as_it_was_returned(
+def test_a_value_arrives_unchanged(
     protocol: AnyWireProtocol, value: bytes, blobs: tuple[bytes, ...], cut: list[int]
 ) -> None:
     pair = connect(protocol, cut=partial(in_pieces, cut))
@@ -120,7 +120,7 @@ def test_a_value_arrives_as_it_was_returned(
 
 @every_protocol
 @given(text=st.text(min_size=1, max_size=50), fault=st.sampled_from(Fault))
-def test_what_went_wrong_arrives_as_it_was_said(
+def test_failures_arrive_unchanged(
     protocol: AnyWireProtocol, text: str, fault: Fault
 ) -> None:
     pair = connect(protocol)
@@ -137,7 +137,9 @@ def test_what_went_wrong_arrives_as_it_was_said(
 
 
 @every_protocol
-def test_a_task_is_a_call_there_and_text_here(protocol: AnyWireProtocol) -> None:
+def test_a_task_is_a_call_at_the_worker_and_text_at_the_coordinator(
+    protocol: AnyWireProtocol,
+) -> None:
     pair = connect(protocol)
 
     run = given_job(pair, replace(RUN, work=TASK))
@@ -148,7 +150,7 @@ def test_a_task_is_a_call_there_and_text_here(protocol: AnyWireProtocol) -> None
 
 
 @every_protocol
-def test_a_cancelled_call_is_over_at_both_ends(protocol: AnyWireProtocol) -> None:
+def test_a_cancelled_call_ends_at_both_ends(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
     run = given_job(pair)
 
@@ -160,7 +162,7 @@ def test_a_cancelled_call_is_over_at_both_ends(protocol: AnyWireProtocol) -> Non
 
 
 @every_protocol
-def test_two_leases_of_one_call_are_told_apart(protocol: AnyWireProtocol) -> None:
+def test_two_leases_of_one_call_are_distinct(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
     first = given_job(pair)
     second = given_job(pair, replace(RUN, lease=LeaseNumber(3)))
@@ -193,7 +195,7 @@ def test_progress_arrives_while_a_call_runs(protocol: AnyWireProtocol) -> None:
     error=texts,
     cut=cuts,
 )
-def test_calls_in_a_lane_go_there_and_come_back(
+def test_calls_in_a_call_stream_make_a_round_trip(
     protocol: AnyWireProtocol, pushed: list[object], error: str, cut: list[int]
 ) -> None:
     pair = connect(protocol, cut=partial(in_pieces, cut))
@@ -220,7 +222,7 @@ def test_calls_in_a_lane_go_there_and_come_back(
 
 
 @every_protocol
-def test_a_lane_that_cannot_be_is_refused_like_a_call(
+def test_a_rejected_call_stream_is_reported_like_a_call(
     protocol: AnyWireProtocol,
 ) -> None:
     pair = connect(protocol)
@@ -233,7 +235,7 @@ def test_a_lane_that_cannot_be_is_refused_like_a_call(
 
 @every_protocol
 @pytest.mark.parametrize("size", [0, 1, 300_000, 2_000_000])
-def test_blobs_go_both_ways_and_are_asked_for(
+def test_blobs_are_requested_and_sent_both_ways(
     protocol: AnyWireProtocol, size: int
 ) -> None:
     pair = connect(protocol, cut=partial(in_pieces, [100_000]))
@@ -252,7 +254,7 @@ def test_blobs_go_both_ways_and_are_asked_for(
 
 
 @every_protocol
-def test_what_a_worker_can_take_is_told_when_it_changes(
+def test_changed_offers_and_load_are_reported(
     protocol: AnyWireProtocol,
 ) -> None:
     pair = connect(protocol)
@@ -269,7 +271,7 @@ def test_what_a_worker_can_take_is_told_when_it_changes(
 
 @every_protocol
 @given(data=st.data())
-def test_no_bytes_whatever_break_either_end(
+def test_any_bytes_are_accepted_or_refused_by_either_end(
     protocol: AnyWireProtocol, data: st.DataObject
 ) -> None:
     pair = connect(protocol)
@@ -305,7 +307,9 @@ def test_nothing_follows_a_close(protocol: AnyWireProtocol) -> None:
 
 
 @every_protocol
-def test_a_dismissed_worker_stays_away_and_says_why(protocol: AnyWireProtocol) -> None:
+def test_a_dismissed_worker_does_not_reconnect_and_reports_the_reason(
+    protocol: AnyWireProtocol,
+) -> None:
     pair = connect(protocol)
 
     pair.command(Dismiss("replaced: choose another --name"))
@@ -315,7 +319,7 @@ def test_a_dismissed_worker_stays_away_and_says_why(protocol: AnyWireProtocol) -
 
 
 @every_protocol
-def test_a_deadline_lies_ahead_once_it_was_ticked(protocol: AnyWireProtocol) -> None:
+def test_after_a_tick_the_deadline_lies_ahead(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
 
     for session in (pair.coordinator, pair.worker):
@@ -329,7 +333,7 @@ def test_a_deadline_lies_ahead_once_it_was_ticked(protocol: AnyWireProtocol) -> 
 
 
 @every_protocol
-def test_a_talking_worker_is_kept_and_a_silent_one_is_not(
+def test_an_active_worker_stays_connected_and_a_silent_one_does_not(
     protocol: AnyWireProtocol,
 ) -> None:
     pair = connect(protocol)

@@ -105,7 +105,7 @@ usages = st.builds(Usage, st.integers(0, 2**40), st.integers(0, 2**40))
 
 
 @every_protocol
-def test_a_worker_joins_as_what_it_says_it_is(protocol: AnyWireProtocol) -> None:
+def test_a_worker_joins_with_the_offer_it_states(protocol: AnyWireProtocol) -> None:
     model = MEMBER.model
     _, heard = connect(protocol)
 
@@ -147,7 +147,7 @@ def test_an_address_that_cannot_be_dialled_is_refused(
 
 @every_protocol
 @given(work=chats | completions | embeddings, continues=texts)
-def test_a_job_arrives_as_it_was_issued(
+def test_a_job_arrives_unchanged(
     protocol: AnyWireProtocol, work: Work, continues: str
 ) -> None:
     pair, (joined,) = connect(protocol)
@@ -171,7 +171,7 @@ def test_a_job_arrives_as_it_was_issued(
     reason=st.sampled_from(["stop", "length"]),
     usage=st.none() | usages,
 )
-def test_an_answer_arrives_as_it_was_given(
+def test_an_answer_arrives_unchanged(
     protocol: AnyWireProtocol,
     pieces: list[AnswerPiece],
     reason: str,
@@ -202,7 +202,7 @@ def test_an_answer_arrives_as_it_was_given(
 
 @every_protocol
 @given(text=texts, fault=st.sampled_from(Fault))
-def test_what_went_wrong_arrives_as_it_was_said(
+def test_failures_arrive_unchanged(
     protocol: AnyWireProtocol, text: str, fault: Fault
 ) -> None:
     pair, _ = connect(protocol)
@@ -221,7 +221,7 @@ def test_what_went_wrong_arrives_as_it_was_said(
 
 
 @every_protocol
-def test_a_cancelled_job_is_over_at_both_ends(protocol: AnyWireProtocol) -> None:
+def test_a_cancelled_job_ends_at_both_ends(protocol: AnyWireProtocol) -> None:
     pair, _ = connect(protocol)
     if CancelJob not in pair.coordinator.accepts:
         with pytest.raises(Unsupported):
@@ -238,7 +238,7 @@ def test_a_cancelled_job_is_over_at_both_ends(protocol: AnyWireProtocol) -> None
 
 
 @every_protocol
-def test_two_leases_of_one_job_are_told_apart(protocol: AnyWireProtocol) -> None:
+def test_two_leases_of_one_job_are_distinct(protocol: AnyWireProtocol) -> None:
     pair, joined = connect(protocol)
     first = given_job(pair)
     (second,) = pair.issue_command(replace(RUN, lease=LeaseNumber(3)))
@@ -262,7 +262,7 @@ def test_two_leases_of_one_job_are_told_apart(protocol: AnyWireProtocol) -> None
 
 @every_protocol
 @given(data=st.data())
-def test_no_message_whatever_breaks_either_end(
+def test_any_message_is_accepted_or_refused_by_either_end(
     protocol: AnyWireProtocol, data: st.DataObject
 ) -> None:
     pair, _ = connect(protocol)
@@ -305,7 +305,7 @@ def test_nothing_follows_a_close(protocol: AnyWireProtocol) -> None:
 
 
 @every_protocol
-def test_a_deadline_lies_ahead_once_it_was_ticked(protocol: AnyWireProtocol) -> None:
+def test_after_a_tick_the_deadline_lies_ahead(protocol: AnyWireProtocol) -> None:
     pair, _ = connect(protocol)
 
     for session in (pair.coordinator, pair.worker):
@@ -319,7 +319,7 @@ def test_a_deadline_lies_ahead_once_it_was_ticked(protocol: AnyWireProtocol) -> 
 
 
 @every_protocol
-def test_a_talking_worker_is_kept_and_a_silent_one_is_not(
+def test_an_active_worker_stays_connected_and_a_silent_one_does_not(
     protocol: AnyWireProtocol,
 ) -> None:
     pair, _ = connect(protocol)

@@ -84,7 +84,7 @@ def join(
     return outputs, applicants[0] if applicants else None
 
 
-def test_an_original_worker_joins_as_what_it_says_it_is() -> None:
+def test_an_original_worker_joins_with_the_offer_it_states() -> None:
     session = opened()
 
     outputs = session.receive([register(pricing_hint="$0.010")], NOW)
@@ -120,7 +120,7 @@ def test_an_original_worker_joins_as_what_it_says_it_is() -> None:
         ({"shoal": {"proof": 5}}, DeviceKind.DESKTOP, {"m"}, BOTH),
     ],
 )  # fmt: skip
-def test_what_it_says_decides_what_it_gets(
+def test_the_registration_decides_the_offer(
     fields: dict[str, object], device: DeviceKind, models: set[str], kinds: set[JobKind]
 ) -> None:
     session = opened(Config(model="m"))
@@ -158,7 +158,7 @@ def test_what_it_says_decides_what_it_gets(
         ({"pricing_hint": "x" * 257}, "pricing_hint"),
     ],
 )
-def test_a_bad_registration_is_answered_with_the_field_that_is_bad(
+def test_an_invalid_registration_is_answered_with_the_invalid_field(
     fields: dict[str, object], fault: str
 ) -> None:
     session = opened()
@@ -206,7 +206,7 @@ def test_every_connection_has_an_id_and_a_challenge_of_its_own() -> None:
     assert ids[0] != ids[1]
 
 
-def test_the_first_subprotocol_that_is_offered_is_taken() -> None:
+def test_the_first_offered_subprotocol_is_accepted() -> None:
     # As in the recorded case ws-subprotocol.
     offered = {"sec-websocket-protocol": "dispatch.v1, other"}
 
@@ -218,7 +218,7 @@ def test_the_first_subprotocol_that_is_offered_is_taken() -> None:
 # Tokens.
 
 
-def test_without_a_token_nobody_registers() -> None:
+def test_a_worker_without_a_token_is_refused() -> None:
     accepted = accept(admission=require_token("secret"))
     accepted.session.tick(NOW)
 
@@ -230,7 +230,7 @@ def test_without_a_token_nobody_registers() -> None:
     assert accepted.session.deadline is None
 
 
-def test_an_open_coordinator_takes_original_workers_and_checks_tokens() -> None:
+def test_an_open_coordinator_admits_original_workers_and_checks_tokens() -> None:
     accepted = accept(config=Config(open=True), admission=require_token("secret"))
     accepted.session.tick(NOW)
     outputs = accepted.session.receive([REGISTER], NOW)
@@ -243,7 +243,7 @@ def test_an_open_coordinator_takes_original_workers_and_checks_tokens() -> None:
 
 
 @pytest.mark.parametrize("token", ["secret", "with space", "ümlaut%20", "a.sha256-x"])
-def test_a_worker_of_ours_presents_its_token(token: str) -> None:
+def test_a_shoal_worker_presents_its_token(token: str) -> None:
     outputs, applicant = join(replace(WORKER, token=token), require_token(token))
 
     assert [type(each) for each in meant(outputs)] == [Joined]
@@ -259,7 +259,7 @@ def test_a_wrong_token_is_refused_with_the_reason() -> None:
     assert len(close.text.encode()) <= 123
 
 
-def test_why_a_token_is_no_good_is_passed_on() -> None:
+def test_the_reason_of_the_admission_check_is_passed_on() -> None:
     def admit(applicant: JoinRequest) -> AdmissionGrant:
         raise NotAdmitted("The token has expired")
 
@@ -278,7 +278,7 @@ def test_a_token_counts_only_for_a_worker_with_a_name() -> None:
     assert HEADER in refused(outputs)
 
 
-def test_who_was_let_in_by_a_key_has_to_prove_it() -> None:
+def test_a_worker_admitted_under_a_key_must_prove_it() -> None:
     headers = {OURS: f"1, key={KEY}", "authorization": "Bearer secret"}
     session = accept(headers, admission=require_token("secret")).session
 
@@ -287,7 +287,7 @@ def test_who_was_let_in_by_a_key_has_to_prove_it() -> None:
     assert "shoal.proof" in refused(list(session.receive([other], NOW)))
 
 
-def test_the_use_of_a_token_is_handed_on() -> None:
+def test_the_grant_is_passed_on() -> None:
     used = AdmissionGrant("id", "dispatch:" + KEY)
 
     assert accept(admission=lambda applicant: used).grant == used
@@ -296,7 +296,7 @@ def test_the_use_of_a_token_is_handed_on() -> None:
 # Proofs.
 
 
-def test_a_program_of_others_can_prove_its_key_and_no_more() -> None:
+def test_another_program_can_prove_its_key_without_the_extension() -> None:
     accepted = accept({OURS: "1"})
     accepted.session.tick(NOW)
 
@@ -312,7 +312,7 @@ def test_a_program_of_others_can_prove_its_key_and_no_more() -> None:
     assert CancelJob not in accepted.session.accepts
 
 
-def test_a_worker_of_ours_is_offered_whole() -> None:
+def test_a_shoal_workers_offer_has_all_fields() -> None:
     member = replace(
         WORKER,
         tasks=frozenset({"summarize"}),
@@ -340,7 +340,7 @@ def test_a_worker_of_ours_is_offered_whole() -> None:
     )
 
 
-def test_commands_of_ours_are_accepted_before_the_worker_has_joined() -> None:
+def test_a_shoal_worker_can_be_cancelled_once_it_registers() -> None:
     accepted = accept({OURS: f"1, key={KEY}"})
     shoal: dict[str, Any] = {"proof": proof(accepted), "version": 1}
 
@@ -367,7 +367,7 @@ def test_the_proof_of_another_connection_is_refused() -> None:
         {"proof": "A" * 86 + "=="}, {"proof": "A" * 500}, {"proof": None},
     ],
 )  # fmt: skip
-def test_what_proves_nothing_is_refused(said: object) -> None:
+def test_an_invalid_proof_is_refused(said: object) -> None:
     session = accept({OURS: "1"}).session
     text = json.dumps(json.loads(REGISTER) | {"shoal": said})
 
@@ -382,7 +382,7 @@ def test_a_proof_by_another_key_is_refused() -> None:
     assert "shoal.proof" in refused(list(accepted.session.receive([text], NOW)))
 
 
-def test_the_proof_is_for_this_coordinator_alone() -> None:
+def test_a_proof_for_another_coordinator_is_refused() -> None:
     accepted = accept({OURS: "1"})
     asked = read_header(accepted.headers[HEADER])
     elsewhere = proof_message(asked.challenge, SIGNERS["B"].public_key, A.public_key)
@@ -393,7 +393,7 @@ def test_the_proof_is_for_this_coordinator_alone() -> None:
     assert "shoal.proof" in refused(list(accepted.session.receive([text], NOW)))
 
 
-def test_nobody_takes_the_place_of_who_has_proved_the_key() -> None:
+def test_an_unproven_worker_does_not_replace_a_proven_one() -> None:
     proven, _ = join(WORKER)
     unproven = opened().receive([REGISTER], NOW)
 
@@ -414,7 +414,7 @@ def test_two_workers_with_one_key_are_one_worker() -> None:
     assert names == [KEY, KEY]
 
 
-def test_an_operator_may_believe_what_is_not_proved() -> None:
+def test_an_operator_may_trust_unproven_keys() -> None:
     session = opened(Config(trust_unproven=True))
 
     (joined,) = meant(session.receive([REGISTER], NOW))
@@ -434,7 +434,7 @@ def test_an_operator_may_believe_what_is_not_proved() -> None:
         ({"version": "1"}, "version"),
     ],
 )  # fmt: skip
-def test_our_own_fields_are_checked_too(fields: dict[str, object], fault: str) -> None:
+def test_extension_fields_are_validated(fields: dict[str, object], fault: str) -> None:
     accepted = accept({OURS: "1"})
 
     said = {"proof": proof(accepted), "version": 1} | fields
@@ -443,7 +443,7 @@ def test_our_own_fields_are_checked_too(fields: dict[str, object], fault: str) -
     assert fault in refused(outputs)
 
 
-def test_more_slots_than_a_worker_can_have_are_not_believed() -> None:
+def test_slots_are_limited() -> None:
     outputs, _ = join(replace(WORKER, slots=10**9))
 
     (joined,) = meant(outputs)
@@ -452,18 +452,18 @@ def test_more_slots_than_a_worker_can_have_are_not_believed() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "0", "x", "shoal", "-1", "1 1", "é"])
-def test_a_header_that_is_not_understood_announces_nothing(value: str) -> None:
+def test_an_invalid_header_announces_nothing(value: str) -> None:
     assert not read_header(value).known
     assert HEADER not in accept({OURS: value}).headers
 
 
 @pytest.mark.parametrize("value", ["1", "2", "1, new=thing", "99, key=zz, challenge=?"])
-def test_newer_headers_are_understood_as_far_as_they_go(value: str) -> None:
+def test_unknown_parts_of_newer_headers_are_ignored(value: str) -> None:
     assert read_header(value).known
     assert read_header(value).key == b""
 
 
-def test_a_model_with_an_endless_name_is_refused() -> None:
+def test_a_model_with_a_long_name_is_refused() -> None:
     session = accept({OURS: f"1, key={KEY}, model={'x' * 300}"}).session
 
     assert "model" in refused(list(session.receive([REGISTER], NOW)))
@@ -482,6 +482,6 @@ def test_a_url_is_dialled_as_original_workers_dial_it(url: str, dialled: str) ->
     assert PROTOCOL.dial(url, WORKER).url == dialled
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+def test_an_invalid_address_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected http://HOST:PORT"):
         PROTOCOL.dial("host:4010", WORKER)

@@ -113,7 +113,7 @@ def assigned(session: CoordinatorEnd, job: RunJob) -> dict[str, Any]:
     return message
 
 
-def test_a_job_that_came_in_the_original_form_goes_out_as_it_came() -> None:
+def test_a_job_in_the_original_form_is_sent_verbatim() -> None:
     form = '{"2":1,"1":2,"prompt":"hi","max_tokens":8.0,"a":"\\ud800"}'
     job = replace(
         QUESTION, terms=JobTerms(form=form, privacy=Privacy.PRIVATE, user="ü")
@@ -178,12 +178,12 @@ def test_a_conversation_becomes_one_prompt(
         replace(RUN, work=Embedding("m", ("a",))),
     ],
 )
-def test_a_plain_worker_is_not_asked_for_more_than_it_can(job: RunJob) -> None:
+def test_a_plain_worker_gets_plain_jobs_only(job: RunJob) -> None:
     with pytest.raises(Unsupported):
         registered().send(job, NOW)
 
 
-def test_half_a_character_is_not_passed_on() -> None:
+def test_a_lone_surrogate_is_not_passed_on() -> None:
     job = replace(
         RUN, work=replace(CHAT, messages=({"role": "user", "content": "\ud800"},))
     )
@@ -191,7 +191,7 @@ def test_half_a_character_is_not_passed_on() -> None:
     assert assigned(registered(), job)["payload"]["prompt"] == "\ufffd"
 
 
-def test_a_job_of_10_mb_is_carried_both_ways() -> None:
+def test_a_job_of_10_mb_fits_both_ways() -> None:
     text = 'a "quoted" text, with ümlauts.\n' * 330_000
     chat = replace(CHAT, messages=({"role": "user", "content": text},))
     job = replace(QUESTION, work=chat)
@@ -213,7 +213,7 @@ def test_a_job_of_10_mb_is_carried_both_ways() -> None:
 # Answers.
 
 
-def test_the_answer_of_a_task_is_its_output_as_it_was_signed() -> None:
+def test_the_answer_of_a_task_is_its_output_as_signed() -> None:
     text = '{"b": 1.0, "10": "\\u00fc", "2": [1e21, -0]}'
 
     (completed,) = meant(given_to_it().receive([complete(text)], NOW))
@@ -229,7 +229,7 @@ def test_any_json_is_the_answer_of_a_task(output: str) -> None:
     assert completed == Completed(TASK.job_id, TASK.lease, rest=(output,))
 
 
-def test_the_text_of_an_answer_is_well_formed_and_its_output_as_it_was() -> None:
+def test_the_text_of_an_answer_is_well_formed_and_its_output_unchanged() -> None:
     session = given_to_it(QUESTION)
 
     (completed,) = meant(session.receive([complete('{"text":"a\\ud83d..."}')], NOW))
@@ -239,7 +239,7 @@ def test_the_text_of_an_answer_is_well_formed_and_its_output_as_it_was() -> None
     assert completed.output == '{"text":"a\\ud83d..."}'
 
 
-def test_an_answer_without_a_word_is_an_answer() -> None:
+def test_an_empty_text_is_an_answer() -> None:
     (completed,) = meant(given_to_it(QUESTION).receive([complete('{"text":""}')], NOW))
 
     assert isinstance(completed, Completed)
@@ -267,13 +267,13 @@ def test_an_answer_without_a_text_is_a_failure(output: str, error: str) -> None:
 
 
 @pytest.mark.parametrize("output", ['{"error":"no"}', "null", '{"text":5}'])
-def test_who_asked_in_the_original_form_gets_any_output(output: str) -> None:
+def test_a_job_in_the_original_form_accepts_any_output(output: str) -> None:
     (completed,) = meant(given_to_it(FORMED).receive([complete(output)], NOW))
 
     assert completed == Completed(TASK.job_id, TASK.lease, output=output)
 
 
-def test_an_output_that_is_too_deep_goes_to_another_worker() -> None:
+def test_a_job_is_requeued_if_its_output_is_nested_too_deeply() -> None:
     session = given_to_it()
     deep = "[" * 200 + "]" * 200
 
@@ -286,7 +286,7 @@ def test_an_output_that_is_too_deep_goes_to_another_worker() -> None:
 # Receipts.
 
 
-def test_a_receipt_that_came_before_the_answer_goes_with_it() -> None:
+def test_an_early_receipt_is_passed_on_with_its_answer() -> None:
     session = given_to_it()
     body, signature = receipt()
 
@@ -299,9 +299,7 @@ def test_a_receipt_that_came_before_the_answer_goes_with_it() -> None:
     )
 
 
-def test_a_receipt_after_the_answer_is_presented_once_for_as_many_as_there_are() -> (
-    None
-):
+def test_a_late_receipt_is_passed_on_once_per_job() -> None:
     session = registered()
     jobs = [f"job{number}" for number in range(UNSIGNED_MAX)]
     for name in jobs:
@@ -314,7 +312,7 @@ def test_a_receipt_after_the_answer_is_presented_once_for_as_many_as_there_are()
         assert presented.job_id == name
 
 
-def test_receipts_for_jobs_of_others_are_heard_to_a_limit() -> None:
+def test_receipts_for_unknown_jobs_are_limited() -> None:
     session = registered()
 
     outputs = session.receive([submit(job_id=f"x{n}") for n in range(80)], NOW)
@@ -324,7 +322,7 @@ def test_receipts_for_jobs_of_others_are_heard_to_a_limit() -> None:
     assert not meant(session.receive([submit(job_id="a\nb")], NOW))
 
 
-def test_a_receipt_that_is_none_does_not_undo_the_answer() -> None:
+def test_an_invalid_receipt_does_not_invalidate_the_answer() -> None:
     for bad in (
         {"receipt": "x", "receipt_signature": "AA=="},
         {"receipt": [], "receipt_signature": 5},
@@ -340,7 +338,7 @@ def test_a_receipt_that_is_none_does_not_undo_the_answer() -> None:
 # Words about jobs of others.
 
 
-def test_a_completion_of_no_job_is_recorded_as_late_to_a_limit() -> None:
+def test_completions_of_unknown_jobs_are_late_results_and_limited() -> None:
     session = registered()
 
     outputs = session.receive([complete("{}", job_id=f"x{n}") for n in range(80)], NOW)
@@ -352,7 +350,7 @@ def test_a_completion_of_no_job_is_recorded_as_late_to_a_limit() -> None:
     assert {each["code"] for each in answers(outputs)} == {"NOT_YOUR_JOB"}
 
 
-def test_each_job_that_is_done_lets_one_more_stray_word_be_heard() -> None:
+def test_each_finished_job_allows_one_more_stray_report() -> None:
     session = registered()
     for number in range(STRAYS_MAX + 5):
         session.receive([complete("{}", job_id=f"x{number}")], NOW)
@@ -366,13 +364,13 @@ def test_each_job_that_is_done_lets_one_more_stray_word_be_heard() -> None:
     assert [len(each) for each in heard] == [1, 0]
 
 
-def test_a_rejection_of_no_job_is_answered() -> None:
+def test_a_rejection_of_an_unknown_job_is_answered_with_an_error() -> None:
     text = '{"type":"job_reject","job_id":"x","reason":"r"}'
 
     assert errors(registered(), text) == ["NOT_YOUR_JOB"]
 
 
-def test_what_was_cancelled_meanwhile_changes_nothing() -> None:
+def test_results_of_cancelled_jobs_are_late() -> None:
     pair, _ = connect(PROTOCOL)
     (run,) = pair.issue_command(RUN)
     assert isinstance(run, RunJob)
@@ -384,7 +382,7 @@ def test_what_was_cancelled_meanwhile_changes_nothing() -> None:
     assert heard == [Completed(RUN.job_id, LeaseNumber(0))]
 
 
-def test_a_worker_without_the_extension_cannot_be_told_of_a_cancel() -> None:
+def test_a_worker_without_the_extension_cannot_cancel() -> None:
     with pytest.raises(Unsupported):
         given_to_it().send(CancelJob(TASK.job_id, TASK.lease), NOW)
 
@@ -426,7 +424,7 @@ def test_a_worker_without_the_extension_cannot_be_told_of_a_cancel() -> None:
         ('{"type":"receipt_submit","receipt":{},"signature":5}', "INVALID_MESSAGE"),
     ],
 )  # fmt: skip
-def test_what_is_no_good_is_answered_and_nothing_ends(data: Data, code: str) -> None:
+def test_an_invalid_message_is_answered_with_an_error(data: Data, code: str) -> None:
     session = given_to_it()
 
     assert errors(session, data) == [code]
@@ -443,7 +441,7 @@ def test_what_is_no_good_is_answered_and_nothing_ends(data: Data, code: str) -> 
         ('{"type":"' + "x" * 9999 + '"}', "Unknown type: " + "x" * 100),
     ],
 )
-def test_an_unknown_type_is_told_in_the_originals_words(text: str, said: str) -> None:
+def test_an_unknown_type_is_answered_as_in_the_original(text: str, said: str) -> None:
     (answer,) = answers(opened().receive([text], NOW))
 
     assert answer == {"type": "error", "code": "UNKNOWN_MSG", "message": said}
@@ -456,7 +454,7 @@ def test_an_error_names_the_field() -> None:
     assert "provider_pubkey" in answer["message"]
 
 
-def test_who_sends_nothing_but_nonsense_is_hung_up_on() -> None:
+def test_consecutive_invalid_messages_end_the_connection() -> None:
     session = opened()
 
     outputs = session.receive(["{"] * (INVALID_IN_A_ROW_MAX + 50), NOW)
@@ -467,7 +465,7 @@ def test_who_sends_nothing_but_nonsense_is_hung_up_on() -> None:
     assert close.code == 1008
 
 
-def test_a_good_word_between_makes_up_for_nonsense() -> None:
+def test_a_valid_message_resets_the_count_of_invalid_ones() -> None:
     session = registered()
 
     for _ in range(5):
@@ -484,11 +482,11 @@ def test_a_good_word_between_makes_up_for_nonsense() -> None:
         submit(),
     ],
 )
-def test_before_registering_nothing_is_heard(text: str) -> None:
+def test_messages_before_registration_are_invalid(text: str) -> None:
     assert errors(opened(), text) == ["NOT_REGISTERED"]
 
 
-def test_before_registering_nothing_large_is_even_read() -> None:
+def test_large_messages_before_registration_are_not_parsed() -> None:
     large = (
         '{"type":"register","capabilities":['
         + '"TASK",' * UNREGISTERED_MESSAGE_MAX
@@ -499,7 +497,7 @@ def test_before_registering_nothing_large_is_even_read() -> None:
 
 
 @given(data=st.data())
-def test_no_field_whatever_breaks_it(data: st.DataObject) -> None:
+def test_any_field_is_accepted_or_refused(data: st.DataObject) -> None:
     values = st.recursive(
         st.none()
         | st.booleans()
@@ -535,7 +533,7 @@ def test_no_field_whatever_breaks_it(data: st.DataObject) -> None:
 # Time, and health.
 
 
-def test_metrics_are_reported_but_not_more_often_than_anybody_looks() -> None:
+def test_health_reports_are_rate_limited() -> None:
     session = registered()
     metrics = ',"metrics":{"cpu_pct":45.2,"mem_pct":62.1,"active_jobs":1}}'
     text = HEARTBEAT[:-1] + metrics
@@ -549,7 +547,7 @@ def test_metrics_are_reported_but_not_more_often_than_anybody_looks() -> None:
     ]
 
 
-def test_who_does_not_register_is_hung_up_on_whatever_else_is_said() -> None:
+def test_a_worker_that_does_not_register_is_disconnected() -> None:
     session = opened()
     session.receive([HEARTBEAT], NOW + 20)
 
@@ -560,7 +558,7 @@ def test_who_does_not_register_is_hung_up_on_whatever_else_is_said() -> None:
     assert "not registered" in close.reason
 
 
-def test_a_worker_is_alive_while_it_says_anything() -> None:
+def test_any_message_keeps_a_worker_alive() -> None:
     session = registered()
     session.receive(["nonsense"], NOW + 20)
 
@@ -571,7 +569,7 @@ def test_a_worker_is_alive_while_it_says_anything() -> None:
     assert close.code == 4008
 
 
-def test_a_worker_that_is_replaced_is_told() -> None:
+def test_a_replaced_worker_receives_an_error() -> None:
     outputs = registered().send(Dismiss("replaced by a newer connection"), NOW)
 
     assert [each["code"] for each in answers(outputs)] == ["REPLACED"]
@@ -596,14 +594,14 @@ def joined(member: object = MEMBER) -> Pair:
         Embedding(MEMBER.model.name, ("a", "b"), {"dimensions": 3}),
     ],
 )
-def test_workers_of_ours_are_told_all_there_is(work: Work) -> None:
+def test_shoal_workers_receive_all_fields_of_a_job(work: Work) -> None:
     (run,) = joined().issue_command(replace(RUN, work=work))
 
     assert isinstance(run, RunJob)
     assert run.work == work
 
 
-def test_how_an_answer_ended_is_heard_of_ours() -> None:
+def test_shoal_workers_report_how_an_answer_ended() -> None:
     pair = joined()
     (run,) = pair.issue_command(RUN)
     assert isinstance(run, RunJob)
@@ -615,7 +613,7 @@ def test_how_an_answer_ended_is_heard_of_ours() -> None:
 
 
 @pytest.mark.parametrize("rest", [" and on", ""])
-def test_an_answer_that_is_gone_on_with_is_signed_as_a_whole(rest: str) -> None:
+def test_a_continued_answer_is_signed_as_a_whole(rest: str) -> None:
     pair = joined()
     (run,) = pair.issue_command(replace(RUN, continues="so far\ud800"))
     assert isinstance(run, RunJob)
@@ -628,7 +626,7 @@ def test_an_answer_that_is_gone_on_with_is_signed_as_a_whole(rest: str) -> None:
     assert json.loads(end.output)["text"] == f"so far\ufffd{rest}"
 
 
-def test_an_answer_that_begins_otherwise_sends_the_job_to_another() -> None:
+def test_a_job_is_requeued_if_its_answer_does_not_continue_the_text() -> None:
     pair = joined()
     pair.issue_command(replace(RUN, continues="so far"))
     output = '{"text":"so fa"}'
@@ -643,7 +641,7 @@ def test_an_answer_that_begins_otherwise_sends_the_job_to_another() -> None:
     assert "begins otherwise" in event.reason
 
 
-def test_a_failure_of_ours_says_whose_fault_it_is() -> None:
+def test_shoal_workers_report_the_fault_of_a_failure() -> None:
     pair = joined()
     (run,) = pair.issue_command(RUN)
     assert isinstance(run, RunJob)
@@ -653,7 +651,7 @@ def test_a_failure_of_ours_says_whose_fault_it_is() -> None:
     assert heard == [Failed(RUN.job_id, RUN.lease, "long", Fault.CONTEXT)]
 
 
-def test_draining_is_heard_once() -> None:
+def test_draining_is_reported_once() -> None:
     pair = joined()
 
     assert pair.issue_event(Draining("why")) == [Draining("why")]
@@ -665,7 +663,7 @@ def test_draining_is_heard_once() -> None:
     ["5", '{"lease":-1}', '{"usage":{}}', '{"finish_reason":5}', '{"logprobs":5}',
      '{"logprobs":[' + "[" * 200 + "]" * 200 + "]}"],
 )  # fmt: skip
-def test_an_ending_that_is_none_sends_the_job_to_another(shoal: str) -> None:
+def test_a_job_is_requeued_if_its_extension_field_is_invalid(shoal: str) -> None:
     pair = joined()
     pair.issue_command(replace(RUN, job_id=JobId("job")))
 
@@ -680,7 +678,7 @@ def test_an_ending_that_is_none_sends_the_job_to_another(shoal: str) -> None:
 @pytest.mark.parametrize(
     "choices", ["5", "[5]", '[{"message":5}]', '[{"message":{"content":5}}]']
 )
-def test_choices_that_are_none_send_the_job_to_another(choices: str) -> None:
+def test_a_job_is_requeued_if_its_choices_are_invalid(choices: str) -> None:
     pair = joined()
     pair.issue_command(replace(RUN, job_id=JobId("job")))
 

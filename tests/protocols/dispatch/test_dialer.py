@@ -19,7 +19,7 @@ def answers(case: str) -> Answers:
     ]
 
 
-def test_an_original_coordinator_is_known_by_its_health() -> None:
+def test_an_original_coordinator_is_recognised_by_its_health() -> None:
     ((path, health),) = answers("rest-health")
 
     assert path == PROBE.path
@@ -27,11 +27,11 @@ def test_an_original_coordinator_is_known_by_its_health() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, [], "ok", {}, {"status": "ok"}])
-def test_anything_else_is_none(answer: object) -> None:
+def test_other_responses_are_not_recognised(answer: object) -> None:
     assert not PROBE.is_theirs(answer)
 
 
-def test_every_answer_to_a_claim_is_understood() -> None:
+def test_every_response_to_a_claim_is_understood() -> None:
     claims = [answer for path, answer in answers("rest-trust") if path == PAIRING.path]
     said = []
     for answer in claims:

@@ -64,7 +64,7 @@ def serve(worker: OriginalWorker) -> tuple[CoordinatorEnd, list[Event]]:
         (Task("juggle"), '{"error":"Unsupported job payload"}'),
     ],
 )
-def test_an_original_worker_is_served_and_its_receipts_hold(
+def test_an_original_worker_is_served_and_its_receipts_verify(
     work: Chat | Task, output: str
 ) -> None:
     worker = OriginalWorker()
@@ -91,7 +91,7 @@ def test_an_original_worker_is_served_and_its_receipts_hold(
     assert verdict is Verdict.VALID
 
 
-def test_an_original_worker_lives_on_heartbeats() -> None:
+def test_heartbeats_keep_an_original_worker_connected() -> None:
     worker = OriginalWorker()
     session, _ = serve(worker)
 
@@ -139,7 +139,7 @@ class Service:
             self.hear(session, session.send(event, 5.0))
 
 
-def test_our_worker_registers_as_original_ones_do() -> None:
+def test_a_shoal_worker_registers_as_original_ones_do() -> None:
     service = Service()
     session = service.dialer.start_session({})
 
@@ -149,7 +149,7 @@ def test_our_worker_registers_as_original_ones_do() -> None:
     assert sent(session.tick(9.0)) == []
 
 
-def test_a_phone_is_a_seeker_and_offers_what_it_does() -> None:
+def test_a_phone_registers_as_a_seeker() -> None:
     member = replace(WORKER, device=DeviceKind.PHONE, tasks=frozenset())
 
     (text,) = sent(ProviderDialer("http://h", member).start_session({}).tick(0.0))
@@ -159,7 +159,7 @@ def test_a_phone_is_a_seeker_and_offers_what_it_does() -> None:
     assert message["capabilities"] == ["LLM_INFER"]
 
 
-def test_our_worker_chats_for_an_original_coordinator() -> None:
+def test_a_shoal_worker_runs_chats_of_an_original_coordinator() -> None:
     service = Service()
     session = service.connect()
 
@@ -182,7 +182,7 @@ def test_our_worker_chats_for_an_original_coordinator() -> None:
     assert service.coordinator.done == {"j1": (output, True)}
 
 
-def test_our_receipts_are_those_of_original_workers() -> None:
+def test_receipts_have_the_form_of_original_workers() -> None:
     service = Service()
     session = service.connect()
     service.assign(session, "j1", "TASK", {"task_type": "classify", "input": "x"})
@@ -201,7 +201,7 @@ def test_our_receipts_are_those_of_original_workers() -> None:
     assert '"output":{"a":1},' in str(text)
 
 
-def test_our_worker_does_tasks_for_an_original_coordinator() -> None:
+def test_a_shoal_worker_runs_tasks_of_an_original_coordinator() -> None:
     service = Service()
     session = service.connect()
     payload = {"task_type": "classify", "input": "great"}
@@ -225,7 +225,7 @@ def test_our_worker_does_tasks_for_an_original_coordinator() -> None:
         ("OTHER", {"prompt": "x"}), (None, {"prompt": "x"}),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_answered_with_an_error(
+def test_an_unsupported_job_is_answered_with_an_error(
     job_type: Any, payload: Any
 ) -> None:
     service = Service()
@@ -239,7 +239,7 @@ def test_what_cannot_be_done_is_answered_with_an_error(
     assert service.coordinator.forgotten == []
 
 
-def test_a_failure_is_an_output_and_nothing_is_rejected_there() -> None:
+def test_a_failure_is_sent_as_an_output_and_never_as_a_rejection() -> None:
     service = Service()
     session = service.connect()
     assert Rejected not in session.accepts
@@ -252,7 +252,7 @@ def test_a_failure_is_an_output_and_nothing_is_rejected_there() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "{} {}"])
-def test_a_task_that_gives_no_json_has_failed(text: str) -> None:
+def test_a_task_without_a_json_answer_fails(text: str) -> None:
     service = Service()
     session = service.connect()
     (run,) = service.assign(session, "j1", "TASK", {"task_type": "classify"})
@@ -264,7 +264,7 @@ def test_a_task_that_gives_no_json_has_failed(text: str) -> None:
     assert service.coordinator.done == {"j1": (error, True)}
 
 
-def test_several_jobs_at_a_time_are_answered_each() -> None:
+def test_concurrent_jobs_are_all_answered() -> None:
     service = Service()
     session = service.connect()
     runs = [
@@ -282,7 +282,7 @@ def test_several_jobs_at_a_time_are_answered_each() -> None:
     }
 
 
-def test_the_same_job_twice_is_done_once() -> None:
+def test_a_duplicate_job_runs_once() -> None:
     service = Service()
     session = service.connect()
     service.assign(session, "j1", "LLM_INFER", {"prompt": "x"})
@@ -293,7 +293,7 @@ def test_the_same_job_twice_is_done_once() -> None:
     assert [type(each) for each in outputs] == [Notice]
 
 
-def test_heartbeats_tell_what_was_measured_last() -> None:
+def test_heartbeats_have_the_latest_metrics() -> None:
     service = Service()
     session = service.connect()
     service.hear(session, session.tick(15.0), 15.0)
@@ -321,7 +321,7 @@ def test_nothing_of_the_extension_reaches_an_original_coordinator() -> None:
     assert "shoal" not in json.loads(text)
 
 
-def test_what_is_unknown_is_ignored() -> None:
+def test_unknown_messages_are_ignored() -> None:
     session = Service().connect()
 
     for text in (
@@ -340,7 +340,9 @@ def test_what_is_unknown_is_ignored() -> None:
      '{"type":"job_assign","job_id":5}', '{"type":"error","message":"\\u001b[31m"}',
      '{"type":"job_assign","job_id":"' + "x" * 300 + '"}', "[" * 100_000],
 )  # fmt: skip
-def test_nonsense_is_noted_and_the_worker_stays(data: str | bytes) -> None:
+def test_an_invalid_message_is_logged_and_the_worker_stays_connected(
+    data: str | bytes,
+) -> None:
     session = Service().connect()
 
     (notice,) = session.receive([data], 5.0)
@@ -350,7 +352,7 @@ def test_nonsense_is_noted_and_the_worker_stays(data: str | bytes) -> None:
     assert notice.text.isprintable()
 
 
-def test_a_payload_that_is_too_deep_is_refused() -> None:
+def test_a_payload_nested_too_deeply_is_refused() -> None:
     service = Service()
     session = service.connect()
     deep: Any = []
@@ -364,7 +366,7 @@ def test_a_payload_that_is_too_deep_is_refused() -> None:
 # Connections that come and go.
 
 
-def test_what_was_finished_while_away_is_said_after_registering() -> None:
+def test_answers_finished_while_disconnected_are_sent_after_registering() -> None:
     service = Service()
     first = service.connect()
     (run,) = service.assign(first, "j1", "LLM_INFER", {"prompt": "x"})
@@ -384,7 +386,7 @@ def test_what_was_finished_while_away_is_said_after_registering() -> None:
     assert verified
 
 
-def test_what_was_kept_survives_a_connection_that_fails_before_it_registers() -> None:
+def test_unsent_answers_survive_a_connection_that_fails_before_it_registers() -> None:
     service = Service()
     first = service.connect()
     (run,) = service.assign(first, "j1", "LLM_INFER", {"prompt": "x"})
@@ -398,7 +400,7 @@ def test_what_was_kept_survives_a_connection_that_fails_before_it_registers() ->
     assert service.coordinator.done["j1"][0]["text"] == "text"
 
 
-def test_what_is_kept_has_a_limit() -> None:
+def test_unsent_answers_are_limited() -> None:
     service = Service()
     first = service.connect()
     for number in range(100):
@@ -413,7 +415,7 @@ def test_what_is_kept_has_a_limit() -> None:
     assert list(service.coordinator.done) == [f"j{number}" for number in range(36, 100)]
 
 
-def test_a_job_goes_on_across_connections_of_an_original_coordinator() -> None:
+def test_a_job_continues_across_connections_to_an_original_coordinator() -> None:
     service = Service()
     first = service.connect()
     (run,) = service.assign(first, "j1", "LLM_INFER", {"prompt": "x"})
@@ -425,7 +427,7 @@ def test_a_job_goes_on_across_connections_of_an_original_coordinator() -> None:
     assert service.coordinator.done["j1"][0]["text"] == "text"
 
 
-def test_a_coordinator_that_does_not_answer_is_left() -> None:
+def test_a_coordinator_that_does_not_answer_is_disconnected() -> None:
     session = Service().dialer.start_session({})
     session.tick(0.0)
 
@@ -451,7 +453,7 @@ def test_a_refusal_is_final() -> None:
     assert final == "the coordinator refuses this worker: no \\x1b entry"
 
 
-def test_only_a_coordinator_of_ours_says_that_a_worker_was_replaced() -> None:
+def test_only_a_shoal_coordinators_replacement_is_final() -> None:
     dialer = Service().dialer
     dialer.start_session({})
     assert dialer.final_reason(4000, "Replaced") is None

@@ -232,7 +232,7 @@ class Replay:
 
 
 @every_case
-def test_real_workers_hear_what_they_heard_of_the_original(case: Case) -> None:
+def test_real_workers_receive_what_the_original_sent_them(case: Case) -> None:
     replay = Replay(case)
 
     replay.run()
@@ -251,7 +251,7 @@ def test_real_workers_hear_what_they_heard_of_the_original(case: Case) -> None:
 
 
 @every_case
-def test_nobody_is_cut_off_and_everybody_can_register_after_it(case: Case) -> None:
+def test_invalid_messages_do_not_disconnect_a_worker(case: Case) -> None:
     replay = Replay(case)
     replay.run()
 
@@ -263,9 +263,7 @@ def test_nobody_is_cut_off_and_everybody_can_register_after_it(case: Case) -> No
 
 
 @pytest.mark.parametrize(("name", "verdict"), VERDICTS.items(), ids=str)
-def test_receipts_are_handed_on_as_they_were_signed(
-    name: str, verdict: Verdict
-) -> None:
+def test_receipts_are_passed_on_as_signed(name: str, verdict: Verdict) -> None:
     replay = Replay(CASES[name])
     replay.run()
 
@@ -287,7 +285,7 @@ def test_receipts_are_handed_on_as_they_were_signed(
 
 
 @pytest.mark.parametrize("name", ["life-no-receipt", "life-no-signature"])
-def test_half_a_receipt_is_none(name: str) -> None:
+def test_a_receipt_without_its_signature_is_none(name: str) -> None:
     replay = Replay(CASES[name])
     replay.run()
 
@@ -296,7 +294,7 @@ def test_half_a_receipt_is_none(name: str) -> None:
     assert end.rest == ('{"sentiment":"positive","confidence":0.5}',)
 
 
-def test_a_second_completion_changes_nothing_and_is_recorded_as_late() -> None:
+def test_a_second_completion_is_a_late_result() -> None:
     replay = Replay(CASES["life-duplicate-complete"])
     replay.run()
 
@@ -305,7 +303,7 @@ def test_a_second_completion_changes_nothing_and_is_recorded_as_late() -> None:
     assert second == Completed(first.job_id, LeaseNumber(0))
 
 
-def test_an_answer_without_an_output_goes_to_another() -> None:
+def test_a_job_is_requeued_if_its_answer_has_no_output() -> None:
     replay = Replay(CASES["life-complete-no-output"])
     replay.run()
 
@@ -313,7 +311,7 @@ def test_an_answer_without_an_output_goes_to_another() -> None:
     assert rejected.reason == "job_complete: output is missing"
 
 
-def test_a_rejected_job_goes_to_another() -> None:
+def test_a_rejected_job_is_requeued() -> None:
     replay = Replay(CASES["life-reject"])
     replay.run()
 
@@ -322,14 +320,14 @@ def test_a_rejected_job_goes_to_another() -> None:
 
 
 @pytest.mark.parametrize("name", ["life-forged-completion", "life-forged-reject"])
-def test_forgers_are_not_heard(name: str) -> None:
+def test_forged_messages_are_refused(name: str) -> None:
     replay = Replay(CASES[name])
     replay.run()
 
     assert [type(each) for each in replay.heard] == [Joined]
 
 
-def test_who_names_a_trusted_key_is_not_trusted_for_it() -> None:
+def test_a_worker_that_only_names_a_trusted_key_is_not_trusted() -> None:
     replay = Replay(CASES["life-impersonated-trust"])
     replay.run()
 
@@ -338,7 +336,7 @@ def test_who_names_a_trusted_key_is_not_trusted_for_it() -> None:
     assert not joined.offer.proven
 
 
-def test_a_silent_worker_is_given_up_sooner_than_the_original_does() -> None:
+def test_a_silent_worker_is_disconnected_sooner_than_by_the_original() -> None:
     case = CASES["timed-prune"]
     replay = Replay(CASES["ws-register"])
     replay.run()

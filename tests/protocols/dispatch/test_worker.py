@@ -49,7 +49,7 @@ def given_job(pair: Pair, job: RunJob = RUN) -> RunJob:
     return run
 
 
-def test_an_answer_of_ours_is_signed_in_the_documents_form() -> None:
+def test_an_answer_is_signed_in_the_documents_form() -> None:
     pair = joined()
     run = given_job(pair)
 
@@ -69,7 +69,7 @@ def test_an_answer_of_ours_is_signed_in_the_documents_form() -> None:
     assert completed.output == '{"text":"text","model":"family/model:7b"}'
 
 
-def test_what_is_more_than_text_is_signed_as_well_but_for_the_logprobs() -> None:
+def test_choices_are_signed_without_their_logprobs() -> None:
     pair = joined()
     run = given_job(pair)
     call: dict[str, JSON] = {
@@ -91,7 +91,7 @@ def test_what_is_more_than_text_is_signed_as_well_but_for_the_logprobs() -> None
     assert heard.finish_reason == "tool_calls"
 
 
-def test_a_job_that_is_not_started_goes_back_with_the_reason() -> None:
+def test_a_job_that_is_not_started_is_rejected_with_the_reason() -> None:
     pair = joined()
     run = given_job(pair)
 
@@ -100,7 +100,7 @@ def test_a_job_that_is_not_started_goes_back_with_the_reason() -> None:
     assert heard == [Rejected(RUN.job_id, RUN.lease, "all slots busy")]
 
 
-def test_an_answer_without_end_is_given_up() -> None:
+def test_an_answer_over_the_limit_fails() -> None:
     pair = joined()
     run = given_job(pair)
     piece = "x" * (ANSWER_MAX // 8)
@@ -117,7 +117,7 @@ def test_an_answer_without_end_is_given_up() -> None:
     assert pair.issue_event(Completed(run.job_id, run.lease)) == []
 
 
-def test_a_coordinator_cannot_give_jobs_without_end() -> None:
+def test_concurrent_jobs_of_a_coordinator_are_limited() -> None:
     pair = joined()
     for number in range(JOBS_MAX):
         given_job(pair, replace(RUN, job_id=JobId(f"j{number}")))
@@ -132,7 +132,7 @@ def test_a_coordinator_cannot_give_jobs_without_end() -> None:
     assert rejected.job_id == "one more"
 
 
-def test_machines_are_reported_on() -> None:
+def test_health_is_reported() -> None:
     pair = joined()
 
     assert pair.issue_event(HealthReported(MachineHealth(1.5, 20.0, 3))) == [
@@ -140,7 +140,7 @@ def test_machines_are_reported_on() -> None:
     ]
 
 
-def test_an_embedding_model_alone_is_offered_to_ours() -> None:
+def test_an_embedding_model_is_offered_to_shoal_coordinators_only() -> None:
     model = ServedModel("e", frozenset({JobKind.EMBEDDING}))
 
     pair, (event,) = connect(PROTOCOL, replace(MEMBER, model=model))
@@ -160,9 +160,7 @@ def reconnected(pair: Pair) -> Pair:
     )
 
 
-def test_after_a_reconnect_what_was_finished_is_presented_and_the_rest_cancelled() -> (
-    None
-):
+def test_after_a_reconnect_finished_answers_are_sent_and_the_rest_cancelled() -> None:
     pair = joined()
     done = given_job(pair, replace(RUN, job_id=JobId("done")))
     running = given_job(pair, replace(RUN, job_id=JobId("running")))
@@ -184,7 +182,7 @@ def test_after_a_reconnect_what_was_finished_is_presented_and_the_rest_cancelled
     assert [summary(text) for text in sent(heard)] == ["error NOT_YOUR_JOB"]
 
 
-def test_a_refused_worker_of_ours_gives_up() -> None:
+def test_a_refused_worker_does_not_reconnect() -> None:
     pair = joined()
     answer = '{"type":"register_ack","status":"error","error":"Invalid token"}'
     session = pair.dialer.start_session({HEADER: "1"})
@@ -195,7 +193,7 @@ def test_a_refused_worker_of_ours_gives_up() -> None:
     assert "Invalid token" in (pair.dialer.final_reason(1000, "") or "")
 
 
-def test_a_task_is_answered_with_the_json_that_came_of_it() -> None:
+def test_a_task_is_answered_with_its_json() -> None:
     pair, _ = connect(PROTOCOL, replace(MEMBER, tasks=frozenset({"classify"})))
     run = given_job(pair, replace(RUN, work=Task("classify", {"input": "x"})))
 
@@ -207,7 +205,7 @@ def test_a_task_is_answered_with_the_json_that_came_of_it() -> None:
     assert completed.rest == ('{"sentiment":"positive"}',)
 
 
-def test_what_a_job_asks_for_that_is_no_job_is_refused_with_the_reason() -> None:
+def test_an_invalid_job_is_refused_with_the_reason() -> None:
     pair = joined()
     (text,) = sent(pair.coordinator.send(replace(RUN, work=CHAT), NOW))
     bad = str(text).replace('"max_tokens"', '"lease":"x","max_tokens"')

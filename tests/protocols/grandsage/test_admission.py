@@ -48,7 +48,7 @@ def test_slots_are_counted_as_javascript_compares(value: str, slots: int) -> Non
 
 
 @given(st.text())
-def test_any_value_counts_as_something(value: str) -> None:
+def test_any_max_concurrency_is_accepted(value: str) -> None:
     slots, remark = slots_of(value)
 
     assert 0 <= slots <= SLOTS_MAX
@@ -70,17 +70,17 @@ def test_any_value_counts_as_something(value: str) -> None:
         ("", {}),
     ],
 )
-def test_queries_are_read_as_form_data(query: str, expected: dict[str, str]) -> None:
+def test_queries_are_parsed_as_form_data(query: str, expected: dict[str, str]) -> None:
     assert read_query(query) == expected
 
 
 @given(st.text())
-def test_any_query_is_let_in_or_refused(query: str) -> None:
+def test_any_query_is_admitted_or_refused(query: str) -> None:
     with contextlib.suppress(Refused):
         admit(UpgradeRequest("/ws", query), require_token("nt"))
 
 
-def test_no_token_configured_means_any_will_do_but_one_must_be_there() -> None:
+def test_without_a_configured_token_any_token_is_accepted_but_required() -> None:
     anybody = require_token("")
     hello = UpgradeRequest("/ws", "name=n&model=m&token=x&max_concurrency=1")
     assert admit(hello, anybody).offer.slots == 1
@@ -89,7 +89,7 @@ def test_no_token_configured_means_any_will_do_but_one_must_be_there() -> None:
         admit(UpgradeRequest("/ws", "name=n&model=m&token=&max_concurrency=1"), anybody)
 
 
-def test_whoever_decides_is_told_who_wants_to_join_and_what_it_brings() -> None:
+def test_the_admission_check_receives_the_join_request() -> None:
     asked = []
 
     def decide(applicant: JoinRequest) -> AdmissionGrant:
@@ -103,7 +103,7 @@ def test_whoever_decides_is_told_who_wants_to_join_and_what_it_brings() -> None:
     assert node.admitted == AdmissionGrant("token_1", "somebody")
 
 
-def test_refusal_says_what_whoever_decides_said() -> None:
+def test_the_refusal_has_the_reason_of_the_admission_check() -> None:
     def decide(applicant: JoinRequest) -> AdmissionGrant:
         raise NotAdmitted("The token has expired")
 
@@ -113,7 +113,7 @@ def test_refusal_says_what_whoever_decides_said() -> None:
     assert refused.value.code == 4002
 
 
-def test_nobody_decides_on_a_node_that_cannot_join_anyhow() -> None:
+def test_an_invalid_request_does_not_reach_the_admission_check() -> None:
     def decide(applicant: JoinRequest) -> AdmissionGrant:
         raise AssertionError("a use of a token would be lost")
 
@@ -124,7 +124,7 @@ def test_nobody_decides_on_a_node_that_cannot_join_anyhow() -> None:
 
 
 @pytest.mark.parametrize("part", ["name", "model"])
-def test_endless_names_are_refused(part: str) -> None:
+def test_long_names_are_refused(part: str) -> None:
     other = {"name": "model", "model": "name"}[part]
     query = f"{other}=x&token=nt&max_concurrency=1&{part}="
 
@@ -136,7 +136,7 @@ def test_endless_names_are_refused(part: str) -> None:
     assert len(str(refused.value).encode()) <= 123
 
 
-def test_a_node_without_slots_is_let_in_and_told_why_it_gets_no_work() -> None:
+def test_a_node_without_slots_is_admitted_with_a_warning() -> None:
     accepted = accept("/ws?name=n&model=m&token=nt&max_concurrency=a%0d%0aX:%20y")
 
     remark = "max_concurrency=a\\r\\nX: y is no number"
@@ -147,14 +147,14 @@ def test_a_node_without_slots_is_let_in_and_told_why_it_gets_no_work() -> None:
     assert accepted.headers == {"Shoal-Warning": remark}
 
 
-def test_the_extension_is_answered_only_where_it_is_announced() -> None:
+def test_the_extension_is_announced_only_to_nodes_that_announce_it() -> None:
     assert accept(NODE).headers == {}
     assert accept(NODE, OURS).headers == {"Shoal-Extensions": "shoal"}
     only_words = {"shoal-extensions": "continue, stop"}
     assert accept(NODE, only_words).headers == {}
 
 
-def test_a_node_is_offered_as_what_it_announces() -> None:
+def test_a_nodes_offer_is_what_it_announces() -> None:
     header = "shoal, chat, embedding, stop, context=4096, only-for=al"
     query = NODE.partition("?")[2]
 
@@ -186,7 +186,7 @@ def test_a_node_is_offered_as_what_it_announces() -> None:
         ("/other", "", False),
     ],
 )
-def test_connections_that_look_like_a_nodes_are_claimed(
+def test_requests_with_a_nodes_parameters_are_claimed(
     path: str, query: str, claimed: bool
 ) -> None:
     (endpoint,) = endpoints(Config(), setting(EPOCH))

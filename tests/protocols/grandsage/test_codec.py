@@ -68,7 +68,9 @@ def test_bytes_split_anywhere_decode_as_the_whole_does(
 
 @pytest.mark.parametrize("character", ["a", "é", "日", "😀", "\ud800"])
 @pytest.mark.parametrize("length", [FRAME_MAX // 4, FRAME_MAX - 4, FRAME_MAX * 2])
-def test_long_text_goes_in_frames_of_limited_size(character: str, length: int) -> None:
+def test_long_text_is_split_into_frames_below_the_limit(
+    character: str, length: int
+) -> None:
     frames = encode_text(7, character * length)
 
     assert all(4 < len(frame) < FRAME_MAX for frame in frames)
@@ -76,7 +78,7 @@ def test_long_text_goes_in_frames_of_limited_size(character: str, length: int) -
     assert text == well_formed(character) * length
 
 
-def test_empty_text_is_no_frame_for_it_would_mean_the_end() -> None:
+def test_empty_text_makes_no_frame() -> None:
     assert encode_text(7, "") == []
     assert encode_end(7) == b"\0\0\0\x07"
 
@@ -114,7 +116,7 @@ def test_the_texts_of_the_extension_are_as_documented() -> None:
     )
 
 
-def test_half_a_character_within_a_delta_is_replaced() -> None:
+def test_a_lone_surrogate_within_a_delta_is_replaced() -> None:
     delta = Delta(0, {"content": "a\ud800", "deep": [{"b\udfff": 1}]})
 
     word = decode_text_message(encode_delta(5, delta))
@@ -124,7 +126,7 @@ def test_half_a_character_within_a_delta_is_replaced() -> None:
     assert word.delta.fields == {"content": "a\ufffd", "deep": [{"b\ufffd": 1}]}
 
 
-def test_delta_that_is_nested_too_deeply_is_no_text() -> None:
+def test_a_delta_nested_too_deeply_is_not_encoded() -> None:
     value: JSON = 1
     for depth in range(99_999):
         if depth == NESTING_MAX:
@@ -185,7 +187,7 @@ def test_malformed_texts_are_refused(text: str, fault: str) -> None:
         decode_text_message(text)
 
 
-def test_words_of_a_newer_node_are_no_error() -> None:
+def test_unknown_fields_of_a_newer_node_are_ignored() -> None:
     assert decode_text_message('{"id":1,"mood":"fine"}') is None
     assert decode_text_message('{"id":1,"failed":"x","mood":"bad"}') == TextMessage(
         id=1, failed="x"

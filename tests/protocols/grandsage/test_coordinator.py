@@ -45,7 +45,7 @@ def frame(task_id: int, text: str = "") -> bytes:
     return task_id.to_bytes(4) + text.encode()
 
 
-def test_the_system_text_is_what_the_conversation_begins_with() -> None:
+def test_leading_system_messages_become_the_system_text() -> None:
     messages: tuple[dict[str, JSON], ...] = (
         {"role": "system", "content": "one"},
         {"role": "developer", "content": [{"type": "text", "text": "two"}]},
@@ -72,7 +72,7 @@ def test_the_system_text_is_what_the_conversation_begins_with() -> None:
         (float("inf"), "2"), (float("-inf"), "0"),
     ],
 )  # fmt: skip
-def test_no_temperature_kills_a_node(wanted: float | None, written: str) -> None:
+def test_no_temperature_crashes_a_node(wanted: float | None, written: str) -> None:
     (text,) = sent(joined().send(run(replace(CHAT, temperature=wanted)), NOW))
 
     assert f'"temperature":{written},' in str(text)
@@ -82,19 +82,19 @@ def test_no_temperature_kills_a_node(wanted: float | None, written: str) -> None
     ("wanted", "written"),
     [(None, 1024), (1, 1), (0, 1), (-5, 1), (10**30, 2**31 - 1)],
 )
-def test_no_token_limit_kills_a_node(wanted: int | None, written: int) -> None:
+def test_no_token_limit_crashes_a_node(wanted: int | None, written: int) -> None:
     sent_task = task(joined(), run(replace(CHAT, max_tokens=wanted)))
 
     assert sent_task["max_new_tokens"] == written
 
 
-def test_what_utf8_cannot_carry_is_replaced() -> None:
+def test_lone_surrogates_in_a_task_are_replaced() -> None:
     chat = Chat("m1", ({"role": "user", "content": "a\ud800b"},))
 
     assert task(joined(), run(chat))["messages"][0]["content"] == "a\ufffdb"
 
 
-def test_a_plain_node_never_sees_the_extension() -> None:
+def test_a_plain_node_never_receives_the_extension() -> None:
     chat = replace(CHAT, options={"top_p": 0.5})
 
     assert "shoal" not in task(joined(), run(chat))
@@ -102,7 +102,7 @@ def test_a_plain_node_never_sees_the_extension() -> None:
         joined().send(replace(run(CHAT), continues="so far"), NOW)
 
 
-def test_our_nodes_are_told_what_the_plain_fields_cannot_say() -> None:
+def test_shoal_nodes_receive_what_plain_fields_cannot_express() -> None:
     rich: dict[str, JSON] = {"role": "user", "content": [{"type": "text", "text": "a"}]}
     chat = Chat("m1", (rich,), options={"stop": ["."]})
     session = joined(NODE, OURS)
@@ -120,7 +120,7 @@ def test_our_nodes_are_told_what_the_plain_fields_cannot_say() -> None:
     assert second["shoal"] == {"max_tokens": 9, "temperature": 0.5}
 
 
-def test_our_nodes_are_told_of_work_that_is_no_chat() -> None:
+def test_shoal_nodes_receive_other_work_than_chats() -> None:
     session = joined(NODE, OURS)
     prompts: list[JSON] = ["once", "twice"]
 
@@ -143,12 +143,12 @@ def test_our_nodes_are_told_of_work_that_is_no_chat() -> None:
 
 
 @pytest.mark.parametrize("work", [Completion("m1", "a"), Embedding("m1", ("a",))])
-def test_a_plain_node_is_never_asked_for_what_is_no_chat(work: Work) -> None:
+def test_a_plain_node_gets_chats_only(work: Work) -> None:
     with pytest.raises(Unsupported):
         joined().send(run(work), NOW)
 
 
-def test_pieces_that_are_more_than_text_come_between_texts() -> None:
+def test_deltas_arrive_in_order_between_texts() -> None:
     session = joined(NODE, OURS)
     task_id = task(session, run(CHAT))["id"]
     fields: dict[str, JSON] = {"tool_calls": [{"index": 0, "id": "c"}]}
@@ -169,7 +169,7 @@ def test_pieces_that_are_more_than_text_come_between_texts() -> None:
     assert session.receive([said], NOW) == ()
 
 
-def test_pieces_that_are_more_than_text_are_ignored_from_a_plain_node() -> None:
+def test_deltas_of_a_plain_node_are_ignored() -> None:
     session = joined()
     task_id = task(session, run(CHAT))["id"]
 
@@ -179,7 +179,7 @@ def test_pieces_that_are_more_than_text_are_ignored_from_a_plain_node() -> None:
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_our_nodes_say_whose_fault_it_is(fault: Fault) -> None:
+def test_shoal_nodes_report_the_fault_of_a_failure(fault: Fault) -> None:
     session = joined(NODE, OURS)
     task_id = task(session, run(CHAT))["id"]
 
@@ -189,7 +189,7 @@ def test_our_nodes_say_whose_fault_it_is(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("odd", [float("nan"), 99_999])
-def test_what_json_cannot_say_is_left_out(odd: float) -> None:
+def test_values_that_json_cannot_encode_are_left_out(odd: float) -> None:
     value: JSON = odd
     for _ in range(odd if isinstance(odd, int) else 0):
         value = [value]
@@ -201,7 +201,7 @@ def test_what_json_cannot_say_is_left_out(odd: float) -> None:
     assert sent_task["messages"] == [{"role": "user", "content": "hi"}]
 
 
-def test_ids_go_on_across_connections_and_wrap() -> None:
+def test_ids_continue_across_connections_and_wrap() -> None:
     task_ids = TaskIds((TASK_ID_COUNT * 3 - 2) / 1000)
 
     used: list[set[int]] = [set(), set(), {0, 1}, set(), set()]
@@ -240,7 +240,7 @@ def test_created_at_is_in_seconds_since_the_epoch() -> None:
     ]
 
 
-def test_a_silent_node_is_given_up_at_the_deadline() -> None:
+def test_a_silent_node_is_disconnected_at_the_deadline() -> None:
     session = accept().session
     session.tick(5.0)
     assert session.deadline == 35.0
@@ -252,11 +252,11 @@ def test_a_silent_node_is_given_up_at_the_deadline() -> None:
     assert session.tick(50.0) == (Close("silent for 30 s", 4008, "Silent"),)
 
 
-def test_a_dismissed_node_is_told_bye() -> None:
+def test_a_dismissed_node_is_closed_with_bye() -> None:
     assert joined().send(Dismiss("replaced"), NOW) == (Close("replaced", 4000, "Bye"),)
 
 
-def test_a_cancelled_task_is_stopped_once_while_its_text_is_under_way() -> None:
+def test_a_cancelled_task_is_stopped_once_while_its_text_is_in_transit() -> None:
     session = joined()
     task_id = task(session, run(CHAT))["id"]
     stop = Send(f'{{"id":{task_id},"stop":true}}')
@@ -284,7 +284,7 @@ def test_an_unfinished_character_ends_as_one_replacement() -> None:
     )
 
 
-def test_text_of_a_plain_node_is_noticed_and_cut_short() -> None:
+def test_text_of_a_plain_node_is_logged_truncated() -> None:
     (notice,) = joined().receive(["\n日" * 500], NOW)
 
     assert isinstance(notice, Notice)
@@ -292,7 +292,7 @@ def test_text_of_a_plain_node_is_noticed_and_cut_short() -> None:
     assert len(notice.text) < 120
 
 
-def test_our_nodes_say_how_a_task_ended() -> None:
+def test_shoal_nodes_report_how_a_task_ended() -> None:
     session = joined(NODE, OURS)
     ids = [task(session, run(CHAT, name))["id"] for name in "abc"]
     usage = '"usage":{"prompt_tokens":1,"completion_tokens":2}'
@@ -317,7 +317,7 @@ def test_our_nodes_say_how_a_task_ended() -> None:
         session.receive(["no JSON"], NOW)
 
 
-def test_what_a_plain_node_can_do_is_run_and_stop() -> None:
+def test_a_plain_node_accepts_runs_and_stops_only() -> None:
     session = accept().session
 
     (event,) = session.tick(0.0)

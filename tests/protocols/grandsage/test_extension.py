@@ -24,7 +24,7 @@ NONE = frozenset[Feature]()
     context=st.integers(0, CONTEXT_MAX),
     only_for=st.frozensets(st.text(min_size=1)),
 )
-def test_what_a_node_announces_is_read_as_it_was_written(
+def test_announcements_round_trip(
     kinds: frozenset[JobKind],
     features: frozenset[Feature],
     context: int,
@@ -63,7 +63,7 @@ def test_the_header_is_as_documented() -> None:
         ("", NONE),
     ],
 )  # fmt: skip
-def test_features_are_what_is_announced(header: str, features: set[Feature]) -> None:
+def test_features_are_those_announced(header: str, features: set[Feature]) -> None:
     extensions = read_extensions(header)
 
     assert extensions.features == features
@@ -81,7 +81,7 @@ def test_features_are_what_is_announced(header: str, features: set[Feature]) -> 
         ("embedding", CHAT_ONLY),
     ],
 )
-def test_kinds_are_what_is_announced(header: str, kinds: set[JobKind]) -> None:
+def test_kinds_are_those_announced(header: str, kinds: set[JobKind]) -> None:
     assert read_extensions(header).kinds == kinds
 
 
@@ -99,11 +99,11 @@ def test_kinds_are_what_is_announced(header: str, kinds: set[JobKind]) -> None:
         ("context", 0),
     ],
 )
-def test_context_is_a_number_or_not_known(setting: str, context: int) -> None:
+def test_context_is_a_number_or_unknown(setting: str, context: int) -> None:
     assert read_extensions(f"shoal, {setting}").context == context
 
 
-def test_keys_without_names_and_without_end_are_left_out() -> None:
+def test_empty_keys_and_keys_over_the_limit_are_dropped() -> None:
     many = ", ".join(f"only-for=k{number}" for number in range(ONLY_FOR_MAX + 1))
 
     assert read_extensions("shoal, only-for=, only-for").only_for == frozenset()
@@ -111,11 +111,11 @@ def test_keys_without_names_and_without_end_are_left_out() -> None:
     assert read_extensions("shoal, only-for=%ff%ED%A0%80").only_for
 
 
-def test_half_a_character_in_a_key_is_replaced() -> None:
+def test_a_lone_surrogate_in_a_key_is_replaced() -> None:
     assert write_extensions(None, {"a\ud800"}) == "shoal, only-for=a%3F"
 
 
 @given(st.text())
-def test_any_header_is_read(header: str) -> None:
+def test_any_header_is_parsed(header: str) -> None:
     assert read_extensions(header).kinds
     assert 0 <= read_extensions(f"shoal,{header}").context <= CONTEXT_MAX

@@ -46,7 +46,7 @@ DIFFERENCES = {
 
 
 @of_kind("node_behaviour")
-def test_our_node_does_as_recorded_or_better(case: Case) -> None:
+def test_a_shoal_node_acts_as_recorded_or_better(case: Case) -> None:
     dialer = GrandSageNodeDialer("ws://127.0.0.1:8000", MEMBER)
     session = dialer.start_session({})
     opening = session.tick(0.0)
@@ -101,14 +101,14 @@ def say_again(frames: list[str], session: GrandSageServerSession) -> None:
 
 
 @of_kind("node_behaviour")
-def test_our_url_says_what_real_nodes_say(case: Case) -> None:
+def test_the_url_has_the_parameters_of_real_nodes(case: Case) -> None:
     url = GrandSageNodeDialer("ws://127.0.0.1:8000", MEMBER).url
     recorded = query_of(case["connect_url"])
 
     assert query_of(url) == recorded | {"model": MEMBER.model.name}
 
 
-def test_the_documents_own_example_is_run() -> None:
+def test_the_example_in_the_document_runs() -> None:
     (send,) = CASES["node-vllm-seed-shaped"]["sends"]
     session = GrandSageNodeDialer("ws://127.0.0.1:8000", MEMBER).start_session({})
 
@@ -131,7 +131,7 @@ def test_the_table_names_recorded_cases_that_differ() -> None:
 
 
 @pytest.mark.parametrize("name", ["node-vllm-stop-running", "node-vllm-stop-false"])
-def test_a_stopped_task_says_nothing_more(name: str) -> None:
+def test_a_stopped_task_sends_nothing_more(name: str) -> None:
     session = GrandSageNodeDialer("ws://127.0.0.1:8000", MEMBER).start_session({})
     task, stop = [step["text"] for step in CASES[name]["sends"] if "text" in step]
     task_id = json.loads(task)["id"]

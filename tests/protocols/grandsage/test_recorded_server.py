@@ -72,7 +72,7 @@ def test_the_tables_name_recorded_cases() -> None:
 
 
 @of_kind("node_connect")
-def test_nodes_are_let_in_and_refused_as_recorded(case: Case) -> None:
+def test_nodes_are_admitted_and_refused_as_recorded(case: Case) -> None:
     if case["accepted"]:
         assert accept(case["path"]).session.accepts
     else:
@@ -83,7 +83,7 @@ def test_nodes_are_let_in_and_refused_as_recorded(case: Case) -> None:
 
 
 @of_kind("request_to_task")
-def test_tasks_are_written_as_recorded(case: Case) -> None:
+def test_tasks_are_encoded_as_recorded(case: Case) -> None:
     if case["task_text"] is None:
         return  # refused before there is a task
     recorded = json.loads(
@@ -106,7 +106,7 @@ def test_tasks_are_written_as_recorded(case: Case) -> None:
 
 
 @of_kind("frames_to_http")
-def test_frames_mean_what_was_recorded(case: Case) -> None:
+def test_frames_are_decoded_as_recorded(case: Case) -> None:
     session = joined()
     task_id = begin(session, "job")
 
@@ -149,7 +149,7 @@ def test_name_and_model_are_kept_apart() -> None:
     assert [n.name for n in names if isinstance(n, Joined)] == ["b-c/a", "c/a-b"]
 
 
-def test_a_replaced_node_is_told_bye() -> None:
+def test_a_replaced_node_is_closed_with_bye() -> None:
     (step,) = [
         step
         for step in CASES["reconnect-replaces"]["transcript"]
@@ -163,7 +163,7 @@ def test_a_replaced_node_is_told_bye() -> None:
     assert (close.code, close.text) == (recorded["code"], recorded["reason"])
 
 
-def test_late_text_on_a_new_connection_is_told_to_stop() -> None:
+def test_late_text_on_a_new_connection_is_answered_with_a_stop() -> None:
     task_id = begin(joined(), "job")
 
     outputs = replay(joined(), ["{{id}}62"], {"{{id}}": task_id})
@@ -172,7 +172,7 @@ def test_late_text_on_a_new_connection_is_told_to_stop() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LIVE_ALIKE))
-def test_conversations_go_as_recorded(name: str) -> None:
+def test_conversations_proceed_as_recorded(name: str) -> None:
     sessions: dict[str, CoordinatorEnd] = {}
     ids: dict[str, int] = {}
     for step in CASES[name]["transcript"]:

@@ -87,7 +87,7 @@ def test_addresses_are_completed(url: str, address: str) -> None:
     }
 
 
-def test_odd_names_arrive_whole() -> None:
+def test_unusual_names_arrive_unchanged() -> None:
     member = replace(
         MEMBER, name="a b/c?d&e=f+g%h日\ud800", model=ServedModel("x/y:7b#z")
     )
@@ -101,7 +101,7 @@ def test_odd_names_arrive_whole() -> None:
     assert query["model"] == "x/y:7b#z"
 
 
-def test_the_url_may_bring_a_token_but_the_member_goes_first() -> None:
+def test_the_profiles_token_takes_precedence_over_the_urls() -> None:
     url = "ws://host/ws?token=pasted&name=other&extra=1"
     untold = replace(MEMBER, token="")
 
@@ -127,7 +127,7 @@ def test_the_url_may_bring_a_token_but_the_member_goes_first() -> None:
         ("ws://host:99999", "Port out of range"),
     ],
 )
-def test_an_address_that_cannot_be_is_refused(url: str, fault: str) -> None:
+def test_an_invalid_address_is_refused(url: str, fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         GrandSageNodeDialer(url, MEMBER)
 
@@ -155,7 +155,7 @@ def test_some_closes_are_final(
     assert expected is None or expected in str(reason)
 
 
-def test_a_keepalive_goes_at_once_and_every_ten_seconds() -> None:
+def test_a_keepalive_is_sent_at_once_and_every_ten_seconds() -> None:
     session = plain()
 
     assert session.tick(5.0) == [Send("")]
@@ -168,7 +168,7 @@ def test_a_keepalive_goes_at_once_and_every_ten_seconds() -> None:
     ("changes", "tokens"),
     [({}, 6), ({"max_new_tokens": None}, None), ({"max_new_tokens": -5}, 1)],
 )
-def test_limits_are_what_the_task_says(
+def test_limits_are_those_of_the_task(
     changes: dict[str, JSON], tokens: int | None
 ) -> None:
     run = given(plain(), **changes)
@@ -177,7 +177,7 @@ def test_limits_are_what_the_task_says(
     assert chat_of(run).temperature == 0
 
 
-def test_a_task_needs_little_more_than_messages() -> None:
+def test_most_fields_of_a_task_are_optional() -> None:
     text = '{"id":77,"messages":[{"role":"Boss","content":"a"},{"content":null}]}'
 
     (run,) = plain().receive([text], 0.0)
@@ -190,7 +190,7 @@ def test_a_task_needs_little_more_than_messages() -> None:
     assert (chat_of(run).max_tokens, chat_of(run).temperature) == (None, None)
 
 
-def test_half_a_character_from_an_original_server_is_replaced() -> None:
+def test_a_lone_surrogate_from_an_original_server_is_replaced() -> None:
     text = json.dumps(TASK | {"system": "a\ud800😀"})
 
     (run,) = plain().receive([text], 0.0)
@@ -210,7 +210,7 @@ def test_half_a_character_from_an_original_server_is_replaced() -> None:
         ({"max_new_tokens": 1.5}, "Expected `int | null`, got `float`"),
     ],
 )
-def test_a_task_that_cannot_be_processed_is_not(
+def test_a_malformed_task_is_logged_and_not_processed(
     change: dict[str, JSON], why: str
 ) -> None:
     text = json.dumps(TASK | change)
@@ -227,7 +227,7 @@ def test_a_task_that_cannot_be_processed_is_not(
     assert why in json.loads(rejected.data)["rejected"]
 
 
-def test_a_server_cannot_give_tasks_without_end() -> None:
+def test_concurrent_tasks_of_a_server_are_limited() -> None:
     session = plain()
     for task_id in range(TASKS_MAX):
         given(session, id=task_id)
@@ -236,7 +236,7 @@ def test_a_server_cannot_give_tasks_without_end() -> None:
         given(session, id=TASKS_MAX)
 
 
-def test_the_extension_is_not_read_from_a_plain_server() -> None:
+def test_the_extension_of_a_plain_server_is_ignored() -> None:
     shoal: dict[str, JSON] = {"temperature": 1.5, "continues": "so far"}
 
     assert given(plain(), shoal=shoal).continues == ""
@@ -246,7 +246,7 @@ def test_the_extension_is_not_read_from_a_plain_server() -> None:
     assert chat_of(given(plain(), shoal=5)).temperature == 0
 
 
-def test_after_a_reconnect_a_plain_server_gets_the_rest() -> None:
+def test_after_a_reconnect_a_plain_server_receives_the_rest() -> None:
     dialer = GrandSageNodeDialer("ws://host", MEMBER)
     given(dialer.start_session({}))
 
@@ -259,7 +259,7 @@ def test_after_a_reconnect_a_plain_server_gets_the_rest() -> None:
     assert sent(session.send(Completed(JOB, LEASE), 0.0)) == [b"\0\0\0M"]
 
 
-def test_after_a_reconnect_a_coordinator_of_ours_has_given_the_job_away() -> None:
+def test_after_a_reconnect_jobs_of_a_shoal_coordinator_are_cancelled() -> None:
     dialer = GrandSageNodeDialer("ws://host", MEMBER)
     given(dialer.start_session(OURS))
 
@@ -270,7 +270,9 @@ def test_after_a_reconnect_a_coordinator_of_ours_has_given_the_job_away() -> Non
 
 
 @pytest.mark.parametrize("kind", [Rejected, Failed])
-def test_a_plain_server_is_left_after_an_error(kind: type[Rejected | Failed]) -> None:
+def test_a_plain_server_is_disconnected_after_an_error(
+    kind: type[Rejected | Failed],
+) -> None:
     session = plain()
     given(session)
 
@@ -284,7 +286,7 @@ def test_a_plain_server_is_left_after_an_error(kind: type[Rejected | Failed]) ->
     assert session.receive([json.dumps(TASK)], 0.0) == ()
 
 
-def test_our_coordinator_is_told_how_a_task_ended() -> None:
+def test_a_shoal_coordinator_receives_how_a_task_ended() -> None:
     session = ours()
     for task_id in (77, 78, 79):
         given(session, id=task_id)
@@ -305,7 +307,7 @@ def test_our_coordinator_is_told_how_a_task_ended() -> None:
     assert session.send(Failed(third, LEASE, "again"), 0.0) == ()
 
 
-def test_our_coordinator_is_given_pieces_that_are_more_than_text() -> None:
+def test_a_shoal_coordinator_receives_deltas() -> None:
     session = ours()
     given(session)
     delta = Delta(1, {"content": "a"}, finish_reason="length")
@@ -318,7 +320,7 @@ def test_our_coordinator_is_given_pieces_that_are_more_than_text() -> None:
     )
 
 
-def test_a_plain_server_is_given_the_text_alone() -> None:
+def test_a_plain_server_receives_the_text_only() -> None:
     session = plain()
     given(session)
     deltas = [
@@ -374,7 +376,7 @@ def test_a_piece_just_below_the_limit_is_sent() -> None:
     assert len(text) == FRAME_MAX - 1
 
 
-def test_our_coordinator_is_told_whose_fault_it_is() -> None:
+def test_a_shoal_coordinator_receives_the_fault() -> None:
     session = ours()
     given(session)
 
@@ -385,7 +387,7 @@ def test_our_coordinator_is_told_whose_fault_it_is() -> None:
     )
 
 
-def test_work_that_is_no_chat_is_read_from_our_coordinator() -> None:
+def test_other_work_than_chats_is_decoded_from_a_shoal_coordinator() -> None:
     completion: dict[str, JSON] = {
         "kind": "completion",
         "prompt": ["a"],
@@ -413,10 +415,10 @@ def test_work_of_an_unknown_kind_is_rejected() -> None:
     assert "Invalid enum value 'painting'" in json.loads(rejected.data)["rejected"]
 
 
-def test_a_plain_server_is_not_told_of_draining() -> None:
+def test_a_plain_server_does_not_receive_draining() -> None:
     assert plain().send(Draining("update"), 0.0) == ()
 
 
-def test_joining_is_said_by_the_url() -> None:
+def test_a_node_joins_by_its_url() -> None:
     with pytest.raises(Unsupported):
         plain().send(Joined("n", Offer(frozenset())), 0.0)

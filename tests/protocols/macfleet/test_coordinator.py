@@ -79,7 +79,7 @@ def test_a_fleet_with_a_token_speaks_tls(
     assert listens.service.kind == service_type(key)
 
 
-def test_labels_tell_workers_which_ports_have_no_tls() -> None:
+def test_labels_show_which_ports_have_no_tls() -> None:
     secure = [each.advertised_label for each in listeners(Config(), around())]
     plain = [each.advertised_label for each in listeners(Config(open=True), around())]
 

@@ -132,7 +132,7 @@ def test_a_client_with_a_token_refuses_an_open_fleet() -> None:
     assert "omit --token" in end.why
 
 
-def test_a_node_that_dials_itself_says_so() -> None:
+def test_a_node_that_dials_itself_gets_an_error() -> None:
     case = case_of("handshake/open")
     end = client(node("node-a", None)).open()
 

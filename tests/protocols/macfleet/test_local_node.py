@@ -56,7 +56,7 @@ def test_another_peer_cannot_take_the_seat(
     desk.claim(newer, 1.0)
 
 
-def test_a_seat_is_free_after_its_connection_is_gone() -> None:
+def test_a_seat_is_free_after_its_connection_ended() -> None:
     desk = FleetSeatTable()
     kept = seat(address="a")
     desk.claim(kept, 0.0)

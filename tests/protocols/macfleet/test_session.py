@@ -118,7 +118,7 @@ def test_a_refused_worker_receives_the_reason(
     assert said in (pair.dialer.final_reason(1000, "") or "")
 
 
-def test_two_machines_with_one_name_are_told_apart() -> None:
+def test_two_machines_with_one_name_are_distinguished() -> None:
     listens = listener(around())
     first = unconnected(PROTOCOL, MEMBER, around())
     other = replace(MEMBER, identity=Signer.from_seed(bytes(32)))

@@ -106,7 +106,7 @@ def test_both_ends_agree() -> None:
     assert [out for out in heard if isinstance(out, Said)] == ["hello", "tick"]
 
 
-def test_a_size_over_the_limit_is_refused_before_it_is_held() -> None:
+def test_a_size_over_the_limit_is_refused_before_buffering() -> None:
     layer = LengthPrefixed(Echo(), LIMIT)
 
     with pytest.raises(LimitExceeded, match="message of 101 bytes exceeds the limit"):
@@ -118,7 +118,7 @@ def test_text_is_refused() -> None:
         LengthPrefixed(Echo(), LIMIT).receive(["text"], 0)
 
 
-def test_a_bad_message_does_not_take_the_good_ones_before_it_along() -> None:
+def test_messages_before_an_invalid_one_are_processed() -> None:
     layer = LengthPrefixed(Echo(), LIMIT)
 
     outputs = layer.receive([framed(b"good", b"bad", b"good")], 0)
@@ -144,7 +144,7 @@ def test_nothing_follows_a_close() -> None:
     assert layer.tick(0) == ()
 
 
-def test_a_large_message_in_small_reads_takes_time_in_proportion() -> None:
+def test_small_reads_of_a_large_message_take_linear_time() -> None:
     size = 4 << 20
     layer = LengthPrefixed(Echo(), size)
     data = framed(b"x" * size)
@@ -169,8 +169,6 @@ def test_a_large_message_in_small_reads_takes_time_in_proportion() -> None:
         (b"\x16\x03\x01\x02\x00\x01", "TLS"),
     ],
 )
-def test_what_is_for_another_port_is_called_by_its_name(
-    begin: bytes, said: str
-) -> None:
+def test_another_protocol_is_named_in_the_error(begin: bytes, said: str) -> None:
     with pytest.raises(PeerError, match=f"{said} came.*another port"):
         LengthPrefixed(Echo(), LIMIT).receive([begin], 0.0)

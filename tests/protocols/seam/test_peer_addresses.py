@@ -24,7 +24,7 @@ def called(rounds: AddressDialer, now: float) -> Sequence[str]:
     return [each.url for each in rounds.tick(now)]
 
 
-def test_address_is_called_at_once_if_nobody_wants_to_ask_first() -> None:
+def test_an_address_is_dialled_at_once_if_no_wire_probes_it() -> None:
     rounds = AddressDialer("wire", [PeerAddress("127.0.0.1:1")], call)
 
     assert called(rounds, 0.0) == ["tcp://127.0.0.1:1"]
@@ -32,7 +32,7 @@ def test_address_is_called_at_once_if_nobody_wants_to_ask_first() -> None:
     assert rounds.deadline == 1.0 + CHECK_INTERVAL
 
 
-def test_address_waits_for_the_wire_that_asks_first() -> None:
+def test_an_address_waits_for_the_wire_that_probes_it() -> None:
     contact = PeerAddress("127.0.0.1:1")
     contact.probing.add("other")
     rounds = AddressDialer("wire", [contact], call)
@@ -43,7 +43,7 @@ def test_address_waits_for_the_wire_that_asks_first() -> None:
     assert called(rounds, 1.0) == ["tcp://127.0.0.1:1"]
 
 
-def test_address_that_speaks_another_wire_is_left_alone() -> None:
+def test_an_address_of_another_wire_is_not_dialled() -> None:
     contact = PeerAddress("127.0.0.1:1")
     rounds = AddressDialer("wire", [contact], call)
     (outgoing,) = rounds.tick(0.0)
@@ -55,7 +55,7 @@ def test_address_that_speaks_another_wire_is_left_alone() -> None:
     assert called(rounds, 1.0) == []
 
 
-def test_who_is_met_shows_which_wire_is_spoken() -> None:
+def test_a_peer_that_joins_shows_the_wire_of_its_address() -> None:
     contact = PeerAddress("127.0.0.1:1")
     (outgoing,) = AddressDialer("wire", [contact], call).tick(0.0)
     session = outgoing.new_session(0.0)

@@ -69,7 +69,7 @@ def play(
     return [*worker.receive([b""], 0.0)]
 
 
-def test_jobs_of_two_peers_have_two_names_whatever_they_call_them() -> None:
+def test_jobs_of_two_peers_with_one_id_have_different_ids() -> None:
     worker, inner = connected()
 
     one, other = play(worker, inner, PeerMessage("1", RUN), PeerMessage("2", RUN))
@@ -83,7 +83,7 @@ def test_jobs_of_two_peers_have_two_names_whatever_they_call_them() -> None:
     ]
 
 
-def test_a_job_is_cancelled_by_the_peer_whose_it_is_and_no_other() -> None:
+def test_only_the_peer_that_submitted_a_job_cancels_it() -> None:
     worker, inner = connected()
     (run,) = play(worker, inner, PeerMessage("1", RUN))
     cancel = CancelJob(RUN.job_id, RUN.lease)
@@ -96,7 +96,7 @@ def test_a_job_is_cancelled_by_the_peer_whose_it_is_and_no_other() -> None:
     assert inner.told == []
 
 
-def test_the_jobs_of_a_peer_that_goes_are_cancelled() -> None:
+def test_jobs_of_a_peer_that_left_are_cancelled() -> None:
     worker, inner = connected()
     one, other = play(worker, inner, PeerMessage("1", RUN), PeerMessage("2", RUN))
 
@@ -107,7 +107,7 @@ def test_the_jobs_of_a_peer_that_goes_are_cancelled() -> None:
     assert inner.told == [ToPeer("2", Completed(RUN.job_id, RUN.lease))]
 
 
-def test_what_is_about_no_job_is_for_everybody() -> None:
+def test_messages_about_no_job_go_to_all_peers() -> None:
     worker, inner = connected()
 
     worker.send(Draining("leaving"), 0.0)
@@ -115,7 +115,7 @@ def test_what_is_about_no_job_is_for_everybody() -> None:
     assert inner.told == [ToPeer("", Draining("leaving"))]
 
 
-def test_a_job_that_comes_twice_is_done_once() -> None:
+def test_a_duplicate_job_runs_once() -> None:
     worker, inner = connected()
 
     first, second = play(worker, inner, PeerMessage("1", RUN), PeerMessage("1", RUN))
@@ -124,7 +124,7 @@ def test_a_job_that_comes_twice_is_done_once() -> None:
     assert isinstance(second, Notice)
 
 
-def test_what_peers_offer_is_not_for_a_worker_but_what_they_share_is() -> None:
+def test_a_worker_ignores_offers_of_peers_but_receives_models_they_share() -> None:
     worker, inner = connected()
 
     heard = play(
@@ -138,7 +138,7 @@ def test_what_peers_offer_is_not_for_a_worker_but_what_they_share_is() -> None:
     assert heard == [ModelQuery("m")]
 
 
-def test_a_worker_that_is_let_in_hears_so() -> None:
+def test_an_admitted_worker_receives_admitted() -> None:
     stay = MembershipState()
     worker, inner = connected(stay)
 
@@ -154,7 +154,7 @@ def test_a_refusal_ends_the_connection() -> None:
     assert play(worker, inner) == [Close("not wanted")]
 
 
-def test_the_next_connection_begins_by_cancelling_what_ran_on_the_last() -> None:
+def test_the_next_connection_starts_by_cancelling_the_jobs_of_the_last() -> None:
     stay = MembershipState()
     worker, inner = connected(stay)
     (run,) = play(worker, inner, PeerMessage("1", RUN))
@@ -167,7 +167,7 @@ def test_the_next_connection_begins_by_cancelling_what_ran_on_the_last() -> None
     assert stay.jobs.running == {}
 
 
-def test_there_is_a_limit_to_the_jobs_at_a_time() -> None:
+def test_concurrent_jobs_are_limited() -> None:
     worker, inner = connected()
     for number in range(JOBS_MAX):
         play(
@@ -182,7 +182,7 @@ def test_there_is_a_limit_to_the_jobs_at_a_time() -> None:
     assert str(JOBS_MAX) in told.message.reason
 
 
-def test_words_that_the_session_has_not_are_not_accepted() -> None:
+def test_only_messages_of_the_inner_session_are_accepted() -> None:
     worker, _ = connected()
 
     assert worker.accepts == ACCEPTS - {RunJob}

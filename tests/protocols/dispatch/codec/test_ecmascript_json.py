@@ -46,7 +46,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 
 
 @of_kind("canonical_json")
-def test_texts_are_written_as_javascript_did(case: Case) -> None:
+def test_texts_are_serialized_as_javascript_does(case: Case) -> None:
     found = canonical(case["in_json_text"])
 
     assert found.hex() == case["canonical_utf8_hex"]
@@ -55,7 +55,7 @@ def test_texts_are_written_as_javascript_did(case: Case) -> None:
 
 
 @given(value=values, indent=st.none() | st.just(1), ascii_=st.booleans())
-def test_it_agrees_with_the_standard_followed_step_by_step(
+def test_serialization_follows_the_standard(
     value: Any, indent: int | None, ascii_: bool
 ) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_)
@@ -69,7 +69,7 @@ def test_it_agrees_with_the_standard_followed_step_by_step(
 
 
 @given(number=numbers)
-def test_numbers_mean_what_they_meant(number: float) -> None:
+def test_numbers_keep_their_value(number: float) -> None:
     assert float(canonical(json.dumps(number))) == float(number)
 
 
@@ -86,13 +86,13 @@ def test_what_is_not_json_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff", b'"\xed\xa0\x80"', b"\xef\xbb\xbf{}"])
-def test_bytes_that_are_no_text_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_utf8_are_refused(data: bytes) -> None:
     with pytest.raises(NotJson):
         canonical(data)
 
 
 @given(data=st.binary() | st.text().map(str.encode))
-def test_no_bytes_whatever_break_it(data: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     try:
         found = canonical(data)
     except PeerError:
@@ -121,18 +121,18 @@ def test_values_have_a_limit_but_texts_do_not() -> None:
 
 
 @given(value=values)
-def test_what_we_make_ourselves_is_written_the_same_way(value: Any) -> None:
+def test_local_values_are_serialized_in_the_same_form(value: Any) -> None:
     made = json.loads(json.dumps(value))  # whole characters, where there were halves
 
     assert stringify(value) == canonical(json.dumps(value))
     assert stringify(made) == canonical(json.dumps(made))
 
 
-def test_what_is_no_number_becomes_null() -> None:
+def test_nan_and_infinity_become_null() -> None:
     assert stringify([math.nan, math.inf, 1.0]) == b"[null,null,1]"
 
 
-def test_what_we_make_too_deep_is_refused() -> None:
+def test_a_local_value_nested_too_deeply_is_refused() -> None:
     deep: Any = []
     for _ in range(200_000):
         deep = [deep]
@@ -142,7 +142,7 @@ def test_what_we_make_too_deep_is_refused() -> None:
 
 
 @given(text=texts)
-def test_texts_are_mended(text: str) -> None:
+def test_lone_surrogates_in_texts_are_replaced(text: str) -> None:
     mend = well_formed(text)
 
     assert mend == re.sub("[\ud800-\udfff]", "\ufffd", _joined(text))
@@ -158,7 +158,9 @@ def test_texts_are_mended(text: str) -> None:
         ([1, None, [2, "x"], {}], "1,,2,x,[object Object]"),
     ],
 )  # fmt: skip
-def test_values_are_told_in_javascripts_words(value: object, text: str) -> None:
+def test_values_are_converted_to_text_as_in_javascript(
+    value: object, text: str
+) -> None:
     assert to_string(value) == text
 
 

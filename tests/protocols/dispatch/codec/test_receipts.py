@@ -47,7 +47,7 @@ def test_receipts_are_signed_as_real_workers_sign_them(case: Case) -> None:
 
 
 @of_kind("receipt_sign")
-def test_receipts_that_came_alone_are_read_as_they_were_signed(case: Case) -> None:
+def test_separate_receipts_are_decoded_as_they_were_signed(case: Case) -> None:
     message = msgspec.json.decode(case["receipt_submit_text"], type=ReceiptSubmit)
 
     job_id, receipt = read_submitted(message)
@@ -64,7 +64,7 @@ STRICTER = {"verify-sig-base64url-nopad", "verify-sig-base64-newlines"}
 
 
 @of_kind("receipt_verify")
-def test_what_is_read_verifies_as_it_did_there(case: Case) -> None:
+def test_decoded_receipts_verify_as_recorded(case: Case) -> None:
     receipt = read_bundled(
         Raw(case["receipt_json_text"].encode()),
         Raw(json.dumps(case["signature"]).encode()),
@@ -84,7 +84,9 @@ def test_what_is_read_verifies_as_it_did_there(case: Case) -> None:
     ("receipt", "signature"),
     [(b"null", b'"AA=="'), (BODY, b"null"), (BODY, b'""')],
 )
-def test_half_a_receipt_is_none(receipt: bytes, signature: bytes) -> None:
+def test_a_receipt_without_its_signature_is_none(
+    receipt: bytes, signature: bytes
+) -> None:
     assert read_bundled(Raw(receipt), Raw(signature)) is None
 
 
@@ -100,7 +102,7 @@ def test_half_a_receipt_is_none(receipt: bytes, signature: bytes) -> None:
         (b'{"a":"' + b"x" * RECEIPT_SIZE_MAX + b'"}', b'"AA=="'),
     ],
 )
-def test_a_receipt_that_cannot_be_read_is_known_as_that(
+def test_a_malformed_receipt_is_marked_unreadable(
     receipt: bytes, signature: bytes
 ) -> None:
     assert read_bundled(Raw(receipt), Raw(signature)) is UNREADABLE
@@ -112,7 +114,7 @@ def test_a_receipt_that_cannot_be_read_is_known_as_that(
     indent=st.none() | st.just(1),
     ascii_=st.booleans(),
 )
-def test_receipts_are_read_as_javascript_would_write_them(
+def test_receipts_are_decoded_in_javascripts_form(
     body: dict[str, object], indent: int | None, ascii_: bool
 ) -> None:
     text = json.dumps(body, indent=indent, ensure_ascii=ascii_).encode()
@@ -138,7 +140,7 @@ def test_receipts_are_read_as_javascript_would_write_them(
         ('{"a":"' + "x" * RECEIPT_SIZE_MAX + '"}', "exceeds"),
     ],
 )
-def test_a_receipt_alone_has_all_its_fields(changed: str, fault: str) -> None:
+def test_a_separate_receipt_has_all_fields(changed: str, fault: str) -> None:
     with pytest.raises(PeerError, match=fault):
         read_submitted(ReceiptSubmit(Raw(changed.encode()), "AA=="))
 
@@ -160,5 +162,5 @@ def test_a_receipt_alone_has_all_its_fields(changed: str, fault: str) -> None:
         ("A" * 200, b""),
     ],
 )
-def test_base64_is_read_strictly(text: str, signature: bytes) -> None:
+def test_base64_is_decoded_strictly(text: str, signature: bytes) -> None:
     assert signature_of(text) == signature
