@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from coordinator.hubs import Coordinator, Member, SlowStore, coordinator, moment
-from protocols.settings import SIGNER
+from protocols.contexts import SIGNER
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.receipts import SignedReceipt, Verdict

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from protocols.settings import SIGNER, setting
+from protocols.contexts import SIGNER, protocol_context
 from shoal.coordinator.admission import WorkerAdmission
 from shoal.coordinator.credential_cache import CredentialCache
 from shoal.coordinator.hub import Hub
@@ -113,7 +113,7 @@ class Table:
         tokens = CredentialCache("join token", (), keys.tokens)
         admission = WorkerAdmission(tokens, keys, self.clock)
         self.peers = PeerConnections(self.hub, self.clock, admission)
-        (self._route,) = endpoints(Config(), setting())
+        (self._route,) = endpoints(Config(), protocol_context())
         self.nodes: dict[str, Node] = {}
         self.all_nodes: list[Node] = []
         self.clients: list[Client] = []

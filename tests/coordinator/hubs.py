@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from protocols.settings import SIGNER
+from protocols.contexts import SIGNER
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import ShoalError, StoreError
 from shoal.domain.facts import Fact

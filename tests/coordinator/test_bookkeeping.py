@@ -15,7 +15,7 @@ from coordinator.hubs import (
     moment,
     play,
 )
-from protocols.settings import SIGNER
+from protocols.contexts import SIGNER
 from shoal.domain.errors import InsufficientFunds, JobError
 from shoal.domain.facts import (
     JobCompleted,

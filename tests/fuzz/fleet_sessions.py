@@ -15,12 +15,12 @@ import msgspec
 
 from fuzz.mutations import SEPARATOR
 from protocols.calling import (
-    LANE,
     MEMBER,
     RUN,
+    STREAM,
     Pair,
-    around,
-    counting,
+    counted_bytes,
+    fleet_context,
     packed,
     unconnected,
 )
@@ -68,7 +68,7 @@ from shoal.protocols.seam.session import Close
 Say: TypeAlias = Callable[[Any, float], object]
 
 HEADER = 3  # bytes before the payload in a part of the input
-IN_LANE = replace(RUN, job_id=JobId("lane"), work=LANE)
+IN_LANE = replace(RUN, job_id=JobId("lane"), work=STREAM)
 LANE_CALL = StreamedCall(1, packed([1, 2]), packed({}))
 NOT_SOUND = {"taskrun/bad crc", "taskrun/unknown frame type"}
 LATE = 1000.0  # after every deadline of the connection
@@ -153,8 +153,8 @@ def _act(outputs: Iterable[Any], say: Say, now: float) -> bool:
 
 def _met() -> Pair:
     """Return connected ends; the worker has a task, and a call stream with a call."""
-    member = replace(MEMBER, random_bytes=counting("worker"))
-    pair = unconnected(PROTOCOL, member, around())
+    member = replace(MEMBER, random_bytes=counted_bytes("worker"))
+    pair = unconnected(PROTOCOL, member, fleet_context())
     pair.begin()
     pair.event(OffersChanged(member.offers))
     pair.command(RUN)
@@ -165,7 +165,7 @@ def _met() -> Pair:
 
 def _asking() -> UpstreamNode:
     """Return an upstream node that has a task and a call stream of a coordinator."""
-    beside = coordinator_with_node(setting=around(""))
+    beside = coordinator_with_node(context=fleet_context(""))
     beside.send(RUN)
     beside.send(IN_LANE)
     beside.send(PushCalls(IN_LANE.job_id, IN_LANE.lease, [LANE_CALL]))
@@ -213,7 +213,12 @@ def _of_ours() -> list[bytes]:
     whole = Frame(FrameType.BARRIER, 3, 0, 0, encode_barrier(Barrier("step", 3, 1)))
     pieces = split_payload(FrameType.TASK, 9, b"\x81\xa7task_id", b"\xa11")
     return _seeds(
-        [*pair.said, *pair.told, encode_frame(whole), *map(encode_frame, pieces)]
+        [
+            *pair.worker_sent,
+            *pair.coordinator_sent,
+            encode_frame(whole),
+            *map(encode_frame, pieces),
+        ]
     )
 
 

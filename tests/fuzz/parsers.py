@@ -13,7 +13,7 @@ from zeroconf import ServiceInfo
 from fuzz import corpus, fleet_sessions, handshakes, sessions
 from fuzz.fleets import FLEETS
 from fuzz.mutations import SEPARATOR
-from protocols.settings import setting
+from protocols.contexts import protocol_context
 from shoal.domain.model_messages import ModelChunk, ModelDone
 from shoal.models.transfer import IncomingModel
 from shoal.protocols.seam.endpoints import ServiceBrowser
@@ -156,7 +156,7 @@ def txt(data: bytes) -> None:
     info = ServiceInfo(KIND, f"x.{KIND}", 80, properties=data, addresses=[bytes(4)])
     (browser,) = (
         each
-        for each in endpoints(Config(browse=True), setting())
+        for each in endpoints(Config(browse=True), protocol_context())
         if isinstance(each, ServiceBrowser)
     )
     browser.on_found(sighting_of(info, KIND), 0.0)

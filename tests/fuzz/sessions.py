@@ -9,7 +9,7 @@ from typing import Any
 from fuzz import corpus
 from fuzz.corpus import framed
 from fuzz.mutations import SEPARATOR
-from protocols.settings import setting
+from protocols.contexts import protocol_context
 from protocols.tealenet.network import HOST, deterministic_bytes
 from protocols.tealenet.network import local_coordinator as relay_coordinator
 from protocols.tealenet.peers import (
@@ -124,7 +124,7 @@ def node(data: bytes) -> None:
 def relay(data: bytes) -> None:
     """The messages to a relay from three nodes, of which two have registered."""
     context = replace(
-        setting(), identity=HOST, random_bytes=deterministic_bytes(b"relay")
+        protocol_context(), identity=HOST, random_bytes=deterministic_bytes(b"relay")
     )
     relay = RelayServer(context)
     for link, key in enumerate((ANNE, BELA, HOST)):

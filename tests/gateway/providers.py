@@ -13,8 +13,8 @@ from typing import Any
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from gateway.serving import Pool, eventually
+from protocols.contexts import SIGNER
 from protocols.dispatch.recorded import SIGNERS
-from protocols.settings import SIGNER
 from shoal.domain.ids import JobId
 from shoal.ledger.keys import Signer
 from shoal.pool.inputs import Cancellation

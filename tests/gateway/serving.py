@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from harness.speed import scaled
-from protocols.settings import SIGNER, setting
+from protocols.contexts import SIGNER, protocol_context
 from shoal.app.endpoints import anonymous_http
 from shoal.config.secret_files import new_secret
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
@@ -39,7 +39,7 @@ from shoal.transports.clock import LoopClock
 KEY = "sk-test"
 TOKEN = "nt"
 PATIENCE = scaled(30.0)  # seconds until what should happen is taken not to
-START = 1_700_000_000_000
+EPOCH = 1_700_000_000.0  # Unix time at which the clock was at 0
 
 
 @dataclass(slots=True)
@@ -233,11 +233,11 @@ def _upgrades(
     routes = []
     for name, protocol in discover().items():
         config = wires.get(name) or protocol.config()
-        given = setting(START, admission.policy_for(name, TOKEN))
-        given = replace(given, random_bytes=secrets.token_bytes)
+        context = protocol_context(EPOCH, admission.policy_for(name, TOKEN))
+        context = replace(context, random_bytes=secrets.token_bytes)
         routes += [
             (name, route)
-            for route in protocol.endpoints(config, given)
+            for route in protocol.endpoints(config, context)
             if isinstance(route, WebSocketRoute)
         ]
     routes.sort(key=lambda each: each[1].rank)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from models.transfer_pair import files
-from protocols.settings import setting
+from protocols.contexts import protocol_context
 from shoal.domain.errors import PeerError, Unavailable, UnknownModel
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import (
@@ -85,7 +85,7 @@ async def hosted(
     config = wire.config(passcode=passcode)
     (listener,) = [
         endpoint
-        for endpoint in wire.endpoints(config, setting())
+        for endpoint in wire.endpoints(config, protocol_context())
         if isinstance(endpoint, Listener) and endpoint.security is ListenerTls.NONE
     ]
     host_end, guests = local_links("host", "guest")

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from protocols.contexts import protocol_context
 from protocols.pairs import MODEL
-from protocols.settings import setting
 from shoal.domain.credentials import digest_of
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import Command, Event, OffersChanged, RunJob
@@ -28,7 +28,7 @@ from shoal.protocols.seam.peer_session import (
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.protocols.seam.session import Admitted, Bulk, Close, Notice, Send, WorkerEnd
 
-Heard: TypeAlias = PeerJoined | PeerLeft | Event | Command
+ReceivedMessage: TypeAlias = PeerJoined | PeerLeft | Event | Command
 
 TOKEN = "a token of the fleet"
 SIGNER = Signer.from_seed(bytes(reversed(range(32))))
@@ -44,16 +44,16 @@ OFFER = Offer(
 )
 
 
-def counting(who: str) -> Callable[[int], bytes]:
+def counted_bytes(owner: str) -> Callable[[int], bytes]:
     """Return what draws bytes that are different each time, and the same each run."""
-    drawn = 0
+    count = 0
 
-    def draw(size: int) -> bytes:
-        nonlocal drawn
-        drawn += 1
-        return (digest_of(f"{who} {drawn}") * (size // 32 + 1))[:size]
+    def random_bytes(size: int) -> bytes:
+        nonlocal count
+        count += 1
+        return (digest_of(f"{owner} {count}") * (size // 32 + 1))[:size]
 
-    return draw
+    return random_bytes
 
 
 MEMBER = WorkerProfile(
@@ -63,17 +63,17 @@ MEMBER = WorkerProfile(
     TOKEN,
     identity=SIGNER,
     offers=(OFFER,),
-    random_bytes=counting("worker"),
+    random_bytes=counted_bytes("worker"),
 )
 
 
-def around(token: str = TOKEN) -> ProtocolContext:
-    """Return a setting in which workers present a token; empty: none."""
+def fleet_context(token: str = TOKEN) -> ProtocolContext:
+    """Return a context in which workers present a token; empty: none."""
     return replace(
-        setting(admission=require_token(token)),
+        protocol_context(admission=require_token(token)),
         token=token,
         name="coordinator",
-        random_bytes=counting("coordinator"),
+        random_bytes=counted_bytes("coordinator"),
     )
 
 
@@ -82,12 +82,12 @@ def packed(value: object) -> bytes:
 
 
 CALL = Call("demo.add", packed([1, 41]), packed({}), 5.0)
-LANE = CallStream("demo.add", 5.0)
+STREAM = CallStream("demo.add", 5.0)
 TASK = Task("demo.add", {"task_type": "demo.add", "args": [1], "kwargs": {"y": 2}})
 RUN = RunJob(JobId("job"), LeaseNumber(2), CALL)
 
 
-def whole(data: bytes) -> Iterable[bytes]:
+def one_piece(data: bytes) -> Iterable[bytes]:
     return (data,)
 
 
@@ -107,11 +107,11 @@ class Pair:
     coordinator: PeerSession
     worker: WorkerEnd
     dialer: Dialer
-    cut: Callable[[bytes], Iterable[bytes]] = whole
+    cut: Callable[[bytes], Iterable[bytes]] = one_piece
     certificate: bytes = b"the fingerprint of a certificate"
-    said: list[bytes] = field(default_factory=list)  # by the worker
-    told: list[bytes] = field(default_factory=list)  # by the coordinator
-    events: list[Heard] = field(default_factory=list)
+    worker_sent: list[bytes] = field(default_factory=list)  # by the worker
+    coordinator_sent: list[bytes] = field(default_factory=list)  # by the coordinator
+    events: list[ReceivedMessage] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)  # why either closed
 
@@ -127,16 +127,16 @@ class Pair:
             if isinstance(session, FramedSession):
                 session.on_open(self.certificate)
 
-    def command(self, word: Command, now: float = 0.0) -> list[Command]:
+    def command(self, message: Command, now: float = 0.0) -> list[Command]:
         """Let the coordinator issue a command; return what the worker hears."""
         before = len(self.commands)
-        self.deliver(self.coordinator.send(ToPeer("", word), now), (), now)
+        self.deliver(self.coordinator.send(ToPeer("", message), now), (), now)
         return self.commands[before:]
 
-    def event(self, word: Event, now: float = 0.0) -> list[Heard]:
+    def event(self, message: Event, now: float = 0.0) -> list[ReceivedMessage]:
         """Let the worker issue an event; return what the coordinator hears."""
         before = len(self.events)
-        self.deliver((), self.worker.send(word, now), now)
+        self.deliver((), self.worker.send(message, now), now)
         return self.events[before:]
 
     def tick(self, now: float) -> None:
@@ -144,29 +144,38 @@ class Pair:
         for session, by_worker in ((self.coordinator, False), (self.worker, True)):
             if session.deadline is not None and session.deadline <= now:
                 outputs = session.tick(now)
-                mine = () if by_worker else outputs
-                self.deliver(mine, outputs if by_worker else (), now)
+                from_coordinator = () if by_worker else outputs
+                self.deliver(from_coordinator, outputs if by_worker else (), now)
 
     def deliver(
-        self, told: Sequence[object], said: Sequence[object], now: float
+        self,
+        from_coordinator: Sequence[object],
+        from_worker: Sequence[object],
+        now: float,
     ) -> None:
         """Carry what both sent to the other, until nothing more is answered."""
-        while told or said:
+        while from_coordinator or from_worker:
             self.events += [
-                each.message for each in told if isinstance(each, PeerMessage)
+                each.message
+                for each in from_coordinator
+                if isinstance(each, PeerMessage)
             ]
-            self.commands += [each for each in said if is_command(each)]  # type: ignore[misc]  # just looked at
-            self.ends += [e.reason for e in (*told, *said) if isinstance(e, Close)]
-            to_worker, to_coordinator = sent(told), sent(said)
-            self.told += to_worker
-            self.said += to_coordinator
-            told = [
+            self.commands += [each for each in from_worker if is_command(each)]  # type: ignore[misc]  # just looked at
+            self.ends += [
+                each.reason
+                for each in (*from_coordinator, *from_worker)
+                if isinstance(each, Close)
+            ]
+            to_worker, to_coordinator = sent(from_coordinator), sent(from_worker)
+            self.coordinator_sent += to_worker
+            self.worker_sent += to_coordinator
+            from_coordinator = [
                 each
                 for data in to_coordinator
                 for piece in self.cut(data)
                 for each in self.coordinator.receive([piece], now)
             ]
-            said = [
+            from_worker = [
                 each
                 for data in to_worker
                 for piece in self.cut(data)
@@ -195,12 +204,12 @@ def is_command(output: object) -> bool:
 def connect(
     protocol: AnyWireProtocol,
     member: WorkerProfile = MEMBER,
-    setting: ProtocolContext | None = None,
-    cut: Callable[[bytes], Iterable[bytes]] = whole,
+    context: ProtocolContext | None = None,
+    cut: Callable[[bytes], Iterable[bytes]] = one_piece,
     config: object = None,
 ) -> Pair:
     """Let a worker join that offers what the member does; return both ends."""
-    pair = unconnected(protocol, member, setting or around(), cut, config)
+    pair = unconnected(protocol, member, context or fleet_context(), cut, config)
     pair.begin()
     pair.event(OffersChanged(member.offers))
     return pair
@@ -209,13 +218,15 @@ def connect(
 def unconnected(
     protocol: AnyWireProtocol,
     member: WorkerProfile,
-    setting: ProtocolContext,
-    cut: Callable[[bytes], Iterable[bytes]] = whole,
+    protocol_context: ProtocolContext,
+    cut: Callable[[bytes], Iterable[bytes]] = one_piece,
     config: object = None,
 ) -> Pair:
     """Return both ends of a connection that is not open yet."""
-    endpoints = protocol.endpoints(config or protocol.config(), setting)
-    listeners = {e.advertised_label: e for e in endpoints if isinstance(e, Listener)}
+    endpoints = protocol.endpoints(config or protocol.config(), protocol_context)
+    listeners = {
+        each.advertised_label: each for each in endpoints if isinstance(each, Listener)
+    }
     ports = {label: 8000 + n for n, label in enumerate(listeners)}
     assert protocol.address is not None
     direct = protocol.address("127.0.0.1", ports)
@@ -225,8 +236,8 @@ def unconnected(
     return Pair(session, dialer.start_session({}), dialer, cut)
 
 
-def given(pair: Pair, run: RunJob = RUN) -> RunJob:
+def start_job(pair: Pair, run: RunJob = RUN) -> RunJob:
     """Give the worker a job; return it as the worker has it."""
-    (heard,) = pair.command(run)
-    assert isinstance(heard, RunJob)
-    return heard
+    (received,) = pair.command(run)
+    assert isinstance(received, RunJob)
+    return received

@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
-from protocols.settings import setting
+from protocols.contexts import protocol_context
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import (
     CancelJob,
@@ -74,9 +74,11 @@ class Pair:
     coordinator: CoordinatorEnd
     worker: WorkerEnd
     dialer: Dialer
-    said: list[Data] = field(default_factory=list)  # all that the worker sent
-    told: list[Data] = field(default_factory=list)  # all that the coordinator sent
-    overheard: list[Event] = field(default_factory=list)  # what came of answers
+    worker_sent: list[Data] = field(default_factory=list)  # all that the worker sent
+    coordinator_sent: list[Data] = field(
+        default_factory=list
+    )  # all that the coordinator sent
+    follow_ups: list[Event] = field(default_factory=list)  # what came of answers
 
     def issue_command(self, command: Command, now: float = 0.0) -> list[Command]:
         """Let the coordinator issue ``command``; return what the worker hears."""
@@ -87,24 +89,24 @@ class Pair:
         return self.to_coordinator(self.worker.send(event, now), now)
 
     def to_worker(self, outputs: Sequence[Output | Event], now: float) -> list[Command]:
-        heard: list[Command] = []
+        messages: list[Command] = []
         for data in sent(outputs):
-            self.told.append(data)
+            self.coordinator_sent.append(data)
             answers = self.worker.receive([data], now)
-            heard += meant(answers)
-            self.overheard += self.to_coordinator(answers, now)
-        return heard
+            messages += messages_in(answers)
+            self.follow_ups += self.to_coordinator(answers, now)
+        return messages
 
     def to_coordinator(
         self, outputs: Sequence[Output | Command | Admitted], now: float
     ) -> list[Event]:
-        heard: list[Event] = []
+        messages: list[Event] = []
         for data in sent(outputs):
-            self.said.append(data)
+            self.worker_sent.append(data)
             answers = self.coordinator.receive([data], now)
-            heard += meant(answers)
+            messages += messages_in(answers)
             assert not self.to_worker(answers, now), "an answer that is a new command"
-        return heard
+        return messages
 
 
 @dataclass
@@ -118,30 +120,30 @@ class AcceptedWorker:
 
 def streams(protocol: AnyWireProtocol) -> bool:
     """Say whether the wire carries answers piece by piece."""
-    _, heard = connect(protocol)
-    return any(isinstance(each, Joined) and each.offer.streams for each in heard)
+    _, messages = connect(protocol)
+    return any(isinstance(each, Joined) and each.offer.streams for each in messages)
 
 
 def connect(
     protocol: AnyWireProtocol, member: WorkerProfile = MEMBER, now: float = 0.0
 ) -> tuple[Pair, list[Event]]:
     """Let a worker join; return both ends and what the coordinator heard."""
-    dialer, accepted = _met(protocol, member, now)
+    dialer, accepted = _connect(protocol, member, now)
     pair = Pair(accepted.session, dialer.start_session(accepted.headers), dialer)
     opening = pair.coordinator.tick(now)
-    heard: list[Event] = meant(opening)
+    messages: list[Event] = messages_in(opening)
     assert not pair.to_worker(opening, now)
-    heard += pair.to_coordinator(pair.worker.tick(now), now)
-    heard += pair.overheard
-    pair.overheard.clear()
-    return pair, heard
+    messages += pair.to_coordinator(pair.worker.tick(now), now)
+    messages += pair.follow_ups
+    pair.follow_ups.clear()
+    return pair, messages
 
 
-def _met(
+def _connect(
     protocol: AnyWireProtocol, member: WorkerProfile, now: float
 ) -> tuple[Dialer, AcceptedWorker]:
     """Connect a worker, on a port of the wire's own if it has one."""
-    endpoints = protocol.endpoints(protocol.config(), setting(EPOCH))
+    endpoints = protocol.endpoints(protocol.config(), protocol_context(EPOCH))
     for endpoint in endpoints:
         if isinstance(endpoint, Listener):
             dialer = protocol.dial("tcp://127.0.0.1:8000", member)
@@ -152,43 +154,43 @@ def _met(
     dialer = protocol.dial(f"{min(protocol.schemes)}://127.0.0.1:8000", member)
     url = urlsplit(dialer.url)
     headers = {name.lower(): value for name, value in dialer.headers.items()}
-    hello = UpgradeRequest(url.path, url.query, headers)
-    assert route.claims(hello)
-    return dialer, as_worker(route.accept(hello, now))
+    request = UpgradeRequest(url.path, url.query, headers)
+    assert route.claims(request)
+    return dialer, as_worker(route.accept(request, now))
 
 
 class OneWorker:
     """A session with peers, as its only one sees it: a worker with one model."""
 
-    def __init__(self, crowd: PeerSession) -> None:
-        self._crowd = crowd
+    def __init__(self, session: PeerSession) -> None:
+        self._session = session
         self._peer = ""
         self._name = ""
 
     @property
     def accepts(self) -> frozenset[type]:
-        return self._crowd.accepts & {RunJob, CancelJob, Dismiss}
+        return self._session.accepts & {RunJob, CancelJob, Dismiss}
 
     @property
     def deadline(self) -> float | None:
-        return self._crowd.deadline
+        return self._session.deadline
 
     def receive(self, batch: Batch, now: float) -> Sequence[Event | Output]:
-        return self._heard(self._crowd.receive(batch, now))
+        return self._decode_all(self._session.receive(batch, now))
 
     def send(self, message: Command, now: float) -> Sequence[Output]:
-        return self._crowd.send(ToPeer(self._peer, message), now)
+        return self._session.send(ToPeer(self._peer, message), now)
 
     def tick(self, now: float) -> Sequence[Event | Output]:
-        return self._heard(self._crowd.tick(now))
+        return self._decode_all(self._session.tick(now))
 
-    def _heard(
+    def _decode_all(
         self, outputs: Sequence[PeerMessage | Output]
     ) -> tuple[Event | Output, ...]:
-        heard: list[Event | Output] = []
+        messages: list[Event | Output] = []
         for output in outputs:
             if not isinstance(output, PeerMessage):
-                heard.append(output)
+                messages.append(output)
                 continue
             match output.message:
                 case PeerJoined(name=name):
@@ -196,12 +198,14 @@ class OneWorker:
                 case OffersChanged(offers):
                     (offer,) = offers
                     (model,) = offer.models
-                    heard.append(Joined(f"{self._name}/{quote(model, safe='')}", offer))
+                    messages.append(
+                        Joined(f"{self._name}/{quote(model, safe='')}", offer)
+                    )
                 case PeerLeft() | RunJob() | CancelJob() | Dismiss():
                     raise AssertionError("a worker asks for nothing")
                 case event:
-                    heard.append(event)
-        return tuple(heard)
+                    messages.append(event)
+        return tuple(messages)
 
 
 def as_worker(accepted: AcceptedConnection) -> AcceptedWorker:
@@ -210,7 +214,7 @@ def as_worker(accepted: AcceptedConnection) -> AcceptedWorker:
     return AcceptedWorker(session, accepted.headers, accepted.grant)
 
 
-def somebody(name: str, model: str) -> WorkerProfile:
+def other_profile(name: str, model: str) -> WorkerProfile:
     """Return another member, with a key of its own."""
     signer = Signer.from_seed(sha256(f"{name} {model}".encode()).digest())
     return replace(
@@ -226,7 +230,7 @@ def sent(outputs: Sequence[object]) -> list[Data]:
     return [output.data for output in outputs if isinstance(output, Send)]
 
 
-def meant(outputs: Sequence[M | Admitted | Output]) -> list[M]:
+def messages_in(outputs: Sequence[M | Admitted | Output]) -> list[M]:
     """Return the commands or events among the outputs of a session."""
-    beside = (Send, Bulk, Close, Notice, Admitted)
-    return [o for o in outputs if not isinstance(o, beside)]
+    not_messages = (Send, Bulk, Close, Notice, Admitted)
+    return [each for each in outputs if not isinstance(each, not_messages)]

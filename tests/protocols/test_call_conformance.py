@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from protocols.calling import (
     CALL,
-    LANE,
     MEMBER,
     OFFER,
     RUN,
+    STREAM,
     TASK,
     connect,
     in_pieces,
     packed,
+    start_job,
 )
-from protocols.calling import given as given_job
 from protocols.test_conformance import footprint
 from shoal.domain.errors import PeerError
 from shoal.domain.ids import JobId, LeaseNumber
@@ -100,7 +100,7 @@ def test_a_call_arrives_unchanged(
 ) -> None:
     pair = connect(protocol, cut=partial(in_pieces, cut))
 
-    run = given_job(pair, replace(RUN, work=work))
+    run = start_job(pair, replace(RUN, work=work))
 
     assert run.work == work
 
@@ -111,7 +111,7 @@ def test_a_value_arrives_unchanged(
     protocol: AnyWireProtocol, value: bytes, blobs: tuple[bytes, ...], cut: list[int]
 ) -> None:
     pair = connect(protocol, cut=partial(in_pieces, cut))
-    run = given_job(pair)
+    run = start_job(pair)
 
     heard = pair.event(Completed(run.job_id, run.lease, value=value, blobs=blobs))
 
@@ -124,7 +124,7 @@ def test_failures_arrive_unchanged(
     protocol: AnyWireProtocol, text: str, fault: Fault
 ) -> None:
     pair = connect(protocol)
-    first, second = given_job(pair), given_job(pair, replace(RUN, job_id=JobId("b")))
+    first, second = start_job(pair), start_job(pair, replace(RUN, job_id=JobId("b")))
 
     heard = pair.event(Rejected(first.job_id, first.lease, text))
     heard += pair.event(Failed(second.job_id, second.lease, text, fault))
@@ -142,7 +142,7 @@ def test_a_task_is_a_call_at_the_worker_and_text_at_the_coordinator(
 ) -> None:
     pair = connect(protocol)
 
-    run = given_job(pair, replace(RUN, work=TASK))
+    run = start_job(pair, replace(RUN, work=TASK))
     heard = pair.event(Completed(run.job_id, run.lease, value=packed({"é": [1, None]})))
 
     assert run.work == Call("demo.add", packed([1]), packed({"y": 2}), None)
@@ -152,7 +152,7 @@ def test_a_task_is_a_call_at_the_worker_and_text_at_the_coordinator(
 @every_protocol
 def test_a_cancelled_call_ends_at_both_ends(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
-    run = given_job(pair)
+    run = start_job(pair)
 
     heard = pair.command(CancelJob(RUN.job_id, RUN.lease))
 
@@ -164,8 +164,8 @@ def test_a_cancelled_call_ends_at_both_ends(protocol: AnyWireProtocol) -> None:
 @every_protocol
 def test_two_leases_of_one_call_are_distinct(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
-    first = given_job(pair)
-    second = given_job(pair, replace(RUN, lease=LeaseNumber(3)))
+    first = start_job(pair)
+    second = start_job(pair, replace(RUN, lease=LeaseNumber(3)))
 
     heard = pair.event(Completed(second.job_id, second.lease, value=packed(2)))
     heard += pair.event(Completed(first.job_id, first.lease, value=packed(1)))
@@ -179,7 +179,7 @@ def test_two_leases_of_one_call_are_distinct(protocol: AnyWireProtocol) -> None:
 @every_protocol
 def test_progress_arrives_while_a_call_runs(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
-    run = given_job(pair)
+    run = start_job(pair)
 
     heard = pair.event(CallProgress(run.job_id, run.lease, 0.5, "half"))
     pair.event(Completed(run.job_id, run.lease, value=packed(1)))
@@ -199,7 +199,7 @@ def test_calls_in_a_call_stream_make_a_round_trip(
     protocol: AnyWireProtocol, pushed: list[object], error: str, cut: list[int]
 ) -> None:
     pair = connect(protocol, cut=partial(in_pieces, cut))
-    run = given_job(pair, replace(RUN, work=LANE))
+    run = start_job(pair, replace(RUN, work=STREAM))
     lane = (RUN.job_id, RUN.lease)
     given_calls = [
         StreamedCall(n, packed([x]), packed({})) for n, x in enumerate(pushed)
@@ -212,7 +212,7 @@ def test_calls_in_a_call_stream_make_a_round_trip(
     (recalled,) = pair.command(CancelCalls(*lane, (0, 7)))
     (closed,) = pair.command(CancelJob(*lane))
 
-    assert run.work == LANE
+    assert run.work == STREAM
     assert heard == PushCalls(run.job_id, run.lease, given_calls)
     assert returned == CallsReturned(*lane, returns)
     assert recalled == CancelCalls(run.job_id, run.lease, (0, 7))
@@ -226,7 +226,7 @@ def test_a_rejected_call_stream_is_reported_like_a_call(
     protocol: AnyWireProtocol,
 ) -> None:
     pair = connect(protocol)
-    run = given_job(pair, replace(RUN, work=CallStream("nobody.has")))
+    run = start_job(pair, replace(RUN, work=CallStream("nobody.has")))
 
     heard = pair.event(Rejected(run.job_id, run.lease, "no such function"))
 
@@ -275,11 +275,11 @@ def test_any_bytes_are_accepted_or_refused_by_either_end(
     protocol: AnyWireProtocol, data: st.DataObject
 ) -> None:
     pair = connect(protocol)
-    run = given_job(pair)
-    given_job(pair, replace(RUN, job_id=JobId("lane"), work=LANE))
+    run = start_job(pair)
+    start_job(pair, replace(RUN, job_id=JobId("lane"), work=STREAM))
     pair.event(Completed(run.job_id, run.lease, value=packed(1)))
 
-    seen = st.sampled_from([*pair.said, *pair.told])
+    seen = st.sampled_from([*pair.worker_sent, *pair.coordinator_sent])
     damaged = st.tuples(
         seen, st.integers(0, 300), st.integers(0, 3), st.binary(max_size=20)
     ).map(lambda given: given[0][: given[1]] + given[3] + given[0][sum(given[1:3]) :])
@@ -293,7 +293,7 @@ def test_any_bytes_are_accepted_or_refused_by_either_end(
 @every_protocol
 def test_nothing_follows_a_close(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
-    given_job(pair)
+    start_job(pair)
 
     outputs = pair.coordinator.send(ToPeer("", Dismiss("not needed")), 1.0)
 
@@ -302,7 +302,7 @@ def test_nothing_follows_a_close(protocol: AnyWireProtocol) -> None:
     assert pair.coordinator.deadline is None
     assert list(pair.coordinator.tick(1e6)) == []
     assert list(pair.coordinator.send(ToPeer("", RUN), 2.0)) == []
-    for message in pair.said:
+    for message in pair.worker_sent:
         assert list(pair.coordinator.receive([message], 2.0)) == []
 
 
@@ -354,11 +354,11 @@ def test_memory_does_not_grow_with_the_calls(protocol: AnyWireProtocol) -> None:
     idle = footprint(pair.worker), footprint(pair.coordinator)
 
     for turn in range(1000):
-        run = given_job(pair, replace(RUN, job_id=JobId(f"job {turn}")))
+        run = start_job(pair, replace(RUN, job_id=JobId(f"job {turn}")))
         pair.event(CallProgress(run.job_id, run.lease, 0.5))
         pair.event(Completed(run.job_id, run.lease, value=packed(turn)))
-        lane = replace(RUN, job_id=JobId(f"lane {turn}"), work=LANE)
-        opened = given_job(pair, lane)
+        lane = replace(RUN, job_id=JobId(f"lane {turn}"), work=STREAM)
+        opened = start_job(pair, lane)
         number = (lane.job_id, lane.lease)
         pair.command(PushCalls(*number, [StreamedCall(1, CALL.args, CALL.kwargs)]))
         returns = [CallResult(1, packed(2))]

@@ -18,8 +18,8 @@ from protocols.pairs import (
     SIGNER,
     Pair,
     connect,
+    other_profile,
     sent,
-    somebody,
 )
 from shoal.domain.answer_assembly import CHOICES_MAX, assemble
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
@@ -129,7 +129,7 @@ def test_workers_of_different_names_or_models_are_different(
     names = {
         heard[0].name
         for name, has in [("b-c", "a"), ("c", "a-b"), ("a/b", "c"), ("a", "b/c")]
-        for _, heard in [connect(protocol, somebody(name, has))]
+        for _, heard in [connect(protocol, other_profile(name, has))]
         if isinstance(heard[0], Joined)
     }
 
@@ -280,10 +280,10 @@ def test_any_message_is_accepted_or_refused_by_either_end(
 
     # PeerError is how a session refuses a message; anything else is a bug.
     with contextlib.suppress(PeerError):
-        for message in data.draw(st.lists(garbage(pair.said), max_size=4)):
+        for message in data.draw(st.lists(garbage(pair.worker_sent), max_size=4)):
             pair.coordinator.receive([message], 1.0)
     with contextlib.suppress(PeerError):
-        for message in data.draw(st.lists(garbage(pair.told), max_size=4)):
+        for message in data.draw(st.lists(garbage(pair.coordinator_sent), max_size=4)):
             pair.worker.receive([message], 1.0)
 
 
@@ -300,7 +300,7 @@ def test_nothing_follows_a_close(protocol: AnyWireProtocol) -> None:
     assert pair.coordinator.deadline is None
     assert list(pair.coordinator.tick(1e6)) == []
     assert list(pair.coordinator.send(RUN, 2.0)) == []
-    for message in pair.said:
+    for message in pair.worker_sent:
         assert list(pair.coordinator.receive([message], 2.0)) == []
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from protocols.settings import SIGNER, setting
+from protocols.contexts import SIGNER, protocol_context
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import JobError, ShoalError
@@ -118,12 +118,12 @@ class World:
         self.up = True
 
     def _setting(self) -> ProtocolContext:
-        around = setting(int(self.clock.wall() * 1000))
+        context = protocol_context(self.clock.wall() - self.clock.now())
         if not self._token:
-            return around
+            return context
         admission, draw = require_token(self._token), self.random.randbytes
         return replace(
-            around, token=self._token, admission=admission, random_bytes=draw
+            context, token=self._token, admission=admission, random_bytes=draw
         )
 
     async def crash(self) -> None:

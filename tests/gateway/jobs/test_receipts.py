@@ -10,8 +10,8 @@ import pytest
 from gateway.keys import ask, made
 from gateway.providers import committed, provider
 from gateway.serving import KEY, Pool, serving
+from protocols.contexts import SIGNER
 from protocols.dispatch.recorded import SIGNERS
-from protocols.settings import SIGNER
 from shoal.ledger import bundle, consistency
 from shoal.ledger.verification import VerificationStep
 from shoal.protocols.dispatch import Config

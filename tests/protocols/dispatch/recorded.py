@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from protocols.contexts import protocol_context
 from protocols.pairs import AcceptedWorker, as_worker, sent
-from protocols.settings import setting
 from shoal.domain.vocabulary import Event
 from shoal.ledger.keys import Signer
 from shoal.protocols.dispatch import Config, endpoints
@@ -42,21 +42,21 @@ def of_kind(kind: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=lambda case: case["id"])
 
 
-class Draws:
+class CountedBytes:
     """Random bytes that are all different, and the same in each run."""
 
     def __init__(self) -> None:
-        self._drawn = 0
+        self._count = 0
 
     def __call__(self, size: int) -> bytes:
-        self._drawn += 1
-        return self._drawn.to_bytes(size)
+        self._count += 1
+        return self._count.to_bytes(size)
 
 
-def around(admission: AdmissionCheck | None = None) -> ProtocolContext:
-    """Return what is around an endpoint; nothing that is drawn comes twice."""
-    given = setting(admission=admission or require_token(""))
-    return replace(given, random_bytes=Draws())
+def dispatch_context(admission: AdmissionCheck | None = None) -> ProtocolContext:
+    """Return a context whose random bytes are all different."""
+    context = protocol_context(admission=admission or require_token(""))
+    return replace(context, random_bytes=CountedBytes())
 
 
 def accept(
@@ -66,10 +66,10 @@ def accept(
     path: str = "/",
 ) -> AcceptedWorker:
     """Let somebody connect; ``headers`` are lower case."""
-    (endpoint,) = endpoints(config or Config(), around(admission))
-    hello = UpgradeRequest(path, "", headers or {}, "192.0.2.7")
-    assert endpoint.claims(hello)
-    return as_worker(endpoint.accept(hello, NOW))
+    (endpoint,) = endpoints(config or Config(), dispatch_context(admission))
+    request = UpgradeRequest(path, "", headers or {}, "192.0.2.7")
+    assert endpoint.claims(request)
+    return as_worker(endpoint.accept(request, NOW))
 
 
 def opened(config: Config | None = None) -> CoordinatorEnd:

@@ -14,10 +14,10 @@ from protocols.dispatch.recorded import (
     SIGNERS,
     accept,
     answers,
-    around,
+    dispatch_context,
     opened,
 )
-from protocols.pairs import MEMBER, MODEL, AcceptedWorker, as_worker, meant, sent
+from protocols.pairs import MEMBER, MODEL, AcceptedWorker, as_worker, messages_in, sent
 from shoal.domain.errors import ConfigError, NotAdmitted
 from shoal.domain.vocabulary import CancelJob, Event, Joined
 from shoal.domain.work import Feature, JobKind
@@ -68,11 +68,11 @@ def join(
     config: Config | None = None,
 ) -> tuple[list[Event | Output], JoinRequest | None]:
     """Let a worker of ours register; return what came of it, and who applied."""
-    applicants = []
+    requests = []
 
-    def admit(applicant: JoinRequest) -> AdmissionGrant:
-        applicants.append(applicant)
-        return (admission or require_token(""))(applicant)
+    def admit(request: JoinRequest) -> AdmissionGrant:
+        requests.append(request)
+        return (admission or require_token(""))(request)
 
     dialer = PROTOCOL.dial("http://127.0.0.1:4010", member)
     headers = {name.lower(): value for name, value in dialer.headers.items()}
@@ -81,7 +81,7 @@ def join(
     worker = dialer.start_session(accepted.headers)
     (text,) = sent(worker.tick(NOW))
     outputs = list(accepted.session.receive([text], NOW))
-    return outputs, applicants[0] if applicants else None
+    return outputs, requests[0] if requests else None
 
 
 def test_an_original_worker_joins_with_the_offer_it_states() -> None:
@@ -92,7 +92,7 @@ def test_an_original_worker_joins_with_the_offer_it_states() -> None:
     (answer,) = answers(outputs)
     assert answer["status"] == "ok"
     assert len(answer["worker_id"]) == 36
-    (joined,) = meant(outputs)
+    (joined,) = messages_in(outputs)
     assert joined == Joined(
         f"{KEY}/unproven",
         Offer(
@@ -125,7 +125,7 @@ def test_the_registration_decides_the_offer(
 ) -> None:
     session = opened(Config(model="m"))
 
-    (joined,) = meant(session.receive([register(**fields)], NOW))
+    (joined,) = messages_in(session.receive([register(**fields)], NOW))
 
     assert isinstance(joined, Joined)
     assert joined.name == f"{KEY}/unproven"
@@ -166,7 +166,7 @@ def test_an_invalid_registration_is_answered_with_the_invalid_field(
     outputs = list(session.receive([register(**fields)], NOW))
 
     assert fault in refused(outputs)
-    assert not meant(outputs)
+    assert not messages_in(outputs)
     assert answers(session.receive([REGISTER], NOW))[0]["status"] == "ok"
 
 
@@ -177,7 +177,7 @@ def test_registering_again_the_same_way_changes_nothing() -> None:
     outputs = session.receive([REGISTER], NOW)
 
     assert answers(outputs) == [first]
-    assert not meant(outputs)
+    assert not messages_in(outputs)
 
 
 def test_registering_again_as_another_is_refused() -> None:
@@ -190,13 +190,13 @@ def test_registering_again_as_another_is_refused() -> None:
     ):
         outputs = list(session.receive([text], NOW))
         assert "registered" in refused(outputs)
-        assert not meant(outputs)
+        assert not messages_in(outputs)
 
 
 def test_every_connection_has_an_id_and_a_challenge_of_its_own() -> None:
-    (endpoint,) = endpoints(Config(), around())
-    hello = UpgradeRequest("/", "", {OURS: "1"})
-    one, other = (as_worker(endpoint.accept(hello, NOW)) for _ in range(2))
+    (endpoint,) = endpoints(Config(), dispatch_context())
+    request = UpgradeRequest("/", "", {OURS: "1"})
+    one, other = (as_worker(endpoint.accept(request, NOW)) for _ in range(2))
 
     assert one.headers[HEADER] != other.headers[HEADER]
     ids = [
@@ -226,7 +226,7 @@ def test_a_worker_without_a_token_is_refused() -> None:
 
     assert "--dispatch-open" in refused(outputs)
     assert isinstance(outputs[-1], Close)
-    assert not meant(outputs)
+    assert not messages_in(outputs)
     assert accepted.session.deadline is None
 
 
@@ -234,7 +234,7 @@ def test_an_open_coordinator_admits_original_workers_and_checks_tokens() -> None
     accepted = accept(config=Config(open=True), admission=require_token("secret"))
     accepted.session.tick(NOW)
     outputs = accepted.session.receive([REGISTER], NOW)
-    assert [type(each) for each in meant(outputs)] == [Joined]
+    assert [type(each) for each in messages_in(outputs)] == [Joined]
 
     wrong, _ = join(
         replace(WORKER, token="guess"), require_token("secret"), Config(open=True)
@@ -244,11 +244,11 @@ def test_an_open_coordinator_admits_original_workers_and_checks_tokens() -> None
 
 @pytest.mark.parametrize("token", ["secret", "with space", "ümlaut%20", "a.sha256-x"])
 def test_a_shoal_worker_presents_its_token(token: str) -> None:
-    outputs, applicant = join(replace(WORKER, token=token), require_token(token))
+    outputs, request = join(replace(WORKER, token=token), require_token(token))
 
-    assert [type(each) for each in meant(outputs)] == [Joined]
+    assert [type(each) for each in messages_in(outputs)] == [Joined]
     models = frozenset({MODEL.name})
-    assert applicant == JoinRequest(token, KEY, models, "192.0.2.7")
+    assert request == JoinRequest(token, KEY, models, "192.0.2.7")
 
 
 def test_a_wrong_token_is_refused_with_the_reason() -> None:
@@ -260,7 +260,7 @@ def test_a_wrong_token_is_refused_with_the_reason() -> None:
 
 
 def test_the_reason_of_the_admission_check_is_passed_on() -> None:
-    def admit(applicant: JoinRequest) -> AdmissionGrant:
+    def admit(request: JoinRequest) -> AdmissionGrant:
         raise NotAdmitted("The token has expired")
 
     outputs, _ = join(replace(WORKER, token="old"), admit)
@@ -290,7 +290,7 @@ def test_a_worker_admitted_under_a_key_must_prove_it() -> None:
 def test_the_grant_is_passed_on() -> None:
     used = AdmissionGrant("id", "dispatch:" + KEY)
 
-    assert accept(admission=lambda applicant: used).grant == used
+    assert accept(admission=lambda request: used).grant == used
 
 
 # Proofs.
@@ -301,7 +301,7 @@ def test_another_program_can_prove_its_key_without_the_extension() -> None:
     accepted.session.tick(NOW)
 
     text = register(shoal={"proof": proof(accepted)})
-    (joined,) = meant(accepted.session.receive([text], NOW))
+    (joined,) = messages_in(accepted.session.receive([text], NOW))
 
     assert isinstance(joined, Joined)
     assert joined.name == KEY
@@ -321,7 +321,7 @@ def test_a_shoal_workers_offer_has_all_fields() -> None:
     )
     outputs, _ = join(member)
 
-    (joined,) = meant(outputs)
+    (joined,) = messages_in(outputs)
     assert joined == Joined(
         KEY,
         Offer(
@@ -350,14 +350,14 @@ def test_a_shoal_worker_can_be_cancelled_once_it_registers() -> None:
 
 
 def test_the_proof_of_another_connection_is_refused() -> None:
-    (endpoint,) = endpoints(Config(), around())
-    hello = UpgradeRequest("/", "", {OURS: "1"})
-    one, other = (as_worker(endpoint.accept(hello, NOW)) for _ in range(2))
+    (endpoint,) = endpoints(Config(), dispatch_context())
+    request = UpgradeRequest("/", "", {OURS: "1"})
+    one, other = (as_worker(endpoint.accept(request, NOW)) for _ in range(2))
 
     text = register(shoal={"proof": proof(one)})
 
     assert "shoal.proof" in refused(list(other.session.receive([text], NOW)))
-    assert meant(one.session.receive([text], NOW))
+    assert messages_in(one.session.receive([text], NOW))
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_an_unproven_worker_does_not_replace_a_proven_one() -> None:
     proven, _ = join(WORKER)
     unproven = opened().receive([REGISTER], NOW)
 
-    (one,), (other,) = meant(proven), meant(unproven)
+    (one,), (other,) = messages_in(proven), messages_in(unproven)
     assert isinstance(one, Joined)
     assert isinstance(other, Joined)
     assert one.name != other.name
@@ -407,7 +407,7 @@ def test_two_workers_with_one_key_are_one_worker() -> None:
     names = [
         each.name
         for name in ("one", "two")
-        for each in meant(join(replace(WORKER, name=name))[0])
+        for each in messages_in(join(replace(WORKER, name=name))[0])
         if isinstance(each, Joined)
     ]
 
@@ -417,7 +417,7 @@ def test_two_workers_with_one_key_are_one_worker() -> None:
 def test_an_operator_may_trust_unproven_keys() -> None:
     session = opened(Config(trust_unproven=True))
 
-    (joined,) = meant(session.receive([REGISTER], NOW))
+    (joined,) = messages_in(session.receive([REGISTER], NOW))
 
     assert isinstance(joined, Joined)
     assert joined.offer.proven
@@ -446,7 +446,7 @@ def test_extension_fields_are_validated(fields: dict[str, object], fault: str) -
 def test_slots_are_limited() -> None:
     outputs, _ = join(replace(WORKER, slots=10**9))
 
-    (joined,) = meant(outputs)
+    (joined,) = messages_in(outputs)
     assert isinstance(joined, Joined)
     assert joined.offer.slots == 1024
 

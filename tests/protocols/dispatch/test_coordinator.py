@@ -18,7 +18,7 @@ from protocols.dispatch.recorded import (
     registered,
     summary,
 )
-from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, meant, sent
+from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, messages_in, sent
 from shoal.domain.errors import Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault, Usage
@@ -101,7 +101,7 @@ def submit(job_id: str = "job") -> str:
 def errors(session: CoordinatorEnd, *texts: Data) -> list[str]:
     """Return the codes of the errors that messages are answered with."""
     outputs = session.receive(list(texts), NOW)
-    assert not meant(outputs)
+    assert not messages_in(outputs)
     return [each.get("code", each["type"]) for each in answers(outputs)]
 
 
@@ -199,7 +199,7 @@ def test_a_job_of_10_mb_fits_both_ways() -> None:
     assert assigned(session, job)["payload"]["prompt"] == text
 
     output = json.dumps({"text": text})
-    (completed,) = meant(session.receive([complete(output)], NOW))
+    (completed,) = messages_in(session.receive([complete(output)], NOW))
 
     assert isinstance(completed, Completed)
     assert completed.rest == (text,)
@@ -216,7 +216,7 @@ def test_a_job_of_10_mb_fits_both_ways() -> None:
 def test_the_answer_of_a_task_is_its_output_as_signed() -> None:
     text = '{"b": 1.0, "10": "\\u00fc", "2": [1e21, -0]}'
 
-    (completed,) = meant(given_to_it().receive([complete(text)], NOW))
+    (completed,) = messages_in(given_to_it().receive([complete(text)], NOW))
 
     written = '{"2":[1e+21,0],"10":"ü","b":1}'
     assert completed == Completed(TASK.job_id, TASK.lease, rest=(written,))
@@ -224,7 +224,7 @@ def test_the_answer_of_a_task_is_its_output_as_signed() -> None:
 
 @pytest.mark.parametrize("output", ["null", "5", '"x"', "[]", '{"error":"no"}'])
 def test_any_json_is_the_answer_of_a_task(output: str) -> None:
-    (completed,) = meant(given_to_it().receive([complete(output)], NOW))
+    (completed,) = messages_in(given_to_it().receive([complete(output)], NOW))
 
     assert completed == Completed(TASK.job_id, TASK.lease, rest=(output,))
 
@@ -232,7 +232,9 @@ def test_any_json_is_the_answer_of_a_task(output: str) -> None:
 def test_the_text_of_an_answer_is_well_formed_and_its_output_unchanged() -> None:
     session = given_to_it(QUESTION)
 
-    (completed,) = meant(session.receive([complete('{"text":"a\\ud83d..."}')], NOW))
+    (completed,) = messages_in(
+        session.receive([complete('{"text":"a\\ud83d..."}')], NOW)
+    )
 
     assert isinstance(completed, Completed)
     assert completed.rest == ("a\ufffd...",)
@@ -240,7 +242,9 @@ def test_the_text_of_an_answer_is_well_formed_and_its_output_unchanged() -> None
 
 
 def test_an_empty_text_is_an_answer() -> None:
-    (completed,) = meant(given_to_it(QUESTION).receive([complete('{"text":""}')], NOW))
+    (completed,) = messages_in(
+        given_to_it(QUESTION).receive([complete('{"text":""}')], NOW)
+    )
 
     assert isinstance(completed, Completed)
     assert completed.rest == ()
@@ -261,14 +265,14 @@ def test_an_empty_text_is_an_answer() -> None:
     ],
 )
 def test_an_answer_without_a_text_is_a_failure(output: str, error: str) -> None:
-    (failed,) = meant(given_to_it(QUESTION).receive([complete(output)], NOW))
+    (failed,) = messages_in(given_to_it(QUESTION).receive([complete(output)], NOW))
 
     assert failed == Failed(TASK.job_id, TASK.lease, error)
 
 
 @pytest.mark.parametrize("output", ['{"error":"no"}', "null", '{"text":5}'])
 def test_a_job_in_the_original_form_accepts_any_output(output: str) -> None:
-    (completed,) = meant(given_to_it(FORMED).receive([complete(output)], NOW))
+    (completed,) = messages_in(given_to_it(FORMED).receive([complete(output)], NOW))
 
     assert completed == Completed(TASK.job_id, TASK.lease, output=output)
 
@@ -279,7 +283,7 @@ def test_a_job_is_requeued_if_its_output_is_nested_too_deeply() -> None:
 
     outputs = session.receive([complete(deep)], NOW)
 
-    assert [type(each) for each in meant(outputs)] == [Rejected]
+    assert [type(each) for each in messages_in(outputs)] == [Rejected]
     assert [each["code"] for each in answers(outputs)] == ["INVALID_MESSAGE"]
 
 
@@ -291,7 +295,7 @@ def test_an_early_receipt_is_passed_on_with_its_answer() -> None:
     body, signature = receipt()
 
     assert list(session.receive([submit()], NOW)) == []
-    (completed,) = meant(session.receive([complete("{}")], NOW))
+    (completed,) = messages_in(session.receive([complete("{}")], NOW))
 
     assert isinstance(completed, Completed)
     assert completed.receipt == SignedReceipt(
@@ -307,7 +311,7 @@ def test_a_late_receipt_is_passed_on_once_per_job() -> None:
         session.receive([complete("{}", job_id=name)], NOW)
 
     for name in jobs:
-        (presented,) = meant(session.receive([submit(job_id=name)], NOW))
+        (presented,) = messages_in(session.receive([submit(job_id=name)], NOW))
         assert isinstance(presented, ReceiptSent)
         assert presented.job_id == name
 
@@ -317,9 +321,9 @@ def test_receipts_for_unknown_jobs_are_limited() -> None:
 
     outputs = session.receive([submit(job_id=f"x{n}") for n in range(80)], NOW)
 
-    assert len(meant(outputs)) == STRAYS_MAX
+    assert len(messages_in(outputs)) == STRAYS_MAX
     assert {each["code"] for each in answers(outputs)} == {"NOT_YOUR_JOB"}
-    assert not meant(session.receive([submit(job_id="a\nb")], NOW))
+    assert not messages_in(session.receive([submit(job_id="a\nb")], NOW))
 
 
 def test_an_invalid_receipt_does_not_invalidate_the_answer() -> None:
@@ -329,7 +333,7 @@ def test_an_invalid_receipt_does_not_invalidate_the_answer() -> None:
     ):
         outputs = given_to_it().receive([complete("{}", **bad)], NOW)
 
-        (completed,) = meant(outputs)
+        (completed,) = messages_in(outputs)
         assert isinstance(completed, Completed)
         assert completed.receipt == SignedReceipt(b"", b"")
         assert [each["code"] for each in answers(outputs)] == ["INVALID_MESSAGE"]
@@ -343,7 +347,7 @@ def test_completions_of_unknown_jobs_are_late_results_and_limited() -> None:
 
     outputs = session.receive([complete("{}", job_id=f"x{n}") for n in range(80)], NOW)
 
-    late = meant(outputs)
+    late = messages_in(outputs)
     assert late == [
         Completed(JobId(f"x{n}"), LeaseNumber(0)) for n in range(STRAYS_MAX)
     ]
@@ -358,7 +362,8 @@ def test_each_finished_job_allows_one_more_stray_report() -> None:
     session.receive([complete("{}")], NOW)
 
     heard = [
-        meant(session.receive([complete("{}", job_id="y")], NOW)) for _ in range(2)
+        messages_in(session.receive([complete("{}", job_id="y")], NOW))
+        for _ in range(2)
     ]
 
     assert [len(each) for each in heard] == [1, 0]
@@ -377,7 +382,7 @@ def test_results_of_cancelled_jobs_are_late() -> None:
     crossing = sent(pair.worker.send(Completed(run.job_id, run.lease), NOW))
 
     assert pair.issue_command(CancelJob(RUN.job_id, RUN.lease)) == []
-    heard = meant(pair.coordinator.receive(list(crossing), NOW))
+    heard = messages_in(pair.coordinator.receive(list(crossing), NOW))
 
     assert heard == [Completed(RUN.job_id, LeaseNumber(0))]
 
@@ -428,7 +433,7 @@ def test_an_invalid_message_is_answered_with_an_error(data: Data, code: str) -> 
     session = given_to_it()
 
     assert errors(session, data) == [code]
-    (completed,) = meant(session.receive([complete("{}")], NOW))
+    (completed,) = messages_in(session.receive([complete("{}")], NOW))
     assert isinstance(completed, Completed)
 
 
@@ -526,7 +531,7 @@ def test_any_field_is_accepted_or_refused(data: st.DataObject) -> None:
         )
         for text in sent(outputs):
             assert summary(text)
-        for event in meant(outputs):
+        for event in messages_in(outputs):
             repr(event).encode()  # no half characters go on from here
 
 
@@ -540,11 +545,11 @@ def test_health_reports_are_rate_limited() -> None:
 
     outputs = session.receive([text] * 5, NOW)
 
-    assert meant(outputs) == [HealthReported(MachineHealth(45.2, 62.1, 1))]
+    assert messages_in(outputs) == [HealthReported(MachineHealth(45.2, 62.1, 1))]
     assert len(answers(outputs)) == 5
-    assert meant(session.receive([HEARTBEAT[:-1] + ',"metrics":{}}'], NOW + 1)) == [
-        HealthReported(MachineHealth())
-    ]
+    assert messages_in(
+        session.receive([HEARTBEAT[:-1] + ',"metrics":{}}'], NOW + 1)
+    ) == [HealthReported(MachineHealth())]
 
 
 def test_a_worker_that_does_not_register_is_disconnected() -> None:
@@ -671,7 +676,7 @@ def test_a_job_is_requeued_if_its_extension_field_is_invalid(shoal: str) -> None
         [complete('{"text":"x"}')[:-1] + f',"shoal":{shoal}}}'], NOW
     )
 
-    assert [type(each) for each in meant(outputs)] == [Rejected]
+    assert [type(each) for each in messages_in(outputs)] == [Rejected]
     assert [each["code"] for each in answers(outputs)] == ["INVALID_MESSAGE"]
 
 
@@ -685,4 +690,4 @@ def test_a_job_is_requeued_if_its_choices_are_invalid(choices: str) -> None:
     text = complete(f'{{"text":"x","choices":{choices}}}')
     outputs = pair.coordinator.receive([text], NOW)
 
-    assert [type(each) for each in meant(outputs)] == [Rejected]
+    assert [type(each) for each in messages_in(outputs)] == [Rejected]

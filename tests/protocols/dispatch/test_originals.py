@@ -8,7 +8,7 @@ import pytest
 
 from protocols.dispatch.originals import OriginalCoordinator, OriginalWorker
 from protocols.dispatch.recorded import NOW, SIGNERS, opened
-from protocols.pairs import MEMBER, meant, sent
+from protocols.pairs import MEMBER, messages_in, sent
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta, Fault
 from shoal.domain.receipts import Verdict
@@ -47,7 +47,7 @@ def serve(worker: OriginalWorker) -> tuple[CoordinatorEnd, list[Event]]:
     outputs = session.receive([worker.register()], NOW)
     for text in sent(outputs):
         assert worker.receive(str(text)) == []
-    return session, meant(outputs)
+    return session, messages_in(outputs)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_an_original_worker_is_served_and_its_receipts_verify(
     (answer,) = worker.receive(str(text))
     outputs = session.receive([answer], NOW)
 
-    (completed,) = meant(outputs)
+    (completed,) = messages_in(outputs)
     assert not sent(outputs)
     assert isinstance(completed, Completed)
     assert completed.receipt is not None
@@ -123,7 +123,7 @@ class Service:
         for text in sent(outputs):
             for answer in self.coordinator.receive(str(text)):
                 more = session.receive([answer], now)
-                assert not meant(more)
+                assert not messages_in(more)
                 self.hear(session, more, now)
 
     def assign(
@@ -132,7 +132,7 @@ class Service:
         text = self.coordinator.assign(job_id, job_type, payload)
         outputs = session.receive([text], 5.0)
         self.hear(session, outputs)
-        return meant(outputs)
+        return messages_in(outputs)
 
     def send(self, session: WorkerEnd, *events: Event) -> None:
         for event in events:

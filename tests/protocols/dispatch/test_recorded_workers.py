@@ -16,7 +16,7 @@ from protocols.dispatch.recorded import (
     accept,
     summary,
 )
-from protocols.pairs import meant, sent
+from protocols.pairs import messages_in, sent
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.receipts import Verdict
 from shoal.domain.vocabulary import (
@@ -130,7 +130,7 @@ class Replay:
     sessions: dict[str, CoordinatorEnd] = field(default_factory=dict)
     jobs: dict[str, RunJob] = field(default_factory=dict)
     heard: list[Event] = field(default_factory=list)
-    said: list[tuple[str, str]] = field(default_factory=list)  # to whom, what
+    replies: list[tuple[str, str]] = field(default_factory=list)  # with the recipient
     recorded: list[tuple[str, str]] = field(default_factory=list)
     ids: dict[str, str] = field(default_factory=dict)  # as sent, by placeholder
     workers: dict[str, int] = field(default_factory=dict)  # their ids, as they came
@@ -218,7 +218,7 @@ class Replay:
             self.take(name, self.sessions[name].send(job, NOW))
 
     def take(self, name: str, outputs: Sequence[Event | Output]) -> None:
-        self.heard += meant(outputs)
+        self.heard += messages_in(outputs)
         for data in sent(outputs):
             text = str(data)
             for placeholder, id_ in self.ids.items():
@@ -228,7 +228,7 @@ class Replay:
                 workers = self.workers
                 number = workers.setdefault(said["worker_id"], len(workers))
                 text = text.replace(said["worker_id"], f"{{{{worker{number}}}}}")
-            self.said.append((name, text))
+            self.replies.append((name, text))
 
 
 @every_case
@@ -239,15 +239,15 @@ def test_real_workers_receive_what_the_original_sent_them(case: Case) -> None:
 
     if case["id"] in ("ws-double-register", "ghost-worker-job"):
         # The same worker registers twice: it has one place, and one id.
-        said = [text.replace("worker0", "worker1") for _, text in replay.said]
+        said = [text.replace("worker0", "worker1") for _, text in replay.replies]
         assert said[1:] == [text for _, text in replay.recorded][1:][: len(said) - 1]
     elif case["id"] in DIFFERENT:
         _, expected = DIFFERENT[case["id"]]
-        assert [summary(text) for _, text in replay.said] == expected
+        assert [summary(text) for _, text in replay.replies] == expected
     elif case["id"] in NEVER_GIVEN:
         assert not replay.jobs
     else:
-        assert replay.said == replay.recorded
+        assert replay.replies == replay.recorded
 
 
 @every_case
@@ -353,7 +353,7 @@ def test_of_two_connections_with_one_key_the_newer_is_the_worker() -> None:
     replay.run()
     other.run()
 
-    (one,), (two,) = (meant(each.heard) for each in (replay, other))
+    (one,), (two,) = (messages_in(each.heard) for each in (replay, other))
     assert isinstance(one, Joined)
     assert isinstance(two, Joined)
     assert one.name == two.name  # the hub lets the newer replace the older

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from protocols.dispatch.recorded import NOW, around, summary
+from protocols.dispatch.recorded import NOW, dispatch_context, summary
 from protocols.pairs import (
     CHAT,
     MEMBER,
@@ -12,7 +12,7 @@ from protocols.pairs import (
     Pair,
     as_worker,
     connect,
-    meant,
+    messages_in,
     sent,
 )
 from shoal.domain.ids import JobId, LeaseNumber
@@ -125,9 +125,9 @@ def test_concurrent_jobs_of_a_coordinator_are_limited() -> None:
     outputs = pair.coordinator.send(replace(RUN, job_id=JobId("one more")), NOW)
     answers = pair.worker.receive(sent(outputs), NOW)
 
-    assert not meant(answers)
+    assert not messages_in(answers)
     assert [type(each) for each in answers if isinstance(each, Notice)] == [Notice]
-    (rejected,) = meant(pair.coordinator.receive(sent(answers), NOW))
+    (rejected,) = messages_in(pair.coordinator.receive(sent(answers), NOW))
     assert isinstance(rejected, Rejected)
     assert rejected.job_id == "one more"
 
@@ -145,13 +145,13 @@ def test_an_embedding_model_is_offered_to_shoal_coordinators_only() -> None:
 
     pair, (event,) = connect(PROTOCOL, replace(MEMBER, model=model))
 
-    assert json.loads(pair.said[0])["capabilities"] == []
+    assert json.loads(pair.worker_sent[0])["capabilities"] == []
     assert "embedding" in str(event).lower()
 
 
 def reconnected(pair: Pair) -> Pair:
     """Let the worker dial again; the new connection is open, nobody has spoken."""
-    (endpoint,) = endpoints(Config(), around())
+    (endpoint,) = endpoints(Config(), dispatch_context())
     headers = {name.lower(): value for name, value in pair.dialer.headers.items()}
     accepted = as_worker(endpoint.accept(UpgradeRequest("/", "", headers), NOW))
     accepted.session.tick(NOW)
@@ -173,9 +173,9 @@ def test_after_a_reconnect_finished_answers_are_sent_and_the_rest_cancelled() ->
     acknowledged = again.coordinator.receive(register, NOW)
     outputs = again.worker.receive(sent(acknowledged), NOW)
 
-    assert meant(outputs) == [CancelJob(running.job_id, running.lease)]
+    assert messages_in(outputs) == [CancelJob(running.job_id, running.lease)]
     heard = again.coordinator.receive(sent(outputs), NOW)
-    assert meant(heard) == [
+    assert messages_in(heard) == [
         Completed(JobId("done"), LeaseNumber(0)),
         Draining("why"),
     ]
@@ -213,6 +213,6 @@ def test_an_invalid_job_is_refused_with_the_reason() -> None:
 
     outputs = pair.worker.receive([bad], NOW)
 
-    (rejected,) = meant(pair.coordinator.receive(sent(outputs), NOW))
+    (rejected,) = messages_in(pair.coordinator.receive(sent(outputs), NOW))
     assert isinstance(rejected, Rejected)
     assert "shoal" in rejected.reason

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from protocols.contexts import protocol_context
 from protocols.pairs import EPOCH, AcceptedWorker, as_worker
-from protocols.settings import setting
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import AnswerChunk, Completed, Event, RunJob
 from shoal.domain.work import Chat, Feature, Work
@@ -43,11 +43,11 @@ def of_kind(kind: str) -> pytest.MarkDecorator:
 
 def accept(target: str = NODE, headers: dict[str, str] | None = None) -> AcceptedWorker:
     """Let a node in as the server of the recordings would; its token was "nt"."""
-    (endpoint,) = endpoints(Config(), setting(EPOCH, require_token("nt")))
+    (endpoint,) = endpoints(Config(), protocol_context(EPOCH, require_token("nt")))
     path, _, query = target.partition("?")
-    hello = UpgradeRequest(path, query, headers or {})
-    assert endpoint.claims(hello)
-    return as_worker(endpoint.accept(hello, 0.0))
+    request = UpgradeRequest(path, query, headers or {})
+    assert endpoint.claims(request)
+    return as_worker(endpoint.accept(request, 0.0))
 
 
 def joined(target: str = NODE, headers: dict[str, str] | None = None) -> CoordinatorEnd:

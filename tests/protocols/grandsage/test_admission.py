@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocols.contexts import protocol_context
 from protocols.grandsage.recorded import NODE, OURS, accept
 from protocols.pairs import EPOCH
-from protocols.settings import setting
 from shoal.domain.errors import NotAdmitted, Refused
 from shoal.domain.vocabulary import Joined
 from shoal.domain.work import Feature, JobKind
@@ -82,8 +82,8 @@ def test_any_query_is_admitted_or_refused(query: str) -> None:
 
 def test_without_a_configured_token_any_token_is_accepted_but_required() -> None:
     anybody = require_token("")
-    hello = UpgradeRequest("/ws", "name=n&model=m&token=x&max_concurrency=1")
-    assert admit(hello, anybody).offer.slots == 1
+    request = UpgradeRequest("/ws", "name=n&model=m&token=x&max_concurrency=1")
+    assert admit(request, anybody).offer.slots == 1
 
     with pytest.raises(Refused, match="Missing token"):
         admit(UpgradeRequest("/ws", "name=n&model=m&token=&max_concurrency=1"), anybody)
@@ -189,6 +189,6 @@ def test_a_nodes_offer_is_what_it_announces() -> None:
 def test_requests_with_a_nodes_parameters_are_claimed(
     path: str, query: str, claimed: bool
 ) -> None:
-    (endpoint,) = endpoints(Config(), setting(EPOCH))
+    (endpoint,) = endpoints(Config(), protocol_context(EPOCH))
 
     assert endpoint.claims(UpgradeRequest(path, query)) == claimed

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from protocols.contexts import protocol_context
 from protocols.grandsage.recorded import NODE, NOW, OURS, accept, joined, run
 from protocols.pairs import CHAT, as_worker, sent
-from protocols.settings import setting
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta, Fault, Usage
@@ -219,7 +219,7 @@ def test_ids_begin_at_the_time_of_the_first_task() -> None:
 
 
 def test_two_nodes_never_have_the_same_task_id() -> None:
-    (endpoint,) = endpoints(Config(), setting())
+    (endpoint,) = endpoints(Config(), protocol_context())
     path, _, query = NODE.partition("?")
     one, other = (
         as_worker(endpoint.accept(UpgradeRequest(path, query), 0.0)).session
@@ -264,9 +264,9 @@ def test_a_cancelled_task_is_stopped_once_while_its_text_is_in_transit() -> None
     assert session.send(CancelJob(JOB, LEASE), 10.0) == (stop,)
 
     assert session.receive([frame(task_id, "late")], 10.5) == ()
-    told_again = session.receive([frame(task_id, "later")], 10.0 + STOP_INTERVAL)
-    assert told_again[0] == stop
-    assert isinstance(told_again[1], Notice)
+    stopped_again = session.receive([frame(task_id, "later")], 10.0 + STOP_INTERVAL)
+    assert stopped_again[0] == stop
+    assert isinstance(stopped_again[1], Notice)
     assert session.receive([frame(task_id)], 20.0) == ()
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from protocols.grandsage.recorded import CASES, MEMBER, Case, of_kind, query_of
-from protocols.pairs import meant, sent
+from protocols.pairs import messages_in, sent
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import AnswerChunk, CancelJob, Command, Completed, RunJob
 from shoal.domain.work import Chat
@@ -54,7 +54,7 @@ def test_a_shoal_node_acts_as_recorded_or_better(case: Case) -> None:
     for step in case["sends"]:
         if step.get("server_close"):
             session = dialer.start_session({})
-            assert meant(session.tick(0.0)) == []  # what runs goes on
+            assert messages_in(session.tick(0.0)) == []  # what runs goes on
         elif "text" in step:
             binary = step.get("binary", False)
             text: str = step["text"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from protocols.grandsage.recorded import MEMBER, query_of
-from protocols.pairs import meant, sent
+from protocols.pairs import messages_in, sent
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta, Fault, Usage
@@ -103,17 +103,17 @@ def test_unusual_names_arrive_unchanged() -> None:
 
 def test_the_profiles_token_takes_precedence_over_the_urls() -> None:
     url = "ws://host/ws?token=pasted&name=other&extra=1"
-    untold = replace(MEMBER, token="")
+    extended = replace(MEMBER, token="")
 
     def token(url: str, member: object) -> dict[str, str]:
         assert isinstance(member, type(MEMBER))
         return read_query(GrandSageNodeDialer(url, member).url.partition("?")[2])
 
-    assert token(url, untold)["token"] == "pasted"
-    assert token(url, untold)["name"] == "nn"
-    assert token(url, untold)["extra"] == "1"
+    assert token(url, extended)["token"] == "pasted"
+    assert token(url, extended)["name"] == "nn"
+    assert token(url, extended)["extra"] == "1"
     assert token(url, MEMBER)["token"] == "nt"
-    assert token("ws://host", untold)["token"] == "-"
+    assert token("ws://host", extended)["token"] == "-"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_after_a_reconnect_a_plain_server_receives_the_rest() -> None:
 
     session = dialer.start_session({})
 
-    assert meant(session.tick(0.0)) == []
+    assert messages_in(session.tick(0.0)) == []
     assert sent(session.send(AnswerChunk(JOB, LEASE, ["rest"]), 0.0)) == [
         b"\0\0\0Mrest"
     ]
@@ -368,9 +368,9 @@ def test_a_piece_that_cannot_be_sent_fails_the_task(
 def test_a_piece_just_below_the_limit_is_sent() -> None:
     session = ours()
     given(session)
-    around = len('{"id":77,"delta":{"fields":{"content":""}}}')
+    envelope_size = len('{"id":77,"delta":{"fields":{"content":""}}}')
 
-    delta = Delta(0, {"content": "x" * (FRAME_MAX - around - 1)})
+    delta = Delta(0, {"content": "x" * (FRAME_MAX - envelope_size - 1)})
     (text,) = sent(session.send(AnswerChunk(JOB, LEASE, [delta]), 0.0))
 
     assert len(text) == FRAME_MAX - 1

@@ -40,7 +40,7 @@ class SimulatedFleet:
     """
 
     key: bytes | None = KEY
-    contacts: list[NodeAddress] = field(default_factory=list)
+    addresses: list[NodeAddress] = field(default_factory=list)
     wants: Callable[[FleetNode], bool] = lambda node: False
     now: float = 0.0
     away: set[NodeAddress] = field(default_factory=set)
@@ -56,7 +56,7 @@ class SimulatedFleet:
         self.gossip = FleetGossip(
             self.own,
             self.fleet,
-            self.contacts,
+            self.addresses,
             TransportDialer(lambda n: self.wants(n), dial),
         )
         self._due: list[tuple[float, int, Callable[[], None]]] = []

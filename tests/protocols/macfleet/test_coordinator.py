@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from protocols.calling import TOKEN, around
+from protocols.calling import TOKEN, fleet_context
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import Hardware
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
@@ -26,12 +26,12 @@ from shoal.protocols.seam.endpoints import (
 OTHER = fleet_key("of the fleet", "x")
 
 
-def listeners(config: Config, setting: ProtocolContext) -> list[Listener]:
-    return [e for e in endpoints(config, setting) if isinstance(e, Listener)]
+def listeners(config: Config, context: ProtocolContext) -> list[Listener]:
+    return [e for e in endpoints(config, context) if isinstance(e, Listener)]
 
 
 def test_both_ports_are_upstreams_defaults_unless_in_use() -> None:
-    transport, heartbeat = listeners(Config(), around())
+    transport, heartbeat = listeners(Config(), fleet_context())
 
     assert (transport.label, transport.port, transport.falls_back) == (
         "transport",
@@ -49,7 +49,7 @@ def test_both_ports_are_upstreams_defaults_unless_in_use() -> None:
 
 def test_a_configured_port_does_not_fall_back() -> None:
     transport, heartbeat = listeners(
-        Config(heartbeat_port=0, transport_port=7), around()
+        Config(heartbeat_port=0, transport_port=7), fleet_context()
     )
 
     assert (transport.port, transport.falls_back) == (7, False)
@@ -72,7 +72,7 @@ def test_a_configured_port_does_not_fall_back() -> None:
 def test_a_fleet_with_a_token_speaks_tls(
     config: Config, token: str, key: bytes | None
 ) -> None:
-    for listens in listeners(config, around(token)):
+    for listens in listeners(config, fleet_context(token)):
         own = listens.security is ListenerTls.SELF_SIGNED
         assert own is (key is not None)
     assert listens.service is not None
@@ -80,8 +80,10 @@ def test_a_fleet_with_a_token_speaks_tls(
 
 
 def test_labels_show_which_ports_have_no_tls() -> None:
-    secure = [each.advertised_label for each in listeners(Config(), around())]
-    plain = [each.advertised_label for each in listeners(Config(open=True), around())]
+    secure = [each.advertised_label for each in listeners(Config(), fleet_context())]
+    plain = [
+        each.advertised_label for each in listeners(Config(open=True), fleet_context())
+    ]
 
     assert secure == ["transport", "heartbeat"]
     assert plain == ["transport:tcp", "heartbeat:tcp"]
@@ -89,32 +91,34 @@ def test_labels_show_which_ports_have_no_tls() -> None:
 
 def test_a_join_token_too_short_for_a_fleet_is_a_warning() -> None:
     warned: list[str] = []
-    setting = replace(around("short"), warn=warned.append)
+    context = replace(fleet_context("short"), warn=warned.append)
 
-    assert not endpoints(Config(), setting)
+    assert not endpoints(Config(), context)
     (said,) = warned
     assert "--macfleet-token" in said
 
 
 def test_a_short_fleet_token_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"^--macfleet-token: expected 8 char"):
-        endpoints(Config(token="short"), around())
+        endpoints(Config(token="short"), fleet_context())
 
 
 def test_an_open_fleet_with_a_token_is_rejected() -> None:
     with pytest.raises(ConfigError, match="an open fleet has no token"):
-        endpoints(Config(open=True, token="long enough"), around())
+        endpoints(Config(open=True, token="long enough"), fleet_context())
 
 
 def test_discovery_can_be_disabled() -> None:
-    assert any(isinstance(e, ServiceBrowser) for e in endpoints(Config(), around()))
-    quiet = endpoints(Config(browse=False), around())
+    assert any(
+        isinstance(e, ServiceBrowser) for e in endpoints(Config(), fleet_context())
+    )
+    quiet = endpoints(Config(browse=False), fleet_context())
     assert not any(isinstance(e, ServiceBrowser) for e in quiet)
 
 
 def dialled(peer: str, *, ours: bool, port: int = 50052) -> list[str]:
     """Return the URLs a coordinator dials after a node has answered its ping."""
-    found = endpoints(Config(peers=("192.0.2.9:50051",)), around())
+    found = endpoints(Config(peers=("192.0.2.9:50051",)), fleet_context())
     gossip = next(e for e in found if isinstance(e, MembershipProber))
     assert isinstance(gossip, FleetGossip)
     gossip.tick(0.0)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from protocols.calling import MEMBER, Pair, around, sent, unconnected
+from protocols.calling import MEMBER, Pair, fleet_context, sent, unconnected
 from shoal.domain.errors import ConfigError
 from shoal.protocols.macfleet import PROTOCOL
 from shoal.protocols.macfleet.addresses import (
@@ -80,7 +80,9 @@ def test_a_pong_contains_the_transport_port() -> None:
 
 def test_a_signed_pong_contains_the_transport_port() -> None:
     listeners = [
-        each for each in endpoints(Config(), around()) if isinstance(each, Listener)
+        each
+        for each in endpoints(Config(), fleet_context())
+        if isinstance(each, Listener)
     ]
     transport, heartbeat = listeners
     transport.on_bound(1234)
@@ -121,14 +123,14 @@ def test_waiting_for_a_pong_times_out() -> None:
 
 def test_a_worker_with_its_coordinators_id_changes_its_own() -> None:
     member = replace(MEMBER, name="coordinator")
-    first = unconnected(PROTOCOL, member, around())
+    first = unconnected(PROTOCOL, member, fleet_context())
     close = met_by(first)
     assert (close.code, first.dialer.final_reason(close.code, "")) == (
         CloseCode.MOVED,
         None,
     )
 
-    second = unconnected(PROTOCOL, member, around())
+    second = unconnected(PROTOCOL, member, fleet_context())
     second.worker = first.dialer.start_session({})
     second.begin()
 
@@ -162,10 +164,10 @@ def test_a_second_id_conflict_at_a_node_is_final() -> None:
 
 
 def test_repeated_id_conflicts_with_a_coordinator_are_not_retried_at_once() -> None:
-    dialer = unconnected(PROTOCOL, replace(MEMBER, name="a"), around()).dialer
+    dialer = unconnected(PROTOCOL, replace(MEMBER, name="a"), fleet_context()).dialer
     closes = []
     for name in ("a", "a-worker"):
-        pair = unconnected(PROTOCOL, MEMBER, replace(around(), name=name))
+        pair = unconnected(PROTOCOL, MEMBER, replace(fleet_context(), name=name))
         pair.worker = dialer.start_session({})
         closes.append(met_by(pair))
 

@@ -33,223 +33,223 @@ BACK_WITHIN = FAILED_PING_INTERVAL + PING_TIMEOUT + 2 * ROUND_INTERVAL
 FLAPS = 10_000
 
 
-def town_of(nodes: int) -> SimulatedFleet:
-    town = SimulatedFleet()
+def fleet_of(nodes: int) -> SimulatedFleet:
+    fleet = SimulatedFleet()
     for number in range(nodes):
-        town.settle(number)
-        town.sight(number)
-    town.run(10.0)
-    assert {town.state(number) for number in range(nodes)} == {NodeState.ALIVE}
-    return town
+        fleet.settle(number)
+        fleet.sight(number)
+    fleet.run(10.0)
+    assert {fleet.state(number) for number in range(nodes)} == {NodeState.ALIVE}
+    return fleet
 
 
 @pytest.mark.parametrize("key", [fleet_key("a long token"), None])
 def test_an_announced_node_that_answers_is_alive(key: bytes | None) -> None:
-    town = SimulatedFleet(key)
-    town.settle(1)
-    town.sight(1)
+    fleet = SimulatedFleet(key)
+    fleet.settle(1)
+    fleet.sight(1)
 
-    town.run(3.0)
+    fleet.run(3.0)
 
-    assert town.state(1) is NodeState.ALIVE
+    assert fleet.state(1) is NodeState.ALIVE
 
 
 def test_a_pong_with_another_id_than_announced_is_ignored() -> None:
-    town = SimulatedFleet()
-    town.settle(1, "somebody")
-    town.sight(1)
+    fleet = SimulatedFleet()
+    fleet.settle(1, "somebody")
+    fleet.sight(1)
 
-    town.run(60.0)
+    fleet.run(60.0)
 
-    assert town.state(1) is NodeState.SIGHTED
-    assert town.fleet.get("somebody") is None
+    assert fleet.state(1) is NodeState.SIGHTED
+    assert fleet.fleet.get("somebody") is None
 
 
 def test_a_node_that_leaves_is_suspected_then_fails_and_returns() -> None:
-    town = town_of(1)
+    fleet = fleet_of(1)
 
-    town.away.add(address_of(0))
-    town.run(LOST_WITHIN)
-    assert town.state(0) is NodeState.FAILED
+    fleet.away.add(address_of(0))
+    fleet.run(LOST_WITHIN)
+    assert fleet.state(0) is NodeState.FAILED
 
-    town.away.clear()
-    town.run(BACK_WITHIN)
-    assert town.state(0) is NodeState.ALIVE
+    fleet.away.clear()
+    fleet.run(BACK_WITHIN)
+    assert fleet.state(0) is NodeState.ALIVE
 
 
 def test_a_suspected_node_that_returns_is_alive_at_once() -> None:
-    town = town_of(1)
-    town.away.add(address_of(0))
-    town.off = False
-    while town.state(0) is NodeState.ALIVE:
-        town.run(0.5)
-    assert town.state(0) is NodeState.SUSPECTED
+    fleet = fleet_of(1)
+    fleet.away.add(address_of(0))
+    fleet.off = False
+    while fleet.state(0) is NodeState.ALIVE:
+        fleet.run(0.5)
+    assert fleet.state(0) is NodeState.SUSPECTED
 
-    town.away.clear()
-    town.run(ROUND_INTERVAL + 0.1)
+    fleet.away.clear()
+    fleet.run(ROUND_INTERVAL + 0.1)
 
-    assert town.state(0) is NodeState.ALIVE
+    assert fleet.state(0) is NodeState.ALIVE
 
 
 def test_one_missed_ping_changes_nothing() -> None:
-    town = town_of(1)
-    town.away.add(address_of(0))
-    town.run(PING_TIMEOUT + ROUND_INTERVAL)
-    town.away.clear()
-    town.run(5.0)
+    fleet = fleet_of(1)
+    fleet.away.add(address_of(0))
+    fleet.run(PING_TIMEOUT + ROUND_INTERVAL)
+    fleet.away.clear()
+    fleet.run(5.0)
 
-    node = town.fleet.get("n0")
+    node = fleet.fleet.get("n0")
     assert node is not None
     assert (node.state, node.misses, node.since) == (NodeState.ALIVE, 0, node.since)
     assert node.since < 10.0
 
 
 def test_a_silent_node_delays_no_other_ping() -> None:
-    town = town_of(4)
-    town.away.update(map(address_of, range(3)))
-    town.pinged.clear()
+    fleet = fleet_of(4)
+    fleet.away.update(map(address_of, range(3)))
+    fleet.pinged.clear()
 
-    town.run(5.0)
+    fleet.run(5.0)
 
-    asked = [at for at, address in town.pinged if address == address_of(3)]
+    asked = [at for at, address in fleet.pinged if address == address_of(3)]
     assert len(asked) >= 4
 
 
 def test_nodes_are_pinged_in_turn_and_few_at_a_time() -> None:
-    town = town_of(9)
-    town.pinged.clear()
+    fleet = fleet_of(9)
+    fleet.pinged.clear()
 
-    town.run(30.0)
+    fleet.run(30.0)
 
-    rounds = Counter(at for at, _ in town.pinged)
+    rounds = Counter(at for at, _ in fleet.pinged)
     assert max(rounds.values()) <= PINGS_PER_ROUND
-    assert set(Counter(address for _, address in town.pinged).values()) == {10}
+    assert set(Counter(address for _, address in fleet.pinged).values()) == {10}
 
 
 def test_a_failed_node_is_pinged_occasionally() -> None:
-    town = town_of(1)
-    town.away.add(address_of(0))
-    town.run(LOST_WITHIN + 2 * FAILED_PING_INTERVAL)
-    town.pinged.clear()
+    fleet = fleet_of(1)
+    fleet.away.add(address_of(0))
+    fleet.run(LOST_WITHIN + 2 * FAILED_PING_INTERVAL)
+    fleet.pinged.clear()
 
-    town.run(10 * FAILED_PING_INTERVAL)
+    fleet.run(10 * FAILED_PING_INTERVAL)
 
-    assert 8 <= len(town.pinged) <= 11
+    assert 8 <= len(fleet.pinged) <= 11
 
 
 def test_a_lost_node_is_detected_as_fast_in_a_large_fleet() -> None:
-    town = town_of(25)
-    town.away.add(address_of(7))
+    fleet = fleet_of(25)
+    fleet.away.add(address_of(7))
 
-    town.run(25 / PINGS_PER_ROUND + LOST_WITHIN)
+    fleet.run(25 / PINGS_PER_ROUND + LOST_WITHIN)
 
-    assert town.state(7) is NodeState.FAILED
+    assert fleet.state(7) is NodeState.FAILED
     others = set(range(25)) - {7}
-    assert {town.state(number) for number in others} == {NodeState.ALIVE}
+    assert {fleet.state(number) for number in others} == {NodeState.ALIVE}
 
 
 # Configured addresses.
 
 
-def contacting(*numbers: int) -> SimulatedFleet:
-    return SimulatedFleet(contacts=[address_of(number) for number in numbers])
+def with_addresses(*numbers: int) -> SimulatedFleet:
+    return SimulatedFleet(addresses=[address_of(number) for number in numbers])
 
 
 def test_a_node_at_a_configured_address_is_registered() -> None:
-    town = contacting(1)
-    town.settle(1, "unheard-of", HardwareProfile(gpu_cores=3, data_port=777))
+    fleet = with_addresses(1)
+    fleet.settle(1, "unheard-of", HardwareProfile(gpu_cores=3, data_port=777))
 
-    town.run(2.0)
+    fleet.run(2.0)
 
-    (node,) = town.fleet.nodes
+    (node,) = fleet.fleet.nodes
     assert (node.id, node.state, node.data_port) == ("unheard-of", NodeState.ALIVE, 777)
 
 
 def test_a_configured_address_is_pinged_until_a_node_answers() -> None:
-    town = contacting(1)
-    town.run(300.0)
-    (row,) = [each for each in town.gossip.nodes() if not each.name]
+    fleet = with_addresses(1)
+    fleet.run(300.0)
+    (row,) = [each for each in fleet.gossip.nodes() if not each.name]
     assert (row.address, row.state) == (str(address_of(1)), "no answer")
     assert row.note == "no answer"
 
-    town.settle(1)
-    town.run(CONTACT_DELAY_MAX + 10.0)
+    fleet.settle(1)
+    fleet.run(CONTACT_DELAY_MAX + 10.0)
 
-    assert town.state(1) is NodeState.ALIVE
-    assert all(each.name for each in town.gossip.nodes())
+    assert fleet.state(1) is NodeState.ALIVE
+    assert all(each.name for each in fleet.gossip.nodes())
 
 
 def test_pings_of_a_vacant_address_back_off() -> None:
-    town = contacting(1)
-    town.settle(1)
-    town.away.add(address_of(1))
+    fleet = with_addresses(1)
+    fleet.settle(1)
+    fleet.away.add(address_of(1))
 
-    town.run(600.0)
+    fleet.run(600.0)
 
     assert (
         600 / (CONTACT_DELAY_MAX + 10.0)
-        <= len(town.pinged)
+        <= len(fleet.pinged)
         <= 600 / CONTACT_DELAY_MAX + 6
     )
 
 
 def test_a_node_that_returns_under_another_id_is_registered() -> None:
-    town = contacting(1)
-    town.settle(1, "first-1a2b")
-    town.run(5.0)
+    fleet = with_addresses(1)
+    fleet.settle(1, "first-1a2b")
+    fleet.run(5.0)
 
-    town.settle(1, "first-3c4d")
-    town.run(LOST_WITHIN + CONTACT_DELAY_MAX)
+    fleet.settle(1, "first-3c4d")
+    fleet.run(LOST_WITHIN + CONTACT_DELAY_MAX)
 
-    assert town.fleet.has_failed("first-1a2b")
-    assert all(each.name and not each.note for each in town.gossip.nodes())
-    found = town.fleet.get("first-3c4d")
+    assert fleet.fleet.has_failed("first-1a2b")
+    assert all(each.name and not each.note for each in fleet.gossip.nodes())
+    found = fleet.fleet.get("first-3c4d")
     assert found is not None
     assert found.state is NodeState.ALIVE
 
 
 def test_a_failed_nodes_row_contains_the_reason() -> None:
-    town = contacting(1)
-    town.settle(1)
-    town.run(5.0)
+    fleet = with_addresses(1)
+    fleet.settle(1)
+    fleet.run(5.0)
 
-    town.away.add(address_of(1))
-    town.run(LOST_WITHIN + CONTACT_DELAY_MAX)
+    fleet.away.add(address_of(1))
+    fleet.run(LOST_WITHIN + CONTACT_DELAY_MAX)
 
-    _, row = town.gossip.nodes()
+    _, row = fleet.gossip.nodes()
     assert (row.name, row.state, row.note) == ("n1", "failed", "no answer")
 
 
 def test_the_own_address_registers_no_node() -> None:
-    town = contacting(1)
-    town.people[address_of(1)] = town.own
+    fleet = with_addresses(1)
+    fleet.people[address_of(1)] = fleet.own
 
-    town.run(60.0)
+    fleet.run(60.0)
 
-    assert not town.fleet.nodes
-    (row,) = [each for each in town.gossip.nodes() if not each.name]
+    assert not fleet.fleet.nodes
+    (row,) = [each for each in fleet.gossip.nodes() if not each.name]
     assert "pinged itself" in row.note
 
 
 def test_a_mirror_registers_no_node() -> None:
-    town = contacting(1)
-    town.mirrors.add(address_of(1))
+    fleet = with_addresses(1)
+    fleet.mirrors.add(address_of(1))
 
-    town.run(60.0)
+    fleet.run(60.0)
 
-    assert not town.fleet.nodes
+    assert not fleet.fleet.nodes
 
 
 def test_a_node_of_another_fleet_is_not_registered_and_the_reason_is_shown() -> None:
-    town = contacting(1)
-    town.key = fleet_key("another token")
-    town.settle(1)
-    town.key = town.own.key
+    fleet = with_addresses(1)
+    fleet.key = fleet_key("another token")
+    fleet.settle(1)
+    fleet.key = fleet.own.key
 
-    town.run(60.0)
+    fleet.run(60.0)
 
-    assert not town.fleet.nodes
-    (row,) = [each for each in town.gossip.nodes() if not each.name]
+    assert not fleet.fleet.nodes
+    (row,) = [each for each in fleet.gossip.nodes() if not each.name]
     assert row.note == REFUSED
 
 
@@ -257,70 +257,70 @@ def test_a_node_of_another_fleet_is_not_registered_and_the_reason_is_shown() -> 
 
 
 def test_a_wanted_transport_is_dialled_while_its_node_is_alive() -> None:
-    town = town_of(2)
-    town.wants = lambda node: node.id == "n1"
+    fleet = fleet_of(2)
+    fleet.wants = lambda node: node.id == "n1"
 
-    town.run(2.0)
-    (call,) = town.calls
+    fleet.run(2.0)
+    (call,) = fleet.calls
     assert call.url == "tls-any://10.0.0.1:5000"
-    town.run(60.0)
-    assert town.calls == [call]
+    fleet.run(60.0)
+    assert fleet.calls == [call]
 
-    town.away.add(address_of(1))
-    town.run(LOST_WITHIN)
-    assert not town.calls
+    fleet.away.add(address_of(1))
+    fleet.run(LOST_WITHIN)
+    assert not fleet.calls
 
-    town.away.clear()
-    town.run(BACK_WITHIN)
-    assert len(town.calls) == 1
-    town.wants = lambda node: False
-    town.run(2.0)
-    assert not town.calls
+    fleet.away.clear()
+    fleet.run(BACK_WITHIN)
+    assert len(fleet.calls) == 1
+    fleet.wants = lambda node: False
+    fleet.run(2.0)
+    assert not fleet.calls
 
 
 def test_a_moved_transport_is_dialled_at_its_new_address() -> None:
-    town = town_of(1)
-    town.wants = lambda node: True
-    town.run(2.0)
+    fleet = fleet_of(1)
+    fleet.wants = lambda node: True
+    fleet.run(2.0)
 
-    town.settle(0, profile=HardwareProfile(data_port=6000))
-    town.run(3.0)
+    fleet.settle(0, profile=HardwareProfile(data_port=6000))
+    fleet.run(3.0)
 
-    (call,) = town.calls
+    (call,) = fleet.calls
     assert call.url == "tls-any://10.0.0.0:6000"
 
 
 def test_no_node_stays_in_a_wrong_state() -> None:
     random = Random(6)
-    town = town_of(20)
-    town.wants = lambda node: True
+    fleet = fleet_of(20)
+    fleet.wants = lambda node: True
 
     for flap in range(1, FLAPS + 1):
-        town.away ^= {address_of(random.randrange(20))}
-        town.run(random.uniform(0.0, 1.0))
+        fleet.away ^= {address_of(random.randrange(20))}
+        fleet.run(random.uniform(0.0, 1.0))
         if flap % 400 == 0:
-            town.run(20 / PINGS_PER_ROUND + max(LOST_WITHIN, 7 * BACK_WITHIN))
+            fleet.run(20 / PINGS_PER_ROUND + max(LOST_WITHIN, 7 * BACK_WITHIN))
             for number in range(20):
-                gone = address_of(number) in town.away
+                gone = address_of(number) in fleet.away
                 expected = NodeState.FAILED if gone else NodeState.ALIVE
-                assert town.state(number) is expected, (flap, number)
-            assert len(town.calls) == 20 - len(town.away)
+                assert fleet.state(number) is expected, (flap, number)
+            assert len(fleet.calls) == 20 - len(fleet.away)
 
 
-def asked_of(contact: PeerAddress, reason: str) -> PeerAddress:
+def pinged_address(configured: PeerAddress, reason: str) -> PeerAddress:
     """Ping an address once, with an end for a reason."""
-    town = SimulatedFleet()
+    fleet = SimulatedFleet()
     ways = TransportDialer(
         lambda node: False, lambda node: OutgoingConnection("", never_opened)
     )
-    where = NodeAddress("10.0.0.9", 50051)
-    gossip = FleetGossip(town.own, town.fleet, [], ways, {where: contact})
+    address = NodeAddress("10.0.0.9", 50051)
+    gossip = FleetGossip(fleet.own, fleet.fleet, [], ways, {address: configured})
     (exchange,) = (each for each in gossip.tick(0.0) if isinstance(each, Probe))
-    assert contact.probing == {WIRE}
+    assert configured.probing == {WIRE}
 
     exchange.on_end(reason, 1.0)
 
-    return contact
+    return configured
 
 
 @pytest.mark.parametrize(
@@ -335,18 +335,18 @@ def asked_of(contact: PeerAddress, reason: str) -> PeerAddress:
 def test_other_protocols_may_probe_an_address_without_a_pong(
     reason: str, free: bool
 ) -> None:
-    contact = asked_of(PeerAddress("10.0.0.9:50051"), reason)
+    address = pinged_address(PeerAddress("10.0.0.9:50051"), reason)
 
-    assert contact.may_dial("other") is free
+    assert address.may_dial("other") is free
 
 
 def test_an_address_of_another_protocol_is_not_pinged() -> None:
-    contact = PeerAddress("10.0.0.9:50051", wire="other")
-    town = SimulatedFleet()
+    configured = PeerAddress("10.0.0.9:50051", wire="other")
+    fleet = SimulatedFleet()
     ways = TransportDialer(
         lambda node: False, lambda node: OutgoingConnection("", never_opened)
     )
-    where = NodeAddress("10.0.0.9", 50051)
-    gossip = FleetGossip(town.own, town.fleet, [], ways, {where: contact})
+    address = NodeAddress("10.0.0.9", 50051)
+    gossip = FleetGossip(fleet.own, fleet.fleet, [], ways, {address: configured})
 
     assert gossip.tick(0.0) == []

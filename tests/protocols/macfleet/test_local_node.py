@@ -25,13 +25,13 @@ def seat(
 def test_a_newer_connection_takes_the_seat(
     older: FleetSeat, newer: FleetSeat, now: float
 ) -> None:
-    desk = FleetSeatTable()
-    desk.claim(older, 0.0)
+    seats = FleetSeatTable()
+    seats.claim(older, 0.0)
 
-    desk.claim(newer, now)
-    desk.release(older)
+    seats.claim(newer, now)
+    seats.release(older)
 
-    assert desk.has_inbound("node")
+    assert seats.has_inbound("node")
 
 
 @pytest.mark.parametrize(
@@ -46,32 +46,32 @@ def test_a_newer_connection_takes_the_seat(
 def test_another_peer_cannot_take_the_seat(
     older: FleetSeat, newer: FleetSeat, said: str
 ) -> None:
-    desk = FleetSeatTable()
-    desk.claim(older, 0.0)
+    seats = FleetSeatTable()
+    seats.claim(older, 0.0)
 
     with pytest.raises(NotAdmitted, match=said):
-        desk.claim(newer, 1.0)
+        seats.claim(newer, 1.0)
 
-    desk.release(older)
-    desk.claim(newer, 1.0)
+    seats.release(older)
+    seats.claim(newer, 1.0)
 
 
 def test_a_seat_is_free_after_its_connection_ended() -> None:
-    desk = FleetSeatTable()
+    seats = FleetSeatTable()
     kept = seat(address="a")
-    desk.claim(kept, 0.0)
+    seats.claim(kept, 0.0)
 
     del kept
     gc.collect()
 
-    assert not desk.has_inbound("node")
-    desk.claim(seat(address="b"), 0.0)
+    assert not seats.has_inbound("node")
+    seats.claim(seat(address="b"), 0.0)
 
 
 def test_an_outbound_seat_is_not_inbound() -> None:
-    desk = FleetSeatTable()
+    seats = FleetSeatTable()
     kept = seat(outbound=True)
 
-    desk.claim(kept, 0.0)
+    seats.claim(kept, 0.0)
 
-    assert not desk.has_inbound("node")
+    assert not seats.has_inbound("node")

@@ -6,17 +6,17 @@ import pytest
 
 from protocols.calling import (
     CALL,
-    LANE,
     MEMBER,
     OFFER,
     RUN,
+    STREAM,
     TOKEN,
     Pair,
-    around,
     connect,
-    given,
+    fleet_context,
     packed,
     sent,
+    start_job,
     unconnected,
 )
 from protocols.macfleet.upstream_node import (
@@ -59,10 +59,12 @@ HEAD = 24  # bytes
 
 
 def refused(
-    member: WorkerProfile, setting: ProtocolContext, config: Config | None = None
+    member: WorkerProfile,
+    context: ProtocolContext,
+    config: Config | None = None,
 ) -> Pair:
     """Let a worker try to join; return both ends."""
-    return connect(PROTOCOL, member, setting, config=config)
+    return connect(PROTOCOL, member, context, config=config)
 
 
 def test_shoal_nodes_authenticate_by_a_token_over_tls() -> None:
@@ -75,7 +77,7 @@ def test_shoal_nodes_authenticate_by_a_token_over_tls() -> None:
 
 
 def test_code_is_not_offered_in_a_fleet_without_a_token() -> None:
-    pair = connect(PROTOCOL, replace(MEMBER, token=""), around(""))
+    pair = connect(PROTOCOL, replace(MEMBER, token=""), fleet_context(""))
 
     met, offered = pair.events
     assert isinstance(met, PeerJoined)
@@ -90,7 +92,7 @@ def test_code_is_not_offered_in_a_fleet_without_a_token() -> None:
 
 
 def test_code_is_not_offered_without_tls() -> None:
-    pair = unconnected(PROTOCOL, MEMBER, around(), config=Config(open=True))
+    pair = unconnected(PROTOCOL, MEMBER, fleet_context(), config=Config(open=True))
     pair.certificate = b""  # an open fleet has no TLS
     pair.begin()
     pair.event(OffersChanged(MEMBER.offers))
@@ -102,28 +104,28 @@ def test_code_is_not_offered_without_tls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("member", "setting", "said"),
+    ("member", "context", "said"),
     [
-        (replace(MEMBER, token="another token"), around(), "--token"),
-        (replace(MEMBER, token=TOKEN), around(""), "--token"),
-        (replace(MEMBER, token="short"), around(), "--token"),
+        (replace(MEMBER, token="another token"), fleet_context(), "--token"),
+        (replace(MEMBER, token=TOKEN), fleet_context(""), "--token"),
+        (replace(MEMBER, token="short"), fleet_context(), "--token"),
     ],
 )
 def test_a_refused_worker_receives_the_reason(
-    member: WorkerProfile, setting: ProtocolContext, said: str
+    member: WorkerProfile, context: ProtocolContext, said: str
 ) -> None:
-    pair = refused(member, setting)
+    pair = refused(member, context)
 
     assert pair.events == []
     assert said in (pair.dialer.final_reason(1000, "") or "")
 
 
 def test_two_machines_with_one_name_are_distinguished() -> None:
-    listens = listener(around())
-    first = unconnected(PROTOCOL, MEMBER, around())
+    listens = listener(fleet_context())
+    first = unconnected(PROTOCOL, MEMBER, fleet_context())
     other = replace(MEMBER, identity=Signer.from_seed(bytes(32)))
-    second = unconnected(PROTOCOL, other, around())
-    again = unconnected(PROTOCOL, MEMBER, around())
+    second = unconnected(PROTOCOL, other, fleet_context())
+    again = unconnected(PROTOCOL, MEMBER, fleet_context())
     for pair in (first, second, again):
         pair.coordinator = listens.accept("192.0.2.1", 0.0)
         pair.begin()
@@ -173,7 +175,7 @@ def test_malformed_frames_end_the_connection_with_the_reason(
 
 
 def test_frames_are_small_before_the_handshake() -> None:
-    session = listener(around()).accept("192.0.2.1", 0.0)
+    session = listener(fleet_context()).accept("192.0.2.1", 0.0)
     session.tick(0.0)
 
     (end,) = session.receive([bytes.fromhex("00000000000100080000ffff")], 0.0) or [
@@ -185,7 +187,7 @@ def test_frames_are_small_before_the_handshake() -> None:
 
 
 def test_frames_may_be_large_right_after_the_handshake() -> None:
-    pair = unconnected(PROTOCOL, MEMBER, around())
+    pair = unconnected(PROTOCOL, MEMBER, fleet_context())
     pair.open()
     pair.coordinator.tick(0.0)
     (first,) = sent(pair.worker.tick(0.0))
@@ -200,7 +202,7 @@ def test_frames_may_be_large_right_after_the_handshake() -> None:
 
 
 def test_a_handshake_times_out() -> None:
-    session = listener(around()).accept("192.0.2.1", 0.0)
+    session = listener(fleet_context()).accept("192.0.2.1", 0.0)
     session.tick(0.0)
     assert session.deadline == 10.0
 
@@ -237,13 +239,13 @@ def test_a_silent_shoal_peer_is_lost_after_ten_seconds() -> None:
 def test_small_messages_go_between_the_chunks_of_large_ones(size: int) -> None:
     pair = connect(PROTOCOL)
     data = packed([bytes(size)])
-    run = given(pair, replace(RUN, work=replace(CALL, args=data)))
+    run = start_job(pair, replace(RUN, work=replace(CALL, args=data)))
     pair.event(Completed(run.job_id, run.lease, value=data))
 
     assert run.work == replace(CALL, args=data)
     assert pair.events[-1] == Completed(RUN.job_id, RUN.lease, value=data)
-    assert max(map(len, pieces(pair.told[-1]))) <= (256 << 10) + HEAD
-    lane = given(pair, replace(RUN, job_id=JobId("lane"), work=LANE))
+    assert max(map(len, pieces(pair.coordinator_sent[-1]))) <= (256 << 10) + HEAD
+    lane = start_job(pair, replace(RUN, job_id=JobId("lane"), work=STREAM))
     (pushed,) = pair.command(
         PushCalls(JobId("lane"), RUN.lease, [StreamedCall(1, data, packed({}))])
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from protocols.calling import CALL, LANE, RUN, TASK, packed
+from protocols.calling import CALL, RUN, STREAM, TASK, packed
 from protocols.macfleet.recorded import case_of
 from protocols.macfleet.upstream_node import UpstreamNode, coordinator_with_node
 from shoal.domain.ids import JobId
@@ -209,7 +209,7 @@ def test_calls_in_a_call_stream_are_separate_tasks_for_upstream() -> None:
     beside = worker()
     calls = [StreamedCall(n, packed([n]), packed({})) for n in range(3)]
 
-    assert beside.send(replace(RUN, work=LANE)) == []
+    assert beside.send(replace(RUN, work=STREAM)) == []
     assert beside.frames == []
     beside.send(PushCalls(*NUMBER, calls))
     ids = [str(decoded(each)["task_id"]) for each in beside.frames]
@@ -229,7 +229,7 @@ def test_calls_in_a_call_stream_are_separate_tasks_for_upstream() -> None:
 def test_a_call_stream_ends_with_its_last_call() -> None:
     beside = worker()
     calls = [StreamedCall(n, packed([n]), packed({})) for n in range(2)]
-    beside.send(replace(RUN, work=LANE))
+    beside.send(replace(RUN, work=STREAM))
     beside.send(PushCalls(*NUMBER, calls))
     first, second = (str(decoded(each)["task_id"]) for each in beside.frames)
 
@@ -241,7 +241,7 @@ def test_a_call_stream_ends_with_its_last_call() -> None:
 
 def test_a_call_that_upstream_cannot_decode_returns_an_error() -> None:
     beside = worker()
-    beside.send(replace(RUN, work=LANE))
+    beside.send(replace(RUN, work=STREAM))
 
     (returned,) = beside.send(
         PushCalls(*NUMBER, [StreamedCall(4, packed([{1: 2}]), packed({}))])
@@ -254,7 +254,7 @@ def test_a_call_that_upstream_cannot_decode_returns_an_error() -> None:
 
 def test_a_call_stream_of_an_unknown_function_is_rejected() -> None:
     beside = worker()
-    beside.send(replace(RUN, work=LANE))
+    beside.send(replace(RUN, work=STREAM))
     beside.send(PushCalls(*NUMBER, [StreamedCall(1, CALL.args, CALL.kwargs)]))
     task_id = str(decoded(beside.frames[-1])["task_id"])
 

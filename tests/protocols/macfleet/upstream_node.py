@@ -6,7 +6,7 @@ Their fleet is open: what follows the handshake is the same in any fleet.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protocols.calling import around, counting, packed, sent
+from protocols.calling import counted_bytes, fleet_context, packed, sent
 from shoal.domain.vocabulary import Command, Event
 from shoal.domain.worker import ServedModel
 from shoal.protocols.macfleet import Config
@@ -24,7 +24,7 @@ from shoal.protocols.seam.endpoints import Listener
 from shoal.protocols.seam.peer_session import PeerMessage, PeerSession, ToPeer
 from shoal.protocols.seam.session import Bulk, Close, Notice, Send, WorkerEnd
 
-OPEN = around("")
+OPEN = fleet_context("")
 
 
 @dataclass
@@ -40,23 +40,23 @@ class UpstreamNode:
 
     def take(self, outputs: Sequence[object]) -> list[object]:
         """Handle the session's outputs; return its messages."""
-        words: list[object] = []
+        messages: list[object] = []
         for output in outputs:
             match output:
-                case PeerMessage(_, word):
-                    words.append(word)
+                case PeerMessage(_, message):
+                    messages.append(message)
                 case Close(reason):
                     self.end = reason
                 case Notice(text):
                     self.notices.append(text)
                 case Send() | Bulk():
                     pass
-                case word:
-                    words.append(word)
+                case message:
+                    messages.append(message)
         for data in sent(outputs):
             self.frames += map(self.reader.read, self.reader.split(data))
-        self.heard += words
-        return words
+        self.heard += messages
+        return messages
 
     def says(self, data: bytes, now: float = 0.0) -> list[object]:
         """Let the node send bytes; return the session's messages."""
@@ -71,12 +71,14 @@ class UpstreamNode:
         fields = {"ok": True, "value": None, "error": None, **fields}
         return self.says(frame(FrameType.RESULT, {"task_id": task_id, **fields}))
 
-    def send(self, word: Event | Command, now: float = 0.0) -> list[object]:
+    def send(self, message: Event | Command, now: float = 0.0) -> list[object]:
         """Pass the session a message; return its messages in reply."""
-        # A worker's session has one peer; a multi-peer session is given it.
-        message = ToPeer("", word) if isinstance(self.session, FleetSession) else word
-        words = self.take(self.session.send(message, now))  # type: ignore[arg-type]  # one of both
-        return [*words, *self.tick(now)]
+        # A worker's session has one peer; a session with peers gets the peer as well.
+        sent = (
+            ToPeer("", message) if isinstance(self.session, FleetSession) else message
+        )
+        messages = self.take(self.session.send(sent, now))  # type: ignore[arg-type]  # one of both
+        return [*messages, *self.tick(now)]
 
     def tick(self, now: float) -> list[object]:
         """Call the session's ``tick`` if it is due."""
@@ -86,23 +88,23 @@ class UpstreamNode:
         )
 
 
-def frame(type: FrameType, said: object) -> bytes:
-    return encode_frame(Frame(type, 1, 0, 0, packed(said)))
+def frame(type: FrameType, content: object) -> bytes:
+    return encode_frame(Frame(type, 1, 0, 0, packed(content)))
 
 
 def coordinator_with_node(
     node_id: str = "node-b",
-    setting: ProtocolContext = OPEN,
+    context: ProtocolContext = OPEN,
     config: Config | None = None,
     address: str = "192.0.2.1",
 ) -> UpstreamNode:
     """Connect an upstream node to a coordinator of an open fleet."""
-    return called(listener(setting, config), node_id, address)
+    return called(listener(context, config), node_id, address)
 
 
-def listener(setting: ProtocolContext = OPEN, config: Config | None = None) -> Listener:
+def listener(context: ProtocolContext = OPEN, config: Config | None = None) -> Listener:
     """Return the listener of a coordinator's transport."""
-    found = endpoints(config or Config(), setting)
+    found = endpoints(config or Config(), context)
     return next(each for each in found if isinstance(each, Listener))
 
 
@@ -117,7 +119,7 @@ def called(listens: Listener, node_id: str, address: str = "192.0.2.1") -> Upstr
 def worker_with_node(node_id: str = "node-a") -> UpstreamNode:
     """Connect a Shoal worker to an upstream node of an open fleet."""
     member = WorkerProfile(
-        "node-b", ServedModel(""), 1, random_bytes=counting("worker")
+        "node-b", ServedModel(""), 1, random_bytes=counted_bytes("worker")
     )
     dialer = FleetDialer("tcp://192.0.2.1:50052", member)
     dialer.start_session({})

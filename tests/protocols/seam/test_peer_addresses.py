@@ -33,22 +33,22 @@ def test_an_address_is_dialled_at_once_if_no_wire_probes_it() -> None:
 
 
 def test_an_address_waits_for_the_wire_that_probes_it() -> None:
-    contact = PeerAddress("127.0.0.1:1")
-    contact.probing.add("other")
-    rounds = AddressDialer("wire", [contact], call)
+    address = PeerAddress("127.0.0.1:1")
+    address.probing.add("other")
+    rounds = AddressDialer("wire", [address], call)
     assert called(rounds, 0.0) == []
 
-    contact.probing.discard("other")
+    address.probing.discard("other")
 
     assert called(rounds, 1.0) == ["tcp://127.0.0.1:1"]
 
 
 def test_an_address_of_another_wire_is_not_dialled() -> None:
-    contact = PeerAddress("127.0.0.1:1")
-    rounds = AddressDialer("wire", [contact], call)
+    address = PeerAddress("127.0.0.1:1")
+    rounds = AddressDialer("wire", [address], call)
     (outgoing,) = rounds.tick(0.0)
 
-    contact.wire = "other"
+    address.wire = "other"
 
     assert rounds.dropped() == [outgoing]
     assert rounds.dropped() == []
@@ -56,14 +56,14 @@ def test_an_address_of_another_wire_is_not_dialled() -> None:
 
 
 def test_a_peer_that_joins_shows_the_wire_of_its_address() -> None:
-    contact = PeerAddress("127.0.0.1:1")
-    (outgoing,) = AddressDialer("wire", [contact], call).tick(0.0)
+    address = PeerAddress("127.0.0.1:1")
+    (outgoing,) = AddressDialer("wire", [address], call).tick(0.0)
     session = outgoing.new_session(0.0)
     session.tick(0.0)
-    assert contact.wire == ""
+    assert address.wire == ""
 
     session.receive([b"hello"], 1.0)
 
-    assert contact.wire == "wire"
-    assert contact.may_dial("wire")
-    assert not contact.may_dial("other")
+    assert address.wire == "wire"
+    assert address.may_dial("wire")
+    assert not address.may_dial("other")

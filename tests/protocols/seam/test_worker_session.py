@@ -39,14 +39,14 @@ class Played:
     deadline = 5.0
 
     def __init__(self) -> None:
-        self.told: list[ToPeer] = []
+        self.sent: list[ToPeer] = []
         self.next: Sequence[PeerMessage | Output] = ()
 
     def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
         return self.next
 
     def send(self, message: ToPeer, now: float) -> Sequence[Output]:
-        self.told.append(message)
+        self.sent.append(message)
         return (Send(b"said"),)
 
     def tick(self, now: float) -> Sequence[PeerMessage | Output]:
@@ -54,15 +54,15 @@ class Played:
 
 
 def connected(
-    stay: MembershipState | None = None,
+    state: MembershipState | None = None,
 ) -> tuple[WorkerSession, Played]:
     inner = Played()
-    worker = WorkerSession(lambda now: inner, ACCEPTS, stay or MembershipState())
+    worker = WorkerSession(lambda now: inner, ACCEPTS, state or MembershipState())
     worker.tick(0.0)
     return worker, inner
 
 
-def play(
+def replay(
     worker: WorkerSession, inner: Played, *said: PeerMessage | Output
 ) -> list[Any]:
     inner.next = said
@@ -72,12 +72,12 @@ def play(
 def test_jobs_of_two_peers_with_one_id_have_different_ids() -> None:
     worker, inner = connected()
 
-    one, other = play(worker, inner, PeerMessage("1", RUN), PeerMessage("2", RUN))
+    one, other = replay(worker, inner, PeerMessage("1", RUN), PeerMessage("2", RUN))
     for run in (one, other):
         worker.send(AnswerChunk(run.job_id, run.lease, ["a"]), 0.0)
 
     assert one.job_id != other.job_id
-    assert inner.told == [
+    assert inner.sent == [
         ToPeer("1", AnswerChunk(RUN.job_id, RUN.lease, ["a"])),
         ToPeer("2", AnswerChunk(RUN.job_id, RUN.lease, ["a"])),
     ]
@@ -85,26 +85,26 @@ def test_jobs_of_two_peers_with_one_id_have_different_ids() -> None:
 
 def test_only_the_peer_that_submitted_a_job_cancels_it() -> None:
     worker, inner = connected()
-    (run,) = play(worker, inner, PeerMessage("1", RUN))
+    (run,) = replay(worker, inner, PeerMessage("1", RUN))
     cancel = CancelJob(RUN.job_id, RUN.lease)
 
-    assert play(worker, inner, PeerMessage("2", cancel)) == []
-    assert play(worker, inner, PeerMessage("1", cancel)) == [
+    assert replay(worker, inner, PeerMessage("2", cancel)) == []
+    assert replay(worker, inner, PeerMessage("1", cancel)) == [
         CancelJob(run.job_id, run.lease)
     ]
     assert list(worker.send(Completed(run.job_id, run.lease), 0.0)) == []
-    assert inner.told == []
+    assert inner.sent == []
 
 
 def test_jobs_of_a_peer_that_left_are_cancelled() -> None:
     worker, inner = connected()
-    one, other = play(worker, inner, PeerMessage("1", RUN), PeerMessage("2", RUN))
+    one, other = replay(worker, inner, PeerMessage("1", RUN), PeerMessage("2", RUN))
 
-    heard = play(worker, inner, PeerMessage("1", PeerLeft("left")))
+    heard = replay(worker, inner, PeerMessage("1", PeerLeft("left")))
 
     assert heard == [CancelJob(one.job_id, one.lease)]
     worker.send(Completed(other.job_id, other.lease), 0.0)
-    assert inner.told == [ToPeer("2", Completed(RUN.job_id, RUN.lease))]
+    assert inner.sent == [ToPeer("2", Completed(RUN.job_id, RUN.lease))]
 
 
 def test_messages_about_no_job_go_to_all_peers() -> None:
@@ -112,13 +112,13 @@ def test_messages_about_no_job_go_to_all_peers() -> None:
 
     worker.send(Draining("leaving"), 0.0)
 
-    assert inner.told == [ToPeer("", Draining("leaving"))]
+    assert inner.sent == [ToPeer("", Draining("leaving"))]
 
 
 def test_a_duplicate_job_runs_once() -> None:
     worker, inner = connected()
 
-    first, second = play(worker, inner, PeerMessage("1", RUN), PeerMessage("1", RUN))
+    first, second = replay(worker, inner, PeerMessage("1", RUN), PeerMessage("1", RUN))
 
     assert isinstance(first, RunJob)
     assert isinstance(second, Notice)
@@ -127,7 +127,7 @@ def test_a_duplicate_job_runs_once() -> None:
 def test_a_worker_ignores_offers_of_peers_but_receives_models_they_share() -> None:
     worker, inner = connected()
 
-    heard = play(
+    heard = replay(
         worker,
         inner,
         PeerMessage("1", OffersChanged(())),
@@ -139,47 +139,47 @@ def test_a_worker_ignores_offers_of_peers_but_receives_models_they_share() -> No
 
 
 def test_an_admitted_worker_receives_admitted() -> None:
-    stay = MembershipState()
-    worker, inner = connected(stay)
+    state = MembershipState()
+    worker, inner = connected(state)
 
-    assert play(worker, inner, PeerMessage("1", PeerJoined("name"))) == [Admitted()]
-    assert stay.admitted
+    assert replay(worker, inner, PeerMessage("1", PeerJoined("name"))) == [Admitted()]
+    assert state.admitted
 
 
 def test_a_refusal_ends_the_connection() -> None:
-    stay = MembershipState()
-    worker, inner = connected(stay)
-    stay.refusal = "not wanted"
+    state = MembershipState()
+    worker, inner = connected(state)
+    state.refusal = "not wanted"
 
-    assert play(worker, inner) == [Close("not wanted")]
+    assert replay(worker, inner) == [Close("not wanted")]
 
 
 def test_the_next_connection_starts_by_cancelling_the_jobs_of_the_last() -> None:
-    stay = MembershipState()
-    worker, inner = connected(stay)
-    (run,) = play(worker, inner, PeerMessage("1", RUN))
+    state = MembershipState()
+    worker, inner = connected(state)
+    (run,) = replay(worker, inner, PeerMessage("1", RUN))
 
-    again = WorkerSession(lambda now: Played(), ACCEPTS, stay)
+    again = WorkerSession(lambda now: Played(), ACCEPTS, state)
     assert again.deadline is None
 
     assert list(again.tick(1.0)) == [CancelJob(run.job_id, run.lease)]
     assert again.deadline == 5.0
-    assert stay.jobs.running == {}
+    assert state.jobs.running == {}
 
 
 def test_concurrent_jobs_are_limited() -> None:
     worker, inner = connected()
     for number in range(JOBS_MAX):
-        play(
+        replay(
             worker, inner, PeerMessage("1", RunJob(JobId(str(number)), RUN.lease, CHAT))
         )
 
-    (sent,) = play(worker, inner, PeerMessage("1", RUN))
+    (sent,) = replay(worker, inner, PeerMessage("1", RUN))
 
     assert isinstance(sent, Send)
-    ((told),) = inner.told
-    assert isinstance(told.message, Rejected)
-    assert str(JOBS_MAX) in told.message.reason
+    ((sent),) = inner.sent
+    assert isinstance(sent.message, Rejected)
+    assert str(JOBS_MAX) in sent.message.reason
 
 
 def test_only_messages_of_the_inner_session_are_accepted() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-from protocols.settings import setting
+from protocols.contexts import protocol_context
 from shoal.domain.vocabulary import Command, Event
 from shoal.ledger.keys import Signer
 from shoal.protocols.seam.admission import AdmissionCheck
@@ -46,7 +46,7 @@ def local_coordinator(
 ) -> TealeLocalNode:
     """Return a coordinator's end."""
     context = replace(
-        setting(admission=admission),
+        protocol_context(admission=admission),
         identity=signer,
         random_bytes=deterministic_bytes(signer.public_key),
         epoch=EPOCH,
@@ -92,7 +92,7 @@ class Network:
 
     def __init__(self, signer: Signer = HOST) -> None:
         context = replace(
-            setting(),
+            protocol_context(),
             identity=signer,
             random_bytes=deterministic_bytes(b"relay"),
             epoch=EPOCH,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from protocols.settings import setting
+from protocols.contexts import protocol_context
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import Command, Event, RunJob
 from shoal.domain.work import Chat, Feature, JobKind
@@ -61,7 +61,7 @@ def local_coordinator(name: str, **given: Any) -> TealeLocalNode:
     admission: AdmissionCheck | None = given.get("admission")
     key = signer(name)
     context = replace(
-        setting(admission=admission),
+        protocol_context(admission=admission),
         name=name,
         identity=key,
         random_bytes=bytes,
@@ -77,7 +77,7 @@ def local_worker(name: str, token: str = "", passcode: str = "") -> TealeLocalNo
         role=TealeRole.WORKER,
         name=name,
         device_id=device_id(key, name),
-        hardware=setting().hardware,
+        hardware=protocol_context().hardware,
         epoch=1e9,
         random_bytes=bytes,
         identity=key,

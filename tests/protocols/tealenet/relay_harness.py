@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from protocols.settings import setting
+from protocols.contexts import protocol_context
 from shoal.ledger.keys import Signer
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.relay import RelayBroadcast, RelaySend
@@ -123,7 +123,7 @@ class RelayHarness:
         def draw(size: int) -> bytes:
             return next(drawn).to_bytes(size)
 
-        self.relay = RelayServer(replace(setting(), random_bytes=draw), limits)
+        self.relay = RelayServer(replace(protocol_context(), random_bytes=draw), limits)
         self.now = 1000.0
         self.peers: dict[int, RelayClient] = {}
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from protocols.settings import setting
+from protocols.contexts import protocol_context
 from protocols.tealenet.peers import signer
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import ServedModel
@@ -97,7 +97,7 @@ def test_a_url_that_admitted_the_worker_is_tried_again() -> None:
     profile = replace(PROFILE, direct_url="tcp://host:4011")
     dialer = TealeDialer("http://host:4010", profile)
 
-    assert Admitted() in join(dialer, setting(), Config())
+    assert Admitted() in join(dialer, protocol_context(), Config())
     assert dialer.final_reason(1006, "cut off") is None
     first = dialer.url
     assert dialer.final_reason(1006, "refused") is None
@@ -120,7 +120,7 @@ def test_a_refusal_is_final_and_names_the_remedy(
 ) -> None:
     dialer = TealeDialer("tcp://host:4011", profile)
 
-    outputs = join(dialer, setting(admission=require_token("t")), config)
+    outputs = join(dialer, protocol_context(admission=require_token("t")), config)
 
     assert isinstance(outputs[-1], Close)
     assert Admitted() not in outputs

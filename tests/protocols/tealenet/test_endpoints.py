@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from protocols.settings import setting
+from protocols.contexts import protocol_context
 from protocols.tealenet.peers import signer
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import Hardware
@@ -21,7 +21,7 @@ from shoal.protocols.tealenet import SERVICE, Config, endpoints, is_relay_upgrad
 from shoal.protocols.tealenet.local_node import device_id
 
 CONTEXT = replace(
-    setting(),
+    protocol_context(),
     name="my host",
     identity=signer("a"),
     hardware=Hardware(chip="Apple M2", memory_gb=31.6),

@@ -1,4 +1,4 @@
-"""What protocols' endpoints are given in tests: nothing in it is drawn or secret."""
+"""The context of protocols' endpoints in tests: nothing in it is random or secret."""
 
 from shoal.ledger.keys import Signer, verify
 from shoal.protocols.seam.admission import AdmissionCheck, require_token
@@ -7,8 +7,8 @@ from shoal.protocols.seam.context import ProtocolContext
 SIGNER = Signer.from_seed(bytes(range(32)))
 
 
-def setting(
+def protocol_context(
     epoch: float = 0.0, admission: AdmissionCheck | None = None
 ) -> ProtocolContext:
-    """Return a setting in which random bytes are zeros."""
+    """Return a context in which random bytes are zeros."""
     return ProtocolContext(admission or require_token(""), bytes, SIGNER, verify, epoch)
