@@ -201,7 +201,7 @@ async def test_connections_that_do_not_end_are_cut_at_the_end(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CLOSE_TIMEOUT", 0.0)
-    monkeypatch.setattr("shoal.transports.tcp_server.FAREWELL", 0.0)
+    monkeypatch.setattr("shoal.transports.tcp_server.CLOSE_GRACE", 0.0)
     ours = Host()
     async with open_network(
         [("wire", Listener(0, echoing))], await means(host)

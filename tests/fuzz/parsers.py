@@ -46,7 +46,7 @@ from shoal.protocols.tealenet.codec.requests import (
 )
 from shoal.protocols.tealenet.greeting import read_greeting
 from shoal.protocols.tealenet.membership.node_directory import NodeDirectory, PinnedKeys
-from shoal.transports.mdns import sighting_of
+from shoal.transports.mdns import service_of
 
 TRANSFER = "550E8400-E29B-41D4-A716-446655440000"
 KIND = "_teale._tcp.local."
@@ -159,7 +159,7 @@ def txt(data: bytes) -> None:
         for each in endpoints(Config(browse=True), protocol_context())
         if isinstance(each, ServiceBrowser)
     )
-    browser.on_found(sighting_of(info, KIND), 0.0)
+    browser.on_found(service_of(info, KIND), 0.0)
 
 
 def _cluster() -> list[bytes]:

@@ -125,7 +125,7 @@ def test_worker_without_a_fingerprint_requires_an_authority(pool: Pool) -> None:
     worker = pool.join("one")
 
     assert worker.wait() == 1
-    assert "leads to no authority" in worker.errors
+    assert "is not signed by a trusted authority" in worker.errors
     assert "a token that the coordinator prints" in worker.errors
 
 

@@ -114,14 +114,14 @@ async def test_odd_names_and_long_texts_are_announced() -> None:
 async def test_flood_of_services_is_cut_off_and_told_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mdns, "SIGHTINGS_MAX", 2)
+    monkeypatch.setattr(mdns, "SERVICES_MAX", 2)
     kind = next(kinds) + ".local."
     async with local_network(HERE) as network, asyncio.TaskGroup() as tasks:
         inner = network._zeroconf.zeroconf
         looks = mdns._ServiceResolver(inner, tasks, kind, ignore, ignore)
         for number in range(9):
-            looks.changed(inner, kind, f"{number}.{kind}", ServiceStateChange.Added)
-        assert len(looks._looking) == 2
+            looks.on_change(inner, kind, f"{number}.{kind}", ServiceStateChange.Added)
+        assert len(looks._resolving) == 2
         looks.stop()
 
     assert caplog.text.count("over 2 services of the kind") == 1
@@ -149,8 +149,8 @@ async def test_names_that_mean_nothing_are_passed_over() -> None:
         kind = next(kinds) + ".local."
         looks = mdns._ServiceResolver(inner, tasks, kind, seen.append, ignore)
         for name in ("", ".", kind, "x" * 99 + "." + kind, "other._http._tcp.local."):
-            looks.changed(inner, kind, name, ServiceStateChange.Added)
-            looks.changed(inner, kind, name, ServiceStateChange.Removed)
+            looks.on_change(inner, kind, name, ServiceStateChange.Added)
+            looks.on_change(inner, kind, name, ServiceStateChange.Removed)
         looks.stop()
 
     assert seen == []
@@ -166,7 +166,7 @@ def test_texts_and_addresses_of_others_are_bounded() -> None:
         parsed_addresses=["fe80::1", *(f"10.0.0.{number}" for number in range(1, 99))],
     )
 
-    sighting = mdns.sighting_of(info, kind)
+    sighting = mdns.service_of(info, kind)
 
     assert sighting.name == "one"
     assert len(sighting.text) == 32

@@ -90,7 +90,7 @@ def test_what_came_before_anybody_could_cut_it_is_cut(
             theirs = await links.get()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(ours.send(message(1, body) + message(2, b"small")))
-                while not theirs._full:  # noqa: ASYNC110  # none tells
+                while not theirs._reading_paused:  # noqa: ASYNC110  # none tells
                     await asyncio.sleep(0)
                 theirs.attach(Numbered())
 
@@ -135,7 +135,7 @@ def test_who_does_not_take_messages_is_sent_no_more(
     async def test() -> None:
         async with pair(tls) as (ours, theirs):
             sending = asyncio.create_task(_send_for_ever(ours, one))
-            while not (ours._stopped and theirs._full):  # noqa: ASYNC110  # none tells
+            while not (ours._writing_paused and theirs._reading_paused):  # noqa: ASYNC110  # none tells
                 await asyncio.sleep(0)
 
             held = await theirs.messages()
@@ -251,7 +251,7 @@ def test_what_is_sent_takes_no_memory_beside_it(
         async with pair(tls) as (ours, _):
             before = psutil.Process().memory_info().rss
             sending = asyncio.create_task(ours.write(body))
-            while not ours._stopped:  # noqa: ASYNC110  # none tells
+            while not ours._writing_paused:  # noqa: ASYNC110  # none tells
                 await asyncio.sleep(0)
 
             assert ours.transport.get_write_buffer_size() <= 4 * UNSENT_MAX

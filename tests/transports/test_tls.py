@@ -93,7 +93,9 @@ async def test_without_a_fingerprint_an_authority_is_asked(
     certificate: Certificate,
 ) -> None:
     async with listening(certificate) as port:
-        with pytest.raises(LinkClosed, match="leads to no authority") as caught:
+        with pytest.raises(
+            LinkClosed, match="is not signed by a trusted authority"
+        ) as caught:
             async with connect_websocket(f"wss://127.0.0.1:{port}/ws", {}, MESSAGE_MAX):
                 pass
 

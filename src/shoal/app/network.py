@@ -117,7 +117,7 @@ async def _listen(
             bound = await opened.enter_async_context(
                 tcp_listener(
                     *(context.host, listener.port, serve, policy),
-                    spare=listener.falls_back,
+                    fallback=listener.falls_back,
                 )
             )
         except ConfigError as error:

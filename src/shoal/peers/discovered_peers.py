@@ -19,30 +19,30 @@ log = logging.getLogger("shoal.peers")
 class DiscoveryTarget:
     """The last announcement of a service, as a ``DialTarget``."""
 
-    def __init__(self, browser: ServiceBrowser, sighting: DiscoveredService) -> None:
+    def __init__(self, browser: ServiceBrowser, service: DiscoveredService) -> None:
         self.changed = asyncio.Event()
         self._browser = browser
-        self._sighting: DiscoveredService | None = sighting
+        self._service: DiscoveredService | None = service
         self._tries = 0
 
     @property
     def wanted(self) -> bool:
         """Whether the service is announced."""
-        return self._sighting is not None
+        return self._service is not None
 
     def next_attempt(self, now: float) -> OutgoingConnection | None:
         """Return how to connect; each attempt starts with the next address."""
-        sighting = self._sighting
-        if sighting is None or not sighting.addresses:
+        service = self._service
+        if service is None or not service.addresses:
             return None
-        first = self._tries % len(sighting.addresses)
+        first = self._tries % len(service.addresses)
         self._tries += 1
-        addresses = sighting.addresses[first:] + sighting.addresses[:first]
-        return self._browser.on_found(replace(sighting, addresses=addresses), now)
+        addresses = service.addresses[first:] + service.addresses[:first]
+        return self._browser.on_found(replace(service, addresses=addresses), now)
 
-    def update(self, sighting: DiscoveredService | None) -> None:
+    def update(self, service: DiscoveredService | None) -> None:
         """Replace the announcement; None: the service is gone."""
-        self._sighting = sighting
+        self._service = service
         self._tries = 0
         self.changed.set()
 
@@ -64,13 +64,13 @@ class DiscoveredPeers:
         self._seen: dict[str, DiscoveryTarget] = {}
         self.connections: set[asyncio.Task[None]] = set()
 
-    def on_found(self, sighting: DiscoveredService) -> None:
+    def on_found(self, service: DiscoveredService) -> None:
         """Dial a new service, or update a known one."""
-        known = self._seen.get(sighting.name)
+        known = self._seen.get(service.name)
         if known is not None:
-            known.update(sighting)
+            known.update(service)
         elif len(self._seen) < DISCOVERED_MAX:
-            task = self._tasks.create_task(self._meet(sighting))
+            task = self._tasks.create_task(self._connect(service))
             self.connections.add(task)
             task.add_done_callback(self.connections.discard)
 
@@ -84,9 +84,9 @@ class DiscoveredPeers:
         for known in self._seen.values():
             known.update(None)
 
-    async def _meet(self, sighting: DiscoveredService) -> None:
-        target = self._seen[sighting.name] = DiscoveryTarget(self.browser, sighting)
+    async def _connect(self, service: DiscoveredService) -> None:
+        target = self._seen[service.name] = DiscoveryTarget(self.browser, service)
         try:
             await self._outbound.maintain(self.wire, target)
         finally:
-            del self._seen[sighting.name]
+            del self._seen[service.name]

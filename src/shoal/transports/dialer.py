@@ -18,10 +18,10 @@ async def dial(
 ) -> AsyncIterator[tuple[Link, Mapping[str, str]]]:
     """Connect to a URL; yield the link and the headers of the answer.
 
-    A byte stream has neither headers nor messages.  ``fingerprint`` is as in
+    A TCP link has no headers, and ignores ``message_max``.  ``fingerprint`` is as in
     ``connect_websocket``.
 
-    Raises LinkClosed if it does not come about.
+    Raises LinkClosed if the connection fails.
     """
     if url.partition(":")[0].lower() in SCHEMES:
         async with connect_tcp(url, fingerprint=fingerprint) as link:

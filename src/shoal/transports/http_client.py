@@ -37,10 +37,10 @@ def describe_http_error(error: Exception) -> str:
                 "there, or it was renewed; ask for a new token"
             )
         case ClientConnectorCertificateError():
-            said = error.certificate_error
+            cause = error.certificate_error
             return (
-                "its certificate leads to no authority that is known here "
-                f"({getattr(said, 'verify_message', said)}); a token that the "
+                "its certificate is not signed by a trusted authority "
+                f"({getattr(cause, 'verify_message', cause)}); a token that the "
                 "coordinator prints names its certificate"
             )
         case ClientConnectorSSLError():

@@ -80,8 +80,8 @@ class LocalLink:
                 each.set_result(None)
 
 
-def local_links(here: str, there: str) -> tuple[LocalLink, LocalLink]:
+def local_links(name: str, other_name: str) -> tuple[LocalLink, LocalLink]:
     """Return the two ends of a connection, named for each other."""
-    one, other = LocalLink(there), LocalLink(here)
+    one, other = LocalLink(other_name), LocalLink(name)
     one._other, other._other = other, one
     return one, other

@@ -1,7 +1,7 @@
 """Announces and finds services on the local network, by multicast DNS.
 
 Sources: RFC 6762 (multicast DNS) and RFC 6763 (services).  ``zeroconf`` is imported
-only when it is needed, for that takes as long as all the rest of many commands.
+only when it is needed: that takes as long as all the rest of many commands.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from zeroconf import ServiceInfo, ServiceStateChange, Zeroconf
     from zeroconf.asyncio import AsyncZeroconf
 
-SIGHTINGS_MAX = (
+SERVICES_MAX = (
     256  # services of one kind; further ones are ignored, for anyone can announce
 )
 ADDRESSES_MAX = 8  # of one service
 TEXTS_MAX = 32  # entries of one service's TXT record
-RESOLVE_TIMEOUT = 3.0  # seconds until a service that says no more is left alone
+RESOLVE_TIMEOUT = 3.0  # seconds until an incomplete service is ignored
 NAME_MAX = 59  # bytes; 63 are allowed, and a number may have to be added
 TEXT_MAX = 255  # bytes of one entry, with its key (RFC 6763, section 6.1)
 DOMAIN = ".local."
@@ -36,16 +36,16 @@ log = logging.getLogger("shoal.transports")
 
 
 class LocalNetwork:
-    """The network around some addresses of this machine."""
+    """Multicast DNS on the networks of some addresses of this machine."""
 
     def __init__(self, zeroconf: "AsyncZeroconf", addresses: Sequence[str]) -> None:
         self._zeroconf = zeroconf
         self._addresses = addresses
 
     async def announce(self, service: ServiceRecord, port: int) -> str:
-        """Announce a service until the network is left; return the name that it got.
+        """Announce a service until the network is closed; return its actual name.
 
-        That is another one if the name is taken.  Raises Unavailable.
+        It differs if the name is taken.  Raises Unavailable.
         """
         from zeroconf import Error, ServiceInfo
 
@@ -68,38 +68,38 @@ class LocalNetwork:
     async def browse(
         self,
         kind: str,
-        seen: Callable[[DiscoveredService], None],
-        lost: Callable[[str], None],
+        on_found: Callable[[DiscoveredService], None],
+        on_lost: Callable[[str], None],
     ) -> AsyncIterator[None]:
         """Browse for services of a kind for the length of the block.
 
-        ``seen`` gets each service, and again when it has changed; ``lost`` gets the
-        name of a service that has gone.
+        ``on_found`` gets each service, and again after a change; ``on_lost`` gets the
+        name of a service that has ended.
         """
         from zeroconf.asyncio import AsyncServiceBrowser
 
         async with asyncio.TaskGroup() as tasks:
-            looks = _ServiceResolver(
-                self._zeroconf.zeroconf, tasks, kind + DOMAIN, seen, lost
+            resolver = _ServiceResolver(
+                self._zeroconf.zeroconf, tasks, kind + DOMAIN, on_found, on_lost
             )
             browser = AsyncServiceBrowser(
-                self._zeroconf.zeroconf, kind + DOMAIN, handlers=[looks.changed]
+                self._zeroconf.zeroconf, kind + DOMAIN, handlers=[resolver.on_change]
             )
             try:
                 yield
             finally:
                 await browser.async_cancel()
-                looks.stop()
+                resolver.stop()
 
 
 @asynccontextmanager
 async def local_network(addresses: Sequence[str]) -> AsyncIterator[LocalNetwork]:
     """Take part in multicast DNS for the length of the block.
 
-    ``addresses`` are of this machine, and stand for the interfaces that they are of:
-    what is announced is announced there, as being there.
+    ``addresses`` are addresses of this machine: services are announced on their
+    interfaces, under these addresses.
 
-    Raises Unavailable if that cannot be.
+    Raises Unavailable without multicast.
     """
     if not addresses:
         raise Unavailable("this machine has no address on a network with multicast")
@@ -117,14 +117,14 @@ async def local_network(addresses: Sequence[str]) -> AsyncIterator[LocalNetwork]
 
 
 def addresses_of(host: str) -> tuple[str, ...]:
-    """Return the addresses at which others find what listens on an address.
+    """Return the addresses at which other machines reach a listener's address.
 
-    ``0.0.0.0`` and ``::`` stand for all of their kind, and loopback for none.
+    ``0.0.0.0`` and ``::`` stand for all addresses of their version, loopback for none.
     """
     if host in ANY_ADDRESS:
         return tuple(sorted(_addresses(version=6 if host == "::" else 4)))
-    given = ipaddress.ip_address(host.partition("%")[0])
-    return () if given.is_loopback else (str(given),)
+    parsed = ipaddress.ip_address(host.partition("%")[0])
+    return () if parsed.is_loopback else (str(parsed),)
 
 
 def _addresses(version: int) -> set[str]:
@@ -133,7 +133,7 @@ def _addresses(version: int) -> set[str]:
     states = psutil.net_if_stats()
     for name, each in psutil.net_if_addrs().items():
         state = states.get(name)
-        # Not every system tells the flags.
+        # Not every system reports the flags.
         if (
             state is None
             or not state.isup
@@ -153,29 +153,29 @@ def _addresses(version: int) -> set[str]:
 
 
 class _ServiceResolver:
-    """What one browser knows."""
+    """Resolves the services that one browser finds."""
 
     def __init__(
         self,
         zeroconf: "Zeroconf",
         tasks: asyncio.TaskGroup,
         kind: str,
-        seen: Callable[[DiscoveredService], None],
-        lost: Callable[[str], None],
+        on_found: Callable[[DiscoveredService], None],
+        on_lost: Callable[[str], None],
     ) -> None:
         self._zeroconf = zeroconf
         self._tasks = tasks
         self._kind = kind
-        self._seen = seen
-        self._lost = lost
-        self._sightings: dict[
+        self._on_found = on_found
+        self._on_lost = on_lost
+        self._services: dict[
             str, DiscoveredService | None
         ] = {}  # None: nothing is known yet
-        self._looking: dict[str, asyncio.Task[None]] = {}
-        self._told = False
+        self._resolving: dict[str, asyncio.Task[None]] = {}
+        self._warned = False
         self._stopped = False
 
-    def changed(
+    def on_change(
         self,
         zeroconf: "Zeroconf",
         service_type: str,
@@ -185,25 +185,25 @@ class _ServiceResolver:
         """Handle a change reported by ``zeroconf``."""
         if self._stopped:
             return
-        if name in self._looking:
-            self._looking.pop(name).cancel()
+        if name in self._resolving:
+            self._resolving.pop(name).cancel()
         if state_change.name == "Removed":
-            if self._sightings.pop(name, None) is not None:
-                self._lost(self._instance(name))
+            if self._services.pop(name, None) is not None:
+                self._on_lost(self._instance(name))
             return
-        if name not in self._sightings and len(self._sightings) >= SIGHTINGS_MAX:
-            self._complain()
+        if name not in self._services and len(self._services) >= SERVICES_MAX:
+            self._warn_too_many()
             return
-        self._sightings.setdefault(name, None)
-        self._looking[name] = self._tasks.create_task(self._look(name))
+        self._services.setdefault(name, None)
+        self._resolving[name] = self._tasks.create_task(self._resolve(name))
 
     def stop(self) -> None:
         """Stop browsing."""
         self._stopped = True
-        for task in self._looking.values():
+        for task in self._resolving.values():
             task.cancel()
 
-    async def _look(self, name: str) -> None:
+    async def _resolve(self, name: str) -> None:
         """Resolve a service, and report it if it is new or has changed."""
         from zeroconf import BadTypeInNameException
         from zeroconf.asyncio import AsyncServiceInfo
@@ -213,28 +213,28 @@ class _ServiceResolver:
         except BadTypeInNameException:
             return  # invalid name: anyone can announce anything
         found = await info.async_request(self._zeroconf, RESOLVE_TIMEOUT * 1000)
-        self._looking.pop(name, None)
+        self._resolving.pop(name, None)
         if not found or not info.port:
             return
-        sighting = sighting_of(info, self._kind)
-        if sighting.addresses and self._sightings.get(name) != sighting:
-            self._sightings[name] = sighting
-            self._seen(sighting)
+        service = service_of(info, self._kind)
+        if service.addresses and self._services.get(name) != service:
+            self._services[name] = service
+            self._on_found(service)
 
     def _instance(self, name: str) -> str:
         return name.removesuffix("." + self._kind)
 
-    def _complain(self) -> None:
-        if not self._told:
-            self._told = True
+    def _warn_too_many(self) -> None:
+        if not self._warned:
+            self._warned = True
             log.warning(
                 "over %d services of the kind %s: more are ignored",
-                SIGHTINGS_MAX,
+                SERVICES_MAX,
                 self._kind,
             )
 
 
-def sighting_of(info: "ServiceInfo", kind: str) -> DiscoveredService:
+def service_of(info: "ServiceInfo", kind: str) -> DiscoveredService:
     """Return a resolved service; its fields are untrusted."""
     text = {
         key.decode(errors="replace"): (value or b"").decode(errors="replace")
@@ -251,16 +251,18 @@ def sighting_of(info: "ServiceInfo", kind: str) -> DiscoveredService:
 
 
 def _instance_name(name: str) -> str:
-    """Return a name as an instance may have it, which is nearly any."""
-    printable = "".join(c if c.isprintable() and c != "." else "-" for c in name)
+    """Return a name that is valid for a service instance."""
+    printable = "".join(
+        char if char.isprintable() and char != "." else "-" for char in name
+    )
     cut = printable.encode(errors="replace")[:NAME_MAX].decode(errors="ignore").strip()
     return cut or "shoal"
 
 
 def _host_name(addresses: Sequence[str], port: int) -> str:
-    """Return a host's name that is like no other's: this one's own is the system's."""
-    place = f"{','.join(addresses)} {port}"
-    return f"shoal-{hashlib.sha256(place.encode()).hexdigest()[:12]}{DOMAIN}"
+    """Return a unique host name; the machine's own belongs to the system."""
+    interfaces = f"{','.join(addresses)} {port}"
+    return f"shoal-{hashlib.sha256(interfaces.encode()).hexdigest()[:12]}{DOMAIN}"
 
 
 def _text_record(text: Mapping[str, str]) -> dict[str, bytes]:

@@ -39,20 +39,20 @@ class MessageSplitter:
         self._framed = framed
         self._head_size = framed.head_size
         self._messages: list[FramedMessage] = []
-        self._untaken = 0  # bytes of them
+        self._untaken_size = 0  # bytes of them
         self._held = bytearray()  # of a message that is not whole
         self._needed = self._head_size  # bytes that it has at least
-        self._stuck = False  # what is held is refused until messages have been taken
+        self._blocked = False  # what is held is refused until messages have been taken
         self._after_large = False
         self._head = b""  # of the large message that is being read
         self._body: memoryview | None = None
-        self._at = 0  # bytes of its body that are there
+        self._body_filled = 0  # bytes of its body that are there
         self._checksum = 0
 
     @property
     def full(self) -> bool:
         """Whether nothing more is to be read until messages have been taken."""
-        return self._stuck or self._untaken > UNTAKEN_MAX
+        return self._blocked or self._untaken_size > UNTAKEN_MAX
 
     @property
     def ready(self) -> bool:
@@ -62,50 +62,50 @@ class MessageSplitter:
     def room(self) -> memoryview:
         """Return where the next bytes are to be put: at least one."""
         if self._body is not None:
-            return self._body[self._at : self._at + LARGE_READ_SIZE]
+            return self._body[self._body_filled : self._body_filled + LARGE_READ_SIZE]
         return _BRIEF if self._after_large else _SHARED
 
     def filled(self, size: int) -> bool:
         """Record received bytes; return whether a message is complete."""
         if self._body is not None:
-            self._fill(self._body[self._at : self._at + size])
+            self._fill(self._body[self._body_filled : self._body_filled + size])
         else:
             self._after_large = False
             self.feed(bytes(_SHARED[:size]))
-        return self._stuck or bool(self._messages)
+        return self._blocked or bool(self._messages)
 
     def feed(self, data: bytes) -> None:
         """Take bytes that were read elsewhere, of any number."""
         if self._body is not None:
-            here = min(len(data), len(self._body) - self._at)
-            self._body[self._at : self._at + here] = data[:here]
-            self._fill(self._body[self._at : self._at + here])
-            data = data[here:]
+            taken = min(len(data), len(self._body) - self._body_filled)
+            self._body[self._body_filled : self._body_filled + taken] = data[:taken]
+            self._fill(self._body[self._body_filled : self._body_filled + taken])
+            data = data[taken:]
         held = self._held
-        if held or self._stuck:
+        if held or self._blocked:
             held += data
-            if len(held) < self._needed or self._stuck:
+            if len(held) < self._needed or self._blocked:
                 return
             data = bytes(held)
             held.clear()
-        self._cut(data)
+        self._split(data)
 
     def take(self) -> Sequence[FramedMessage]:
         """Return all messages that are whole; the next are cut by what these allow.
 
         Raises PeerError for an invalid head, once the messages before it are taken.
         """
-        if not self._messages and self._stuck:
-            self._stuck = False
+        if not self._messages and self._blocked:
+            self._blocked = False
             data = bytes(self._held)
             self._held.clear()
-            self._cut(data)
-            if not self._messages and self._stuck:
+            self._split(data)
+            if not self._messages and self._blocked:
                 self._framed.body_size(data[: self._head_size])
-        messages, self._messages, self._untaken = self._messages, [], 0
+        messages, self._messages, self._untaken_size = self._messages, [], 0
         return messages
 
-    def _cut(self, data: bytes) -> None:
+    def _split(self, data: bytes) -> None:
         """Cut small messages; begin a large one, or hold what is not whole."""
         head_size, view = self._head_size, memoryview(data)
         at, end = 0, len(data)
@@ -116,7 +116,7 @@ class MessageSplitter:
                 size = self._framed.body_size(head)
             except PeerError:
                 # The messages before may change what is allowed.
-                self._stuck = True
+                self._blocked = True
                 break
             if size >= LARGE_BODY:
                 self._begin(head, size)
@@ -129,7 +129,7 @@ class MessageSplitter:
                 return
             at = begin + size
             self._messages.append(FramedMessage(head, view[begin:at]))
-            self._untaken += head_size + size
+            self._untaken_size += head_size + size
         self._hold(data[at:], head_size)
 
     def _hold(self, data: bytes, needed: int) -> None:
@@ -137,7 +137,7 @@ class MessageSplitter:
         self._held += data
 
     def _begin(self, head: bytes, size: int) -> None:
-        self._head, self._at, self._checksum = head, 0, 0
+        self._head, self._body_filled, self._checksum = head, 0, 0
         self._body = self._framed.buffer_for(head, _BUFFERS.allocate)
         if self._body is None:
             self._body = _BUFFERS.allocate(size)
@@ -146,9 +146,9 @@ class MessageSplitter:
     def _fill(self, piece: memoryview) -> None:
         assert self._body is not None, "this is a part of it"
         self._checksum = self._framed.checksum(piece, self._checksum)
-        self._at += len(piece)
-        if self._at == len(self._body):
+        self._body_filled += len(piece)
+        if self._body_filled == len(self._body):
             self._messages.append(FramedMessage(self._head, self._body, self._checksum))
-            self._untaken += self._head_size + self._at
+            self._untaken_size += self._head_size + self._body_filled
             self._body = None
             self._after_large = True

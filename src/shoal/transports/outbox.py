@@ -22,10 +22,10 @@ class Outbox:
     __slots__ = (
         "_bulk_size",
         "_bulks",
+        "_closed",
         "_framing",
         "_link",
         "_messages",
-        "_over",
         "_size",
         "_waiting",
         "_writer",
@@ -42,7 +42,7 @@ class Outbox:
         self._bulk_size = 0  # the same of bulks, which messages do not wait for
         self._writer: asyncio.Future[None] | None = None  # waits for something to send
         self._waiting: list[asyncio.Future[None]] = []  # for room
-        self._over = False
+        self._closed = False
 
     def send(self, data: Data, patience: int) -> bool:
         """Queue a message; return whether the peer keeps up with reading.
@@ -78,32 +78,32 @@ class Outbox:
 
     def close(self) -> None:
         """Let ``run`` return when everything is written, and wake waiting senders."""
-        self._over = True
+        self._closed = True
         self._make_room()
         self._wake()
 
     async def wait_for_room(self) -> None:
-        """Wait until the peer has read most of the queue, or has gone."""
-        while self._full and not self._over:
+        """Wait until the peer has read most of the queue, or has left."""
+        while self._full and not self._closed:
             waiting = asyncio.get_running_loop().create_future()
             self._waiting.append(waiting)
             await waiting
 
     async def run(self) -> None:
         """Write until closed.  Raises LinkClosed."""
-        while self._messages or self._bulks or not self._over:
+        while self._messages or self._bulks or not self._closed:
             if self._messages:
                 await self._write_messages()
             if self._bulks:
                 # One only: messages that arrive meanwhile overtake the rest.
                 await self._write_bulk(self._bulks.pop(0))
-            elif not self._messages and not self._over:
+            elif not self._messages and not self._closed:
                 self._writer = asyncio.get_running_loop().create_future()
                 await self._writer
                 self._writer = None
 
     async def _write_messages(self) -> None:
-        """Write the messages that are there by now."""
+        """Write the queued messages."""
         batch, self._messages = self._messages, []
         for data in batch:
             await self._link.send(data)
@@ -112,28 +112,28 @@ class Outbox:
                 self._make_room()
 
     async def _write_bulk(self, bulk: Bulk) -> None:
-        link, cutting = self._link, self._framing
-        left = _size_of(bulk)
-        turn = 0  # bytes since others had theirs
+        link, framing = self._link, self._framing
+        remaining = _size_of(bulk)
+        written = 0  # bytes since others had theirs
         for part in bulk.parts:
             size = len(part)
             if not size:
                 # Making the next one may take long; of many small ones each does not.
-                if not turn or turn >= TURN:
-                    turn = 0
+                if not written or written >= TURN:
+                    written = 0
                     await asyncio.sleep(0)
                 if self._messages:
                     await self._write_messages()
-            elif cutting is not None:
-                await cutting.write(part)
+            elif framing is not None:
+                await framing.write(part)
             else:
                 await link.send(bytes(part))
-            left -= size
-            turn += size
+            remaining -= size
+            written += size
             self._bulk_size -= size
             if self._waiting and not self._full:
                 self._make_room()
-        assert not left, f"a bulk is {left} bytes smaller than it was said to be"
+        assert not remaining, f"a bulk is {remaining} bytes smaller than its size"
 
     @property
     def _idle(self) -> bool:
@@ -160,5 +160,5 @@ def _size_of(bulk: Bulk) -> int:
     """Return how many bytes the parts are together."""
     if bulk.size is not None:
         return bulk.size
-    assert isinstance(bulk.parts, tuple), "only a tuple can be gone through twice"
+    assert isinstance(bulk.parts, tuple), "only a tuple can be iterated twice"
     return sum(map(len, bulk.parts))

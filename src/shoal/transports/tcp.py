@@ -11,16 +11,18 @@ from shoal.protocols.seam.session import Batch, Data
 from shoal.transports.link import CLOSE_TIMEOUT, LinkClosed, OnMessages
 from shoal.transports.message_splitter import MessageSplitter
 
-UNREAD_MAX = 512 << 10  # bytes that wait for their reader; then the peer has to
+UNREAD_MAX = 512 << 10  # bytes; beyond, reading pauses
 UNSENT_MAX = 256 << 10  # bytes buffered for the system; beyond, senders wait
-PIECE = 64  # bytes that a piece takes beside what is in it
-JOINED_MAX = 64 << 10  # bytes that are copied together to be sent; more go uncopied
-SLICE = 256 << 10  # bytes of a large message that are given to the system at a time
-TURN = 1 << 20  # bytes of one after which others have their turn
-UNSENT_HERE = 512 << 10  # bytes that the system may hold back, where messages are cut
-ABRUPT = 1006  # no farewell came (RFC 6455, section 7.4.1)
-FAREWELL_WITHOUT_CODE = 1005  # all that the end of a byte stream says
-PEER_CLOSED = ("closed by peer", FAREWELL_WITHOUT_CODE)
+PIECE_OVERHEAD = 64  # bytes of memory for a piece, besides its data
+JOINED_MAX = 64 << 10  # bytes; smaller writes are joined by a copy
+SLICE = 256 << 10  # bytes of a large message per write
+YIELD_AFTER = 1 << 20  # bytes of one message after which other tasks run
+NOT_SENT_MAX = (
+    512 << 10
+)  # unsent bytes in the system's buffer, for links that split messages
+ABRUPT = 1006  # no close frame (RFC 6455, section 7.4.1)
+NO_CLOSE_CODE = 1005  # the end of a byte stream has none
+PEER_CLOSED = ("closed by peer", NO_CLOSE_CODE)
 
 # A vanished peer sends nothing: after 10 s of silence, three keepalive probes follow.
 # macOS has a name of its own for the first.
@@ -29,8 +31,8 @@ if sys.platform == "darwin":
     KEEP_ALIVE["TCP_KEEPALIVE"] = KEEP_ALIVE.pop("TCP_KEEPIDLE")
 
 
-# asyncio's own loop of these releases does not say that its buffer is full once it was
-# given a list (CVE-2024-12254): a sender would go on for ever.
+# asyncio's loop in these releases never pauses writing after ``writelines``
+# (CVE-2024-12254): the buffer would grow without a limit.
 _LISTS_FILL_MEMORY = (3, 12) <= sys.version_info < (3, 12, 9) or (
     3,
     13,
@@ -40,81 +42,82 @@ _LISTS_FILL_MEMORY = (3, 12) <= sys.version_info < (3, 12, 9) or (
 class TcpLink(asyncio.Protocol):
     """A TCP connection of either end.  One task may read it, and one write.
 
-    What is received are pieces of a byte stream, or messages once there is something
-    attached that cuts them.
+    It receives pieces of a byte stream, or messages once a session is attached.
     """
 
     def __init__(self, peer: str, certificate: bytes = b"") -> None:
         self.peer = peer
         self.certificate = certificate
         self.transport: asyncio.Transport
-        self._gone: asyncio.Future[None]  # the system has nothing left of it
-        self._end: tuple[str, int] | None = None  # why, and a WebSocket's code for it
-        self._said_all = False  # the peer, which may still read
-        self._ended_here = False
+        self._closed: asyncio.Future[None]
+        self._end: tuple[str, int] | None = (
+            None  # the reason, and a WebSocket's close code
+        )
+        self._eof = False  # from the peer, which may still read
+        self._closed_here = False
         self._unread: list[Data] = []
         self._unread_size = 0  # bytes, about
-        self._full = False
-        self._cutter: MessageSplitter | None = None
+        self._reading_paused = False
+        self._splitter: MessageSplitter | None = None
         self._on_messages: OnMessages | None = None
         self._reader: asyncio.Future[None] | None = None  # waits for something to read
         self._unsent: list[bytes] = []
         self._unsent_size = 0
-        self._stopped = False
+        self._writing_paused = False
         self._writer: asyncio.Future[None] | None = None  # waits for room to write
 
     async def receive(self) -> Batch:
-        while not self._unread or self._ended_here:
-            self._check_more_may_come()
+        while not self._unread or self._closed_here:
+            self._check_open()
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         arrived, self._unread, self._unread_size = self._unread, [], 0
-        if self._full:
-            self._read_on()
+        if self._reading_paused:
+            self._resume_reading()
         return arrived
 
     def attach(
         self, framed: FramedSession[object], on_messages: OnMessages | None = None
     ) -> None:
-        cutter = self._cutter = MessageSplitter(framed)
+        splitter = self._splitter = MessageSplitter(framed)
         self._on_messages = on_messages
         for piece in self._unread:
             assert isinstance(piece, bytes), "a byte stream has no text messages"
-            cutter.feed(piece)
+            splitter.feed(piece)
         self._unread.clear()
         if self._end is None:
-            # Not while it reads, for the loop may be about to fill the other's buffer.
+            # Paused first: the loop may be about to fill the other protocol's buffer.
             self.transport.pause_reading()
-            self.transport.set_protocol(_Inlet(self, cutter))
-            self._full = True
-            if not cutter.full:
-                self._read_on()
-            _keep_little(self.transport.get_extra_info("socket"))
+            self.transport.set_protocol(_SplitterProtocol(self, splitter))
+            self._reading_paused = True
+            if not splitter.full:
+                self._resume_reading()
+            _limit_unsent(self.transport.get_extra_info("socket"))
 
     async def messages(self) -> Sequence[FramedMessage]:
-        assert self._cutter is not None, "nothing is attached that says how to cut"
+        assert self._splitter is not None, "no session is attached"
         while True:
-            messages = () if self._ended_here else self._cutter.take()
-            if self._full and not self._cutter.full:
-                self._read_on()
+            messages = () if self._closed_here else self._splitter.take()
+            if self._reading_paused and not self._splitter.full:
+                self._resume_reading()
             if messages:
                 return messages
-            self._check_more_may_come()
+            self._check_open()
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
 
     async def send(self, data: Data) -> None:
         assert isinstance(data, bytes), "a byte stream has no text messages"
         if self._end is None:
-            self._put(data)
-        if self._takes_no_more:
-            await self._room()
+            self._enqueue(data)
+        if self._write_blocked:
+            await self._wait_writable()
 
     def try_send(self, data: Data) -> bool:
         assert isinstance(data, bytes), "a byte stream has no text messages"
-        if self._takes_no_more:
+        if self._write_blocked:
             return False
-        self._put(data)
+        self._enqueue(data)
         return True
 
     async def write(self, part: bytes | memoryview) -> None:
@@ -126,103 +129,105 @@ class TcpLink(asyncio.Protocol):
         for at in range(0, len(view), SLICE):
             if self._end is None:
                 self.transport.write(view[at : at + SLICE])
-            if self._takes_no_more:
-                await self._room()
-            elif (at + SLICE) % TURN == 0:
+            if self._write_blocked:
+                await self._wait_writable()
+            elif (at + SLICE) % YIELD_AFTER == 0:
                 await asyncio.sleep(0)  # the peer may read as fast as this writes
 
     async def close(self, code: int, text: str) -> None:
-        self._ended_here = True
-        self._over(f"closed here: {text}" if text else "closed here", code)
+        self._closed_here = True
+        self._set_end(f"closed here: {text}" if text else "closed here", code)
         self._flush()
-        if not self._gone.done():
+        if not self._closed.done():
             self.transport.close()
-        await asyncio.wait([self._gone], timeout=CLOSE_TIMEOUT)
+        await asyncio.wait([self._closed], timeout=CLOSE_TIMEOUT)
         self.abort()
 
     def abort(self) -> None:
-        """End the connection without a farewell, if it has not ended yet."""
-        self._over("closed here", ABRUPT)
-        if not self._gone.done():
+        """Drop the connection, if it is still open."""
+        self._set_end("closed here", ABRUPT)
+        if not self._closed.done():
             self.transport.abort()
 
-    # What asyncio tells.
+    # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, for uvloop's transports are no subclasses of asyncio's.
         self.transport = cast(asyncio.Transport, transport)
-        self._gone = asyncio.get_running_loop().create_future()
+        self._closed = asyncio.get_running_loop().create_future()
         self.transport.set_write_buffer_limits(UNSENT_MAX)
         _set_options(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         self._unread.append(data)
-        self._unread_size += len(data) + PIECE
-        if self._unread_size > UNREAD_MAX and not self._full:
-            self._full = True
+        self._unread_size += len(data) + PIECE_OVERHEAD
+        if self._unread_size > UNREAD_MAX and not self._reading_paused:
+            self._reading_paused = True
             self.transport.pause_reading()
         self._wake(self._reader)
 
     def eof_received(self) -> bool:
-        # TCP can end in one direction alone, and some programs end what they say so;
-        # with TLS, asyncio ends both.
+        # TCP can end in one direction alone, and some programs half-close; with TLS,
+        # asyncio closes both.
         if self.transport.get_extra_info("sslcontext") is not None:
-            self._over(*PEER_CLOSED)
+            self._set_end(*PEER_CLOSED)
             return False
-        self._said_all = True
+        self._eof = True
         self._wake(self._reader)
         return True
 
     def pause_writing(self) -> None:
-        self._stopped = True
+        self._writing_paused = True
 
     def resume_writing(self) -> None:
-        self._stopped = False
+        self._writing_paused = False
         self._wake(self._writer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        why = (
+        reason = (
             f"connection lost: {describe_socket_error(exc)}"
             if exc
             else "connection lost"
         )
-        self._over(why, ABRUPT)
-        if not self._gone.done():
-            self._gone.set_result(None)
+        self._set_end(reason, ABRUPT)
+        if not self._closed.done():
+            self._closed.set_result(None)
 
-    # For who reads in its place.
+    # For the protocol that reads in its place.
 
-    def on_messages(self, cutter: MessageSplitter) -> None:
+    def on_messages(self, splitter: MessageSplitter) -> None:
         """Pass messages on, or wake the reader; pause reading if there are too many."""
         waiting = self._reader is not None and not self._reader.done()
-        if self._on_messages is not None and cutter.ready and waiting:
-            self._on_messages(cutter.take())
-            if not cutter.full:
+        if self._on_messages is not None and splitter.ready and waiting:
+            self._on_messages(splitter.take())
+            if not splitter.full:
                 return
-        if cutter.full and not self._full:
-            self._full = True
+        if splitter.full and not self._reading_paused:
+            self._reading_paused = True
             self.transport.pause_reading()
         self._wake(self._reader)
 
-    def _check_more_may_come(self) -> None:
-        """Raise LinkClosed if nothing will come any more."""
+    def _check_open(self) -> None:
+        """Raise LinkClosed if no more data can arrive."""
         if self._end is not None:
             raise LinkClosed(*self._end)
-        if self._said_all:
+        if self._eof:
             raise LinkClosed(*PEER_CLOSED)
 
-    def _read_on(self) -> None:
-        self._full = False
-        if self._end is None and not self._said_all:
+    def _resume_reading(self) -> None:
+        self._reading_paused = False
+        if self._end is None and not self._eof:
             self.transport.resume_reading()
 
     @property
-    def _takes_no_more(self) -> bool:
+    def _write_blocked(self) -> bool:
         # A closing link has ended; its reason follows in a moment.
-        return self._stopped or self._end is not None or self.transport.is_closing()
+        return (
+            self._writing_paused or self._end is not None or self.transport.is_closing()
+        )
 
-    def _put(self, data: bytes) -> None:
-        """Have data written; what comes in one turn of the loop leaves together."""
+    def _enqueue(self, data: bytes) -> None:
+        """Queue data; all data of one iteration of the loop is written together."""
         self._unsent.append(data)
         self._unsent_size += len(data)
         if self._unsent_size >= JOINED_MAX:
@@ -230,9 +235,9 @@ class TcpLink(asyncio.Protocol):
         elif len(self._unsent) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
 
-    async def _room(self) -> None:
-        """Wait until the system takes more.  Raises LinkClosed."""
-        while self._takes_no_more and self._end is None:
+    async def _wait_writable(self) -> None:
+        """Wait until the transport accepts more.  Raises LinkClosed."""
+        while self._write_blocked and self._end is None:
             self._writer = asyncio.get_running_loop().create_future()
             await self._writer
         if self._end is not None:
@@ -247,9 +252,9 @@ class TcpLink(asyncio.Protocol):
             else:
                 self.transport.write(b"".join(unsent))
 
-    def _over(self, why: str, code: int) -> None:
+    def _set_end(self, reason: str, code: int) -> None:
         """Record the first reason for the end, and wake waiting callers."""
-        self._end = self._end or (why, code)
+        self._end = self._end or (reason, code)
         self._wake(self._reader)
         self._wake(self._writer)
 
@@ -259,19 +264,19 @@ class TcpLink(asyncio.Protocol):
             waiting.set_result(None)
 
 
-class _Inlet(asyncio.BufferedProtocol):
-    """Reads what a link's messages are cut from; for the rest it is the link."""
+class _SplitterProtocol(asyncio.BufferedProtocol):
+    """Reads into the splitter of a link; forwards all other callbacks to the link."""
 
-    def __init__(self, link: TcpLink, cutter: MessageSplitter) -> None:
+    def __init__(self, link: TcpLink, splitter: MessageSplitter) -> None:
         self._link = link
-        self._cutter = cutter
+        self._splitter = splitter
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._cutter.room()
+        return self._splitter.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._cutter.filled(nbytes):
-            self._link.on_messages(self._cutter)
+        if self._splitter.filled(nbytes):
+            self._link.on_messages(self._splitter)
 
     def eof_received(self) -> bool:
         return self._link.eof_received()
@@ -286,19 +291,19 @@ class _Inlet(asyncio.BufferedProtocol):
         self._link.connection_lost(exc)
 
 
-def _keep_little(sock: socket.socket) -> None:
-    """Let the system take little more than it sends.
+def _limit_unsent(sock: socket.socket) -> None:
+    """Limit the unsent bytes in the system's buffer.
 
-    Else a small message would wait for megabytes of large ones that it has already.
+    Otherwise a small message would wait for megabytes of large ones.
     """
     if (option := getattr(socket, "TCP_NOTSENT_LOWAT", None)) is not None:
-        sock.setsockopt(socket.IPPROTO_TCP, option, UNSENT_HERE)
+        sock.setsockopt(socket.IPPROTO_TCP, option, NOT_SENT_MAX)
 
 
 def _set_options(sock: socket.socket) -> None:
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    # Messages are small and wait for answers: none is to wait for a second one.
+    # Small messages must not wait for more data (Nagle's algorithm).
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEP_ALIVE.items():
@@ -306,7 +311,7 @@ def _set_options(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-_WORDS: Mapping[type[Exception], str] = {
+_ERROR_TEXTS: Mapping[type[Exception], str] = {
     ConnectionRefusedError: "connection refused",
     ConnectionResetError: "connection reset by peer",
     TimeoutError: "no answer",
@@ -315,4 +320,4 @@ _WORDS: Mapping[type[Exception], str] = {
 
 def describe_socket_error(error: Exception) -> str:
     """Return a short text for an error."""
-    return _WORDS.get(type(error)) or getattr(error, "strerror", "") or str(error)
+    return _ERROR_TEXTS.get(type(error)) or getattr(error, "strerror", "") or str(error)

@@ -20,10 +20,10 @@ from shoal.transports.tcp import TcpLink, describe_socket_error
 
 
 class Scheme(Enum):
-    """What is spoken at an address, by how its URL begins."""
+    """How to connect to an address, by the scheme of its URL."""
 
     PLAIN = "tcp"
-    VERIFIED = "tls"  # with a certificate that leads to an authority
+    VERIFIED = "tls"  # the certificate must be signed by a trusted authority
     ANY = "tls-any"  # any certificate: the session authenticates the peer
 
 
@@ -36,19 +36,19 @@ async def connect_tcp(
 ) -> AsyncIterator[TcpLink]:
     """Connect to ``tcp://HOST:PORT``, ``tls://HOST:PORT`` or ``tls-any://HOST:PORT``.
 
-    With a ``fingerprint`` the server's certificate must be the one that it is of, and
-    no authority is asked; it takes a URL with TLS.
+    With a ``fingerprint`` the server's certificate must match it, signed by an
+    authority or not; it needs a URL with TLS.
 
-    Raises LinkClosed if it does not come about.
+    Raises LinkClosed if the connection fails.
     """
     scheme, host, port = _address_in(url)
     if scheme is Scheme.PLAIN and fingerprint is not None:
         raise LinkClosed(
-            f"{url} has no certificate to be known by: use tls://, or a token that "
-            "names none"
+            f"{url} has no certificate to compare with the token's fingerprint: use "
+            "tls://, or a token without one"
         )
     pinned = fingerprint is not None or scheme is Scheme.ANY
-    context = None if scheme is Scheme.PLAIN else _client_context(vouched=not pinned)
+    context = None if scheme is Scheme.PLAIN else _client_context(verified=not pinned)
     link = await _connect(url, host, port, context)
     try:
         link.certificate = b"" if context is None else _certificate_of(link)
@@ -80,7 +80,7 @@ async def _connect(
             return link
     except ssl.SSLCertVerificationError as error:
         raise LinkClosed(
-            f"the certificate of {url} leads to no authority that is known here "
+            f"the certificate of {url} is not signed by a trusted authority "
             f"({error.verify_message}); a token that the coordinator prints names its "
             "certificate"
         ) from error
@@ -89,14 +89,14 @@ async def _connect(
     except TimeoutError as error:
         raise LinkClosed(f"cannot connect to {url}: no answer") from error
     except (OSError, ValueError) as error:
-        why = describe_socket_error(error)
+        reason = describe_socket_error(error)
         if context is not None and isinstance(error, ConnectionResetError):
-            why += ": without TLS it is tcp://HOST:PORT"
-        raise LinkClosed(f"cannot connect to {url}: {why}") from error
+            reason += ": without TLS it is tcp://HOST:PORT"
+        raise LinkClosed(f"cannot connect to {url}: {reason}") from error
 
 
 def _address_in(url: str) -> tuple[Scheme, str, int]:
-    """Return what is spoken, host and port.  Raises LinkClosed."""
+    """Return the scheme, host and port.  Raises LinkClosed."""
     try:
         parts = urlsplit(url)
         scheme, host, port = Scheme(parts.scheme), parts.hostname, parts.port
@@ -111,9 +111,9 @@ def _address_in(url: str) -> tuple[Scheme, str, int]:
 
 
 @lru_cache
-def _client_context(*, vouched: bool) -> ssl.SSLContext:
+def _client_context(*, verified: bool) -> ssl.SSLContext:
     # Made once: reading the system's authorities takes tens of milliseconds.
-    if vouched:
+    if verified:
         return ssl.create_default_context()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -123,6 +123,6 @@ def _client_context(*, vouched: bool) -> ssl.SSLContext:
 
 
 def _certificate_of(link: TcpLink) -> bytes:
-    """Return the fingerprint of the other end's certificate."""
+    """Return the fingerprint of the server's certificate."""
     tls: ssl.SSLObject = link.transport.get_extra_info("ssl_object")
     return hashlib.sha256(tls.getpeercert(binary_form=True) or b"").digest()

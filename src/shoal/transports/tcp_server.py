@@ -21,18 +21,16 @@ from shoal.transports.tcp import TcpLink
 from shoal.transports.tls import ServerTls
 
 LINKS_MAX = 8192  # of one port; further connections are closed
-LINKS_PER_ADDRESS_MAX = 64  # of one address, but not of this machine's own programs
-ACCEPT_RETRY_DELAY = (
-    1.0  # seconds until it is tried again when the system has no room for one more
-)
-FAREWELL = 3.0  # seconds that connections get to end when the port is closed
+LINKS_PER_ADDRESS_MAX = 64  # of one address; loopback is exempt
+ACCEPT_RETRY_DELAY = 1.0  # seconds, when the process has too many files open
+CLOSE_GRACE = 3.0  # seconds for connections to end when the port is closed
 
 log = logging.getLogger("shoal.transports")
 
 
 @dataclass(frozen=True, slots=True)
 class BoundAddress:
-    """Where is listened: an address of the system's, which may stand for all."""
+    """The address and port of a listener; the address may be a wildcard."""
 
     address: str
     port: int
@@ -43,12 +41,12 @@ class ConnectionPolicy:
     """What a connection must pass before it is served.
 
     First the ``gate``, then, if there is a certificate, the TLS handshake within
-    ``handshake_within`` seconds.
+    ``handshake_timeout`` seconds.
     """
 
     tls: ServerTls | None = None
     gate: ConnectionGate = NoGate()  # noqa: RUF009  # it has no state
-    handshake_within: float = 10.0
+    handshake_timeout: float = 10.0
     now: Callable[[], float] = time.monotonic
 
 
@@ -60,35 +58,35 @@ async def tcp_listener(
     host: str,
     port: int,
     serve: Callable[[TcpLink], Awaitable[object]],
-    entrance: ConnectionPolicy = ACCEPT_ALL,
+    policy: ConnectionPolicy = ACCEPT_ALL,
     *,
-    spare: bool = False,
+    fallback: bool = False,
 ) -> AsyncIterator[BoundAddress]:
     """Serve the connections to a port for the length of the block.
 
     When ``serve`` returns, its connection is closed.  At the end of the block, open
-    connections get ``FAREWELL`` seconds to end.  If the port is taken and ``spare`` is
-    set, the system chooses another.
+    connections get ``CLOSE_GRACE`` seconds to end.  If the port is taken and
+    ``fallback`` is set, the system chooses another.
 
     Raises ConfigError if the port cannot be opened, naming the process that has it.
     """
     if port > PORT_MAX:
         raise ConfigError(f"port {port}: expected at most {PORT_MAX}")
-    sock = await _bind(host, port, spare=spare)
+    sock = await _bind(host, port, fallback=fallback)
     with sock:
-        connections = _Connections(entrance, serve)
+        connections = _Connections(policy, serve)
         accepting = asyncio.create_task(connections.accept(sock))
         try:
             address, bound = sock.getsockname()[:2]
             yield BoundAddress(address, bound)
-            connections.patience = FAREWELL
+            connections.patience = CLOSE_GRACE
         finally:
             accepting.cancel()
             with suppress(asyncio.CancelledError):
                 await accepting
 
 
-async def _bind(host: str, port: int, *, spare: bool) -> socket.socket:
+async def _bind(host: str, port: int, *, fallback: bool) -> socket.socket:
     """Listen at the first address that a host has.  Raises ConfigError."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
@@ -97,11 +95,11 @@ async def _bind(host: str, port: int, *, spare: bool) -> socket.socket:
         family, _, _, _, address = found[0]
         sock = socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
-        why = describe_bind_error(error, port)
-        if spare and error.errno == errno.EADDRINUSE:
-            log.debug("port=%d is taken, choosing another: %s", port, why)
-            return await _bind(host, 0, spare=False)
-        raise ConfigError(f"cannot listen on {host} port {port}: {why}") from error
+        reason = describe_bind_error(error, port)
+        if fallback and error.errno == errno.EADDRINUSE:
+            log.debug("port=%d is taken, choosing another: %s", port, reason)
+            return await _bind(host, 0, fallback=False)
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from error
     sock.setblocking(False)
     return sock
 
@@ -129,19 +127,19 @@ async def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
 class _Connections:
     """The connections of one port.
 
-    ``patience`` is for how many seconds they may end by themselves.
+    ``patience`` is how many seconds they get to end by themselves.
     """
 
     def __init__(
         self,
-        entrance: ConnectionPolicy,
+        policy: ConnectionPolicy,
         serve: Callable[[TcpLink], Awaitable[object]],
     ) -> None:
         self.patience = 0.0
-        self._entrance = entrance
+        self._policy = policy
         self._serve = serve
         self._serving: set[asyncio.Task[None]] = set()
-        self._of_one = Counter[str]()
+        self._per_address = Counter[str]()
         self._warned: set[str] = (
             set()
         )  # addresses that were logged for too many connections
@@ -157,7 +155,7 @@ class _Connections:
                         log.warning("cannot accept a connection: %s", error)
                         await asyncio.sleep(ACCEPT_RETRY_DELAY)
                         continue
-                    self._arrived(tasks, sock, address[0])
+                    self._on_accepted(tasks, sock, address[0])
             finally:
                 listener.close()
                 if self._serving:
@@ -165,26 +163,26 @@ class _Connections:
                 for task in self._serving:
                     task.cancel()
 
-    def _arrived(
+    def _on_accepted(
         self, tasks: asyncio.TaskGroup, sock: socket.socket, address: str
     ) -> None:
-        """Have a connection served, if there is room for it."""
-        if self._too_many(address):
+        """Serve a connection in a task, unless there are too many."""
+        if self._is_over_limit(address):
             sock.close()
             return
-        self._of_one[address] += 1
-        task = tasks.create_task(self._entertain(sock, address))
+        self._per_address[address] += 1
+        task = tasks.create_task(self._serve_socket(sock, address))
         self._serving.add(task)
-        task.add_done_callback(lambda task: self._left(task, address))
+        task.add_done_callback(lambda task: self._on_ended(task, address))
 
-    async def _entertain(self, sock: socket.socket, address: str) -> None:
-        gate, now = self._entrance.gate, self._entrance.now
+    async def _serve_socket(self, sock: socket.socket, address: str) -> None:
+        gate, now = self._policy.gate, self._policy.now
         delay = gate.delay(address, now())
         if delay is None:
             sock.close()
             return
         try:
-            link = await self._opened(sock, address, delay)
+            link = await self._open_link(sock, address, delay)
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
             gate.failed(address, now())
             log.info("refused peer=%s reason='no TLS handshake: %s'", address, error)
@@ -195,12 +193,14 @@ class _Connections:
         finally:
             link.abort()
 
-    async def _opened(self, sock: socket.socket, address: str, delay: float) -> TcpLink:
+    async def _open_link(
+        self, sock: socket.socket, address: str, delay: float
+    ) -> TcpLink:
         limits: dict[str, Any] = {}
         link = TcpLink(address)
-        if (tls := self._entrance.tls) is not None:
+        if (tls := self._policy.tls) is not None:
             limits["ssl"] = tls.context
-            limits["ssl_handshake_timeout"] = self._entrance.handshake_within
+            limits["ssl_handshake_timeout"] = self._policy.handshake_timeout
             limits["ssl_shutdown_timeout"] = CLOSE_TIMEOUT
             link.certificate = tls.fingerprint
         try:
@@ -214,24 +214,24 @@ class _Connections:
             raise
         return link
 
-    def _left(self, task: asyncio.Task[None], address: str) -> None:
+    def _on_ended(self, task: asyncio.Task[None], address: str) -> None:
         self._serving.discard(task)
-        self._of_one[address] -= 1
-        if not self._of_one[address]:
-            del self._of_one[address]
+        self._per_address[address] -= 1
+        if not self._per_address[address]:
+            del self._per_address[address]
             self._warned.discard(address)
 
-    def _too_many(self, address: str) -> bool:
-        """Say whether there is no room for one more, once also in the log."""
-        whole = len(self._serving) >= LINKS_MAX
-        one = self._of_one[address] >= LINKS_PER_ADDRESS_MAX and not is_loopback(
+    def _is_over_limit(self, address: str) -> bool:
+        """Return whether there are too many connections; log that once."""
+        port_full = len(self._serving) >= LINKS_MAX
+        address_full = self._per_address[
             address
-        )
-        if not (whole or one):
+        ] >= LINKS_PER_ADDRESS_MAX and not is_loopback(address)
+        if not (port_full or address_full):
             return False
-        who = "" if whole else address  # the log would be filled by who comes and goes
-        if who not in self._warned:
-            self._warned.add(who)
-            limit = LINKS_MAX if whole else LINKS_PER_ADDRESS_MAX
+        key = "" if port_full else address  # an address each would flood the log
+        if key not in self._warned:
+            self._warned.add(key)
+            limit = LINKS_MAX if port_full else LINKS_PER_ADDRESS_MAX
             log.warning("refused peer=%s reason='over %d connections'", address, limit)
         return True

@@ -53,7 +53,7 @@ class WebSocketLink:
     ) -> None:
         self.peer = peer
         self._socket = socket
-        self._farewell = ""  # what we said when we hung up
+        self._farewell = ""  # the text of our close frame
 
     async def receive(self) -> Batch:
         message = await self._socket.receive()
@@ -202,10 +202,10 @@ async def connect_websocket(
 ) -> AsyncIterator[tuple[WebSocketLink, Mapping[str, str]]]:
     """Open a WebSocket; yield the link and the headers of the answer.
 
-    With a ``fingerprint`` the server's certificate must be the one that it is of, and
-    no authority is asked; it takes a URL that begins with ``wss:``.
+    With a ``fingerprint`` the server's certificate must match it, signed by an
+    authority or not; it needs a URL that begins with ``wss:``.
 
-    Raises LinkClosed if it does not come about.
+    Raises LinkClosed if the connection fails.
     """
     peer = url.partition("?")[0]  # what follows may hold a token
     trace = TraceConfig()
@@ -225,7 +225,7 @@ async def connect_websocket(
                 )
         except WSServerHandshakeError as error:
             if error.status in BUSY:
-                reason = f"{peer} does not let us in for now: HTTP {error.status}"
+                reason = f"{peer} refuses connections for now: HTTP {error.status}"
                 raise LinkClosed(reason) from error
             reason = f"{peer} does not speak WebSocket here: HTTP {error.status}"
             raise LinkClosed(reason) from error
@@ -241,7 +241,7 @@ async def connect_websocket(
             raise LinkClosed(reason, WRONG_CERTIFICATE, reason) from error
         except ClientConnectorCertificateError as error:
             raise LinkClosed(
-                f"the certificate of {peer} leads to no authority that is known here "
+                f"the certificate of {peer} is not signed by a trusted authority "
                 f"({error.certificate_error}); a token that the coordinator prints "
                 "names its certificate"
             ) from error
@@ -265,4 +265,4 @@ async def connect_websocket(
 
 async def _refuse_redirect(*_: object) -> None:
     # A token must not follow a redirect to another server.
-    raise ClientError("the server wants to send us elsewhere")
+    raise ClientError("the server redirects to another address")

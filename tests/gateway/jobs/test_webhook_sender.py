@@ -318,8 +318,8 @@ async def test_neither_secret_nor_url_is_logged(
     lines = [
         each.getMessage() for each in caplog.records if each.name == "shoal.gateway"
     ]
-    assert any("told job=a" in line for line in lines)
-    assert any("gave up job=b" in line for line in lines)
+    assert any("delivered webhook job=a" in line for line in lines)
+    assert any("gave up webhook job=b" in line for line in lines)
     assert not any("t0p" in line or SECRET in line for line in lines)
 
 

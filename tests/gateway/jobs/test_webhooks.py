@@ -90,7 +90,7 @@ def test_secret_that_is_not_the_base64_it_claims_is_refused(secret: str) -> None
 @pytest.mark.parametrize(
     ("tried", "line"),
     [
-        (DeliveryState(CALL, 0, 7.0), "not told yet"),
+        (DeliveryState(CALL, 0, 7.0), "not delivered yet"),
         (
             DeliveryState(CALL, 2, 1_700_000_000.0, "HTTP 500"),
             "2 of 8 attempts failed (HTTP 500), the next is due at "
@@ -100,7 +100,7 @@ def test_secret_that_is_not_the_base64_it_claims_is_refused(secret: str) -> None
             DeliveryState(CALL, 8, None, "HTTP 500"),
             "given up after 8 attempts: HTTP 500",
         ),
-        (DeliveryState(CALL, 3), "told, by attempt 3"),
+        (DeliveryState(CALL, 3), "delivered by attempt 3"),
     ],
 )
 def test_explanation_says_how_far_telling_has_come(

@@ -212,14 +212,18 @@ class WebhookSender:
         )
         if failure is None:
             await self._store.webhooks.record_attempt(job_id, None, None)
-            log.info("told job=%s host=%s attempts=%d", job_id, host, attempts)
+            log.info(
+                "delivered webhook job=%s host=%s attempts=%d", job_id, host, attempts
+            )
             return
         pause = None if failure.final else retry_delay(attempts, self._chance())
         due_at = None if pause is None else self._clock.wall() + pause
         await self._store.webhooks.record_attempt(job_id, failure.why, due_at)
         log.warning(
             "%s job=%s host=%s attempts=%d error=%r",
-            "gave up" if pause is None else f"not told, again in {pause:.0f} s",
+            "gave up webhook"
+            if pause is None
+            else f"webhook failed, next attempt in {pause:.0f} s",
             job_id,
             host,
             attempts,

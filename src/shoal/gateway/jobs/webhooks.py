@@ -101,7 +101,7 @@ def describe_delivery(tried: DeliveryState) -> str:
     host, attempts = tried.delivery.host, tried.attempts
     what = f"webhook at {host}"
     if tried.due_at is not None and tried.error is None:
-        return f"{what}: not told yet"
+        return f"{what}: not delivered yet"
     if tried.due_at is not None:
         return (
             f"{what}: {attempts} of {ATTEMPTS_MAX} attempts failed ({tried.error}), "
@@ -109,7 +109,7 @@ def describe_delivery(tried: DeliveryState) -> str:
         )
     if tried.error is not None:
         return f"{what}: given up after {attempts} attempts: {tried.error}"
-    return f"{what}: told, by attempt {attempts}"
+    return f"{what}: delivered by attempt {attempts}"
 
 
 def retry_delay(attempts: int, chance: float) -> float | None:
