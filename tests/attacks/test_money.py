@@ -14,9 +14,10 @@ from coordinator.hubs import Coordinator, Member, SlowStore, coordinator, moment
 from protocols.contexts import SIGNER
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
+from shoal.domain.job import JobTerms, TimeLimits
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.vocabulary import Completed, Failed, ReceiptSent, Rejected, RunJob
-from shoal.domain.work import JobKind, JobTerms, Task, TimeLimits
+from shoal.domain.work import JobKind, Task
 from shoal.ledger.keys import Signer, verify
 from shoal.ledger.outputs import output_of
 from shoal.ledger.receipts import PREFIX

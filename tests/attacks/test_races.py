@@ -23,7 +23,8 @@ from shoal.domain.facts import (
     JobFailed,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Job, TimeLimits
+from shoal.domain.job import Job, TimeLimits
+from shoal.domain.work import Chat
 from shoal.peers.connections import PeerConnections
 from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.seam.endpoints import UpgradeRequest

@@ -16,6 +16,7 @@ from shoal.domain.errors import (
     UnknownTask,
     WorkerLost,
 )
+from shoal.domain.job import Priority
 from shoal.domain.vocabulary import (
     CallResult,
     CancelCalls,
@@ -24,7 +25,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     StreamedCall,
 )
-from shoal.domain.work import CallStream, JobKind, Priority
+from shoal.domain.work import CallStream, JobKind
 from shoal.pool.functions import CALL_GRACE_SECONDS
 from shoal.store.port import JobFilter
 from shoal.transports.clock import LoopClock

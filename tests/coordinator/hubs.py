@@ -12,6 +12,7 @@ from shoal.coordinator.hub import Hub
 from shoal.domain.errors import ShoalError, StoreError
 from shoal.domain.facts import Fact
 from shoal.domain.ids import JobId
+from shoal.domain.job import DEFAULT_TERMS, Job, JobTerms, TimeLimits
 from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import (
@@ -25,19 +26,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import (
-    DEFAULT_TERMS,
-    Chat,
-    Completion,
-    Embedding,
-    Feature,
-    Job,
-    JobKind,
-    JobTerms,
-    Task,
-    TimeLimits,
-    Work,
-)
+from shoal.domain.work import Chat, Completion, Embedding, Feature, JobKind, Task, Work
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.port import JobFilter, RecordedFact

@@ -12,8 +12,8 @@ from shoal.coordinator.backlog import Backlog, QueueReservation
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.job_listener import EndedJob
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import Job, JobTerms
 from shoal.domain.vocabulary import CallResult
-from shoal.domain.work import Job, JobTerms
 from shoal.pool.functions import call_limits
 from shoal.pool.inputs import BudgetSet
 from simulation import virtual

@@ -8,8 +8,9 @@ import pytest
 from shoal.coordinator.blob_transfer import COMING_MAX, BlobTransfer
 from shoal.domain.errors import InvalidRequest, NotFound
 from shoal.domain.ids import JobId
+from shoal.domain.job import Job
 from shoal.domain.vocabulary import Command, RunJob, SendBlob
-from shoal.domain.work import Call, Job
+from shoal.domain.work import Call
 from shoal.store.blobs import MemoryBlobs
 
 DATA = b"large"

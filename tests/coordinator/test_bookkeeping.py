@@ -24,9 +24,10 @@ from shoal.domain.facts import (
     WorkerMarked,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import JobTerms, Privacy
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.vocabulary import Completed, Failed, ReceiptSent
-from shoal.domain.work import JobKind, JobTerms, Privacy
+from shoal.domain.work import JobKind
 from shoal.ledger import bundle, checkpoint
 from shoal.ledger.bundle import ReceiptBundle
 from shoal.ledger.keys import Signer, verify

@@ -25,8 +25,9 @@ from shoal.domain.facts import (
     WorkerLoadChanged,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Call, Chat, Job, JobKind, TimeLimit
+from shoal.domain.work import Call, Chat, JobKind
 from shoal.domain.worker import Offer, WorkerLoad
 
 J, W, TWO = JobId("7f3a"), WorkerId("wire:w/m"), LeaseNumber(2)

@@ -26,9 +26,9 @@ from shoal.domain.facts import (
     LateResult,
 )
 from shoal.domain.ids import WorkerId
+from shoal.domain.job import TimeLimits
 from shoal.domain.outcome import Delta, Outcome
 from shoal.domain.vocabulary import CancelJob, Dismiss, Failed, RunJob
-from shoal.domain.work import TimeLimits
 from shoal.pool.lifecycle import JobState
 from simulation import virtual
 

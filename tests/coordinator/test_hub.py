@@ -48,6 +48,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     LateResult,
 )
+from shoal.domain.job import Job, TimeLimits
 from shoal.domain.job_kinds import FUNCTION_KINDS
 from shoal.domain.outcome import Delta, Fault, Outcome
 from shoal.domain.vocabulary import (
@@ -60,7 +61,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Chat, Feature, Job, JobKind, TimeLimits
+from shoal.domain.work import Chat, Feature, JobKind
 from shoal.pool.inputs import AccountTopUp
 from shoal.pool.lifecycle import JobState
 from shoal.protocols.seam.session import CloseCode

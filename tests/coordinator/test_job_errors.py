@@ -18,8 +18,8 @@ from shoal.domain.errors import (
 )
 from shoal.domain.facts import JobCancelled, JobExpired, JobFailed
 from shoal.domain.ids import JobId
+from shoal.domain.job import TimeLimit
 from shoal.domain.outcome import Fault
-from shoal.domain.work import TimeLimit
 
 J = JobId("j")
 

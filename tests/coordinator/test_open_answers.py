@@ -19,9 +19,10 @@ from shoal.domain.errors import (
 )
 from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId
+from shoal.domain.job import Job, TimeLimits
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Failed
-from shoal.domain.work import JSON, Chat, Job, TimeLimits
+from shoal.domain.work import JSON, Chat
 from shoal.store.sqlite.store import SqliteStore
 from simulation import virtual
 

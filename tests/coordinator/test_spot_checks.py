@@ -9,17 +9,8 @@ from coordinator.hubs import Coordinator, Member, coordinator, moment
 from shoal.coordinator.spot_checks import CHECK_OWNER, SpotChecks, comparable
 from shoal.domain.facts import WorkerMarked
 from shoal.domain.ids import JobId
-from shoal.domain.work import (
-    ANY_MODEL,
-    Chat,
-    Completion,
-    Embedding,
-    Job,
-    JobTerms,
-    Privacy,
-    Task,
-    Work,
-)
+from shoal.domain.job import Job, JobTerms, Privacy
+from shoal.domain.work import ANY_MODEL, Chat, Completion, Embedding, Task, Work
 from simulation.virtual import in_virtual_time
 
 MESSAGES = ({"role": "user", "content": "hi"},)

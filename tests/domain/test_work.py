@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from shoal.domain.ids import JobId
+from shoal.domain.job import Job
 from shoal.domain.job_kinds import WORK_TYPES
 from shoal.domain.outcome import Delta
 from shoal.domain.work import (
@@ -13,7 +14,6 @@ from shoal.domain.work import (
     Completion,
     Embedding,
     Feature,
-    Job,
     JobKind,
     Work,
     message_text,

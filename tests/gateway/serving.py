@@ -21,8 +21,8 @@ from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import Refused
 from shoal.domain.ids import JobId
+from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
-from shoal.domain.work import TimeLimits
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.http.access import Access, key_cache
 from shoal.gateway.http.authentication import Keyring

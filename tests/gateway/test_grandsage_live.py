@@ -13,8 +13,8 @@ import pytest
 from gateway.replay import KEYS, Replay, Step
 from gateway.serving import serving
 from protocols.grandsage.recorded import CASES, Case, of_kind
+from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
-from shoal.domain.work import TimeLimits
 
 # The recordings' clock ran 20 times faster than the original's.
 LIMITS: dict[str, TimeLimits] = {

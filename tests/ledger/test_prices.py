@@ -1,7 +1,8 @@
 import pytest
 
+from shoal.domain.job import Policy
 from shoal.domain.money import Micros, dollars
-from shoal.domain.work import JobKind, Policy
+from shoal.domain.work import JobKind
 from shoal.ledger.prices import PriceList
 
 

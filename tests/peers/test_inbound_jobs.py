@@ -24,6 +24,7 @@ from shoal.domain.errors import (
 )
 from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import Policy, TimeLimits
 from shoal.domain.moderation import UNCHECKED_MAX, Moderation
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
@@ -36,7 +37,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import JobKind, Policy, Task, TimeLimits
+from shoal.domain.work import JobKind, Task
 from shoal.peers.connections import ANNOUNCE_INTERVAL
 from shoal.peers.inbound_jobs import (
     DEFAULT_POLICY,

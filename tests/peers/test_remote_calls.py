@@ -17,6 +17,7 @@ from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.job_listener import EndedJob
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import Job, Priority
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
     AnswerChunk,
@@ -34,7 +35,7 @@ from shoal.domain.vocabulary import (
     SendBlob,
     StreamedCall,
 )
-from shoal.domain.work import Call, CallStream, Feature, Job, JobKind, Priority, Work
+from shoal.domain.work import Call, CallStream, Feature, JobKind, Work
 from shoal.domain.worker import Offer
 from shoal.peers.inbound_jobs import JOBS_MAX
 from shoal.pool.functions import CALL_GRACE_SECONDS, call_limits

@@ -2,7 +2,8 @@
 
 from shoal.domain.facts import Fact, JobLeased, WorkerJoined, WorkerLoadChanged
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Chat, Feature, Job, JobKind, Priority, TimeLimits
+from shoal.domain.job import Job, Priority, TimeLimits
+from shoal.domain.work import Chat, Feature, JobKind
 from shoal.domain.worker import Offer, WorkerLoad
 from shoal.pool.inputs import HubInput
 from shoal.pool.plan import plan

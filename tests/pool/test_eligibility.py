@@ -22,16 +22,8 @@ from shoal.domain.facts import (
     WorkerJoined,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import (
-    ANY_MODEL,
-    Chat,
-    Feature,
-    Job,
-    JobKind,
-    JobTerms,
-    Task,
-    Work,
-)
+from shoal.domain.job import Job, JobTerms
+from shoal.domain.work import ANY_MODEL, Chat, Feature, JobKind, Task, Work
 from shoal.domain.worker import Offer
 from shoal.pool.eligibility import (
     EXAMINED_MAX,

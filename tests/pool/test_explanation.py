@@ -20,8 +20,9 @@ from shoal.domain.facts import (
     WorkerLoadChanged,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Outcome, Usage
-from shoal.domain.work import ANY_MODEL, Chat, Job, JobKind, Task, TimeLimit
+from shoal.domain.work import ANY_MODEL, Chat, JobKind, Task
 from shoal.domain.worker import Offer, WorkerLoad
 from shoal.pool.explanation import explain
 

@@ -6,18 +6,10 @@ from pool.given import pool_after
 from shoal.domain.errors import CannotDo, Forbidden, UnknownTask
 from shoal.domain.facts import JobFailed, JobSubmitted, WorkerJoined, WorkerLeft
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job, JobTerms
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Completed
-from shoal.domain.work import (
-    Call,
-    CallStream,
-    Feature,
-    Job,
-    JobKind,
-    JobTerms,
-    NamedWork,
-    Task,
-)
+from shoal.domain.work import Call, CallStream, Feature, JobKind, NamedWork, Task
 from shoal.domain.worker import Offer
 from shoal.pool.eligibility import why_no_worker
 from shoal.pool.functions import ALL

@@ -22,9 +22,10 @@ from shoal.domain.facts import (
     WorkerLeft,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import TimeLimit
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import CancelJob, Completed, Failed, Rejected
-from shoal.domain.work import Completion, Embedding, Feature, JobKind, TimeLimit, Work
+from shoal.domain.work import Completion, Embedding, Feature, JobKind, Work
 from shoal.pool.hedge import EXAMINED_MAX, hedges, next_hedge
 from shoal.pool.inputs import (
     AnswerRejected,

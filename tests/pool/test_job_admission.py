@@ -21,20 +21,9 @@ from shoal.domain.facts import (
     WorkerLeft,
 )
 from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.job import Job, JobTerms, Priority, TimeLimits
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import (
-    JSON,
-    Chat,
-    Completion,
-    Embedding,
-    Feature,
-    Job,
-    JobKind,
-    JobTerms,
-    Priority,
-    TimeLimits,
-    Work,
-)
+from shoal.domain.work import JSON, Chat, Completion, Embedding, Feature, JobKind, Work
 from shoal.pool.job_admission import (
     RETRY_MAX,
     WORKERS_EXAMINED_MAX,

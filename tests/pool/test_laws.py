@@ -28,9 +28,10 @@ from shoal.domain.facts import (
     WorkerLeft,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job, JobTerms, Priority, TimeLimit
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
-from shoal.domain.work import Feature, Job, JobTerms, Priority, TimeLimit
+from shoal.domain.work import Feature
 from shoal.domain.worker import Offer, WorkerLoad
 from shoal.pool.eligibility import why_ineligible
 from shoal.pool.hedge import HEDGED_SHARE, hedges, next_hedge

@@ -21,8 +21,8 @@ from shoal.domain.facts import (
     JobUnhedged,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import TimeLimit
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import TimeLimit
 from shoal.pool.lifecycle import (
     ENDED,
     TRANSITIONS,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pool.given import job
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Priority
+from shoal.domain.job import Priority
 from shoal.pool.open_job import OpenJob
 from shoal.pool.queue import JobQueue
 

@@ -18,6 +18,7 @@ from shoal.domain.facts import (
     WorkerLeft,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import TimeLimit, TimeLimits
 from shoal.domain.outcome import Fault, Outcome, Usage
 from shoal.domain.vocabulary import (
     CancelJob,
@@ -26,7 +27,6 @@ from shoal.domain.vocabulary import (
     Failed,
     Rejected,
 )
-from shoal.domain.work import TimeLimit, TimeLimits
 from shoal.pool.inputs import (
     AnswerRejected,
     Cancellation,

@@ -19,8 +19,8 @@ from shoal.domain.facts import (
     WorkerMarked,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import JobTerms, Privacy, TimeLimit
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import JobTerms, Privacy, TimeLimit
 from shoal.pool.lifecycle import ImpossibleTransition, JobState
 from shoal.pool.state import PENALTY_SECONDS, REFUSAL_PAUSE, PoolState
 from shoal.pool.worker import CostLevel

@@ -15,9 +15,10 @@ from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.job_listener import EndedJob
 from shoal.domain.errors import JobError, ShoalError, TimedOut, WorkerLost
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import Job, Priority
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import CallResult, StreamedCall
-from shoal.domain.work import Call, CallStream, Feature, Job, JobKind, Priority
+from shoal.domain.work import Call, CallStream, Feature, JobKind
 from shoal.domain.worker import Offer, ServedModel
 from shoal.pool.functions import call_limits
 from shoal.protocols import discover

@@ -15,6 +15,7 @@ from harness.profiles import some_long
 from peers.played_peers import Place, PlayedSession, asks, chat, offer, place
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import Job, TimeLimits
 from shoal.domain.outcome import Usage
 from shoal.domain.vocabulary import (
     AnswerChunk,
@@ -26,7 +27,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Feature, Job, TimeLimits
+from shoal.domain.work import Feature
 from shoal.domain.worker import WorkerLoad
 from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Output

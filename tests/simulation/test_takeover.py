@@ -7,7 +7,8 @@ import pytest
 from protocols.pairs import streams
 from shoal.domain.facts import JobCompleted, JobLeased
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Job
+from shoal.domain.job import Job
+from shoal.domain.work import Chat
 from shoal.protocols import discover
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from simulation import virtual

@@ -23,7 +23,8 @@ from shoal.domain.facts import (
     JobFailed,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Job, Priority, TimeLimits
+from shoal.domain.job import Job, Priority, TimeLimits
+from shoal.domain.work import Chat
 from shoal.domain.worker import Offer, ServedModel
 from shoal.ledger.keys import Signer
 from shoal.peers.connections import PeerConnections

@@ -8,8 +8,9 @@ import pytest
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
 from shoal.domain.facts import JobCancelled, JobCompleted, JobLeased, JobSubmitted
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Call, Feature, Job, JobKind
+from shoal.domain.work import Call, Feature, JobKind
 from shoal.store.blobs import BlobFiles, BlobStore, MemoryBlobs
 from shoal.store.codec import LARGE_FROM
 from shoal.store.port import JobFilter

@@ -37,23 +37,10 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job, JobTerms, Policy, Priority, TimeLimit, TimeLimits
 from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
-from shoal.domain.work import (
-    Chat,
-    Completion,
-    Embedding,
-    Feature,
-    Job,
-    JobKind,
-    JobTerms,
-    Policy,
-    Priority,
-    Task,
-    TimeLimit,
-    TimeLimits,
-    Work,
-)
+from shoal.domain.work import Chat, Completion, Embedding, Feature, JobKind, Task, Work
 from shoal.domain.worker import DeviceKind, Offer, WorkerLoad
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import (

@@ -24,8 +24,9 @@ from shoal.domain.facts import (
     JobSubmitted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Outcome, Usage
-from shoal.domain.work import Chat, Completion, Embedding, Job, TimeLimit, Work
+from shoal.domain.work import Chat, Completion, Embedding, Work
 from shoal.store.port import Store
 
 ONE = LeaseNumber(1)

@@ -5,8 +5,9 @@ import pytest
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import AccountLimited, JobSubmitted
 from shoal.domain.ids import JobId
+from shoal.domain.job import Job
 from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.domain.work import Chat, Job
+from shoal.domain.work import Chat
 from shoal.ledger import accounts
 from shoal.ledger.keys import Signer
 from shoal.ledger.merkle import (

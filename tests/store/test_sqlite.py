@@ -11,7 +11,8 @@ import pytest
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import JobCancelled, JobLeased, JobSubmitted, LateResult
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Chat, Job
+from shoal.domain.job import Job
+from shoal.domain.work import Chat
 from shoal.ledger import accounts
 from shoal.pool.lifecycle import JobState
 from shoal.store.ledger import LedgerEntries
@@ -26,7 +27,8 @@ import asyncio, sys
 from pathlib import Path
 from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId
-from shoal.domain.work import (Chat, Job)
+from shoal.domain.job import Job
+from shoal.domain.work import Chat
 from shoal.store.sqlite.store import SqliteStore
 
 async def main():

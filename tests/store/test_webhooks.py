@@ -5,7 +5,8 @@ import pytest
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import Fact, JobFailed, JobSubmitted
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Job, JobTerms, Webhook
+from shoal.domain.job import Job, JobTerms, Webhook
+from shoal.domain.work import Chat
 from shoal.store.ledger import LedgerEntries
 from shoal.store.port import Store
 from shoal.store.webhooks import DeliveryState, WebhookDelivery

@@ -9,8 +9,9 @@ import pytest
 
 from shoal.domain.credentials import Key, KeyUsage, Scope, digest_of
 from shoal.domain.ids import JobId
+from shoal.domain.job import Webhook
 from shoal.domain.outcome import Outcome, Usage
-from shoal.domain.work import Call, Chat, Feature, Webhook
+from shoal.domain.work import Call, Chat, Feature
 from shoal.pool.lifecycle import JobState
 from shoal.store.sqlite.schema import MIGRATIONS
 from shoal.store.sqlite.store import SqliteStore

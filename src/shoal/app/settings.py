@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 from shoal.config import ServeConfig, X402Config
 from shoal.domain.errors import ConfigError, PaymentsDown
+from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
 from shoal.domain.money import Micros, parse_dollars
-from shoal.domain.work import TimeLimits
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.ledger.accounts import BASIS_POINTS

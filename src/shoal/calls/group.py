@@ -16,8 +16,9 @@ from shoal.domain.errors import (
     TimedOut,
     WorkerLost,
 )
+from shoal.domain.job import Priority
 from shoal.domain.vocabulary import CallResult
-from shoal.domain.work import CALL_QUEUE, CallStream, Priority
+from shoal.domain.work import CALL_QUEUE, CallStream
 from shoal.pool.functions import call_limits
 from shoal.transports.clock import Clock
 

@@ -38,16 +38,10 @@ from shoal.domain.errors import (
     ShoalError,
 )
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import PRIORITIES, Job, JobTerms
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import CallResult, StreamedCall
-from shoal.domain.work import (
-    PRIORITIES,
-    Call,
-    CallStream,
-    Feature,
-    Job,
-    JobTerms,
-)
+from shoal.domain.work import Call, CallStream, Feature
 from shoal.pool.functions import CALL_QUEUE_SECONDS, call_limits
 from shoal.transports.clock import Clock
 

@@ -8,6 +8,7 @@ from shoal.coordinator.hub import Hub
 from shoal.coordinator.job_listener import EndedJob
 from shoal.domain.errors import ShoalError, WorkerLost
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import Job, JobTerms, Priority, TimeLimits
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import (
     CallResult,
@@ -16,7 +17,7 @@ from shoal.domain.vocabulary import (
     PushCalls,
     StreamedCall,
 )
-from shoal.domain.work import CallStream, Job, JobTerms, Priority, TimeLimits
+from shoal.domain.work import CallStream
 from shoal.pool.functions import CALL_TOTAL_SECONDS
 
 NOT_STORED = JobTerms(kept=False)

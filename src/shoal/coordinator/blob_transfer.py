@@ -8,8 +8,9 @@ from weakref import WeakKeyDictionary
 from shoal.coordinator.connections import WorkerConnection
 from shoal.domain.errors import ClientError, NotFound, StoreError
 from shoal.domain.ids import JobId
+from shoal.domain.job import Job
 from shoal.domain.vocabulary import SendBlob
-from shoal.domain.work import Call, Job
+from shoal.domain.work import Call
 from shoal.store.blobs import BlobStore
 
 COMING_MAX = 1 << 30  # bytes that workers have given and that are not on disk yet

@@ -17,8 +17,8 @@ from shoal.domain.facts import (
     ReceiptPresented,
 )
 from shoal.domain.ids import WorkerId
+from shoal.domain.job import Job
 from shoal.domain.receipts import Verdict
-from shoal.domain.work import Job
 from shoal.ledger import accounts
 from shoal.ledger.accounts import Books, Transfer
 from shoal.ledger.canonical import to_time

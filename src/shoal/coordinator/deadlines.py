@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from shoal.coordinator.answer import Answer
 from shoal.domain.ids import JobId
-from shoal.domain.work import TimeLimit
+from shoal.domain.job import TimeLimit
 from shoal.pool.inputs import HubInput, LimitReached
 from shoal.pool.react import next_limit
 from shoal.pool.state import PoolState

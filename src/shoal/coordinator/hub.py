@@ -30,8 +30,8 @@ from shoal.coordinator.worker_events import WorkerEvents, WorkerPort
 from shoal.domain.errors import ShoalError, ShuttingDown, StoreError
 from shoal.domain.facts import Fact, JobCancelled, JobExpired
 from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.job import Job
 from shoal.domain.vocabulary import Completed
-from shoal.domain.work import Job
 from shoal.domain.worker import MachineHealth
 from shoal.ledger.accounts import Books
 from shoal.ledger.keys import Signer

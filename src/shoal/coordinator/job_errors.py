@@ -15,8 +15,8 @@ from shoal.domain.errors import (
     WorkerLost,
 )
 from shoal.domain.facts import JobCancelled, JobExpired, JobFailed
+from shoal.domain.job import TimeLimit
 from shoal.domain.outcome import Fault
-from shoal.domain.work import TimeLimit
 
 FAULT_ERRORS: Mapping[Fault, type[ShoalError]] = {
     Fault.WORKER: JobError,

@@ -8,7 +8,7 @@ from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.job_listener import JobListener
 from shoal.domain.errors import KeyReused, ShoalError
 from shoal.domain.ids import JobId
-from shoal.domain.work import Job, Policy, Privacy
+from shoal.domain.job import Job, Policy, Privacy
 from shoal.store.port import Store
 
 

@@ -11,17 +11,9 @@ from shoal.coordinator.hub import Hub
 from shoal.domain.errors import ShoalError, StoreError
 from shoal.domain.facts import Fact, JobCompleted
 from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.job import Job, JobTerms, Priority, Privacy
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import (
-    ANY_MODEL,
-    Chat,
-    Completion,
-    Job,
-    JobTerms,
-    Priority,
-    Privacy,
-    Task,
-)
+from shoal.domain.work import ANY_MODEL, Chat, Completion, Task
 from shoal.pool.inputs import AnswerDisputed
 from shoal.store.port import Store
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Fault, Outcome
 from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.domain.work import Job, TimeLimit
 from shoal.domain.worker import Offer, WorkerLoad
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import DEFAULT_TERMS, JobTerms
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.outcome import AnswerPiece, Fault, Usage
 from shoal.domain.receipts import SignedReceipt
-from shoal.domain.work import DEFAULT_TERMS, JobTerms, Work
+from shoal.domain.work import Work
 from shoal.domain.worker import MachineHealth, Offer, WorkerLoad
 
 

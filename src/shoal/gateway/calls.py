@@ -18,7 +18,8 @@ from shoal.calls.send_queue import SendQueue
 from shoal.calls.session import CallSession
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.errors import ClientError, InvalidRequest
-from shoal.domain.work import CALL_QUEUE, Feature, Job, JobKind, Policy
+from shoal.domain.job import Job, Policy
+from shoal.domain.work import CALL_QUEUE, Feature, JobKind
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import Access, ApiCaller
 from shoal.gateway.http.request_record import record_of

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from shoal.coordinator.admission import WorkerAdmission
 from shoal.coordinator.hub import Hub
+from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
-from shoal.domain.work import TimeLimits
 from shoal.gateway.http.access import Access
 from shoal.gateway.http.body import BodyReader
 from shoal.gateway.jobs.egress_policy import EgressPolicy

@@ -11,8 +11,9 @@ from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
 from shoal.domain.errors import InvalidRequest
+from shoal.domain.job import Policy
 from shoal.domain.money import dollars
-from shoal.domain.work import JobKind, Policy
+from shoal.domain.work import JobKind
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.responses import json_response

@@ -3,7 +3,8 @@
 from functools import partial
 
 from shoal.domain.credentials import Scope
-from shoal.domain.work import Chat, Completion, Policy
+from shoal.domain.job import Policy
+from shoal.domain.work import Chat, Completion
 from shoal.gateway import calls, dispatch, grandsage, monitoring, openapi
 from shoal.gateway.admin import accounts, credentials, status
 from shoal.gateway.admin import jobs as admin_jobs

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from shoal.domain.job import Policy
 from shoal.domain.job_kinds import FUNCTION_KINDS, TEXT_KINDS
 from shoal.domain.money import Micros
-from shoal.domain.work import JobKind, Policy
+from shoal.domain.work import JobKind
 
 FAST_INFERENCE = Micros(10_000)
 FAST_TASK = Micros(3_000)

@@ -12,8 +12,9 @@ import msgspec
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId
+from shoal.domain.job import Job
 from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.domain.work import JSON, Call, Job
+from shoal.domain.work import JSON, Call
 from shoal.ledger import keys
 from shoal.ledger.canonical import (
     encode,

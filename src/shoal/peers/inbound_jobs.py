@@ -18,6 +18,7 @@ from shoal.domain.errors import (
     ShoalError,
 )
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import Job, JobTerms, Policy, TimeLimits
 from shoal.domain.moderation import AnswerModerator, Moderation
 from shoal.domain.outcome import Fault, Outcome
 from shoal.domain.vocabulary import (
@@ -36,12 +37,8 @@ from shoal.domain.work import (
     Chat,
     Completion,
     Embedding,
-    Job,
-    JobTerms,
     NamedWork,
-    Policy,
     Task,
-    TimeLimits,
     Work,
     message_text,
 )

@@ -8,7 +8,8 @@ from itertools import chain
 from typing import TypeAlias
 
 from shoal.domain.ids import WorkerId
-from shoal.domain.work import Feature, JobKind, Policy
+from shoal.domain.job import Policy
+from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import DeviceKind
 from shoal.pool.eligibility import why_ineligible
 from shoal.pool.open_job import MatchingClass, OpenJob

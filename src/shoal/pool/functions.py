@@ -5,7 +5,8 @@ from functools import lru_cache
 from itertools import islice
 
 from shoal.domain.errors import CannotDo, Forbidden, ShoalError, UnknownTask
-from shoal.domain.work import CALL_QUEUE, Feature, Job, TimeLimits, describe_target
+from shoal.domain.job import Job, TimeLimits
+from shoal.domain.work import CALL_QUEUE, Feature, describe_target
 from shoal.domain.worker import Offer
 from shoal.pool.eligibility import offers_task
 from shoal.pool.open_job import required_name

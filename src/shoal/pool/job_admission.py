@@ -11,8 +11,9 @@ from shoal.domain.errors import (
     ShoalError,
     UnknownModel,
 )
+from shoal.domain.job import Job
 from shoal.domain.options import OPTIONS
-from shoal.domain.work import CALL_QUEUE, Feature, Job
+from shoal.domain.work import CALL_QUEUE, Feature
 from shoal.pool.eligibility import why_no_worker
 from shoal.pool.functions import why_uncallable
 from shoal.pool.open_job import CHARACTERS_PER_TOKEN_MAX, OpenJob, size_of

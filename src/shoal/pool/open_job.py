@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shoal.domain.ids import LeaseNumber, WorkerId
-from shoal.domain.work import Call, CallStream, Feature, Job, JobKind, Task, Work
+from shoal.domain.job import Job
+from shoal.domain.work import Call, CallStream, Feature, JobKind, Task, Work
 from shoal.pool.lifecycle import JobState
 
 NO_LEASE = LeaseNumber(0)

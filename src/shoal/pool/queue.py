@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shoal.domain.ids import JobId
-from shoal.domain.work import Priority
+from shoal.domain.job import Priority
 from shoal.pool.open_job import OpenJob
 
 PRIORITY_ORDER = tuple(sorted(Priority, key=lambda each: -each.value))

@@ -25,6 +25,7 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job, Privacy, TimeLimit
 from shoal.domain.receipts import Verdict
 from shoal.domain.vocabulary import (
     CancelJob,
@@ -32,7 +33,7 @@ from shoal.domain.vocabulary import (
     Failed,
     Rejected,
 )
-from shoal.domain.work import Job, JobKind, Privacy, TimeLimit
+from shoal.domain.work import JobKind
 from shoal.pool.eligibility import why_no_worker
 from shoal.pool.inputs import (
     AccountTopUp,

@@ -30,7 +30,8 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Job, JobKind, Privacy
+from shoal.domain.job import Job, Privacy
+from shoal.domain.work import JobKind
 from shoal.pool.lifecycle import ENDED, after
 from shoal.pool.open_job import HedgeLease, OpenJob
 from shoal.pool.queue import JobQueue

@@ -15,20 +15,11 @@ from shoal.domain.facts import (
     ReceiptPresented,
     WorkerMarked,
 )
+from shoal.domain.job import DEFAULT_TERMS, Job, JobTerms, TimeLimits
 from shoal.domain.job_kinds import WORK_TYPES
 from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
-from shoal.domain.work import (
-    DEFAULT_TERMS,
-    Call,
-    Feature,
-    Job,
-    JobKind,
-    JobTerms,
-    JsonWork,
-    TimeLimits,
-    Work,
-)
+from shoal.domain.work import Call, Feature, JobKind, JsonWork, Work
 from shoal.store.blobs import BlobStore
 
 FACT_TYPES: Mapping[str, type[Fact]] = {

@@ -10,8 +10,9 @@ from typing import Protocol, TypeVar
 from shoal.domain.credentials import JoinToken, Key, KeyUsage
 from shoal.domain.facts import Fact, JobCompleted, JobSubmitted, WorkerTrusted
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import Job, JobTerms, Priority
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Call, Job, JobKind, JobTerms, Priority, Task
+from shoal.domain.work import Call, JobKind, Task
 from shoal.pool.lifecycle import JobState
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries, LedgerStore
 from shoal.store.pairing import PairingStore

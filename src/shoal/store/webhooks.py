@@ -9,7 +9,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from shoal.domain.ids import JobId
-from shoal.domain.work import Webhook
+from shoal.domain.job import Webhook
 
 
 @dataclass(frozen=True, slots=True)

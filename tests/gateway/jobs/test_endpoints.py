@@ -14,8 +14,8 @@ from gateway.providers import COMMIT, TASK, call, committed, provider, shown, wr
 from gateway.serving import KEY, Pool, eventually, serving
 from protocols.dispatch.recorded import SIGNERS
 from shoal.domain.ids import JobId
+from shoal.domain.job import Privacy, TimeLimits
 from shoal.domain.moderation import Moderation
-from shoal.domain.work import Privacy, TimeLimits
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.endpoints import LISTED_MAX, WAIT_MAX
 from shoal.pool.inputs import WorkerPaired

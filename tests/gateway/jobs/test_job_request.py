@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import InvalidRequest
+from shoal.domain.job import JobTerms, Policy, Privacy, Webhook
 from shoal.domain.json_limits import NESTING_MAX
-from shoal.domain.work import ANY_MODEL, Chat, JobTerms, Policy, Privacy, Task, Webhook
+from shoal.domain.work import ANY_MODEL, Chat, Task
 from shoal.gateway.http.body import BODY_MAX
 from shoal.gateway.jobs.job_request import (
     INVALID_TYPE,

@@ -16,7 +16,8 @@ from gateway.serving import Pool, eventually, serving
 from harness.speed import scaled
 from shoal.domain.errors import StoreError
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Job, JobTerms, Webhook
+from shoal.domain.job import Job, JobTerms, Webhook
+from shoal.domain.work import Chat
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.endpoints import encode_job
 from shoal.gateway.jobs.webhook_sender import (

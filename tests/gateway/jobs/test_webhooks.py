@@ -12,7 +12,8 @@ import pytest
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Chat, Job, Webhook
+from shoal.domain.job import Job, Webhook
+from shoal.domain.work import Chat
 from shoal.gateway.jobs.webhooks import (
     ATTEMPTS_MAX,
     MESSAGE_TYPES,

@@ -10,8 +10,8 @@ from openai import AsyncOpenAI
 
 from gateway.conftest import client
 from gateway.serving import Node, Pool, eventually, serving
+from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
-from shoal.domain.work import TimeLimits
 
 HI: Any = [{"role": "user", "content": "hi"}]
 

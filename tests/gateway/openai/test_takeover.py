@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.serving import Node, Pool, eventually, serving
-from shoal.domain.work import TimeLimits
+from shoal.domain.job import TimeLimits
 
 PIECES = ["one ", "twö ", "日", "本 ", "five", "", "seven ", "\n", "nine", "."] * 2
 PIECES = [piece for piece in PIECES if piece]

@@ -21,6 +21,7 @@ from protocols.dispatch.recorded import (
 from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, messages_in, sent
 from shoal.domain.errors import Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import JobTerms, Policy, Privacy
 from shoal.domain.outcome import Fault, Usage
 from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import (
@@ -34,16 +35,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import (
-    Chat,
-    Completion,
-    Embedding,
-    JobTerms,
-    Policy,
-    Privacy,
-    Task,
-    Work,
-)
+from shoal.domain.work import Chat, Completion, Embedding, Task, Work
 from shoal.domain.worker import MachineHealth
 from shoal.protocols.dispatch import PROTOCOL
 from shoal.protocols.dispatch.codec.ecmascript_json import canonical

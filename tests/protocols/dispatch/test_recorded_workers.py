@@ -18,6 +18,7 @@ from protocols.dispatch.recorded import (
 )
 from protocols.pairs import messages_in, sent
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import JobTerms, Policy, Privacy
 from shoal.domain.receipts import Verdict
 from shoal.domain.vocabulary import (
     Completed,
@@ -27,7 +28,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Chat, JobTerms, Policy, Privacy, Task, Work
+from shoal.domain.work import Chat, Task, Work
 from shoal.ledger.worker_receipts import verify
 from shoal.protocols.dispatch.codec.ecmascript_json import stringify
 from shoal.protocols.seam.session import CoordinatorEnd, Data, Output

@@ -22,17 +22,9 @@ from shoal.domain.errors import (
     Unauthorized,
 )
 from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.job import Job
 from shoal.domain.outcome import AnswerPiece, Outcome, Usage
-from shoal.domain.work import (
-    Call,
-    CallStream,
-    Chat,
-    Completion,
-    Embedding,
-    Job,
-    Task,
-    Work,
-)
+from shoal.domain.work import Call, CallStream, Chat, Completion, Embedding, Task, Work
 from shoal.gateway.http.authentication import REVOKED, Keyring, is_local
 from shoal.gateway.http.quotas import (
     DetachedReservations,

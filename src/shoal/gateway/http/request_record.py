@@ -13,8 +13,9 @@ from aiohttp import web
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.coordinator.ids import new_id
 from shoal.domain.ids import JobId
+from shoal.domain.job import Job
 from shoal.domain.outcome import Usage
-from shoal.domain.work import Job, JobKind
+from shoal.domain.work import JobKind
 
 REQUEST_ID = "x-request-id"
 

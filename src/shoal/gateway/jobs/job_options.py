@@ -8,17 +8,8 @@ from dataclasses import replace
 from aiohttp import web
 
 from shoal.domain.errors import InvalidRequest
-from shoal.domain.work import (
-    PRIORITIES,
-    Chat,
-    Job,
-    JobTerms,
-    Policy,
-    Priority,
-    TimeLimits,
-    Work,
-    message_text,
-)
+from shoal.domain.job import PRIORITIES, Job, JobTerms, Policy, Priority, TimeLimits
+from shoal.domain.work import Chat, Work, message_text
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.request_record import record_of
 

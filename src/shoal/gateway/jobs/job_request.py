@@ -8,23 +8,14 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.errors import InvalidRequest
+from shoal.domain.job import JobTerms, Policy, Privacy, Webhook
 from shoal.domain.json_limits import (
     NESTING_MAX,
     has_more_values,
     is_too_deep,
     may_be_too_deep,
 )
-from shoal.domain.work import (
-    ANY_MODEL,
-    JSON,
-    Chat,
-    JobKind,
-    JobTerms,
-    Policy,
-    Privacy,
-    Task,
-    Webhook,
-)
+from shoal.domain.work import ANY_MODEL, JSON, Chat, JobKind, Task
 from shoal.gateway.http.body import BODY_MAX
 from shoal.gateway.http.decoding import (
     MODEL_MAX,

@@ -9,10 +9,11 @@ import msgspec
 from msgspec import Meta, Raw
 
 from shoal.domain.facts import Fact, JobCancelled, JobExpired, JobFailed
+from shoal.domain.job import TimeLimit
 from shoal.domain.money import dollars
 from shoal.domain.outcome import Outcome
 from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.domain.work import Call, JobKind, TimeLimit, Work
+from shoal.domain.work import Call, JobKind, Work
 from shoal.gateway.http.responses import encode_text, well_formed
 from shoal.ledger.canonical import to_base64
 from shoal.ledger.outputs import output_of

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from shoal.coordinator.bookkeeping import payer_of
 from shoal.domain.errors import StillRunning
-from shoal.domain.work import Job, Privacy
+from shoal.domain.job import Job, Privacy
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Charge

@@ -8,7 +8,8 @@ from aiohttp import web
 
 from shoal.domain.errors import InvalidRequest, PaymentDue
 from shoal.domain.ids import JobId
-from shoal.domain.work import Job, Policy, Privacy, Task, Webhook
+from shoal.domain.job import Job, Policy, Privacy, Webhook
+from shoal.domain.work import Task
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
 from shoal.gateway.http.body import BODY_MAX

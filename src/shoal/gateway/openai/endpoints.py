@@ -26,9 +26,10 @@ from shoal.domain.errors import (
     UnknownModel,
 )
 from shoal.domain.ids import JobId
+from shoal.domain.job import Job
 from shoal.domain.moderation import Moderation
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Chat, Completion, Job, message_text
+from shoal.domain.work import Chat, Completion, message_text
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of

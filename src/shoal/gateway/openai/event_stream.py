@@ -10,9 +10,9 @@ from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.credentials import usage_of
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
+from shoal.domain.job import Job
 from shoal.domain.moderation import BLOCKED, Moderation
 from shoal.domain.outcome import AnswerPiece, Outcome
-from shoal.domain.work import Job
 from shoal.gateway.context import Gateway
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller

@@ -32,8 +32,9 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId
+from shoal.domain.job import Job
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Call, CallStream, Job
+from shoal.domain.work import Call, CallStream
 from shoal.pool.lifecycle import TRANSITIONS, JobState
 from shoal.store import codec
 from shoal.store.blobs import BlobStore

@@ -15,7 +15,8 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Job, JobKind, Priority
+from shoal.domain.job import Job, Priority
+from shoal.domain.work import JobKind
 from shoal.pool.lifecycle import JobState
 from shoal.store import codec
 from shoal.store.blobs import BlobStore, MemoryBlobs

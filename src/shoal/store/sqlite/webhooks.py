@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from shoal.domain.ids import JobId
-from shoal.domain.work import Webhook
+from shoal.domain.job import Webhook
 from shoal.store.sqlite.keys import SqlRunner
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 

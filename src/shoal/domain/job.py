@@ -1,0 +1,127 @@
+"""A job: work with its time limits, priority and terms."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.work import JobKind, Work
+
+
+class Policy(Enum):
+    """Which workers a job prefers, and what it costs."""
+
+    FAST = "fast"
+    CHEAP = "cheap"
+
+    __hash__ = object.__hash__  # members are singletons, hashed very often
+
+
+class Privacy(Enum):
+    """Which workers may see the content of a job."""
+
+    PUBLIC = "public"
+    PRIVATE = "private"  # only workers that the user trusts and that proved their key
+
+    __hash__ = object.__hash__  # members are singletons, hashed very often
+
+
+class TimeLimit(Enum):
+    """The time limits of a job, by what they bound."""
+
+    QUEUE = "waiting in the queue"
+    FIRST_OUTPUT = "waiting for the first output"
+    SILENCE = "waiting for more output"
+    TOTAL = "running in all"
+
+    __hash__ = object.__hash__  # members are singletons, hashed very often
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """How long a job may wait and run, in seconds."""
+
+    queue: float = 30.0
+    first_output: float = 300.0
+    silence: float = 120.0
+    total: float = 3600.0
+
+
+class Priority(Enum):
+    """The order of waiting jobs: a higher priority always goes first."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+
+    __hash__ = object.__hash__  # members are singletons, hashed very often
+
+
+PRIORITIES: Mapping[str, Priority] = {each.name.lower(): each for each in Priority}
+"""Priorities by the names that clients give them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """The URL notified when a job ends; ``secret`` signs the notification."""
+
+    url: str
+    secret: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobTerms:
+    """The terms of a job: who pays, who may run it, and what is kept of it.
+
+    ``user`` is the owner's sub-account.  A job that is not ``kept`` is lost at a
+    restart, and has no receipt.  ``form`` is the JSON text of the work as its client
+    sent it, for wires that carry work in that form.
+    """
+
+    policy: Policy = Policy.FAST
+    privacy: Privacy = Privacy.PUBLIC
+    user: str = ""
+    price: int = 0  # micro-dollars
+    payment_ref: str = ""  # identifies the payment in its own system
+    form: str = ""
+    webhook: Webhook | None = None
+    avoid: frozenset[WorkerId] = frozenset()  # workers that must not get it
+    detached: bool = False  # continues when no client waits for it
+    near: bool = False  # only for workers of this pool: it came from another
+    kept: bool = True  # whether it is stored
+
+
+DEFAULT_TERMS = JobTerms()
+"""Default terms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Accepted work, with its limits and terms.
+
+    ``session`` identifies jobs that share state a worker may have cached, such as a
+    conversation.  ``idempotency_key`` is the owner's own name for the job: the job
+    continues when the owner disconnects, and a repeated request attaches to it.
+    """
+
+    id: JobId
+    work: Work
+    limits: TimeLimits = TimeLimits()
+    owner: str = ""  # the name of the API key
+    priority: Priority = Priority.NORMAL
+    session: str = ""
+    idempotency_key: str = ""
+    terms: JobTerms = DEFAULT_TERMS
+
+    @property
+    def kind(self) -> JobKind:
+        return self.work.kind
+
+    @property
+    def continues_unattended(self) -> bool:
+        """Whether it runs even if no client waits for it."""
+        return self.terms.detached or bool(self.idempotency_key)
+
+    @property
+    def model(self) -> str:
+        return self.work.model
