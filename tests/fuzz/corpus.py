@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from protocols.contexts import require_token
 from protocols.tealenet.network import Network
 from protocols.tealenet.network import local_coordinator as relay_coordinator
 from protocols.tealenet.peers import (
@@ -31,7 +32,6 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.worker import WorkerLoad
-from shoal.protocols.seam.admission import require_token
 from shoal.protocols.seam.framing import LENGTH
 from shoal.protocols.seam.peer_session import ALL_PEERS
 

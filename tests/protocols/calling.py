@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from protocols.contexts import protocol_context
+from protocols.contexts import protocol_context, require_token
 from protocols.pairs import MODEL
 from shoal.domain.credentials import digest_of
 from shoal.domain.ids import JobId, LeaseNumber
@@ -14,7 +14,6 @@ from shoal.domain.vocabulary import Command, Event, OffersChanged, RunJob
 from shoal.domain.work import Call, CallStream, Feature, JobKind, Task
 from shoal.domain.worker import Offer
 from shoal.ledger.keys import Signer
-from shoal.protocols.seam.admission import require_token
 from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import Listener
 from shoal.protocols.seam.framing import FramedSession

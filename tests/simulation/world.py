@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from protocols.contexts import SIGNER, protocol_context
+from protocols.contexts import SIGNER, protocol_context, require_token
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import JobError, ShoalError
@@ -28,7 +28,6 @@ from shoal.domain.work import Chat
 from shoal.domain.worker import Offer, ServedModel
 from shoal.ledger.keys import Signer
 from shoal.peers.connections import PeerConnections
-from shoal.protocols.seam.admission import require_token
 from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import Listener, UpgradeRequest, WebSocketRoute
 from shoal.protocols.seam.protocol import AnyWireProtocol

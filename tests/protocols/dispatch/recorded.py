@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from protocols.contexts import protocol_context
+from protocols.contexts import protocol_context, require_token
 from protocols.pairs import AcceptedWorker, as_worker, sent
 from shoal.domain.vocabulary import Event
 from shoal.ledger.keys import Signer
 from shoal.protocols.dispatch import Config, endpoints
-from shoal.protocols.seam.admission import AdmissionCheck, require_token
+from shoal.protocols.seam.admission import AdmissionCheck
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.session import CoordinatorEnd, Data, Output

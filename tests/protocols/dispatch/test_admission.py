@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from protocols.contexts import require_token
 from protocols.dispatch.recorded import (
     KEY,
     NOW,
@@ -24,12 +25,7 @@ from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import DeviceKind, Offer
 from shoal.protocols.dispatch import PROTOCOL, Config, endpoints
 from shoal.protocols.dispatch.codec.extension import HEADER, proof_message, read_header
-from shoal.protocols.seam.admission import (
-    AdmissionCheck,
-    AdmissionGrant,
-    JoinRequest,
-    require_token,
-)
+from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.session import Close, Notice, Output

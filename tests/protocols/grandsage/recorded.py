@@ -8,14 +8,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from protocols.contexts import protocol_context
+from protocols.contexts import protocol_context, require_token
 from protocols.pairs import EPOCH, AcceptedWorker, as_worker
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import AnswerChunk, Completed, Event, RunJob
 from shoal.domain.work import Chat, Feature, Work
 from shoal.domain.worker import ServedModel
 from shoal.protocols.grandsage import Config, endpoints
-from shoal.protocols.seam.admission import require_token
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.session import CoordinatorEnd, Output

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.contexts import protocol_context
+from protocols.contexts import protocol_context, require_token
 from protocols.grandsage.recorded import NODE, OURS, accept
 from protocols.pairs import EPOCH
 from shoal.domain.errors import NotAdmitted, Refused
@@ -21,7 +21,7 @@ from shoal.protocols.grandsage.admission import (
     read_query,
     slots_of,
 )
-from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, require_token
+from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.session import Notice
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import count
 
+from protocols.contexts import require_token
 from shoal.domain.credentials import digest_of
 from shoal.domain.errors import PeerError
 from shoal.ledger.keys import Signer, verify
@@ -21,7 +22,6 @@ from shoal.protocols.macfleet.handshake import (
 )
 from shoal.protocols.macfleet.handshake_client import ClientHandshake
 from shoal.protocols.macfleet.handshake_server import ServerHandshake
-from shoal.protocols.seam.admission import require_token
 
 TOKEN = "vector-token-0001"
 CERTIFICATE = bytes(range(32))

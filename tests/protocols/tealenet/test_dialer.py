@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from protocols.contexts import protocol_context
+from protocols.contexts import protocol_context, require_token
 from protocols.tealenet.peers import signer
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import ServedModel
-from shoal.protocols.seam.admission import require_token
 from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import DiscoveredService, Listener
 from shoal.protocols.seam.session import Admitted, Close, Send

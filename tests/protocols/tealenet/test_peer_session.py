@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocols.contexts import require_token
 from protocols.tealenet.peers import (
     CHAT,
     MAC,
@@ -45,7 +46,6 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import Embedding, Task, Work
-from shoal.protocols.seam.admission import require_token
 from shoal.protocols.seam.peer_session import PeerJoined, Protection
 from shoal.protocols.tealenet.codec.messages import HeartbeatAck
 from shoal.protocols.tealenet.link_profile import LAN, WAN

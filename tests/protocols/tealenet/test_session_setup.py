@@ -6,6 +6,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from protocols.contexts import require_token
 from protocols.tealenet.peers import (
     MAC,
     OFFER,
@@ -21,7 +22,7 @@ from protocols.tealenet.peers import (
 from protocols.tealenet.recordings import Case, recorded
 from shoal.domain.errors import NotAdmitted, Unavailable
 from shoal.domain.vocabulary import Dismiss, OffersChanged
-from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, require_token
+from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
 from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.protocols.tealenet.admission import passcodes_match
 from shoal.protocols.tealenet.codec.extension import (

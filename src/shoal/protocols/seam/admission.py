@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from shoal.domain.credentials import digest_of
-from shoal.domain.errors import NotAdmitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +57,6 @@ AdmissionCheck: TypeAlias = Callable[[JoinRequest], AdmissionGrant]
 
 
 WRONG_TOKEN = "Invalid token"
-
-
-def require_token(token: str) -> AdmissionCheck:
-    """Return a check that requires ``token``; an empty one admits every worker."""
-
-    def admit(request: JoinRequest) -> AdmissionGrant:
-        if proves_token(request.token, token):
-            return AdmissionGrant()
-        raise NotAdmitted(WRONG_TOKEN)
-
-    return admit
 
 
 def token_matches(presented: str, token: str) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocols.contexts import require_token
 from protocols.pairs import sent
 from protocols.tealenet.network import (
     EPOCH,
@@ -32,7 +33,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Chat, Feature
 from shoal.domain.worker import CHAT_ONLY, Offer, ServedModel, WorkerLoad
 from shoal.ledger.keys import Signer, verify
-from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, require_token
+from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
