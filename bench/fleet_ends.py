@@ -62,17 +62,17 @@ class Frames:
     def receive_messages(
         self, messages: Sequence[FramedMessage], now: float
     ) -> Sequence[Any]:
-        heard = []
+        received = []
         for message in messages:
             frame: Frame | None = self._read(message)
             if frame is not None and frame.flags & Flag.CHUNKED:
                 frame = self._joiner.add(frame)
             if frame is not None:
                 payload = frame.type is FrameType.TASK
-                heard.append(
+                received.append(
                     self._voice.write(FrameType.RESULT, b"") if payload else DONE
                 )
-        return heard
+        return received
 
     def receive(self, batch: Batch, now: float) -> Sequence[Any]:
         raise AssertionError("its link cuts messages")
@@ -119,17 +119,17 @@ class Calling:
         job = RunJob(JobId(str(self._count)), LEASE, call)
         return self._inner.send(ToPeer(ALL_PEERS, job), now)
 
-    def _heard(self, said: Sequence[PeerMessage | Output], now: float) -> list[Any]:
-        heard: list[Any] = []
-        for each in said:
+    def _heard(self, inputs: Sequence[PeerMessage | Output], now: float) -> list[Any]:
+        received: list[Any] = []
+        for each in inputs:
             if not isinstance(each, PeerMessage):
-                heard.append(each)
+                received.append(each)
             elif isinstance(each.message, PeerJoined | Completed):
-                heard.append(DONE)
-            elif isinstance(word := each.message, RunJob):
-                done = Completed(word.job_id, word.lease, value=NIL)
-                heard += self._inner.send(ToPeer(each.peer, done), now)
-        return heard
+                received.append(DONE)
+            elif isinstance(command := each.message, RunJob):
+                done = Completed(command.job_id, command.lease, value=NIL)
+                received += self._inner.send(ToPeer(each.peer, done), now)
+        return received
 
 
 def node(role: FleetRole, address: str, *, dialled: bool, secure: bool) -> Calling:

@@ -55,7 +55,7 @@ GOALS = [
 def measure(rounds: int) -> Results:
     results: Results = defaultdict(list)
     with program(str(HERE / "engine.py")) as engine, ExitStack() as stack:
-        port = int(engine.said["port"])
+        port = int(engine.report["port"])
         gateways = [
             stack.enter_context(start(port)) for start in (shoal, litellm, vllm_router)
         ]
@@ -67,7 +67,7 @@ def measure(rounds: int) -> Results:
             # An engine of its own, or its first must forget the last one's streams.
             with ExitStack() as stack:
                 engine = stack.enter_context(program(str(HERE / "engine.py")))
-                gateway = stack.enter_context(start(int(engine.said["port"])))
+                gateway = stack.enter_context(start(int(engine.report["port"])))
                 run(_memory(gateway, results))
     return results
 

@@ -93,7 +93,7 @@ async def _answers(
     server: Program, streams: int, answers: int, answer: Answer
 ) -> tuple[float, float]:
     """Return the seconds that all answers took, and those of the server's CPU."""
-    port = server.said.get("port") or server.said["ports"]["http"]
+    port = server.report.get("port") or server.report["ports"]["http"]
     node = asyncio.create_task(_node(port, answer))
     await asyncio.sleep(0.3)  # for the node to be known
     cpu, began = server.cpu(), time.perf_counter()

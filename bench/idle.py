@@ -1,6 +1,6 @@
 """5,000 idle workers: what they cost a coordinator, and how soon a dead one is missed.
 
-They are GrandSage nodes, which say a word every 10 s, and in another run workers of
+They are GrandSage nodes, which send a message every 10 s, and in another run workers of
 Shoal's own on TealeNet's LAN, which send a heartbeat every 5 s and have it answered; in
 two processes of their own.  One more falls silent without hanging up, until its lease
 of 30 s is over.
@@ -58,7 +58,7 @@ def _round(wire: str, results: Results) -> None:
         coordinator = stack.enter_context(
             program("-m", "shoal", "serve", "--join-token", "t", *where, *quiet)
         )
-        ports = coordinator.said["ports"]
+        ports = coordinator.report["ports"]
         port = ports["http" if wire == "grandsage" else "tealenet"]
         memory, began = coordinator.memory(), time.perf_counter()
         for _ in range(PROCESSES):
@@ -75,13 +75,13 @@ def _round(wire: str, results: Results) -> None:
 
 
 async def _node_missed(port: int) -> float:
-    """Join, say one word and then nothing; return the seconds that this is borne."""
+    """Join, send one message, stay silent; return the seconds until disconnection."""
     reader, writer = await join(port, "silent")
     writer.write(KEEPALIVE)
     began = time.perf_counter()
     opcode, reason = await receive(reader)
     if opcode != CLOSE:
-        raise RuntimeError(f"expected to be hung up on, not told {reason!r}")
+        raise RuntimeError(f"expected to be disconnected, not {reason!r}")
     writer.close()
     return time.perf_counter() - began
 

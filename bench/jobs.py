@@ -183,5 +183,5 @@ async def _clients(port: int) -> AsyncIterator[list[Client]]:
 
 
 def _port(server: Program) -> int:
-    port: int = server.said.get("port") or server.said["ports"]["http"]
+    port: int = server.report.get("port") or server.report["ports"]["http"]
     return port

@@ -53,7 +53,7 @@ def measure(rounds: int) -> Results:
             patient = ["--queue-wait", str(PATIENCE)]
             serve = ["-m", "shoal", "serve", *where, *secrets, *patient]
             with program(*serve) as coordinator:
-                found = run(_round(coordinator.said["ports"]["http"]))
+                found = run(_round(coordinator.report["ports"]["http"]))
         for kind, what in MEASURED:
             for figure, value in _figures(found[kind, what]).items():
                 results[f"{kind}, {what}: {figure} ms"].append(value * 1e3)
@@ -77,7 +77,7 @@ class Node:
     writer: asyncio.StreamWriter
     given: dict[str, float] = field(default_factory=dict)
     told: dict[str, float] = field(default_factory=dict)
-    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    received: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def listen(self) -> None:
         questions: dict[int, str] = {}
@@ -96,16 +96,16 @@ class Node:
                 if question.startswith(BEGUN):
                     text = struct.pack("!I", number) + PIECE.encode()
                     self.writer.write(frame(BINARY, text))
-            self.heard.set()
+            self.received.set()
 
     async def until(self, so: Callable[[], bool]) -> None:
         while not so():
-            self.heard.clear()
-            await self.heard.wait()
+            self.received.clear()
+            await self.received.wait()
 
 
 @dataclass(slots=True)
-class Crowd:
+class ClientGroup:
     """Clients of one kind, by question, each with a request under way."""
 
     kind: str
@@ -130,19 +130,19 @@ class Crowd:
         return left
 
 
-async def _crowd(port: int, kind: str) -> Crowd:
+async def _start_clients(port: int, kind: str) -> ClientGroup:
     """Have ``CLIENTS`` of them ask; their questions are told apart by number."""
     few = asyncio.Semaphore(OPENING_AT_ONCE)
-    crowd = Crowd(kind, {})
+    group = ClientGroup(kind, {})
 
     async def ask(question: str) -> None:
         async with few:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request(question, key="k", stream=kind != WHOLE))
-        crowd.clients[question] = reader, writer
+        group.clients[question] = reader, writer
 
     await asyncio.gather(*(ask(f"{kind} {number}") for number in range(CLIENTS)))
-    return crowd
+    return group
 
 
 async def _round(port: int) -> Found:
@@ -160,28 +160,30 @@ async def _round(port: int) -> Found:
 
 
 async def _leave_in_turn(port: int, node: Node) -> Found:
-    crowd = await _crowd(port, WAITING)
-    await node.until(lambda: crowd.clients.keys() <= node.given.keys())
-    following = await _crowd(port, STREAMING)
+    group = await _start_clients(port, WAITING)
+    await node.until(lambda: group.clients.keys() <= node.given.keys())
+    following = await _start_clients(port, STREAMING)
     await _until_queued(port, CLIENTS)
-    queued = await _crowd(port, QUEUED)
+    queued = await _start_clients(port, QUEUED)
     await _until_queued(port, 2 * CLIENTS)
     found = {(QUEUED, FREE): await _unqueued(port, queued)}
-    found |= await _give_way(node, crowd, following)
+    found |= await _replace_clients(node, group, following)
     for kind in (WHOLE, LAST):
         node.writer.write(KEEPALIVE)
-        crowd, following = following, await _crowd(port, kind)
+        group, following = following, await _start_clients(port, kind)
         await _until_queued(port, CLIENTS)
-        if crowd.kind == STREAMING:
-            await crowd.read_first()
-        found |= await _give_way(node, crowd, following)
+        if group.kind == STREAMING:
+            await group.read_first()
+        found |= await _replace_clients(node, group, following)
     following.leave()
     return found
 
 
-async def _give_way(node: Node, crowd: Crowd, following: Crowd) -> Found:
+async def _replace_clients(
+    node: Node, group: ClientGroup, following: ClientGroup
+) -> Found:
     """Have those leave whom the node works for; wait until it works for the next."""
-    left = crowd.leave()
+    left = group.leave()
     await node.until(
         lambda: (
             left.keys() <= node.told.keys()
@@ -191,17 +193,17 @@ async def _give_way(node: Node, crowd: Crowd, following: Crowd) -> Found:
     given = sorted(node.given[question] for question in following.clients)
     # Whose slot went to whom nobody says: the first that left is taken for the first.
     return {
-        (crowd.kind, TOLD): [node.told[each] - at for each, at in left.items()],
-        (crowd.kind, FREE): [
+        (group.kind, TOLD): [node.told[each] - at for each, at in left.items()],
+        (group.kind, FREE): [
             at - gone for at, gone in zip(given, left.values(), strict=True)
         ],
     }
 
 
-async def _unqueued(port: int, crowd: Crowd) -> list[float]:
+async def _unqueued(port: int, group: ClientGroup) -> list[float]:
     """Have those leave who are in the queue; return how long each was still counted."""
     before = await asyncio.to_thread(_queued, port)
-    left = list(crowd.leave().values())
+    left = list(group.leave().values())
     seconds: list[float] = []
     while len(seconds) < CLIENTS:
         gone = before - await asyncio.to_thread(_queued, port)

@@ -65,7 +65,7 @@ def _shoal(files: Path, folder: Path) -> float:
         *("--json", "--log-level", "warning", "--join-token", ""),
         *("--share", f"model={files}"),
     ) as serving:
-        port = serving.said["ports"]["tealenet"]
+        port = serving.report["ports"]["tealenet"]
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "shoal", "models", "get", "model", "--json"),

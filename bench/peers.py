@@ -38,7 +38,7 @@ def shoal(engine: int) -> Iterator[Gateway]:
     with tempfile.TemporaryDirectory() as folder:
         keys = ["--api-key", KEY, "--join-token", "t", "--data-dir", folder]
         with program("-m", "shoal", "serve", "--port", "0", *keys, *quiet) as serving:
-            port = serving.said["ports"]["http"]
+            port = serving.report["ports"]["http"]
             there = [f"http://127.0.0.1:{port}", "--token", "t"]
             runs = ["--engine", f"http://127.0.0.1:{engine}/v1", "--slots", SLOTS]
             with program("-m", "shoal", "join", *there, *runs, *quiet) as worker:

@@ -25,7 +25,7 @@ class Program:
     """A running program and the JSON line it began with."""
 
     process: subprocess.Popen[str]
-    said: dict[str, Any]
+    report: dict[str, Any]
 
     def cpu(self) -> float:
         """Return the seconds of CPU time used so far, its children's included."""

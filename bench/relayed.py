@@ -157,9 +157,9 @@ async def serve(node: RelayNode) -> None:
         if kind == "relayOpen":
             node.writer.write(frame(message("relayReady", **ends)))
             continue
-        ((kind, said),) = json.loads(base64.b64decode(payload["data"])).items()
+        ((kind, content),) = json.loads(base64.b64decode(payload["data"])).items()
         if kind == "inferenceRequest":
-            request = {"requestID": said["_0"]["requestID"]}
+            request = {"requestID": content["_0"]["requestID"]}
             answer = {"inferenceChunk": {"_0": request | {"chunk": CHUNK}}}
             last = {"inferenceComplete": {"_0": request}}
             for each in (answer, last):

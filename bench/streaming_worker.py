@@ -126,9 +126,9 @@ async def serve_in_the_open(way: str, port: int) -> None:
             if kind == "relayOpen":
                 node.writer.write(frame(message("relayReady", **ends)))
                 continue
-            ((kind, said),) = json.loads(base64.b64decode(payload["data"])).items()
+            ((kind, content),) = json.loads(base64.b64decode(payload["data"])).items()
             if kind == "inferenceRequest":
-                tasks.create_task(_answer(node, ends, said["_0"]))
+                tasks.create_task(_answer(node, ends, content["_0"]))
 
 
 async def _answer(node: RelayNode, ends: dict[str, str], asked: dict[str, Any]) -> None:
@@ -150,8 +150,8 @@ async def _answer(node: RelayNode, ends: dict[str, str], asked: dict[str, Any]) 
 
 
 def _carried(ends: dict[str, str], **kinds: dict[str, Any]) -> bytes:
-    said = {kind: {"_0": payload} for kind, payload in kinds.items()}
-    text = json.dumps(said, separators=(",", ":")).encode()
+    content = {kind: {"_0": payload} for kind, payload in kinds.items()}
+    text = json.dumps(content, separators=(",", ":")).encode()
     data = base64.b64encode(text).decode()
     return frame(message("relayData", **ends, data=data))
 

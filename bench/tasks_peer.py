@@ -79,12 +79,12 @@ def shoal(*, durable: bool) -> Callable[[], contextlib.AbstractContextManager[Ca
                 "0",
             ]
             serve = ["serve", "--port", "0", "--data-dir", folder, *keys, *ports]
-            with said(*serve, *quiet) as ready:
+            with run_shoal(*serve, *quiet) as ready:
                 tasks = ["--tasks", str(HERE / "tasks_same.py")]
                 there = [ready["url"], "--token", "bench-token", "--name", "bench"]
                 slots = ["--slots", str(WORKERS)]
                 with (
-                    said("join", *there, *tasks, *slots, *quiet),
+                    run_shoal("join", *there, *tasks, *slots, *quiet),
                     shoal.Pool(
                         ready["url"], api_key="sk-bench", durable=durable
                     ) as pool,
@@ -98,8 +98,8 @@ def shoal(*, durable: bool) -> Callable[[], contextlib.AbstractContextManager[Ca
 
 
 @contextmanager
-def said(*arguments: str) -> Iterator[dict[str, Any]]:
-    """Run ``shoal`` until the block ends; give the first line that it prints."""
+def run_shoal(*arguments: str) -> Iterator[dict[str, Any]]:
+    """Run ``shoal`` within the block; yield the first line that it prints."""
     command = [sys.executable, "-m", "shoal", *arguments]
     environment = os.environ | {"SHOAL_DATA_DIR": tempfile.gettempdir()}
     with subprocess.Popen(

@@ -55,8 +55,8 @@ async def join(
 
 
 def _said(outputs: Sequence[object]) -> bytes:
-    said = [each.data for each in outputs if isinstance(each, Send)]
-    return b"".join(each for each in said if isinstance(each, bytes))
+    frames = [each.data for each in outputs if isinstance(each, Send)]
+    return b"".join(each for each in frames if isinstance(each, bytes))
 
 
 async def _stay(port: int, count: int) -> None:

@@ -104,8 +104,8 @@ def measure(rounds: int) -> Results:
                             results[f"{name}, {RATE.format(**row)}"].append(rate)
                             results[f"{name}, {COST.format(**row)}"].append(cost)
                 for name, server in servers:
-                    everybody, standstill = _joined(server)
-                    results[f"{name}, {ALL}"].append(everybody)
+                    joined_at, standstill = _joined(server)
+                    results[f"{name}, {ALL}"].append(joined_at)
                     results[f"{name}, {STANDSTILL}"].append(standstill)
                 results[f"shoal, {CHAT}"] += run(_chats(_port(shoal)))
                 servers.reverse()
@@ -159,10 +159,10 @@ def _joined(server: Program) -> tuple[float, float]:
     talk = [str(HERE / "relayed.py"), port, str(next(seeds)), str(TALK_FOR)]
     next(seeds)
     with program(*talk) as talking:
-        everybody = run(_register(int(port)))
+        joined_at = run(_register(int(port)))
         assert talking.process.stdout is not None
         longest: float = json.loads(talking.process.stdout.readline())["longest"]
-    return everybody, longest
+    return joined_at, longest
 
 
 async def _register(port: int) -> float:
@@ -176,7 +176,7 @@ async def _register(port: int) -> float:
     for node, text in newcomers:
         node.writer.write(text)
     await asyncio.gather(*(node.until(b'"registerAck"') for node, _ in newcomers))
-    everybody = time.perf_counter() - began
+    joined_at = time.perf_counter() - began
     reading = [asyncio.create_task(node.count(1 << 40)) for node, _ in newcomers]
     await asyncio.sleep(TALK_FOR / 2)  # for the news to reach all
     for each in reading:
@@ -184,7 +184,7 @@ async def _register(port: int) -> float:
     await asyncio.gather(*reading, return_exceptions=True)
     for node, _ in newcomers:
         node.writer.close()
-    return everybody
+    return joined_at
 
 
 async def _chats(port: int) -> list[float]:
@@ -221,5 +221,5 @@ async def _chat(
 
 
 def _port(server: Program) -> int:
-    port: int = server.said.get("port") or server.said["ports"]["http"]
+    port: int = server.report.get("port") or server.report["ports"]["http"]
     return port

@@ -59,7 +59,7 @@ def measure(rounds: int) -> Results:
         shoal = stack.enter_context(
             program("-m", "shoal", "serve", *where, *let_in, *quiet)
         )
-        ports = shoal.said["ports"]
+        ports = shoal.report["ports"]
         workers = {
             way: stack.enter_context(
                 program(
@@ -79,7 +79,7 @@ def measure(rounds: int) -> Results:
 
 def measure_round(shoal: Program, workers: Workers, out: Results) -> None:
     """Put what every way costs into the results, once."""
-    port = shoal.said["ports"]["http"]
+    port = shoal.report["ports"]["http"]
     for streams in STREAMS:
         for way, worker in workers.items():
             cpu, began = (shoal.cpu(), worker.cpu()), time.perf_counter()

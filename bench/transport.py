@@ -61,7 +61,7 @@ def measure(rounds: int) -> Results:
 def _measure(
     peer: Program, way: str, security: str, size: int, results: Results
 ) -> None:
-    port = peer.said[f"{way}, {security}"]
+    port = peer.report[f"{way}, {security}"]
     payload = os.urandom(size * 1_000_000)
     count = AMOUNT // size
     cpu = peer.cpu()
@@ -92,18 +92,18 @@ def _blocking(
 async def _driven(
     port: int, way: str, secure: bool, payload: bytes, count: int
 ) -> tuple[float, float]:
-    heard: asyncio.Queue[object] = asyncio.Queue()
+    received: asyncio.Queue[object] = asyncio.Queue()
     scheme = "tls-any" if secure else "tcp"
     async with connect_tcp(f"{scheme}://127.0.0.1:{port}") as link:
         session = WAYS[way](link.peer, True, secure)
-        driver = Driver[Any, Any](session, link, LoopClock(), heard.put_nowait)
+        driver = Driver[Any, Any](session, link, LoopClock(), received.put_nowait)
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             tasks.create_task(_run(driver))
-            await heard.get()
+            await received.get()
             began, used = time.perf_counter(), time.process_time()
             for _ in range(count):
                 driver.send(payload)
-                await heard.get()
+                await received.get()
             taken = time.perf_counter() - began, time.process_time() - used
             driver.disconnect(DONE)
     return taken

@@ -43,7 +43,7 @@ async def main() -> None:
 
 async def _serve(way: str, secure: bool, link: TcpLink) -> None:
     session = WAYS[way](link.peer, False, secure)
-    await Driver[Any, Any](session, link, LoopClock(), lambda heard: None).run()
+    await Driver[Any, Any](session, link, LoopClock(), lambda received: None).run()
 
 
 if __name__ == "__main__":

@@ -31,12 +31,12 @@ class Relay:
         async for message in socket:
             if message.type is not WSMsgType.TEXT:
                 break
-            said = json.loads(message.data)
-            if said["type"] == "register":
+            content = json.loads(message.data)
+            if content["type"] == "register":
                 await socket.send_str('{"type":"register_ack","status":"ok"}')
             else:
-                self._jobs[said["job_id"]] = said["output"]
-                self._done[said["job_id"]].set()
+                self._jobs[content["job_id"]] = content["output"]
+                self._done[content["job_id"]].set()
                 self._ended += 1
             self._idle.append(socket)
             await self._give()
