@@ -114,6 +114,23 @@ async def test_a_mac_submits_a_job(programs: Programs) -> None:
     assert mac.dropped == []
 
 
+async def test_a_mac_chooses_a_pool_that_has_a_free_slot(programs: Programs) -> None:
+    slow = RustNode(A, [MODEL], pause=1.0)
+    pool = programs.serve("--tealenet-open")
+    mac = Mac()
+
+    async with mac.dialled(lan_port(pool)), slow.joined(relay_url(pool)):
+        await asyncio.to_thread(pool.joined, "one")
+        await until_offered(pool, MODEL)
+        mac.submit(MODEL, STORY)
+        await mac.until("inferenceChunk")
+        await mac.until("heartbeat", 1 + len(mac.heartbeats))
+        assert mac.would_choose("tiny")
+        await mac.until("inferenceComplete")
+
+    assert mac.dropped == []
+
+
 async def test_a_mac_gets_the_reason_of_a_rejection(programs: Programs) -> None:
     pool = programs.serve("--tealenet-open")
     mac = Mac()

@@ -77,6 +77,15 @@ class Mac:
         """Send a message to the newest peer."""
         self._send(self.writers[-1], kind, payload)
 
+    def would_choose(self, model: str) -> bool:
+        """Return whether it would submit a job for a model to the newest peer."""
+        return bool(self.heartbeats) and is_eligible(self.heartbeats[-1], model)
+
+    @property
+    def heartbeats(self) -> list[dict[str, Any]]:
+        """The heartbeats that it has received."""
+        return [payload for kind, payload in self.received if kind == "heartbeat"]
+
     def submit(self, model: str, prompt: str, **more: Any) -> str:
         """Submit a chat to the newest peer; return the request's id."""
         request_id = str(uuid.uuid4()).upper()
@@ -287,6 +296,16 @@ class Mac:
         if self.passcode is None:
             return None
         return hashlib.sha256(self.passcode.encode()).hexdigest()
+
+
+def is_eligible(heartbeat: dict[str, Any], model: str) -> bool:
+    """Return whether a Mac gives a job for a model to the sender of a heartbeat."""
+    return (
+        model in heartbeat["loadedModels"]
+        and not heartbeat["isGenerating"]
+        and heartbeat["throttleLevel"] > 0
+        and heartbeat["thermalLevel"] in ("nominal", "fair")
+    )
 
 
 def _same_id(one: str, other: str) -> bool:

@@ -656,7 +656,12 @@ def test_peers_are_told_how_busy_we_are_once_a_second_at_most() -> None:
         told = line.heard(ALL_PEERS, LoadChanged)[before:]
         assert len(told) <= 3
         assert told[-1] == LoadChanged(WorkerLoad(queued=20))
-        for run in range(20):
+        for _ in range(80):
+            await here.its.ask("own")
+        await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
+        full = LoadChanged(WorkerLoad(queued=100, full=True))
+        assert line.heard(ALL_PEERS, LoadChanged)[-1] == full
+        for run in range(100):
             member.complete(run)
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
         assert line.heard(ALL_PEERS, LoadChanged)[-1] == LoadChanged(WorkerLoad())

@@ -103,8 +103,25 @@ def test_so_many_models_are_offered_and_no_more() -> None:
     assert offers[0].models == {"m000"}
 
 
-def test_pool_is_as_busy_as_it_has_open_jobs() -> None:
-    pool = pool_after(joined(), JobSubmitted(job("a")), JobSubmitted(job("b")))
-    pool.apply(leased("a"), 0.0)
+def test_the_load_says_how_many_jobs_wait_and_whether_a_slot_is_free() -> None:
+    pool = pool_after(joined(slots=2), *(JobSubmitted(job(name)) for name in "abc"))
 
-    assert own_load(pool) == WorkerLoad(queued=2)
+    assert own_load(pool) == WorkerLoad(queued=3, waiting=3)
+    pool.apply(leased("a"), 0.0)
+    assert own_load(pool) == WorkerLoad(queued=3, waiting=2)
+    pool.apply(leased("b"), 0.0)
+    assert own_load(pool) == WorkerLoad(queued=3, waiting=1, full=True)
+
+
+def test_slots_that_peers_cannot_have_do_not_count_as_free() -> None:
+    facts: list[Fact] = [
+        joined("full"),
+        joined("remote", neighbour=True),
+        joined("hot"),
+        conditioned("hot", unfit="is too hot"),
+        JobSubmitted(job("a")),
+        leased("a", "full"),
+    ]
+
+    assert own_load(pool_after(*facts)).full
+    assert not own_load(pool_after(joined("remote", neighbour=True))).full

@@ -66,11 +66,16 @@ class WorkerLoad:
     ``unfit`` is the reason why it gets no jobs for now; empty: it may get jobs.
     ``queued`` counts the jobs of other pools, and ``speed`` is the share of its full
     speed, above 0 and at most 1.
+
+    A pool that describes itself to peers also says how many of its ``queued`` jobs are
+    ``waiting`` for a slot, and whether it is ``full``: it has slots, and none is free.
     """
 
     unfit: str = ""
     queued: int = 0
     speed: float = 1.0
+    waiting: int = 0
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

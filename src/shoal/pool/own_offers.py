@@ -37,8 +37,17 @@ def own_offers(pool: PoolState) -> tuple[Offer, ...]:
 
 
 def own_load(pool: PoolState) -> WorkerLoad:
-    """Return the load of the pool: all jobs that wait or run."""
-    return WorkerLoad(queued=len(pool.jobs))
+    """Return the load of the pool: all jobs, those that wait, and whether it is full.
+
+    It is full if none of the workers in ``own_offers`` has a free slot.
+    """
+    free = [
+        worker.accepts_jobs and len(worker.leases) < worker.offer.slots
+        for worker in pool.workers.values()
+        if _is_unrestricted(worker)
+    ]
+    full = bool(free) and not any(free)
+    return WorkerLoad(queued=len(pool.jobs), waiting=pool.queued, full=full)
 
 
 def _is_unrestricted(worker: Worker) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from originals.mac import is_eligible
 from protocols.tealenet.peers import (
     MAC,
     OFFER,
@@ -179,12 +180,33 @@ def test_changes_are_sent_at_once_within_a_rate_limit() -> None:
     assert [p["loadedModels"] for _, p in mac.drain()] == [[]]
     for _ in range(100):
         mac.send(LoadChanged(WorkerLoad(queued=1)))
-        mac.send(LoadChanged(WorkerLoad(queued=2)))
+        mac.send(LoadChanged(WorkerLoad(queued=4, waiting=2, full=True)))
     assert mac.drain() == []
     mac.wait(1.0)
 
     ((_, beat),) = mac.drain()
     assert (beat["queueDepth"], beat["isGenerating"]) == (2, True)
+
+
+def test_running_jobs_do_not_make_a_pool_with_free_slots_look_busy() -> None:
+    mac = joined_mac()
+    mac.wait(2.0)
+    mac.drain()
+
+    mac.send(LoadChanged(WorkerLoad(queued=3)))
+
+    ((_, beat),) = mac.drain()
+    assert (beat["queueDepth"], beat["isGenerating"]) == (0, False)
+    assert is_eligible(beat, "m")
+
+
+def test_a_shoal_peer_learns_of_all_jobs() -> None:
+    pair = PeerPair(local_coordinator("a"), local_coordinator("b")).settle()
+
+    pair.dialler.send(LoadChanged(WorkerLoad(queued=5, waiting=2, full=True)), 2.0)
+    pair.until(4.0)
+
+    assert pair.acceptor.messages(LoadChanged) == [LoadChanged(WorkerLoad(queued=5))]
 
 
 def test_a_peer_that_may_not_submit_gets_no_load_changes() -> None:

@@ -68,7 +68,7 @@ class HeartbeatSender:
             self.due = min(self.due, max(now, self._sent_at + CHANGE_INTERVAL))
 
     def set_open_jobs(self, jobs: int, now: float) -> None:
-        """Set how many jobs the peer has here."""
+        """Set how many jobs the peer has here: it may occupy all slots."""
         busy = jobs > 0 and jobs >= self.slots
         if busy is not self._busy:
             self._busy = busy
@@ -116,6 +116,7 @@ class HeartbeatSender:
             jobs=machine.jobs,
             cpu=machine.cpu,
             memory=machine.memory,
+            queued=self.load.queued,
             unfit=_truncated(unfit) if unfit else None,
         )
 
@@ -148,8 +149,9 @@ class HeartbeatSender:
             thermal_level=ThermalLevel.NOMINAL.value,
             throttle_level=0 if load.unfit else max(1, round(load.speed * 100)),
             loaded_models=models,
-            is_generating=self._busy or load.queued > 0,
-            queue_depth=load.queued,
+            # Macs give no job to a peer that is generating, whatever its slots.
+            is_generating=self._busy or load.full,
+            queue_depth=load.waiting,
             organization_id=self._local.passcode if peer.knows_passcode else None,
             shoal=shoal,
         )

@@ -94,6 +94,7 @@ class PeerHealth:
         software: PeerSoftware,
         outstanding_jobs: int,
         now: float,
+        extension: HeartbeatExtension | None = None,
     ) -> bool:
         """Apply a heartbeat or its answer; return whether it has any information.
 
@@ -106,6 +107,10 @@ class PeerHealth:
         if answers and (software is PeerSoftware.SHOAL or not heartbeat.loaded_models):
             return False
         self._reported = _reported_load(heartbeat, software, outstanding_jobs)
+        if extension is not None and extension.queued is not None:
+            # The depth has only those that wait.
+            queued = min(extension.queued, QUEUED_MAX)
+            self._reported = replace(self._reported, queued=queued)
         return True
 
     def note_alive(self, now: float) -> None:
@@ -259,13 +264,16 @@ class TealePeerState:
             and heartbeat.ewma_tokens_per_second is not None
         ):
             peer = self.peer = replace(peer, software=PeerSoftware.RUST)
-        if self._health.receive(heartbeat, peer.software, outstanding_jobs, now):
+        extension = read_heartbeat(heartbeat.shoal) if peer.runs_shoal else None
+        if self._health.receive(
+            heartbeat, peer.software, outstanding_jobs, now, extension
+        ):
             if not peer.runs_shoal:
                 described = replace(self._description, models=heartbeat.loaded_models)
                 events += self._offer_events(
                     self._offers.from_description(peer, described)
                 )
-            elif (extension := read_heartbeat(heartbeat.shoal)) is not None:
+            elif extension is not None:
                 events += self._apply_extension(extension)
         return [*events, *self.load_events()]
 
