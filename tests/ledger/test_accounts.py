@@ -157,43 +157,43 @@ def test_users_of_a_key_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     books = Books({})
     books.apply(reserve(JOB, CAT, 60))
 
-    assert books.why_unaffordable(user_account("ann", "dog"), 1) == (
+    assert books.shortfall(user_account("ann", "dog"), 1) == (
         "user:ann has 1 users with something on their accounts, and this would be one "
         "more: ask for those, or under another key"
     )
-    assert books.why_unaffordable(CAT, 1) is None
-    assert books.why_unaffordable(ANN, 1) is None
-    assert books.why_unaffordable(user_account("bo", "dog"), 1) is None
+    assert books.shortfall(CAT, 1) is None
+    assert books.shortfall(ANN, 1) is None
+    assert books.shortfall(user_account("bo", "dog"), 1) is None
 
     books.apply(release(JOB, CAT, 60))
-    assert books.why_unaffordable(user_account("ann", "dog"), 1) is None
+    assert books.shortfall(user_account("ann", "dog"), 1) is None
 
 
 def test_without_a_budget_anything_is_affordable() -> None:
-    assert Books({}).why_unaffordable(ANN, 10**15) is None
+    assert Books({}).shortfall(ANN, 10**15) is None
 
 
 def test_a_budget_says_how_far_below_zero_one_may_go() -> None:
     books = Books({}, {ANN: 100})
 
-    assert books.why_unaffordable(ANN, 100) is None
+    assert books.shortfall(ANN, 100) is None
     books.apply(reserve(JOB, ANN, 60))
-    assert books.why_unaffordable(ANN, 40) is None
-    assert books.why_unaffordable(ANN, 41) == (
+    assert books.shortfall(ANN, 40) is None
+    assert books.shortfall(ANN, 41) == (
         "user:ann has $0.00004 left to spend, and this costs $0.000041: "
         "have it credited, or its budget raised"
     )
     books.apply(credit(ANN, 1))
-    assert books.why_unaffordable(ANN, 41) is None
+    assert books.shortfall(ANN, 41) is None
 
 
 def test_a_budget_of_nothing_allows_what_was_credited() -> None:
     books = Books({}, {ANN: 0})
     books.apply(credit(ANN, 10))
 
-    assert books.why_unaffordable(ANN, 10) is None
-    assert books.why_unaffordable(ANN, 11) is not None
-    assert books.why_unaffordable(ANN, 0) is None
+    assert books.shortfall(ANN, 10) is None
+    assert books.shortfall(ANN, 11) is not None
+    assert books.shortfall(ANN, 0) is None
 
 
 def test_the_budget_of_a_key_binds_all_it_asks_for() -> None:
@@ -201,23 +201,23 @@ def test_the_budget_of_a_key_binds_all_it_asks_for() -> None:
     books.apply(reserve(JOB, CAT, 60))
     books.apply(reserve(JOB, user_account("ann", "dog"), 30))
 
-    refusal = books.why_unaffordable(CAT, 11)
+    refusal = books.shortfall(CAT, 11)
 
     assert refusal is not None
     assert refusal.startswith("user:ann has $0.00001 left")
-    assert books.why_unaffordable(ANN, 11) is not None
-    assert books.why_unaffordable(ANN, 10) is None
-    assert books.why_unaffordable(user_account("bob"), 11) is None
+    assert books.shortfall(ANN, 11) is not None
+    assert books.shortfall(ANN, 10) is None
+    assert books.shortfall(user_account("bob"), 11) is None
 
 
 def test_a_budget_of_its_own_binds_a_sub_account_as_well() -> None:
     books = Books({}, {ANN: 100, CAT: 10})
 
-    refusal = books.why_unaffordable(CAT, 11)
+    refusal = books.shortfall(CAT, 11)
 
     assert refusal is not None
     assert refusal.startswith("user:ann/cat has $0.00001 left")
-    assert books.why_unaffordable(ANN, 100) is None
+    assert books.shortfall(ANN, 100) is None
 
 
 def test_a_budget_may_change_and_go() -> None:
@@ -225,13 +225,13 @@ def test_a_budget_may_change_and_go() -> None:
 
     books.set_budget(ANN, 20)
     assert books.budget(ANN) == 20
-    assert books.why_unaffordable(ANN, 1) == (
+    assert books.shortfall(ANN, 1) == (
         "user:ann has $0.000 left to spend, and this costs $0.000001: "
         "have it credited, or its budget raised"
     )
     books.set_budget(ANN, None)
     assert books.budget(ANN) is None
-    assert books.why_unaffordable(ANN, 1) is None
+    assert books.shortfall(ANN, 1) is None
 
 
 USERS = [
@@ -260,7 +260,7 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(target=held, payer=st.sampled_from(USERS), price=st.integers(0, 120))
     def ask(self, payer: str, price: int) -> Asked | MultipleResults[Asked]:
-        if self.books.why_unaffordable(payer, price) is not None:
+        if self.books.shortfall(payer, price) is not None:
             return multiple()
         self.jobs += 1
         job_id = JobId(str(self.jobs))

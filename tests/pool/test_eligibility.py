@@ -28,9 +28,9 @@ from shoal.domain.worker import Offer
 from shoal.pool.eligibility import (
     EXAMINED_MAX,
     LISTED_MAX,
+    ineligibility,
+    no_worker_reason,
     passed_over,
-    why_ineligible,
-    why_no_worker,
 )
 from shoal.pool.inputs import Submission
 
@@ -56,7 +56,7 @@ def test_offer_decides_who_can_take_a_job(
 ) -> None:
     pool = pool_after(worker, JobSubmitted(job()))
 
-    assert why_ineligible(pool.jobs[J], pool.workers[W]) == reason
+    assert ineligibility(pool.jobs[J], pool.workers[W]) == reason
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_stop_strings_need_a_worker_that_obeys_them(
 ) -> None:
     pool = pool_after(joined(features=features), JobSubmitted(job(stop=True)))
 
-    assert why_ineligible(pool.jobs[J], pool.workers[W]) == reason
+    assert ineligibility(pool.jobs[J], pool.workers[W]) == reason
 
 
 @pytest.mark.parametrize(
@@ -92,33 +92,33 @@ def test_length_and_owner_of_a_job_count(
     asked = job(owner="al", prompt="x" * 800)
     pool = pool_after(worker, JobSubmitted(asked))
 
-    assert why_ineligible(pool.jobs[J], pool.workers[W]) == reason
+    assert ineligibility(pool.jobs[J], pool.workers[W]) == reason
 
 
 def test_worker_that_is_at_a_job_already_does_not_get_it_twice() -> None:
     pool = pool_after(joined(slots=2), JobSubmitted(job()), leased())
 
-    assert why_ineligible(pool.jobs[J], pool.workers[W]) == "is at it already"
+    assert ineligibility(pool.jobs[J], pool.workers[W]) == "is at it already"
 
 
 def test_draining_worker_takes_nothing() -> None:
     pool = pool_after(joined(), WorkerDraining(W, ""), JobSubmitted(job()))
 
-    assert why_ineligible(pool.jobs[J], pool.workers[W]) == "draining"
+    assert ineligibility(pool.jobs[J], pool.workers[W]) == "draining"
 
 
 def test_worker_that_refused_a_job_does_not_get_it_again() -> None:
     requeued = JobRequeued(J, LeaseNumber(1), "too long", refused_by=W)
     pool = pool_after(joined(), JobSubmitted(job()), leased(), requeued)
 
-    assert why_ineligible(pool.jobs[J], pool.workers[W]) == "refused it: too long"
+    assert ineligibility(pool.jobs[J], pool.workers[W]) == "refused it: too long"
     assert hand_out(pool) == []
 
 
 def test_full_worker_takes_nothing() -> None:
     pool = pool_after(joined(), JobSubmitted(job()), leased(), JobSubmitted(job("k")))
 
-    assert why_ineligible(pool.jobs[JobId("k")], pool.workers[W]) == "all slots busy"
+    assert ineligibility(pool.jobs[JobId("k")], pool.workers[W]) == "all slots busy"
 
 
 def test_workers_passed_over_are_grouped_by_reason() -> None:
@@ -167,7 +167,7 @@ def test_refusal_says_in_one_line_what_is_missing(
     pool = pool_after(*workers)
     tell(pool, Submission(job()))
 
-    assert why_no_worker(pool, pool.jobs[J]) == text
+    assert no_worker_reason(pool, pool.jobs[J]) == text
 
 
 def test_nobody_is_passed_over_in_an_empty_pool() -> None:
@@ -191,14 +191,14 @@ def test_refusal_names_what_was_looked_for(work: Work, said: str) -> None:
     wanted = Job(J, work)
     pool = pool_after(WorkerJoined(W, offer, cancels=True), JobSubmitted(wanted))
 
-    assert why_no_worker(pool, pool.jobs[J]).startswith(said)
+    assert no_worker_reason(pool, pool.jobs[J]).startswith(said)
 
 
 def test_unfit_worker_gets_nothing_and_says_why_in_its_words() -> None:
     pool = pool_after(joined(), conditioned(unfit="is too hot"), JobSubmitted(job()))
 
-    assert why_ineligible(pool.jobs[J], pool.workers[W]) == "is too hot"
-    assert why_no_worker(pool, pool.jobs[J]) == "no worker for m: is too hot (1)"
+    assert ineligibility(pool.jobs[J], pool.workers[W]) == "is too hot"
+    assert no_worker_reason(pool, pool.jobs[J]) == "no worker for m: is too hot (1)"
     assert hand_out(pool) == []
 
 
@@ -229,7 +229,7 @@ def test_job_from_another_pool_goes_to_no_third_one() -> None:
     )
     far = pool.workers[WorkerId("far")]
 
-    reason = why_ineligible(pool.jobs[J], far)
+    reason = ineligibility(pool.jobs[J], far)
 
     assert reason == "is another pool, and the job came from one"
     assert hand_out(pool) == [("k", "far")]

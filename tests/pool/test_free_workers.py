@@ -22,7 +22,7 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
-from shoal.pool.eligibility import why_ineligible
+from shoal.pool.eligibility import ineligibility
 from shoal.pool.free_workers import FreeWorkers, PromisedSlots
 from shoal.pool.open_job import OpenJob
 from shoal.pool.plan import plan
@@ -292,10 +292,10 @@ def test_of_a_thousand_jobs_alike_that_nobody_takes_one_is_tried() -> None:
     def counted(each: OpenJob, worker: Worker) -> str | None:
         nonlocal looked
         looked += 1
-        return why_ineligible(each, worker)
+        return ineligibility(each, worker)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoal.pool.free_workers.why_ineligible", counted)
+        patch.setattr("shoal.pool.free_workers.ineligibility", counted)
         found = [free.assign(each) is not None for each in pool.jobs.values()]
 
     assert found == [False] * 1000 + [True]

@@ -11,10 +11,10 @@ from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Completed
 from shoal.domain.work import Call, CallStream, Feature, JobKind, NamedWork, Task
 from shoal.domain.worker import Offer
-from shoal.pool.eligibility import why_no_worker
+from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import ALL
 from shoal.pool.inputs import LeaseResult, Submission, WorkerDisconnected
-from shoal.pool.job_admission import why_impossible
+from shoal.pool.job_admission import permanent_rejection
 from shoal.pool.own_offers import own_offers
 from shoal.pool.plan import plan
 from shoal.pool.react import react
@@ -56,14 +56,14 @@ def job(work: NamedWork | None = None, name: str = "j", *, near: bool = False) -
 
 
 def test_a_call_may_wait_while_nobody_calls_functions() -> None:
-    assert why_impossible(PoolState(), job(), 0.0) is None
+    assert permanent_rejection(PoolState(), job(), 0.0) is None
 
 
 @pytest.mark.parametrize("work", [call("g"), CallStream("g"), call("f")])
 def test_a_function_that_somebody_has_may_be_called(work: NamedWork) -> None:
     pool = pool_after(calls("a", "f"), calls("b", "g"))
 
-    assert why_impossible(pool, job(work), 0.0) is None
+    assert permanent_rejection(pool, job(work), 0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_function_that_somebody_has_may_be_called(work: NamedWork) -> None:
 def test_a_name_that_nobody_has_is_told_with_those_there_are(
     tasks: tuple[str, ...], name: str, words: str
 ) -> None:
-    error = why_impossible(pool_after(calls("w", *tasks)), job(call(name)), 0.0)
+    error = permanent_rejection(pool_after(calls("w", *tasks)), job(call(name)), 0.0)
 
     assert isinstance(error, UnknownTask)
     assert str(error) == f"no worker has the function {name!r}: {words}"
@@ -91,33 +91,33 @@ def test_a_name_that_nobody_has_is_told_with_those_there_are(
 def test_who_names_no_functions_may_have_any_unless_it_is_one_of_ours() -> None:
     stranger, ours = calls(features=PLAIN), calls(features=OURS)
 
-    assert why_impossible(pool_after(stranger), job(), 0.0) is None
-    assert isinstance(why_impossible(pool_after(ours), job(), 0.0), UnknownTask)
+    assert permanent_rejection(pool_after(stranger), job(), 0.0) is None
+    assert isinstance(permanent_rejection(pool_after(ours), job(), 0.0), UnknownTask)
 
 
 def test_a_function_whose_worker_just_left_is_waited_for() -> None:
     gone = WorkerLeft(WorkerId("a"), "gone")
     pool = pool_after(calls("a", "f"), calls("b", "g"), gone)
 
-    assert why_impossible(pool, job(), 0.0) is None
-    assert why_impossible(pool, job(), MODEL_MEMORY + 1) is not None
+    assert permanent_rejection(pool, job(), 0.0) is None
+    assert permanent_rejection(pool, job(), MODEL_MEMORY + 1) is not None
 
 
 def test_code_is_for_those_who_trust_it() -> None:
     sent = job(call("<lambda>", frozenset({Feature.CODE})))
 
-    error = why_impossible(pool_after(calls("w", "f")), sent, 0.0)
+    error = permanent_rejection(pool_after(calls("w", "f")), sent, 0.0)
 
     assert isinstance(error, CannotDo)
     assert error.field == "code"
     assert "shoal join --trust-code" in str(error)
-    assert why_impossible(pool_after(calls(features=TRUSTING)), sent, 0.0) is None
+    assert permanent_rejection(pool_after(calls(features=TRUSTING)), sent, 0.0) is None
 
 
 def test_rich_values_are_for_workers_of_ours() -> None:
     rich = job(call("f", OURS))
 
-    error = why_impossible(pool_after(calls("w", "f", features=PLAIN)), rich, 0.0)
+    error = permanent_rejection(pool_after(calls("w", "f", features=PLAIN)), rich, 0.0)
 
     assert isinstance(error, CannotDo)
     assert error.field == "values"
@@ -126,13 +126,13 @@ def test_rich_values_are_for_workers_of_ours() -> None:
 def test_workers_of_others_are_not_asked() -> None:
     pool = pool_after(calls("w", "f", only_for=frozenset({"somebody"})))
 
-    assert isinstance(why_impossible(pool, job(), 0.0), Forbidden)
+    assert isinstance(permanent_rejection(pool, job(), 0.0), Forbidden)
 
 
 def test_what_came_from_a_pool_does_not_go_to_another() -> None:
     pool = pool_after(calls("w", "f", neighbour=True), calls("v", "g"))
 
-    assert isinstance(why_impossible(pool, job(near=True), 0.0), UnknownTask)
+    assert isinstance(permanent_rejection(pool, job(near=True), 0.0), UnknownTask)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_who_cannot_take_a_call_says_why_in_a_users_words(
     pool = pool_after(worker, JobSubmitted(job(work)))
 
     assert plan(pool) == []
-    assert f"{why} (1)" in why_no_worker(pool, pool.jobs[JobId("j")])
+    assert f"{why} (1)" in no_worker_reason(pool, pool.jobs[JobId("j")])
 
 
 def test_a_lane_is_lost_with_its_worker_and_a_call_is_not() -> None:

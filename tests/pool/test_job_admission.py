@@ -27,8 +27,8 @@ from shoal.domain.work import JSON, Chat, Completion, Embedding, Feature, JobKin
 from shoal.pool.job_admission import (
     RETRY_MAX,
     WORKERS_EXAMINED_MAX,
-    why_impossible,
-    why_not_queued,
+    permanent_rejection,
+    queue_rejection,
 )
 from shoal.pool.roster import MODEL_MEMORY
 from shoal.pool.state import PoolState
@@ -64,7 +64,7 @@ def test_model_that_nobody_has_is_unknown_and_the_near_ones_are_named(
 ) -> None:
     pool = pool_after(*(joined(model, model) for model in workers))
 
-    error = why_impossible(pool, asking(asked), 0.0)
+    error = permanent_rejection(pool, asking(asked), 0.0)
 
     assert isinstance(error, UnknownModel)
     assert said in str(error)
@@ -73,8 +73,8 @@ def test_model_that_nobody_has_is_unknown_and_the_near_ones_are_named(
 def test_model_of_a_worker_that_has_just_gone_is_waited_for() -> None:
     pool = pool_after(joined(), WorkerLeft(WorkerId("w"), ""))
 
-    assert why_impossible(pool, asking(), MODEL_MEMORY - 1.0) is None
-    error = why_impossible(pool, asking(), MODEL_MEMORY)
+    assert permanent_rejection(pool, asking(), MODEL_MEMORY - 1.0) is None
+    error = permanent_rejection(pool, asking(), MODEL_MEMORY)
     assert isinstance(error, UnknownModel)
 
 
@@ -83,12 +83,12 @@ def test_job_of_a_pool_is_refused_where_only_other_pools_have_the_model() -> Non
     far = pool_after(joined("far", neighbour=True))
     both = pool_after(joined("far", neighbour=True), joined("own"))
 
-    error = why_impossible(far, near, 0.0)
+    error = permanent_rejection(far, near, 0.0)
 
     assert isinstance(error, UnknownModel)
     assert str(error) == "only other pools have m, and the job came from one"
-    assert why_impossible(both, near, 0.0) is None
-    assert why_impossible(far, asking(), 0.0) is None
+    assert permanent_rejection(both, near, 0.0) is None
+    assert permanent_rejection(far, asking(), 0.0) is None
 
 
 TOOL_LIST: JSON = [{"type": "function", "function": {"name": "f"}}]
@@ -136,7 +136,7 @@ def test_what_nobody_can_do_is_refused_by_the_name_of_the_field(
     field: str,
     said: str,
 ) -> None:
-    refused = why_impossible(pool_after(*workers), Job(J, work), 0.0)
+    refused = permanent_rejection(pool_after(*workers), Job(J, work), 0.0)
 
     assert isinstance(refused, error)
     assert (refused.field, str(refused)) == (field, said)
@@ -160,28 +160,28 @@ def test_what_nobody_can_do_is_refused_by_the_name_of_the_field(
 def test_what_somebody_may_do_is_waited_for(
     workers: list[WorkerJoined], work: Work
 ) -> None:
-    assert why_impossible(pool_after(*workers), Job(J, work), 0.0) is None
+    assert permanent_rejection(pool_after(*workers), Job(J, work), 0.0) is None
 
 
 def test_worker_that_would_do_it_for_others_only_does_not_do_it() -> None:
     mine, free = frozenset({"al"}), frozenset[str]()
     pool = pool_after(joined("a", only_for=mine), joined("b", only_for=mine))
 
-    assert why_impossible(pool, job(owner="al"), 0.0) is None
-    assert reason(why_impossible(pool, job(owner="bo"), 0.0)) == (
+    assert permanent_rejection(pool, job(owner="al"), 0.0) is None
+    assert reason(permanent_rejection(pool, job(owner="bo"), 0.0)) == (
         Forbidden,
         "the workers with m work for other keys only",
     )
     pool.apply(joined("c", only_for=free), 0.0)
-    assert why_impossible(pool, job(owner="bo"), 0.0) is None
+    assert permanent_rejection(pool, job(owner="bo"), 0.0) is None
 
 
 def test_where_there_are_too_many_workers_to_ask_nothing_is_impossible() -> None:
     crowd = [joined(f"w{number}") for number in range(WORKERS_EXAMINED_MAX + 1)]
     tools = asking(tools=TOOL_LIST)
 
-    assert why_impossible(pool_after(*crowd), tools, 0.0) is None
-    assert why_impossible(pool_after(*crowd[1:]), tools, 0.0) is not None
+    assert permanent_rejection(pool_after(*crowd), tools, 0.0) is None
+    assert permanent_rejection(pool_after(*crowd[1:]), tools, 0.0) is not None
 
 
 # Queues.
@@ -214,8 +214,8 @@ def asked_by(owner: str, priority: Priority = Priority.NORMAL) -> Job:
 def test_full_queue_takes_nobody() -> None:
     pool = full(pool_after(joined()), waiting=3)
 
-    assert why_not_queued(pool, asked_by("bo"), queue_max=4) is None
-    assert reason(why_not_queued(pool, asked_by("bo"), queue_max=3)) == (
+    assert queue_rejection(pool, asked_by("bo"), queue_max=4) is None
+    assert reason(queue_rejection(pool, asked_by("bo"), queue_max=3)) == (
         QueueFull,
         "3 jobs are waiting already",
     )
@@ -224,8 +224,8 @@ def test_full_queue_takes_nobody() -> None:
 def test_last_eighth_of_the_queue_is_for_owners_who_have_less_in_it() -> None:
     pool = full(pool_after(joined()), waiting=14, owner="al")
 
-    assert why_not_queued(pool, asked_by("bo"), queue_max=16) is None
-    assert reason(why_not_queued(pool, asked_by("al"), queue_max=16)) == (
+    assert queue_rejection(pool, asked_by("bo"), queue_max=16) is None
+    assert reason(queue_rejection(pool, asked_by("al"), queue_max=16)) == (
         QueueFull,
         "14 jobs of this key are waiting already; the rest of the queue is kept for "
         "others",
@@ -235,7 +235,7 @@ def test_last_eighth_of_the_queue_is_for_owners_who_have_less_in_it() -> None:
 def test_wait_that_would_be_too_long_is_not_begun() -> None:
     pool = full(measured(pool_after(joined(slots=2)), 4.0), waiting=6)
 
-    refused = why_not_queued(pool, asked_by("al"), queue_max=1000)
+    refused = queue_rejection(pool, asked_by("al"), queue_max=1000)
 
     assert reason(refused) == (
         QueueFull,
@@ -252,7 +252,7 @@ def test_wait_that_would_be_too_long_is_not_begun() -> None:
 def test_wait_is_short_for_whoever_goes_first(asked: Job) -> None:
     pool = full(measured(pool_after(joined(slots=2)), 4.0), waiting=6)
 
-    assert why_not_queued(pool, asked, queue_max=1000) is None
+    assert queue_rejection(pool, asked, queue_max=1000) is None
 
 
 def test_jobs_that_are_too_much_to_remember_are_refused(
@@ -263,21 +263,23 @@ def test_jobs_that_are_too_much_to_remember_are_refused(
     form = Job(JobId("form"), chat(), owner="al", terms=JobTerms(form="x" * 28))
     pool = pool_after(JobSubmitted(first), JobSubmitted(form))
 
-    assert why_not_queued(pool, job("other", owner="bo", prompt="x" * 10), 1000) is None
-    assert reason(why_not_queued(pool, job("more", owner="al"), 1000)) == (
+    assert (
+        queue_rejection(pool, job("other", owner="bo", prompt="x" * 10), 1000) is None
+    )
+    assert reason(queue_rejection(pool, job("more", owner="al"), 1000)) == (
         QueueFull,
         "the open jobs of this key have 70 characters, and this one 2 more; the rest "
         "of the room is kept for others",
     )
     assert reason(
-        why_not_queued(pool, job("all", owner="bo", prompt="x" * 11), 1000)
+        queue_rejection(pool, job("all", owner="bo", prompt="x" * 11), 1000)
     ) == (
         QueueFull,
         "the open jobs have 70 characters, and this one 11 more",
     )
 
     pool.apply(JobCancelled(form.id, ""), 1.0)
-    assert why_not_queued(pool, job("more", owner="al"), 1000) is None
+    assert queue_rejection(pool, job("more", owner="al"), 1000) is None
 
 
 def test_where_nobody_is_there_nobody_knows_how_long_it_takes() -> None:
@@ -287,19 +289,19 @@ def test_where_nobody_is_there_nobody_knows_how_long_it_takes() -> None:
     for number in range(6):
         pool.apply(JobSubmitted(job(f"j{number}", owner="al")), 0.0)
 
-    assert why_not_queued(pool, asked_by("al"), queue_max=1000) is None
+    assert queue_rejection(pool, asked_by("al"), queue_max=1000) is None
 
 
 def test_nobody_knows_how_long_the_first_jobs_take() -> None:
     pool = full(pool_after(joined()), waiting=500)
 
-    assert why_not_queued(pool, asked_by("al"), queue_max=1000) is None
+    assert queue_rejection(pool, asked_by("al"), queue_max=1000) is None
 
 
 def test_empty_queue_is_joined_however_long_jobs_take() -> None:
     pool = full(measured(pool_after(joined()), 1000.0), waiting=0)
 
-    assert why_not_queued(pool, asked_by("al"), queue_max=1000) is None
+    assert queue_rejection(pool, asked_by("al"), queue_max=1000) is None
 
 
 @pytest.mark.parametrize(
@@ -311,7 +313,7 @@ def test_retry_after_is_about_when_a_slot_is_free(
 ) -> None:
     pool = full(measured(pool_after(joined(slots=slots)), seconds), waiting=1)
 
-    refused = why_not_queued(pool, asked_by("al"), queue_max=1)
+    refused = queue_rejection(pool, asked_by("al"), queue_max=1)
 
     assert isinstance(refused, QueueFull)
     assert refused.retry_after == retry_after
@@ -320,7 +322,7 @@ def test_retry_after_is_about_when_a_slot_is_free(
 def test_retry_after_is_a_guess_where_nothing_was_measured() -> None:
     pool = full(pool_after(joined()), waiting=1)
 
-    refused = why_not_queued(pool, asked_by("al"), queue_max=1)
+    refused = queue_rejection(pool, asked_by("al"), queue_max=1)
 
     assert isinstance(refused, QueueFull)
     assert refused.retry_after == 5
@@ -330,4 +332,4 @@ def test_slots_of_workers_that_take_nothing_new_do_not_shorten_the_wait() -> Non
     pool = pool_after(joined(slots=1), joined("none", slots=0, kinds=CHAT_ONLY))
     full(measured(pool, 4.0), waiting=3)
 
-    assert why_not_queued(pool, asked_by("al"), queue_max=1000) is not None
+    assert queue_rejection(pool, asked_by("al"), queue_max=1000) is not None

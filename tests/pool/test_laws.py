@@ -33,7 +33,7 @@ from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
 from shoal.domain.work import Feature
 from shoal.domain.worker import Offer, WorkerLoad
-from shoal.pool.eligibility import why_ineligible
+from shoal.pool.eligibility import ineligibility
 from shoal.pool.hedge import HEDGED_SHARE, hedges, next_hedge
 from shoal.pool.inputs import (
     AnswerRejected,
@@ -178,7 +178,7 @@ class PoolLaws(RuleBasedStateMachine):
         for lease in plan(self.pool):
             opened = self.pool.jobs[lease.job_id]
             worker = self.pool.workers[lease.worker_id]
-            assert why_ineligible(opened, worker) is None, (
+            assert ineligibility(opened, worker) is None, (
                 "given to one that cannot take it"
             )
             assert not worker.load.unfit, "given to one that is unfit"
@@ -202,7 +202,7 @@ class PoolLaws(RuleBasedStateMachine):
         for hedge in given:
             opened = self.pool.jobs[hedge.job_id]
             worker = self.pool.workers[hedge.worker_id]
-            assert why_ineligible(opened, worker) is None, (
+            assert ineligibility(opened, worker) is None, (
                 "given to one that cannot take it"
             )
             assert not worker.leases, "given to one that has something to do"
@@ -340,7 +340,7 @@ class PoolLaws(RuleBasedStateMachine):
 
 
 def takes(worker: Worker, opened: OpenJob) -> bool:
-    return why_ineligible(opened, worker) is None
+    return ineligibility(opened, worker) is None
 
 
 PoolLaws.TestCase.settings = settings(stateful_step_count=50)

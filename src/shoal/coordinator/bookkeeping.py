@@ -101,10 +101,10 @@ class Bookkeeper:
                     "from a copy"
                 ) from error
 
-    def why_unaffordable(self, job: Job) -> ShoalError | None:
-        """Return why a job cannot be paid for, or None if it can."""
-        why = self.books.why_unaffordable(payer_of(job), job.terms.price)
-        return None if why is None else InsufficientFunds(why)
+    def payment_rejection(self, job: Job) -> ShoalError | None:
+        """Return the error if the payer cannot pay for a job, else None."""
+        shortfall = self.books.shortfall(payer_of(job), job.terms.price)
+        return None if shortfall is None else InsufficientFunds(shortfall)
 
     # When a fact is decided, before it is applied.
 

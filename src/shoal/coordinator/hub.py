@@ -43,7 +43,7 @@ from shoal.pool.inputs import (
     LeaseResult,
     Submission,
 )
-from shoal.pool.job_admission import queue_room, why_impossible, why_not_queued
+from shoal.pool.job_admission import permanent_rejection, queue_rejection, queue_room
 from shoal.pool.plan import plan
 from shoal.pool.react import Revocation, react, revocations
 from shoal.pool.state import PoolState
@@ -185,10 +185,10 @@ class Hub:
         """
         return await self._answers.find(job) is not None
 
-    def why_refused(self, job: Job) -> ShoalError | None:
-        """Return why a job would be refused now, apart from its price; None if not."""
-        reason = self._why_impossible(job)
-        return reason or why_not_queued(self.pool, job, self._queue_max)
+    def rejection(self, job: Job) -> ShoalError | None:
+        """Return the error if a job would be refused now, apart from its price."""
+        reason = self._permanent_rejection(job)
+        return reason or queue_rejection(self.pool, job, self._queue_max)
 
     @contextmanager
     def observe_job(self, job_id: JobId) -> Iterator[AnswerStream | None]:
@@ -221,7 +221,7 @@ class Hub:
         return True
 
     def end_call_stream(self, job_id: JobId) -> None:
-        """Free the slot of a call stream whose worker was told to end it."""
+        """Free the slot of a call stream after asking its worker to end it."""
         answer = self._answers.get(job_id)
         if answer is not None and answer.worker_id is not None:
             over = Completed(job_id, answer.lease)
@@ -355,7 +355,7 @@ class Hub:
             self._wake.set()
 
     def _submit(self, job: Job, listener: JobListener | None = None) -> Answer:
-        if (error := self._why_impossible(job)) is not None:
+        if (error := self._permanent_rejection(job)) is not None:
             raise error
         answer = self._answers.submit(job, listener)
         self._idle.clear()
@@ -367,12 +367,12 @@ class Hub:
         for call in listeners:
             call()
 
-    def _why_impossible(self, job: Job) -> ShoalError | None:
+    def _permanent_rejection(self, job: Job) -> ShoalError | None:
         if self._broken is not None:
             return self._broken
         if self._stopping:
             return ShuttingDown("the coordinator is stopping: try again shortly")
-        return why_impossible(self.pool, job, self._clock.now())
+        return permanent_rejection(self.pool, job, self._clock.now())
 
     # Decisions.
 
@@ -391,8 +391,8 @@ class Hub:
         for index, hub_input in enumerate(batch):
             if isinstance(hub_input, Submission):
                 job = hub_input.job
-                unpaid = self._bookkeeper.why_unaffordable(job)
-                full = why_not_queued(self.pool, job, self._queue_max)
+                unpaid = self._bookkeeper.payment_rejection(job)
+                full = queue_rejection(self.pool, job, self._queue_max)
                 self._unpaid |= unpaid is not None
                 if unpaid is None and full is not None and plan(self.pool):
                     # The queue is full only because a burst has no leases yet.  No

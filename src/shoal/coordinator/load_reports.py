@@ -25,7 +25,7 @@ class _Report:
 
 
 class LoadReports:
-    """Passes a report on at once, and the last of those that follow too soon later.
+    """Passes a report on at once, and the latest of those that follow soon after later.
 
     A worker that reports a thousand times a second does not slow the hub down, and its
     last report still counts.

@@ -183,8 +183,8 @@ class Books:
             self._post(each.debit, -each.amount)
             self._post(each.credit, each.amount)
 
-    def why_unaffordable(self, payer: str, price: int) -> str | None:
-        """Return why ``payer`` cannot afford a price; None if it can.
+    def shortfall(self, payer: str, price: int) -> str | None:
+        """Describe what ``payer`` lacks to pay a price; None if it can pay.
 
         The wording reaches users.
         """

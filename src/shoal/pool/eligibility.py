@@ -40,7 +40,7 @@ def offers_task(offer: Offer, task: str) -> bool:
     return True
 
 
-def why_ineligible(job: OpenJob, worker: Worker) -> str | None:
+def ineligibility(job: OpenJob, worker: Worker) -> str | None:
     """Return why ``worker`` cannot take ``job`` now, or None if it can.
 
     The wording reaches users: a 503 and ``explain`` show it.
@@ -58,7 +58,7 @@ def why_ineligible(job: OpenJob, worker: Worker) -> str | None:
         verb = "have" if job.kind in FUNCTION_KINDS else "do"
         return f"does not {verb} {describe_target(job.job.work)}"
     if job.trusted_keys is not None and offer.public_key not in job.trusted_keys:
-        return "is not paired with the asker, and the job is private"
+        return "is not paired with the user, and the job is private"
     if job.trusted_keys is not None and not offer.proven:
         return "has not proved its key, and the job is private"
     if job.job.terms.near and offer.neighbour:
@@ -102,7 +102,7 @@ def passed_over(
     for worker in islice(with_model.values(), EXAMINED_MAX):
         if worker.id != chosen:
             reasons[
-                why_ineligible(job, worker) or "another was expected to be quicker"
+                ineligibility(job, worker) or "another was expected to be quicker"
             ].append(worker.id)
     groups = [
         PassedOver(reason, len(ids), tuple(ids[:LISTED_MAX]))
@@ -115,7 +115,7 @@ def passed_over(
     return tuple(groups)
 
 
-def why_no_worker(pool: PoolState, job: OpenJob) -> str:
+def no_worker_reason(pool: PoolState, job: OpenJob) -> str:
     """Return in one line why no worker can take ``job`` now."""
     if not pool.workers:
         return f"no worker for {describe_target(job.job.work)}: no worker is connected"

@@ -11,7 +11,7 @@ from shoal.domain.ids import WorkerId
 from shoal.domain.job import Policy
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import DeviceKind
-from shoal.pool.eligibility import why_ineligible
+from shoal.pool.eligibility import ineligibility
 from shoal.pool.open_job import MatchingClass, OpenJob
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
@@ -168,7 +168,7 @@ class FreeWorkers:
         if known is None or last in self._pool.jobs:
             return None
         worker = self._pool.workers.get(known)
-        if worker is None or job.started or why_ineligible(job, worker) is not None:
+        if worker is None or job.started or ineligibility(job, worker) is not None:
             return None
         if worker.free_slots <= self._promised.get(worker.id, 0):
             return None
@@ -189,7 +189,7 @@ class FreeWorkers:
             wished = wish is None or wish(worker)
             return (
                 wished
-                and why_ineligible(job, worker) is None
+                and ineligibility(job, worker) is None
                 and self._has_room(job, worker)
             )
 

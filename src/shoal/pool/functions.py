@@ -28,8 +28,8 @@ PLAIN_ONLY = (
 )
 
 
-def why_uncallable(pool: PoolState, job: Job, now: float) -> ShoalError | None:
-    """Return why no worker of the pool can ever run a call, or None.
+def call_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
+    """Return the error if no worker of the pool can ever run a call, or None.
 
     A call may wait while no worker calls functions, and for a function that a worker
     offered a short while ago.

@@ -14,8 +14,8 @@ from shoal.domain.errors import (
 from shoal.domain.job import Job
 from shoal.domain.options import OPTIONS
 from shoal.domain.work import CALL_QUEUE, Feature
-from shoal.pool.eligibility import why_no_worker
-from shoal.pool.functions import why_uncallable
+from shoal.pool.eligibility import no_worker_reason
+from shoal.pool.functions import call_rejection
 from shoal.pool.open_job import CHARACTERS_PER_TOKEN_MAX, OpenJob, size_of
 from shoal.pool.roster import SPECIAL_QUEUES
 from shoal.pool.state import PoolState
@@ -35,14 +35,14 @@ FEATURE_FIELDS = {
 """The field of a request that asks for each feature."""
 
 
-def why_impossible(pool: PoolState, job: Job, now: float) -> ShoalError | None:
-    """Return why no worker of the pool can ever run ``job``, or None.
+def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
+    """Return the error if no worker of the pool can ever run ``job``, or None.
 
     A job may wait for a model that was offered a short while ago; a job without a model
     may wait for any worker.
     """
     if job.model == CALL_QUEUE:
-        return why_uncallable(pool, job, now)
+        return call_rejection(pool, job, now)
     if job.model in SPECIAL_QUEUES:
         return None
     if not pool.roster.knows_model(job.model, now):
@@ -92,8 +92,8 @@ def why_impossible(pool: PoolState, job: Job, now: float) -> ShoalError | None:
     return None
 
 
-def why_not_queued(pool: PoolState, job: Job, queue_max: int) -> ShoalError | None:
-    """Return why ``job`` should not join the queue, or None.
+def queue_rejection(pool: PoolState, job: Job, queue_max: int) -> ShoalError | None:
+    """Return the error if ``job`` should not join the queue, or None.
 
     ``queue_max`` is how many jobs may wait in total.  Without a worker for the model,
     the wait cannot be estimated: the job is queued, and may expire there.
@@ -108,7 +108,7 @@ def why_not_queued(pool: PoolState, job: Job, queue_max: int) -> ShoalError | No
             "is kept for others",
             _retry_after(pool, job.model),
         )
-    if (full := _why_too_large(pool, job)) is not None:
+    if (full := _memory_rejection(pool, job)) is not None:
         return QueueFull(full, _retry_after(pool, job.model))
     queue = pool.queues.get(job.model)
     seconds = pool.speeds.job_seconds.get(job.model)
@@ -121,7 +121,7 @@ def why_not_queued(pool: PoolState, job: Job, queue_max: int) -> ShoalError | No
     expected = ahead * seconds / slots
     if expected <= job.limits.queue:
         return None
-    why = why_no_worker(pool, OpenJob(job, 0.0, 0.0, 0.0))
+    why = no_worker_reason(pool, OpenJob(job, 0.0, 0.0, 0.0))
     return QueueFull(
         f"{why}; {_jobs(ahead, 'to be done')} first, which takes about {expected:.0f} "
         f"s: more than the {job.limits.queue:g} s that this one may wait",
@@ -146,8 +146,8 @@ def _jobs(count: int, doing: str, whose: str = "") -> str:
     return f"{count} {jobs}{whose} {are} {doing}"
 
 
-def _why_too_large(pool: PoolState, job: Job) -> str | None:
-    """Return why the job's content exceeds the memory limit, or None."""
+def _memory_rejection(pool: PoolState, job: Job) -> str | None:
+    """Describe how the job's content exceeds the memory limit; None if not."""
     size, mine, in_all = (
         size_of(job),
         pool.sizes_by_owner[job.owner],

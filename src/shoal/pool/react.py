@@ -34,7 +34,7 @@ from shoal.domain.vocabulary import (
     Rejected,
 )
 from shoal.domain.work import JobKind
-from shoal.pool.eligibility import why_no_worker
+from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.inputs import (
     AccountTopUp,
     AnswerDisputed,
@@ -85,7 +85,7 @@ def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
     """
     match hub_input:
         case Submission(job):
-            if (reason := why_untrusted(pool, job)) is not None:
+            if (reason := trust_rejection(pool, job)) is not None:
                 return [JobSubmitted(job), JobFailed(job.id, reason)]
             return [JobSubmitted(job)]
         case Cancellation(job_id, reason):
@@ -153,7 +153,7 @@ def revocations(pool: PoolState, fact: Fact) -> list[Revocation]:
     return [(who, CancelJob(job_id, held)) for who, held in holders if held in over]
 
 
-def why_untrusted(pool: PoolState, job: Job) -> str | None:
+def trust_rejection(pool: PoolState, job: Job) -> str | None:
     """Return why no trusted worker can run a private job now; None if one can."""
     if job.terms.privacy is not Privacy.PRIVATE:
         return None
@@ -162,14 +162,16 @@ def why_untrusted(pool: PoolState, job: Job) -> str | None:
     offers = [each.offer for each in workers if each.offer.public_key in trusted]
     if any(offer.proven for offer in offers):
         return None
-    why = (
-        "those that are there have not proved their key"
+    problem = (
+        "those that are connected have not proved their key"
         if offers
-        else "none of those is there"
+        else "none of them is connected"
         if trusted
         else "no worker is paired"
     )
-    return f"{NO_TRUSTED_WORKER}: only paired workers may have a private job, and {why}"
+    return (
+        f"{NO_TRUSTED_WORKER}: only paired workers may run a private job, and {problem}"
+    )
 
 
 def _receipt_marks(
@@ -251,7 +253,7 @@ def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> JobExpire
     }[limit]
     error = f"{limit.value}: over the limit of {seconds:g} s"
     if limit is TimeLimit.QUEUE:
-        error = f"{why_no_worker(pool, job)} ({error})"
+        error = f"{no_worker_reason(pool, job)} ({error})"
     return JobExpired(job.job.id, limit, error)
 
 

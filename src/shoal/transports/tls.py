@@ -92,10 +92,10 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key)
     except ssl.SSLError as error:
-        why = "it is damaged, or not in PEM form"
+        problem = "it is damaged, or not in PEM form"
         if error.reason == "KEY_VALUES_MISMATCH":
-            why = f"it is not the key of the certificate in {certificate}"
-        raise ConfigError(f"--tls-key {key}: {why}") from error
+            problem = f"it is not the key of the certificate in {certificate}"
+        raise ConfigError(f"--tls-key {key}: {problem}") from error
     return context
 
 

@@ -67,9 +67,9 @@ class WebSocketLink:
                 code = self._socket.close_code or 1006
                 raise LinkClosed(f"broken WebSocket: {message.data}", code)
             case _:
-                why = f"closed here: {self._farewell}" if self._farewell else ""
+                reason = f"closed here: {self._farewell}" if self._farewell else ""
                 code = self._socket.close_code or 1006
-                raise LinkClosed(why or "connection lost", code)
+                raise LinkClosed(reason or "connection lost", code)
 
     def _parsed(self) -> list[Data]:
         """Take the messages that came with the last one, without waiting.

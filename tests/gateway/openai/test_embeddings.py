@@ -88,7 +88,7 @@ def test_vectors_are_numbers_unless_base64_is_asked_for() -> None:
     ],
     ids=str,
 )
-def test_a_worker_that_gives_no_vectors_is_said_to(vectors: tuple[Any, ...]) -> None:
+def test_invalid_vectors_of_a_worker_fail_the_request(vectors: tuple[Any, ...]) -> None:
     for form in ("float", "base64"):
-        with pytest.raises(JobError, match="the worker gave"):
+        with pytest.raises(JobError, match="the worker returned"):
             encode_embeddings(decode(encoding_format=form), outcome(*vectors), USAGE)

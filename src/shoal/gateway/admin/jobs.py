@@ -17,7 +17,7 @@ from shoal.gateway.http.decoding import job_id_in, read_query
 from shoal.gateway.http.responses import json_response
 from shoal.gateway.jobs.job_view import NULL, encode_value
 from shoal.gateway.jobs.webhooks import describe_delivery
-from shoal.pool.eligibility import why_no_worker
+from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.explanation import explain
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import (
@@ -129,7 +129,7 @@ async def explain_job(
     lines = explain(history)
     waiting = gateway.hub.pool.jobs.get(stored.job.id)
     if waiting is not None and waiting.worker_id is None:
-        lines.append(f"still waiting: {why_no_worker(gateway.hub.pool, waiting)}")
+        lines.append(f"still waiting: {no_worker_reason(gateway.hub.pool, waiting)}")
     if (delivery := await gateway.store.webhooks.state_of(stored.job.id)) is not None:
         lines.append(describe_delivery(delivery))
     return json_response(Explanation(stored.job.id, lines))

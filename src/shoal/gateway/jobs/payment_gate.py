@@ -21,7 +21,7 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Charge
 from shoal.pool.inputs import AccountTopUp
-from shoal.pool.react import why_untrusted
+from shoal.pool.react import trust_rejection
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ async def pay(
     The payment is credited to the account that the job is charged to.  A repeated
     request with the same idempotency key is not paid for again.
 
-    Raises PaymentDue, PaymentsDown, StoreError, or what ``Hub.why_refused`` returns.
+    Raises PaymentDue, PaymentsDown, StoreError, or what ``Hub.rejection`` returns.
     """
     terms, hub = job.terms, gateway.hub
     if (
@@ -45,9 +45,9 @@ async def pay(
         or await hub.is_duplicate(job)
     ):
         return job
-    if terms.privacy is Privacy.PRIVATE and why_untrusted(hub.pool, job):
+    if terms.privacy is Privacy.PRIVATE and trust_rejection(hub.pool, job):
         return job  # it fails at once
-    if (refusal := hub.why_refused(job)) is not None:
+    if (refusal := hub.rejection(job)) is not None:
         raise refusal
     offered = await gateway.payments.verify(_charge(request, job))
     if offered is None:

@@ -101,7 +101,7 @@ async def _submit(
 def _check_webhook(gateway: Gateway, caller: ApiCaller, webhook: Webhook) -> None:
     if gateway.egress_policy is EgressPolicy.OFF:
         raise InvalidRequest(
-            "webhook: the coordinator calls nobody (--webhooks off): ask for the job "
+            "webhook: the coordinator sends no webhooks (--webhooks off): poll the job "
             "with ?wait=",
             "webhook",
         )

@@ -52,7 +52,7 @@ log = logging.getLogger("shoal.gateway")
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    why: str
+    reason: str
     final: bool = False  # whether a retry is useless
 
 
@@ -218,7 +218,7 @@ class WebhookSender:
             return
         pause = None if failure.final else retry_delay(attempts, self._chance())
         due_at = None if pause is None else self._clock.wall() + pause
-        await self._store.webhooks.record_attempt(job_id, failure.why, due_at)
+        await self._store.webhooks.record_attempt(job_id, failure.reason, due_at)
         log.warning(
             "%s job=%s host=%s attempts=%d error=%r",
             "gave up webhook"
@@ -227,7 +227,7 @@ class WebhookSender:
             job_id,
             host,
             attempts,
-            failure.why,
+            failure.reason,
         )
 
 

@@ -66,7 +66,7 @@ _decoder = msgspec.json.Decoder(CreateEmbedding)
 def decode_embedding_request(data: bytes) -> EmbeddingRequest:
     """Decode a body.
 
-    Raises InvalidRequest naming the field that is no good.
+    Raises InvalidRequest naming the invalid field.
     """
     body = decode(_decoder, data)
     inputs = [body.input] if isinstance(body.input, str) else body.input
@@ -87,7 +87,7 @@ def encode_embeddings(asked: EmbeddingRequest, outcome: Outcome, usage: Usage) -
     wanted = len(asked.work.inputs)
     if len(outcome.choices) != wanted:
         given = len(outcome.choices)
-        raise JobError(f"the worker gave {given} vectors for {wanted} texts")
+        raise JobError(f"the worker returned {given} vectors for {wanted} texts")
     # Each for itself, so that other threads get a turn in between.
     vectors = [
         msgspec.Raw(
@@ -116,12 +116,12 @@ def _vector(choice: Choice, in_base64: bool) -> str | list[float]:
     if not data or len(data) % FLOAT:
         raise _vector_error(f"{len(data)} bytes, expected float32 numbers")
     values = struct.unpack(f"<{len(data) // FLOAT}f", data)
-    # JSON has no words for others.  A sum of float32 in double precision is finite if
+    # JSON cannot express others.  A sum of float32 in double precision is finite if
     # all of them are.
     if not math.isfinite(sum(values)):
         raise _vector_error("a number in it is not finite")
     return encoded if in_base64 else list(values)
 
 
-def _vector_error(why: str) -> JobError:
-    return JobError(f"the worker gave something that is no vector: {why}")
+def _vector_error(problem: str) -> JobError:
+    return JobError(f"the worker returned an invalid vector: {problem}")

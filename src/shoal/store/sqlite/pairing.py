@@ -26,8 +26,7 @@ class SqlitePairing:
 
     async def find(self, code: str) -> PairingCode | None:
         def find(sql: sqlite3.Connection) -> PairingCode | None:
-            # Which letters of a wrong code are right cannot be told from how long
-            # this takes, with the few guesses that an address has.
+            # Not in constant time: a timing attack needs more guesses than allowed.
             row = sql.execute(f"{CODE} WHERE code = ?", (code,)).fetchone()
             return None if row is None else PairingCode(*row)
 
@@ -68,5 +67,5 @@ class SqlitePairing:
 
 
 def forget_expired(sql: sqlite3.Connection, before: float) -> None:
-    """Forget the codes that nobody could claim any more by then."""
+    """Delete the codes that could not be claimed any more by then."""
     sql.execute("DELETE FROM pairing_codes WHERE expires_at < ?", (before,))
