@@ -45,7 +45,7 @@ class RustPeer:
             session.ws_connect(f"{url}?node={self.node_id}", max_msg_size=0) as socket,
         ):
             self.socket = socket
-            await self.send("register", self._registration())
+            await self._introduce()
             serving = asyncio.create_task(self._serve(socket))
             try:
                 await self.until("registerAck")
@@ -54,6 +54,9 @@ class RustPeer:
                 serving.cancel()
                 with suppress(asyncio.CancelledError):
                     await serving
+
+    async def _introduce(self) -> None:
+        await self.send("register", self._registration())
 
     async def until(self, kind: str, count: int = 1) -> dict[str, Any]:
         """Wait for ``count`` messages of a kind; return the last of them."""
@@ -233,7 +236,15 @@ class RustNode(RustPeer):
 
 @dataclass
 class RustGateway(RustPeer):
-    """A gateway, which opens a session for each request."""
+    """A gateway, which opens a session for each request.
+
+    It discovers the peers at once, so that the relay may get that before its
+    registration.
+    """
+
+    async def _introduce(self) -> None:
+        await self.send("discover", {"requestingNodeID": self.node_id})
+        await super()._introduce()
 
     async def discover(self) -> dict[str, dict[str, Any]]:
         """Discover the peers; return them by their ids."""
@@ -266,6 +277,9 @@ class RustGateway(RustPeer):
                 data = await self._in_session("relayData", session_id, len(answer) + 1)
                 ((kind, payload),) = json.loads(base64.b64decode(data["data"])).items()
                 answer.append({kind: payload.get("_0", payload)})
+                for choice in answer[-1][kind].get("chunk", {}).get("choices", []):
+                    # It passes choices on as they are; strict clients need the field.
+                    assert "finish_reason" in choice
                 if kind in ("inferenceComplete", "inferenceError"):
                     break
         await self.send("relayClose", self._addresses(to, session_id))

@@ -42,7 +42,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     index: int
     delta: _Delta
-    finish_reason: str | msgspec.UnsetType = msgspec.UNSET
+    finish_reason: str | None
 
 
 class _Usage(msgspec.Struct):
@@ -90,6 +90,11 @@ def chunks_in(messages: Sequence[bytes]) -> list[dict[str, Any]]:
         )
         chunks.append(payload["chunk"])
     return chunks
+
+
+def choices(delta: dict[str, Any], reason: str | None = None) -> list[dict[str, Any]]:
+    """Return the choices of a chunk; the document has the reason in each, or null."""
+    return [{"index": 0, "delta": delta, "finish_reason": reason}]
 
 
 def read(reader: ChunkReader, messages: Sequence[bytes]) -> list[AnswerPiece]:
@@ -142,10 +147,10 @@ def test_the_role_comes_first_and_the_usage_last() -> None:
     chunks = [(c["choices"], c.get("usage")) for c in chunks_in(messages)]
     usage = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
     assert chunks == [
-        ([{"index": 0, "delta": {"role": "assistant", "content": ""}}], None),
-        ([{"index": 0, "delta": {"content": "Hello"}}], None),
-        ([{"index": 0, "delta": {"content": " you"}}], None),
-        ([{"index": 0, "delta": {}, "finish_reason": "length"}], None),
+        (choices({"role": "assistant", "content": ""}), None),
+        (choices({"content": "Hello"}), None),
+        (choices({"content": " you"}), None),
+        (choices({}, "length"), None),
         ([], usage),
     ]
 
@@ -184,7 +189,7 @@ def test_tool_calls_and_several_choices_round_trip() -> None:
 
     arrived = read(back, messages)
     whole = assemble(arrived)
-    assert len([m for m in messages if b"finish_reason" in m]) == 2
+    assert len([m for m in messages if b'"finish_reason":null' not in m]) == 2
     assert [choice.finish_reason for choice in whole.choices] == ["tool_calls", "stop"]
     assert visible(whole) == visible(assemble(pieces))
 

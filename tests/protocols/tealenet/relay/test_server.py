@@ -202,7 +202,8 @@ def test_an_invalid_registration_is_refused(
     peer = harness.connect(1)
 
     assert error_of(peer.send(peer.registration(**wrong))) == "invalid_register"
-    assert error_of(peer.send({"discover": {}})) == "not_registered"
+    opening = peer.to("relayOpen", harness.join(2))
+    assert error_of(peer.send(opening)) == "not_registered"
 
 
 def test_a_registration_under_another_nodes_id_is_refused(
@@ -226,12 +227,12 @@ def test_one_connection_is_one_node(harness: RelayHarness) -> None:
 def test_a_shoal_node_has_to_prove_its_key(harness: RelayHarness) -> None:
     peer = harness.connect(1)
 
+    other = harness.join(2)
     (answer,) = peer.send(peer.registration(capabilities=SHOAL_CAPABILITIES))
-    assert error_of(peer.send({"discover": {}})) == "not_registered"
+    assert error_of(peer.send(peer.to("relayOpen", other))) == "not_registered"
     (ack,) = peer.prove(answer["registerChallenge"]["challenge"])
 
     assert "registerAck" in ack
-    other = harness.join(2)
     (found,) = other.send({"discover": {}})
     (entry,) = found["discoverResponse"]["peers"]
     assert entry["shoal"] == {"proven": True}
@@ -440,6 +441,45 @@ def test_discovery_lists_fifty_nodes_unless_more_are_requested(
     assert len(set(all_)) == 70
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_discovery_before_the_registration_is_answered_after_it(
+    harness: RelayHarness, together: bool
+) -> None:
+    harness.join(1, capabilities=CAPABILITIES | {"loadedModels": ["big"]})
+    other = harness.join(2)
+    gateway = harness.connect(3)
+    early = {"discover": {"requestingNodeID": "x", "filter": {"modelID": "m"}}}
+
+    if together:
+        answers = gateway.send(early, gateway.registration())
+    else:
+        assert gateway.send(early) == []
+        answers = gateway.send(gateway.registration())
+
+    assert [next(iter(each)) for each in answers] == ["registerAck", "discoverResponse"]
+    assert _found(answers[1:]) == [other.id]
+    (renewed,) = gateway.send(gateway.registration())
+    assert "registerAck" in renewed
+
+
+def test_early_discovery_waits_for_the_proof_of_a_key(harness: RelayHarness) -> None:
+    other, peer = harness.join(2), harness.connect(1)
+    register = peer.registration(capabilities=SHOAL_CAPABILITIES)
+
+    (challenge,) = peer.send({"discover": {}}, register)
+    answers = peer.prove(challenge["registerChallenge"]["challenge"])
+
+    assert _found(answers[1:]) == [other.id]
+
+
+def test_early_discovery_with_invalid_fields_is_refused(harness: RelayHarness) -> None:
+    peer = harness.connect(1)
+    long = {"discover": {"filter": {"modelID": "m" * 257}}}
+
+    assert error_of(peer.send({"discover": {"filter": 5}})) == "invalid_message"
+    assert error_of(peer.send(long)) == "not_registered"
+
+
 # Forwarding.
 
 
@@ -626,7 +666,7 @@ def test_a_silent_node_is_removed(harness: RelayHarness) -> None:
 
     assert error_of(silent.inbox) == "registration_expired"
     assert [list(each) for each in other.inbox] == [["peerLeft"]]
-    assert error_of(silent.send({"discover": {}})) != "rate_limited"
+    assert error_of(silent.send(silent.to("relayOpen", other))) == "not_registered"
     (answer,) = silent.send(silent.registration())
     assert "registerAck" in answer
 

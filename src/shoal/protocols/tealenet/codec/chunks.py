@@ -77,7 +77,8 @@ class ChunkWriter:
         self._end = b"}" + end
         self._tail = b"]" + self._end
         self._before = self._head + b'{"index":0,"delta":{"content":'
-        self._after = b"}}" + self._tail
+        # As in the document's example: strict clients of gateways require the field.
+        self._after = (b"}}" if exact else b'},"finish_reason":null}') + self._tail
         self._usage = usage
         self._exact = exact
         self._buffered: list[AnswerPiece] | None = None if streaming or exact else []
@@ -175,8 +176,13 @@ class ChunkWriter:
         reason: str | None,
         shoal: int | None = None,
     ) -> bytes:
-        choice = ChunkChoice(index, {**fields}, logprobs, reason, shoal)
-        return b"".join((self._head, encode_json(choice), self._tail))
+        if self._exact:
+            choice = encode_json(
+                ChunkChoice(index, {**fields}, logprobs, reason, shoal)
+            )
+        else:
+            choice = encode_json(_plain_choice(index, fields, logprobs, reason))
+        return b"".join((self._head, choice, self._tail))
 
     def _whole(self, pieces: Sequence[AnswerPiece], finish_reason: str) -> list[bytes]:
         """Encode an answer as one chunk.  Raises PeerError beyond ``CHUNK_MAX``."""
@@ -252,6 +258,16 @@ class ChunkReader:
 
 
 # Private parts, in the order in which they are called.
+
+
+def _plain_choice(
+    index: int, fields: Mapping[str, JSON], logprobs: JSON, reason: str | None
+) -> dict[str, JSON]:
+    """Return a choice as in the document: its ``finish_reason`` may be null."""
+    choice: dict[str, JSON] = {"index": index, "delta": {**fields}}
+    if logprobs is not None:
+        choice["logprobs"] = logprobs
+    return choice | {"finish_reason": reason}
 
 
 def _reason(reason: str) -> str:

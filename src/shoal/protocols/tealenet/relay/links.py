@@ -6,7 +6,11 @@ from math import ceil
 
 from shoal.protocols.seam.relay import RelaySend
 from shoal.protocols.tealenet.codec.relay_envelope import BadRelayMessage
-from shoal.protocols.tealenet.codec.relay_messages import RelayError, encode
+from shoal.protocols.tealenet.codec.relay_messages import (
+    Discover,
+    RelayError,
+    encode,
+)
 from shoal.protocols.tealenet.relay.limits import RateBucket, RelayLimits
 from shoal.protocols.tealenet.relay.nodes import NodeRecord
 
@@ -25,7 +29,7 @@ class NodeLink:
     """A link with its rate limits.
 
     ``challenge`` is for a node to sign when it registers.  The link is not read from
-    before ``read_at``.
+    before ``read_at``.  ``pending_discovery`` waits for the node's registration.
     """
 
     id: int
@@ -38,6 +42,7 @@ class NodeLink:
     registrations: RateBucket
     node: NodeRecord | None = None
     challenge: str = ""
+    pending_discovery: Discover | None = None
     read_at: float = 0.0
 
     @property

@@ -18,6 +18,7 @@ from shoal.protocols.tealenet.codec.relay_envelope import (
 from shoal.protocols.tealenet.codec.relay_messages import (
     CLOSE_REPLACED,
     Discover,
+    DiscoverFilter,
     RegistrationProof,
     RelayClose,
     RelayHost,
@@ -28,7 +29,7 @@ from shoal.protocols.tealenet.codec.relay_messages import (
     decode_payload,
     encode,
 )
-from shoal.protocols.tealenet.codec.scalars import to_date
+from shoal.protocols.tealenet.codec.scalars import NAME_MAX, to_date
 from shoal.protocols.tealenet.codec.signatures import CHALLENGE_SIZE, noise_fields
 from shoal.protocols.tealenet.relay.limits import RelayLimits
 from shoal.protocols.tealenet.relay.links import (
@@ -157,31 +158,32 @@ class NodeRegistry:
             check_proof(message, message.shoal, link.challenge, verifies)
             proven = True
         profile = node_profile(message, self._limits)
-        return [
+        outputs: list[RelayOutput] = [
             *self._store(link, message.node_id, profile, now, proven=proven),
             self._acknowledge(link.id, message.node_id, profile, now),
         ]
+        pending, link.pending_discovery = link.pending_discovery, None
+        if pending is not None and link.node is not None:
+            outputs += self._list_nodes(link, link.node, pending.filter, now)
+        return outputs
 
     def discover(
         self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
     ) -> Sequence[RelayOutput]:
-        """Return the list of nodes.  Raises BadRelayMessage."""
-        requester = link.registered_node
-        if wait := link.discoveries.try_charge_one(now):
-            return (rate_limited(link, "questions", wait),)
+        """Return the list of nodes, after the registration if that is yet to come.
+
+        Real peers may send it first: the original relay requires no registration.
+        Raises BadRelayMessage.
+        """
         # The link identifies the requester; the id that the message claims is ignored.
-        message = decode_payload(kind, {**payload, "requestingNodeID": requester.id})
+        message = decode_payload(kind, {**payload, "requestingNodeID": ""})
         assert isinstance(message, Discover), "the kind determines the type"
-        # A request may search all nodes, and one address may have many requesters.
-        if wait := link.origin.lookups.try_charge(len(self.nodes), now):
-            return (rate_limited(link, "questions", wait),)
-        first = int.from_bytes(self._context.random_bytes(8)) % len(self.nodes)
-        peers = discover_entries(
-            self.nodes, requester, message.filter, self._limits, first, self._epoch
-        )
-        return (
-            RelaySend(link.id, encode_envelope("discoverResponse", {"peers": peers})),
-        )
+        if link.node is not None:
+            return self._list_nodes(link, link.node, message.filter, now)
+        if message.filter is not None and len(message.filter.model_id or "") > NAME_MAX:
+            raise BadRelayMessage("not_registered", "Send register first")
+        link.pending_discovery = message
+        return ()
 
     def remove(self, node: NodeRecord, now: float) -> Sequence[RelayOutput]:
         """Remove a node and announce that to the others."""
@@ -263,6 +265,27 @@ class NodeRegistry:
         host = self._host if profile.extended else UNSET
         ack = RelayRegisterAck(node_id, self._epoch + now, lifetime, host)
         return RelaySend(link_id, encode(ack))
+
+    def _list_nodes(
+        self,
+        link: NodeLink,
+        requester: NodeRecord,
+        wanted: DiscoverFilter | None,
+        now: float,
+    ) -> Sequence[RelayOutput]:
+        """Return the nodes that a filter lets through, or the error beyond a rate."""
+        if wait := link.discoveries.try_charge_one(now):
+            return (rate_limited(link, "questions", wait),)
+        # A request may search all nodes, and one address may have many requesters.
+        if wait := link.origin.lookups.try_charge(len(self.nodes), now):
+            return (rate_limited(link, "questions", wait),)
+        first = int.from_bytes(self._context.random_bytes(8)) % len(self.nodes)
+        peers = discover_entries(
+            self.nodes, requester, wanted, self._limits, first, self._epoch
+        )
+        return (
+            RelaySend(link.id, encode_envelope("discoverResponse", {"peers": peers})),
+        )
 
     def _close_sessions(self, node: NodeRecord) -> Sequence[RelayOutput]:
         """Close a node's sessions; send relayClose in its name to Shoal nodes.
