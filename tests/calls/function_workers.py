@@ -95,6 +95,13 @@ class Functions:
         job = self.runs[run]
         self.port.on_event(Completed(job.job_id, job.lease, value=pack(value)))
 
+    def return_all(self, value: object = None, *, error: str = "") -> None:
+        """Return a value from all calls that were held, or an error."""
+        held, self.calls = self.calls, []
+        for job_id, lease, made in held:
+            result = CallResult(made.number, b"" if error else pack(value), error)
+            self.port.on_event(CallsReturned(job_id, lease, [result]))
+
     def say_return(self, *numbers: int, error: str = "") -> None:
         """Return from calls in a lane that were held, by their numbers."""
         for number in numbers:

@@ -1,7 +1,7 @@
 """Calls that are not stored, in virtual time: who gets which, and what is lost."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import pytest
 
@@ -16,6 +16,7 @@ from shoal.domain.errors import (
     UnknownTask,
     WorkerLost,
 )
+from shoal.domain.ids import WorkerId
 from shoal.domain.job import Priority
 from shoal.domain.vocabulary import (
     CallResult,
@@ -41,6 +42,12 @@ class Caller:
     def __init__(self) -> None:
         self.values: dict[int, object] = {}
         self.errors: dict[int, ShoalError | str] = {}
+
+    def on_pushed(self, numbers: Sequence[int], worker_id: WorkerId) -> None:
+        pass
+
+    def on_requeued(self, numbers: Sequence[int], reason: str, *, lost: bool) -> None:
+        pass
 
     def on_results(self, returns: Iterable[CallResult]) -> None:
         for each in returns:

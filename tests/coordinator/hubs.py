@@ -50,6 +50,7 @@ class SlowStore(SqliteStore):
         self.working = asyncio.Event()
         self.working.set()
         self.full = False
+        self.appends = 0
 
     async def append(
         self,
@@ -58,6 +59,7 @@ class SlowStore(SqliteStore):
         earlier: Sequence[RecordedFact] = (),
         entries: LedgerEntries = NO_ENTRIES,
     ) -> None:
+        self.appends += 1
         await self.working.wait()
         if self.full:
             raise StoreError("shoal.db: disk I/O error")

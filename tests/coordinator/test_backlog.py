@@ -11,7 +11,7 @@ from coordinator.hubs import Coordinator, coordinator, moment
 from shoal.coordinator.backlog import Backlog, QueueReservation
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.job_listener import EndedJob
-from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, JobTerms
 from shoal.domain.vocabulary import CallResult
 from shoal.pool.functions import call_limits
@@ -29,7 +29,11 @@ class Silent:
         pass
 
     def on_leased(
-        self, job_id: JobId, lease: LeaseNumber, peer: WorkerConnection
+        self,
+        job_id: JobId,
+        lease: LeaseNumber,
+        worker_id: WorkerId,
+        peer: WorkerConnection,
     ) -> None:
         pass
 

@@ -15,6 +15,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 from harness.speed import scaled
 from protocols.contexts import SIGNER, protocol_context
 from shoal.app.endpoints import anonymous_http
+from shoal.calls.durable import DurableCalls
 from shoal.config.secret_files import new_secret
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.blob_transfer import BlobTransfer
@@ -181,10 +182,12 @@ async def serving(
         queue_max,
         blobs=BlobTransfer(files),
     )
+    calls = hub.carried = DurableCalls(hub, store, clock)
     keyring = Keyring(await key_cache(store.keys), keys or {"default": KEY})
     admission = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
     gateway = Gateway(
         hub,
+        calls,
         store,
         clock,
         Access(hub, clock, keyring, store.keys, open_loopback=open_loopback),
@@ -207,7 +210,7 @@ async def serving(
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    running = asyncio.create_task(hub.run())
+    running = asyncio.gather(hub.run(), calls.run())
     try:
         async with ClientSession() as session:
             yield Pool(url, hub, session, gateway)

@@ -16,7 +16,7 @@ from shoal.calls.stream import OpenCallStream
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.job_listener import EndedJob
 from shoal.domain.errors import ShoalError
-from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, Priority
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
@@ -63,7 +63,11 @@ class Noting:
         self.told.append("accepted")
 
     def on_leased(
-        self, job_id: JobId, lease: LeaseNumber, peer: WorkerConnection
+        self,
+        job_id: JobId,
+        lease: LeaseNumber,
+        worker_id: WorkerId,
+        peer: WorkerConnection,
     ) -> None:
         self.told.append("leased")
 

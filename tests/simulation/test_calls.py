@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -14,7 +14,7 @@ from shoal.calls.scheduler import CallScheduler
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.job_listener import EndedJob
 from shoal.domain.errors import JobError, ShoalError, TimedOut, WorkerLost
-from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, Priority
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import CallResult, StreamedCall
@@ -77,7 +77,11 @@ class Clients:
         if self.world.up:
             number = self.number()
             job = self.job(number)
-            self.world.hub.submit(job, Placed(self, number))
+            if self.world.random.random() < 0.3:  # as calls with a price
+                self.world.hub.submit(job, Placed(self, number))
+            else:
+                self.world.calls.submit(job, WAY, Placed(self, number))
+                self.world.calls.flush(job.owner)
 
     async def insist(self) -> None:
         """Ask for a call under one key until it has its end, come what may."""
@@ -170,8 +174,15 @@ class Placed:
         self._clients.accepted[job_id] = self._number
 
     def on_leased(
-        self, job_id: JobId, lease: LeaseNumber, peer: WorkerConnection
+        self,
+        job_id: JobId,
+        lease: LeaseNumber,
+        worker_id: WorkerId,
+        peer: WorkerConnection,
     ) -> None:
+        pass
+
+    def on_started(self, job_id: JobId, lease: LeaseNumber) -> None:
         pass
 
     def on_progress(self, job_id: JobId, share: float | None, remark: str) -> None:
@@ -192,6 +203,12 @@ class InLanes:
         self.open: set[int] = set()
         self.news = asyncio.Event()
         self._clients = clients
+
+    def on_pushed(self, numbers: Sequence[int], worker_id: WorkerId) -> None:
+        pass
+
+    def on_requeued(self, numbers: Sequence[int], reason: str, *, lost: bool) -> None:
+        pass
 
     def on_results(self, returns: Iterable[CallResult]) -> None:
         for number, value, error in returns:

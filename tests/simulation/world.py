@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 
 from protocols.contexts import SIGNER, protocol_context, require_token
+from shoal.calls.durable import DurableCalls
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import JobError, ShoalError
@@ -80,6 +81,7 @@ class World:
         self.clock = LoopClock(lambda: EPOCH + asyncio.get_running_loop().time())
         self.tally = Tally()
         self.hub: Hub
+        self.calls: DurableCalls
         self.up = False
         self.protocol = protocol
         self._jobs = 0
@@ -87,7 +89,7 @@ class World:
         self._endpoint: Listener | WebSocketRoute
         self._crowds: PeerConnections
         self._serving: dict[asyncio.Task[object], Wire] = {}
-        self._hub_task: asyncio.Task[None]
+        self._running: list[asyncio.Task[None]]
         self._clients: set[asyncio.Task[None]] = set()
         self.accepted: dict[JobId, None] = {}  # in order
         self.done: dict[str, JobId] = {}  # the jobs that were done, by their keys
@@ -107,6 +109,7 @@ class World:
         self.hub = Hub(
             self.store, self.clock, self.new_id, SIGNER, hedge_after=self._hedge_after
         )
+        self.calls = self.hub.carried = DurableCalls(self.hub, self.store, self.clock)
         await self.hub.restore()
         endpoints = self.protocol.endpoints(self.protocol.config(), self._setting())
         wanted = Listener if self.protocol.joint else WebSocketRoute
@@ -114,7 +117,10 @@ class World:
         keys = self.store.keys
         admission = WorkerAdmission(await load_join_tokens(keys), keys, self.clock)
         self._crowds = PeerConnections(self.hub, self.clock, admission)
-        self._hub_task = asyncio.create_task(self.hub.run())
+        self._running = [
+            asyncio.create_task(self.hub.run()),
+            asyncio.create_task(self.calls.run()),
+        ]
         self.up = True
 
     def _setting(self) -> ProtocolContext:
@@ -129,7 +135,7 @@ class World:
     async def crash(self) -> None:
         """End the coordinator as ``kill -9`` does: no farewell, nothing flushed."""
         self.up = False
-        dead = [self._hub_task, *self._serving, *self._clients]
+        dead = [*self._running, *self._serving, *self._clients]
         for wire in self._serving.values():
             wire.cut()
         for task in dead:
@@ -266,8 +272,9 @@ class World:
             await asyncio.sleep(self.random.uniform(0.0, 5.0))
             if not self.up:
                 continue
-            if self._hub_task.done():
-                self._hub_task.result()
+            for each in self._running:
+                if each.done():
+                    each.result()
             # The coordinator's end cuts it off, as its connection would be.
             asking = asyncio.create_task(self._answer(replace(job, id=self.new_id())))
             await asyncio.wait([asking])
@@ -327,14 +334,20 @@ class World:
             f"key {self._jobs}" if named else "",
         )
 
+    async def _drain(self) -> None:
+        while self.calls.open_count:  # noqa: ASYNC110  # nothing tells when it is
+            await asyncio.sleep(1.0)
+        await self.hub.drain()
+
     async def settle(self) -> None:
         """Wait until no job is open.  Raises what the hub died of, if it did."""
-        settled = asyncio.ensure_future(self.hub.drain())
+        settled = asyncio.ensure_future(self._drain())
         await asyncio.wait(
-            (settled, self._hub_task), return_when=asyncio.FIRST_COMPLETED
+            (settled, *self._running), return_when=asyncio.FIRST_COMPLETED
         )
-        if self._hub_task.done():
-            self._hub_task.result()
+        for each in self._running:
+            if each.done():
+                each.result()
 
     def any_wire(self) -> Wire | None:
         return self.random.choice(self._wires) if self._wires else None

@@ -20,6 +20,7 @@ from shoal.app.settings import (
     read_settings,
 )
 from shoal.app.websocket_router import STOPPING, WebSocketRouter
+from shoal.calls.durable import DurableCalls
 from shoal.config import ServeConfig, X402Config, check_x402
 from shoal.config.runtime_file import publish_url
 from shoal.config.secret_files import (
@@ -115,11 +116,13 @@ async def run_coordinator(
         await store.open()
         finally_.push_async_callback(store.close)
         hub = _hub(config, settings, store, clock, stored.signer, BlobTransfer(files))
+        calls = DurableCalls(hub, store, clock)
+        hub.carried = calls
         if restored := await hub.restore():
             log.info("restored jobs=%d", restored)
         payments = await finally_.enter_async_context(open_payments(x402))
         gateway = await _gateway(
-            config, settings, wires, store, clock, hub, stored, payments
+            config, settings, wires, store, clock, hub, calls, stored, payments
         )
         admission = gateway.admission
         endpoints = make_endpoints(
@@ -157,6 +160,7 @@ async def run_coordinator(
         ):
             background = [
                 tasks.create_task(hub.run()),
+                tasks.create_task(calls.run()),
                 tasks.create_task(_spot_checks(hub, store, settings).run()),
                 tasks.create_task(_prune(gateway, config.keep_days)),
                 tasks.create_task(_send_webhooks(gateway, settings.reach)),
@@ -173,9 +177,11 @@ async def run_coordinator(
                     hub, admission.url, port, admission.ports, stored.api_key, join
                 )
                 peers.drain(STOPPING)
-                with suppress(TimeoutError):
+                calls.stop()
+                with suppress(TimeoutError, StoreError):
                     async with asyncio.timeout(config.drain):
                         await hub.drain()
+                        await calls.stored()
                 hub.disconnect_all(STOPPING)
                 peers.disconnect_all(STOPPING)
                 await websockets.close()
@@ -233,6 +239,7 @@ async def _gateway(
     store: Store,
     clock: LoopClock,
     hub: Hub,
+    calls: DurableCalls,
     stored: _StoredSecrets,
     payments: Payments,
 ) -> Gateway:
@@ -242,6 +249,7 @@ async def _gateway(
         admission.fingerprint = fingerprint_of(settings.certificate)
     return Gateway(
         hub,
+        calls,
         store,
         clock,
         Access(hub, clock, keyring, store.keys, open_loopback=config.open_loopback),

@@ -1,7 +1,7 @@
 """The calls of one route, and the streams that they share."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,20 +11,24 @@ from shoal.coordinator.hub import Hub
 from shoal.domain.errors import (
     NoFirstOutput,
     NotFound,
+    NoWorker,
     QueueFull,
     ShoalError,
     TimedOut,
     WorkerLost,
 )
+from shoal.domain.ids import WorkerId
 from shoal.domain.job import Priority
 from shoal.domain.vocabulary import CallResult
 from shoal.domain.work import CALL_QUEUE, CallStream
+from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import call_limits
 from shoal.transports.clock import Clock
 
 ATTEMPTS_MAX = 3  # streams lost while running a call, until the call is blamed
 IDLE_MAX = 2.0  # seconds to hold an idle stream
 IDLE_WANTED = 0.25  # the same, while jobs wait that could use its slot
+STUCK = "the call before it takes long"
 SLOT_TURN = 1.0  # seconds that a stream keeps its slot while others wait
 
 
@@ -47,6 +51,16 @@ class GroupOwner(Protocol):
 
     def schedule_check(self) -> None:
         """Schedule a check of all streams."""
+        ...
+
+    def on_pushed(self, numbers: Sequence[int], worker_id: WorkerId) -> None:
+        """Calls were sent to a worker."""
+        ...
+
+    def on_requeued(
+        self, numbers: Sequence[int], reason: str, *, lost: bool = False
+    ) -> None:
+        """Calls without a result wait again; ``lost``: with their worker."""
         ...
 
     def on_results(self, returns: list[CallResult]) -> None:
@@ -73,6 +87,7 @@ class CallGroup:
         self._call_timeout = call_limits(route.stream.timeout).first_output
         self._loads: dict[OpenCallStream, StreamLoad] = {}
         self._listening = False  # whether it waits for queue room
+        self._paused = False  # whether no more calls are sent
 
     @property
     def due(self) -> float:
@@ -89,6 +104,8 @@ class CallGroup:
 
         The least loaded streams come first.
         """
+        if self._paused:
+            return
         free = [load for load in self._loads.values() if load.capacity > 0]
         free.sort(key=lambda load: len(load.in_flight))
         for index, load in enumerate(free):
@@ -113,6 +130,8 @@ class CallGroup:
                 continue
             if behind := load.take_back_stuck(now):
                 self.waiting.extendleft(reversed(behind))
+                numbers = [each.call.number for each in behind]
+                self._owner.on_requeued(numbers, STUCK)
             turn_over = now - load.opened_at >= SLOT_TURN
             if closing < others and turn_over and not load.closing:
                 load.closing = True
@@ -122,6 +141,7 @@ class CallGroup:
                 del self._loads[stream]
                 stream.close(idle=True)
         if self.waiting:
+            self._expire(now)
             self.flush()
         return closing
 
@@ -147,12 +167,25 @@ class CallGroup:
                 del self._loads[stream]
                 stream.close(idle=not load.in_flight)
 
+    def pause(self) -> None:
+        """Give each slot back when its last call has ended; send no more."""
+        self._paused = True
+        if self.opening is not None:
+            self.opening.close(idle=False)
+            self.opening = None
+        for stream, load in list(self._loads.items()):
+            load.closing = True
+            if not load.in_flight:
+                del self._loads[stream]
+                stream.close(idle=True)
+
     # Events of the streams.
 
     def on_open(self, stream: OpenCallStream) -> None:
         now = self._owner.clock.now()
         if (load := self._loads.get(stream)) is not None:
             load.resend(now)
+            self._report_pushed(load, list(load.in_flight))
             return
         self.opening = None
         self._loads[stream] = StreamLoad(stream, now, self._call_timeout, active_at=now)
@@ -186,6 +219,9 @@ class CallGroup:
             self.opening = None
             if isinstance(error, QueueFull):
                 self._wait_for_room()
+            elif isinstance(error, NoWorker):
+                self._expire(self._owner.clock.now(), str(error))
+                self.flush()
             elif not self._loads:
                 self._fail_waiting(error)
             return
@@ -228,7 +264,14 @@ class CallGroup:
         tried = [each for each in wanted if each.attempts >= ATTEMPTS_MAX]
         self._owner.fail(tried, WorkerLost(blamed + reason))
         again = [each for each in wanted if each.attempts < ATTEMPTS_MAX]
+        wait_until = self._owner.clock.now() + self._route.queue
+        for each in again:
+            if each.attempts:  # the others have only waited
+                each.wait_until = wait_until
         self.waiting.extendleft(reversed(again))
+        if again:
+            numbers = [each.call.number for each in again]
+            self._owner.on_requeued(numbers, reason, lost=True)
 
     def _push(self, load: StreamLoad, most: int) -> None:
         calls: list[PendingCall] = []
@@ -242,6 +285,36 @@ class CallGroup:
             calls.append(each)
         if calls:
             load.push(calls, self._owner.clock.now())
+            self._report_pushed(load, [each.call.number for each in calls])
+
+    def _report_pushed(self, load: StreamLoad, numbers: list[int]) -> None:
+        worker_id = load.stream.worker_id
+        assert worker_id is not None, "an open stream has a worker"
+        self._owner.on_pushed(numbers, worker_id)
+
+    def _expire(self, now: float, reason: str = "") -> None:
+        """Fail the calls that have waited for too long."""
+        late: list[PendingCall] = []
+        for each in self.waiting:
+            if each.wait_until <= now:
+                late.append(each)
+            elif not each.attempts:
+                break  # those behind it came later
+        if not late:
+            return
+        expired = {each.call.number for each in late}
+        self.waiting = deque(
+            each for each in self.waiting if each.call.number not in expired
+        )
+        self._owner.fail(late, NoWorker(reason or self._waiting_reason()))
+
+    def _waiting_reason(self) -> str:
+        pool = self._owner.hub.pool
+        opening = self.opening and pool.jobs.get(self.opening.job_id)
+        limit = f"queue: over the limit of {self._route.queue:g} s"
+        if not opening:
+            return f"every slot for {self._route.stream.name} was busy ({limit})"
+        return f"{no_worker_reason(pool, opening)} ({limit})"
 
     def _open(self) -> None:
         hub = self._owner.hub

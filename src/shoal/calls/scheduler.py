@@ -1,12 +1,13 @@
-"""One client's unstored calls: pending calls, and the streams that carry them."""
+"""The pending calls of one owner, and the streams that carry them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from shoal.calls.group import CallGroup, CallRoute
 from shoal.calls.stream_load import PendingCall
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import ShoalError
+from shoal.domain.ids import WorkerId
 from shoal.domain.vocabulary import CallResult, StreamedCall
 from shoal.domain.work import CALL_QUEUE, TASK_QUEUE
 from shoal.transports.clock import Clock, Timer
@@ -14,8 +15,16 @@ from shoal.transports.clock import Clock, Timer
 CHECK_INTERVAL = 0.05  # seconds between checks of the streams
 
 
-class ResultListener(Protocol):
-    """Receives the results of calls."""
+class CallListener(Protocol):
+    """Receives the events of calls, by their numbers."""
+
+    def on_pushed(self, numbers: Sequence[int], worker_id: WorkerId) -> None:
+        """Calls were sent to a worker, which runs them one after the other."""
+        ...
+
+    def on_requeued(self, numbers: Sequence[int], reason: str, *, lost: bool) -> None:
+        """Calls without a result wait again; ``lost``: with their worker."""
+        ...
 
     def on_results(self, returns: Iterable[CallResult]) -> None:
         """Receive results, one for each call."""
@@ -27,19 +36,19 @@ class ResultListener(Protocol):
 
 
 class CallScheduler:
-    """The unstored calls of one connection, by number.
+    """The pending calls of one owner, by number.
 
     It never blocks: calls are sent when ``flush`` is called, and the rest when results
     arrive.
     """
 
     def __init__(
-        self, hub: Hub, clock: Clock, owner: str, caller: ResultListener
+        self, hub: Hub, clock: Clock, owner: str, listener: CallListener
     ) -> None:
         self.hub = hub
         self.clock = clock
         self.owner = owner
-        self.listener = caller
+        self.listener = listener
         self.pending: dict[int, tuple[PendingCall, CallGroup]] = {}
         self._groups: dict[CallRoute, CallGroup] = {}
         self._timer: Timer | None = None
@@ -52,7 +61,7 @@ class CallScheduler:
         group = self._groups.get(route)
         if group is None:
             group = self._groups[route] = CallGroup(self, route)
-        pending = PendingCall(call, blobs)
+        pending = PendingCall(call, blobs, self.clock.now() + route.queue)
         self.pending[call.number] = (pending, group)
         group.waiting.append(pending)
 
@@ -87,6 +96,11 @@ class CallScheduler:
         self.remove_finished()
         self.schedule_check()
 
+    def pause(self) -> None:
+        """Send no more calls.  Each slot is given back when its last call has ended."""
+        for group in self._groups.values():
+            group.pause()
+
     # For the groups.
 
     def remove_finished(self) -> None:
@@ -99,6 +113,16 @@ class CallScheduler:
         if self._timer is not None and not self._groups:
             self._timer.cancel()
             self._timer = None
+
+    def on_pushed(self, numbers: Sequence[int], worker_id: WorkerId) -> None:
+        """Report calls that were sent to a worker."""
+        self.listener.on_pushed(numbers, worker_id)
+
+    def on_requeued(
+        self, numbers: Sequence[int], reason: str, *, lost: bool = False
+    ) -> None:
+        """Report calls that wait again."""
+        self.listener.on_requeued(numbers, reason, lost=lost)
 
     def on_results(self, returns: list[CallResult]) -> None:
         """Pass results on to the listener."""

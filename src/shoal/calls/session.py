@@ -1,6 +1,8 @@
-"""One client's function calls: each becomes a job or goes through a call stream.
+"""One client's function calls, as messages say them.
 
-A durable call is a stored job; its client receives each step of it.
+Calls in memory go through call streams, and so do durable calls, which are stored as
+well (``durable``).  Calls that have a price or report their progress are jobs of the
+pool.
 """
 
 import asyncio
@@ -9,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Protocol, TypeAlias
 
+from shoal.calls.durable import DurableCalls
 from shoal.calls.group import CallRoute
 from shoal.calls.messages import (
     ACCEPTED,
@@ -37,7 +40,7 @@ from shoal.domain.errors import (
     QueueFull,
     ShoalError,
 )
-from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import PRIORITIES, Job, JobTerms
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import CallResult, StreamedCall
@@ -46,7 +49,7 @@ from shoal.pool.functions import CALL_QUEUE_SECONDS, call_limits
 from shoal.transports.clock import Clock
 
 
-class DurableCall:
+class JobReporter:
     """Reports a job's progress to its client, under the client's number for it."""
 
     __slots__ = ("_client", "_number", "_progress")
@@ -60,8 +63,15 @@ class DurableCall:
         self._client.send((ACCEPTED, self._number, job_id))
 
     def on_leased(
-        self, job_id: JobId, lease: LeaseNumber, peer: WorkerConnection
+        self,
+        job_id: JobId,
+        lease: LeaseNumber,
+        worker_id: WorkerId,
+        peer: WorkerConnection,
     ) -> None:
+        self.on_started(job_id, lease)
+
+    def on_started(self, job_id: JobId, lease: LeaseNumber) -> None:
         self._client.send((STARTED, self._number, lease))
 
     def on_progress(self, job_id: JobId, share: float | None, remark: str) -> None:
@@ -130,6 +140,7 @@ class CallSession:
     def __init__(
         self,
         hub: Hub,
+        durable: DurableCalls,
         clock: Clock,
         access: CallAccess,
         price: int,
@@ -138,6 +149,7 @@ class CallSession:
         count: CountCalls,
     ) -> None:
         self._hub = hub
+        self._durable = durable
         self._access = access
         self._start_task = start_task
         self._queue = queue
@@ -148,7 +160,7 @@ class CallSession:
         self._routes: dict[RouteKey, CallRoute] = {}
         self._sizes: dict[int, int] = {}  # bytes of all open calls, by number
         self._size = 0
-        self._backlog = Backlog(hub, access.name)  # durable calls that wait for room
+        self._backlog = Backlog(hub, access.name)  # jobs of the pool that wait for room
         self._jobs: dict[int, JobId] = {}  # of durable calls, by number
         self._keyed: dict[int, asyncio.Task[None]] = {}
         self._lookups = asyncio.Semaphore(LOOKUPS_MAX)
@@ -172,6 +184,7 @@ class CallSession:
                 case InvalidItem(number, wrong):
                     self.send(failure_item(number, wrong, NOTHING))
         self._scheduler.flush()
+        self._durable.flush(self._access.name)
         self._backlog.flush()
 
     def close(self) -> None:
@@ -204,9 +217,10 @@ class CallSession:
         if request.options.key and not request.options.fresh:
             keyed = self._start_task(self._run_keyed(request, route))
             self._keyed[request.number] = keyed
-        elif request.options.kept or self._price:
-            # A call with a price has a receipt, and so must be a stored job.
+        elif self._is_pool_job(request):
             self._backlog.add(request.number, partial(self._submit, request, route))
+        elif request.options.kept:
+            self._submit_durable(request, self._job(request, route), route)
         else:
             call = StreamedCall(request.number, request.args, request.kwargs)
             self._scheduler.submit(route, call, request.options.blobs)
@@ -242,17 +256,34 @@ class CallSession:
 
     # Durable calls.
 
+    def _is_pool_job(self, request: CallRequest) -> bool:
+        """Say whether the pool runs a call: streams carry no receipts, nor progress."""
+        return bool(self._price) or request.options.progress
+
+    def _submit_durable(self, request: CallRequest, job: Job, route: CallRoute) -> None:
+        try:
+            self._durable.submit(job, route, self._reporter(request))
+        except ShoalError as error:
+            self.on_failure(request.number, error)
+        else:
+            self._add_job(request.number, job)
+
+    def _reporter(self, request: CallRequest) -> JobReporter:
+        return JobReporter(self, request.number, progress=request.options.progress)
+
+    def _add_job(self, number: int, job: Job) -> None:
+        self._jobs[number] = job.id
+        if job.idempotency_key:
+            self._outliving.add(number)
+
     def _submit(self, request: CallRequest, route: CallRoute) -> None:
         try:
             job = self._job(request, route)
-            progress = request.options.progress
-            self._hub.submit(job, DurableCall(self, request.number, progress=progress))
+            self._hub.submit(job, self._reporter(request))
         except ShoalError as error:
             self.on_failure(request.number, error)
-            return
-        self._jobs[request.number] = job.id
-        if job.idempotency_key:
-            self._outliving.add(request.number)
+        else:
+            self._add_job(request.number, job)
 
     def _job(self, request: CallRequest, route: CallRoute) -> Job:
         options, stream = request.options, route.stream
@@ -280,9 +311,17 @@ class CallSession:
         number = request.number
         try:
             job = self._job(request, route)
-            # An existing job needs no room in the queue.
+            if self._attach(request, job):
+                return
             async with self._lookups:
                 known = await self._hub.is_duplicate(job)
+            if self._attach(request, job):
+                return
+            if not known and not self._is_pool_job(request):
+                self._submit_durable(request, job, route)
+                self._durable.flush(job.owner)
+                return
+            # An existing job needs no room in the queue.
             answered = known and await self._submit_keyed(number, job)
             refused = False
             while not answered:
@@ -297,6 +336,18 @@ class CallSession:
             self.on_failure(number, error)
         finally:
             self._keyed.pop(number, None)
+
+    def _attach(self, request: CallRequest, job: Job) -> bool:
+        """Follow the open durable call with the job's key, if there is one.
+
+        Raises KeyReused.
+        """
+        number = request.number
+        known = self._durable.attach(job, self._reporter(request))
+        if known is not None:
+            self._jobs[number] = known
+            self._outliving.add(number)
+        return known is not None
 
     async def _submit_keyed(
         self, number: int, job: Job, reservation: QueueReservation | None = None
@@ -337,6 +388,12 @@ class CallSession:
             case None:
                 raise AssertionError("the job has not ended")
         self._count(True, 1)
+
+    def on_pushed(self, numbers: Sequence[int], worker_id: WorkerId) -> None:
+        pass  # of calls in memory, a client hears the results only
+
+    def on_requeued(self, numbers: Sequence[int], reason: str, *, lost: bool) -> None:
+        pass
 
     def on_results(self, returns: Iterable[CallResult]) -> None:
         count = 0

@@ -7,7 +7,7 @@ from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.job_listener import EndedJob
 from shoal.domain.errors import ShoalError, WorkerLost
-from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, JobTerms, Priority, TimeLimits
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import (
@@ -64,6 +64,7 @@ class OpenCallStream:
         job = Job(hub.new_id(), stream, limits, owner, priority, terms=NOT_STORED)
         self.job_id = job.id
         self.connection: WorkerConnection | None = None
+        self.worker_id: WorkerId | None = None
         self.lease = LeaseNumber(0)
         self._hub = hub
         self._listener: StreamListener | None = listener
@@ -106,9 +107,13 @@ class OpenCallStream:
         pass
 
     def on_leased(
-        self, job_id: JobId, lease: LeaseNumber, peer: WorkerConnection
+        self,
+        job_id: JobId,
+        lease: LeaseNumber,
+        worker_id: WorkerId,
+        peer: WorkerConnection,
     ) -> None:
-        self.lease, self.connection = lease, peer
+        self.lease, self.worker_id, self.connection = lease, worker_id, peer
         if self._listener is not None:
             self._listener.on_open(self)
 

@@ -18,11 +18,13 @@ STUCK_AFTER = 0.05  # seconds on one call after which the others move elsewhere
 class PendingCall:
     """A call without a result; ``attempts`` counts the streams that it was lost with.
 
-    ``stream_id`` is the stream's job, None while it waits; ``due`` is its timeout.
+    ``stream_id`` is the stream's job, None while it waits; ``due`` is its timeout, and
+    ``wait_until`` when it has waited too long.
     """
 
     call: StreamedCall
     blobs: tuple[bytes, ...] = ()
+    wait_until: float = math.inf
     attempts: int = 0
     stream_id: JobId | None = None
     due: float = math.inf

@@ -201,7 +201,8 @@ class Answer:
     def notify_leased(self, peer: WorkerConnection) -> None:
         """Notify the listener that ``peer`` has the current lease."""
         if self.listener is not None:
-            self.listener.on_leased(self.job_id, self.lease, peer)
+            assert self.worker_id is not None, "a lease names a worker"
+            self.listener.on_leased(self.job_id, self.lease, self.worker_id, peer)
 
     def report_progress(self, share: float | None, remark: str, now: float) -> None:
         """Pass on the progress of a call; it counts as output for time limits."""

@@ -12,6 +12,7 @@ from shoal.coordinator.answer import Answer
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.bookkeeping import Bookkeeper
+from shoal.coordinator.carried_jobs import CarriedJobs, NoCarriedJobs
 from shoal.coordinator.connections import (
     PeerRoute,
     WorkerConnection,
@@ -97,6 +98,7 @@ class Hub:
         self.pool = PoolState()
         self.blobs = blobs or BlobTransfer(MemoryBlobs())
         self.new_id = new_id
+        self.carried: CarriedJobs = NoCarriedJobs()
         self._store = store
         self._clock = clock
         self._queue_max = queue_max
@@ -178,6 +180,10 @@ class Hub:
         """Call ``call`` once, when the queue may have more room than now."""
         self._room_listeners.append(call)
 
+    def check_unused(self, job: Job) -> None:
+        """Raise KeyReused if an open job has the same idempotency key."""
+        self._answers.check_unused(job)
+
     async def is_duplicate(self, job: Job) -> bool:
         """Say whether a job with the same idempotency key exists.
 
@@ -185,9 +191,17 @@ class Hub:
         """
         return await self._answers.find(job) is not None
 
+    def permanent_rejection(self, job: Job) -> ShoalError | None:
+        """Return the error if a job can never run, or if no jobs are accepted."""
+        if self._broken is not None:
+            return self._broken
+        if self._stopping:
+            return ShuttingDown("the coordinator is stopping: try again shortly")
+        return permanent_rejection(self.pool, job, self._clock.now())
+
     def rejection(self, job: Job) -> ShoalError | None:
         """Return the error if a job would be refused now, apart from its price."""
-        reason = self._permanent_rejection(job)
+        reason = self.permanent_rejection(job)
         return reason or queue_rejection(self.pool, job, self._queue_max)
 
     @contextmanager
@@ -198,7 +212,8 @@ class Hub:
         """
         answer = self._answers.get(job_id)
         if answer is None:
-            yield None
+            with self.carried.observe(job_id) as carried:
+                yield carried
             return
         reading = answer.open_reader(asked=False)
         try:
@@ -211,14 +226,21 @@ class Hub:
         jobs = [job.job.id for job in self.pool.jobs.values() if job.job.owner == owner]
         for job_id in jobs:
             self.post(Cancellation(job_id, reason))
-        return len(jobs)
+        return len(jobs) + self.carried.cancel_all_of(owner, reason)
 
     def cancel(self, job_id: JobId, reason: str) -> bool:
         """Cancel a job; return whether it was open."""
         if job_id not in self._answers:
-            return False
+            return self.carried.cancel(job_id, reason)
         self.post(Cancellation(job_id, reason))
         return True
+
+    async def cancel_now(self, job_id: JobId, reason: str) -> None:
+        """Cancel a job, and wait until that is in the store.  Raises StoreError."""
+        if self.carried.cancel(job_id, reason):
+            await self.carried.stored()
+        else:
+            await self.process(Cancellation(job_id, reason))
 
     def end_call_stream(self, job_id: JobId) -> None:
         """Free the slot of a call stream after asking its worker to end it."""
@@ -268,6 +290,11 @@ class Hub:
     def subscribe(self, listener: Callable[[Fact], None]) -> None:
         """Call ``listener`` with every fact from now on, once it is stored."""
         self._listeners.append(listener)
+
+    def publish(self, fact: Fact) -> None:
+        """Pass on a fact about a carried job, once it is stored."""
+        for listener in self._listeners:
+            listener(fact)
 
     # For connections to workers.
 
@@ -319,8 +346,7 @@ class Hub:
                 self._fail(error)
                 return
             for fact, revoked, _ in decided:
-                for listener in self._listeners:
-                    listener(fact)
+                self.publish(fact)
                 self._effects.apply(fact, revoked)
             if self._deferred:
                 # Their inputs may be among those that were deferred.
@@ -355,7 +381,7 @@ class Hub:
             self._wake.set()
 
     def _submit(self, job: Job, listener: JobListener | None = None) -> Answer:
-        if (error := self._permanent_rejection(job)) is not None:
+        if (error := self.permanent_rejection(job)) is not None:
             raise error
         answer = self._answers.submit(job, listener)
         self._idle.clear()
@@ -366,13 +392,6 @@ class Hub:
         listeners, self._room_listeners = self._room_listeners, []
         for call in listeners:
             call()
-
-    def _permanent_rejection(self, job: Job) -> ShoalError | None:
-        if self._broken is not None:
-            return self._broken
-        if self._stopping:
-            return ShuttingDown("the coordinator is stopping: try again shortly")
-        return permanent_rejection(self.pool, job, self._clock.now())
 
     # Decisions.
 

@@ -12,9 +12,14 @@ from shoal.domain.vocabulary import CallResult
 class EndedJob(Protocol):
     """A job that has ended: its outcome, and the worker that had it last."""
 
-    job_id: JobId
-    worker_id: WorkerId | None
-    lease: LeaseNumber
+    @property
+    def job_id(self) -> JobId: ...
+
+    @property
+    def worker_id(self) -> WorkerId | None: ...
+
+    @property
+    def lease(self) -> LeaseNumber: ...
 
     @property
     def end(self) -> Outcome | ShoalError | None: ...
@@ -31,7 +36,11 @@ class JobListener(Protocol):
         ...
 
     def on_leased(
-        self, job_id: JobId, lease: LeaseNumber, peer: WorkerConnection
+        self,
+        job_id: JobId,
+        lease: LeaseNumber,
+        worker_id: WorkerId,
+        peer: WorkerConnection,
     ) -> None:
         """A worker got the job."""
         ...

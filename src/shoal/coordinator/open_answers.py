@@ -122,7 +122,7 @@ class OpenAnswers(Mapping[JobId, Answer]):
         known = self._jobs_by_key.get((job.owner, job.idempotency_key))
         if known is None:
             return None
-        _check_same_request(job, known)
+        check_same_request(job, known)
         return self._answers[known.id]
 
     async def _stored_one(self, job: Job) -> Answer | None:
@@ -133,11 +133,12 @@ class OpenAnswers(Mapping[JobId, Answer]):
         stored = await self._store.by_idempotency_key(job.owner, job.idempotency_key)
         if stored is None or stored.outcome is None:
             return None
-        _check_same_request(job, stored.job)
+        check_same_request(job, stored.job)
         return Answer.completed(stored.job.id, stored.outcome)
 
 
-def _check_same_request(job: Job, known: Job) -> None:
+def check_same_request(job: Job, known: Job) -> None:
+    """Raise KeyReused if two jobs of one idempotency key request different things."""
     if job.work != known.work or _request_terms(job) != _request_terms(known):
         raise KeyReused(
             f"the Idempotency-Key {job.idempotency_key!r:.100} stands for another "

@@ -37,7 +37,7 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
 
     Serve it with ``handler_cancellation``: a job ends when its client disconnects.
     """
-    metrics = PrometheusMetrics(gateway.hub.pool)
+    metrics = PrometheusMetrics(gateway.hub.pool, gateway.calls)
     gateway.hub.subscribe(metrics.count_fact)
     subscriptions = EventSubscriptions()
     gateway.hub.subscribe(subscriptions.on_fact)

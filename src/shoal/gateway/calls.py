@@ -55,6 +55,7 @@ async def open_calls(
         replies = SendQueue()
         session = CallSession(
             gateway.hub,
+            gateway.calls,
             gateway.clock,
             _ClientAccess(gateway.access, caller),
             gateway.prices.price(Policy.FAST, JobKind.CALL),

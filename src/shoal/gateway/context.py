@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from shoal.calls.durable import DurableCalls
 from shoal.coordinator.admission import WorkerAdmission
 from shoal.coordinator.hub import Hub
 from shoal.domain.job import TimeLimits
@@ -30,6 +31,7 @@ class Gateway:
     """
 
     hub: Hub
+    calls: DurableCalls
     store: Store
     clock: Clock
     access: Access

@@ -14,6 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from shoal import __version__
+from shoal.calls.durable import DurableCalls
 from shoal.coordinator.admission import WorkerAdmission
 from shoal.domain.facts import FACT_NAMES, Fact
 from shoal.domain.work import JobKind
@@ -39,7 +40,7 @@ PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3
 class PrometheusMetrics:
     """The metrics of one coordinator."""
 
-    def __init__(self, pool: PoolState) -> None:
+    def __init__(self, pool: PoolState, durable: DurableCalls) -> None:
         self.registry = CollectorRegistry()
         self._models: set[str] = set()
         asked = ("gen_ai_operation_name", "gen_ai_request_model")
@@ -92,7 +93,7 @@ class PrometheusMetrics:
         )
         self._calls = {kept: calls.labels(str(kept).lower()) for kept in (True, False)}
         self._facts_seen: dict[str, Counter] = {}  # cached: labels() is slow
-        self.registry.register(_PoolCollector(pool))
+        self.registry.register(_PoolCollector(pool, durable))
 
     def count_fact(self, fact: Fact) -> None:
         """Count a fact."""
@@ -148,8 +149,9 @@ METRICS = web.AppKey("metrics", PrometheusMetrics)
 class _PoolCollector(Collector):
     """Collects the pool's state at each scrape."""
 
-    def __init__(self, pool: PoolState) -> None:
+    def __init__(self, pool: PoolState, calls: DurableCalls) -> None:
         self._pool = pool
+        self._calls = calls
 
     def collect(self) -> Iterator[Metric]:
         pool = self._pool
@@ -181,6 +183,11 @@ class _PoolCollector(Collector):
             "shoal_models",
             "Models that workers have",
             value=len(pool.roster.models),
+        )
+        yield GaugeMetricFamily(
+            "shoal_durable_calls",
+            "Durable calls of functions that have not ended",
+            value=self._calls.open_count,
         )
 
 

@@ -31,7 +31,6 @@ from shoal.gateway.jobs.job_view import (
     job_type_of,
     list_entry,
 )
-from shoal.pool.inputs import Cancellation
 from shoal.pool.lifecycle import ENDED, JobState
 from shoal.store.port import JobFilter, StoredJob, StoredJobSummary
 
@@ -166,7 +165,7 @@ async def cancel_job(
     state = (await owned_summary(gateway, job_id, caller)).state
     record_of(request).job_id = job_id
     if state not in ENDED:
-        await gateway.hub.process(Cancellation(job_id, CANCELLED_BY_OWNER))
+        await gateway.hub.cancel_now(job_id, CANCELLED_BY_OWNER)
         stored = await _owned_job(gateway, job_id, caller)
         state = stored.state
         if state is JobState.CANCELLED:

@@ -1,0 +1,414 @@
+"""Durable calls: stored jobs that call streams carry.
+
+The pool knows the streams only.  A call is on disk before its client hears that it was
+accepted, and its result before the client gets it.  It may run while the first write is
+under way: a call that loses its worker runs again in any case.
+
+After a restart, the calls that had not ended are jobs of the pool like any other.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shoal.calls.group import CallRoute
+from shoal.calls.scheduler import CallScheduler
+from shoal.coordinator.answer import Answer
+from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.hub import Hub
+from shoal.coordinator.job_errors import error_of
+from shoal.coordinator.job_listener import EndedJob
+from shoal.coordinator.open_answers import check_same_request
+from shoal.domain.errors import (
+    Cancelled,
+    KeyReused,
+    NoWorker,
+    QueueFull,
+    ShoalError,
+    ShuttingDown,
+    StoreError,
+    TimedOut,
+    WorkerLost,
+)
+from shoal.domain.facts import (
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFact,
+    JobFailed,
+    JobLeased,
+    JobRequeued,
+    JobSubmitted,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job, TimeLimit
+from shoal.domain.outcome import Fault, Outcome
+from shoal.domain.vocabulary import CallResult, StreamedCall
+from shoal.domain.work import Call
+from shoal.pool.open_job import NO_LEASE
+from shoal.store.port import RecordedFact, Store
+from shoal.transports.clock import Clock, Timer
+
+OWNER_OPEN_MAX = 1 << 17  # open calls of one owner
+OWNER_SIZE_MAX = 256 << 20  # bytes of their arguments; the last one may exceed it
+LEASED_AFTER = 0.05  # seconds at a worker after which a lease is recorded
+CARRIED = "a call stream of the function"  # why a worker got a call
+TOO_MANY = (
+    f"{OWNER_OPEN_MAX} durable calls of this key are open, or "
+    f"{OWNER_SIZE_MAX >> 20} MiB of their arguments: call again when some have ended"
+)
+
+
+class DurableCallListener(Protocol):
+    """Callbacks for the events of a durable call.  They must neither wait nor raise."""
+
+    def on_accepted(self, job_id: JobId) -> None:
+        """The call is in the store."""
+        ...
+
+    def on_started(self, job_id: JobId, lease: LeaseNumber) -> None:
+        """A worker has had the call for a while."""
+        ...
+
+    def on_end(self, job: EndedJob) -> None:
+        """The call has ended, and its end is in the store."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class DurableCall:
+    """A call that has not ended, or whose end is being written.
+
+    ``lease`` counts the leases that were recorded.  ``pushed_at`` is when the present
+    worker got it, in Unix seconds.
+    """
+
+    job: Job
+    number: int
+    listeners: list[DurableCallListener]
+    size: int
+    lease: LeaseNumber = NO_LEASE
+    worker_id: WorkerId | None = None
+    pushed_at: float = 0.0
+    accepted: bool = False
+    end: Outcome | ShoalError | None = None
+    answer: Answer | None = None  # for those who wait for the result over HTTP
+
+    @property
+    def job_id(self) -> JobId:
+        return self.job.id
+
+
+@dataclass(slots=True)
+class _Owner:
+    """The open calls of one owner."""
+
+    scheduler: CallScheduler
+    calls: dict[JobId, DurableCall] = field(default_factory=dict)
+    size: int = 0  # bytes of their arguments
+
+
+class DurableCalls:
+    """All durable calls of a coordinator.  ``run`` writes what happens to them.
+
+    Whatever happens during a write goes into the next one, so that a burst of calls
+    shares its commits.
+    """
+
+    def __init__(self, hub: Hub, store: Store, clock: Clock) -> None:
+        self._hub = hub
+        self._store = store
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._owners: dict[str, _Owner] = {}
+        self._calls: dict[int, DurableCall] = {}  # that have not ended
+        self._jobs: dict[JobId, DurableCall] = {}  # also while the end is written
+        self._keys: dict[tuple[str, str], DurableCall] = {}
+        self._unrecorded: dict[int, DurableCall] = {}  # at a worker, without a lease
+        self._timer: Timer | None = None
+        self._facts: list[RecordedFact] = []
+        self._changed: list[tuple[DurableCall, bool]] = []  # accepted, or ended
+        self._waiting: list[asyncio.Future[None]] = []
+        self._wake = asyncio.Event()
+        self._writing = False
+        self._stopping = False
+        self._broken: StoreError | None = None
+
+    # For clients.
+
+    def submit(self, job: Job, route: CallRoute, listener: DurableCallListener) -> None:
+        """Accept a call; ``flush`` sends it to a worker.
+
+        Its idempotency key, if any, must not be in use: the store is not searched.
+
+        Raises what ``Hub.submit`` does.
+        """
+        work = job.work
+        assert isinstance(work, Call), "only calls are carried by call streams"
+        if self._stopping:
+            raise ShuttingDown("the coordinator is stopping: try again shortly")
+        if (error := self._broken or self._hub.permanent_rejection(job)) is not None:
+            raise error
+        if job.idempotency_key:
+            self._check_unused(job)
+        owner = self._owners.get(job.owner) or self._new_owner(job.owner)
+        if len(owner.calls) >= OWNER_OPEN_MAX or owner.size >= OWNER_SIZE_MAX:
+            raise QueueFull(TOO_MANY)
+        size = len(work.args) + len(work.kwargs)
+        call = DurableCall(job, next(self._numbers), [listener], size)
+        owner.calls[job.id] = call
+        owner.size += size
+        self._calls[call.number] = self._jobs[job.id] = call
+        if job.idempotency_key:
+            self._keys[job.owner, job.idempotency_key] = call
+        self._hub.blobs.pin(job)
+        self._record(JobSubmitted(job))
+        self._changed.append((call, False))
+        streamed = StreamedCall(call.number, work.args, work.kwargs)
+        owner.scheduler.submit(route, streamed, work.blobs)
+
+    @property
+    def open_count(self) -> int:
+        """The number of calls that have not ended, or whose end is being written."""
+        return len(self._jobs)
+
+    def flush(self, owner: str) -> None:
+        """Send the waiting calls of an owner to workers."""
+        if (known := self._owners.get(owner)) is not None:
+            known.scheduler.flush()
+
+    def attach(self, job: Job, listener: DurableCallListener) -> JobId | None:
+        """Listen to the open call with the same idempotency key, if there is one.
+
+        Returns its id.  Raises KeyReused if it requests something else.
+        """
+        call = self._keys.get((job.owner, job.idempotency_key))
+        if call is None:
+            return None
+        check_same_request(job, call.job)
+        call.listeners.append(listener)
+        if call.accepted:
+            listener.on_accepted(call.job_id)
+        return call.job_id
+
+    # As ``CarriedJobs``, for the hub.
+
+    def cancel(self, job_id: JobId, reason: str) -> bool:
+        """Cancel a call; return whether it was open."""
+        call = self._jobs.get(job_id)
+        if call is None or call.end is not None:
+            return False
+        self._owners[call.job.owner].scheduler.cancel(call.number)
+        self._end(call, Cancelled(reason), JobCancelled(job_id, reason))
+        return True
+
+    def cancel_all_of(self, owner: str, reason: str) -> int:
+        """Cancel all open calls of an owner; return their number."""
+        known = self._owners.get(owner)
+        if known is None:
+            return 0
+        return sum(self.cancel(each, reason) for each in list(known.calls))
+
+    @contextmanager
+    def observe(self, job_id: JobId) -> Iterator[AnswerStream | None]:
+        """Read a call's result; None if the call is not open."""
+        call = self._jobs.get(job_id)
+        if call is None:
+            yield None
+            return
+        answer = call.answer = call.answer or Answer(job_id)
+        reader = answer.open_reader(asked=False)
+        try:
+            yield reader
+        finally:
+            answer.remove_reader(reader)
+
+    async def stored(self) -> None:
+        """Wait until all that has happened so far is in the store.
+
+        Raises StoreError.
+        """
+        if self._broken is not None:
+            raise self._broken
+        if self._facts or self._writing:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            self._wake.set()
+            await future
+
+    # For the owner of the calls.
+
+    async def run(self) -> None:
+        """Write what happens, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            facts, self._facts = self._facts, []
+            changed, self._changed = self._changed, []
+            waiting, self._waiting = self._waiting, []
+            self._writing = True
+            try:
+                await self._store.append((), self._clock.wall(), facts)
+            except StoreError as error:
+                self._waiting += waiting
+                self._fail(error)
+                return
+            finally:
+                self._writing = False
+            for each in facts:
+                self._hub.publish(each.fact)
+            for call, ended in changed:
+                self._report_end(call) if ended else self._report_accepted(call)
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def stop(self) -> None:
+        """Accept no more calls, and send no more to workers.
+
+        Those that wait are in the store, and run after the next start.
+        """
+        self._stopping = True
+        for owner in self._owners.values():
+            owner.scheduler.pause()
+
+    # As ``CallListener``, for the schedulers.
+
+    def on_pushed(self, numbers: Sequence[int], worker_id: WorkerId) -> None:
+        now = self._clock.wall()
+        for number in numbers:
+            call = self._calls[number]
+            call.worker_id, call.pushed_at = worker_id, now
+            self._unrecorded[number] = call
+        self._set_timer()
+
+    def on_requeued(self, numbers: Sequence[int], reason: str, *, lost: bool) -> None:
+        for number in numbers:
+            call = self._calls[number]
+            if lost:
+                self._record_lease(call)
+            elif self._unrecorded.pop(number, None) is not None:
+                continue  # nobody has seen that lease
+            self._record(JobRequeued(call.job_id, call.lease, reason))
+
+    def on_results(self, results: Iterable[CallResult]) -> None:
+        for number, value, error in results:
+            call = self._calls[number]
+            self._record_lease(call)
+            job_id = call.job_id
+            if error:
+                failed = JobFailed(job_id, error)
+                self._end(call, error_of(failed), failed)
+            else:
+                outcome = Outcome("", value=value)
+                self._end(call, outcome, JobCompleted(job_id, call.lease, outcome))
+
+    def on_failure(self, number: int, error: ShoalError) -> None:
+        call = self._calls[number]
+        if not isinstance(error, NoWorker):
+            self._record_lease(call)
+        self._end(call, error, _failure(call.job_id, error))
+
+    # Private parts.
+
+    def _new_owner(self, name: str) -> _Owner:
+        scheduler = CallScheduler(self._hub, self._clock, name, self)
+        owner = self._owners[name] = _Owner(scheduler)
+        return owner
+
+    def _check_unused(self, job: Job) -> None:
+        self._hub.check_unused(job)
+        if (job.owner, job.idempotency_key) in self._keys:
+            raise KeyReused("the idempotency key was said to be fresh, and is in use")
+
+    def _record(self, fact: JobFact) -> None:
+        self._facts.append(RecordedFact(self._clock.wall(), fact))
+        self._wake.set()
+
+    def _record_lease(self, call: DurableCall) -> None:
+        """Record that the present worker has the call, unless that is recorded."""
+        if self._unrecorded.pop(call.number, None) is None:
+            return
+        assert call.worker_id is not None, "a worker has the call"
+        call.lease = LeaseNumber(call.lease + 1)
+        lease = JobLeased(call.job_id, call.worker_id, call.lease, CARRIED)
+        self._facts.append(RecordedFact(call.pushed_at, lease))
+        self._wake.set()
+
+    def _end(self, call: DurableCall, end: Outcome | ShoalError, fact: JobFact) -> None:
+        call.end = end
+        del self._calls[call.number]
+        self._unrecorded.pop(call.number, None)
+        owner = self._owners[call.job.owner]
+        del owner.calls[call.job_id]
+        owner.size -= call.size
+        self._record(fact)
+        self._changed.append((call, True))
+
+    def _report_accepted(self, call: DurableCall) -> None:
+        call.accepted = True
+        for listener in call.listeners:
+            listener.on_accepted(call.job_id)
+
+    def _report_end(self, call: DurableCall) -> None:
+        """Report an end that is stored, and release what the call holds."""
+        del self._jobs[call.job_id]
+        if call.job.idempotency_key:
+            del self._keys[call.job.owner, call.job.idempotency_key]
+        self._hub.blobs.unpin(call.job_id)
+        for listener in call.listeners:
+            listener.on_end(call)
+        if call.answer is None:
+            return
+        if isinstance(call.end, Outcome):
+            call.answer.finish(call.end)
+        elif call.end is not None:
+            call.answer.fail(call.end)
+
+    def _set_timer(self) -> None:
+        if self._timer is None and self._unrecorded:
+            due = self._clock.now() + LEASED_AFTER
+            self._timer = self._clock.call_at(due, self._record_leases)
+
+    def _record_leases(self) -> None:
+        """Record the leases of calls that a worker has had for a while."""
+        self._timer = None
+        before = self._clock.wall() - LEASED_AFTER
+        for call in list(self._unrecorded.values()):
+            if call.pushed_at > before:
+                break  # in the order in which they were pushed
+            self._record_lease(call)
+            for listener in call.listeners:
+                listener.on_started(call.job_id, call.lease)
+        self._set_timer()
+
+    def _fail(self, error: StoreError) -> None:
+        """End all calls: the store has failed."""
+        self._broken = error
+        for owner in self._owners.values():
+            owner.scheduler.close()
+        for call in self._jobs.values():
+            call.end = error
+            for listener in call.listeners:
+                listener.on_end(call)
+            if call.answer is not None:
+                call.answer.fail(error)
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(error)
+
+
+def _failure(job_id: JobId, error: ShoalError) -> JobFact:
+    """Return the fact of a call that ended without a result."""
+    match error:
+        case NoWorker():
+            return JobExpired(job_id, TimeLimit.QUEUE, str(error))
+        case TimedOut():
+            return JobExpired(job_id, TimeLimit.FIRST_OUTPUT, str(error))
+        case WorkerLost():
+            return JobFailed(job_id, str(error), lost=True)
+        case _:
+            return JobFailed(job_id, str(error), fault=Fault.REQUEST)

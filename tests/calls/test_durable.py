@@ -1,0 +1,521 @@
+"""Durable calls in virtual time: what is stored when, and what survives what."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from calls.function_workers import Functions, pack, unpack
+from coordinator.hubs import Coordinator, SlowStore, coordinator, moment
+from shoal.calls import durable
+from shoal.calls.durable import LEASED_AFTER, DurableCalls
+from shoal.calls.group import CallRoute
+from shoal.coordinator.job_listener import EndedJob
+from shoal.domain.errors import (
+    Cancelled,
+    JobError,
+    KeyReused,
+    NoWorker,
+    QueueFull,
+    ShoalError,
+    ShuttingDown,
+    StoreError,
+    UnknownTask,
+    WorkerLost,
+)
+from shoal.domain.facts import (
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobLeased,
+    JobRequeued,
+    JobSubmitted,
+)
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import Job, Priority
+from shoal.domain.outcome import Outcome
+from shoal.domain.vocabulary import CancelCalls, PushCalls
+from shoal.domain.work import Call, CallStream
+from shoal.pool.functions import call_limits
+from shoal.pool.lifecycle import JobState
+from shoal.transports.clock import LoopClock
+from simulation import virtual
+
+QUEUE = 60.0  # seconds that a call may wait
+ROUTE = CallRoute(CallStream("add"), Priority.NORMAL, QUEUE)
+
+
+FUNCTIONS: dict[str, Callable[..., object]] = {"add": lambda a, b: a + b}
+
+
+class Reports:
+    """The reports about one call."""
+
+    def __init__(self) -> None:
+        self.accepted = False
+        self.leases: list[LeaseNumber] = []
+        self.ends: list[Outcome | ShoalError | None] = []
+
+    def on_accepted(self, job_id: JobId) -> None:
+        self.accepted = True
+
+    def on_started(self, job_id: JobId, lease: LeaseNumber) -> None:
+        self.leases.append(lease)
+
+    def on_end(self, job: EndedJob) -> None:
+        self.ends.append(job.end)
+
+    @property
+    def value(self) -> object:
+        (end,) = self.ends
+        assert isinstance(end, Outcome), end
+        return unpack(end.value)
+
+    @property
+    def error(self) -> ShoalError:
+        (end,) = self.ends
+        assert isinstance(end, ShoalError), end
+        return end
+
+
+class Caller:
+    """Makes durable calls at a coordinator."""
+
+    def __init__(self, its: Coordinator) -> None:
+        self.its = its
+        clock = LoopClock(asyncio.get_running_loop().time)
+        self.calls = its.hub.carried = DurableCalls(its.hub, its.store, clock)
+        self.task = asyncio.create_task(self.calls.run())
+
+    def job(
+        self, *args: object, name: str = "add", key: str = "", owner: str = "me"
+    ) -> Job:
+        work = Call(name, pack(args), pack({}))
+        return Job(
+            self.its.hub.new_id(),
+            work,
+            call_limits(queue=QUEUE),
+            owner,
+            idempotency_key=key,
+        )
+
+    def submit(self, job: Job) -> Reports:
+        reports = Reports()
+        self.calls.submit(job, ROUTE, reports)
+        self.calls.flush(job.owner)
+        return reports
+
+    async def state(self, job: Job) -> JobState | None:
+        stored = await self.its.store.job(job.id)
+        return None if stored is None else stored.state
+
+    async def history(self, job: Job) -> list[type[Fact]]:
+        return [type(each) for each in await self.its.story(job.id)]
+
+
+Script = Callable[[Caller], Awaitable[None]]
+
+
+def play(script: Script) -> None:
+    async def scenario() -> None:
+        async with coordinator() as its:
+            await script(Caller(its))
+
+    virtual.run(scenario())
+
+
+async def join(caller: Caller, name: str = "w", *, holds: bool = False) -> Functions:
+    worker = Functions(caller.its.hub, FUNCTIONS, name, holds=holds)
+    await moment()
+    return worker
+
+
+def test_a_call_returns_and_is_in_the_store() -> None:
+    async def script(caller: Caller) -> None:
+        await join(caller)
+        job = caller.job(1, 2)
+
+        reports = caller.submit(job)
+        await moment()
+
+        assert reports.accepted
+        assert reports.value == 3
+        stored = await caller.its.store.job(job.id)
+        assert stored is not None
+        assert stored.state is JobState.DONE
+        assert stored.outcome is not None
+        assert unpack(stored.outcome.value) == 3
+        assert (stored.lease, stored.job) == (1, job)
+        assert await caller.history(job) == [JobSubmitted, JobLeased, JobCompleted]
+
+    play(script)
+
+
+def test_nothing_is_reported_before_it_is_stored() -> None:
+    async def script(caller: Caller) -> None:
+        worker = await join(caller, holds=True)
+        caller.its.store.working.clear()
+        job = caller.job(1, 2)
+
+        reports = caller.submit(job)
+        await moment()
+        assert not reports.accepted
+
+        caller.its.store.working.set()
+        await moment()
+        assert reports.accepted
+        caller.its.store.working.clear()
+        worker.return_all(3)
+        await moment()
+        assert reports.ends == []
+
+        caller.its.store.working.set()
+        await moment()
+        assert reports.value == 3
+
+    play(script)
+
+
+def test_a_call_runs_while_its_acceptance_is_written() -> None:
+    async def script(caller: Caller) -> None:
+        worker = await join(caller)
+        caller.submit(caller.job(1, 1))  # which opens the stream
+        await moment()
+        caller.its.store.working.clear()
+
+        reports = caller.submit(caller.job(2, 2))
+        await moment()
+        assert len(worker.told_of(PushCalls)) == 2
+        assert (reports.accepted, reports.ends) == (False, [])
+
+        caller.its.store.working.set()
+        await moment()
+        assert reports.accepted
+        assert reports.value == 4
+
+    play(script)
+
+
+def test_a_burst_shares_its_commits() -> None:
+    async def script(caller: Caller) -> None:
+        await join(caller)
+        caller.submit(caller.job(0, 0))
+        await moment()
+        before = caller.its.store.appends
+
+        reports = []
+        for number in range(100):
+            reports.append(Reports())
+            caller.calls.submit(caller.job(number, 1), ROUTE, reports[-1])
+        caller.calls.flush("me")
+        await moment()
+
+        assert [each.value for each in reports] == list(range(1, 101))
+        assert caller.its.store.appends - before < 30
+
+    play(script)
+
+
+def test_an_error_of_the_function_fails_the_call() -> None:
+    async def script(caller: Caller) -> None:
+        worker = await join(caller, holds=True)
+        job = caller.job(1, 2)
+        reports = caller.submit(job)
+        await moment()
+
+        worker.return_all(error="ValueError: zap")
+        await moment()
+
+        assert isinstance(reports.error, JobError)
+        assert str(reports.error) == "ValueError: zap"
+        assert await caller.state(job) is JobState.FAILED
+
+    play(script)
+
+
+def test_a_lease_is_recorded_when_it_lasts() -> None:
+    async def script(caller: Caller) -> None:
+        await join(caller, holds=True)
+        job = caller.job(1, 2)
+        reports = caller.submit(job)
+        assert reports.leases == []
+        await asyncio.sleep(2 * LEASED_AFTER)
+        await moment()
+
+        assert reports.leases == [1]
+        assert await caller.state(job) is JobState.LEASED
+
+    play(script)
+
+
+def test_a_lost_worker_is_in_the_history_and_another_one_runs_the_call() -> None:
+    async def script(caller: Caller) -> None:
+        first = await join(caller, "first", holds=True)
+        job = caller.job(1, 2)
+        reports = caller.submit(job)
+        await moment()
+        await join(caller, "second")
+        first.lose()
+        await moment()
+
+        assert reports.value == 3
+        leased = [
+            each
+            for each in await caller.its.story(job.id)
+            if isinstance(each, JobLeased | JobRequeued)
+        ]
+        assert [each.lease for each in leased] == [1, 1, 2]
+        assert isinstance(leased[1], JobRequeued)
+        assert "connection lost" in leased[1].reason
+
+    play(script)
+
+
+def test_a_call_that_takes_workers_down_is_given_up() -> None:
+    async def script(caller: Caller) -> None:
+        job = caller.job(1, 2)
+        reports = caller.submit(job)
+        for number in range(3):
+            worker = await join(caller, f"w{number}", holds=True)
+            worker.lose()
+            await moment()
+
+        assert isinstance(reports.error, WorkerLost)
+        assert await caller.state(job) is JobState.FAILED
+
+    play(script)
+
+
+def test_a_call_that_finds_no_worker_in_time_expires() -> None:
+    async def script(caller: Caller) -> None:
+        job = caller.job(1, 2)
+        reports = caller.submit(job)
+        await asyncio.sleep(QUEUE / 2)
+        later = caller.submit(caller.job(3, 4))
+        await asyncio.sleep(QUEUE / 2 + 1)
+        await moment()
+
+        assert isinstance(reports.error, NoWorker)
+        assert "no worker is connected" in str(reports.error)
+        assert await caller.state(job) is JobState.EXPIRED
+        assert await caller.history(job) == [JobSubmitted, JobExpired]
+        assert later.ends == []  # its own time is not over
+
+        await join(caller)
+        await moment()
+        assert later.value == 7
+
+    play(script)
+
+
+def test_a_function_that_no_worker_has_is_refused() -> None:
+    async def script(caller: Caller) -> None:
+        await join(caller)
+        job = caller.job(1, 2, name="sub")
+
+        with pytest.raises(UnknownTask):
+            caller.submit(job)
+        await moment()
+
+        assert await caller.state(job) is None
+
+    play(script)
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_call_can_be_cancelled(running: bool) -> None:
+    async def script(caller: Caller) -> None:
+        worker = None
+        if running:
+            worker = await join(caller, holds=True)
+        job = caller.job(1, 2)
+        reports = caller.submit(job)
+        await moment()
+
+        assert caller.its.hub.cancel(job.id, "enough")
+        await moment()
+
+        assert isinstance(reports.error, Cancelled)
+        assert await caller.state(job) is JobState.CANCELLED
+        assert not caller.its.hub.cancel(job.id, "again")
+        if worker is not None:
+            assert worker.told_of(CancelCalls)
+            worker.return_all(3)  # it was under way
+            await moment()
+            assert len(reports.ends) == 1
+
+    play(script)
+
+
+def test_a_cancellation_is_awaited_until_it_is_stored() -> None:
+    async def script(caller: Caller) -> None:
+        job = caller.job(1, 2)
+        caller.submit(job)
+        await moment()
+
+        await caller.its.hub.cancel_now(job.id, "enough")
+
+        assert await caller.history(job) == [JobSubmitted, JobCancelled]
+
+    play(script)
+
+
+def test_all_calls_of_an_owner_can_be_cancelled() -> None:
+    async def script(caller: Caller) -> None:
+        mine = [caller.submit(caller.job(n, 1)) for n in range(3)]
+        other = caller.submit(caller.job(1, 1, owner="you"))
+        await moment()
+
+        # The fourth is the stream that would have carried them.
+        assert caller.its.hub.cancel_all_of("me", "the key was revoked") == 4
+        await moment()
+
+        assert all(isinstance(each.error, Cancelled) for each in mine)
+        assert other.ends == []
+
+    play(script)
+
+
+def test_a_key_finds_the_open_call() -> None:
+    async def script(caller: Caller) -> None:
+        worker = await join(caller, holds=True)
+        job = caller.job(1, 2, key="k")
+        first = caller.submit(job)
+        await moment()
+
+        second = Reports()
+        assert caller.calls.attach(caller.job(1, 2, key="k"), second) == job.id
+        assert second.accepted
+        with pytest.raises(KeyReused):
+            caller.calls.attach(caller.job(5, 5, key="k"), Reports())
+        with pytest.raises(KeyReused):
+            caller.submit(caller.job(1, 2, key="k"))
+        worker.return_all(3)
+        await moment()
+
+        assert (first.value, second.value) == (3, 3)
+        assert caller.calls.attach(caller.job(1, 2, key="k"), Reports()) is None
+
+    play(script)
+
+
+def test_a_failed_call_frees_its_key() -> None:
+    async def script(caller: Caller) -> None:
+        worker = await join(caller, holds=True)
+        caller.submit(caller.job(1, 2, key="k"))
+        await moment()
+        worker.return_all(error="ValueError: zap")
+        await moment()
+        worker.holds = False
+
+        again = caller.submit(caller.job(1, 2, key="k"))
+        await moment()
+
+        assert again.value == 3
+
+    play(script)
+
+
+def test_a_result_can_be_awaited_from_outside() -> None:
+    async def script(caller: Caller) -> None:
+        worker = await join(caller, holds=True)
+        job = caller.job(1, 2)
+        caller.submit(job)
+        await moment()
+
+        with caller.its.hub.observe_job(job.id) as reader:
+            assert reader is not None
+            worker.return_all(3)
+            outcome = await reader.outcome()
+
+        assert unpack(outcome.value) == 3
+        await moment()
+        with caller.its.hub.observe_job(job.id) as reader:
+            assert reader is None
+
+    play(script)
+
+
+def test_open_calls_survive_the_coordinator() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        await store.open()
+        async with coordinator(store) as its:
+            caller = Caller(its)
+            await join(caller, holds=True)
+            running, waiting = caller.job(1, 2, key="k"), caller.job(3, 4)
+            caller.submit(running)
+            caller.submit(waiting)
+            await asyncio.sleep(1)
+        async with coordinator(store) as its:
+            await join(Caller(its))
+            await moment()
+
+            for job, value in ((running, 3), (waiting, 7)):
+                stored = await store.job(job.id)
+                assert stored is not None
+                assert stored.outcome is not None
+                assert unpack(stored.outcome.value) == value
+        await store.close()
+
+    virtual.run(scenario())
+
+
+def test_a_stop_waits_for_calls_at_workers_and_leaves_the_others_in_the_store() -> None:
+    async def script(caller: Caller) -> None:
+        worker = await join(caller, holds=True)
+        running = caller.submit(caller.job(1, 2))
+        waiting_job = caller.job(3, 4)
+        waiting = caller.submit(waiting_job)
+        await moment()
+
+        caller.calls.stop()
+        stopping = asyncio.create_task(caller.its.hub.drain())
+        await moment()
+        with pytest.raises(ShuttingDown):
+            caller.submit(caller.job(5, 6))
+        assert not stopping.done()
+        worker.return_all(3)
+        await stopping
+        await caller.calls.stored()
+
+        assert running.value == 3
+        assert waiting.ends == []
+        assert await caller.state(waiting_job) is JobState.QUEUED
+
+    play(script)
+
+
+def test_a_store_that_fails_ends_all_calls() -> None:
+    async def script(caller: Caller) -> None:
+        await join(caller, holds=True)
+        first = caller.submit(caller.job(1, 2))
+        await moment()
+        caller.its.store.full = True
+        second = caller.submit(caller.job(3, 4))
+        await moment()
+
+        assert isinstance(first.error, StoreError)
+        assert isinstance(second.error, StoreError)
+        with pytest.raises(StoreError):
+            caller.submit(caller.job(5, 6))
+        with pytest.raises(StoreError):
+            await caller.calls.stored()
+
+    play(script)
+
+
+def test_the_open_calls_of_an_owner_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(durable, "OWNER_OPEN_MAX", 2)
+
+    async def script(caller: Caller) -> None:
+        for number in range(2):
+            caller.submit(caller.job(number, 1))
+        with pytest.raises(QueueFull):
+            caller.submit(caller.job(2, 1))
+        caller.submit(caller.job(2, 1, owner="you"))
+
+    play(script)
