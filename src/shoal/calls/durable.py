@@ -54,6 +54,7 @@ from shoal.transports.clock import Clock, Timer
 
 OWNER_OPEN_MAX = 1 << 17  # open calls of one owner
 OWNER_SIZE_MAX = 256 << 20  # bytes of their arguments; the last one may exceed it
+ACCEPT_WITHIN = 0.002  # seconds that the write of a new call waits for its result
 LEASED_AFTER = 0.05  # seconds at a worker after which a lease is recorded
 CARRIED = "a call stream of the function"  # why a worker got a call
 TOO_MANY = (
@@ -115,7 +116,8 @@ class DurableCalls:
     """All durable calls of a coordinator.  ``run`` writes what happens to them.
 
     Whatever happens during a write goes into the next one, so that a burst of calls
-    shares its commits.
+    shares its commits.  New calls wait a moment for their results, so that a short call
+    is written once.
     """
 
     def __init__(self, hub: Hub, store: Store, clock: Clock) -> None:
@@ -129,6 +131,7 @@ class DurableCalls:
         self._keys: dict[tuple[str, str], DurableCall] = {}
         self._unrecorded: dict[int, DurableCall] = {}  # at a worker, without a lease
         self._timer: Timer | None = None
+        self._write_timer: Timer | None = None
         self._facts: list[RecordedFact] = []
         self._changed: list[tuple[DurableCall, bool]] = []  # accepted, or ended
         self._waiting: list[asyncio.Future[None]] = []
@@ -165,8 +168,11 @@ class DurableCalls:
         if job.idempotency_key:
             self._keys[job.owner, job.idempotency_key] = call
         self._hub.blobs.pin(job)
-        self._record(JobSubmitted(job))
+        self._facts.append(RecordedFact(self._clock.wall(), JobSubmitted(job)))
         self._changed.append((call, False))
+        if self._write_timer is None:
+            due = self._clock.now() + ACCEPT_WITHIN
+            self._write_timer = self._clock.call_at(due, self._wake.set)
         streamed = StreamedCall(call.number, work.args, work.kwargs)
         owner.scheduler.submit(route, streamed, work.blobs)
 
@@ -246,6 +252,9 @@ class DurableCalls:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            if self._write_timer is not None:
+                self._write_timer.cancel()
+                self._write_timer = None
             facts, self._facts = self._facts, []
             changed, self._changed = self._changed, []
             waiting, self._waiting = self._waiting, []
