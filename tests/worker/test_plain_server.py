@@ -209,29 +209,44 @@ async def test_running_tasks_continue_on_the_next_connection() -> None:
     assert reports[0].kind == "waiting", "it broke too soon to be called joined"
 
 
-async def test_error_ends_the_connection_and_is_logged(
+async def test_failed_task_is_ended_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    codes: list[int | None] = []
+    texts: list[str] = []
 
-    async def first(socket: web.WebSocketResponse) -> None:
-        await socket.send_str(task(9, "x" * 20_000))  # more than the model can read
-        while (await socket.receive()).type is not WSMsgType.CLOSE:
-            pass
-        codes.append(socket.close_code)
+    async def serve(socket: web.WebSocketResponse) -> None:
+        for id_ in (9, 10):  # more than the model can read
+            await socket.send_str(task(id_, "x" * 20_000))
+            texts.append(await answer(socket, id_))
+        await socket.send_str(task(11, "ping"))
+        texts.append(await answer(socket, 11))
 
-    async def second(socket: web.WebSocketResponse) -> None:
-        await socket.send_str(task(10, "ping"))
-        assert await answer(socket, 10) == "pong"
-
-    server = Server(first, second)
+    server = Server(serve)
     with caplog.at_level(logging.WARNING):
         async with node_at(server, []):
             await server.served.wait()
 
-    assert codes == [1011]
+    too_long = "\n[The conversation is too long for this model.]"
+    assert texts == [too_long, too_long, "pong"]
     assert "task 9 failed" in caplog.text
     assert "xxxx" not in caplog.text
+
+
+async def test_long_conversation_loses_its_oldest_messages() -> None:
+    old = {"role": "user", "content": "x" * 20_000}
+    texts: list[str] = []
+
+    async def serve(socket: web.WebSocketResponse) -> None:
+        sent = json.loads(task(12, "ping"))
+        sent["messages"] = [old, old, *sent["messages"]]
+        await socket.send_str(json.dumps(sent))
+        texts.append(await answer(socket, 12))
+
+    server = Server(serve)
+    async with node_at(server, []):
+        await server.served.wait()
+
+    assert texts == ["pong"]
 
 
 @pytest.mark.parametrize(

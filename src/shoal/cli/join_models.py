@@ -144,7 +144,10 @@ def _separate_offers(
             tasks=TASK_NAMES if JobKind.CHAT in model.kinds else NO_TASKS,
         )
         find = only_model(
-            TaskRunner(source.engine, model), slots, monitor.request_check
+            TaskRunner(source.engine, model),
+            slots,
+            monitor.request_check,
+            context=model.context,
         )
         about = _about(worker, model, slots.size)
         return make_agent(worker, profile, find, partial(worker.report, name, about))

@@ -35,7 +35,9 @@ class CallMessage:
 class RunJob:
     """Run a job.  ``continues`` is the beginning of the answer, if it exists already.
 
-    Only a worker with ``Feature.CONTINUE`` is given one; it produces the rest.
+    Only a worker with ``Feature.CONTINUE`` is given one; it produces the rest.  With
+    ``trim``, a conversation that exceeds the context loses its oldest messages, because
+    the wire cannot report that it is too long.
     """
 
     job_id: JobId
@@ -43,6 +45,7 @@ class RunJob:
     work: Work
     continues: str = ""
     terms: JobTerms = DEFAULT_TERMS
+    trim: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Work, describe_target
 from shoal.engines.engine import Finished, WorkRunner
+from shoal.worker.trimmed_chat import run_trimmed
 
 
 class EngineSlots:
@@ -56,13 +57,15 @@ class ModelBackend:
     """One of an engine's models, for the jobs of one coordinator.
 
     ``on_unavailable`` is called when the engine refuses a job.  ``jobs`` counts the
-    coordinator's jobs, including those that wait for a slot.
+    coordinator's jobs, including those that wait for a slot.  ``context`` is as in
+    ``ServedModel``.
     """
 
     runner: WorkRunner
     slots: EngineSlots
     on_unavailable: Callable[[], None] = _ignore
     jobs: int = 0
+    context: int = 0
 
     @property
     def free_slots(self) -> int:
@@ -75,10 +78,14 @@ FindModel: TypeAlias = Callable[[Work], ModelBackend | None]
 
 
 def only_model(
-    runner: WorkRunner, slots: EngineSlots, on_unavailable: Callable[[], None] = _ignore
+    runner: WorkRunner,
+    slots: EngineSlots,
+    on_unavailable: Callable[[], None] = _ignore,
+    *,
+    context: int = 0,
 ) -> FindModel:
-    """Return a finder for wires that carry one model."""
-    backend = ModelBackend(runner, slots, on_unavailable)
+    """Return a finder for wires that carry one model, with that ``context``."""
+    backend = ModelBackend(runner, slots, on_unavailable, context=context)
     return lambda work: backend
 
 
@@ -182,7 +189,11 @@ class RunningJobs:
     async def _answer(self, command: RunJob, backend: ModelBackend) -> Event:
         """Stream the answer; return its final event."""
         job_id, lease = command.job_id, command.lease
-        answer = backend.runner.run(command.work, command.continues)
+        runner, work, continues = backend.runner, command.work, command.continues
+        if command.trim:
+            answer = run_trimmed(runner, work, backend.context, continues)
+        else:
+            answer = runner.run(work, continues)
         try:
             async with aclosing(answer) as pieces:
                 async for piece in pieces:

@@ -14,6 +14,7 @@ from shoal.protocols.seam.session import Notice, Output
 
 # Where real nodes die, or leave the client without an answer, ours does otherwise.
 WARNS = "the node dies; the document says: log a warning and do not process the task"
+ENDS = "the node dies; ours ends the task, because its slot is taken until then"
 RUNS = "the node dies; the task can be understood, so it is run"
 ANSWERS = "the node drops the task without a word; ours lets the engine answer"
 
@@ -22,16 +23,16 @@ DIFFERENCES = {
     "node-vllm-json-number": WARNS,
     "node-vllm-json-null": WARNS,
     "node-vllm-array": WARNS,
-    "node-vllm-system-number": WARNS,
-    "node-vllm-role-number": WARNS,
+    "node-vllm-system-number": ENDS,
+    "node-vllm-role-number": ENDS,
     "node-vllm-id-negative": WARNS,
     "node-vllm-id-2^32": WARNS,
     "node-transformers-bad-json": WARNS,
     "node-transformers-json-number": WARNS,
     "node-transformers-json-null": WARNS,
     "node-transformers-array": WARNS,
-    "node-transformers-system-number": WARNS,
-    "node-transformers-role-number": WARNS,
+    "node-transformers-system-number": ENDS,
+    "node-transformers-role-number": ENDS,
     "node-transformers-id-negative": WARNS,
     "node-transformers-id-2^32": WARNS,
     "node-vllm-seed-shaped": RUNS,  # messages that are strings: the document's example
@@ -69,6 +70,10 @@ def test_a_shoal_node_acts_as_recorded_or_better(case: Case) -> None:
         assert case["exited"]
         assert outputs == notices
         assert len(notices) == 1
+    elif difference == ENDS:
+        assert case["exited"]
+        assert len(notices) == 1
+        assert [len(frame) for frame in sent(outputs)][-1:] == [4]
     elif difference == RUNS:
         assert case["exited"]
         assert outputs == started

@@ -7,7 +7,7 @@ import pytest
 
 from protocols.grandsage.recorded import MEMBER, query_of
 from protocols.pairs import messages_in, sent
-from shoal.domain.errors import ConfigError, PeerError, Unsupported
+from shoal.domain.errors import ConfigError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta, Fault, Usage
 from shoal.domain.vocabulary import (
@@ -29,7 +29,7 @@ from shoal.protocols.grandsage.worker import (
     TASKS_MAX,
     GrandSageNodeDialer,
 )
-from shoal.protocols.seam.session import Close, Notice, Send, WorkerEnd
+from shoal.protocols.seam.session import Notice, Send, WorkerEnd
 
 OURS = {"Shoal-Extensions": "shoal"}
 JOB = JobId("77")
@@ -210,17 +210,21 @@ def test_a_lone_surrogate_from_an_original_server_is_replaced() -> None:
         ({"max_new_tokens": 1.5}, "Expected `int | null`, got `float`"),
     ],
 )
-def test_a_malformed_task_is_logged_and_not_processed(
+def test_a_malformed_task_is_logged_and_ended(
     change: dict[str, JSON], why: str
 ) -> None:
     text = json.dumps(TASK | change)
 
-    (notice,) = plain().receive([text], 0.0)
+    notice, *ended = plain().receive([text], 0.0)
     (same, rejected) = ours().receive([text], 0.0)
 
     assert isinstance(notice, Notice)
     assert notice.text.startswith("task 77 is not processed: ")
     assert why in notice.text
+    assert ended == [
+        Send(b"\0\0\0M\n[The node cannot process this request.]"),
+        Send(b"\0\0\0M"),
+    ]
     assert same == notice
     assert isinstance(rejected, Send)
     assert json.loads(rejected.data)["id"] == 77
@@ -232,8 +236,11 @@ def test_concurrent_tasks_of_a_server_are_limited() -> None:
     for task_id in range(TASKS_MAX):
         given(session, id=task_id)
 
-    with pytest.raises(PeerError, match="more than 4096 tasks"):
-        given(session, id=TASKS_MAX)
+    notice, *ended = session.receive([json.dumps(TASK | {"id": TASKS_MAX})], 0.0)
+
+    assert isinstance(notice, Notice)
+    assert "4096 tasks are running already" in notice.text
+    assert sent(ended)[-1] == TASKS_MAX.to_bytes(4)
 
 
 def test_the_extension_of_a_plain_server_is_ignored() -> None:
@@ -269,21 +276,30 @@ def test_after_a_reconnect_jobs_of_a_shoal_coordinator_are_cancelled() -> None:
     assert session.send(AnswerChunk(JOB, LEASE, ["rest"]), 0.0) == ()
 
 
-@pytest.mark.parametrize("kind", [Rejected, Failed])
-def test_a_plain_server_is_disconnected_after_an_error(
-    kind: type[Rejected | Failed],
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Fault.WORKER, b"\n[The node failed to answer.]"),
+        (Fault.REQUEST, b"\n[The node cannot process this request.]"),
+        (Fault.CONTEXT, b"\n[The conversation is too long for this model.]"),
+    ],
+)
+def test_a_failed_task_of_a_plain_server_ends_with_a_short_text(
+    fault: Fault, said: bytes
 ) -> None:
     session = plain()
     given(session)
 
-    notice, close = session.send(kind(JOB, LEASE, "out of memory"), 0.0)
+    notice, *ended = session.send(Failed(JOB, LEASE, "out of memory", fault), 0.0)
 
-    assert isinstance(notice, Notice)
-    assert isinstance(close, Close)
-    assert "out of memory" in notice.text
-    assert (close.code, close.text) == (1011, "task 77 failed")
-    assert session.tick(100.0) == ()
-    assert session.receive([json.dumps(TASK)], 0.0) == ()
+    assert notice == Notice("task 77 failed: out of memory")
+    assert ended == [Send(b"\0\0\0M" + said), Send(b"\0\0\0M")]
+    assert isinstance(given(session), RunJob)
+
+
+def test_only_a_plain_servers_conversations_may_be_trimmed() -> None:
+    assert given(plain()).trim
+    assert not given(ours()).trim
 
 
 def test_a_shoal_coordinator_receives_how_a_task_ended() -> None:

@@ -1,13 +1,14 @@
 """The node's session with a server: Shoal's coordinator or an original server."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from urllib.parse import quote, urlencode, urlsplit
 
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
-from shoal.domain.outcome import AnswerPiece, Delta
+from shoal.domain.outcome import AnswerPiece, Delta, Fault
 from shoal.domain.vocabulary import (
     AnswerChunk,
     CallMessage,
@@ -51,13 +52,10 @@ from shoal.protocols.grandsage.tasks import decode_text, decode_work
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.session import (
     Batch,
-    Close,
-    CloseCode,
     Data,
     Notice,
     Output,
     Send,
-    protocol_error,
 )
 
 KEEPALIVE_INTERVAL = 10.0  # seconds
@@ -65,8 +63,44 @@ TASK_MAX = 64 << 20  # bytes of a task, which may have its messages twice
 TASKS_MAX = 4096  # concurrent tasks accepted from a server
 UTF8_CHARACTER_MAX = 4  # bytes of a character in UTF-8
 NO_TOKEN = "-"  # servers require the parameter even if they ignore it
+REPEAT_WITHIN = 60.0  # seconds in which a broken connection is noticed
+
+FAILURES = {
+    Fault.WORKER: "\n[The node failed to answer.]",
+    Fault.REQUEST: "\n[The node cannot process this request.]",
+    Fault.CONTEXT: "\n[The conversation is too long for this model.]",
+}
+"""The last text of a failed task at a plain server, which has no message for errors.
+
+The details are for the operator: they may name what runs on this machine.
+"""
 
 SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
+
+
+@dataclass(slots=True)
+class NodeTasks:
+    """The tasks of one server, across connections.
+
+    ``ended`` has when each recent task ended, oldest first, at a plain server.
+    """
+
+    running: dict[JobId, int] = field(default_factory=dict)
+    ended: dict[int, float] = field(default_factory=dict)
+
+    def record_end(self, task_id: int, now: float) -> None:
+        """Record an end frame, which a broken connection may have lost."""
+        self.ended.pop(task_id, None)
+        self.ended[task_id] = now
+        while len(self.ended) > TASKS_MAX:
+            del self.ended[next(iter(self.ended))]
+
+    def drain_recent_ends(self, now: float) -> list[int]:
+        """Return and forget the tasks that ended within ``REPEAT_WITHIN``."""
+        since = now - REPEAT_WITHIN
+        recent = [task_id for task_id, at in self.ended.items() if at >= since]
+        self.ended.clear()
+        return recent
 
 
 class GrandSageNodeDialer:
@@ -83,13 +117,13 @@ class GrandSageNodeDialer:
             HEADER: write_extensions(profile.model, profile.only_for)
         }
         self._model = profile.model.name
-        self._running: dict[JobId, int] = {}
+        self._tasks = NodeTasks()
         self._extended = False
 
     def start_session(self, headers: Mapping[str, str]) -> "GrandSageServerSession":
         announced = {name.lower(): value for name, value in headers.items()}
         self._extended = read_extensions(announced.get(HEADER.lower(), "")).known
-        return GrandSageServerSession(self._model, self._running, self._extended)
+        return GrandSageServerSession(self._model, self._tasks, self._extended)
 
     def final_reason(self, code: int, text: str) -> str | None:
         quoted = ascii(text[:123])[1:-1]
@@ -105,12 +139,15 @@ class GrandSageNodeDialer:
 class GrandSageServerSession:
     """Receives tasks from a server and sends text.
 
-    ``running`` outlives the connection.  After a reconnect, an original server
-    continues a task under its id.  Shoal's coordinator has requeued it, so the session
-    first cancels the tasks that still run.
+    ``tasks`` outlives the connection.  After a reconnect, an original server continues
+    a task under its id, and keeps it until its end frame.  So the session ends every
+    task, also those that fail, and first repeats the latest end frames: frames written
+    to a broken connection are lost, and the end of an unknown task is ignored.
+    Shoal's coordinator has requeued the tasks, so the session first cancels those that
+    still run.
     """
 
-    def __init__(self, model: str, running: dict[JobId, int], extended: bool) -> None:
+    def __init__(self, model: str, tasks: NodeTasks, extended: bool) -> None:
         # The URL stands for Joined.  A plain server has no message for Rejected; the
         # session handles the other events that it has no message for.
         self.accepts: frozenset[type] = frozenset(
@@ -123,17 +160,17 @@ class GrandSageServerSession:
             }
         )
         self._model = model
-        self._running = running
+        self._tasks = tasks
+        self._running = tasks.running
         self._extended = extended
         self._due: float | None = None
-        self._closed = False
 
     @property
     def deadline(self) -> float | None:
-        return None if self._closed else self._due
+        return self._due
 
     def tick(self, now: float) -> Sequence[Command | Output]:
-        if self._closed or (self._due is not None and now < self._due):
+        if self._due is not None and now < self._due:
             return ()
         first = self._due is None
         self._due = now + KEEPALIVE_INTERVAL
@@ -143,23 +180,16 @@ class GrandSageServerSession:
                 _cancel(job_id, task_id) for job_id, task_id in self._running.items()
             ]
             self._running.clear()
+        elif first:
+            ends = self._tasks.drain_recent_ends(now)
+            outputs += [Send(encode_end(task_id)) for task_id in ends]
         return outputs
 
     def receive(self, batch: Batch, now: float) -> Sequence[Command | Output]:
-        outputs: list[Command | Output] = []
-        for data in batch:
-            if self._closed:
-                break
-            try:
-                outputs += self._receive_message(data) if data else ()
-            except PeerError as error:
-                if not outputs:
-                    raise
-                self._closed = True
-                outputs.append(protocol_error(error))
-        return tuple(outputs)
+        received = [self._receive_message(data, now) for data in batch if data]
+        return tuple(chain.from_iterable(received))
 
-    def _receive_message(self, data: Data) -> Sequence[Command | Output]:
+    def _receive_message(self, data: Data, now: float) -> Sequence[Command | Output]:
         try:
             head, text = decode_text(data)
         except PeerError as error:
@@ -170,23 +200,25 @@ class GrandSageServerSession:
             task_id = self._running.pop(job_id, None)
             return () if task_id is None else (_cancel(job_id, task_id),)
         if not head.pending:
-            return self._refuse(head.id, "it is not in a pending state")
+            return self._refuse(head.id, "it is not in a pending state", now)
         if job_id in self._running:
             return (
                 Notice(f"task {head.id} was assigned twice: the second is ignored"),
             )
         if len(self._running) >= TASKS_MAX:
-            raise PeerError(f"more than {TASKS_MAX} tasks at a time")
+            reason = f"{TASKS_MAX} tasks are running already"
+            return self._refuse(head.id, reason, now)
         try:
             work, continues = decode_work(text, self._model, extended=self._extended)
         except PeerError as error:
-            return self._refuse(head.id, str(error))
+            return self._refuse(head.id, str(error), now)
         self._running[job_id] = head.id
-        return (RunJob(job_id, LeaseNumber(head.id), work, continues),)
+        self._tasks.ended.pop(head.id, None)
+        lease = LeaseNumber(head.id)
+        # As real nodes do: a plain server cannot learn that the prompt is too long.
+        return (RunJob(job_id, lease, work, continues, trim=not self._extended),)
 
     def send(self, message: Event, now: float) -> Sequence[Output]:
-        if self._closed:
-            return ()
         match message:
             case Joined():
                 raise Unsupported("a node joins by its URL")
@@ -202,7 +234,7 @@ class GrandSageServerSession:
                 return tuple(chain.from_iterable(sent))
             case Completed() | Rejected() | Failed():
                 task_id = self._running.pop(message.job_id, None)
-                return () if task_id is None else self._end_task(task_id, message)
+                return () if task_id is None else self._end_task(task_id, message, now)
 
     def _send(self, job_id: JobId, piece: AnswerPiece) -> Sequence[Output]:
         task_id = self._running.get(job_id)
@@ -237,49 +269,58 @@ class GrandSageServerSession:
         )
 
     def _end_task(
-        self, task_id: int, event: Completed | Rejected | Failed
+        self, task_id: int, event: Completed | Rejected | Failed, now: float
     ) -> Sequence[Output]:
         match event:
             case Completed(_, _, finish_reason, usage):
+                if not self._extended:
+                    return (self._plain_end(task_id, now),)
                 end = Send(encode_end(task_id))
-                if not self._extended or (usage is None and finish_reason == "stop"):
+                if usage is None and finish_reason == "stop":
                     return (end,)
                 return (Send(encode_ending(task_id, finish_reason, usage)), end)
             case Rejected(_, _, reason):
-                if self._extended:
-                    return self._send_text_message(
-                        TextMessage(id=task_id, rejected=_short(reason))
-                    )
-                return self._abort_task(task_id, f"was not started: {reason}")
+                # A plain server's session is sent no such event.
+                return self._send_text_message(
+                    TextMessage(id=task_id, rejected=_short(reason))
+                )
             case Failed(_, _, error, fault):
                 if self._extended:
                     return self._send_text_message(
                         TextMessage(id=task_id, failed=_short(error), fault=fault)
                     )
-                return self._abort_task(task_id, f"failed: {error}")
+                return self._end_failed_task(task_id, f"failed: {error}", fault, now)
 
     def _send_text_message(self, message: TextMessage) -> Sequence[Output]:
         return (Send(encode_text_message(message)),) if self._extended else ()
 
-    def _abort_task(self, task_id: int, reason: str) -> Sequence[Output]:
-        """Disconnect, because a plain server has no message for an error.
-
-        As the document says: "it will disconnect the WebSocket connection and log the
-        error".
-        """
-        self._closed = True
-        quoted = f"task {task_id} {_short(reason)}"
+    def _refuse(self, task_id: int, reason: str, now: float) -> Sequence[Output]:
+        logged = f"is not processed: {reason}"
+        if not self._extended:
+            return self._end_failed_task(task_id, logged, Fault.REQUEST, now)
         return (
-            Notice(quoted),
-            Close(quoted, CloseCode.INTERNAL_ERROR, f"task {task_id} failed"),
-        )
-
-    def _refuse(self, task_id: int, reason: str) -> Sequence[Output]:
-        notice = Notice(f"task {task_id} is not processed: {reason}")
-        return (
-            notice,
+            Notice(f"task {task_id} {logged}"),
             *self._send_text_message(TextMessage(id=task_id, rejected=_short(reason))),
         )
+
+    def _end_failed_task(
+        self, task_id: int, reason: str, fault: Fault, now: float
+    ) -> Sequence[Output]:
+        """End a task at a plain server, which has no message for an error.
+
+        The document says that a node disconnects then.  But the original keeps the
+        task: without an end frame its client waits 600 s, and so long its slot is
+        taken.
+        """
+        return (
+            Notice(f"task {task_id} {_short(reason)}"),
+            *(Send(frame) for frame in encode_text(task_id, FAILURES[fault])),
+            self._plain_end(task_id, now),
+        )
+
+    def _plain_end(self, task_id: int, now: float) -> Send:
+        self._tasks.record_end(task_id, now)
+        return Send(encode_end(task_id))
 
 
 def _cancel(job_id: JobId, task_id: int) -> CancelJob:

@@ -1,0 +1,86 @@
+"""Our sessions with the imitations of GrandSage's original programs."""
+
+from collections.abc import Sequence
+
+from originals.grandsage import OriginalServer
+from protocols.grandsage.recorded import MEMBER
+from protocols.pairs import sent
+from shoal.domain.outcome import Fault
+from shoal.domain.vocabulary import AnswerChunk, Command, Completed, Failed, RunJob
+from shoal.protocols.grandsage.worker import (
+    REPEAT_WITHIN,
+    GrandSageNodeDialer,
+)
+from shoal.protocols.seam.session import Close, Output, WorkerEnd
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def give(server: OriginalServer, session: WorkerEnd) -> RunJob:
+    """Give our node a task of the server."""
+    _, text = server.submit(HELLO)
+    (run,) = session.receive([text], 0.0)
+    assert isinstance(run, RunJob)
+    return run
+
+
+def deliver(server: OriginalServer, outputs: Sequence[Command | Output]) -> list[str]:
+    """Deliver our node's frames; return the texts of the server."""
+    return [text for frame in sent(outputs) for text in server.receive(frame)]
+
+
+def test_failing_tasks_leave_a_servers_slots_free_and_the_node_connected() -> None:
+    server = OriginalServer(slots=4)
+    session = GrandSageNodeDialer("ws://host", MEMBER).start_session({})
+
+    for _ in range(5):
+        run = give(server, session)
+        failed = Failed(run.job_id, run.lease, "10.0.0.1: no GPU", Fault.WORKER)
+        outputs = session.send(failed, 0.0)
+        assert not any(isinstance(each, Close) for each in outputs)
+        deliver(server, outputs)
+
+    assert server.taken == 0
+    texts = {task.text for task in server.tasks.values()}
+    assert texts == {"\n[The node failed to answer.]"}
+
+
+def test_a_task_that_fails_between_two_connections_ends_on_the_second() -> None:
+    server = OriginalServer()
+    dialer = GrandSageNodeDialer("ws://host", MEMBER)
+    run = give(server, dialer.start_session({}))
+
+    session = dialer.start_session({})
+    deliver(server, session.tick(0.0))
+    deliver(server, session.send(Failed(run.job_id, run.lease, "oom"), 0.0))
+
+    assert server.taken == 0
+
+
+def test_an_end_frame_that_was_lost_is_repeated_on_the_next_connection() -> None:
+    server = OriginalServer()
+    dialer = GrandSageNodeDialer("ws://host", MEMBER)
+    session = dialer.start_session({})
+    run = give(server, session)
+    deliver(server, session.send(AnswerChunk(run.job_id, run.lease, ["hi"]), 1.0))
+    session.send(Completed(run.job_id, run.lease), 2.0)  # lost with the connection
+
+    replies = deliver(server, dialer.start_session({}).tick(3.0))
+
+    assert replies == []
+    assert server.taken == 0
+    assert server.tasks[1_000].text == "hi"
+
+
+def test_end_frames_are_repeated_once_and_only_recent_ones() -> None:
+    server = OriginalServer()
+    dialer = GrandSageNodeDialer("ws://host", MEMBER)
+    session = dialer.start_session({})
+    run = give(server, session)
+    session.send(Completed(run.job_id, run.lease), 2.0)
+
+    late = dialer.start_session({}).tick(2.1 + REPEAT_WITHIN)
+    later = dialer.start_session({}).tick(2.2)
+
+    assert sent(late) == [""]
+    assert sent(later) == [""]
