@@ -137,16 +137,22 @@ async def _answer(node: RelayNode, ends: dict[str, str], asked: dict[str, Any]) 
     same: dict[str, bytes] = {}
     async for text in texts(question):
         if text not in same:
-            chunk = {
-                "id": "chatcmpl-1",
-                "object": "chat.completion.chunk",
-                "created": 1,
-                "model": "m",
-                "choices": [{"index": 0, "delta": {"content": text}}],
-            }
+            chunk = _chunk({"delta": {"content": text}})
             same[text] = _carried(ends, inferenceChunk=request | {"chunk": chunk})
         node.writer.write(same[text])
+    last = _chunk({"delta": {}, "finish_reason": "stop"})
+    node.writer.write(_carried(ends, inferenceChunk=request | {"chunk": last}))
     node.writer.write(_carried(ends, inferenceComplete=request))
+
+
+def _chunk(choice: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, **choice}],
+    }
 
 
 def _carried(ends: dict[str, str], **kinds: dict[str, Any]) -> bytes:

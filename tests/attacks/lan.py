@@ -80,8 +80,16 @@ class LanPeer:
         request = await self.receive("inferenceRequest", number)
         for text in texts:
             await self.send_messages(chunk(request["requestID"], text))
-        done = {"requestID": request["requestID"]}
-        await self.send_messages({"inferenceComplete": {"_0": done}})
+        await self.send_messages(*ending(request["requestID"]))
+
+
+def ending(request_id: Any, **fields: Any) -> list[dict[str, Any]]:
+    """Return the messages that end an answer; ``fields`` go into the last one."""
+    last = chunk(request_id, "")
+    (choice,) = last["inferenceChunk"]["_0"]["chunk"]["choices"]
+    choice["finish_reason"] = "stop"
+    done = {"requestID": request_id, **fields}
+    return [last, {"inferenceComplete": {"_0": done}}]
 
 
 def chunk(request_id: Any, text: str) -> dict[str, Any]:

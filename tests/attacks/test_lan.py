@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from attacks.lan import MAC, PASSCODE, LanPeer, chunk, dialled, mac, our_worker
+from attacks.lan import (
+    MAC,
+    PASSCODE,
+    LanPeer,
+    chunk,
+    dialled,
+    ending,
+    mac,
+    our_worker,
+)
 from attacks.siege import CHAT, TOKEN, ask, besieged, join
 from gateway.serving import Pool, eventually
 from protocols.tealenet.peers import heartbeat, hello
@@ -48,8 +57,7 @@ async def talking(pool: Pool) -> AsyncIterator[None]:
         await client.receive("inferenceChunk")
         yield
         await doer.send_messages(chunk(first["requestID"], "two"))
-        done = {"inferenceComplete": {"_0": {"requestID": first["requestID"]}}}
-        await doer.send_messages(done)
+        await doer.send_messages(*ending(first["requestID"]))
         await client.receive("inferenceComplete")
         assert answer_to(client, 1) == "one two"
         await request(client, 2, "honest-model")
@@ -199,18 +207,16 @@ async def test_messages_about_foreign_jobs_are_ignored(pool: Pool) -> None:
         request_body = await evil.receive("inferenceRequest")
         for other in (REQUEST.format(1), REQUEST.format(1).lower(), "x", "job1"):
             await evil.send_messages(chunk(other, "injected"))
-            await evil.send_messages(
-                {"inferenceComplete": {"_0": {"requestID": other}}}
-            )
+            await evil.send_messages(*ending(other))
             error = {"requestID": other, "errorMessage": "injected"}
             await evil.send_messages({"inferenceError": {"_0": error}})
         await evil.send_messages(chunk(request_body["requestID"], "mine"))
-        done = {"requestID": request_body["requestID"], "tokensOut": 2**53}
-        await evil.send_messages({"inferenceComplete": {"_0": done}})
+        done = ending(request_body["requestID"], tokensOut=2**53)
+        await evil.send_messages(*done)
         await evil.send_messages(chunk(request_body["requestID"], "too late"))
         error = {"requestID": request_body["requestID"], "errorMessage": "too late"}
         await evil.send_messages({"inferenceError": {"_0": error}})
-        await evil.send_messages({"inferenceComplete": {"_0": done}})
+        await evil.send_messages(*done)
 
         response = json.loads(await pending)
 
@@ -228,9 +234,7 @@ async def test_implausible_usage_is_not_recorded(pool: Pool, tokens: Any) -> Non
         usage = counts | {"total_tokens": tokens}
         response["inferenceChunk"]["_0"]["chunk"]["usage"] = usage
         await evil.send_messages(response)
-        await evil.send_messages(
-            {"inferenceComplete": {"_0": {"requestID": request_body["requestID"]}}}
-        )
+        await evil.send_messages(*ending(request_body["requestID"]))
         if tokens != 2**53:  # it did not do the job, and is given it once more
             await evil.answer("x", number=1)
 
@@ -250,9 +254,7 @@ async def test_unencodable_numbers_are_contained(pool: Pool, number: int) -> Non
         choice["delta"] |= {"odd": number, "tool_calls": [{"index": 0, "odd": number}]}
         choice["logprobs"] = {"content": [{"logprob": number}]}
         await evil.send_messages(response)
-        await evil.send_messages(
-            {"inferenceComplete": {"_0": {"requestID": request_body["requestID"]}}}
-        )
+        await evil.send_messages(*ending(request_body["requestID"]))
 
         assert '"x"' in await pending
 

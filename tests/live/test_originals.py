@@ -51,6 +51,13 @@ async def until_offered(pool: Pool, model: str) -> None:
     await asyncio.to_thread(eventually, offered, f"{model} is offered")
 
 
+async def until_workers(pool: Pool, count: int) -> None:
+    """Wait until the coordinator has ``count`` workers."""
+    await asyncio.to_thread(
+        eventually, lambda: len(pool.workers()) == count, f"{count} workers"
+    )
+
+
 async def provider(gateway: RustGateway, model: str) -> str:
     """Return the first node that offers a model."""
     while True:
@@ -243,6 +250,21 @@ async def test_a_node_that_leaves_is_replaced_without_a_gap(programs: Programs) 
         texts = await asyncio.gather(*answers)
 
     assert texts == ["".join(pieces)] * 2
+
+
+async def test_an_answer_whose_model_server_died_is_taken_over(
+    programs: Programs,
+) -> None:
+    pool = programs.serve("--tealenet-open")
+    dying = RustNode(A, [MODEL], pieces=["One ", "two"], server_dies_after=1)
+    healthy = RustNode(B, [MODEL], pieces=["One ", "two"], pause=0.2)
+
+    async with dying.joined(relay_url(pool)), healthy.joined(relay_url(pool)):
+        await until_workers(pool, 2)
+        texts = await asyncio.gather(*(chat(pool, MODEL) for _ in range(2)))
+
+    assert texts == ["One two"] * 2
+    assert dying.served
 
 
 async def test_the_original_relay_cannot_read_shoal_messages(

@@ -132,6 +132,9 @@ class RustNode(RustPeer):
 
     pieces: Sequence[str] = ("Hel", "lo")
     pause: float = 0.0  # seconds between two pieces
+    server_dies_after: int | None = None
+    """Pieces after which its model server dies: the answer then ends as if whole."""
+
     served: list[dict[str, Any]] = field(default_factory=list)
     """The received requests."""
 
@@ -199,11 +202,15 @@ class RustNode(RustPeer):
         ]
         deltas += [({"content": piece}, None) for piece in self.pieces]
         deltas += [({}, "stop")]
+        dies_after = self.server_dies_after
+        if dies_after is not None:
+            del deltas[1 + dies_after :]
         for delta, finish in deltas:
             choice = {"index": 0, "delta": delta, "finish_reason": finish}
             await self._chunk(peer, session_id, request_id, {"choices": [choice]})
             await asyncio.sleep(self.pause)
-        if (request.get("stream_options") or {}).get("include_usage"):
+        wants_usage = (request.get("stream_options") or {}).get("include_usage")
+        if wants_usage and dies_after is None:
             count = len(self.pieces)
             usage = {
                 "prompt_tokens": 5,

@@ -219,6 +219,27 @@ def test_refusals_are_no_losses() -> None:
     assert hand_out(pool) == []
 
 
+def test_refusal_in_mid_answer_counts_like_a_lost_worker() -> None:
+    pool = pool_after(JobSubmitted(job()))
+    ends: list[list[Fact]] = []
+
+    for number in range(WORKERS_LOST_MAX):
+        pool.apply(joined(f"w{number}"), 0.0)
+        ((_, worker),) = hand_out(pool)
+        lease = pool.jobs[J].lease
+        tell(pool, FirstOutput(J, lease))
+        refused = LeaseResult(WorkerId(worker), Rejected(J, lease, "the server died"))
+        ends.append(tell(pool, refused))
+
+    assert ends[:-1] == [
+        [JobRequeued(J, LeaseNumber(n), "the server died", WorkerId(f"w{n - 1}"))]
+        for n in range(1, WORKERS_LOST_MAX)
+    ]
+    assert ends[-1] == [
+        JobFailed(J, "lost 3 workers, the last one: the server died", lost=True)
+    ]
+
+
 def test_lost_worker_gives_back_all_that_it_held_and_nothing_else() -> None:
     pool = pool_after(joined(slots=3), joined("v"), *map(JobSubmitted, map(job, "abc")))
     for name, worker in (("a", "w"), ("b", "v"), ("c", "w")):

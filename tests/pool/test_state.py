@@ -148,6 +148,16 @@ def test_worker_that_refused_is_asked_again_after_a_pause() -> None:
     assert hand_out(pool) == [("j", "w")]
 
 
+def test_job_whose_answer_was_given_up_has_its_whole_time_in_the_queue_again() -> None:
+    pool = pool_after(joined(), JobSubmitted(job()), leased())
+    pool.apply(JobStarted(J, ONE), 5.0)
+
+    pool.apply(JobRequeued(J, ONE, "the server died", refused_by=W), 90.0)
+
+    assert (pool.jobs[J].queued_at, pool.jobs[J].lost) == (90.0, 1)
+    assert hand_out(pool) == []  # not by the same worker at once
+
+
 def test_points_stand_against_a_worker_that_comes_back_and_are_forgotten() -> None:
     pool = pool_after(joined(), WorkerMarked(W, 2, "", J), WorkerLeft(W, ""))
     pool.apply(joined(), 1.0)

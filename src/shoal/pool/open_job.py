@@ -61,7 +61,7 @@ class OpenJob:
     last_lease: LeaseNumber = NO_LEASE  # the highest number of a lease so far
     hedge: HedgeLease | None = None  # a second worker, until one of the two begins
     started: bool = False  # whether text has reached the client
-    lost: int = 0  # number of its workers that were lost
+    lost: int = 0  # number of its workers that were lost, or gave up an answer
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
     kind: JobKind = field(init=False)
     model: str = field(init=False)

@@ -53,6 +53,7 @@ from shoal.pool.inputs import (
     WorkerDisconnected,
     WorkerPaired,
 )
+from shoal.pool.lifecycle import JobState
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
 
@@ -64,7 +65,7 @@ HARMLESS_VERDICTS = frozenset({Verdict.VALID, Verdict.UNSIGNED, Verdict.MISSING}
 
 INVALID_RECEIPT_POINTS = 1  # points against a worker for an invalid receipt
 WRONG_ANSWER_POINTS = 3  # points for an answer that two others contradict
-WORKERS_LOST_MAX = 3  # a job that lost this many workers fails
+WORKERS_LOST_MAX = 3  # a job fails when so many workers were lost or gave up
 
 
 RESULT_NAMES: Mapping[type[Completed | Rejected | Failed], str] = {
@@ -211,12 +212,25 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
             ]
         case Rejected(job_id, lease, reason) if job.hedge is not None:
             return [JobUnhedged(job_id, lease, f"refused it: {reason}")]
+        case Rejected(_, _, reason) if job.state is JobState.STREAMING:
+            return [_gave_up(job, worker_id, reason)]
         case Rejected(job_id, lease, reason):
             return [JobRequeued(job_id, lease, reason, refused_by=worker_id)]
         case Failed(job_id, lease, error) if job.hedge is not None:
             return [JobUnhedged(job_id, lease, f"failed: {error}")]
         case Failed(job_id, _, error, fault):
             return [JobFailed(job_id, error, fault=fault)]
+
+
+def _gave_up(job: OpenJob, worker_id: WorkerId, reason: str) -> Fact:
+    """Requeue a job whose worker stopped in the middle of the answer.
+
+    Counted like a lost worker, so that an answer that no worker finishes has an end.
+    """
+    if job.lost + 1 >= WORKERS_LOST_MAX:
+        error = f"lost {WORKERS_LOST_MAX} workers, the last one: {reason}"
+        return JobFailed(job.job.id, error, lost=True)
+    return JobRequeued(job.job.id, job.lease, reason, refused_by=worker_id)
 
 
 def _first_output(job: OpenJob, lease: LeaseNumber) -> list[Fact]:

@@ -32,7 +32,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, Privacy
 from shoal.domain.work import JobKind
-from shoal.pool.lifecycle import ENDED, after
+from shoal.pool.lifecycle import ENDED, JobState, after
 from shoal.pool.open_job import HedgeLease, OpenJob
 from shoal.pool.queue import JobQueue
 from shoal.pool.roster import Roster
@@ -176,6 +176,7 @@ class PoolState:
 
     def _advance(self, fact: JobLeased | JobStarted | JobRequeued, now: float) -> None:
         job = self.jobs[fact.job_id]
+        begun = job.state is JobState.STREAMING
         job.state = after(job.state, fact)
         job.since = now
         match fact:
@@ -194,10 +195,10 @@ class PoolState:
                 job.started = True
                 self.without_output.pop(fact.job_id, None)
             case JobRequeued(reason=reason, refused_by=refused_by):
-                if refused_by is None:
+                if begun or refused_by is None:
                     job.lost += 1
                     job.queued_at = now
-                else:
+                if refused_by is not None:
                     self._record_refusal(job, refused_by, reason, now)
                 self._end_leases(job)
                 self._queue(job)

@@ -89,6 +89,37 @@ def test_usage_comes_from_the_chunks() -> None:
     ]
 
 
+@pytest.mark.parametrize("texts", [(), ("Hel", "lo")])
+def test_an_end_without_finish_reason_and_usage_is_a_truncated_answer(
+    texts: tuple[str, ...],
+) -> None:
+    mac = joined_mac()
+    request_id = submitted_request(mac)
+    for text in texts:
+        mac.deliver(encoded(chunk(request_id, text)))
+
+    # A real node counts chunks here: these are not the usage.
+    mac.deliver(InferenceComplete(request_id, tokens_out=len(texts)))
+
+    end = mac.end.received[-1]
+    assert isinstance(end, Rejected)
+    assert (end.job_id, end.lease) == (RUN.job_id, RUN.lease)
+    assert "without a finish reason and usage" in end.reason
+
+
+def test_an_unstreamed_answer_has_usage_without_a_finish_reason() -> None:
+    mac = joined_mac()
+    request_id = submitted_request(mac)
+    mac.deliver(encoded(chunk(request_id, "Hello")))
+    usage = ChatCompletionChunk([], ChunkUsage(5, 7, 12))
+    mac.deliver(encoded(InferenceChunk(request_id, usage)))
+
+    mac.deliver(InferenceComplete(request_id))
+
+    completed = Completed(RUN.job_id, RUN.lease, "stop", Usage(5, 7))
+    assert mac.end.received[-1] == completed
+
+
 @pytest.mark.parametrize(
     ("code", "started", "rejected"),
     [

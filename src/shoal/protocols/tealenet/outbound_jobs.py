@@ -49,6 +49,8 @@ ANSWER_KINDS = frozenset({"inferenceChunk", "inferenceComplete", "inferenceError
 SEED_SIZE = 32  # bytes
 REASON_MAX = 1000  # characters of an error; the rest is cut off
 
+TRUNCATED = "the answer ended without a finish reason and usage"
+
 NOT_STARTED_CODES = frozenset(
     {ErrorCode.QUEUE_FULL, ErrorCode.UNAVAILABLE, ErrorCode.MODEL_NOT_LOADED}
 )
@@ -156,12 +158,19 @@ class TealeOutboundJobs:
     def receive_complete(
         self, message: InferenceComplete, peer: TealePeer
     ) -> Sequence[Event]:
-        """Return the completion of a job."""
+        """Return the completion of a job.
+
+        A real node whose model server dies completes the answer as if it were whole;
+        only the finish reason and the usage are missing.  That is a rejection: another
+        worker takes the answer over.
+        """
         job = self._end(message.request_id)
         if job is None:
             return ()
         job_id, lease, reader = job.job_id, job.lease, job.reader
         if not peer.runs_shoal:
+            if not reader.ended:
+                return (Rejected(job_id, lease, TRUNCATED),)
             return (Completed(job_id, lease, reader.finish_reason, reader.usage),)
         try:
             completion = read_completion(message.shoal)

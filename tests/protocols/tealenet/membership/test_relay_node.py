@@ -160,9 +160,9 @@ def rust_node(net: Network, **capabilities: Any) -> ForeignNode:
     return end
 
 
-def chunk(request_id: str, text: str) -> str:
+def chunk(request_id: str, text: str, finish_reason: str | None = None) -> str:
     """Return a chunk of an answer, as Rust nodes write it."""
-    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}
     body = {
         "id": "c",
         "object": "chat.completion.chunk",
@@ -593,7 +593,11 @@ def test_a_rust_node_answers_as_in_the_recordings() -> None:
     (request,) = [each for each in messages_to(node) if "inferenceRequest" in each]
     run = request["inferenceRequest"]["_0"]
     complete = case_of("cluster_rust_emits/inferenceComplete_tokens")["json_text"]
-    for text in (chunk(run["requestID"], "Hello"), chunk(run["requestID"], "!")):
+    for text in (
+        chunk(run["requestID"], "Hello"),
+        chunk(run["requestID"], "!"),
+        chunk(run["requestID"], "", "length"),
+    ):
         send_in_session(net, node, B, session_id, text)
     send_in_session(
         net,
@@ -607,7 +611,7 @@ def test_a_rust_node_answers_as_in_the_recordings() -> None:
     pieces = [each.pieces for each in host.messages(AnswerChunk, B)]
     assert pieces == [["Hello"], ["!"]]
     (completed,) = host.messages(Completed, B)
-    assert completed.job_id == JOB.job_id
+    assert (completed.job_id, completed.finish_reason) == (JOB.job_id, "length")
 
 
 def test_changed_models_of_a_node_are_reported() -> None:

@@ -202,8 +202,10 @@ class ChunkWriter:
 class ChunkReader:
     """Decodes one answer.
 
-    ``finish_reason`` and ``usage`` come from the chunks; a Mac sends neither, and a
-    Rust peer's ``inferenceComplete`` counts chunks instead of tokens.
+    ``finish_reason`` and ``usage`` come from the chunks: a Mac's ``inferenceComplete``
+    has neither, and a Rust peer's counts chunks instead of tokens.  ``ended`` says
+    whether the chunks had either: usage is always requested, so that an answer without
+    both is truncated.
 
     Args:
         several: whether the request was for several choices; each has its finish
@@ -214,6 +216,7 @@ class ChunkReader:
     def __init__(self, *, several: bool = False, exact: bool = False) -> None:
         self.finish_reason = "stop"
         self.usage: Usage | None = None
+        self.ended = False
         self._several = several and not exact
         self._exact = exact
 
@@ -221,6 +224,7 @@ class ChunkReader:
         """Return the pieces of the answer in a chunk, without empty ones."""
         if (counts := chunk.usage) is not None:
             self.usage = Usage(counts.prompt_tokens, counts.completion_tokens)
+            self.ended = True
         pieces: list[AnswerPiece] = []
         for choice in chunk.choices:
             piece = self._piece(choice)
@@ -233,8 +237,10 @@ class ChunkReader:
         if self._exact and choice.shoal is not None:
             return Delta(choice.index, delta, logprobs, choice.finish_reason)
         reason = choice.finish_reason and _reason(choice.finish_reason)
-        if reason and choice.index == 0:
-            self.finish_reason = reason
+        if reason:
+            self.ended = True
+            if choice.index == 0:
+                self.finish_reason = reason
         simple = logprobs is None and not self._several and choice.index == 0
         text = delta.get("content")
         if simple and text and len(delta) == 1:
