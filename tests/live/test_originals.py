@@ -12,7 +12,7 @@ from live.programs import KEY, PATIENCE, TINY, Pool, Programs, eventually
 from models.tiny_answers import ANSWERS
 from originals.mac import Mac
 from originals.relay import OriginalRelay
-from originals.relay_peers import RustGateway, RustNode
+from originals.relay_peers import ForgedPeer, RustGateway, RustNode
 
 STORY = "Tell me a story."
 MODEL = "mlx-community/Qwen3-8B-4bit"
@@ -222,6 +222,27 @@ async def test_a_worker_serves_a_gateway_on_the_original_relay(
         answer = await gateway.chat(found["nodeID"], "tiny", STORY)
 
     assert text_of(answer) == ANSWERS[STORY]
+
+
+async def test_a_forged_registration_does_not_end_a_worker(programs: Programs) -> None:
+    relay, gateway = OriginalRelay(), RustGateway(B)
+    async with relay.serving() as url, gateway.joined(url):
+        worker = programs.run(
+            *("join", url, "--wire", "tealenet", "--json", "--name", "one"),
+            *("--model", f"tiny={TINY}"),
+        )
+        await asyncio.to_thread(worker.event, "joined")
+        await gateway.until("peerJoined")
+        (node_id,) = await gateway.discover()
+
+        async with ForgedPeer(A, victim=node_id).joined(url):
+            await asyncio.to_thread(worker.event, "lost")
+            await asyncio.to_thread(worker.event, "joined")
+
+        answer = await gateway.chat(node_id, "tiny", STORY)
+
+    assert text_of(answer) == ANSWERS[STORY]
+    assert "forged registration" in worker.errors
 
 
 async def test_a_coordinator_uses_a_node_on_the_original_relay(

@@ -127,6 +127,17 @@ class RustPeer:
 
 
 @dataclass
+class ForgedPeer(RustPeer):
+    """A peer that registers under another node's id, with an invalid signature."""
+
+    victim: str = ""
+
+    @property
+    def node_id(self) -> str:
+        return self.victim
+
+
+@dataclass
 class RustNode(RustPeer):
     """A node that processes one message at a time, without cancellation."""
 

@@ -88,9 +88,13 @@ class ForeignNode:
 
 
 class Network:
-    """A relay and the nodes that are connected to it."""
+    """A relay and the nodes that are connected to it.
 
-    def __init__(self, signer: Signer = HOST) -> None:
+    ``hosted``: the relay says which coordinator it belongs to, as only Shoal's do.
+    """
+
+    def __init__(self, signer: Signer = HOST, *, hosted: bool = True) -> None:
+        self._hosted = hosted
         context = replace(
             protocol_context(),
             identity=signer,
@@ -215,8 +219,16 @@ class Network:
                 self._deliver(output.link, output.data)
 
     def _deliver(self, link: int, data: Data) -> None:
+        if not self._hosted:
+            data = _without_host(data)
         end = self._ends.get(link)
         if isinstance(end, ForeignNode):
             end.inbox.append(json.loads(data))
         elif end is not None:
             self._apply(end, end.node.receive([data], self.now))
+
+
+def _without_host(data: Data) -> str:
+    message = json.loads(data)
+    message.get("registerAck", {}).pop("shoal", None)
+    return json.dumps(message)

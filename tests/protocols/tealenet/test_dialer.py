@@ -1,16 +1,19 @@
 """The URLs that a worker dials, and what ends its attempts."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from protocols.contexts import protocol_context, require_token
+from protocols.tealenet.network import Network
+from protocols.tealenet.network import local_coordinator as network_coordinator
 from protocols.tealenet.peers import signer
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import ServedModel
 from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import DiscoveredService, Listener
-from shoal.protocols.seam.session import Admitted, Close, Send
+from shoal.protocols.seam.session import Admitted, Close, Notice, Send
 from shoal.protocols.tealenet import Config, endpoints
 from shoal.protocols.tealenet.connections import (
     CLOSE_RESTARTING,
@@ -128,13 +131,53 @@ def test_a_refusal_is_final_and_names_the_remedy(
     assert reason in final
 
 
-def test_a_replaced_worker_does_not_rejoin() -> None:
-    final = TealeDialer("http://host:4010", PROFILE).final_reason(
-        1012, "Replaced by newer session"
-    )
+REPLACED = (1012, "Replaced by newer session")
 
+
+def test_a_worker_that_its_coordinators_relay_replaced_does_not_rejoin() -> None:
+    dialer = TealeDialer("http://host:4010", PROFILE)
+
+    outputs = join_by_relay(dialer)
+    final = dialer.final_reason(*REPLACED)
+
+    assert Admitted() in outputs
     assert final is not None
     assert "--name" in final
+
+
+def test_a_worker_that_a_foreign_relay_replaced_rejoins_with_a_warning() -> None:
+    dialer = TealeDialer("wss://relay.example/ws", PROFILE)
+
+    for _ in range(3):
+        worker = dialer.start_session({})
+        opening = worker.tick(0.0)
+        ack = {"nodeID": NODE, "registeredAt": 0.0, "ttlSeconds": 300}
+        assert Admitted() in worker.receive([json.dumps({"registerAck": ack})], 0.0)
+        assert dialer.final_reason(*REPLACED) is None
+
+    warnings = [each.text for each in opening if isinstance(each, Notice)]
+    assert len(warnings) == 1
+    assert "forged registration" in warnings[0]
+
+
+def join_by_relay(dialer: TealeDialer) -> list[object]:
+    """Join through the coordinator's relay; return the outputs of the session."""
+    net = Network()
+    net.attach(network_coordinator())
+    link = net.attach_raw()
+    worker = dialer.start_session({})
+    outputs: list[object] = [*worker.tick(0.0)]
+    sent = len(outputs)
+    while outputs[-sent:] if sent else ():
+        for each in outputs[-sent:]:
+            if isinstance(each, Send):
+                ((kind, payload),) = json.loads(each.data).items()
+                net.send_raw(link, kind, payload)
+        answers, link.inbox = [json.dumps(each) for each in link.inbox], []
+        received = worker.receive(answers, 0.0) if answers else ()
+        outputs += received
+        sent = len(received)
+    return outputs
 
 
 def test_a_peer_is_dialled_by_its_address() -> None:

@@ -182,6 +182,11 @@ def _as_peer_messages(
     ]
 
 
+SAME_KEY = "another worker joined with the same key: choose another --name"
+DISPLACED = (
+    "another connection registered this worker's id, which this relay does not verify: "
+    "another worker with the same --name, or a forged registration"
+)
 CLOSE_RESTARTING = 1012  # close code "service restart" (IANA; RFC 6455, section 7.4)
 
 
@@ -189,7 +194,9 @@ class TealeDialer:
     """Joins one coordinator, and rejoins it, trying its URLs in turn.
 
     It tries the same URL again after it was admitted there, and while the coordinator
-    restarts.  Raises ConfigError from the constructor if the URL cannot be dialled.
+    restarts.  Only a coordinator that has proved its key ends its attempts: anybody can
+    displace a worker at a relay that is not Shoal's.  Raises ConfigError from the
+    constructor if the URL cannot be dialled.
     """
 
     message_max = MESSAGE_MAX
@@ -203,6 +210,8 @@ class TealeDialer:
             self._local.device_id, LAN.disconnected_after
         )
         self._pinned_keys = PinnedKeys()
+        self._relay_node: RelayNode | None = None  # the last one
+        self._warning = ""  # for the next one
         self.url = self._urls[0]
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerSession:
@@ -220,8 +229,10 @@ class TealeDialer:
             return (
                 refused if names_option else f"{refused}: check --token or --passcode"
             )
-        if text == CLOSE_REPLACED:
-            return "another worker joined with the same key: choose another --name"
+        if text == CLOSE_REPLACED and (node := self._relay_node) is not None:
+            if node.is_host_proven:
+                return SAME_KEY
+            self._warning = DISPLACED
         if not self._membership.admitted and code != CLOSE_RESTARTING:
             following = self._urls.index(self.url) + 1
             self.url = self._urls[following % len(self._urls)]
@@ -232,7 +243,10 @@ class TealeDialer:
         return dialled_session(self._local, self.url, self._device_connections)
 
     def _relay_session(self, now: float) -> PeerSession:
-        return RelayNode(self._local, now, self._pinned_keys)
+        warning, self._warning = self._warning, ""
+        node = RelayNode(self._local, now, self._pinned_keys, warning=warning)
+        self._relay_node = node
+        return node
 
     def _on_rejected(self, reason: str) -> None:
         self._membership.refusal = reason

@@ -424,6 +424,34 @@ def test_a_worker_on_a_relay_without_a_coordinator_serves_every_node() -> None:
 # The relay.
 
 
+def test_a_farewell_on_another_relay_ends_only_its_session() -> None:
+    reasons: list[str] = []
+    net = Network(hosted=False)
+    local, worker_id = local_worker()
+    worker = net.attach(replace(local, on_rejected=reasons.append))
+
+    stranger = net.attach(local_coordinator(Config(open=True)))
+    net.run(1.0)
+    assert stranger.messages(PeerJoined, worker_id)
+    net.send(stranger, worker_id, Dismiss("leave"))
+
+    assert reasons == []
+    assert worker.closed is None
+
+
+def test_a_farewell_of_the_coordinator_of_the_relay_is_reported() -> None:
+    reasons: list[str] = []
+    net = Network()
+    host = net.attach(local_coordinator(admission=require_token("tok")))
+    local, worker_id = local_worker()
+    net.attach(replace(local, on_rejected=reasons.append))
+    net.run(1.0)
+
+    net.send(host, worker_id, Dismiss("leave"))
+
+    assert reasons == ["leave"]
+
+
 def test_a_node_registers_as_in_the_recordings() -> None:
     case = case_of("identity/1")
     net = Network()

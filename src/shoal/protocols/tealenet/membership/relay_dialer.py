@@ -44,25 +44,25 @@ class RelayDialer:
         self._directory = directory
         self._peers = peers
         self._deadlines = deadlines
-        self._host: str | None = None  # the coordinator whose relay this is
+        self.host: str | None = None  # the coordinator whose relay this is
         self.dial_due_at: float | None = None
 
     @property
     def needs_directory(self) -> bool:
         """Whether this node needs to know the other nodes of the relay."""
-        return self._local.role is TealeRole.COORDINATOR or self._host is None
+        return self._local.role is TealeRole.COORDINATOR or self.host is None
 
     def on_host(self, node_id: str, now: float) -> list[NodeOutput]:
         """Set the coordinator whose relay this is, and dial it."""
-        self._host = node_id
+        self.host = node_id
         return self.dial_due(now)
 
     def dial_due(self, now: float) -> list[NodeOutput]:
         """Dial the nodes of the directory that are due, ``DIALS_MAX`` at most."""
         self.dial_due_at = None
         nodes = {node.id: node for node in self._directory.all()}
-        if self._host is not None:
-            nodes[self._host] = self._directory.get(self._host)
+        if self.host is not None:
+            nodes[self.host] = self._directory.get(self.host)
         outputs: list[NodeOutput] = []
         dials = 0
         for node in nodes.values():
@@ -128,11 +128,11 @@ class RelayDialer:
     def _should_dial(self, node: KnownNode) -> bool:
         """Return whether this node dials the other one."""
         if self._local.role is TealeRole.WORKER:
-            return node.id == self._host
+            return node.id == self.host
         if node.software is not PeerSoftware.SHOAL:
             return node.description.available and bool(node.description.models)
         if node.role == TealeRole.WORKER.value:
-            return self._host is None  # otherwise it dials its coordinator
+            return self.host is None  # otherwise it dials its coordinator
         # Of two coordinators one dials; one with a passcode never does, because a
         # dialling peer shows the hash first.
         return (
@@ -147,7 +147,7 @@ class RelayDialer:
         return opening
 
     def _accepts(self, peer_id: str, session_id: str) -> bool:
-        if not self.needs_directory and peer_id != self._host:
+        if not self.needs_directory and peer_id != self.host:
             return False
         peer = self._peers.find(peer_id)
         few = peer is None or len(peer.sessions) < SESSIONS_OF_PEER_MAX

@@ -10,6 +10,7 @@ Source: TealeNet's document, and what real nodes, gateways and relays do; see
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from shoal.domain.errors import PeerError
@@ -76,7 +77,8 @@ class RelayNode:
     ``local`` must have an identity, whose key is the node's id.  ``pinned_keys``
     outlives the connection.  ``address_of`` returns the addresses of nodes, at Shoal's
     own relay. On a relay without a coordinator, ALL_PEERS joins a worker's session as
-    soon as the relay has acknowledged the registration.
+    soon as the relay has acknowledged the registration.  ``warning`` is reported at the
+    first tick.
     """
 
     def __init__(
@@ -85,8 +87,11 @@ class RelayNode:
         now: float,
         pinned_keys: PinnedKeys | None = None,
         address_of: AddressOf = unknown_address,
+        warning: str = "",
     ) -> None:
         assert local.identity is not None, "a node's id is its key"
+        self._report_rejection = local.on_rejected
+        local = replace(local, on_rejected=self._on_rejected)
         self.id = local.identity.public_key.hex()
         self._local = local
         self._serves = local.role is TealeRole.WORKER
@@ -103,7 +108,20 @@ class RelayNode:
         self._discover_at: float | None = None
         self._invalid = 0
         self._sent_at = now  # when ``send`` was called last
+        self._warnings = [Notice(warning)] if warning else []
         self._closed = False
+
+    @property
+    def is_host_proven(self) -> bool:
+        """Whether the relay is a coordinator's that has proved its key to this node.
+
+        Only such a relay verifies who registers: at others anybody can displace this
+        node, and any node can open a session with it.
+        """
+        host = (
+            None if self._dialer.host is None else self._peers.find(self._dialer.host)
+        )
+        return host is not None and host.joined
 
     @property
     def deadline(self) -> float | None:
@@ -122,7 +140,8 @@ class RelayNode:
     def tick(self, now: float) -> Sequence[NodeOutput]:
         if self._closed:
             return ()
-        outputs: list[NodeOutput] = []
+        outputs: list[NodeOutput] = [*self._warnings]
+        self._warnings.clear()
         try:
             registration = self._registration.tick(now)
         except PeerError as error:
@@ -169,6 +188,11 @@ class RelayNode:
         if isinstance(message.message, OffersChanged | LoadChanged | Draining):
             self._registration.update(message.message)
         return self._peers.send_to_all(message.message, now)
+
+    def _on_rejected(self, reason: str) -> None:
+        """Report that the relay's coordinator refuses this node; no other peer can."""
+        if self._dialer.host is not None:
+            self._report_rejection(reason)
 
     def _decoded(self, data: Data) -> RelayMessage | BadRelayMessage | None:
         try:
