@@ -173,7 +173,8 @@ def join_by_relay(dialer: TealeDialer) -> list[object]:
             if isinstance(each, Send):
                 ((kind, payload),) = json.loads(each.data).items()
                 net.send_raw(link, kind, payload)
-        answers, link.inbox = [json.dumps(each) for each in link.inbox], []
+        answers = tuple(json.dumps(each) for each in link.inbox)
+        link.inbox.clear()
         received = worker.receive(answers, 0.0) if answers else ()
         outputs += received
         sent = len(received)

@@ -89,16 +89,17 @@ class RelayNode:
         address_of: AddressOf = unknown_address,
         warning: str = "",
     ) -> None:
-        assert local.identity is not None, "a node's id is its key"
+        identity = local.identity
+        assert identity is not None, "a node's id is its key"
         self._report_rejection = local.on_rejected
         local = replace(local, on_rejected=self._on_rejected)
-        self.id = local.identity.public_key.hex()
+        self.id = identity.public_key.hex()
         self._local = local
         self._serves = local.role is TealeRole.WORKER
-        self._registration = NodeRegistration(local, local.identity, now)
+        self._registration = NodeRegistration(local, identity, now)
         self._directory = NodeDirectory(self.id, pinned_keys or PinnedKeys())
         self._deadlines: DeadlineQueue[RelaySession | RelayPeer] = DeadlineQueue()
-        sessions = RelaySessions(local, local.identity, address_of)
+        sessions = RelaySessions(local, identity, address_of)
         self._peers = RelayPeers(sessions, self._directory, self._deadlines)
         self._dialer = RelayDialer(
             local, sessions, self._directory, self._peers, self._deadlines
