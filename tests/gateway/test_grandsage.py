@@ -35,6 +35,8 @@ BODIES: dict[str, tuple[str, str]] = {
     "req-role-number": ("a role that is no text kills nodes", INVALID),
     "req-content-object": ("a content that is no text kills nodes", INVALID),
     "req-max-neg": ("a negative limit kills nodes", INVALID),
+    "req-minimal": ("a node drops an empty conversation without an answer", INVALID),
+    "req-messages-object": ("a node drops an empty conversation", INVALID),
     "req-model-proto": ("no model name is special", UNKNOWN),
     "req-model-tostring": ("no model name is special", UNKNOWN),
 }
@@ -44,6 +46,9 @@ CONTENTS: dict[str, tuple[str, str]] = {
         "日本 😀 \u2028 \ufffd",
     ),
     "req-split-utf8-body": ("the body is assembled before it is decoded", "日"),
+}
+TOKENS: dict[str, tuple[str, int]] = {
+    "req-max-huge": ("a node drops a task with a limit beyond its context", 1024),
 }
 STRANGERS = {
     "auth-bypass-constructor": "no key is special",
@@ -100,6 +105,8 @@ async def test_requests_become_tasks_as_recorded(pool: Pool, case: Case) -> None
     task = essence(recorded)
     if case["id"] in CONTENTS:
         task["messages"][0]["content"] = CONTENTS[case["id"]][1]
+    if case["id"] in TOKENS:
+        task["max_new_tokens"] = TOKENS[case["id"]][1]
     assert essence(node.texts[0]) == task
     defaulted = "model" not in json.loads(body)
     assert node is (default if defaulted else m1)

@@ -1,12 +1,21 @@
 """Our sessions with the imitations of GrandSage's original programs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from originals.grandsage import OriginalServer
-from protocols.grandsage.recorded import MEMBER
-from protocols.pairs import sent
+from originals.grandsage import OriginalServer, VllmNode
+from protocols.grandsage.recorded import MEMBER, NOW, joined, run
+from protocols.pairs import CHAT, sent
 from shoal.domain.outcome import Fault
-from shoal.domain.vocabulary import AnswerChunk, Command, Completed, Failed, RunJob
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    Command,
+    Completed,
+    Failed,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import Chat
 from shoal.protocols.grandsage.worker import (
     REPEAT_WITHIN,
     GrandSageNodeDialer,
@@ -70,6 +79,32 @@ def test_an_end_frame_that_was_lost_is_repeated_on_the_next_connection() -> None
     assert replies == []
     assert server.taken == 0
     assert server.tasks[1_000].text == "hi"
+
+
+def test_a_vllm_node_runs_a_job_with_a_limit_as_large_as_its_context() -> None:
+    node, session = VllmNode(), joined()
+
+    (text,) = sent(session.send(run(replace(CHAT, max_tokens=4096)), NOW))
+    node.receive(str(text))
+
+    assert node.dropped == []
+    assert isinstance(session.receive([*node.finish()], NOW)[-1], Completed)
+
+
+def test_a_task_that_a_vllm_node_dropped_frees_its_slot() -> None:
+    node, session = VllmNode(answer="word " * 10, context=2048), joined()
+    system = {"role": "system", "content": "word " * 2000}
+    question = {"role": "user", "content": "hi"}
+    for number in range(4):
+        chat = Chat("m1", (system, question) if number == 0 else (question,), 100)
+        (text,) = sent(session.send(run(chat, str(number)), NOW))
+        node.receive(str(text))
+
+    outputs = session.receive([*node.finish()], NOW)
+
+    assert len(node.dropped) == 1
+    (rejected,) = [each for each in outputs if isinstance(each, Rejected)]
+    assert rejected.job_id == "0"
 
 
 def test_end_frames_are_repeated_once_and_only_recent_ones() -> None:

@@ -47,6 +47,7 @@ def joined(
     only_for: frozenset[str] = NOBODY,
     remark: str = "",
     neighbour: bool = False,
+    needs_question: bool = False,
 ) -> WorkerJoined:
     offer = Offer(
         kinds,
@@ -57,6 +58,7 @@ def joined(
         only_for,
         remark,
         neighbour=neighbour,
+        needs_question=needs_question,
     )
     return WorkerJoined(WorkerId(name), offer, cancels)
 

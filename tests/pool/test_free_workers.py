@@ -1,6 +1,7 @@
 """Which of the free workers is best for a job."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,7 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
+from shoal.domain.work import Chat
 from shoal.pool.eligibility import ineligibility
 from shoal.pool.free_workers import FreeWorkers, PromisedSlots
 from shoal.pool.open_job import OpenJob
@@ -308,6 +310,19 @@ def test_job_that_is_too_long_for_all_does_not_stand_for_shorter_ones() -> None:
     submit(pool, "short")
 
     assert hand_out(pool) == [("short", "w")]
+
+
+def test_chat_without_a_question_does_not_stand_for_those_with_one() -> None:
+    orders = Chat("m", ({"role": "system", "content": "be kind"},))
+    pool = pool_after(
+        joined(needs_question=True),
+        JobSubmitted(replace(job("orders"), work=orders)),
+        JobSubmitted(job("question")),
+    )
+
+    assert hand_out(pool) == [("question", "w")]
+    explained = ineligibility(pool.jobs[JobId("orders")], pool.workers[WorkerId("w")])
+    assert explained == "needs a message besides the system's"
 
 
 def test_job_that_was_refused_does_not_stand_for_others_like_it() -> None:

@@ -38,6 +38,10 @@ TOOLS = frozenset({Feature.TOOLS})
 SCHEMA = frozenset({Feature.SCHEMA})
 HI = ({"role": "user", "content": "hi"},)
 LONG = ({"role": "user", "content": "x" * 8001},)
+ORDERS = (
+    {"role": "system", "content": "be kind"},
+    {"role": "developer", "content": "and brief"},
+)
 SEEN: JSON = [{"type": "image_url"}]
 PICTURE = ({"role": "user", "content": SEEN},)
 
@@ -124,6 +128,8 @@ BOTH = [joined("a", features=TOOLS), joined("b", features=SCHEMA)]
          CannotDo,
          "response_format",
          "no worker with m can do all of response_format, tools together"),
+        ([joined(needs_question=True)], Chat("m", ORDERS), CannotDo, "messages",
+         "messages: m needs a message besides the system's here"),
         ([joined(context=999), joined("v", context=500)], Chat("m", LONG),
          ContextExceeded, "messages",
          "the request has more than 1000 tokens, m reads 999 here"),
@@ -153,6 +159,8 @@ def test_what_nobody_can_do_is_refused_by_the_name_of_the_field(
         ),
         ([joined(slots=0)], Chat("m", HI)),
         ([joined(context=0)], Chat("m", LONG)),
+        ([joined(needs_question=True), joined("v")], Chat("m", ORDERS)),
+        ([joined(needs_question=True)], Chat("m", ORDERS + HI)),
         ([joined(context=10), joined("v", context=1000)], Chat("m", LONG)),
         ([joined(context=10), joined("v")], Chat("m", LONG)),
     ],

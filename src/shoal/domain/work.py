@@ -32,6 +32,10 @@ INDIVISIBLE_FEATURES = frozenset(
 """Features that shape the whole answer, so that no other worker can continue it."""
 
 
+INSTRUCTIONS = ("system", "developer")
+"""Roles of messages that instruct the model."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation that a model continues.
@@ -73,6 +77,11 @@ class Chat:
     def text(self) -> str:
         """The text that the model reads."""
         return "\n".join(message_text(message) for message in self.messages)
+
+    @property
+    def has_question(self) -> bool:
+        """Whether it has more than instructions for the model."""
+        return any(each.get("role") not in INSTRUCTIONS for each in self.messages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,8 @@ class Offer:
     ``public_key`` verifies the worker's receipts, in hexadecimal; empty if it has
     none.  ``proven`` means that the worker proved possession of the private key, and
     ``receipts`` that its wire carries receipts.  ``neighbour`` means that it is a pool
-    of its own, which may forward jobs to other peers.
+    of its own, which may forward jobs to other peers.  ``needs_question``: it gives no
+    answer to a conversation that has only instructions.
     """
 
     kinds: frozenset[JobKind]
@@ -107,6 +108,7 @@ class Offer:
     price: str = ""  # the price that it asks for, as text
     neighbour: bool = False
     receipts: bool = True
+    needs_question: bool = False
 
     @property
     def queues(self) -> frozenset[str]:

@@ -69,6 +69,8 @@ def ineligibility(job: OpenJob, worker: Worker) -> str | None:
         return "has lost its standing"
     if not job.needs <= offer.features:
         return _missing_features(job.needs - offer.features)
+    if offer.needs_question and not job.has_question:
+        return "needs a message besides the system's"
     if 0 < offer.context < job.tokens_min:
         return f"reads {offer.context} tokens, fewer than the request has"
     if offer.only_for and job.job.owner not in offer.only_for:

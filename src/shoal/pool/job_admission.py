@@ -16,7 +16,12 @@ from shoal.domain.options import OPTIONS
 from shoal.domain.work import CALL_QUEUE, Feature
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import call_rejection
-from shoal.pool.open_job import CHARACTERS_PER_TOKEN_MAX, OpenJob, size_of
+from shoal.pool.open_job import (
+    CHARACTERS_PER_TOKEN_MAX,
+    OpenJob,
+    has_question,
+    size_of,
+)
 from shoal.pool.roster import SPECIAL_QUEUES
 from shoal.pool.state import PoolState
 from shoal.pool.suggestions import suggest_names
@@ -81,6 +86,11 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
         return CannotDo(
             f"no worker with {job.model} can do all of {', '.join(asked)} together",
             asked[0],
+        )
+    if all(offer.needs_question for offer in capable) and not has_question(job.work):
+        return CannotDo(
+            f"messages: {job.model} needs a message besides the system's here",
+            "messages",
         )
     tokens = len(job.work.text) // CHARACTERS_PER_TOKEN_MAX
     if all(0 < offer.context < tokens for offer in capable):

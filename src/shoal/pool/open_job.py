@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.domain.job import Job
-from shoal.domain.work import Call, CallStream, Feature, JobKind, Task, Work
+from shoal.domain.work import Call, CallStream, Chat, Feature, JobKind, Task, Work
 from shoal.pool.lifecycle import JobState
 
 NO_LEASE = LeaseNumber(0)
@@ -14,7 +14,14 @@ CHARACTERS_PER_TOKEN = 4  # where a wire reports no tokens; typical of English
 CHARACTERS_PER_TOKEN_MAX = 8  # characters; only unusual texts have more in a token
 
 MatchingClass: TypeAlias = tuple[
-    str, JobKind, frozenset[Feature], str | None, str | None, frozenset[WorkerId], bool
+    str,
+    JobKind,
+    frozenset[Feature],
+    str | None,
+    str | None,
+    frozenset[WorkerId],
+    bool,
+    bool,
 ]
 
 
@@ -35,6 +42,11 @@ def required_name(work: Work) -> str | None:
             return None if Feature.CODE in work.needs else name
         case _:
             return None
+
+
+def has_question(work: Work) -> bool:
+    """Return whether the work is other than a chat without a question."""
+    return not isinstance(work, Chat) or work.has_question
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,7 @@ class OpenJob:
     size: int = field(init=False)  # see ``size_of``
     needs: frozenset[Feature] = field(init=False)
     task: str | None = field(init=False)  # see ``required_name``
+    has_question: bool = field(init=False)  # or is no chat
     trusted_keys: Set[str] | None = None
     """Public keys of the workers that may run it, which may grow; None: any may."""
 
@@ -80,13 +93,14 @@ class OpenJob:
         self.size = size_of(self.job)
         self.needs = self.job.work.needs
         self.task = required_name(self.job.work)
+        self.has_question = has_question(self.job.work)
 
     @property
     def matching_class(self) -> MatchingClass:
         """The class of jobs that the same workers can take."""
         terms = self.job.terms
         private = None if self.trusted_keys is None else terms.user
-        rest = (self.task, private, terms.avoid, terms.near)
+        rest = (self.task, private, terms.avoid, terms.near, self.has_question)
         return self.job.owner, self.kind, self.needs, *rest
 
     @property

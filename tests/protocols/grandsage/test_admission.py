@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from protocols.contexts import protocol_context, require_token
 from protocols.grandsage.recorded import NODE, OURS, accept
 from protocols.pairs import EPOCH
-from shoal.domain.errors import NotAdmitted, Refused
+from shoal.domain.errors import ConfigError, NotAdmitted, Refused
 from shoal.domain.vocabulary import Joined
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import CHAT_ONLY, Offer
@@ -21,6 +21,7 @@ from shoal.protocols.grandsage.admission import (
     read_query,
     slots_of,
 )
+from shoal.protocols.grandsage.config import read_contexts
 from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.session import Notice
@@ -161,15 +162,28 @@ def test_a_nodes_offer_is_what_it_announces() -> None:
     ours = admit(
         UpgradeRequest("/ws", query, {"shoal-extensions": header}), require_token("nt")
     )
-    plain = admit(UpgradeRequest("/ws", query), require_token("nt"))
+    plain = admit(UpgradeRequest("/ws", query), require_token("nt"), {"m1": 2048})
 
     assert ours.extended
+    assert not ours.offer.needs_question
     assert ours.offer.kinds == {JobKind.CHAT, JobKind.EMBEDDING}
     assert ours.offer.features == {Feature.STOP}
     assert ours.offer.context == 4096
     assert ours.offer.only_for == {"al"}
     assert not plain.extended
-    assert plain.offer == Offer(CHAT_ONLY, frozenset({"m1"}), 8)
+    assert plain.offer == Offer(
+        CHAT_ONLY, frozenset({"m1"}), 8, context=2048, needs_question=True
+    )
+
+
+@pytest.mark.parametrize("text", ["m1", "m1=", "=5", "m1=-5", "m1=many", ""])
+def test_an_invalid_context_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected MODEL=TOKENS"):
+        read_contexts((text,))
+
+
+def test_contexts_are_read_by_model() -> None:
+    assert read_contexts(("a=b=5", "c=4096")) == {"a=b": 5, "c": 4096}
 
 
 @pytest.mark.parametrize(

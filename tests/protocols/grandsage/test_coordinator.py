@@ -80,12 +80,89 @@ def test_no_temperature_crashes_a_node(wanted: float | None, written: str) -> No
 
 @pytest.mark.parametrize(
     ("wanted", "written"),
-    [(None, 1024), (1, 1), (0, 1), (-5, 1), (10**30, 2**31 - 1)],
+    [(None, 1024), (1, 1), (0, 1), (-5, 1), (4096, 1024), (10**30, 1024)],
 )
-def test_no_token_limit_crashes_a_node(wanted: int | None, written: int) -> None:
+def test_no_token_limit_is_too_small_or_too_large_for_a_node(
+    wanted: int | None, written: int
+) -> None:
     sent_task = task(joined(), run(replace(CHAT, max_tokens=wanted)))
 
     assert sent_task["max_new_tokens"] == written
+
+
+@pytest.mark.parametrize(
+    ("context", "wanted", "written"),
+    [
+        (8192, None, 1024),
+        (8192, 4096, 4096),
+        (8192, 8192, 8192 - 50 - 8),  # what the question leaves
+        (512, None, 454),
+        (32, 100, 8),  # a quarter: the node drops the oldest messages
+        (2**31 - 1, 10**30, 2**31 - 1 - 50 - 8),
+    ],
+)
+def test_a_known_context_limits_the_answer(
+    context: int, wanted: int | None, written: int
+) -> None:
+    (endpoint,) = endpoints(Config(context=(f"m1={context}",)), protocol_context())
+    query = NODE.partition("?")[2]
+    session = as_worker(endpoint.accept(UpgradeRequest("/ws", query), 0.0)).session
+
+    sent_task = task(session, run(replace(CHAT, max_tokens=wanted)))
+
+    assert sent_task["max_new_tokens"] == written
+
+
+def test_a_task_that_a_plain_node_passed_over_is_rejected() -> None:
+    session = joined()
+    silent = task(session, run(CHAT, "silent"))["id"]
+    answered = task(session, run(CHAT, "answered"))["id"]
+    text = frame(answered, "word " * 7)
+
+    begun = session.receive([text, ""], NOW)
+    more = session.receive([text, text[:-1]], NOW)
+    ended = session.receive([frame(answered)], NOW)
+
+    chunks = [each for each in (*begun, *more) if not isinstance(each, AnswerChunk)]
+    assert chunks == []
+    done, stop, rejected = ended
+    assert done == Completed(JobId("answered"), LEASE)
+    assert stop == Send(f'{{"id":{silent},"stop":true}}')
+    assert isinstance(rejected, Rejected)
+    assert rejected.job_id == "silent"
+    assert "may exceed the node's context" in rejected.reason
+    assert session.receive([frame(silent)], NOW) == ()
+
+
+def test_a_task_that_is_merely_slow_is_kept() -> None:
+    session = joined()
+    earlier = task(session, run(CHAT, "earlier"))["id"]
+    silent = task(session, run(CHAT, "silent"))["id"]
+    begun = task(session, run(CHAT, "begun"))["id"]
+    short = task(session, run(CHAT, "short"))["id"]
+    long_text = "word " * 100
+
+    outputs = session.receive(
+        [
+            *(frame(earlier, long_text), frame(earlier)),  # issued before
+            frame(begun, long_text),  # not answered yet
+            *(frame(short, "Yes."), frame(short)),  # one step of the node
+            *(frame(silent, "at last"), frame(begun)),
+        ],
+        NOW,
+    )
+
+    assert not any(isinstance(each, Rejected) for each in outputs)
+
+
+def test_a_shoal_node_reports_itself_what_it_rejects() -> None:
+    session = joined(NODE, OURS)
+    task(session, run(CHAT, "silent"))
+    answered = task(session, run(CHAT, "answered"))["id"]
+
+    outputs = session.receive([frame(answered, "word " * 100), frame(answered)], NOW)
+
+    assert not any(isinstance(each, Rejected) for each in outputs)
 
 
 def test_lone_surrogates_in_a_task_are_replaced() -> None:

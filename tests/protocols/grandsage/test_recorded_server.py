@@ -39,6 +39,10 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
         {"messages": [{"role": "user", "content": ""}]},
     ),
     "req-max-neg": ("a negative limit kills nodes", {"max_new_tokens": 1}),
+    "req-max-huge": (
+        "a node drops a task with a limit beyond its context",
+        {"max_new_tokens": 1024},
+    ),
     "req-unicode": (
         "half a character cannot be written in UTF-8",
         {"messages": [{"role": "user", "content": "日本 😀 \u2028 \ufffd"}]},

@@ -13,7 +13,7 @@ from shoal.protocols.grandsage.admission import (
     read_query,
 )
 from shoal.protocols.grandsage.codec import FRAME_MAX
-from shoal.protocols.grandsage.config import Config
+from shoal.protocols.grandsage.config import Config, read_contexts
 from shoal.protocols.grandsage.coordinator import GrandSageNodeSession, TaskIds
 from shoal.protocols.grandsage.extension import HEADER, write_extensions
 from shoal.protocols.grandsage.worker import GrandSageNodeDialer
@@ -30,11 +30,12 @@ __all__ = ["PROTOCOL", "Config"]
 
 
 def endpoints(config: Config, context: ProtocolContext) -> Sequence[WebSocketRoute]:
-    """Return the wire's only endpoint."""
+    """Return the wire's only endpoint.  Raises ConfigError."""
     task_ids = TaskIds(context.epoch)
+    contexts = read_contexts(config.context)
 
     def accept(request: UpgradeRequest, now: float) -> AcceptedConnection:
-        node = admit(request, context.admission)
+        node = admit(request, context.admission, contexts)
         headers = {}
         if node.extended:
             headers[HEADER] = write_extensions()

@@ -5,6 +5,7 @@ The parameters are ``token``, ``model``, ``max_concurrency`` and ``name``, in an
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import parse_qsl
@@ -24,6 +25,8 @@ CLOSE_MISSING_PARAMETER = 4001
 CLOSE_INVALID_TOKEN = 4002
 CLOSE_BYE = 4000
 CLOSE_SILENT = 4008  # Shoal's; the original never disconnects a silent node
+
+NO_CONTEXTS: Mapping[str, int] = {}
 
 WARNING_HEADER = "Shoal-Warning"
 """Response header with a warning about the node's query."""
@@ -54,8 +57,14 @@ def read_query(query: str) -> dict[str, str]:
     return parameters
 
 
-def admit(request: UpgradeRequest, admission: AdmissionCheck) -> RegisteredNode:
+def admit(
+    request: UpgradeRequest,
+    admission: AdmissionCheck,
+    contexts: Mapping[str, int] = NO_CONTEXTS,
+) -> RegisteredNode:
     """Build the registration of a node; ``admission`` decides whether it may join.
+
+    ``contexts`` has the contexts of models whose nodes cannot announce one, in tokens.
 
     Raises Refused with a close code of the wire.
     """
@@ -86,9 +95,12 @@ def admit(request: UpgradeRequest, admission: AdmissionCheck) -> RegisteredNode:
         models=models,
         slots=slots,
         features=extensions.features,
-        context=extensions.context,
+        context=extensions.context
+        if extensions.known
+        else contexts.get(parameters["model"], 0),
         only_for=extensions.only_for,
         remark=remark,
+        needs_question=not extensions.known,
     )
     identity = _identity(parameters["name"], parameters["model"])
     return RegisteredNode(identity, offer, extensions.known, admitted)

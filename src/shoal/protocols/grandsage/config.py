@@ -1,6 +1,9 @@
 """GrandSage settings: the token of nodes, and limits."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from shoal.domain.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +20,16 @@ class Config:
     max_new_tokens: int = field(
         default=1024,
         metadata={
-            "help": "limit of generated tokens where the client sets none, for nodes "
-            "that require one"
+            "help": "limit of generated tokens at nodes without the extension: they "
+            "drop tasks whose limit exceeds their context"
+        },
+    )
+    context: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "context of a model's nodes without the extension, which then "
+            "limits the generated tokens instead; repeatable",
+            "metavar": "MODEL=TOKENS",
         },
     )
     silence: float = field(
@@ -28,3 +39,20 @@ class Config:
             "keepalive every 10"
         },
     )
+
+
+def read_contexts(settings: tuple[str, ...]) -> Mapping[str, int]:
+    """Return the context of each model, in tokens.
+
+    Raises ConfigError.
+    """
+    contexts: dict[str, int] = {}
+    for each in settings:
+        model, equals, tokens = each.rpartition("=")
+        if not (model and equals and tokens.isascii() and tokens.isdigit()):
+            raise ConfigError(
+                f"--grandsage-context {each}: expected MODEL=TOKENS, such as "
+                "vicuna-7b=4096"
+            )
+        contexts[model] = int(tokens)
+    return contexts

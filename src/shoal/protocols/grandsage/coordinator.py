@@ -1,6 +1,6 @@
 """The coordinator's session with one node."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.domain.errors import PeerError, Unsupported
@@ -44,6 +44,8 @@ from shoal.protocols.seam.session import (
 
 STOP_INTERVAL = 1.0  # least seconds between stops of the same task
 STOPPED_MAX = 1024  # stopped tasks remembered per node
+OVERTAKEN_MAX = 64  # characters of later answers, while a task has no output
+DROPPED = "dropped without an answer: it may exceed the node's context"
 TASK_ID_COUNT = 0x70000000  # as in the original: positive, signed or unsigned
 
 
@@ -83,9 +85,12 @@ class _Task:
 
     job_id: JobId
     lease: LeaseNumber
+    serial: int  # tasks in the order in which they were issued
     incomplete: bytes = b""  # incomplete character, at most three bytes
     finish_reason: str = "stop"
     usage: Usage | None = None
+    characters: int = 0  # of its text, as far as they were counted
+    overtaken: int = 0  # characters of answered tasks that were issued later
 
 
 class GrandSageNodeSession:
@@ -110,6 +115,9 @@ class GrandSageNodeSession:
         self._draining = False
         self._tasks: dict[int, _Task] = {}
         self._ids: dict[tuple[JobId, LeaseNumber], int] = {}
+        self._issued = 0
+        # Without output, in the order of issue, at a node that may drop tasks.
+        self._silent: dict[int, _Task] = {}
         self._stopped: dict[int, float] = {}  # when each was last stopped
 
     @property
@@ -174,6 +182,7 @@ class GrandSageNodeSession:
                 self._closed = True
                 outputs.append(protocol_error(error))
                 break
+        self._count_text(extendable)
         return tuple(outputs)
 
     def _receive_frame(
@@ -188,28 +197,35 @@ class GrandSageNodeSession:
         ``extendable`` has a task while its last output is text that can be extended.
         """
         if isinstance(data, str):
+            self._count_text(extendable)
             extendable.clear()
             outputs += self._receive_text(data) if data else ()
             return
         if len(data) < 4:
             raise PeerError(f"frame of {len(data)} bytes, expected a task id of 4")
-        extendable.pop(data[:4], None)
+        pieces = extendable.pop(data[:4], [])
         (task_id,) = TASK_ID.unpack_from(data)
         task = self._tasks.get(task_id)
+        if task is not None and self._silent:
+            task.characters += _characters(pieces)
         if task is None:
             outputs += self._stop_stray(task_id, now) if len(data) > 4 else ()
         elif len(data) == 4:
             outputs += self._end_task(task_id, task)
+            outputs += self._reject_dropped(task, now) if self._silent else ()
         else:
             if task.incomplete:
                 text, task.incomplete = decode_frame(task.incomplete + data[4:])
             else:
                 text, task.incomplete = _begin_text(data[4:])
             if text:
-                pieces: list[AnswerPiece] = [text]
+                self._silent.pop(task_id, None)
+                pieces = [text]
                 outputs.append(AnswerChunk(task.job_id, task.lease, pieces))
                 if not task.incomplete:
                     extendable[data[:4]] = pieces
+                elif self._silent:
+                    task.characters += len(text)
 
     def _start_task(self, job: RunJob, now: float) -> str:
         extended = self._node.extended
@@ -218,15 +234,51 @@ class GrandSageNodeSession:
                 "a node without the extension can only chat from the start"
             )
         task_id = self._task_ids.next_id(self._tasks, now)
-        self._tasks[task_id] = _Task(job.job_id, job.lease)
+        self._issued += 1
+        task = self._tasks[task_id] = _Task(job.job_id, job.lease, self._issued)
+        if not extended:
+            self._silent[task_id] = task
         self._ids[job.job_id, job.lease] = task_id
         return encode_task(
             task_id,
             job,
             created_at=self._task_ids.created_at(now),
             max_new_tokens=self._config.max_new_tokens,
+            context=self._node.offer.context,
             extended=extended,
         )
+
+    def _count_text(self, pieces_by_id: Mapping[Data, list[AnswerPiece]]) -> None:
+        """Count the text of tasks while others have none; pieces are by encoded id."""
+        if not self._silent:
+            return
+        for encoded_id, pieces in pieces_by_id.items():
+            assert isinstance(encoded_id, bytes)
+            (task_id,) = TASK_ID.unpack(encoded_id)
+            self._tasks[task_id].characters += _characters(pieces)
+
+    def _reject_dropped(self, answered: _Task, now: float) -> Sequence[Event | Output]:
+        """Reject the tasks that the node must have dropped: it answered later ones.
+
+        Real nodes drop a task that exceeds their context, without a message.  They
+        compute a step of all tasks at a time, so a task that they run has output before
+        a later one has much.  One of them holds back up to 15 characters, and more
+        within a word, so the later answers must be longer.
+        """
+        outputs: list[Event | Output] = []
+        for task_id, task in list(self._silent.items()):
+            if task.serial > answered.serial:
+                break
+            task.overtaken += answered.characters
+            if task.overtaken < OVERTAKEN_MAX:
+                continue
+            self._remove_task(task_id)
+            self._record_stop(task_id, now)
+            outputs += (
+                Send(encode_stop(task_id)),
+                Rejected(task.job_id, task.lease, DROPPED),
+            )
+        return outputs
 
     def _stop_stray(self, task_id: int, now: float) -> Sequence[Output]:
         """Answer text for a task that does not run on this connection."""
@@ -279,12 +331,17 @@ class GrandSageNodeSession:
 
     def _remove_task(self, task_id: int) -> None:
         task = self._tasks.pop(task_id)
+        self._silent.pop(task_id, None)
         del self._ids[task.job_id, task.lease]
 
     def _record_stop(self, task_id: int, now: float) -> None:
         if len(self._stopped) >= STOPPED_MAX:
             self._stopped.clear()
         self._stopped[task_id] = now
+
+
+def _characters(pieces: Sequence[AnswerPiece]) -> int:
+    return sum(len(piece) for piece in pieces if isinstance(piece, str))
 
 
 def _begin_text(data: bytes) -> tuple[str, bytes]:

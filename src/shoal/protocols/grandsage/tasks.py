@@ -35,6 +35,10 @@ TEMPERATURE_MIN = 0.01  # lower values become 0: every node decodes greedily
 TEMPERATURE_MAX = 2.0
 NEW_TOKENS_MAX = 2**31 - 1
 ENGINE_TOKENS_MAX = 2**63 - 1
+RESERVED_TOKENS = 50  # of its context, which a real node keeps free
+BYTES_PER_TOKEN = 3  # estimated low: a task with too little room is dropped
+MESSAGE_TOKENS = 8  # of what surrounds a message in a prompt, estimated high
+ANSWER_SHARE = 4  # an answer has a quarter of the context, however long the prompt
 
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MAX = sys.float_info.max
@@ -49,19 +53,22 @@ def encode_task(
     *,
     created_at: int,
     max_new_tokens: int,
+    context: int = 0,
     extended: bool,
 ) -> str:
     """Encode a task, with its fields in the original server's order.
 
     Args:
         created_at: seconds since the epoch.
-        max_new_tokens: token limit of jobs without one.
+        max_new_tokens: highest token limit, and that of jobs without one.
+        context: of the node's model, in tokens, which limits the answer instead; 0:
+            unknown.
         extended: whether to add the extension field ``shoal``.
     """
     work = without_calls(job.work)
     if isinstance(work, Task):
         raise Unsupported("a node cannot run tasks")
-    plain = _plain_fields(work, max_new_tokens)
+    plain = _plain_fields(work, max_new_tokens, context)
     task: dict[str, JSON] = {
         "state": 0,
         "id": task_id,
@@ -213,7 +220,9 @@ def to_messages(system: str, messages: Iterable[Mapping[str, JSON]]) -> Messages
 # Private parts, in the order in which they are called.
 
 
-def _plain_fields(work: Inference, max_new_tokens: int) -> dict[str, JSON]:
+def _plain_fields(
+    work: Inference, max_new_tokens: int, context: int
+) -> dict[str, JSON]:
     """Return the fields for every node; only chats are expressed in them."""
     if not isinstance(work, Chat):
         return {"system": "", "messages": [], "max_new_tokens": 1, "temperature": 0}
@@ -221,7 +230,7 @@ def _plain_fields(work: Inference, max_new_tokens: int) -> dict[str, JSON]:
     return {
         "system": system,
         "messages": messages,
-        "max_new_tokens": _tokens(work.max_tokens, max_new_tokens),
+        "max_new_tokens": _new_tokens(work, max_new_tokens, context),
         "temperature": _temperature(work.temperature),
     }
 
@@ -282,8 +291,21 @@ def _token_limit(limit: int | None) -> int | None:
     return None if limit is None else min(max(1, limit), ENGINE_TOKENS_MAX)
 
 
-def _tokens(value: int | None, default: int) -> int:
-    return min(max(1, default if value is None else value), NEW_TOKENS_MAX)
+def _new_tokens(chat: Chat, max_new_tokens: int, context: int) -> int:
+    """Return a token limit with which a real node does not drop the task.
+
+    A node subtracts it from its context; it drops the oldest messages for lack of room,
+    but the whole task if the system text does not fit.
+    """
+    limit = max_new_tokens
+    if context:
+        texts = [message_text(message) for message in chat.messages]
+        size = sum(len(text.encode(errors="replace")) for text in texts)
+        prompt = size // BYTES_PER_TOKEN + MESSAGE_TOKENS * len(texts)
+        room = context - RESERVED_TOKENS - prompt
+        limit = max(room, context // ANSWER_SHARE)
+    wanted = max_new_tokens if chat.max_tokens is None else chat.max_tokens
+    return max(1, min(wanted, limit, NEW_TOKENS_MAX))
 
 
 def _temperature(value: float | None) -> float:
