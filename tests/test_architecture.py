@@ -25,6 +25,7 @@ CATCHES_ALL = {
     "peers/membership.py",
     "peers/relay.py",
     "tasks/child.py",
+    "tasks/exception_record.py",
     "tasks/invocation.py",
     "worker/jobs.py",
 }

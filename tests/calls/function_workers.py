@@ -32,6 +32,8 @@ HEARS: frozenset[type] = frozenset(
 )
 CALLS = frozenset({JobKind.CALL, JobKind.CALL_STREAM})
 VALUES = frozenset({Feature.VALUES})
+RECORD = b"a record"
+"""Of the exceptions of its functions; only clients read it."""
 
 
 def pack(value: object) -> bytes:
@@ -96,10 +98,10 @@ class Functions:
         self.port.on_event(Completed(job.job_id, job.lease, value=pack(value)))
 
     def return_all(self, value: object = None, *, error: str = "") -> None:
-        """Return a value from all calls that were held, or an error."""
+        """Return a value from all calls that were held, or an error with a record."""
         held, self.calls = self.calls, []
         for job_id, lease, made in held:
-            result = CallResult(made.number, b"" if error else pack(value), error)
+            result = CallResult(made.number, RECORD if error else pack(value), error)
             self.port.on_event(CallsReturned(job_id, lease, [result]))
 
     def say_return(self, *numbers: int, error: str = "") -> None:
@@ -141,7 +143,7 @@ class Functions:
             self.port.on_event(CallProgress(job_id, lease, 0.5, "half"))
             value = self._functions[made.name](*unpack(made.args))
         except ArithmeticError as error:
-            self.port.on_event(Failed(job_id, lease, repr(error)))
+            self.port.on_event(Failed(job_id, lease, repr(error), exception=RECORD))
         else:
             self.port.on_event(Completed(job_id, lease, value=pack(value)))
 
@@ -149,5 +151,5 @@ class Functions:
         try:
             value = self._functions[name](*unpack(made.args))
         except ArithmeticError as error:
-            return CallResult(made.number, b"", repr(error))
+            return CallResult(made.number, RECORD, repr(error))
         return CallResult(made.number, pack(value))

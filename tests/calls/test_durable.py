@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from calls.function_workers import Functions, pack, unpack
+from calls.function_workers import RECORD, Functions, pack, unpack
 from coordinator.hubs import Coordinator, SlowStore, coordinator, moment
 from shoal.calls import durable
 from shoal.calls.durable import LEASED_AFTER, DurableCalls
@@ -229,6 +229,7 @@ def test_an_error_of_the_function_fails_the_call() -> None:
 
         assert isinstance(reports.error, JobError)
         assert str(reports.error) == "ValueError: zap"
+        assert reports.error.exception == RECORD
         assert await caller.state(job) is JobState.FAILED
 
     play(script)

@@ -17,6 +17,7 @@ from aiohttp import WSMsgType, web
 from harness.speed import scaled
 from shoal.client.coordinator import CoordinatorAddress
 from shoal.tasks.errors import format_task_error
+from shoal.tasks.exception_record import encode_exception
 from shoal.tasks.values import ValueReader, load_pickle, pack
 
 KEY = "sk-test"
@@ -175,7 +176,9 @@ class Coordinator:
         try:
             value = pack(function(*positional, **named), pickles=code).data
         except Exception as error:
-            return [3, "raised", format_task_error(error), {"job": "job1"}]
+            record = encode_exception(error, pickles=code)
+            meta = {"job": "job1", "exception": record}
+            return [3, "raised", format_task_error(error), meta]
         if len(value) <= VALUE_MAX:
             return [2, value, {}]
         digest = hashlib.sha256(value).hexdigest()

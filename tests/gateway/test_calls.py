@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
-from calls.function_workers import Functions, pack, unpack
+from calls.function_workers import RECORD, Functions, pack, unpack
 from gateway.serving import PATIENCE, Pool, eventually, serving
 from shoal.domain.vocabulary import CancelCalls, CancelJob
 from shoal.domain.work import Feature
@@ -114,16 +114,17 @@ async def test_a_call_in_a_lane_is_no_job_that_anybody_stored(
     assert (await response.json())["jobs"] == []
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("options", [{}, {"kept": False}, {"progress": True}])
 async def test_what_a_function_raises_is_told(
-    pool: Pool, worker: Functions, kept: bool
+    pool: Pool, worker: Functions, options: dict[str, bool]
 ) -> None:
     async with caller(pool) as client:
-        await client.call(1, "div", 1, 0, kept=kept)
-        kind, _, what, text, _ = await client.end(1)
+        await client.call(1, "div", 1, 0, **options)
+        kind, _, what, text, meta = await client.end(1)
 
     assert (kind, what) == (3, "raised")
     assert "ZeroDivisionError" in text
+    assert meta["exception"] == RECORD
 
 
 @pytest.mark.parametrize("kept", [True, False])

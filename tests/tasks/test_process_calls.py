@@ -7,6 +7,7 @@ import pytest
 from shoal.domain.errors import InvalidRequest, NotFound, Unavailable
 from shoal.domain.vocabulary import StreamedCall
 from shoal.domain.work import CallStream
+from shoal.tasks.exception_record import decode_exception
 from tasks.callers import CODE, Gate, RecordedStream, caller_of, code_call, no_blobs
 
 
@@ -25,6 +26,9 @@ async def test_error_fails_only_its_call() -> None:
         calling.push(("zip",), ("zap", 5))
         (_, first), (_, second) = await calling.wait_for(2)
 
+    record = decode_exception(calling.returns[0].value)
+    assert record is not None
+    assert (record.name, record.text) == ("ValueError", "zip")
     assert first.endswith("ValueError: zip")
     assert second.endswith("but 2 were given")
 

@@ -16,6 +16,7 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.domain.work import Call
+from shoal.tasks.exception_record import decode_exception
 from shoal.tasks.process import ChildProcess
 from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.values import Ref, ValueReader, pack
@@ -35,11 +36,14 @@ async def test_names_are_the_modules_tasks() -> None:
         assert {"demo.add", "mirror"} <= caller.processes.names
 
 
-async def test_traceback_begins_at_the_function() -> None:
+async def test_exception_has_a_record_and_a_traceback_from_the_function_on() -> None:
     async with caller_of() as caller:
         with pytest.raises(JobError) as raised:
             await caller("demo.fail", "zap")
 
+    record = decode_exception(raised.value.exception)
+    assert record is not None
+    assert (record.name, record.text) == ("ValueError", "zap")
     lines = str(raised.value).splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert "demo_tasks.py" in lines[1]

@@ -309,7 +309,7 @@ class DurableCalls:
             self._record_lease(call)
             job_id = call.job_id
             if error:
-                failed = JobFailed(job_id, error)
+                failed = JobFailed(job_id, error, exception=value)
                 self._end(call, error_of(failed), failed)
             else:
                 outcome = Outcome("", value=value)

@@ -164,11 +164,13 @@ def return_item(result: CallResult) -> ReplyItem:
     kind = (
         ERROR_KINDS[TimedOut] if error.startswith(TIMED_OUT) else ERROR_KINDS[JobError]
     )
-    return FAILED, number, kind, error, {}
+    return FAILED, number, kind, error, {"exception": value} if value else {}
 
 
 def failure_item(
     number: int, error: ShoalError, meta: Mapping[str, object]
 ) -> ReplyItem:
     """Return the item for a call that failed."""
+    if isinstance(error, JobError) and error.exception:
+        meta = {**meta, "exception": error.exception}
     return FAILED, number, error_kind(error), str(error), meta

@@ -399,7 +399,7 @@ class CallSession:
         count = 0
         for each in returns:
             count += 1
-            if len(each.value) > INLINE_MAX:
+            if len(each.value) > INLINE_MAX and not each.error:
                 self._start_task(self._send_as_blob(each.number, each.value, {}))
             else:
                 self.send(return_item(each))

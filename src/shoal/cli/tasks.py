@@ -10,7 +10,7 @@ import msgspec
 from shoal.cli import api
 from shoal.cli.arguments import add_action
 from shoal.cli.terminal import print_table, printable
-from shoal.client.errors import RemoteTraceback
+from shoal.client.errors import remote_traceback
 from shoal.client.pool import Pool
 from shoal.domain.errors import ConfigError
 
@@ -79,9 +79,9 @@ def _run(args: argparse.Namespace) -> int:
             future.cancel()
             raise
         except Exception as error:
-            if not isinstance(error.__cause__, RemoteTraceback):
+            if (remote := remote_traceback(error)) is None:
                 raise
-            print(printable(error.__cause__.args[0].rstrip()), file=sys.stderr)
+            print(printable(remote.args[0].rstrip()), file=sys.stderr)
             return 1
     print(_text(value, as_json=args.json))
     return 0

@@ -16,8 +16,9 @@ from shoal.client import messages
 from shoal.client.availability import EXAMINED_MAX, StalledCallMonitor
 from shoal.client.blob_transfers import BlobTransfers
 from shoal.client.blobs import Blob, BlobClient
+from shoal.client.call_errors import FailedCall, call_error
 from shoal.client.coordinator import CallDialer, CoordinatorAddress
-from shoal.client.errors import ConnectionLost, call_error
+from shoal.client.errors import ConnectionLost
 from shoal.client.options import report_progress
 from shoal.client.pending_calls import ClientCall
 from shoal.domain.errors import InvalidRequest, PeerError, ShoalError
@@ -187,7 +188,8 @@ class CallChannel:
                 self._mark_unsent(call)
                 self._blobs.upload_again(call, digests)
             case messages.CallFailed(_, kind, text, meta):
-                self._finish(call, None, call_error(kind, text, meta, call.home))
+                failed = FailedCall(text, meta, call.home, call.trust)
+                self._finish(call, None, call_error(kind, failed))
             case messages.CallAccepted(_, job_id):
                 call.job_id = job_id
             case messages.CallAdvanced(_, share, remark):

@@ -10,14 +10,20 @@ from typing import TypeAlias
 import msgspec
 
 from shoal.client.blobs import Blob
-from shoal.client.errors import home_module
+from shoal.client.call_errors import home_module
 from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.domain.work import Feature
 from shoal.tasks.extension_types import PICKLED, REFERENCE
 from shoal.tasks.limits import ARGS_MAX, BLOB_MAX, BLOB_MIN
 from shoal.tasks.registry import NAME_MAX, task_name
 from shoal.tasks.schemas import result_converter
-from shoal.tasks.values import NO_KWARGS, PackedValue, ValueReader, load_pickle, pack
+from shoal.tasks.values import (
+    NO_KWARGS,
+    PackedValue,
+    ValueReader,
+    load_worker_pickle,
+    pack,
+)
 
 ReadResult: TypeAlias = Callable[[bytes], object]
 """Decodes a value in MessagePack.  Raises InvalidRequest."""
@@ -42,15 +48,7 @@ def result_reader(
 
 def plain_result_reader(*, trust: bool) -> ReadResult:
     """Return a decoder of values; with ``trust`` they may be pickled."""
-    return ValueReader(unpickle=_unpickle if trust else _reject_pickled).read
-
-
-def _unpickle(data: memoryview) -> object:
-    try:
-        return load_pickle(data)
-    except Exception as error:
-        # Unpickling runs arbitrary code of the worker.
-        raise InvalidRequest(f"the result cannot be unpickled: {error!r}") from error
+    return ValueReader(unpickle=load_worker_pickle if trust else _reject_pickled).read
 
 
 def _reject_pickled(data: memoryview) -> object:
@@ -84,6 +82,7 @@ class RemoteFunction:
 
     ``code`` is a value in MessagePack; empty: workers have the function.  ``read``
     decodes results.  ``home`` is the local module that defines it; empty: unknown.
+    ``trust`` says whether what workers send may be unpickled.
     """
 
     name: str
@@ -91,6 +90,7 @@ class RemoteFunction:
     code: bytes = b""
     blobs: tuple[Blob, ...] = ()
     home: str = ""
+    trust: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def remote_function(
         )
     if (name := task_name(function)) is not None:
         return _task(name, function, trust)
-    return _code(function, plain_result_reader(trust=trust))
+    return _code(function, trust)
 
 
 def encode_arguments(
@@ -213,13 +213,15 @@ def _named(name: str, trust: bool) -> RemoteFunction:
 
 @lru_cache(FUNCTIONS_MAX)
 def _named_task(name: str, trust: bool, home: str) -> RemoteFunction:
-    return RemoteFunction(name, plain_result_reader(trust=trust), home=home)
+    return RemoteFunction(
+        name, plain_result_reader(trust=trust), home=home, trust=trust
+    )
 
 
 @lru_cache(FUNCTIONS_MAX)
 def _task(name: str, function: Callable[..., object], trust: bool) -> RemoteFunction:
     read = result_reader(name, function, trust=trust)
-    return RemoteFunction(name, read, home=home_module(name, function))
+    return RemoteFunction(name, read, home=home_module(name, function), trust=trust)
 
 
 def _pack(
@@ -234,9 +236,10 @@ def _blob(data: bytes) -> Blob:
     return Blob(hashlib.sha256(data).digest(), (data,))
 
 
-def _code(function: Callable[..., object], read: ReadResult) -> RemoteFunction:
+def _code(function: Callable[..., object], trust: bool) -> RemoteFunction:
     import cloudpickle
 
+    read = plain_result_reader(trust=trust)
     name = getattr(function, "__qualname__", type(function).__qualname__)[:NAME_MAX]
     try:
         pickled = cloudpickle.dumps(function)
@@ -249,10 +252,10 @@ def _code(function: Callable[..., object], read: ReadResult) -> RemoteFunction:
     code = _encode(msgspec.msgpack.Ext(PICKLED, pickled))
     home = home_module(name, function)
     if len(code) < BLOB_MIN:
-        return RemoteFunction(name, read, code, home=home)
+        return RemoteFunction(name, read, code, home=home, trust=trust)
     blob = _blob(code)
     reference = _encode(msgspec.msgpack.Ext(REFERENCE, blob.digest))
-    return RemoteFunction(name, read, reference, (blob,), home)
+    return RemoteFunction(name, read, reference, (blob,), home, trust)
 
 
 def _prepend_item(first: bytes, others: int, array: bytes) -> bytes:

@@ -6,6 +6,7 @@ result or exception, so this backend also requires trust in the workers.
 
 import io
 import pickle
+import platform
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,7 @@ from joblib.parallel import AutoBatchingMixin, ParallelBackendBase
 
 from shoal.client.errors import CodeRefused, RemoteTraceback
 from shoal.client.pool import Pool
+from shoal.client.remote_exceptions import origin_note
 from shoal.tasks.limits import BLOB_MIN
 from shoal.tasks.values import Ref
 
@@ -56,10 +58,11 @@ def run_batch(pickled: bytes, *arrays: Array) -> bytes:
     """
     batch = _Unpickler(io.BytesIO(pickled), arrays).load()
     try:
-        return bytes(cloudpickle.dumps((batch(), None, "")))
+        return bytes(cloudpickle.dumps((batch(), None, "", "")))
     except Exception as error:
         try:
-            return bytes(cloudpickle.dumps((None, error, traceback.format_exc())))
+            failed = (None, error, traceback.format_exc(), platform.node())
+            return bytes(cloudpickle.dumps(failed))
         except Exception:
             raise error from None  # unpicklable: only its text is sent
 
@@ -134,8 +137,9 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         self._callback_thread.submit(callback, future)
 
     def retrieve_result_callback(self, out: Future[bytes]) -> list[Any]:
-        result, error, remote = pickle.loads(out.result())
+        result, error, remote, machine = pickle.loads(out.result())
         if error is not None:
+            error.add_note(origin_note(machine, getattr(out, "job_id", "")))
             raise error from RemoteTraceback(remote)
         returned: list[Any] = result
         return returned

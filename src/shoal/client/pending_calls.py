@@ -40,6 +40,7 @@ class ClientCall:
     job_id: str = ""  # once a durable call is accepted
     home: str = ""  # the local module of the function
     sends_code: bool = False  # whether the function is sent along
+    trust: bool = False  # whether what its worker sends may be unpickled
     started: bool = False  # whether a worker has reported it
 
     @property
@@ -211,6 +212,7 @@ class CallBuilder:
             self.options.on_progress,
             home=function.home,
             sends_code=bool(function.code),
+            trust=function.trust,
         )
 
     def _key(self, number: int, index: int | None) -> str:

@@ -22,6 +22,7 @@ from shoal.domain.work import CALL_QUEUE
 
 UNLOGGED = (
     "outcome",
+    "exception",
     "passed_over",
     "offer",
     "output_hash",

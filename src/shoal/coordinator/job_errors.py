@@ -36,6 +36,8 @@ def error_of(fact: JobFailed | JobCancelled | JobExpired) -> ShoalError:
     match fact:
         case JobFailed(error=error, lost=True):
             return WorkerLost(error)
+        case JobFailed(error=error, fault=Fault.WORKER, exception=exception):
+            return JobError(error, exception)
         case JobFailed(error=error, fault=fault):
             return FAULT_ERRORS[fault](error)
         case JobCancelled(reason=reason):

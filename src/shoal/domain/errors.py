@@ -159,7 +159,15 @@ class ShuttingDown(Unavailable):
 
 
 class JobError(ShoalError):
-    """The work itself failed; the message is the worker's."""
+    """The work itself failed; the message is the worker's.
+
+    ``exception`` is the record of a function's exception (``shoal.tasks``); empty:
+    there is none.
+    """
+
+    def __init__(self, message: str, exception: bytes = b"") -> None:
+        super().__init__(message)
+        self.exception = exception
 
 
 class Cancelled(JobError):

@@ -178,7 +178,7 @@ class JobFailed:
     """The job failed.
 
     ``lost``: because its workers disconnected; ``cut``: while a worker was still
-    running it.
+    running it.  ``exception`` is as in ``JobError``.
     """
 
     job_id: JobId
@@ -186,6 +186,7 @@ class JobFailed:
     lost: bool = False
     cut: bool = False
     fault: Fault = Fault.WORKER
+    exception: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ class StreamedCall(NamedTuple):
 class CallResult(NamedTuple):
     """The result of a call in a call stream: a value in MessagePack, or an error.
 
-    ``error`` is the text of a traceback, empty on success.
+    ``error`` is the text of a traceback, empty on success; with it, ``value`` is the
+    record of the exception, or empty.
     """
 
     number: int
@@ -208,12 +209,16 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The worker ran the job and it failed; running it again would fail again."""
+    """The worker ran the job and it failed; running it again would fail again.
+
+    ``exception`` is as in ``JobError``.
+    """
 
     job_id: JobId
     lease: LeaseNumber
     error: str
     fault: Fault = Fault.WORKER
+    exception: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

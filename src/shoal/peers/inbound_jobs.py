@@ -229,6 +229,6 @@ def rejection_of(command: RunJob, error: ShoalError) -> Rejected | Failed:
         case InvalidRequest() if not isinstance(error, CannotDo):
             return Failed(*key, str(error), Fault.REQUEST)
         case JobError():
-            return Failed(*key, str(error))
+            return Failed(*key, str(error), exception=error.exception)
         case _:
             return Rejected(*key, str(error))

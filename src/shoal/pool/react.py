@@ -218,8 +218,8 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
             return [JobRequeued(job_id, lease, reason, refused_by=worker_id)]
         case Failed(job_id, lease, error) if job.hedge is not None:
             return [JobUnhedged(job_id, lease, f"failed: {error}")]
-        case Failed(job_id, _, error, fault):
-            return [JobFailed(job_id, error, fault=fault)]
+        case Failed(job_id, _, error, fault, exception):
+            return [JobFailed(job_id, error, fault=fault, exception=exception)]
 
 
 def _gave_up(job: OpenJob, worker_id: WorkerId, reason: str) -> Fact:

@@ -112,9 +112,9 @@ def _run_call(
     value, error, reason = invoke(tail[:args_size], tail[args_size:])
     set_progress_handler(None)
     if error:
-        pipes.send(
-            (process_messages.RAISED, number, reason), error.encode(errors="replace")
-        )
+        text = error.encode(errors="replace")
+        raised = (process_messages.RAISED, number, reason, len(text))
+        pipes.send(raised, text + value)
     else:
         pipes.send((process_messages.DONE, number), value)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, Unavailable
 from shoal.tasks.errors import format_task_error
+from shoal.tasks.exception_record import encode_exception
 from shoal.tasks.limits import FUNCTIONS_MAX, RESULT_MAX
 from shoal.tasks.registry import TASKS, unregistered_message
 from shoal.tasks.schemas import binder
@@ -21,7 +22,10 @@ RAISED, REFUSED, BLOB_MISSING = range(3)
 
 
 class InvocationResult(NamedTuple):
-    """The result of a call: a value in MessagePack, or an error."""
+    """The result of a call: a value in MessagePack, or an error.
+
+    If the function raised, ``value`` is the record of the exception.
+    """
 
     value: bytes
     error: str = ""
@@ -92,7 +96,7 @@ class FunctionInvoker:
                     pack(result, "result", size_max=RESULT_MAX).data
                 )
             except BaseException as error:
-                return InvocationResult(b"", format_task_error(error))
+                return _raised(error)
 
         return invoke
 
@@ -109,7 +113,7 @@ class FunctionInvoker:
             packed = pack(result, "result", size_max=RESULT_MAX, pickles=True)
             return InvocationResult(packed.data)
         except BaseException as error:
-            return InvocationResult(b"", format_task_error(error))
+            return _raised(error, pickles=True)
 
     def _read(
         self, reader: ValueReader, args: Data, kwargs: Data
@@ -128,7 +132,7 @@ class FunctionInvoker:
             return InvocationResult(b"", str(error), BLOB_MISSING)
         except Exception as error:
             # Unpickling runs arbitrary code.
-            return InvocationResult(b"", format_task_error(error))
+            return _raised(error)
 
     def _unpickle(self, data: memoryview) -> object:
         """Unpickle a value; functions are cached, because most are called again."""
@@ -158,6 +162,11 @@ class FunctionInvoker:
             return self._runner.run(function(*args, **kwargs))
 
         return run
+
+
+def _raised(error: BaseException, *, pickles: bool = False) -> InvocationResult:
+    record = encode_exception(error, pickles=pickles)
+    return InvocationResult(record, format_task_error(error))
 
 
 CODE_NOT_TRUSTED = (

@@ -7,6 +7,7 @@ BLOB_MAX = 256 << 20
 DEPTH_MAX = 64  # nesting levels; a deeper value is mostly a cycle
 
 TRACEBACK_MAX = 64 << 10  # characters; the middle of a longer one is cut out
+EXCEPTION_MAX = 64 << 10  # bytes of the record of an exception; the rest is left out
 PROGRESS_TEXT_MAX = 200  # characters of a progress remark
 PROGRESS_INTERVAL = 0.05  # between progress reports; others are dropped
 

@@ -248,6 +248,14 @@ _ERRORS: dict[int, type[ShoalError]] = {
 }
 
 
+def _error(reason: int, tail: bytes, size: int) -> ShoalError:
+    """Return a call's error; ``size`` is that of the traceback in ``tail``."""
+    text = tail[:size].decode()
+    if (kind := _ERRORS.get(reason)) is not None:
+        return kind(text)
+    return JobError(text, tail[size:])
+
+
 class ProcessCall:
     """One call that a process is making."""
 
@@ -276,8 +284,7 @@ class ProcessCall:
             if code == process_messages.DONE:
                 self.result.set_result(tail)
             else:
-                error = _ERRORS.get(head[2], JobError)
-                self.result.set_exception(error(tail.decode()))
+                self.result.set_exception(_error(head[2], tail, head[3]))
 
     def _on_started(self) -> None:
         if self.timeout is None or self.result.done():

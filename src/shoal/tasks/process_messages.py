@@ -23,8 +23,9 @@ BLOB = 4  # digest, path; an empty path: there is none
 READY = 5  # how many calls at a time; the tail: names and timeouts of the tasks
 IMPORT_FAILED = 6  # why the modules cannot be imported
 DONE = 7  # number; the tail: the value
-RAISED = 8  # number, the traceback, whether the call was refused unseen
-RETURNS = 9  # the tail: an array of returns, each a number, a value and an error
+# number, why, size of the traceback; the tail: the traceback, the exception's record
+RAISED = 8
+RETURNS = 9  # the tail: an array of returns, each as in ``CallResult``
 PROGRESS = 10  # number, share, remark
 BLOB_NEEDED = 11  # digest
 

@@ -347,6 +347,15 @@ def load_pickle(data: memoryview) -> object:
     return cloudpickle.loads(data)
 
 
+def load_worker_pickle(data: memoryview) -> object:
+    """Unpickle what a trusted worker sent.  Raises InvalidRequest if that fails."""
+    try:
+        return load_pickle(data)
+    except Exception as error:
+        # Unpickling runs arbitrary code of the worker.
+        raise InvalidRequest(f"the result cannot be unpickled: {error!r}") from error
+
+
 def reject_pickle(data: memoryview) -> object:
     """Raise InvalidRequest with the option that trusts the sender."""
     raise InvalidRequest(

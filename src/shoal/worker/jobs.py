@@ -106,7 +106,7 @@ def failure_event(
         case ClientError():
             return Failed(job_id, lease, str(error), Fault.REQUEST)
         case JobError():
-            return Failed(job_id, lease, str(error))
+            return Failed(job_id, lease, str(error), exception=error.exception)
 
 
 BACKLOG_MAX = 256  # jobs that may wait for a slot

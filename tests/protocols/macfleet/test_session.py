@@ -326,7 +326,9 @@ def test_a_failed_task_returns_its_error() -> None:
     (run,) = beside.task("1", name="f")
     assert isinstance(run, RunJob)
 
-    beside.send(Failed(run.job_id, run.lease, "ValueError: x"))
+    failed = Failed(run.job_id, run.lease, "ValueError: x", exception=b"a record")
+    beside.send(failed)
 
     assert b"ValueError: x" in bytes(beside.frames[-1].payload)
+    assert b"a record" not in bytes(beside.frames[-1].payload)
     assert JobKind.CALL is run.work.kind

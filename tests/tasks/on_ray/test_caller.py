@@ -13,6 +13,7 @@ import pytest_asyncio
 from harness.speed import scaled
 from shoal.domain.errors import ConfigError, JobError, NotFound, Unavailable
 from shoal.domain.work import Call, CallStream
+from shoal.tasks.exception_record import decode_exception
 from shoal.tasks.on_ray.caller import RayCaller
 from shoal.tasks.values import Ref, ValueReader, pack
 from tasks.callers import (
@@ -63,6 +64,9 @@ async def test_errors_match_those_of_processes(caller: ProcessCaller) -> None:
     with pytest.raises(NotFound, match=r"'demo\.nope' not registered on this"):
         await caller("demo.nope")
 
+    record = decode_exception(raised.value.exception)
+    assert record is not None
+    assert (record.name, record.text) == ("ValueError", "zap")
     lines = str(raised.value).splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert "demo_tasks.py" in lines[1]

@@ -161,10 +161,9 @@ class FleetInboundJobs:
                 yield self._encode_value(event)
             case Rejected(_, _, reason):
                 yield self._encode_refusal(task_id, reason)
-            case Failed(_, _, error, fault):
-                yield self._encode_failure(
-                    task_id, error, ResultDetails(fault=fault.value)
-                )
+            case Failed(_, _, error, fault, exception):
+                details = ResultDetails(fault=fault.value, exception=exception)
+                yield self._encode_failure(task_id, error, details)
 
     def send_progress(self, event: CallProgress) -> Iterator[Output]:
         """Return the progress message of a task; nothing unless the peer is Shoal's."""

@@ -211,7 +211,7 @@ def failure(
         details = decode_result_details(result.extension)
         if details.rejected:
             return Rejected(job_id, lease, error[:REASON_MAX])
-        return Failed(job_id, lease, error, fault_of(details))
+        return Failed(job_id, lease, error, fault_of(details), details.exception)
     if is_unknown_function(error):
         last = error.rstrip().rpartition("\n")[2]
         return Rejected(job_id, lease, last[:REASON_MAX])

@@ -97,9 +97,9 @@ class RaySlot:
         to other workers, which they would not if they returned an error.
         """
         if self._user is not None and self._call is not None:
-            self._user.on_message(
-                (process_messages.RAISED, self._call, BLOB_MISSING), reason.encode()
-            )
+            tail = reason.encode()
+            head = (process_messages.RAISED, self._call, BLOB_MISSING, len(tail))
+            self._user.on_message(head, tail)
 
     def _end(self) -> None:
         """Report the end after the caller has finished its current step."""

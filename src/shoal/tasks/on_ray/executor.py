@@ -18,7 +18,7 @@ from ray import exceptions
 
 from shoal.tasks import process_messages
 from shoal.tasks.child_io import ChildPipes, Message, ParentExited
-from shoal.tasks.invocation import BLOB_MISSING
+from shoal.tasks.invocation import BLOB_MISSING, InvocationResult
 from shoal.tasks.limits import BLOBS_MAX
 from shoal.tasks.on_ray import remote
 from shoal.tasks.on_ray.remote import RayMailbox
@@ -223,10 +223,7 @@ class RayExecutor:
         if last_progress is not None:
             self._send(slot, process_messages.PROGRESS, call.number, *last_progress)
         if returned.error:
-            tail = returned.error.encode(errors="replace")
-            self._send(
-                slot, process_messages.RAISED, call.number, returned.reason, tail=tail
-            )
+            self._send_error(slot, call.number, returned)
         else:
             self._send(slot, process_messages.DONE, call.number, tail=returned.value)
 
@@ -234,8 +231,15 @@ class RayExecutor:
         if isinstance(error, PROCESS_ERRORS):
             self._send(slot, process_messages.LOST, _loss_reason(error))
         else:
-            tail = f"Ray did not make the call: {error}".encode(errors="replace")
-            self._send(slot, process_messages.RAISED, number, BLOB_MISSING, tail=tail)
+            text = f"Ray did not make the call: {error}"
+            failed = InvocationResult(b"", text, BLOB_MISSING)
+            self._send_error(slot, number, failed)
+
+    def _send_error(self, slot: int, number: int, failed: InvocationResult) -> None:
+        text = failed.error.encode(errors="replace")
+        arguments = number, failed.reason, len(text)
+        tail = text + failed.value
+        self._send(slot, process_messages.RAISED, *arguments, tail=tail)
 
     # Call streams.
 

@@ -2,15 +2,20 @@
 
 import msgspec
 import pytest
+from msgspec import Raw
 
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.domain.vocabulary import CallResult, StreamedCall
 from shoal.protocols.macfleet.codec import task_extension
 from shoal.protocols.macfleet.codec.task_extension import (
     CALLS_MAX,
+    EXCEPTION_MAX,
+    ResultDetails,
     decode_calls,
+    decode_result_details,
     decode_returns,
     encode_calls,
+    encode_result_details,
     encode_returns,
 )
 
@@ -73,3 +78,23 @@ def test_calls_beyond_the_size_limit_are_rejected(
         decode_calls(bytes(11))
     with pytest.raises(LimitExceeded):
         decode_returns(bytes(11))
+
+
+def test_details_of_a_failure_round_trip() -> None:
+    details = ResultDetails(exception=b"a record")
+
+    encoded = encode_result_details(details)
+
+    assert encoded is not None
+    assert decode_result_details(Raw(encoded)) == details
+
+
+def test_record_of_an_exception_beyond_the_size_limit_is_rejected() -> None:
+    record = bytes(EXCEPTION_MAX + 1)
+    encoded = encode_result_details(ResultDetails(exception=record))
+    assert encoded is not None
+
+    with pytest.raises(PeerError, match="result"):
+        decode_result_details(Raw(encoded))
+    with pytest.raises(PeerError, match="returns"):
+        decode_returns(encode_returns([CallResult(1, record, "ValueError")]))

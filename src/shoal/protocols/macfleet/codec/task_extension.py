@@ -25,6 +25,7 @@ Digests = Annotated[
     tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...],
     Meta(max_length=BLOBS_MAX),
 ]
+EXCEPTION_MAX = 1 << 16  # bytes of the record of an exception
 Names = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=64)]
 
 
@@ -42,12 +43,14 @@ class ResultDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     """Details of a task's end.
 
     ``rejected``: it was not started, and another worker may run it.  ``fault`` is the
-    cause of a failure, ``blobs`` are the digests that the value references.
+    cause of a failure, ``blobs`` are the digests that the value references, and
+    ``exception`` is as in ``JobError``.
     """
 
     rejected: bool = False
     fault: str = Fault.WORKER.value
     blobs: Digests = ()
+    exception: Annotated[bytes, Meta(max_length=EXCEPTION_MAX)] = b""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -163,9 +166,12 @@ def decode_returns(payload: Payload) -> list[CallResult]:
     """
     _check_size(payload)
     try:
-        return [*map(CallResult._make, _decode_returns(payload))]
+        returns = [*map(CallResult._make, _decode_returns(payload))]
     except (msgspec.MsgspecError, ValueError) as error:
         raise PeerError(f"returns: {error}") from error
+    if any(each.error and len(each.value) > EXCEPTION_MAX for each in returns):
+        raise PeerError(f"returns: an exception has more than {EXCEPTION_MAX} bytes")
+    return returns
 
 
 def _check_size(payload: Payload) -> None:
