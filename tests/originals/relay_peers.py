@@ -198,6 +198,9 @@ class RustNode(RustPeer):
                 self.unknown.append(raw)
 
     async def _infer(self, peer: str, session_id: str, message: dict[str, Any]) -> None:
+        if not _is_decodable(message["request"]):
+            self.unknown.append(json.dumps(message).encode())
+            return  # without a word: the consumer waits for its time-out
         self.served.append(message)
         request_id, request = message["requestID"], message["request"]
         if request.get("model") not in self.models:
@@ -250,6 +253,14 @@ class RustNode(RustPeer):
             "inferenceChunk",
             {"requestID": request_id, "chunk": chunk},
         )
+
+
+def _is_decodable(request: dict[str, Any]) -> bool:
+    return (
+        all("role" in each and "content" in each for each in request["messages"])
+        and (request.get("max_tokens") or 0) >= 0
+        and isinstance(request.get("stop") or [], list)
+    )
 
 
 @dataclass

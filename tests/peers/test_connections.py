@@ -85,6 +85,22 @@ def test_each_model_of_each_peer_is_a_worker() -> None:
     play(script)
 
 
+def test_an_offer_of_many_models_is_one_worker_whose_name_is_cut() -> None:
+    async def script(here: Place, line: Line) -> None:
+        names = [letter * 100 for letter in "abcd"]
+        await says(line, "a", PeerJoined("mac"), OffersChanged((offer(*names),)))
+
+        assert here.workers == [f"wire:mac/{names[0]},{names[1]},+2"]
+        for name in names:
+            await here.its.ask(name)
+        assert len(line.heard("a", RunJob)) == 1
+        line.completes("a")
+        await moment()
+        assert len(line.heard("a", RunJob)) == 2
+
+    play(script)
+
+
 def test_what_an_unknown_peer_says_is_of_no_account() -> None:
     async def script(here: Place, line: Line) -> None:
         await says(line, "a", OffersChanged((offer(),)), asks(), PeerLeft("bye"))

@@ -49,6 +49,7 @@ from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft
 from simulation import virtual
 
 ONE = LeaseNumber(1)
+OWN_SLOTS = 100
 ASKS = PeerJoined("mac", submits_jobs=True)
 
 
@@ -62,7 +63,7 @@ def play(
     async def scenario() -> None:
         async with coordinator(queue_max=queue_max) as its:
             here = await place(its, house)
-            own = await its.join("own", slots=100)
+            own = await its.join("own", slots=OWN_SLOTS)
             line = await here.line()
             line.says("a", ASKS)
             await moment()
@@ -205,13 +206,15 @@ def test_answer_that_has_begun_is_refused() -> None:
     play(script)
 
 
-def test_peer_has_so_many_jobs_open_and_no_more() -> None:
+def test_peer_has_as_many_jobs_open_as_there_are_slots_and_no_more() -> None:
     async def script(here: Place, line: Line, own: Member) -> None:
-        await says(line, *(asks(f"job {number}") for number in range(JOBS_MAX + 1)))
+        assert OWN_SLOTS > JOBS_MAX
+        await says(line, *(asks(f"job {number}") for number in range(OWN_SLOTS + 1)))
 
+        assert len(own.runs) == OWN_SLOTS
         (rejected,) = line.heard("a", Rejected)
-        assert rejected.job_id == f"job {JOBS_MAX}"
-        assert str(JOBS_MAX) in rejected.reason
+        assert rejected.job_id == f"job {OWN_SLOTS}"
+        assert str(OWN_SLOTS) in rejected.reason
         own.complete()
         await moment()
         await says(line, asks("another"))

@@ -44,8 +44,9 @@ from shoal.domain.work import (
 )
 from shoal.ledger.prices import PriceList
 from shoal.pool.functions import call_limits
+from shoal.pool.own_offers import own_slots
 
-JOBS_MAX = 64  # open jobs per peer
+JOBS_MAX = 64  # open jobs per peer, or as many as the pool offers slots
 CALLS_MAX = 4096  # open jobs per peer, for function calls
 FILTERED_OUTCOME = Outcome("", "content_filter")
 
@@ -130,6 +131,8 @@ class InboundJobs:
         if isinstance(command.work, CallStream):
             return "call streams run only between a pool and its own workers"
         limit = CALLS_MAX if isinstance(command.work, Call) else JOBS_MAX
+        if len(self._open) >= limit:
+            limit = max(limit, own_slots(self._hub.pool))
         if len(self._open) >= limit:
             return f"this peer already has {limit} open jobs here"
         if command.continues:

@@ -247,7 +247,7 @@ class PeerModels:
             return {self._name: offer}
         usable: dict[str, Offer] = {}
         for offer in offers:
-            model = ",".join(sorted(offer.models))
+            model = _model_label(offer.models)
             if len(model) <= NAME_MAX and len(usable) < MODELS_MAX:
                 name = f"{self._name}/{model}" if model else self._name
                 usable.setdefault(name, offer)
@@ -295,3 +295,13 @@ class PeerModels:
             del self._ended[next(iter(self._ended))]
         self._update_loads()
         return model
+
+
+def _model_label(models: frozenset[str]) -> str:
+    """Return the part of a worker's name that lists its models, or counts the rest."""
+    names = sorted(models)
+    label = ",".join(names)
+    while len(label) > NAME_MAX and len(names) > 1:
+        names.pop()
+        label = f"{','.join(names)},+{len(models) - len(names)}"
+    return label

@@ -36,6 +36,15 @@ def own_offers(pool: PoolState) -> tuple[Offer, ...]:
     return tuple(_merged(model, offers[model]) for model in sorted(offers)[:MODELS_MAX])
 
 
+def own_slots(pool: PoolState) -> int:
+    """Return the slots of the workers in ``own_offers``."""
+    return sum(
+        worker.offer.slots
+        for worker in pool.workers.values()
+        if _is_unrestricted(worker)
+    )
+
+
 def own_load(pool: PoolState) -> WorkerLoad:
     """Return the load of the pool: all jobs, those that wait, and whether it is full.
 

@@ -8,6 +8,7 @@ import pytest
 from protocols.tealenet.peers import (
     CHAT,
     REQUEST,
+    RUN,
     PeerPair,
     heartbeat,
     inference_request,
@@ -17,8 +18,18 @@ from protocols.tealenet.peers import (
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault, Usage
-from shoal.domain.vocabulary import AnswerChunk, Completed, Failed, Rejected, RunJob
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    Completed,
+    Failed,
+    OffersChanged,
+    Rejected,
+    RunJob,
+)
 from shoal.domain.work import ANY_MODEL, Chat
+from shoal.domain.worker import Offer
+from shoal.protocols.seam.worker_session import JOBS_MAX
+from shoal.protocols.tealenet.codec.extension import SLOTS_MAX
 from shoal.protocols.tealenet.codec.messages import InferenceRequest, LoadModel
 from shoal.protocols.tealenet.inbound_jobs import OPEN_MAX
 from shoal.protocols.tealenet.peer_session import INVALID_MAX
@@ -125,6 +136,35 @@ def test_open_requests_of_a_peer_are_limited() -> None:
     ((kind, payload),) = [each for each in mac.drain() if each[0] != "heartbeat"]
     assert kind == "inferenceError"
     assert payload["code"] == "queue_full"
+
+
+def test_a_worker_serves_as_many_streams_as_it_offers_slots() -> None:
+    worker = local_worker("w")
+    offers = tuple(replace(offer, slots=SLOTS_MAX) for offer in worker.offers)
+    pair = PeerPair(replace(worker, offers=offers), local_coordinator("a")).settle()
+    leases = [LeaseNumber(number) for number in range(1, SLOTS_MAX + 2)]
+
+    for lease in leases:
+        pair.acceptor.send(replace(RUN, lease=lease), 1.0)
+    pair.settle()
+    runs = pair.dialler.messages(RunJob)
+    for run in runs:
+        pair.dialler.send(AnswerChunk(run.job_id, run.lease, ["hi"]), 2.0)
+    pair.settle()
+
+    assert OPEN_MAX < SLOTS_MAX < JOBS_MAX
+    assert [offer.slots for offer in offers_of(pair)] == [SLOTS_MAX]
+    assert [run.lease for run in runs] == leases[:-1]
+    assert len(pair.acceptor.messages(AnswerChunk)) == SLOTS_MAX
+    (rejected,) = pair.acceptor.messages(Rejected)
+    assert rejected.lease == leases[-1]
+
+
+def offers_of(pair: PeerPair) -> tuple[Offer, ...]:
+    """Return the offers that the acceptor received."""
+    (changed,) = pair.acceptor.messages(OffersChanged)
+    assert isinstance(changed, OffersChanged)
+    return changed.offers
 
 
 def test_a_peer_that_may_not_submit_gets_an_error_with_the_remedy() -> None:

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from protocols.tealenet.peers import (
+    MAC,
     RUN,
+    ForeignPeer,
     PeerPair,
     chunk,
     encoded,
@@ -29,9 +31,16 @@ from shoal.domain.work import Chat
 from shoal.protocols.tealenet.codec.messages import (
     ChatCompletionChunk,
     ChunkUsage,
+    HeartbeatAck,
     InferenceChunk,
     InferenceComplete,
     InferenceError,
+)
+from shoal.protocols.tealenet.link_profile import WAN
+from shoal.protocols.tealenet.peer import (
+    PeerDescription,
+    PeerSoftware,
+    TealeConnection,
 )
 
 
@@ -158,6 +167,49 @@ def test_a_macs_messages_about_a_cancelled_job_are_ignored() -> None:
     mac.deliver(InferenceError(request_id, "late"))
 
     assert mac.end.received == []
+
+
+def rust_node() -> ForeignPeer:
+    """Return a node of a relay that has introduced itself there, with one model."""
+    connection = TealeConnection(
+        True,
+        name="ab" * 32,
+        software=PeerSoftware.RUST,
+        description=PeerDescription(models=("m",)),
+    )
+    rust = ForeignPeer(local_coordinator("a"), profile=WAN, connection=connection)
+    rust.drain()  # the first heartbeat
+    rust.end.received.clear()
+    return rust
+
+
+def heartbeat_ack(*, busy: bool = False) -> HeartbeatAck:
+    return HeartbeatAck(MAC, 0.0, "nominal", 100, ("m",), busy, 0)
+
+
+def test_a_request_that_an_idle_node_dropped_is_rejected() -> None:
+    rust = rust_node()
+    submitted_request(rust)
+
+    rust.deliver(heartbeat_ack())  # to the heartbeat before the request
+    rust.wait(WAN.heartbeat_interval)
+    assert rust.end.received == []
+    rust.deliver(heartbeat_ack())
+
+    (rejected,) = rust.end.received
+    assert isinstance(rejected, Rejected)
+    assert "is idle" in rejected.reason
+
+
+def test_a_request_that_a_node_is_working_on_is_not_taken_for_dropped() -> None:
+    rust, mac = rust_node(), joined_mac()
+    for peer in (rust, mac):
+        submitted_request(peer)
+        peer.deliver(heartbeat_ack(busy=peer is rust))
+        peer.wait(WAN.heartbeat_interval)
+        peer.deliver(heartbeat_ack(busy=peer is rust))
+
+    assert rust.end.received == mac.end.received == []
 
 
 def test_an_invalid_answer_ends_its_job() -> None:

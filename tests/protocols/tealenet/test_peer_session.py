@@ -163,7 +163,7 @@ def node(software: PeerSoftware, *models: str, **given: Any) -> TealeConnection:
 
 
 def test_a_plain_node_joins_with_the_relays_description() -> None:
-    connection = node(PeerSoftware.RUST, "m", slots=2, context=4096)
+    connection = node(PeerSoftware.RUST, "m", "n", context=4096)
 
     rust = ForeignPeer(local_coordinator("a"), profile=WAN, connection=connection)
 
@@ -175,7 +175,7 @@ def test_a_plain_node_joins_with_the_relays_description() -> None:
         False,
     )
     (offer,) = offered.offers  # type: ignore[union-attr]
-    assert (offer.slots, offer.context, offer.models) == (2, 4096, {"m"})
+    assert (offer.slots, offer.context, offer.models) == (1, 4096, {"m", "n"})
     assert [kind for kind, _ in rust.drain()] == ["heartbeat"]
 
 
@@ -215,7 +215,7 @@ def test_the_heartbeat_ack_of_a_rust_node_updates_its_offers() -> None:
     rust.deliver(HeartbeatAck(MAC, 0.0, "nominal", 100, ("m", "n"), False, 0))
 
     (offered,) = rust.end.received
-    assert [o.models for o in offered.offers] == [{"m"}, {"n"}]  # type: ignore[union-attr]
+    assert [o.models for o in offered.offers] == [{"m", "n"}]  # type: ignore[union-attr]
 
 
 def events_of(batches: list[list[bytes]]) -> tuple[list[object], str | None]:

@@ -53,6 +53,7 @@ class HeartbeatSender:
         self._busy = False
         self._cached_names: tuple[tuple[Offer, ...], tuple[str, ...]] = ((), ())
         self._sent_at = 0.0
+        self.sent = 0  # heartbeats
         self.due: float | None = None
 
     def set_offers(self, offers: tuple[Offer, ...]) -> None:
@@ -82,6 +83,7 @@ class HeartbeatSender:
         ``farewell`` is for Shoal peers: why this end closes the session.
         """
         self._sent_at = now
+        self.sent += 1
         intervals = WAIT_FACTOR if self._waits_for(peer) else 1.0
         self.due = now + intervals * self._profile.heartbeat_interval
         shoal: ShoalField = UNSET

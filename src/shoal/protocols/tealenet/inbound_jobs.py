@@ -53,7 +53,7 @@ from shoal.protocols.tealenet.codec.signatures import ReceiptSigner
 from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
 from shoal.protocols.tealenet.peer import TealePeer
 
-OPEN_MAX = 256  # open requests of one peer
+OPEN_MAX = 256  # open requests of one peer, or as many as the slots on offer
 UNNAMED_MODEL = "any"  # the model in the answer to a request without one
 
 WORKER_FAILED = "the worker failed; the same request may succeed if repeated"
@@ -85,9 +85,12 @@ class TealeInboundJobs:
         return len(self._jobs)
 
     def receive(
-        self, message: InferenceRequest, peer: TealePeer, now: float
+        self, message: InferenceRequest, peer: TealePeer, slots: int, now: float
     ) -> RunJob | Notice | bytes:
-        """Return the requested job, or the encoded error that refuses it."""
+        """Return the requested job, or the encoded error that refuses it.
+
+        ``slots``: how many this end offers.
+        """
         key = normalized_id(message.request_id)
         if key in self._jobs:
             # An error would end the first request.
@@ -95,8 +98,9 @@ class TealeInboundJobs:
         if not peer.submits_jobs:
             why = peer.refusal or MAY_NOT_SUBMIT
             return self.refuse(message.request_id, why, ErrorCode.UNAVAILABLE)
-        if len(self._jobs) >= OPEN_MAX:
-            why = f"the peer has {OPEN_MAX} open requests already"
+        limit = max(OPEN_MAX, slots)
+        if len(self._jobs) >= limit:
+            why = f"the peer has {limit} open requests already"
             return self.refuse(message.request_id, why, ErrorCode.QUEUE_FULL)
         try:
             job = read_request(message, extended=peer.runs_shoal)

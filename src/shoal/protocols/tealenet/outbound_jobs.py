@@ -49,6 +49,7 @@ ANSWER_KINDS = frozenset({"inferenceChunk", "inferenceComplete", "inferenceError
 SEED_SIZE = 32  # bytes
 REASON_MAX = 1000  # characters of an error; the rest is cut off
 
+DROPPED = "the node is idle, and has not answered the request"
 TRUNCATED = "the answer ended without a finish reason and usage"
 
 NOT_STARTED_CODES = frozenset(
@@ -59,12 +60,16 @@ NOT_STARTED_CODES = frozenset(
 
 @dataclass(slots=True)
 class _OutboundJob:
-    """A submitted job; ``pieces`` may grow while the messages of ``batch`` are read."""
+    """A submitted job; ``pieces`` may grow while the messages of ``batch`` are read.
+
+    ``heartbeats`` is how many this end had sent when it submitted the job.
+    """
 
     job_id: JobId
     lease: LeaseNumber
     reader: ChunkReader
     pieces: list[AnswerPiece]
+    heartbeats: int
     batch: int = 0  # 0: no output yet
     template: ChunkTemplate | None = None
 
@@ -91,8 +96,8 @@ class TealeOutboundJobs:
         """How many submitted jobs are open."""
         return len(self._jobs)
 
-    def request(self, job: RunJob, peer: TealePeer) -> bytes:
-        """Return the request for a job.
+    def request(self, job: RunJob, peer: TealePeer, heartbeats: int) -> bytes:
+        """Return the request for a job; ``heartbeats`` counts those sent before it.
 
         Raises PeerError if it cannot be encoded, or exceeds the peer's limit.
         """
@@ -107,7 +112,9 @@ class TealeOutboundJobs:
         options = {} if isinstance(work, Task) else work.options
         several = options.get("n") not in (None, 1)
         reader = ChunkReader(several=several, exact=peer.runs_shoal)
-        self._jobs[request_id] = _OutboundJob(job.job_id, job.lease, reader, [])
+        self._jobs[request_id] = _OutboundJob(
+            job.job_id, job.lease, reader, [], heartbeats
+        )
         self._request_ids[job.job_id, job.lease] = request_id
         return message
 
@@ -208,6 +215,18 @@ class TealeOutboundJobs:
         if started and message.code not in NOT_STARTED_CODES:
             return (Failed(job.job_id, job.lease, reason),)
         return (Rejected(job.job_id, job.lease, reason),)
+
+    def reject_dropped(self, acknowledged: int) -> Sequence[Event]:
+        """Reject the jobs that an idle node has dropped.
+
+        Its last answer was to heartbeat number ``acknowledged``.  A Rust node processes
+        one message at a time, and ignores a request that it cannot decode: after an
+        answer to a heartbeat that followed the request, nothing more comes.
+        """
+        dropped = [job for job in self._jobs.values() if job.heartbeats < acknowledged]
+        for job in dropped:
+            self._forget(self._request_ids[job.job_id, job.lease])
+        return [Rejected(job.job_id, job.lease, DROPPED) for job in dropped]
 
     def fail_unreadable(self, error: BadMessage) -> Sequence[Event]:
         """End a job whose answer is invalid."""

@@ -7,12 +7,10 @@ from shoal.domain.work import Feature
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
 from shoal.protocols.seam.peer_session import Protection
-from shoal.protocols.tealenet.codec.extension import (
-    CONTEXT_MAX,
-    SLOTS_MAX,
-    ShoalFeature,
-)
+from shoal.protocols.tealenet.codec.extension import CONTEXT_MAX, ShoalFeature
 from shoal.protocols.tealenet.codec.scalars import NAME_MAX, well_formed
+
+OFFERED_MAX = 256  # models of a plain peer that are used
 
 
 class PeerSoftware(Enum):
@@ -34,7 +32,6 @@ class PeerDescription:
     """A relay's description of a peer that does not send its own."""
 
     models: tuple[str, ...] = ()
-    slots: int = 1
     context: int = 0
     available: bool = True
 
@@ -84,19 +81,23 @@ class TealePeer:
 def offers_by_name(
     software: PeerSoftware, description: PeerDescription
 ) -> tuple[Offer, ...]:
-    """Return the offers of a plain peer: one for each model, by the name it uses."""
+    """Return the offer of a plain peer, with the names that it uses for its models.
+
+    It has one slot for all of them, whatever the peer announces: real peers run one
+    request of a peer at a time, and let the others wait.
+    """
     features = _FEATURES[
         PeerSoftware.RUST if software is PeerSoftware.RUST else PeerSoftware.MAC
     ]
     names = dict.fromkeys(well_formed(name) for name in description.models)
-    return tuple(
+    models = [name for name in names if 0 < len(name) <= NAME_MAX][:OFFERED_MAX]
+    if not models:
+        return ()
+    return (
         Offer(
             kinds=CHAT_ONLY,
-            models=frozenset({name}),
-            slots=min(max(1, description.slots), SLOTS_MAX),
+            models=frozenset(models),
             features=features,
             context=min(max(0, description.context), CONTEXT_MAX),
-        )
-        for name in names
-        if 0 < len(name) <= NAME_MAX
+        ),
     )

@@ -8,6 +8,7 @@ from shoal.domain.vocabulary import AnswerChunk, CancelJob, Event, Rejected, Run
 from shoal.protocols.seam.session import Notice, Output, Send
 from shoal.protocols.tealenet.codec.envelope import BadMessage
 from shoal.protocols.tealenet.codec.messages import (
+    HeartbeatAck,
     InferenceCancel,
     InferenceComplete,
     InferenceError,
@@ -20,7 +21,7 @@ from shoal.protocols.tealenet.inbound_jobs import JobReport, TealeInboundJobs
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.outbound_jobs import TealeOutboundJobs
-from shoal.protocols.tealenet.peer import TealePeer
+from shoal.protocols.tealenet.peer import PeerSoftware, TealePeer
 
 JobMessage: TypeAlias = (
     InferenceRequest | InferenceComplete | InferenceError | InferenceCancel | LoadModel
@@ -42,6 +43,7 @@ class PeerJobs:
         self._heartbeats = heartbeats
         self.pending: list[Rejected | CancelJob] = []
         self.pending_since = 0.0
+        self._acks = 0
 
     @property
     def inbound_count(self) -> int:
@@ -54,7 +56,7 @@ class PeerJobs:
         """Process a message about a job; ``outbound`` reads chunks."""
         match message:
             case InferenceRequest():
-                job = self._inbound.receive(message, peer, now)
+                job = self._inbound.receive(message, peer, self._heartbeats.slots, now)
                 self._update_load(now)
                 return (Send(job) if isinstance(job, bytes) else job,)
             case InferenceComplete():
@@ -81,10 +83,18 @@ class PeerJobs:
         refusal = self._inbound.refuse(error.request_id, str(error), code)
         return (notice, Send(refusal))
 
+    def receive_ack(self, ack: HeartbeatAck, peer: TealePeer) -> Sequence[Event]:
+        """Process the answer to a heartbeat: it may show that jobs were dropped."""
+        self._acks += 1
+        busy = ack.is_generating or ack.queue_depth
+        if busy or peer.software is not PeerSoftware.RUST:
+            return ()
+        return self.outbound.reject_dropped(self._acks)
+
     def submit(self, job: RunJob, peer: TealePeer, now: float) -> Sequence[Output]:
         """Submit a job to the peer; a job that cannot be encoded is rejected."""
         try:
-            return (Send(self.outbound.request(job, peer)),)
+            return (Send(self.outbound.request(job, peer, self._heartbeats.sent)),)
         except PeerError as error:
             self._defer(Rejected(job.job_id, job.lease, str(error)), now)
             return ()

@@ -299,6 +299,8 @@ class TealePeerSession:
             outputs.append(self._close(state.farewell))
         elif isinstance(heartbeat, Heartbeat):
             outputs.append(Send(self._heartbeats.heartbeat_ack(state.peer, now)))
+        else:
+            outputs += self._jobs.receive_ack(heartbeat, state.peer)
         return outputs
 
     def _receive_raw_chunk(self, data: Data) -> Sequence[FromPeer | Output]:

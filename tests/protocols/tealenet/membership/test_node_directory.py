@@ -73,7 +73,6 @@ def test_recorded_capabilities_are_understood(case: Case) -> None:
     (node,) = known(entry(**fields))
 
     assert list(node.description.models) == fields["loadedModels"]
-    assert node.description.slots == fields.get("maxConcurrentRequests", 1)
     assert node.description.context == fields.get("effectiveContext", 0)
 
 

@@ -195,7 +195,6 @@ def _software(capabilities: NodeCapabilities, entry: NodeEntry) -> PeerSoftware:
 def _description(capabilities: NodeCapabilities) -> PeerDescription:
     return PeerDescription(
         models=capabilities.loaded_models,
-        slots=max(1, capabilities.max_concurrent_requests or 1),
         context=max(0, capabilities.effective_context or 0),
         available=capabilities.is_available,
     )
