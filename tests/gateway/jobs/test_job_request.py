@@ -61,6 +61,14 @@ def test_inference_is_a_conversation_of_one_message() -> None:
     assert terms.price == FAST_INFERENCE
 
 
+def test_inference_without_a_limit_has_256_tokens() -> None:
+    (work, terms) = read(inference(prompt="hi"))
+
+    assert isinstance(work, Chat)
+    assert work.max_tokens == 256
+    assert "max_tokens" not in terms.form
+
+
 def test_inference_may_name_a_model() -> None:
     assert read(inference(prompt="hi", model="qwen"))[0].model == "qwen"
     others: tuple[Any, ...] = (None, "", 5, {})

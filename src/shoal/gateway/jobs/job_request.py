@@ -33,6 +33,7 @@ USER_MAX = 256  # characters of a user's id
 REF_MAX = 256  # characters of a payment's reference
 URL_MAX = 2048  # characters of a webhook's URL
 SECRET_MIN, SECRET_MAX = 16, 256  # characters of a webhook's secret
+TOKENS = 256  # limit of an answer by default: its client waits for 60 s
 VALUES_MAX = 200_000  # values in a payload: few bytes can make many
 
 MISSING = "Missing required fields: job_type, payload, user_id"
@@ -61,8 +62,8 @@ class CommitJob(msgspec.Struct, frozen=True):
     """A job to commit; the first three fields are required, and not empty.
 
     The payload of an LLM_INFER job is an object with a ``prompt``, and optionally a
-    ``model`` and ``max_tokens``.  That of a TASK may be anything; workers know objects
-    with a ``task_type`` and its parameters.
+    ``model`` and ``max_tokens`` (256 by default).  That of a TASK may be anything;
+    workers know objects with a ``task_type`` and its parameters.
     """
 
     job_type: Annotated[Raw, Meta(extra_json_schema={"enum": [*KINDS]})] | UnsetType = (
@@ -183,7 +184,8 @@ def _chat(payload: JSON) -> Chat:
         text = f"payload.model: more than {MODEL_MAX} characters"
         raise InvalidRequest(text, "payload.model")
     message = {"role": "user", "content": asked.prompt}
-    return Chat(model, (message,), asked.max_tokens)
+    limit = TOKENS if asked.max_tokens is None else asked.max_tokens
+    return Chat(model, (message,), limit)
 
 
 def _task(payload: JSON) -> Task:

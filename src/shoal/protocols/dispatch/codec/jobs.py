@@ -29,7 +29,8 @@ from shoal.protocols.dispatch.codec.ecmascript_json import to_json, well_formed
 from shoal.protocols.dispatch.codec.messages import JobIdText, JobType, Lease
 from shoal.protocols.seam.session import without_calls
 
-NEW_TOKENS = 1024  # for workers that need a limit; original ones default to 256
+NEW_TOKENS = 1024  # limit of other clients' jobs without one, at original workers
+ORIGINAL_TOKENS = 256  # limit of an original coordinator's jobs without one, as there
 TOKENS_MAX = 2**31 - 1
 UNSUPPORTED_PAYLOAD = "Unsupported job payload"  # as the original worker says
 
@@ -200,7 +201,7 @@ def _plain_payload(work: Work) -> JSON:
             pass
         case Embedding():
             raise Unsupported("a worker without the extension cannot run embeddings")
-    tokens = _token_limit(NEW_TOKENS if limit is None else limit)
+    tokens = _token_limit(limit, NEW_TOKENS)
     return {"job_type": JobType.LLM_INFER, "prompt": prompt, "max_tokens": tokens}
 
 
@@ -242,8 +243,12 @@ def _user_message(prompt: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": prompt}]
 
 
-def _token_limit(limit: object) -> int | None:
-    """Return a token limit; coordinators pass on any value that a client sends."""
+def _token_limit(limit: object, default: int = ORIGINAL_TOKENS) -> int:
+    """Return a token limit; coordinators pass on any value that a client sends.
+
+    Without a limit a model may write for longer than the client waits, and the worker
+    takes no other job meanwhile.
+    """
     if isinstance(limit, bool) or not isinstance(limit, int | float):
-        return None
+        return default
     return int(min(max(1, limit), TOKENS_MAX))

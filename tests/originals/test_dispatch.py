@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocols.dispatch.originals import OriginalCoordinator, OriginalWorker
+from originals.dispatch import OriginalCoordinator, OriginalWorker
 from protocols.dispatch.recorded import NOW, SIGNERS, opened
 from protocols.pairs import MEMBER, messages_in, sent
 from shoal.domain.ids import JobId, LeaseNumber
@@ -180,6 +180,29 @@ def test_a_shoal_worker_runs_chats_of_an_original_coordinator() -> None:
     )
     output = {"text": "héllo wörld", "model": MEMBER.model.name}
     assert service.coordinator.done == {"j1": (output, True)}
+
+
+@pytest.mark.parametrize(
+    ("payload", "limit"),
+    [
+        ({}, 256),
+        ({"max_tokens": None}, 256),
+        ({"max_tokens": "many"}, 256),
+        ({"max_tokens": 8.7}, 8),
+        ({"max_tokens": 0}, 1),
+    ],
+)
+def test_a_job_without_a_limit_ends_as_early_as_at_original_workers(
+    payload: dict[str, Any], limit: int
+) -> None:
+    service = Service()
+    session = service.connect()
+
+    (run,) = service.assign(session, "j1", "LLM_INFER", {"prompt": "hi", **payload})
+
+    assert isinstance(run, RunJob)
+    assert isinstance(run.work, Chat)
+    assert run.work.max_tokens == limit
 
 
 def test_receipts_have_the_form_of_original_workers() -> None:
