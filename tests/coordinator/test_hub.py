@@ -35,7 +35,9 @@ from shoal.domain.errors import (
     StoreError,
     TimedOut,
     TookTooLong,
+    TooLarge,
     UnknownModel,
+    Unprocessable,
     WorkerLost,
 )
 from shoal.domain.facts import (
@@ -160,6 +162,8 @@ def test_failed_work_is_not_tried_again() -> None:
         (Fault.WORKER, JobError),
         (Fault.REQUEST, InvalidRequest),
         (Fault.CONTEXT, ContextExceeded),
+        (Fault.SIZE, TooLarge),
+        (Fault.VALUES, Unprocessable),
     ],
 )
 def test_failure_is_the_error_of_whose_fault_it_is(

@@ -14,6 +14,8 @@ from shoal.domain.errors import (
     ShoalError,
     TimedOut,
     TookTooLong,
+    TooLarge,
+    Unprocessable,
     WorkerLost,
 )
 from shoal.domain.facts import JobCancelled, JobExpired, JobFailed
@@ -33,6 +35,8 @@ J = JobId("j")
         (JobFailed(J, "boom", lost=True, fault=Fault.REQUEST), WorkerLost),
         (JobFailed(J, "boom", fault=Fault.REQUEST), InvalidRequest),
         (JobFailed(J, "boom", fault=Fault.CONTEXT), ContextExceeded),
+        (JobFailed(J, "boom", fault=Fault.SIZE), TooLarge),
+        (JobFailed(J, "boom", fault=Fault.VALUES), Unprocessable),
         (JobCancelled(J, "boom"), Cancelled),
         (JobExpired(J, TimeLimit.QUEUE, "boom"), NoWorker),
         (JobExpired(J, TimeLimit.FIRST_OUTPUT, "boom"), NoFirstOutput),

@@ -13,7 +13,9 @@ from shoal.domain.errors import (
     InvalidRequest,
     JobError,
     ShoalError,
+    TooLarge,
     Unavailable,
+    Unprocessable,
 )
 from shoal.engines.server_errors import (
     NotServed,
@@ -95,8 +97,9 @@ def classify(
             ContextExceeded,
         ),
         (400, OLD_VLLM, InvalidRequest),
-        (422, FASTAPI, InvalidRequest),
-        (413, b"", InvalidRequest),
+        (422, FASTAPI, Unprocessable),
+        (413, b"", TooLarge),
+        (402, {"error": "no credit"}, Unavailable),
         (401, {"error": "no"}, JobError),
         (403, b"<html>", JobError),
         (404, {"error": {"message": "model 'x' not found, try pulling it"}}, NotServed),

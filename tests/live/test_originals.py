@@ -5,7 +5,7 @@ import base64
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, UnprocessableEntityError
 
 from harness.speed import scaled
 from live.programs import KEY, PATIENCE, TINY, Pool, Programs, eventually
@@ -16,7 +16,7 @@ from originals.relay_peers import ForgedPeer, RustGateway, RustNode
 
 STORY = "Tell me a story."
 MODEL = "mlx-community/Qwen3-8B-4bit"
-A, B = bytes([0x11] * 32), bytes([0x22] * 32)
+A, B, C = (bytes([byte] * 32) for byte in (0x11, 0x22, 0x33))
 
 
 def lan_port(pool: Pool) -> int:
@@ -286,6 +286,48 @@ async def test_an_answer_whose_model_server_died_is_taken_over(
 
     assert texts == ["One two"] * 2
     assert dying.served
+
+
+async def test_jobs_of_nodes_whose_model_server_fails_go_to_another(
+    programs: Programs,
+) -> None:
+    pool = programs.serve("--tealenet-open")
+    down = RustNode(A, [MODEL], server_down=True)
+    crashing = RustNode(B, [MODEL], server_refuses=(500, "out of cheese"))
+    healthy = RustNode(C, [MODEL], pieces=["One ", "two"], pause=0.2)
+
+    async with (
+        down.joined(relay_url(pool)),
+        crashing.joined(relay_url(pool)),
+        healthy.joined(relay_url(pool)),
+    ):
+        await until_workers(pool, 3)
+        texts = await asyncio.gather(*(chat(pool, MODEL) for _ in range(3)))
+
+    assert texts == ["One two"] * 3
+    assert down.served
+    assert crashing.served
+
+
+async def test_a_request_that_a_model_server_refuses_is_the_clients_error(
+    programs: Programs,
+) -> None:
+    pool = programs.serve("--tealenet-open")
+    body = '{"error":{"code":422,"message":"no such grammar","path":"/srv/llama"}}'
+    node = RustNode(A, [MODEL], server_refuses=(422, body))
+
+    async with node.joined(relay_url(pool)):
+        await until_offered(pool, MODEL)
+        with pytest.raises(UnprocessableEntityError) as refused:
+            await chat(pool, MODEL)
+
+    assert refused.value.body == {
+        "message": "no such grammar",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "unprocessable",
+    }
+    assert len(node.served) == 1
 
 
 async def test_the_original_relay_cannot_read_shoal_messages(

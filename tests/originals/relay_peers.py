@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
@@ -146,6 +147,12 @@ class RustNode(RustPeer):
     server_dies_after: int | None = None
     """Pieces after which its model server dies: the answer then ends as if whole."""
 
+    server_refuses: tuple[int, str] | None = None
+    """The status and the body of its model server's response to every request."""
+
+    server_down: bool = False
+    """Whether its model server cannot be reached."""
+
     served: list[dict[str, Any]] = field(default_factory=list)
     """The received requests."""
 
@@ -211,6 +218,15 @@ class RustNode(RustPeer):
             }
             await self.send_cluster(peer, session_id, "inferenceError", error)
             return
+        if (failure := self._server_failure()) is not None:
+            # Whatever the server says goes into the text, under this one code.
+            error = {
+                "requestID": request_id,
+                "errorMessage": failure,
+                "code": "internal_error",
+            }
+            await self.send_cluster(peer, session_id, "inferenceError", error)
+            return
         deltas: list[tuple[dict[str, Any], str | None]] = [
             ({"role": "assistant"}, None)
         ]
@@ -236,6 +252,17 @@ class RustNode(RustPeer):
             )
         done = {"requestID": request_id, "tokensOut": len(deltas)}
         await self.send_cluster(peer, session_id, "inferenceComplete", done)
+
+    def _server_failure(self) -> str | None:
+        if self.server_down:
+            return (
+                "backend request failed: error sending request for url "
+                "(http://127.0.0.1:8400/v1/chat/completions)"
+            )
+        if self.server_refuses is not None:
+            status, body = self.server_refuses
+            return f"backend returned {status} {HTTPStatus(status).phrase}: {body}"
+        return None
 
     async def _chunk(
         self, peer: str, session_id: str, request_id: str, fields: dict[str, Any]

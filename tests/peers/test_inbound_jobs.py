@@ -19,7 +19,9 @@ from shoal.domain.errors import (
     ShoalError,
     ShuttingDown,
     StoreError,
+    TooLarge,
     UnknownModel,
+    Unprocessable,
     WorkerLost,
 )
 from shoal.domain.facts import JobSubmitted
@@ -278,6 +280,8 @@ def test_failure_of_a_worker_is_passed_on() -> None:
         (JobError("x"), Fault.WORKER),
         (InvalidRequest("x"), Fault.REQUEST),
         (ContextExceeded("x"), Fault.CONTEXT),
+        (TooLarge("x"), Fault.SIZE),
+        (Unprocessable("x"), Fault.VALUES),
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, ShoalError) else "",
 )

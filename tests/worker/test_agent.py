@@ -14,7 +14,9 @@ from shoal.domain.errors import (
     ContextExceeded,
     InvalidRequest,
     JobError,
+    TooLarge,
     Unavailable,
+    Unprocessable,
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import (
@@ -111,6 +113,10 @@ class Echo:
                 raise InvalidRequest("top_p is no number")
             if prompt == "long":
                 raise ContextExceeded("99 tokens are too many")
+            if prompt == "large":
+                raise TooLarge("17 MiB are too many")
+            if prompt == "unusable":
+                raise Unprocessable("n is no number")
             if prompt == "bug":
                 raise ZeroDivisionError
             for word in prompt.split():
@@ -291,6 +297,8 @@ def test_answer_is_streamed_in_pieces() -> None:
             "long",
             Failed(JobId("j"), ONE, "99 tokens are too many", Fault.CONTEXT),
         ),
+        ("large", Failed(JobId("j"), ONE, "17 MiB are too many", Fault.SIZE)),
+        ("unusable", Failed(JobId("j"), ONE, "n is no number", Fault.VALUES)),
         ("bug", Failed(JobId("j"), ONE, "the engine failed: ZeroDivisionError")),
         ("silent end", Failed(JobId("j"), ONE, "the engine stopped without an answer")),
     ],

@@ -12,6 +12,8 @@ from shoal.domain.errors import (
     OutputStalled,
     ShoalError,
     TookTooLong,
+    TooLarge,
+    Unprocessable,
     WorkerLost,
 )
 from shoal.domain.facts import JobCancelled, JobExpired, JobFailed
@@ -22,6 +24,8 @@ FAULT_ERRORS: Mapping[Fault, type[ShoalError]] = {
     Fault.WORKER: JobError,
     Fault.REQUEST: InvalidRequest,
     Fault.CONTEXT: ContextExceeded,
+    Fault.SIZE: TooLarge,
+    Fault.VALUES: Unprocessable,
 }
 LIMIT_ERRORS: Mapping[TimeLimit, type[ShoalError]] = {
     TimeLimit.QUEUE: NoWorker,

@@ -30,6 +30,10 @@ class InvalidRequest(ClientError):
         self.field = field
 
 
+class Unprocessable(InvalidRequest):
+    """The request is well-formed, and a model server cannot process its values."""
+
+
 class CannotDo(InvalidRequest):
     """No worker with the model supports ``field``."""
 

@@ -22,6 +22,8 @@ class Fault(Enum):
     WORKER = "worker"
     REQUEST = "request"  # the request is invalid for every worker
     CONTEXT = "context"  # the request exceeds the model's context
+    SIZE = "size"  # the request is too large
+    VALUES = "values"  # the request is well-formed, with unusable values
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,9 @@
 """Classifies a server's errors, and records the work that a server refuses.
 
-Source: responses of real servers.  The wordings of llama-server, vLLM, SGLang and LM
-Studio are from their sources or issue trackers.
+Source: responses of real servers; see ``domain.server_refusals``.
 """
 
 import asyncio
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
@@ -17,8 +15,11 @@ from shoal.domain.errors import (
     InvalidRequest,
     JobError,
     ShoalError,
+    TooLarge,
     Unavailable,
+    Unprocessable,
 )
+from shoal.domain.server_refusals import ServerRefusal, classify_refusal
 from shoal.domain.work import Chat, Completion, Embedding, Inference, JobKind
 from shoal.domain.worker import ServedModel
 from shoal.engines.stream_chunks import ERROR_MAX, ServerProblem
@@ -27,41 +28,6 @@ RETRY_AFTER_MAX = 600  # seconds
 
 # Errors of msgspec, including invalid UTF-8 and excessive nesting.
 DECODE_ERRORS = (ValueError, RecursionError)
-
-INVALID = frozenset({400, 413, 422})
-FORBIDDEN = frozenset({401, 403})
-# Timeout, rate limit, no capacity, still loading, a proxy without its server.
-BUSY = frozenset({408, 425, 429, 502, 503, 504, 529})
-NOT_FOUND = frozenset({404, 405, 501})
-
-CONTEXT_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
-
-# llama-server: "request (N tokens) exceeds the available context size (M tokens)", of
-# embeddings "too large to process"; vLLM: "This model's maximum context length is N
-# tokens. However, you requested …", "longer than the maximum model length"; SGLang:
-# "longer than the model's context length"; Ollama: "the input length exceeds the
-# context length"; LM Studio: "Trying to keep the first N tokens when context the
-# overflows", "Context size has been exceeded".
-_CONTEXT = re.compile(
-    r"exceed\w* (the |max(imum)? |available |model'?s? )*context"
-    r"|context (size|length|window) (has been |is |was )?exceeded"
-    r"|maximum context length|maximum model length|model'?s context length"
-    r"|context length is only|context the overflows|greater than the context length"
-    r"|too large to process",
-    re.IGNORECASE,
-)
-_NO_MODEL = re.compile(
-    r"model\b.{0,200}(not found|does not exist|not exist|is not loaded)"
-    r"|no models? (is |are )?loaded|invalid model identifier",
-    re.IGNORECASE | re.DOTALL,
-)
-# Status 500 for a job that may succeed on another worker, or later.
-_TEMPORARY = re.compile(
-    r"loading model|model is loading|requires more system memory|out of memory"
-    r"|runner process (has terminated|no longer running)|engine ?core|engine.{0,20}dead"
-    r"|server (is )?busy|shutting down|failed to load model|model has crashed",
-    re.IGNORECASE,
-)
 
 
 class NotServed(Unavailable):
@@ -135,28 +101,32 @@ def parse_problem(body: bytes, secret: str = "") -> ServerProblem | None:
 def _error(status: int, problem: ServerProblem, in_stream: bool = False) -> ShoalError:
     message = problem.message
     codes = {str(problem.code), str(problem.type)}
-    if status in FORBIDDEN:
-        return JobError(
-            f"the engine refuses this worker's key (status {status}): set --engine-key"
-        )
-    exceeds_context = not codes.isdisjoint(CONTEXT_CODES) or _CONTEXT.search(message)
-    if exceeds_context and status not in BUSY:
-        return ContextExceeded(message)
-    if status in BUSY or (status >= 500 and _TEMPORARY.search(message)):
-        return Unavailable(f"the engine takes no jobs (status {status}): {message}")
-    if "model_not_found" in codes or (
-        status in INVALID | {404} and _NO_MODEL.search(message)
-    ):
-        return NotServed(f"the engine lacks the model: {message}", model=True)
-    if status in NOT_FOUND:
-        text = f"the engine does no such work (status {status}): {message}"
-        return NotServed(text, model=False)
-    if status in INVALID:
-        field = problem.param if isinstance(problem.param, str) else None
-        return InvalidRequest(message, field)
-    if in_stream:
-        return JobError(message)
-    return JobError(f"the engine answers with status {status}: {message}")
+    field = problem.param if isinstance(problem.param, str) else None
+    match classify_refusal(status, message, codes):
+        case ServerRefusal.KEY:
+            return JobError(
+                f"the engine refuses this worker's key (status {status}): set "
+                "--engine-key"
+            )
+        case ServerRefusal.CONTEXT:
+            return ContextExceeded(message)
+        case ServerRefusal.BUSY:
+            return Unavailable(f"the engine takes no jobs (status {status}): {message}")
+        case ServerRefusal.NO_MODEL:
+            return NotServed(f"the engine lacks the model: {message}", model=True)
+        case ServerRefusal.NOT_SUPPORTED:
+            text = f"the engine does no such work (status {status}): {message}"
+            return NotServed(text, model=False)
+        case ServerRefusal.TOO_LARGE:
+            return TooLarge(message)
+        case ServerRefusal.UNPROCESSABLE:
+            return Unprocessable(message, field)
+        case ServerRefusal.INVALID:
+            return InvalidRequest(message, field)
+        case ServerRefusal.FAILED if in_stream:
+            return JobError(message)
+        case ServerRefusal.FAILED:
+            return JobError(f"the engine answers with status {status}: {message}")
 
 
 def _detail(detail: Any) -> str:

@@ -16,6 +16,8 @@ from shoal.domain.errors import (
     InvalidRequest,
     JobError,
     ShoalError,
+    TooLarge,
+    Unprocessable,
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job, JobTerms, Policy, TimeLimits
@@ -229,6 +231,10 @@ def rejection_of(command: RunJob, error: ShoalError) -> Rejected | Failed:
     match error:
         case ContextExceeded():
             return Failed(*key, str(error), Fault.CONTEXT)
+        case TooLarge():
+            return Failed(*key, str(error), Fault.SIZE)
+        case Unprocessable():
+            return Failed(*key, str(error), Fault.VALUES)
         case InvalidRequest() if not isinstance(error, CannotDo):
             return Failed(*key, str(error), Fault.REQUEST)
         case JobError():

@@ -12,7 +12,9 @@ from shoal.domain.errors import (
     ContextExceeded,
     JobError,
     NotFound,
+    TooLarge,
     Unavailable,
+    Unprocessable,
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
@@ -103,6 +105,10 @@ def failure_event(
             return Rejected(job_id, lease, str(error))
         case ContextExceeded():
             return Failed(job_id, lease, str(error), Fault.CONTEXT)
+        case TooLarge():
+            return Failed(job_id, lease, str(error), Fault.SIZE)
+        case Unprocessable():
+            return Failed(job_id, lease, str(error), Fault.VALUES)
         case ClientError():
             return Failed(job_id, lease, str(error), Fault.REQUEST)
         case JobError():

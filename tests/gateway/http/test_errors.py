@@ -43,6 +43,7 @@ EXAMPLES: list[tuple[ShoalError, int, str]] = [
     (errors.PaymentsDown("x"), 503, "payments_unavailable"),
     (errors.ShuttingDown("x"), 503, "shutting_down"),
     (errors.StoreError("x"), 503, "store_failed"),
+    (errors.Unprocessable("x"), 422, "unprocessable"),
     (errors.KeyReused("x"), 422, "idempotency_key_reused"),
     (errors.StillRunning("x"), 503, "still_running"),
     (errors.TimedOut("x"), 504, "timed_out"),

@@ -18,7 +18,7 @@ from protocols.tealenet.peers import (
     submitted_request,
 )
 from shoal.domain.ids import LeaseNumber
-from shoal.domain.outcome import AnswerPiece, Delta, Usage
+from shoal.domain.outcome import AnswerPiece, Delta, Fault, Usage
 from shoal.domain.vocabulary import (
     AnswerChunk,
     CancelJob,
@@ -137,7 +137,6 @@ def test_an_unstreamed_answer_has_usage_without_a_finish_reason() -> None:
         ("model_not_loaded", False, True),
         (None, False, True),
         (None, True, False),
-        ("internal_error", False, False),
         ("timeout", False, False),
         ("something new", False, False),
     ],
@@ -154,6 +153,45 @@ def test_an_error_before_the_start_is_a_rejection(
 
     kind: Any = Rejected if rejected else Failed
     assert mac.end.received[-1] == kind(RUN.job_id, RUN.lease, "the reason")
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_job_whose_model_server_failed_may_be_done_by_another_worker(
+    started: bool,
+) -> None:
+    mac = joined_mac()
+    request_id = submitted_request(mac)
+    if started:
+        mac.deliver(encoded(chunk(request_id, "a")))
+
+    mac.deliver(InferenceError(request_id, "backend request failed", "internal_error"))
+
+    rejected = Rejected(RUN.job_id, RUN.lease, "the node's model server failed")
+    assert mac.end.received[-1] == rejected
+
+
+def test_a_job_that_the_model_server_refuses_is_the_clients_error() -> None:
+    mac = joined_mac()
+    request_id = submitted_request(mac)
+    body = '{"error":{"code":400,"message":"temperature: not a number"}}'
+
+    refused = f"backend returned 400 Bad Request: {body}"
+    mac.deliver(InferenceError(request_id, refused, "internal_error"))
+
+    assert mac.end.received == [
+        Failed(RUN.job_id, RUN.lease, "temperature: not a number", Fault.REQUEST)
+    ]
+
+
+def test_addresses_in_the_error_of_a_peer_are_not_passed_on() -> None:
+    mac = joined_mac()
+    request_id = submitted_request(mac)
+
+    text = "no answer of http://127.0.0.1:8080/v1 about /Users/ann/models/m.gguf"
+    mac.deliver(InferenceError(request_id, text, "timeout"))
+
+    failed = Failed(RUN.job_id, RUN.lease, "no answer of … about …")
+    assert mac.end.received == [failed]
 
 
 def test_a_macs_messages_about_a_cancelled_job_are_ignored() -> None:

@@ -43,6 +43,7 @@ from shoal.domain.errors import (
     Unavailable,
     UnknownModel,
     UnknownTask,
+    Unprocessable,
     WorkerLost,
 )
 from shoal.gateway.http.responses import well_formed
@@ -84,6 +85,7 @@ ERROR_STATUSES: Mapping[type[ShoalError], ErrorStatus] = {
     UnknownTask: ErrorStatus(404, CLIENT, "task_not_found"),
     CannotDo: ErrorStatus(400, CLIENT, "unsupported_value"),
     ContextExceeded: ErrorStatus(400, CLIENT, "context_length_exceeded"),
+    Unprocessable: ErrorStatus(422, CLIENT, "unprocessable"),
     KeyReused: ErrorStatus(422, CLIENT, "idempotency_key_reused"),
     TooSlow: ErrorStatus(408, CLIENT, "request_timeout"),
     TooLarge: ErrorStatus(413, CLIENT, "request_too_large"),

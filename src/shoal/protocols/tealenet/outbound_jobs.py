@@ -41,6 +41,10 @@ from shoal.protocols.tealenet.codec.messages import (
 )
 from shoal.protocols.tealenet.codec.requests import write_request
 from shoal.protocols.tealenet.codec.scalars import ErrorCode, normalized_id, well_formed
+from shoal.protocols.tealenet.codec.server_failures import (
+    read_server_failure,
+    without_internals,
+)
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode, uuid_from
 from shoal.protocols.tealenet.peer import TealePeer
@@ -200,7 +204,8 @@ class TealeOutboundJobs:
         """Return a job's failure, or its rejection: then another peer may do it.
 
         A Shoal peer reports which it is.  At others an error is a rejection if its code
-        says so, or if it has no code and there was no output.
+        says so, if it has no code and there was no output, or if the node's model
+        server failed and the request is not at fault.
         """
         job = self._end(message.request_id)
         if job is None:
@@ -211,6 +216,13 @@ class TealeOutboundJobs:
             if not error.failed:
                 return (Rejected(job.job_id, job.lease, reason),)
             return (Failed(job.job_id, job.lease, reason, fault_of(error)),)
+        if message.code == ErrorCode.INTERNAL_ERROR:
+            failure = read_server_failure(message.error_message)
+            reason = well_formed(failure.reason)
+            if failure.fault is None:
+                return (Rejected(job.job_id, job.lease, reason),)
+            return (Failed(job.job_id, job.lease, reason, failure.fault),)
+        reason = without_internals(reason)
         started = message.code is not None or job.batch > 0
         if started and message.code not in NOT_STARTED_CODES:
             return (Failed(job.job_id, job.lease, reason),)
