@@ -180,6 +180,38 @@ async def test_a_rust_node_on_the_relay_serves_the_pool(programs: Programs) -> N
     assert node.served[0]["request"]["stream_options"] == {"include_usage": True}
 
 
+async def test_nobody_is_offered_a_model_twice(programs: Programs) -> None:
+    pool = programs.serve("--tealenet-open")
+    node, gateway = RustNode(A, [MODEL]), RustGateway(B)
+    mac = Mac(["mac-model"])
+
+    async with (
+        node.joined(relay_url(pool)),
+        gateway.joined(relay_url(pool)),
+        mac.dialled(lan_port(pool)),
+    ):
+        await until_offered(pool, MODEL)
+        await until_offered(pool, "mac-model")
+        async with asyncio.timeout(PATIENCE):
+            while MODEL not in mac.offered:
+                await mac.until("heartbeat", 1 + len(mac.heartbeats))
+            await provider(gateway, "mac-model")
+
+        assert "mac-model" not in mac.offered
+        models = {
+            node_id: peer["capabilities"]["loadedModels"]
+            for node_id, peer in (await gateway.discover()).items()
+        }
+        ours = [each for each in models if each != node.node_id]
+        assert models.pop(node.node_id) == [MODEL]
+        assert models == {ours[0]: ["mac-model"]}
+        request_id = mac.submit("mac-model", STORY)
+        error = await mac.until("inferenceError")
+
+    assert error["requestID"].upper() == request_id
+    assert mac.dropped == []
+
+
 async def test_an_unadmitted_node_gets_no_jobs(programs: Programs) -> None:
     pool = programs.serve()
     node = RustNode(A, [MODEL])

@@ -86,6 +86,14 @@ class Mac:
         """The heartbeats that it has received."""
         return [payload for kind, payload in self.received if kind == "heartbeat"]
 
+    @property
+    def offered(self) -> list[str]:
+        """The models in the newest peer's last heartbeat."""
+        names: list[str] = (
+            self.heartbeats[-1]["loadedModels"] if self.heartbeats else []
+        )
+        return names
+
     def submit(self, model: str, prompt: str, **more: Any) -> str:
         """Submit a chat to the newest peer; return the request's id."""
         request_id = str(uuid.uuid4()).upper()

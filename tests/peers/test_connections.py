@@ -659,6 +659,70 @@ def test_peers_are_told_what_our_own_workers_can_run() -> None:
     play(script)
 
 
+def test_models_of_a_connection_are_offered_on_all_others_only() -> None:
+    async def script(here: Place, line: Line) -> None:
+        other = await here.line()
+        await here.its.join("w", "own")
+        mac = PeerJoined("mac", submits_jobs=True)
+        await says(line, "a", mac, OffersChanged((offer("m"), offer("own"))))
+        await says(other, "b", PeerJoined("gateway", submits_jobs=True))
+        await asyncio.sleep(ANNOUNCE_INTERVAL)
+
+        assert offered(line) == {"own": 1}
+        assert offered(other) == {"m": 1, "own": 2}
+        late = await here.line()
+        await says(late, "c", PeerJoined("late", submits_jobs=True))
+        assert offered(late) == {"m": 1, "own": 2}
+
+    play(script)
+
+
+def test_a_worker_of_this_pool_alone_is_offered_on_its_own_connection() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", PeerJoined("gateway", submits_jobs=True))
+        ours = PeerJoined("ours", exclusive=True)
+        await says(line, "b", ours, OffersChanged((offer("m"),)))
+        await asyncio.sleep(ANNOUNCE_INTERVAL)
+
+        assert offered(line) == {"m": 1}
+
+    play(script)
+
+
+def test_a_peer_that_reconnects_is_not_shown_its_models() -> None:
+    async def script(here: Place, line: Line) -> None:
+        mac = PeerJoined("mac", submits_jobs=True)
+        await says(line, "a", mac, OffersChanged((offer("m"),)))
+
+        newer = await here.line()
+        await says(newer, "a", mac, OffersChanged((offer("m"),)))
+        await asyncio.sleep(ANNOUNCE_INTERVAL)
+
+        assert offered(newer) == {}
+        assert offered(line) == {"m": 1}
+
+    play(script)
+
+
+def test_slots_of_a_peer_do_not_make_the_pool_look_free_to_it() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await here.its.join("w", "own")
+        mac = PeerJoined("mac", submits_jobs=True)
+        await says(line, "a", mac, OffersChanged((offer("m"),)))
+        await here.its.ask("own")
+        await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
+
+        assert line.heard(ALL_PEERS, LoadChanged)[-1].load.full
+
+    play(script)
+
+
+def offered(line: Line) -> dict[str, int]:
+    """Return the models offered last on a connection, with their slots."""
+    offers = line.heard(ALL_PEERS, OffersChanged)[-1].offers
+    return {name: each.slots for each in offers for name in each.models}
+
+
 def test_peers_are_told_how_busy_we_are_once_a_second_at_most() -> None:
     async def script(here: Place, line: Line) -> None:
         member = await here.its.join("w", "own", slots=100)

@@ -198,6 +198,22 @@ def test_peer_that_may_not_ask_is_told_how_it_may() -> None:
     play(script)
 
 
+def test_a_job_of_a_peer_never_runs_on_that_peer() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        line.says("a", OffersChanged((offer("m"), offer("theirs"))))
+        await moment()
+
+        await says(line, *(asks(f"job {number}") for number in range(OWN_SLOTS)))
+        await says(line, asks("circle", "theirs"))
+
+        assert line.heard("a", RunJob) == []
+        (rejected,) = line.heard("a", Rejected)
+        assert rejected.job_id == "circle"
+        assert "only the peer that requests theirs has it" in rejected.reason
+
+    play(script)
+
+
 def test_answer_that_has_begun_is_refused() -> None:
     async def script(here: Place, line: Line, own: Member) -> None:
         await says(line, asks(continues="once upon"))

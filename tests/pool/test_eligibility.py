@@ -241,3 +241,16 @@ def test_jobs_that_differ_in_where_they_come_from_are_not_taken_for_alike() -> N
     tell(pool, Submission(job("b")))
 
     assert hand_out(pool) == [("b", "far")]
+
+
+def test_job_of_a_peer_goes_to_none_of_its_models() -> None:
+    pool = pool_after(joined("wire:mac/m"), joined("wire:mac", "m"))
+    tell(pool, Submission(replace(job("a"), terms=JobTerms(peer="wire:mac"))))
+    tell(pool, Submission(job("b")))
+
+    reasons = [
+        ineligibility(pool.jobs[JobId("a")], each) for each in pool.workers.values()
+    ]
+
+    assert reasons == ["submitted it", "submitted it"]
+    assert [name for name, _ in hand_out(pool)] == ["b"]

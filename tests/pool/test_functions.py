@@ -1,5 +1,7 @@
 """Which calls are refused at once, and who may be given one."""
 
+from dataclasses import replace
+
 import pytest
 
 from pool.given import pool_after
@@ -133,6 +135,14 @@ def test_what_came_from_a_pool_does_not_go_to_another() -> None:
     pool = pool_after(calls("w", "f", neighbour=True), calls("v", "g"))
 
     assert isinstance(permanent_rejection(pool, job(near=True), 0.0), UnknownTask)
+
+
+def test_call_of_a_peer_does_not_go_back_to_it() -> None:
+    pool = pool_after(calls("wire:mac", "f"), calls("v", "g"))
+    theirs = replace(job(), terms=JobTerms(near=True, peer="wire:mac"))
+
+    assert isinstance(permanent_rejection(pool, theirs, 0.0), UnknownTask)
+    assert permanent_rejection(pool, job(), 0.0) is None
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,19 @@ def test_job_of_a_pool_is_refused_where_only_other_pools_have_the_model() -> Non
     assert permanent_rejection(far, asking(), 0.0) is None
 
 
+def test_job_of_a_peer_is_refused_where_only_that_peer_has_the_model() -> None:
+    theirs = replace(asking(), terms=JobTerms(near=True, peer="wire:mac"))
+    alone = pool_after(joined("wire:mac/m"))
+    both = pool_after(joined("wire:mac/m"), joined("wire:mac2/m"))
+
+    error = permanent_rejection(alone, theirs, 0.0)
+
+    assert isinstance(error, UnknownModel)
+    assert str(error) == "only the peer that requests m has it"
+    assert permanent_rejection(both, theirs, 0.0) is None
+    assert permanent_rejection(alone, asking(), 0.0) is None
+
+
 TOOL_LIST: JSON = [{"type": "function", "function": {"name": "f"}}]
 JSON_OBJECT: JSON = {"type": "json_object"}
 BOTH = [joined("a", features=TOOLS), joined("b", features=SCHEMA)]

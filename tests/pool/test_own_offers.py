@@ -15,7 +15,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import CHAT_ONLY, Offer, WorkerLoad
-from shoal.pool.own_offers import MODELS_MAX, own_load, own_offers
+from shoal.pool.own_offers import MODELS_MAX, offering_peers, own_load, own_offers
 
 W = WorkerId("w")
 CAN = frozenset({Feature.STOP, Feature.TOOLS, Feature.CONTINUE})
@@ -71,6 +71,21 @@ def test_what_others_cannot_have_is_not_offered(facts: list[Fact]) -> None:
 
 def test_worker_that_is_unfit_for_a_while_still_counts() -> None:
     assert len(own_offers(pool_after(joined(), conditioned(unfit="is too hot")))) == 1
+
+
+def test_models_of_peers_that_are_left_out_are_not_offered() -> None:
+    pool = pool_after(
+        joined("wire:mac/m", "m"), joined("wire:pc/m", "m"), joined("own", "n")
+    )
+
+    offers = own_offers(pool, {"wire:mac"})
+
+    assert [(sorted(each.models), each.slots) for each in offers] == [
+        (["m"], 1),
+        (["n"], 1),
+    ]
+    assert own_offers(pool, {"wire:mac", "wire:pc", "own"}) == ()
+    assert offering_peers(pool) == {"wire:mac", "wire:pc", "own"}
 
 
 def test_tasks_are_offered_by_name_or_all_of_them() -> None:

@@ -7,3 +7,11 @@ WorkerId = NewType("WorkerId", str)
 
 LeaseNumber = NewType("LeaseNumber", int)
 """Which attempt at a job this is, from 1: a fencing token (Kleppmann, 2016)."""
+
+
+def peer_of(worker_id: WorkerId) -> str:
+    """Return the name of the peer, with its wire, that a worker is a model of.
+
+    A peer's name has no slash, and a worker is named PEER or PEER/MODEL.
+    """
+    return worker_id.partition("/")[0]

@@ -88,6 +88,7 @@ class JobTerms:
     avoid: frozenset[WorkerId] = frozenset()  # workers that must not get it
     detached: bool = False  # continues when no client waits for it
     near: bool = False  # only for workers of this pool: it came from another
+    peer: str = ""  # that submitted it, and must not get it back; as in ``peer_of``
     kept: bool = True  # whether it is stored
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Collection
 
 from shoal.coordinator.admission import WorkerAdmission
 from shoal.coordinator.hub import Hub
@@ -24,7 +25,7 @@ from shoal.peers.remote_peer import (
     PeerContext,
     RemotePeer,
 )
-from shoal.pool.own_offers import own_load, own_offers
+from shoal.pool.own_offers import offering_peers, own_load, own_offers
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
     PeerJoined,
@@ -77,8 +78,10 @@ class PeerConnections:
         self._subscribers: set[_PeerConnection] = set()  # that accept announcements
         self._peers: dict[str, RemotePeer] = {}  # by wire and name
         self._draining: Draining | None = None
-        self._offered: OffersChanged | None = None  # None: outdated
-        self._announced: tuple[Event, ...] = ()
+        self._offering: frozenset[str] | None = None  # None: outdated
+        # By the peers that are left out, as long as they are valid.
+        self._offers: dict[frozenset[str], OffersChanged] = {}
+        self._loads: dict[frozenset[str], LoadChanged] = {}
         self._announce_from = clock.now()
         self._timer: Timer | None = None
         hub.subscribe(self._on_fact)
@@ -139,23 +142,33 @@ class PeerConnections:
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
 
-    def own_state(self) -> tuple[Event, ...]:
-        """Return the events that describe this pool to peers."""
+    def own_state(self, peers: Collection[str]) -> tuple[Event, ...]:
+        """Return the events that describe this pool, without the models of ``peers``.
+
+        Quadratic in the plain peers that offer models; fine below a few hundred.
+        """
         pool = self.context.hub.pool
-        if self._offered is None:
-            self._offered = OffersChanged(own_offers(pool))
+        if self._offering is None:
+            self._offering = offering_peers(pool)
+        without = self._offering.intersection(peers)
+        if without not in self._offers:
+            self._offers[without] = OffersChanged(own_offers(pool, without))
+        if without not in self._loads:
+            self._loads[without] = LoadChanged(own_load(pool, without))
         last = () if self._draining is None else (self._draining,)
-        return (self._offered, LoadChanged(own_load(pool)), *last)
+        return (self._offers[without], self._loads[without], *last)
 
     # From the hub.
 
     def _on_fact(self, fact: Fact) -> None:
         for peer in [peer for peer in self.rejoining if peer.rejoin_models()]:
             self.rejoining.discard(peer)
+        self._loads.clear()
         if isinstance(fact, WorkerLoadChanged):
             return
         if isinstance(fact, WorkerFact):
-            self._offered = None
+            self._offers.clear()
+            self._offering = None
         if self._timer is None and self._subscribers:
             # A timer, so that one announcement covers all facts of the same batch.
             when = max(self.clock.now(), self._announce_from)
@@ -164,11 +177,8 @@ class PeerConnections:
     def _announce(self) -> None:
         self._timer = None
         self._announce_from = self.clock.now() + ANNOUNCE_INTERVAL
-        before, self._announced = self._announced, self.own_state()
-        for event in self._announced:
-            if event not in before:
-                for connection in self._subscribers:
-                    connection.broadcast(event)
+        for connection in self._subscribers:
+            connection.announce()
 
 
 class _PeerConnection:
@@ -183,6 +193,7 @@ class _PeerConnection:
         self._connections = connections
         self._wire = wire
         self._peers: dict[str, RemotePeer] = {}  # by the session's keys
+        self._announced: tuple[Event, ...] = ()  # the pool's state
         self._admitting: dict[RemotePeer, asyncio.Task[None]] = {}
         self._tasks = asyncio.TaskGroup()
 
@@ -209,9 +220,18 @@ class _PeerConnection:
         if type(event) in self.driver.accepts:
             self.driver.send(ToPeer(ALL_PEERS, event))
 
+    def announce(self) -> None:
+        """Send the state of this pool to all peers, as far as it has changed."""
+        shown = {
+            peer.name for peer in self._peers.values() if not peer.identity.exclusive
+        }
+        before, self._announced = self._announced, self._connections.own_state(shown)
+        for event in self._announced:
+            if event not in before:
+                self.broadcast(event)
+
     async def _send_own_state(self) -> None:
-        for event in self._connections.own_state():
-            self.broadcast(event)
+        self.announce()
 
     def _on_message(self, received: PeerMessage) -> None:
         key = received.peer

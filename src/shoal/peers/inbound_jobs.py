@@ -81,8 +81,8 @@ class InboundJobs:
     """The open jobs of one peer.
 
     The peer chooses the job ids on its wire; in the hub the jobs have new ids, and
-    ``owner`` as their owner.  They never run on other pools, so that no job loops
-    between pools.
+    ``owner`` as their owner.  They never run on other pools, nor on the peer itself,
+    so that no job goes in a circle.
 
     ``send`` sends an event to the peer, and ``peer`` is the connection for large
     values.
@@ -203,7 +203,7 @@ class InboundJobs:
             work,
             limits,
             self._owner,
-            terms=JobTerms(price=price, near=True),
+            terms=JobTerms(price=price, near=True, peer=self._owner),
         )
 
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from itertools import islice
 
 from shoal.domain.facts import PassedOver
-from shoal.domain.ids import WorkerId
+from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.job_kinds import FUNCTION_KINDS
 from shoal.domain.work import (
     ANY_MODEL,
@@ -63,6 +63,8 @@ def ineligibility(job: OpenJob, worker: Worker) -> str | None:
         return "has not proved its key, and the job is private"
     if job.job.terms.near and offer.neighbour:
         return "is another pool, and the job came from one"
+    if job.job.terms.peer and peer_of(worker.id) == job.job.terms.peer:
+        return "submitted it"
     if worker.id in job.job.terms.avoid:
         return "did what this job checks"
     if worker.points >= POINTS_MAX:

@@ -5,6 +5,7 @@ from functools import lru_cache
 from itertools import islice
 
 from shoal.domain.errors import CannotDo, Forbidden, ShoalError, UnknownTask
+from shoal.domain.ids import peer_of
 from shoal.domain.job import Job, TimeLimits
 from shoal.domain.work import CALL_QUEUE, Feature, describe_target
 from shoal.domain.worker import Offer
@@ -35,10 +36,15 @@ def call_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
     offered a short while ago.
     """
     workers = pool.roster.with_model.get(CALL_QUEUE, {})
+    peer = job.terms.peer
     for worker in islice(workers.values(), WORKERS_EXAMINED_MAX):
-        if _can_call(worker.offer, job):
+        if _can_call(worker.offer, job) and not (peer and peer_of(worker.id) == peer):
             return None  # the common case, so the rest may be slow
-    offers = [worker.offer for worker in islice(workers.values(), WORKERS_EXAMINED_MAX)]
+    offers = [
+        worker.offer
+        for worker in islice(workers.values(), WORKERS_EXAMINED_MAX)
+        if not (peer and peer_of(worker.id) == peer)
+    ]
     if job.terms.near:
         offers = [offer for offer in offers if not offer.neighbour]
     if not offers or len(workers) > WORKERS_EXAMINED_MAX:

@@ -11,6 +11,7 @@ from shoal.domain.errors import (
     ShoalError,
     UnknownModel,
 )
+from shoal.domain.ids import peer_of
 from shoal.domain.job import Job
 from shoal.domain.options import OPTIONS
 from shoal.domain.work import CALL_QUEUE, Feature
@@ -53,9 +54,13 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
     if not pool.roster.knows_model(job.model, now):
         return UnknownModel(unknown_model(pool, job.model))
     workers = pool.roster.with_model.get(job.model, {})
-    offers = [worker.offer for worker in islice(workers.values(), WORKERS_EXAMINED_MAX)]
-    if not offers or len(workers) > WORKERS_EXAMINED_MAX:
+    examined = [*islice(workers.values(), WORKERS_EXAMINED_MAX)]
+    if not examined or len(workers) > WORKERS_EXAMINED_MAX:
         return None
+    peer = job.terms.peer
+    offers = [each.offer for each in examined if not peer or peer_of(each.id) != peer]
+    if not offers:
+        return UnknownModel(f"only the peer that requests {job.model} has it")
     if job.terms.near:
         offers = [offer for offer in offers if not offer.neighbour]
         if not offers:

@@ -21,6 +21,7 @@ MatchingClass: TypeAlias = tuple[
     str | None,
     frozenset[WorkerId],
     bool,
+    str,
     bool,
 ]
 
@@ -100,7 +101,8 @@ class OpenJob:
         """The class of jobs that the same workers can take."""
         terms = self.job.terms
         private = None if self.trusted_keys is None else terms.user
-        rest = (self.task, private, terms.avoid, terms.near, self.has_question)
+        origin = (terms.avoid, terms.near, terms.peer)
+        rest = (self.task, private, *origin, self.has_question)
         return self.job.owner, self.kind, self.needs, *rest
 
     @property

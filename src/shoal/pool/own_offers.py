@@ -1,8 +1,9 @@
 """The offers and the load of the whole pool, for other pools."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from shoal.domain.ids import peer_of
 from shoal.domain.job_kinds import INFERENCE_KINDS, SHARED_KINDS
 from shoal.domain.work import Feature
 from shoal.domain.worker import Offer, WorkerLoad
@@ -20,8 +21,10 @@ NOT_OFFERED = frozenset({Feature.CONTINUE})
 """Features of some workers but not of the pool: an answer here starts empty."""
 
 
-def own_offers(pool: PoolState) -> tuple[Offer, ...]:
+def own_offers(pool: PoolState, without: Collection[str] = ()) -> tuple[Offer, ...]:
     """Return an offer for each model of this pool's own workers, by name.
+
+    ``without`` names peers whose models are left out, as in ``peer_of``.
 
     Tasks without a model are offered as the model ''.  Models of other pools are left
     out, because their use would be forwarded; so are offers for certain keys only.  A
@@ -30,7 +33,7 @@ def own_offers(pool: PoolState) -> tuple[Offer, ...]:
     """
     offers: defaultdict[str, list[Offer]] = defaultdict(list)
     for worker in pool.workers.values():
-        if _is_unrestricted(worker):
+        if _is_unrestricted(worker) and peer_of(worker.id) not in without:
             for model in worker.offer.models or ("",):
                 offers[model].append(worker.offer)
     return tuple(_merged(model, offers[model]) for model in sorted(offers)[:MODELS_MAX])
@@ -45,7 +48,16 @@ def own_slots(pool: PoolState) -> int:
     )
 
 
-def own_load(pool: PoolState) -> WorkerLoad:
+def offering_peers(pool: PoolState) -> frozenset[str]:
+    """Return the peers, as in ``peer_of``, whose workers are in ``own_offers``."""
+    return frozenset(
+        peer_of(worker.id)
+        for worker in pool.workers.values()
+        if _is_unrestricted(worker)
+    )
+
+
+def own_load(pool: PoolState, without: Collection[str] = ()) -> WorkerLoad:
     """Return the load of the pool: all jobs, those that wait, and whether it is full.
 
     It is full if none of the workers in ``own_offers`` has a free slot.
@@ -53,7 +65,7 @@ def own_load(pool: PoolState) -> WorkerLoad:
     free = [
         worker.accepts_jobs and len(worker.leases) < worker.offer.slots
         for worker in pool.workers.values()
-        if _is_unrestricted(worker)
+        if _is_unrestricted(worker) and peer_of(worker.id) not in without
     ]
     full = bool(free) and not any(free)
     return WorkerLoad(queued=len(pool.jobs), waiting=pool.queued, full=full)

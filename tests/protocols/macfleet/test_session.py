@@ -71,7 +71,11 @@ def test_shoal_nodes_authenticate_by_a_token_over_tls() -> None:
     met, offered = connect(PROTOCOL).events
 
     assert met == PeerJoined(
-        "worker-one", cancels=True, submits_jobs=False, protection=Protection.TLS
+        "worker-one",
+        cancels=True,
+        submits_jobs=False,
+        protection=Protection.TLS,
+        exclusive=True,
     )
     assert offered == OffersChanged((OFFER,))
 

@@ -82,6 +82,7 @@ def joined(peer: FleetPeer, connection: FleetConnectionInfo) -> PeerJoined:
         submits_jobs=peer.may_submit,
         grant=peer.admitted,
         protection=connection.protection,
+        exclusive=peer.is_shoal and peer.is_worker,
     )
 
 

@@ -34,6 +34,10 @@ class PeerJoined:
     of the same name.  ``cancels`` says whether it can cancel jobs, and ``submits_jobs``
     whether it may submit jobs.
 
+    An ``exclusive`` peer serves this coordinator only.  The models of any other are not
+    offered on its connection: neither to the peer itself, nor to the others of a relay,
+    which can use it directly.
+
     A ``sole_worker`` is the only peer of its connection: it is one worker of the pool,
     with the same name, and ``Joined`` with its offer comes next.  Each model of any
     other peer is a worker, and ``OffersChanged`` lists them.
@@ -45,6 +49,7 @@ class PeerJoined:
     grant: AdmissionGrant = NO_JOIN_TOKEN
     protection: Protection = Protection.PLAIN
     sole_worker: bool = False
+    exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

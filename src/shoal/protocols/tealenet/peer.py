@@ -73,6 +73,11 @@ class TealePeer:
     knows_passcode: bool = False
 
     @property
+    def is_shoal_worker(self) -> bool:
+        """Whether the peer is a worker of Shoal's: it submits no jobs."""
+        return self.runs_shoal and not self.is_coordinator
+
+    @property
     def runs_shoal(self) -> bool:
         """Whether the peer knows Shoal's extension."""
         return self.software is PeerSoftware.SHOAL

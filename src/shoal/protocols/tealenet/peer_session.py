@@ -244,6 +244,8 @@ class TealePeerSession:
             submits_jobs=peer.submits_jobs,
             grant=peer.grant,
             protection=self._connection.protection,
+            # On a relay this depends on whose relay it is.
+            exclusive=peer.is_shoal_worker,
         )
 
     # Receiving.

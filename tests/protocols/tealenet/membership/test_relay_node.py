@@ -184,6 +184,18 @@ def accept_session(net: Network, end: ForeignNode, sender: str) -> str:
 # Shoal nodes only.
 
 
+def test_only_workers_on_the_own_relay_serve_this_coordinator_alone() -> None:
+    _, host, _, worker_id = pool()
+    other = Network(hosted=False)
+    elsewhere = other.attach(local_coordinator(Config(open=True)))
+    other.attach(local_worker()[0])
+    other.run(15.0)
+
+    for end, exclusive in ((host, True), (elsewhere, False)):
+        (joined,) = end.messages(PeerJoined, worker_id)
+        assert joined.exclusive is exclusive
+
+
 def test_a_worker_dials_the_coordinator_of_its_relay() -> None:
     _, host, worker, worker_id = pool()
 

@@ -252,6 +252,7 @@ class RelayNode:
             host.node_id, parse_key(host.noise), decode_base64(host.noise_proof)
         ):
             self._directory.pin_key(host.node_id, parse_key(host.noise))
+            self._peers.is_host = host.node_id == self.id
             outputs = self._dialer.on_host(host.node_id, now)
         elif first and self._serves:
             # Every node of the relay may submit jobs to this worker.

@@ -1,6 +1,7 @@
 """The peers of a node: admission, main sessions, and messages to and from each."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from shoal.domain.vocabulary import (
@@ -59,6 +60,7 @@ class RelayPeers:
         self._deadlines = deadlines
         self._peers: dict[str, RelayPeer] = {}
         self.pending: list[PeerMessage] = []
+        self.is_host = False  # whether the relay is this node's own
 
     def find(self, node_id: str) -> RelayPeer | None:
         """Return a peer that has sessions or is remembered."""
@@ -219,6 +221,8 @@ class RelayPeers:
         if main and (older := peer.main) is not None:
             outputs.append(self._sessions.close_message(peer.id, older.id))
             outputs += self._close_session(older, "the peer opened a new session", now)
+        # On other relays Shoal's workers serve every node.
+        event = replace(event, exclusive=event.exclusive and self.is_host)
         return [*outputs, *peer.join(session, event, main=main)]
 
     def _may_be_main(self, peer: RelayPeer, session: RelaySession) -> bool:
