@@ -18,6 +18,7 @@ from harness.speed import scaled
 from shoal.client.coordinator import CoordinatorAddress
 from shoal.tasks.errors import format_task_error
 from shoal.tasks.exception_record import encode_exception
+from shoal.tasks.sent_task import SentTask
 from shoal.tasks.values import ValueReader, load_pickle, pack
 
 KEY = "sk-test"
@@ -173,6 +174,9 @@ class Coordinator:
         )
         positional, named = reader.read(args), reader.read(kwargs)
         function = positional.pop(0) if code else self.functions[name]
+        if isinstance(function, SentTask):
+            positional, named = function.bind(positional, named)
+            function = function.function
         try:
             value = pack(function(*positional, **named), pickles=code).data
         except Exception as error:

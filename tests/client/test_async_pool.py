@@ -1,6 +1,9 @@
 """Calls of coroutines, over a real socket to a server that answers as documented."""
 
 import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import numpy as np
 import pytest
@@ -177,3 +180,73 @@ async def test_progress_is_reported() -> None:
 
     assert reports == [(0.5, "half")]
     assert server.calls[0][5]["progress"] is True
+
+
+async def numbers(count: int, gate: asyncio.Event | None = None) -> AsyncIterator[int]:
+    """Yield numbers; before the last one, wait."""
+    for number in range(count):
+        if gate is not None and number == count - 1:
+            await gate.wait()
+        yield number
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_items_may_be_asynchronous(ordered: bool) -> None:
+    async with (
+        running_coordinator(add=lambda a, b: a + b) as server,
+        pool_of(server) as pool,
+    ):
+        sums = await pool.map("add", numbers(300), itertools.count(), ordered=ordered)
+
+    assert sorted(sums) == [*range(0, 600, 2)]
+    assert not ordered or sums == sorted(sums)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_results_do_not_wait_for_later_items(ordered: bool) -> None:
+    gate = asyncio.Event()
+    came = []
+    async with (
+        running_coordinator(same=lambda x: x) as server,
+        pool_of(server) as pool,
+    ):
+        async for result in pool.map("same", numbers(3, gate), ordered=ordered):
+            came.append(result)
+            if len(came) == 2:
+                gate.set()
+
+    assert sorted(came) == [0, 1, 2]
+
+
+async def test_leaving_an_asynchronous_map_closes_its_source() -> None:
+    closed = []
+
+    async def source() -> AsyncIterator[int]:
+        try:
+            async for number in numbers(1 << 20):
+                yield number
+        finally:
+            closed.append(True)
+
+    async with (
+        running_coordinator(same=lambda x: x) as server,
+        pool_of(server) as pool,
+        aclosing(aiter(pool.map("same", source()))) as results,
+    ):
+        async for _ in results:
+            break
+
+    assert closed
+
+
+async def test_error_of_a_source_is_raised() -> None:
+    async def source() -> AsyncIterator[int]:
+        yield 1
+        raise OSError("unplugged")
+
+    async with (
+        running_coordinator(same=lambda x: x) as server,
+        pool_of(server) as pool,
+    ):
+        with pytest.raises(OSError, match="unplugged"):
+            await pool.map("same", source())

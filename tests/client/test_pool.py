@@ -4,6 +4,7 @@ import itertools
 import multiprocessing
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from multiprocessing.connection import Connection
 
@@ -12,16 +13,21 @@ import pytest
 
 import shoal
 from client.coordinator_thread import CoordinatorThread
-from shoal.client import pending_calls
+from shoal.client import encoding, pending_calls
+from shoal.client.map_results import AHEAD_FIRST
 from shoal.domain.errors import (
     InvalidRequest,
     QueueFull,
     ShoalError,
+    TooLarge,
     Unauthorized,
     UnknownTask,
     WorkerLost,
 )
+from shoal.tasks import values
+from shoal.tasks.registry import TASKS
 from tasks import demo_tasks
+from tasks.demo_tasks import Point
 
 
 def test_function_is_called_by_its_name(beside: CoordinatorThread) -> None:
@@ -496,3 +502,95 @@ def test_unreachable_coordinator_error_has_no_library_traceback() -> None:
 def test_repr_shows_the_url_and_not_the_key(beside: CoordinatorThread) -> None:
     with beside.pool() as pool:
         assert repr(pool) == f"<shoal.Pool of {beside.coordinator.url}>"
+
+
+@pytest.fixture
+def in_main(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Return a task of the program itself, which converts its argument."""
+
+    def shouted(point: Point, text: str = "") -> str:
+        return f"{type(point).__name__} {len(text)}"
+
+    monkeypatch.setattr(shouted, "__module__", "__main__")
+    monkeypatch.setattr(shouted, "__qualname__", "shouted")
+    monkeypatch.setattr(encoding, "main_module_name", lambda: "program")
+    yield shoal.task(name="program.shouted")(shouted)
+    del TASKS["program.shouted"]
+
+
+def test_task_of_the_program_is_called_by_name_if_a_worker_has_it(
+    beside: CoordinatorThread, in_main: Callable[..., str]
+) -> None:
+    beside.functions(**{"program.shouted": lambda point: "by name"})
+
+    with beside.pool() as pool:
+        assert pool.submit(in_main, Point(3)).result() == "by name"
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_task_of_the_program_is_sent_if_no_worker_has_it(
+    beside: CoordinatorThread, in_main: Callable[..., str], durable: bool
+) -> None:
+    large = "x" * 500_000
+    with beside.pool(durable=durable) as pool:
+        assert pool.submit(in_main, Point(3)).result() == "Point 0"
+        lengths = [*pool.map(in_main, [Point(4)] * 2, ["four", large])]
+    assert lengths == ["Point 4", f"Point {len(large)}"]
+
+
+def test_task_of_the_program_that_no_worker_runs_says_what_to_do(
+    beside: CoordinatorThread, in_main: Callable[..., str]
+) -> None:
+    beside.coordinator.trusts_code = False
+
+    with (
+        beside.pool() as pool,
+        pytest.raises(UnknownTask, match=r"no worker has the task.*--trust-code"),
+    ):
+        pool.submit(in_main, Point(3)).result()
+
+
+def test_task_of_a_notebook_is_sent(
+    beside: CoordinatorThread,
+    in_main: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encoding, "main_module_name", lambda: "__main__")
+    monkeypatch.setitem(TASKS, "__main__.shouted", TASKS["program.shouted"])
+    monkeypatch.setattr(in_main, "__shoal_task__", "__main__.shouted")
+
+    with beside.pool() as pool:
+        assert pool.submit(in_main, Point(3)).result() == "Point 0"
+    assert len(beside.coordinator.calls) == 1
+
+
+def test_items_of_unknown_number_are_read_little_by_little(
+    beside: CoordinatorThread,
+) -> None:
+    beside.functions(double=lambda x: 2 * x)
+    numbers = itertools.count()
+
+    with beside.pool(durable=False) as pool:
+        doubled = pool.map("double", numbers)
+        first = next(numbers)
+        for _ in range(10):
+            next(doubled)
+        later = next(numbers)
+        doubled.close()
+
+    assert first == AHEAD_FIRST
+    assert later <= first + 21
+
+
+def test_argument_beyond_the_limit_is_refused_before_its_upload(
+    beside: CoordinatorThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "BLOB_MAX", 1 << 20)
+    large = np.zeros(1 << 20)
+
+    with beside.pool() as pool:
+        with pytest.raises(TooLarge, match=r"^args\[1\]\.data has 8388608 bytes, more"):
+            pool.submit("some", 1, {"data": large})
+        with pytest.raises(TooLarge, match=r"^kwargs\.text has 2097152 bytes, more"):
+            pool.submit("some", text=bytes(2 << 20))
+    assert not beside.coordinator.put

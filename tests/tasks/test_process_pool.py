@@ -231,6 +231,24 @@ async def test_large_argument_is_mapped_from_its_file(tmp_path: Path) -> None:
         assert requested == [b"d" * 32]
 
 
+async def test_function_may_write_to_a_large_argument(tmp_path: Path) -> None:
+    async with caller_of() as caller:
+        path = tmp_path / "blob"
+        path.write_bytes(pack(np.ones(100_000)).data)
+
+        async def fetch(digest: bytes) -> Path:
+            return path
+
+        doubles = call("double", Ref(b"d" * 32))
+        values = [
+            await caller.processes.call(doubles, fetch, ignore_progress)
+            for _ in range(2)
+        ]
+
+    assert [ValueReader().read(each).sum() for each in values] == [200_000.0] * 2
+    assert ValueReader().read(path.read_bytes()).sum() == 100_000.0
+
+
 async def test_missing_large_argument_is_unavailable() -> None:
     async with caller_of() as caller:
         with pytest.raises(Unavailable, match="no blobs here"):

@@ -11,6 +11,7 @@ from shoal.client.pending_calls import (
     CallCarrier,
     CallMemory,
     ClientCall,
+    CodeCall,
     resolve_future,
 )
 
@@ -25,6 +26,7 @@ class AsyncCallFuture(asyncio.Future[Any]):
         self.read = read
         self.carrier = carrier
         self.call: ClientCall | None = None  # once it is submitted
+        self.as_code: CodeCall | None = None
 
     @property
     def job_id(self) -> str:
@@ -102,6 +104,17 @@ class AsyncCalls:
         """Cancel a call whose result is not wanted any more."""
         if self._channel is not None:
             self._channel.drop(call)
+
+    def replace(self, old: ClientCall, new: ClientCall) -> bool:
+        """Send a call in the place of one that has ended; False if it was cancelled."""
+        future = self._open.pop(old.number, None)
+        if future is None:
+            return False
+        self._memory.remove(old)
+        self._memory.add(new, force=True)
+        self._open[new.number] = future
+        self.channel.submit(new)
+        return True
 
     async def stop(self, *, cancel: bool) -> None:
         """Accept no more calls, and wait for the open ones."""

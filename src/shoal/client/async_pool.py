@@ -2,7 +2,15 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Sequence,
+)
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, overload
@@ -18,9 +26,13 @@ from shoal.client.encoding import (
 )
 from shoal.client.map_results import (
     AsyncResults,
+    MapItems,
+    MapWindow,
     async_as_done,
+    async_from_source,
     async_in_order,
     async_outcomes,
+    zip_async,
 )
 from shoal.client.options import (
     OptionChanges,
@@ -164,7 +176,7 @@ class AsyncPool:
     def map(
         self,
         fn: Callable[..., R],
-        *iterables: Iterable[Any],
+        *iterables: MapItems,
         ordered: bool = True,
         return_exceptions: Literal[False] = False,
     ) -> AsyncResults[R]: ...
@@ -173,7 +185,7 @@ class AsyncPool:
     def map(
         self,
         fn: Callable[..., R],
-        *iterables: Iterable[Any],
+        *iterables: MapItems,
         ordered: bool = True,
         return_exceptions: Literal[True],
     ) -> AsyncResults[R | Exception]: ...
@@ -182,7 +194,7 @@ class AsyncPool:
     def map(
         self,
         fn: str,
-        *iterables: Iterable[Any],
+        *iterables: MapItems,
         ordered: bool = True,
         return_exceptions: bool = False,
     ) -> AsyncResults[Any]: ...
@@ -190,16 +202,17 @@ class AsyncPool:
     def map(
         self,
         fn: Callable[..., Any] | str,
-        *iterables: Iterable[Any],
+        *iterables: MapItems,
         ordered: bool = True,
         return_exceptions: bool = False,
     ) -> AsyncResults[Any]:
         """Call a function for each item, or for each tuple of several iterables' items.
 
-        The calls start when the program first waits for a result: 8192 at once, and
-        another one for each result that it takes, so that the iterables may be
-        infinite.  The first exception is raised in its place and cancels the remaining
-        calls.
+        The calls start when the program first waits for a result: as many at once as
+        those of ``shoal.Pool.map``, and another one for each result that it takes, so
+        that the iterables may be infinite.  They may also be asynchronous: their items
+        are awaited beside the results.  The first exception is raised in its place and
+        cancels the remaining calls.
 
         Args:
             fn: the function, or the name of a task.
@@ -212,12 +225,17 @@ class AsyncPool:
             for``, which gives one after the other.
         """
         function = self._function(fn)
-        submitted = (
-            self._submit(function, args, {}, index)
-            for index, args in enumerate(zip(*iterables, strict=False))
-        )
-        window = (async_in_order if ordered else async_as_done)(submitted)
-        return AsyncResults(async_outcomes(window, return_exceptions=return_exceptions))
+        window = MapWindow(iterables)
+        if any(isinstance(each, AsyncIterable) for each in iterables):
+            submitting = self._submit_each(function, iterables)
+            ended = async_from_source(submitting, window, ordered=ordered)
+        else:
+            submitted = (
+                self._submit(function, args, {}, index)
+                for index, args in enumerate(zip(*iterables, strict=False))
+            )
+            ended = (async_in_order if ordered else async_as_done)(submitted, window)
+        return AsyncResults(async_outcomes(ended, return_exceptions=return_exceptions))
 
     async def as_completed(
         self, fs: Iterable[asyncio.Future[R]]
@@ -269,5 +287,17 @@ class AsyncPool:
             )
         future = AsyncCallFuture(function.read, self._carrier)
         call = self._builder.build(function, arguments, future.on_ended, index)
+        future.as_code = self._builder.build_as_code(
+            function, arguments, future.on_ended, len(args), index
+        )
         await self._carrier.submit(future, call)
         return future
+
+    async def _submit_each(
+        self, function: RemoteFunction, iterables: Sequence[MapItems]
+    ) -> AsyncGenerator[asyncio.Future[Any], None]:
+        index = 0
+        async with aclosing(zip_async(iterables)) as zipped:
+            async for args in zipped:
+                yield await self._submit(function, args, {}, index)
+                index += 1

@@ -3,20 +3,27 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import TypeAlias
 
 import msgspec
 
 from shoal.client.blobs import Blob
 from shoal.client.call_errors import home_module
+from shoal.client.remote_exceptions import MAIN
 from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.domain.work import Feature
 from shoal.tasks.extension_types import PICKLED, REFERENCE
 from shoal.tasks.limits import ARGS_MAX, BLOB_MAX, BLOB_MIN
-from shoal.tasks.registry import NAME_MAX, task_name
+from shoal.tasks.registry import (
+    NAME_MAX,
+    RegisteredTask,
+    main_module_name,
+    task_name,
+)
 from shoal.tasks.schemas import result_converter
+from shoal.tasks.sent_task import SentTask, task_in_main
 from shoal.tasks.values import (
     NO_KWARGS,
     PackedValue,
@@ -82,7 +89,9 @@ class RemoteFunction:
 
     ``code`` is a value in MessagePack; empty: workers have the function.  ``read``
     decodes results.  ``home`` is the local module that defines it; empty: unknown.
-    ``trust`` says whether what workers send may be unpickled.
+    ``trust`` says whether what workers send may be unpickled.  ``timeout`` is that of
+    a task sent as code, in seconds.  ``as_code`` returns the function as code, if
+    workers may have no way to import it; None: they should have it.
     """
 
     name: str
@@ -91,6 +100,8 @@ class RemoteFunction:
     blobs: tuple[Blob, ...] = ()
     home: str = ""
     trust: bool = False
+    timeout: float | None = None
+    as_code: "Callable[[], RemoteFunction] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +136,14 @@ def remote_function(
             "task as text"
         )
     if (name := task_name(function)) is not None:
-        return _task(name, function, trust)
+        task = _task(name, function, trust)
+        sent = task_in_main(name)
+        if sent is None or sent.function is not function:
+            return task
+        as_code = cache(lambda: _task_as_code(task, sent))
+        if main_module_name() == MAIN and name.startswith(f"{MAIN}."):
+            return as_code()  # a notebook: no worker can import it
+        return replace(task, as_code=as_code)
     return _code(function, trust)
 
 
@@ -143,8 +161,10 @@ def encode_arguments(
                 return EncodedArguments(simple, NO_KWARGS)
     collector = _BlobCollector()
     as_code = bool(function.code)
-    packed = _pack(list(args), "args", collector, as_code) if args else _NO_ARGS
-    named = _pack(dict(kwargs), "kwargs", collector, as_code) if kwargs else _NO_KWARGS
+    packed = _pack_all(list(args), "args", collector, as_code) if args else _NO_ARGS
+    named = (
+        _pack_all(dict(kwargs), "kwargs", collector, as_code) if kwargs else _NO_KWARGS
+    )
     needs: list[str] = []
     if as_code:
         needs.append(Feature.CODE.value)
@@ -152,8 +172,8 @@ def encode_arguments(
         needs.append(Feature.VALUES.value)
     if len(packed.data) + len(named.data) > ARGS_MAX:
         raise TooLarge(
-            f"the arguments have more than {ARGS_MAX} bytes: give large ones by put, "
-            "or less at a time"
+            f"args and kwargs have more than {ARGS_MAX} bytes; upload large parts with "
+            "pool.put, or send less at a time"
         )
     first = tuple(each.digest for each in function.blobs)
     return EncodedArguments(
@@ -164,6 +184,22 @@ def encode_arguments(
         tuple(needs),
         first + packed.blobs + named.blobs,
         function.blobs + tuple(collector.blobs.values()),
+    )
+
+
+def as_code_arguments(
+    function: RemoteFunction, arguments: EncodedArguments, count: int
+) -> EncodedArguments:
+    """Return the arguments of a call by name for a function that is sent as code.
+
+    ``count`` is the number of positional arguments.
+    """
+    return EncodedArguments(
+        _prepend_item(function.code, count, arguments.args),
+        arguments.kwargs,
+        (Feature.CODE.value, *arguments.needs),
+        tuple(each.digest for each in function.blobs) + arguments.digests,
+        function.blobs + arguments.blobs,
     )
 
 
@@ -224,6 +260,36 @@ def _task(name: str, function: Callable[..., object], trust: bool) -> RemoteFunc
     return RemoteFunction(name, read, home=home_module(name, function), trust=trust)
 
 
+def _task_as_code(task: RemoteFunction, sent: RegisteredTask) -> RemoteFunction:
+    code = _code(SentTask(sent), task.trust, task.name)
+    return replace(code, read=task.read, home=task.home, timeout=sent.timeout)
+
+
+def _pack_all(
+    values: list[object] | dict[str, object],
+    root: str,
+    collector: _BlobCollector,
+    as_code: bool,
+) -> PackedValue:
+    """Encode arguments; if they are too large, the error names the largest."""
+    try:
+        return _pack(values, root, collector, as_code)
+    except TooLarge as error:
+        named = (
+            {f"{root}.{name}": value for name, value in values.items()}
+            if isinstance(values, dict)
+            else {f"{root}[{at}]": value for at, value in enumerate(values)}
+        )
+        sizes = {
+            name: len(_pack(value, name, collector, as_code).data)
+            for name, value in named.items()
+        }
+        largest = max(sizes, key=sizes.__getitem__)
+        raise TooLarge(
+            f"{error}: the largest, {largest}, has {sizes[largest]}"
+        ) from error
+
+
 def _pack(
     value: object, root: str, collector: _BlobCollector, as_code: bool
 ) -> PackedValue:
@@ -236,11 +302,12 @@ def _blob(data: bytes) -> Blob:
     return Blob(hashlib.sha256(data).digest(), (data,))
 
 
-def _code(function: Callable[..., object], trust: bool) -> RemoteFunction:
+def _code(function: object, trust: bool, name: str = "") -> RemoteFunction:
     import cloudpickle
 
     read = plain_result_reader(trust=trust)
-    name = getattr(function, "__qualname__", type(function).__qualname__)[:NAME_MAX]
+    name = name or getattr(function, "__qualname__", type(function).__qualname__)
+    name = name[:NAME_MAX]
     try:
         pickled = cloudpickle.dumps(function)
     except Exception as error:

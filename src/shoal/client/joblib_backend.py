@@ -54,7 +54,7 @@ def register_joblib() -> None:
 def run_batch(pickled: bytes, *arrays: Array) -> bytes:
     """Run a batch on a worker; return its pickled result or exception.
 
-    ``arrays`` are its large arrays, which are read-only.
+    ``arrays`` are its large arrays.
     """
     batch = _Unpickler(io.BytesIO(pickled), arrays).load()
     try:

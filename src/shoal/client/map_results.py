@@ -8,36 +8,73 @@ import queue
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
+    AsyncIterable,
     AsyncIterator,
     Awaitable,
     Generator,
+    Iterable,
     Iterator,
 )
 from concurrent.futures import Future
 from contextlib import aclosing, closing
 from itertools import islice
+from operator import length_hint
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 R = TypeVar("R")
 
+AHEAD_MAX = 8192  # outstanding calls beyond the results already read
+AHEAD_FIRST = 64  # the same at first, if the number of items is unknown
+
+MapItems: TypeAlias = Iterable[Any] | AsyncIterable[Any]
+
+
+class MapWindow:
+    """The number of outstanding calls of a ``map``.
+
+    Items of an unknown number may be endless, and dear: at first few are read, and two
+    for each result, up to the limit.
+    """
+
+    def __init__(self, iterables: Iterable[MapItems]) -> None:
+        known = any(_has_length(each) for each in iterables)
+        self.size = AHEAD_MAX if known else AHEAD_FIRST
+
+    def advance(self) -> int:
+        """Return the number of calls to submit for a result."""
+        if self.size == AHEAD_MAX:
+            return 1
+        self.size += 1
+        return 2
+
+
+def _has_length(items: MapItems) -> bool:
+    try:
+        return length_hint(items, -1) >= 0
+    except OverflowError:  # a range can be too long for len()
+        return True
+
 
 def in_order(
-    ahead: deque[Future[R]], submitted: Iterator[Future[R]]
+    ahead: deque[Future[R]], submitted: Iterator[Future[R]], window: MapWindow
 ) -> Generator[Future[R], None, None]:
     """Yield futures in submission order; submit another for each."""
     try:
         while ahead:
             yield ahead[0]  # still in the deque, so an early close cancels it
             ahead.popleft()
-            ahead.extend(islice(submitted, 1))
+            ahead.extend(islice(submitted, window.advance()))
     finally:
         for future in ahead:
             future.cancel()
 
 
 def as_done(
-    ahead: deque[Future[R]], submitted: Iterator[Future[R]], deadline: float | None
+    ahead: deque[Future[R]],
+    submitted: Iterator[Future[R]],
+    window: MapWindow,
+    deadline: float | None,
 ) -> Generator[Future[R], None, None]:
     """Yield futures in completion order; submit another for each.
 
@@ -56,7 +93,7 @@ def as_done(
                 raise TimeoutError from None
             open_futures.remove(future)
             yield future
-            for another in islice(submitted, 1):
+            for another in islice(submitted, window.advance()):
                 open_futures.add(another)
                 another.add_done_callback(done.put)
     finally:
@@ -93,8 +130,6 @@ def _remaining(deadline: float | None) -> float | None:
 
 T = TypeVar("T")
 
-AHEAD_MAX = 8192  # outstanding calls beyond the results already read
-
 
 class AsyncResults(Generic[T]):
     """The results of a ``map``: all by ``await``, or one by one by ``async for``."""
@@ -114,17 +149,17 @@ class AsyncResults(Generic[T]):
 
 
 async def async_in_order(
-    submitted: Iterator[Awaitable[asyncio.Future[R]]],
+    submitted: Iterator[Awaitable[asyncio.Future[R]]], window: MapWindow
 ) -> AsyncGenerator[asyncio.Future[R], None]:
     """Yield futures in submission order; submit another for each."""
     ahead: deque[asyncio.Future[R]] = deque()
     try:
-        for each in islice(submitted, AHEAD_MAX):
+        for each in islice(submitted, window.size):
             ahead.append(await each)
         while ahead:
             yield ahead[0]  # still in the deque, so an early close cancels it
             ahead.popleft()
-            for each in islice(submitted, 1):
+            for each in islice(submitted, window.advance()):
                 ahead.append(await each)
     finally:
         for future in ahead:
@@ -132,7 +167,7 @@ async def async_in_order(
 
 
 async def async_as_done(
-    submitted: Iterator[Awaitable[asyncio.Future[R]]],
+    submitted: Iterator[Awaitable[asyncio.Future[R]]], window: MapWindow
 ) -> AsyncGenerator[asyncio.Future[R], None]:
     """Yield futures in completion order; submit another for each."""
     open_futures: set[asyncio.Future[R]] = set()
@@ -145,15 +180,96 @@ async def async_as_done(
             future.add_done_callback(done.put_nowait)
 
     try:
-        await submit(AHEAD_MAX)
+        await submit(window.size)
         while open_futures:
             future = await done.get()
             open_futures.remove(future)
             yield future
-            await submit(1)
+            await submit(window.advance())
     finally:
         for future in open_futures:
             future.cancel()
+
+
+async def async_from_source(
+    submitted: AsyncGenerator[asyncio.Future[R], None],
+    window: MapWindow,
+    *,
+    ordered: bool,
+) -> AsyncGenerator[asyncio.Future[R], None]:
+    """Yield futures that are done, while further items are awaited."""
+    open_futures: deque[asyncio.Future[R]] = deque()
+    done: deque[asyncio.Future[R]] = deque()
+    changed = asyncio.Event()
+    source_ended = False
+    following: asyncio.Task[asyncio.Future[R]] | None = None
+
+    def on_done(future: asyncio.Future[R]) -> None:
+        done.append(future)
+        changed.set()
+
+    try:
+        while open_futures or not source_ended:
+            changed.clear()
+            if following is not None and following.done():
+                try:
+                    future = following.result()
+                except StopAsyncIteration:
+                    source_ended = True
+                else:
+                    open_futures.append(future)
+                    future.add_done_callback(on_done)
+                following = None
+            if (
+                following is None
+                and not source_ended
+                and len(open_futures) < window.size
+            ):
+                following = asyncio.create_task(_following(submitted))
+                following.add_done_callback(lambda _: changed.set())
+            if ordered and open_futures and open_futures[0].done():
+                yield open_futures.popleft()
+                window.advance()
+            elif done and not ordered:
+                open_futures.remove(ended := done.popleft())
+                yield ended
+                window.advance()
+            elif open_futures or not source_ended:
+                await changed.wait()
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.wait([following])
+            if not following.cancelled() and following.exception() is None:
+                open_futures.append(following.result())
+        for each in open_futures:
+            each.cancel()
+        await submitted.aclose()
+
+
+async def _following(submitted: AsyncGenerator[R, None]) -> R:
+    return await anext(submitted)
+
+
+END = object()
+
+
+async def zip_async(iterables: Iterable[MapItems]) -> AsyncGenerator[list[Any], None]:
+    """Yield the items of iterables, of which some are asynchronous, side by side."""
+    iterators = [
+        aiter(each) if isinstance(each, AsyncIterable) else iter(each)
+        for each in iterables
+    ]
+    while True:
+        items = [
+            await anext(each, END)
+            if isinstance(each, AsyncIterator)
+            else next(each, END)
+            for each in iterators
+        ]
+        if any(item is END for item in items):
+            return
+        yield items
 
 
 async def async_outcomes(

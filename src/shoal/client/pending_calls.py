@@ -8,9 +8,15 @@ from typing import Any, Protocol, TypeAlias
 
 from shoal.client import messages
 from shoal.client.blobs import Blob
-from shoal.client.encoding import EncodedArguments, ReadResult, RemoteFunction
+from shoal.client.encoding import (
+    EncodedArguments,
+    ReadResult,
+    RemoteFunction,
+    as_code_arguments,
+)
+from shoal.client.errors import CodeRefused
 from shoal.client.options import OnProgress, Options
-from shoal.domain.errors import Cancelled, ShoalError
+from shoal.domain.errors import Cancelled, InvalidRequest, ShoalError, UnknownTask
 
 OVERHEAD = 1 << 10  # bytes of a call without its arguments, about
 
@@ -72,6 +78,24 @@ class CallCarrier(Protocol):
         """Stop a call whose result is not wanted any more."""
         ...
 
+    def replace(self, old: ClientCall, new: ClientCall) -> bool:
+        """Send a call in the place of one that has ended; False if it was cancelled.
+
+        Called where calls end, and does not wait for memory.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class CodeCall:
+    """What to send if no worker has a function of the program itself.
+
+    ``unknown`` is the error of the call by name, once it has failed.
+    """
+
+    build: Callable[[], ClientCall]
+    unknown: UnknownTask | None = None
+
 
 class CallResultFuture(Protocol):
     """A future for the result of a call, of ``asyncio`` or of ``concurrent``."""
@@ -79,6 +103,7 @@ class CallResultFuture(Protocol):
     call: ClientCall | None
     read: ReadResult
     carrier: CallCarrier
+    as_code: "CodeCall | None"
 
     def set_cancelled(self, reason: str) -> None: ...
     def set_result(self, result: Any, /) -> None: ...
@@ -89,6 +114,10 @@ def resolve_future(
     future: CallResultFuture, value: bytes | None, error: Exception | None
 ) -> None:
     """Set the result of a call: its ``value`` in MessagePack, or an error."""
+    if future.as_code is not None and error is not None:
+        if _send_as_code(future, future.as_code, error):
+            return
+        error = _error_as_code(future.as_code, error)
     result = None
     if value is not None:
         try:
@@ -104,6 +133,31 @@ def resolve_future(
         future.set_result(result)
     else:
         future.set_exception(error)
+
+
+def _send_as_code(future: CallResultFuture, code: CodeCall, error: Exception) -> bool:
+    """Send a call again, as code, if no worker has its function."""
+    if code.unknown is not None or not isinstance(error, UnknownTask):
+        return False
+    assert future.call is not None
+    code.unknown = error
+    try:
+        call = code.build()
+    except InvalidRequest as unsendable:
+        error.add_note(str(unsendable))
+        return False
+    old, future.call = future.call, call
+    return future.carrier.replace(old, call)
+
+
+def _error_as_code(code: CodeCall, error: Exception) -> Exception:
+    """Return the error of a function that no worker has and none runs as code."""
+    if code.unknown is None or not isinstance(error, CodeRefused):
+        return error
+    return UnknownTask(
+        f"{code.unknown}, and one with `shoal join … --trust-code` would run it: it is "
+        "a function of the program itself, which can be sent"
+    )
 
 
 CALL_MEMORY_MAX = 256 << 20  # bytes of all open calls; further submissions wait
@@ -192,6 +246,8 @@ class CallBuilder:
         options = self._encoded_options
         if arguments.needs or arguments.digests or self.options.durable:
             options = {**options}
+            if function.timeout is not None:
+                options.setdefault("timeout", float(function.timeout))
             if arguments.needs:
                 options["needs"] = arguments.needs
             if arguments.digests:
@@ -214,6 +270,28 @@ class CallBuilder:
             sends_code=bool(function.code),
             trust=function.trust,
         )
+
+    def build_as_code(
+        self,
+        function: RemoteFunction,
+        arguments: EncodedArguments,
+        on_ended: OnEnded,
+        count: int,
+        index: int | None = None,
+    ) -> CodeCall | None:
+        """Return the call as code, to send if no worker has the function.
+
+        ``count`` is the number of positional arguments, and ``index`` as in ``build``.
+        """
+        if (as_code := function.as_code) is None:
+            return None
+
+        def build() -> ClientCall:
+            code = as_code()
+            encoded = as_code_arguments(code, arguments, count)
+            return self.build(code, encoded, on_ended, index)
+
+        return CodeCall(build)
 
     def _key(self, number: int, index: int | None) -> str:
         if not self.options.key:

@@ -20,7 +20,7 @@ from shoal.client.encoding import (
     encode_value,
     remote_function,
 )
-from shoal.client.map_results import AHEAD_MAX, as_done, in_order, outcomes, results
+from shoal.client.map_results import MapWindow, as_done, in_order, outcomes, results
 from shoal.client.options import (
     OptionChanges,
     Options,
@@ -205,8 +205,10 @@ class Pool(Executor):
         """Call a function for each item, or for each tuple of several iterables' items.
 
         The first 8192 calls start at once, and another one for each result that the
-        program takes, so that the iterables may be infinite.  The first exception is
-        raised in its place and cancels the remaining calls.
+        program takes, so that the iterables may be infinite.  If no iterable has a
+        length, the first 64 start at once, and two for each result, up to 8192 at a
+        time.  The first exception is raised in its place and cancels the remaining
+        calls.
 
         Args:
             fn: the function, or the name of a task.
@@ -232,15 +234,16 @@ class Pool(Executor):
         items = enumerate(zip(*iterables, strict=False))
         submitted = (self._submit(function, args, {}, index) for index, args in items)
         deadline = None if timeout is None else monotonic() + timeout
-        ahead = deque(islice(submitted, AHEAD_MAX))
-        window = (
-            in_order(ahead, submitted)
+        window = MapWindow(iterables)
+        ahead = deque(islice(submitted, window.size))
+        ended = (
+            in_order(ahead, submitted, window)
             if ordered
-            else as_done(ahead, submitted, deadline)
+            else as_done(ahead, submitted, window, deadline)
         )
         if return_exceptions:
-            return list(outcomes(window, deadline))
-        return results(window, deadline)
+            return list(outcomes(ended, deadline))
+        return results(ended, deadline)
 
     def as_completed(
         self, fs: Iterable[Future[R]], timeout: float | None = None
@@ -316,6 +319,9 @@ class Pool(Executor):
         arguments = encode_arguments(function, args, kwargs)
         call = self._builder.build(function, arguments, future.on_ended, index)
         future.call = call
+        future.as_code = self._builder.build_as_code(
+            function, arguments, future.on_ended, len(args), index
+        )
         carrier.submit(future, call)
         return future
 

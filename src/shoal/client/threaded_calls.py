@@ -27,6 +27,7 @@ from shoal.client.pending_calls import (
     CallCarrier,
     CallMemory,
     ClientCall,
+    CodeCall,
     resolve_future,
 )
 from shoal.transports.clock import fast_loop_factory
@@ -44,6 +45,7 @@ class CallFuture(Future[Any]):
         self.read = read
         self.carrier = carrier
         self.call: ClientCall | None = None  # once it is submitted
+        self.as_code: CodeCall | None = None
 
     @property
     def job_id(self) -> str:
@@ -131,6 +133,18 @@ class ThreadedCalls:
         """Cancel a call whose result is not wanted any more."""
         with suppress(RuntimeError):  # the loop has ended, with all calls
             self._run_in_loop(lambda: self._channel.drop(call))
+
+    def replace(self, old: ClientCall, new: ClientCall) -> bool:
+        """Send a call in the place of one that has ended; False if it was cancelled."""
+        with self._condition:
+            future = self._open.pop(old.number, None)
+            if future is None:
+                return False
+            self._memory.remove(old)
+            self._memory.add(new, force=True)
+            self._open[new.number] = future
+        self._channel.submit(new)
+        return True
 
     def put(self, blob: Blob) -> None:
         """Upload a large value.  Raises as ``BlobClient.upload`` does."""

@@ -11,7 +11,7 @@ import mmap
 import os
 import signal
 import sys
-from pathlib import Path
+from io import FileIO
 from typing import Any
 
 import msgspec
@@ -120,26 +120,30 @@ def _run_call(
 
 
 class MappedBlobs:
-    """Maps the worker's files of large arguments, which its processes share."""
+    """Maps the worker's files of large arguments, which its processes share.
+
+    Each mapping is private: a function may write to its arguments, and pages that it
+    does not write to are shared.
+    """
 
     def __init__(self, pipes: ChildPipes) -> None:
         self._pipes = pipes
-        self._mapped: dict[bytes, memoryview] = {}  # the most recently used is last
+        # Open, since the worker may remove them.  The most recently used is last.
+        self._files: dict[bytes, FileIO] = {}
 
     def get(self, digest: bytes) -> memoryview:
         """Return a value in MessagePack; raises Unavailable if it is missing."""
-        found = self._mapped.pop(digest, None)
-        if found is None:
+        file = self._files.pop(digest, None)
+        if file is None:
             self._pipes.send((process_messages.BLOB_NEEDED, digest))
             (_, path, reason), _ = self._pipes.next_with(process_messages.BLOB)
             if not path:
                 raise Unavailable(reason)
-            with Path(path).open("rb") as file:
-                found = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        self._mapped[digest] = found
-        if len(self._mapped) > MAPPED_MAX:
-            del self._mapped[next(iter(self._mapped))]
-        return found
+            file = FileIO(path)
+        self._files[digest] = file
+        if len(self._files) > MAPPED_MAX:
+            self._files.pop(next(iter(self._files))).close()
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
 if __name__ == "__main__":

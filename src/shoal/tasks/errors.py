@@ -63,6 +63,15 @@ def unsupported_type(where: str, kind: type) -> InvalidRequest:
 def value_too_large(root: str, size: int, size_max: int) -> TooLarge:
     """Return the error for a value of ``size`` bytes, called ``root``."""
     hint = _RETURN_LESS if root == RESULT else _GIVE_LESS
+    return _too_large(root, size, size_max, hint)
+
+
+def blob_too_large(where: str, size: int, size_max: int) -> TooLarge:
+    """Return the error for a part of a value that is sent separately."""
+    return _too_large(where, size, size_max, "send it in parts, in several arguments")
+
+
+def _too_large(where: str, size: int, size_max: int, hint: str) -> TooLarge:
     return TooLarge(
-        f"{root} has {size} bytes, more than the limit of {size_max}; {hint}"
+        f"{where} has {size} bytes, more than the limit of {size_max}; {hint}"
     )

@@ -11,6 +11,7 @@ from shoal.tasks.exception_record import encode_exception
 from shoal.tasks.limits import FUNCTIONS_MAX, RESULT_MAX
 from shoal.tasks.registry import TASKS, unregistered_message
 from shoal.tasks.schemas import binder
+from shoal.tasks.sent_task import SentTask
 from shoal.tasks.task_modules import import_tasks
 from shoal.tasks.values import NO_KWARGS, GetBlob, ValueReader, load_pickle, pack
 
@@ -109,6 +110,9 @@ class FunctionInvoker:
         positional, named = arguments
         try:
             function, *positional = positional
+            if isinstance(function, SentTask):
+                positional, named = function.bind(positional, named)
+                function = function.function
             result = self._blocking(function)(*positional, **named)
             packed = pack(result, "result", size_max=RESULT_MAX, pickles=True)
             return InvocationResult(packed.data)

@@ -29,5 +29,5 @@ WAITING_MAX = 4096  # calls that wait for a process
 
 BLOBS_MAX = 4 << 30  # of large arguments in the file cache
 BLOB_TIMEOUT = 30.0  # for the coordinator to send one
-MAPPED_MAX = 64  # number of them that a process keeps mapped
+MAPPED_MAX = 64  # number of them that a process keeps open, or mapped
 FUNCTIONS_MAX = 256  # sent by clients, that a process caches

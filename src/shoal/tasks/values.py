@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from shoal.domain.errors import InvalidRequest
-from shoal.tasks.errors import unsupported_type, value_too_large
+from shoal.tasks.errors import blob_too_large, unsupported_type, value_too_large
 from shoal.tasks.extension_types import (
     ARRAY,
     PICKLED,
@@ -23,7 +23,7 @@ from shoal.tasks.extension_types import (
     read_scalar,
     write_array,
 )
-from shoal.tasks.limits import BLOB_MIN, DEPTH_MAX, RESULT_MAX
+from shoal.tasks.limits import BLOB_MAX, BLOB_MIN, DEPTH_MAX, RESULT_MAX
 
 StoreBlob: TypeAlias = Callable[[bytes], bytes]
 """Stores a large value in MessagePack as a blob; returns its SHA-256 digest."""
@@ -70,7 +70,7 @@ def pack(
     and pickles are passed to ``store_blob``.
 
     Raises InvalidRequest naming the part that cannot be encoded, TooLarge if the result
-    is larger than ``size_max`` bytes.
+    is larger than ``size_max`` bytes, or a blob is too large.
     """
     packing = _Packing(pickles, store_blob)
     try:
@@ -161,7 +161,8 @@ class _Packing:
         """Convert a value that is not a list, map, text or number."""
         match value:
             case bytes() | bytearray() | memoryview():
-                return self._inline_or_blob(bytes(value))
+                self._check_size(memoryview(value).nbytes, path)
+                return self._inline_or_blob(bytes(value), path)
             case Enum():
                 return self.convert_value(value.value, path)
             case Ref():
@@ -196,6 +197,7 @@ class _Packing:
     def _array(self, value: Any, path: _Path) -> Any:
         if value.dtype.kind == "U" and not value.shape and isinstance(value, str):
             return str(value)
+        self._check_size(value.nbytes, path)
         try:
             encoded = write_array(value)
         except InvalidRequest as error:
@@ -203,7 +205,7 @@ class _Packing:
                 return self._pickle(value, type(value), path)
             raise InvalidRequest(f"{format_path(path)}: {error}") from error
         self._record_extension(path)
-        return self._inline_or_blob(encoded, raw=True)
+        return self._inline_or_blob(encoded, path, raw=True)
 
     def _pickle(self, value: object, kind: type, path: _Path) -> Any:
         if not self._pickles:
@@ -213,16 +215,23 @@ class _Packing:
         self._record_extension(path)
         self.pickled = True
         pickled = msgspec.msgpack.Ext(PICKLED, cloudpickle.dumps(value))
-        return self._inline_or_blob(_encode(pickled), raw=True)
+        return self._inline_or_blob(_encode(pickled), path, raw=True)
 
-    def _inline_or_blob(self, data: bytes, *, raw: bool = False) -> Any:
+    def _check_size(self, size: int, path: _Path) -> None:
+        """Raise TooLarge for a part that cannot be a blob, before it is copied."""
+        if self._store_blob is not None and size > BLOB_MAX:
+            raise blob_too_large(format_path(path), size, BLOB_MAX)
+
+    def _inline_or_blob(self, data: bytes, path: _Path, *, raw: bool = False) -> Any:
         """Return the data, or a reference to it if it is stored as a blob.
 
         ``raw`` data is already MessagePack.
         """
         if self._store_blob is None or len(data) < BLOB_MIN:
             return msgspec.Raw(data) if raw else data
-        digest = self._store_blob(data if raw else _encode(data))
+        encoded = data if raw else _encode(data)
+        self._check_size(len(encoded), path)
+        digest = self._store_blob(encoded)
         self.first_extension = self.first_extension or "a value that is sent apart"
         self.blobs.append(digest)
         return msgspec.msgpack.Ext(REFERENCE, digest)
@@ -295,7 +304,7 @@ class ValueReader:
         """Decode a value.
 
         Arrays are writable: views of ``data`` if that is writable, otherwise copies.
-        Arrays of blobs are read-only views of the blob.
+        Arrays of blobs are views of the blob, which may be read-only.
 
         Raises InvalidRequest if the data is invalid or must not be read here.
         """

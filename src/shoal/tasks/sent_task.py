@@ -1,0 +1,41 @@
+"""Tasks that are sent to a worker which cannot import their module.
+
+The functions of a program's ``__main__`` and of notebooks are such tasks.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from shoal.tasks.registry import TASKS, RegisteredTask
+from shoal.tasks.schemas import Bind, binder
+
+
+class SentTask:
+    """A task as code: its function, and how its arguments are converted.
+
+    It is pickled by the client; a worker binds arguments as it does for its own tasks.
+    """
+
+    def __init__(self, task: RegisteredTask) -> None:
+        self.function: Callable[..., Any] = task.function
+        self._name = task.name
+        self._schema = task.schema
+
+    def bind(
+        self, args: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Convert the arguments of a call.  Raises as ``binder``'s converter does."""
+        if self._bind is None:
+            return args, kwargs
+        return self._bind(args, kwargs)
+
+    @cached_property
+    def _bind(self) -> Bind | None:
+        return binder(RegisteredTask(self._name, self.function, self._schema))
+
+
+def task_in_main(name: str) -> RegisteredTask | None:
+    """Return a task of the program itself; None if a module or nothing defines it."""
+    task = TASKS.get(name)
+    return task if task and task.function.__module__ == "__main__" else None
