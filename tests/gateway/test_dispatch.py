@@ -74,6 +74,13 @@ DIFFERENCES: dict[str, dict[int, Difference]] = {
         4: Difference("nothing is no answer", 0, PENDING),
     },
     "life-private": {
+        0: Difference(
+            "the SDK shows this field alone",
+            body={
+                "error": "no_trusted_worker: only paired workers may run a private "
+                "job, and no worker is paired"
+            },
+        ),
         8: Difference("a trusted worker that is busy will be free", 201),
     },
     "life-private-lowercase": {2: Difference("it is no privacy class", 400)},

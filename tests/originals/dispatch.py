@@ -82,6 +82,16 @@ class OriginalWorker:
         )
 
 
+def sdk_reports(status: int, body: dict[str, Any]) -> str:
+    """Return what the SDK logs of a refused commit.
+
+    It then sends the prompt to a hosted provider, even that of a private job.
+    """
+    if status == 422:
+        return f"Privacy enforcement: {body['error']}"
+    return f"Commit failed: {status}"
+
+
 class OriginalCoordinator:
     """The original coordinator, with one worker.
 

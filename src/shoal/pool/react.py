@@ -25,7 +25,7 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.job import Job, Privacy, TimeLimit
+from shoal.domain.job import TimeLimit
 from shoal.domain.receipts import Verdict
 from shoal.domain.vocabulary import (
     CancelJob,
@@ -56,9 +56,7 @@ from shoal.pool.inputs import (
 from shoal.pool.lifecycle import JobState
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
-
-NO_TRUSTED_WORKER = "no_trusted_worker"
-"""The first word of the error of a private job without a trusted worker."""
+from shoal.pool.trust import trust_rejection
 
 HARMLESS_VERDICTS = frozenset({Verdict.VALID, Verdict.UNSIGNED, Verdict.MISSING})
 """Verdicts that cost the worker no points."""
@@ -152,27 +150,6 @@ def revocations(pool: PoolState, fact: Fact) -> list[Revocation]:
             return []
     holders = pool.jobs[job_id].holders
     return [(who, CancelJob(job_id, held)) for who, held in holders if held in over]
-
-
-def trust_rejection(pool: PoolState, job: Job) -> str | None:
-    """Return why no trusted worker can run a private job now; None if one can."""
-    if job.terms.privacy is not Privacy.PRIVATE:
-        return None
-    trusted = pool.trusted_keys.get((job.owner, job.terms.user), set())
-    workers = pool.roster.with_model.get(job.model, {}).values()
-    offers = [each.offer for each in workers if each.offer.public_key in trusted]
-    if any(offer.proven for offer in offers):
-        return None
-    problem = (
-        "those that are connected have not proved their key"
-        if offers
-        else "none of them is connected"
-        if trusted
-        else "no worker is paired"
-    )
-    return (
-        f"{NO_TRUSTED_WORKER}: only paired workers may run a private job, and {problem}"
-    )
 
 
 def _receipt_marks(

@@ -12,6 +12,7 @@ import pytest
 from gateway.keys import ask, made
 from gateway.providers import COMMIT, call, committed, provider
 from gateway.serving import Pool, serving
+from originals.dispatch import sdk_reports
 from protocols.dispatch.recorded import SIGNERS
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.gateway.jobs import pairing
@@ -58,6 +59,37 @@ async def test_worker_that_claims_a_code_gets_private_jobs(pool: Pool) -> None:
     assert (status, answer["user_id"]) == (200, "u1")
     assert await partners(pool) == [A]
     async with provider(pool, proven=True) as worker:
+        job_id = await committed(pool, privacy_class="PRIVATE")
+        assert (await worker.job())["job_id"] == job_id
+
+
+async def test_worker_that_has_not_proved_its_key_cannot_be_paired(pool: Pool) -> None:
+    code = await code_of(pool)
+    async with provider(pool):  # as original workers are
+        status, answer = await claim(pool, code)
+        private = COMMIT | {"privacy_class": "PRIVATE"}
+        refused, why = await call(pool, "POST", "/v1/jobs/commit/fast", private)
+
+    assert status == 400
+    assert answer["error"].startswith("unproven_key: this worker has not proved its")
+    assert "--dispatch-trust-unproven" in answer["error"]
+    assert sdk_reports(refused, why) == (
+        "Privacy enforcement: no_trusted_worker: only paired workers may run a private "
+        "job, and no worker is paired; one that is connected has not proved its key: "
+        "it gets private jobs only if the coordinator runs with "
+        "--dispatch-trust-unproven"
+    )
+    assert await partners(pool) == []
+    async with provider(pool, proven=True):
+        assert (await claim(pool, code))[0] == 200
+
+
+async def test_worker_that_names_a_key_is_paired_if_the_coordinator_trusts_it(
+    tmp_path: Path,
+) -> None:
+    wires = {"dispatch": Config(open=True, trust_unproven=True)}
+    async with serving(tmp_path, wires=wires) as pool, provider(pool) as worker:
+        assert (await claim(pool, await code_of(pool)))[0] == 200
         job_id = await committed(pool, privacy_class="PRIVATE")
         assert (await worker.job())["job_id"] == job_id
 

@@ -94,7 +94,8 @@ def test_an_original_worker_joins_with_the_offer_it_states() -> None:
         Offer(
             kinds=frozenset({JobKind.CHAT, JobKind.TASK}),
             models=frozenset({"dispatch"}),
-            remark="has not proved its key: gets public jobs only",
+            remark="has not proved its key: it gets private jobs only if the "
+            "coordinator runs with --dispatch-trust-unproven",
             streams=False,
             device=DeviceKind.DESKTOP,
             public_key=KEY,

@@ -18,7 +18,7 @@ from shoal.gateway.http.responses import encode_text, well_formed
 from shoal.ledger.canonical import to_base64
 from shoal.ledger.outputs import output_of
 from shoal.pool.lifecycle import ENDED, JobState
-from shoal.pool.react import NO_TRUSTED_WORKER
+from shoal.pool.trust import NO_TRUSTED_WORKER
 from shoal.store.ledger import LoggedReceipt
 from shoal.store.port import Store, StoredJob, StoredJobSummary, summarize
 

@@ -17,6 +17,7 @@ from shoal.gateway.jobs.submit_job import read_json_body
 from shoal.ledger.canonical import to_time
 from shoal.ledger.keys import is_valid_key, public_key_of
 from shoal.pool.inputs import WorkerPaired
+from shoal.pool.trust import pairing_rejection
 from shoal.store.pairing import PairingCode
 
 CODE_DIGITS = 6  # hexadecimal: short enough to type, so guesses are throttled
@@ -32,6 +33,7 @@ MISSING_CLAIM = "Missing pairing_code or provider_pubkey"
 INVALID = "invalid_code"
 CLAIMED = "already_claimed"
 EXPIRED = "expired"
+UNPROVEN = "unproven_key"
 
 
 class CreateCode(msgspec.Struct, frozen=True):
@@ -136,6 +138,9 @@ async def claim_pairing_code(gateway: Gateway, request: web.Request) -> web.Resp
     if at >= found.expires_at:
         raise InvalidRequest(EXPIRED, "pairing_code")
     public_key = _public_key(body.provider_pubkey)
+    if (reason := pairing_rejection(gateway.hub.pool, public_key)) is not None:
+        # The worker would get no private job; the code can still be claimed.
+        raise InvalidRequest(f"{UNPROVEN}: {reason}", "provider_pubkey")
     if not await pairing.claim(found.code, public_key, at):
         raise InvalidRequest(CLAIMED, "pairing_code")  # a moment ago
     await _record_pairing(gateway, found, public_key)

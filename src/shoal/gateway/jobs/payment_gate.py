@@ -21,7 +21,7 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Charge
 from shoal.pool.inputs import AccountTopUp
-from shoal.pool.react import trust_rejection
+from shoal.pool.trust import trust_rejection
 
 T = TypeVar("T")
 

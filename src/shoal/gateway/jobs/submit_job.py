@@ -21,7 +21,7 @@ from shoal.gateway.jobs.job_options import build_job
 from shoal.gateway.jobs.job_request import decode_commit
 from shoal.gateway.jobs.payment_gate import exclusive_payment, pay, run_to_end
 from shoal.gateway.jobs.payments import NO_PAYMENTS
-from shoal.pool.react import NO_TRUSTED_WORKER
+from shoal.pool.trust import NO_TRUSTED_WORKER
 
 BODY_TYPE = "application/json"
 
@@ -38,9 +38,13 @@ EMPTY_OBJECT = EmptyObject()
 
 
 class NoTrustedWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """The response to a private job that no worker may run."""
+    """The response to a private job that no worker may run.
 
-    error: str = NO_TRUSTED_WORKER
+    ``error`` begins with ``no_trusted_worker``; the reason follows, because the
+    original's SDK shows this field only.
+    """
+
+    error: str
     job_id: str
 
 
@@ -82,8 +86,9 @@ async def commit_job(
         return answer
     if terms.privacy is Privacy.PRIVATE:
         stored = await gateway.store.summary(job_id)
-        if stored is not None and (stored.error or "").startswith(NO_TRUSTED_WORKER):
-            return json_response(NoTrustedWorker(job_id=job_id), 422)
+        error = (stored.error if stored is not None else None) or ""
+        if error.startswith(NO_TRUSTED_WORKER):
+            return json_response(NoTrustedWorker(error=error, job_id=job_id), 422)
     return json_response(CommittedJob(job_id), 201)
 
 

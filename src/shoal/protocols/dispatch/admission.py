@@ -40,7 +40,10 @@ from shoal.protocols.seam.endpoints import UpgradeRequest
 
 ID_SIZE = 16  # bytes of a worker's id
 
-UNPROVEN = "has not proved its key: gets public jobs only"
+UNPROVEN = (
+    "has not proved its key: it gets private jobs only if the coordinator runs with "
+    "--dispatch-trust-unproven"
+)
 TRUSTED_UNPROVEN = "has not proved its key, but is trusted"
 TOKEN_REQUIRED = (
     "workers need a token here: present the join token in the header "
