@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import numpy as np
@@ -231,10 +231,11 @@ async def test_leaving_an_asynchronous_map_closes_its_source() -> None:
     async with (
         running_coordinator(same=lambda x: x) as server,
         pool_of(server) as pool,
-        aclosing(aiter(pool.map("same", source()))) as results,
     ):
-        async for _ in results:
-            break
+        results = aiter(pool.map("same", source()))
+        assert isinstance(results, AsyncGenerator)
+        async with aclosing(results):
+            assert await anext(results) == 0
 
     assert closed
 

@@ -111,9 +111,10 @@ class FunctionInvoker:
         try:
             function, *positional = positional
             if isinstance(function, SentTask):
-                positional, named = function.bind(positional, named)
-                function = function.function
-            result = self._blocking(function)(*positional, **named)
+                bound, named = function.bind(positional, named)
+                result = self._blocking(function.function)(*bound, **named)
+            else:
+                result = self._blocking(function)(*positional, **named)
             packed = pack(result, "result", size_max=RESULT_MAX, pickles=True)
             return InvocationResult(packed.data)
         except BaseException as error:
