@@ -86,9 +86,9 @@ async def commit_job(
         return answer
     if terms.privacy is Privacy.PRIVATE:
         stored = await gateway.store.summary(job_id)
-        error = (stored.error if stored is not None else None) or ""
-        if error.startswith(NO_TRUSTED_WORKER):
-            return json_response(NoTrustedWorker(error=error, job_id=job_id), 422)
+        reason = (stored.error if stored is not None else None) or ""
+        if reason.startswith(NO_TRUSTED_WORKER):
+            return json_response(NoTrustedWorker(error=reason, job_id=job_id), 422)
     return json_response(CommittedJob(job_id), 201)
 
 
