@@ -80,7 +80,9 @@ class Functions:
         )
 
     def send(self, message: Command) -> bool:
-        assert type(message) in self.accepts, "asked for what its wire cannot express"
+        # A wire that cannot cancel calls can still end a stream of them.
+        expressible = self.accepts | {CancelJob} if self.lanes else self.accepts
+        assert type(message) in expressible, "asked for what its wire cannot express"
         self.told.append(message)
         # Later, as over a wire: the hub is in the middle of something.
         self._loop.call_soon(self._heard, message)
@@ -134,7 +136,10 @@ class Functions:
                 returns = [self._return(name, each) for each in calls]
                 self.port.on_event(CallsReturned(job_id, lease, returns))
             case CancelJob(job_id, lease):
-                self.lanes.pop((job_id, lease), None)
+                if (job_id, lease) in self.lanes:
+                    del self.lanes[job_id, lease]
+                    if CancelJob not in self.accepts:
+                        self.port.on_event(Completed(job_id, lease))
             case _:
                 pass  # it plays no other part
 

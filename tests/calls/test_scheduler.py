@@ -199,17 +199,48 @@ def test_calls_of_a_lost_lane_go_to_others() -> None:
     on_a_board(script)
 
 
-def test_a_call_that_brings_three_workers_down_is_given_up() -> None:
+def test_a_call_that_ended_two_connections_is_not_given_to_a_third() -> None:
     async def script(its: Coordinator, board: CallScheduler, caller: Caller) -> None:
         await ask(board, 1, 2)
-        for name in ("a", "b", "c"):
+        for name in ("a", "b"):
             (await worker(its, name, holds=True)).lose()
             await moment()
-        await worker(its, "d")
+        await worker(its, "c")
         await asyncio.sleep(1)
 
-        assert isinstance(caller.errors[1], WorkerLost)
+        error = caller.errors[1]
+        assert isinstance(error, WorkerLost)
+        assert "2 workers" in str(error)
+        assert "connection lost" in str(error)
         assert caller.values == {2: 3}
+
+    on_a_board(script)
+
+
+def test_a_call_that_lost_a_worker_takes_no_other_call_with_it() -> None:
+    async def script(its: Coordinator, board: CallScheduler, caller: Caller) -> None:
+        no_stop = HEARS - {CancelJob, CancelCalls}
+        one = await worker(its, "one", accepts=no_stop)
+        await ask(board, *range(50))  # all short, so that many are given ahead
+        one.holds = True
+        await ask(board, *range(100, 104))
+        assert len(one.calls) == 4
+        one.lose()
+        await moment()
+
+        other = await worker(its, "other", accepts=no_stop, holds=True)
+        while other.calls:
+            assert len(other.calls) == 1
+            number = other.calls[0][2].number
+            if number == 100:
+                other.lose()
+                other = await worker(its, "third", accepts=no_stop, holds=True)
+            else:
+                other.return_all(number)
+            await moment()
+
+        assert isinstance(caller.errors[100], WorkerLost)
+        assert {*range(101, 104)} <= caller.values.keys()
 
     on_a_board(script)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from originals.macfleet import (
     TaskWorker,
     packed,
 )
+from shoal.domain.errors import TooLarge
 
 TOKEN = "a-fleet-token"
 HUB = "hub"
@@ -39,6 +40,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "demo.add": lambda a, b: a + b,
     "demo.echo": lambda value: value,
     "demo.fail": fail,
+    "demo.zeros": bytes,
 }
 
 
@@ -63,6 +65,15 @@ async def wait_joined(pool: Pool, name: str) -> None:
         return f"macfleet:{name}" in [worker["id"] for worker in pool.workers()]
 
     await asyncio.to_thread(eventually, there, f"{name} is a worker")
+
+
+async def wait_left(pool: Pool, name: str) -> None:
+    """Wait until the pool has no worker of the name."""
+
+    def gone() -> bool:
+        return f"macfleet:{name}" not in [worker["id"] for worker in pool.workers()]
+
+    await asyncio.to_thread(eventually, gone, f"{name} has left")
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -195,37 +206,73 @@ async def test_our_worker_joins_an_original_dispatcher(
             assert await asyncio.to_thread(worker.terminate) == 0
 
 
-async def test_tasks_of_a_broken_worker_are_requeued(
+async def leave(worker: TaskWorker, transport: PeerTransport) -> None:
+    """End the connection cleanly."""
+    await transport.disconnect()
+
+
+async def corrupt(worker: TaskWorker, transport: PeerTransport) -> None:
+    """Send a frame with a wrong checksum."""
+    whole = Frame(1, RESULT, 0, 0, packed({"task_id": "x", "ok": True}))
+    broken = bytearray(whole.packed())
+    broken[-1] ^= 1
+    worker.connection.writer.write(bytes(broken))
+    await worker.connection.writer.drain()
+    await until(lambda: worker.dead)  # it is hung up on
+
+
+@pytest.mark.parametrize("end", [leave, corrupt])
+async def test_task_of_a_lost_worker_is_requeued_once(
     programs: Programs,
+    end: Callable[[TaskWorker, PeerTransport], Awaitable[None]],
 ) -> None:
     pool = serve(programs, *SECURE, "--log-level", "info")
     stuck = threading.Event()
     there = {"demo.add": lambda a, b: stuck.wait(PATIENCE)}
-    first, second = PeerTransport("mac-a", TOKEN), PeerTransport("mac-b", TOKEN)
-    leaves = TaskWorker(await first.connect(HUB, port_of(pool)), there)
+
+    async def end_in_a_task(name: str) -> None:
+        transport = PeerTransport(name, TOKEN)
+        worker = TaskWorker(await transport.connect(HUB, port_of(pool)), there)
+        async with worker.running():
+            await until(lambda: "demo.add" in worker.names)
+            await end(worker, transport)
+        await transport.disconnect()
+
     async with calling(pool) as calls, asyncio.timeout(PATIENCE):
-        async with leaves.running():
-            await wait_joined(pool, "mac-a")
-            one = await calls.submit("demo.add", 19, 23)
-            await until(lambda: "demo.add" in leaves.names)
-            await first.disconnect()  # a clean end, in the middle of its task
-        breaks = TaskWorker(await second.connect(HUB, port_of(pool)), there)
-        async with breaks.running():
-            await until(lambda: "demo.add" in breaks.names)
-            whole = Frame(1, RESULT, 0, 0, packed({"task_id": "x", "ok": True}))
-            broken = bytearray(whole.packed())
-            broken[-1] ^= 1
-            breaks.connection.writer.write(bytes(broken))
-            await breaks.connection.writer.drain()
-            await until(lambda: breaks.dead)  # it is hung up on
-        third = PeerTransport("mac-c", TOKEN)
-        does = TaskWorker(await third.connect(HUB, port_of(pool)), FUNCTIONS)
-        async with does.running():
-            assert await one == 42
-        for transport in (second, third):
-            await transport.disconnect()
+        first = await calls.submit("demo.add", 19, 23)
+        await end_in_a_task("mac-a")
+        transport = PeerTransport("mac-b", TOKEN)
+        worker = TaskWorker(await transport.connect(HUB, port_of(pool)), FUNCTIONS)
+        async with worker.running():
+            assert await first == 42
+        await transport.disconnect()
+        await wait_left(pool, "mac-b")
+
+        second = await calls.submit("demo.add", 19, 23)
+        await end_in_a_task("mac-c")
+        await end_in_a_task("mac-d")
+        cause = "CRC32" if end is corrupt else "connection|closed"
+        with pytest.raises(shoal.WorkerLost, match=cause):
+            await second
     stuck.set()
-    assert "CRC" in pool.program.errors
+
+
+async def test_oversized_result_fails_its_call_and_keeps_the_worker(
+    programs: Programs,
+) -> None:
+    pool = serve(programs, *SECURE)
+    transport = PeerTransport("mac-large", TOKEN)
+    worker = TaskWorker(await transport.connect(HUB, port_of(pool)), FUNCTIONS)
+
+    async with worker.running(), calling(pool) as calls, asyncio.timeout(PATIENCE):
+        await wait_joined(pool, "mac-large")
+        for durable in (True, False):
+            with pytest.raises(TooLarge, match=r"returned 3[0-9]{8} bytes"):
+                await calls.with_options(durable=durable).call("demo.zeros", 300 << 20)
+        assert await calls.call("demo.add", 19, 23) == 42
+    await transport.disconnect()
+
+    assert worker.dead == ""
 
 
 async def test_wrong_token_is_rejected_at_either_end(programs: Programs) -> None:

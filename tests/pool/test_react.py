@@ -18,7 +18,7 @@ from shoal.domain.facts import (
     WorkerLeft,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.job import TimeLimit, TimeLimits
+from shoal.domain.job import Job, TimeLimit, TimeLimits
 from shoal.domain.outcome import Fault, Outcome, Usage
 from shoal.domain.vocabulary import (
     CancelJob,
@@ -27,6 +27,7 @@ from shoal.domain.vocabulary import (
     Failed,
     Rejected,
 )
+from shoal.domain.work import CALL_QUEUE, Call, JobKind
 from shoal.pool.inputs import (
     AnswerRejected,
     Cancellation,
@@ -204,6 +205,19 @@ def test_job_that_outlives_three_workers_is_given_up() -> None:
         J, "lost 3 workers, the last one: killed", lost=True
     )
     assert pool.jobs == {}
+
+
+def test_call_that_ended_two_connections_is_not_given_to_a_third() -> None:
+    call = Job(J, Call("f", b"\x90", b"\x80"))
+    pool = pool_after(JobSubmitted(call))
+    why = "protocol error: frame 0 on stream 1 fails its CRC32"
+
+    for name in ("w1", "w2"):
+        pool.apply(joined(name, CALL_QUEUE, kinds=frozenset({JobKind.CALL})), 0.0)
+        assert len(hand_out(pool)) == 1
+        first, *_ = tell(pool, WorkerDisconnected(WorkerId(name), why))
+
+    assert first == JobFailed(J, f"lost 2 workers, the last one: {why}", lost=True)
 
 
 def test_refusals_are_no_losses() -> None:

@@ -18,7 +18,7 @@ from shoal.transports.message_splitter import (
     UNTAKEN_MAX,
     MessageSplitter,
 )
-from transports.numbered import HEAD, Numbered, message
+from transports.numbered import HEAD, START, Numbered, message
 
 
 def bodies(*sizes: int) -> list[bytes]:
@@ -98,6 +98,31 @@ def test_large_bodies_have_their_checksum_and_small_ones_have_not() -> None:
 
     assert one.checksum is None
     assert other.checksum == zlib.crc32(large)
+
+
+@pytest.mark.parametrize("step", [1000, 1001, READ_SIZE, LARGE_READ_SIZE, 1 << 30])
+@pytest.mark.parametrize("fed", [False, True])
+def test_only_the_start_of_a_body_is_kept_if_its_buffer_is_smaller(
+    step: int, fed: bool
+) -> None:
+    sent = bodies(5, 3 * LARGE_READ_SIZE + 7, 0, LARGE_BODY + 1, 9)
+    data = b"".join(message(number, body) for number, body in enumerate(sent))
+    cutter = MessageSplitter(Numbered(start_of=LARGE_BODY))
+    got: list[FramedMessage] = []
+
+    if fed:
+        for at in range(0, len(data), step):
+            cutter.feed(data[at : at + step])
+            got += cutter.take()
+    else:
+        got = list(read(cutter, data, step))
+
+    assert [bytes(each.body) for each in got] == [
+        body[:START] if len(body) > LARGE_BODY else body for body in sent
+    ]
+    assert [each.checksum for each in got if each.checksum is not None] == [
+        zlib.crc32(body) for body in sent if len(body) > LARGE_BODY
+    ]
 
 
 def test_bodies_stay_what_they_were_when_others_follow() -> None:

@@ -25,7 +25,7 @@ from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import call_limits
 from shoal.transports.clock import Clock
 
-ATTEMPTS_MAX = 3  # streams lost while running a call, until the call is blamed
+ATTEMPTS_MAX = 2  # streams lost while running a call, until the call is blamed
 IDLE_MAX = 2.0  # seconds to hold an idle stream
 IDLE_WANTED = 0.25  # the same, while jobs wait that could use its slot
 STUCK = "the call before it takes long"
@@ -277,12 +277,17 @@ class CallGroup:
         calls: list[PendingCall] = []
         blobs = self._owner.hub.blobs
         while self.waiting and len(calls) < most:
+            alone = load.runs_alone(self.waiting[0])
+            if alone and (calls or load.in_flight):
+                break
             each = self.waiting.popleft()
             if each.blobs and (lacking := blobs.missing(each.blobs)):
                 names = " ".join(digest.hex() for digest in lacking)
                 self._owner.fail([each], NotFound(names))
                 continue
             calls.append(each)
+            if alone:
+                break
         if calls:
             load.push(calls, self._owner.clock.now())
             self._report_pushed(load, [each.call.number for each in calls])

@@ -52,7 +52,17 @@ class StreamLoad:
     @property
     def capacity(self) -> int:
         """How many more calls it should get."""
-        return 0 if self.closing else self.depth - len(self.in_flight)
+        if self.closing or any(map(self.runs_alone, self.in_flight.values())):
+            return 0
+        return self.depth - len(self.in_flight)
+
+    def runs_alone(self, call: PendingCall) -> bool:
+        """Say whether a call must not share the stream.
+
+        If a worker cannot cancel, every call in flight is blamed for its loss, so one
+        that was blamed before would take the others with it.
+        """
+        return call.attempts > 0 and not self.stream.can_cancel
 
     def push(self, calls: list[PendingCall], now: float) -> None:
         """Send calls, to run after the others."""

@@ -64,7 +64,7 @@ HARMLESS_VERDICTS = frozenset({Verdict.VALID, Verdict.UNSIGNED, Verdict.MISSING}
 INVALID_RECEIPT_POINTS = 1  # points against a worker for an invalid receipt
 WRONG_ANSWER_POINTS = 3  # points for an answer that two others contradict
 WORKERS_LOST_MAX = 3  # a job fails when so many workers were lost or gave up
-
+CALL_WORKERS_LOST_MAX = 2  # the same for a call, whose function may end its worker
 
 RESULT_NAMES: Mapping[type[Completed | Rejected | Failed], str] = {
     Completed: "completed",
@@ -227,12 +227,17 @@ def _worker_left(pool: PoolState, worker_id: WorkerId, reason: str) -> list[Fact
             facts.append(JobFailed(job.job.id, lost, lost=True))
         elif job.hedge is not None:
             facts.append(JobUnhedged(job.job.id, lease, lost, lost=True))
-        elif job.lost + 1 >= WORKERS_LOST_MAX:
-            error = f"lost {WORKERS_LOST_MAX} workers, the last one: {reason}"
+        elif job.lost + 1 >= _workers_lost_max(job):
+            error = f"lost {job.lost + 1} workers, the last one: {reason}"
             facts.append(JobFailed(job.job.id, error, lost=True))
         else:
             facts.append(JobRequeued(job.job.id, lease, lost))
     return [*facts, WorkerLeft(worker_id, reason)]
+
+
+def _workers_lost_max(job: OpenJob) -> int:
+    is_call = job.kind is JobKind.CALL
+    return CALL_WORKERS_LOST_MAX if is_call else WORKERS_LOST_MAX
 
 
 def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> JobExpired:

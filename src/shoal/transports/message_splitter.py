@@ -45,8 +45,9 @@ class MessageSplitter:
         self._blocked = False  # what is held is refused until messages have been taken
         self._after_large = False
         self._head = b""  # of the large message that is being read
-        self._body: memoryview | None = None
-        self._body_filled = 0  # bytes of its body that are there
+        self._body: memoryview | None = None  # or its start, see ``buffer_for``
+        self._body_size = 0  # bytes of the whole body
+        self._body_filled = 0  # bytes of it that have arrived
         self._checksum = 0
 
     @property
@@ -62,13 +63,15 @@ class MessageSplitter:
     def room(self) -> memoryview:
         """Return where the next bytes are to be put: at least one."""
         if self._body is not None:
+            if self._body_filled >= len(self._body):  # the rest is dropped
+                return _SHARED[: self._body_size - self._body_filled]
             return self._body[self._body_filled : self._body_filled + LARGE_READ_SIZE]
         return _BRIEF if self._after_large else _SHARED
 
     def filled(self, size: int) -> bool:
         """Record received bytes; return whether a message is complete."""
         if self._body is not None:
-            self._fill(self._body[self._body_filled : self._body_filled + size])
+            self._fill(self.room()[:size])
         else:
             self._after_large = False
             self.feed(bytes(_SHARED[:size]))
@@ -77,10 +80,13 @@ class MessageSplitter:
     def feed(self, data: bytes) -> None:
         """Take bytes that were read elsewhere, of any number."""
         if self._body is not None:
-            taken = min(len(data), len(self._body) - self._body_filled)
-            self._body[self._body_filled : self._body_filled + taken] = data[:taken]
-            self._fill(self._body[self._body_filled : self._body_filled + taken])
-            data = data[taken:]
+            at = 0
+            while self._body is not None and at < len(data):
+                piece = self.room()[: len(data) - at]
+                piece[:] = data[at : at + len(piece)]
+                at += len(piece)
+                self._fill(piece)
+            data = data[at:]
         held = self._held
         if held or self._blocked:
             held += data
@@ -137,18 +143,19 @@ class MessageSplitter:
         self._held += data
 
     def _begin(self, head: bytes, size: int) -> None:
-        self._head, self._body_filled, self._checksum = head, 0, 0
+        self._head, self._body_size = head, size
+        self._body_filled = self._checksum = 0
         self._body = self._framed.buffer_for(head, _BUFFERS.allocate)
         if self._body is None:
             self._body = _BUFFERS.allocate(size)
-        assert len(self._body) == size, "a place is as large as what is for it"
+        assert 0 < len(self._body) <= size, "a buffer is not larger than the body"
 
     def _fill(self, piece: memoryview) -> None:
         assert self._body is not None, "this is a part of it"
         self._checksum = self._framed.checksum(piece, self._checksum)
         self._body_filled += len(piece)
-        if self._body_filled == len(self._body):
+        if self._body_filled == self._body_size:
             self._messages.append(FramedMessage(self._head, self._body, self._checksum))
-            self._untaken_size += self._head_size + self._body_filled
+            self._untaken_size += self._head_size + len(self._body)
             self._body = None
             self._after_large = True

@@ -162,7 +162,7 @@ def test_a_node_without_an_id_is_refused() -> None:
     [
         (frame(FrameType.TASK, {})[:-1] + b"x", "CRC32"),
         (bytes.fromhex("00000001004d0000") + bytes(16), "frame type 77"),
-        (bytes.fromhex("0000000100080000ffffffff") + bytes(12), "exceeds the limit"),
+        (bytes.fromhex("0000000100040000ffffffff") + bytes(12), "exceeds the limit"),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n", "HTTP"),
     ],
 )

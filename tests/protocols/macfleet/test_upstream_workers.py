@@ -1,6 +1,8 @@
 """A coordinator and upstream workers, which know tasks and nothing else."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import repeat
 
 import msgspec
 import pytest
@@ -25,7 +27,13 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Call, Feature, JobKind, Task
 from shoal.protocols.macfleet import Config
-from shoal.protocols.macfleet.codec.frames import Frame, FrameType, encode_frame
+from shoal.protocols.macfleet.codec.frames import (
+    HEADER,
+    Frame,
+    FrameType,
+    crc32,
+    encode_frame,
+)
 from shoal.protocols.seam.peer_session import PeerJoined
 
 UNKNOWN = (
@@ -276,6 +284,75 @@ def test_a_malformed_result_fails_only_its_task() -> None:
     assert isinstance(failed, Failed)
     assert beside.end == ""
     assert "result" in beside.notices[-1]
+
+
+def too_large(type_: FrameType, fields: dict[str, object]) -> Iterator[bytes]:
+    """Yield a frame with one field too large for any reader, as upstream writes it."""
+    piece, count = bytes(1 << 20), 300
+    # The value is the last field, so that its bytes can follow the rest.
+    start = packed({**fields, "value": b""})[:-2]
+    start += b"\xc6" + (count << 20).to_bytes(4)
+    crc = crc32(start)
+    for _ in range(count):
+        crc = crc32(piece, crc)
+    size = len(start) + (count << 20)
+    yield HEADER.pack(1, type_, 0, size, 0, crc, 0) + start
+    yield from repeat(piece, count)
+
+
+def test_a_result_too_large_for_any_reader_fails_its_task_alone() -> None:
+    beside = worker()
+    task_id = asked(beside)
+    other = asked(beside, replace(RUN, job_id=JobId("other")))
+
+    heard = [
+        each
+        for data in too_large(FrameType.RESULT, {"task_id": task_id, "ok": True})
+        for each in beside.says(data)
+    ]
+
+    (failed,) = heard
+    assert isinstance(failed, Failed)
+    assert failed.error.startswith("shoal.domain.errors.TooLarge: ")
+    assert str(256 << 20) in failed.error
+    assert beside.end == ""
+    assert beside.result(other, value=1) == [
+        Completed(JobId("other"), RUN.lease, value=packed(1))
+    ]
+
+
+def test_a_streamed_result_too_large_for_any_reader_fails_its_call_alone() -> None:
+    beside = worker()
+    beside.send(replace(RUN, work=STREAM))
+    beside.send(PushCalls(*NUMBER, [StreamedCall(1, CALL.args, CALL.kwargs)]))
+    task_id = str(decoded(beside.frames[-1])["task_id"])
+
+    heard = [
+        each
+        for data in too_large(FrameType.RESULT, {"task_id": task_id, "ok": True})
+        for each in beside.says(data)
+    ]
+
+    (returned,) = heard
+    assert isinstance(returned, CallsReturned)
+    assert "TooLarge" in returned.results[0].error
+    assert beside.end == ""
+
+
+def test_a_task_too_large_for_any_reader_is_answered() -> None:
+    beside = worker()
+
+    heard = [
+        each
+        for data in too_large(FrameType.TASK, {"task_id": "1", "name": "f"})
+        for each in beside.says(data)
+    ]
+
+    assert heard == []
+    answer = decoded(beside.frames[-1])
+    assert (answer["task_id"], answer["ok"]) == ("1", False)
+    assert str(64 << 20) in str(answer["error"])
+    assert beside.end == ""
 
 
 def test_frames_that_are_no_tasks_are_ignored() -> None:

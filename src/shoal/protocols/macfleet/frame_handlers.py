@@ -20,7 +20,13 @@ from shoal.protocols.macfleet.codec.frames import (
     FrameType,
     Payload,
 )
-from shoal.protocols.macfleet.codec.tasks import TaskResult, decode_result
+from shoal.protocols.macfleet.codec.tasks import (
+    TaskResult,
+    decode_result,
+    error_text,
+    result_too_large,
+    task_id_at_start,
+)
 from shoal.protocols.macfleet.codec.values import NIL
 from shoal.protocols.macfleet.function_probe import FunctionProbe
 from shoal.protocols.macfleet.inbound_jobs import FleetInboundJobs, task_id_in
@@ -80,12 +86,14 @@ class UpstreamFrameHandler:
         return _handle(self._handlers, frame)
 
     def _on_task(self, frame: Frame) -> Sequence[ConnectionOutput]:
+        if frame.dropped:
+            return (self._parts.inbound.refuse_truncated(frame),)
         return (self._parts.inbound.receive_task(frame),)
 
     def _on_result(self, frame: Frame) -> Sequence[ConnectionOutput]:
-        """Handle a result; a malformed one fails its task."""
+        """Handle a result; one that is malformed or too large fails its task."""
         try:
-            result = decode_result(frame.payload)
+            result = _result_in(frame)
         except PeerError as error:
             task_id = task_id_in(frame.payload)
             if task_id is None:
@@ -192,6 +200,21 @@ def _handle(handlers: FrameHandlers, frame: Frame) -> Sequence[ConnectionOutput]
     if handler is None:
         return (Notice(f"ignored a frame of type {frame.type.name}"),)
     return handler(frame)
+
+
+def _result_in(frame: Frame) -> TaskResult:
+    """Return the result in a frame, or the error for one that is too large.
+
+    Raises PeerError if it is malformed.
+    """
+    if not frame.dropped:
+        return decode_result(frame.payload)
+    task_id = task_id_at_start(frame.payload)
+    if task_id is None:
+        size = len(frame.payload) + frame.dropped
+        raise PeerError(f"{size} bytes that do not begin with a task's id")
+    error = result_too_large(len(frame.payload) + frame.dropped)
+    return TaskResult(task_id, Raw(NIL), error_text(error))
 
 
 def _on_task_result(

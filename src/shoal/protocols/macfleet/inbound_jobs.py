@@ -39,9 +39,12 @@ from shoal.protocols.macfleet.codec.task_extension import (
 from shoal.protocols.macfleet.codec.tasks import (
     ID_MAX,
     TaskRequest,
+    arguments_too_large,
     decode_task,
     encode_result,
     encode_result_parts,
+    error_text,
+    task_id_at_start,
 )
 from shoal.protocols.macfleet.codec.values import NIL, is_plain_value
 from shoal.protocols.macfleet.local_node import FleetPeer, FleetRole
@@ -97,6 +100,16 @@ class FleetInboundJobs:
             return self._encode_refusal(request.task_id, reason)
         self._open.add(request.task_id)
         return RunJob(JobId(request.task_id), LEASE, work)
+
+    def refuse_truncated(self, frame: Frame) -> Output:
+        """Return the reply to a task of which only the start was kept."""
+        task_id = task_id_at_start(frame.payload)
+        error = arguments_too_large(len(frame.payload) + frame.dropped)
+        if task_id is None or task_id in self._open:
+            return Notice(f"ignored a task: {error}")
+        return self._encode_failure(
+            task_id, error_text(error), ResultDetails(fault=Fault.REQUEST.value)
+        )
 
     def receive_calls(self, frame: Frame) -> InboundOutput | None:
         """Return calls of a call stream; None if it is closed.

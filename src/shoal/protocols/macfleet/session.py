@@ -14,7 +14,13 @@ from shoal.domain.vocabulary import (
     OffersChanged,
 )
 from shoal.protocols.macfleet.codec.chunks import Allocate
-from shoal.protocols.macfleet.codec.frames import PAYLOAD_MAX, Frame, FrameReader
+from shoal.protocols.macfleet.codec.frames import (
+    PAYLOAD_MAX,
+    START_SIZE,
+    Frame,
+    FrameReader,
+    FrameType,
+)
 from shoal.protocols.macfleet.connection import ACCEPTED_MESSAGES, FleetConnection
 from shoal.protocols.macfleet.frame_handlers import ConnectionOutput
 from shoal.protocols.macfleet.handshake import (
@@ -98,6 +104,9 @@ def seat_of(peer: FleetPeer, connection: FleetConnectionInfo, now: float) -> Fle
     )
 
 
+ANSWERED_IF_TOO_LARGE = frozenset({FrameType.TASK, FrameType.RESULT})
+"""Frames of upstream peers that fail their task, and not the connection."""
+
 REJECTION_WINDOW = 2.0  # seconds in which upstream disconnects a node it rejects
 
 
@@ -143,6 +152,8 @@ class FleetSession:
     def buffer_for(self, head: bytes, allocate: Allocate) -> memoryview | None:
         if self._connection is None:
             return None
+        if self._reader.is_truncated(head):
+            return allocate(START_SIZE)
         return self._connection.buffer_for(head, allocate)
 
     def checksum(self, piece: memoryview, so_far: int) -> int:
@@ -258,6 +269,8 @@ class FleetSession:
             local.registry.mark_shoal(peer.name)
         self._connection, self._connected_at = connection, now
         self._reader.limit = PAYLOAD_MAX
+        if not peer.is_shoal:  # Shoal nodes send neither
+            self._reader.truncated = ANSWERED_IF_TOO_LARGE
         outputs: list[PeerMessage | Output] = [
             PeerMessage(ALL_PEERS, joined(peer, info))
         ]

@@ -86,7 +86,7 @@ class Transcript:
 
     def add(self, frame: Frame) -> None:
         """Add a message of either end."""
-        kind, stream, flags, sequence, payload = frame
+        kind, stream, flags, sequence, payload, _ = frame
         self._hash.update(_FRAME.pack(kind, stream, flags, sequence, len(payload)))
         self._hash.update(payload)
 

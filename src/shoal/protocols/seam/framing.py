@@ -42,6 +42,8 @@ _size_at = LENGTH.unpack_from
 class FramedMessage(NamedTuple):
     """A message that was read into its own buffer; ``body`` comes after ``head``.
 
+    It is the start of the body alone if the session had a smaller buffer for it.
+
     The receiver owns the buffer.  ``checksum`` is that of the body, if the link
     computed it while reading; then the receiver need not compute it again.
     """
@@ -75,6 +77,9 @@ class FramedSession(Protocol[Received]):
         self, head: bytes, allocate: Callable[[int], memoryview]
     ) -> memoryview | None:
         """Return the buffer for a large body; None: the link allocates one.
+
+        If the buffer is smaller than the body, it receives the start, and the link
+        reads past the rest, whose bytes count in the checksum only.
 
         Called once per large body, in order, and before earlier messages are processed.
         ``allocate`` returns uninitialized memory of that many bytes.

@@ -13,6 +13,7 @@ from shoal.domain.errors import LimitExceeded, PeerError, TooLarge
 from shoal.protocols.macfleet.codec import frames
 from shoal.protocols.macfleet.codec.frames import (
     PAYLOAD_MAX,
+    START_SIZE,
     Frame,
     FrameReader,
     FrameType,
@@ -29,6 +30,7 @@ frame_values = st.builds(
     st.integers(0, 2**16 - 1),
     st.integers(0, 2**32 - 1),
     st.binary(max_size=100),
+    st.just(0),
 )
 
 
@@ -82,6 +84,7 @@ def test_frames_that_upstream_accepts_are_accepted(case: Case) -> None:
             accepted["flags"],
             accepted["sequence"],
             bytes.fromhex(accepted["payload_hex"]),
+            0,
         )
 
 
@@ -110,6 +113,38 @@ def test_a_payload_is_rejected_by_its_header() -> None:
         reader.body_size(head)
     reader.limit = 101
     assert reader.body_size(head) == 101
+
+
+def test_only_the_start_of_a_large_frame_is_kept_where_that_is_allowed() -> None:
+    payload = bytes(range(256)) * 100
+    large = encode_frame(Frame(FrameType.RESULT, 1, 0, 0, payload))
+    small = encode_frame(Frame(FrameType.RESULT, 1, 0, 0, b"small"))
+    stream = large + small + large + small
+
+    for step in (1, 7, START_SIZE, 24 + START_SIZE, len(large) + 1, len(stream)):
+        reader = FrameReader(limit=START_SIZE + 1)
+        reader.truncated = frozenset({FrameType.RESULT})
+        found = [
+            frame
+            for at in range(0, len(stream), step)
+            for frame in read(reader, stream[at : at + step])
+        ]
+
+        assert [bytes(each.payload) for each in found] == [
+            *(payload[:START_SIZE], b"small") * 2
+        ]
+        dropped = len(payload) - START_SIZE
+        assert [each.dropped for each in found] == [dropped, 0, dropped, 0]
+
+
+def test_the_checksum_of_a_truncated_frame_covers_all_of_it() -> None:
+    frame = bytearray(encode_frame(Frame(FrameType.RESULT, 1, 0, 0, bytes(10_000))))
+    frame[-1] ^= 1
+    reader = FrameReader(limit=100)
+    reader.truncated = frozenset({FrameType.RESULT})
+
+    with pytest.raises(PeerError, match="fails its CRC32"):
+        read(reader, bytes(frame))
 
 
 @pytest.mark.parametrize(

@@ -214,3 +214,28 @@ def test_sizes_are_checked_on_encoding_and_decoding(
         decode_task(bytes(101))
     with pytest.raises(LimitExceeded):
         decode_result(bytes(101))
+
+
+@pytest.mark.parametrize("task_id", ["", "1", "a" * 31, "a" * 32, "ä" * 128, "€" * 256])
+@pytest.mark.parametrize("fields", [1, 15, 16, 1 << 16])
+def test_the_id_is_read_from_the_start_of_a_message(task_id: str, fields: int) -> None:
+    rest = {str(number): None for number in range(fields - 1)}
+    start = packed({"task_id": task_id, **rest})[:1000]
+
+    assert tasks.task_id_at_start(memoryview(start)) == task_id
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"",
+        b"\x90",
+        packed({"name": "f", "task_id": "1"}),
+        packed({"task_id": 1}),
+        packed({"task_id": "a" * 257}),
+        packed({"task_id": "abc"})[:-1],
+        b"\x81\xa7task_id\xa1\xff",
+    ],
+)
+def test_no_id_is_read_from_another_start(start: bytes) -> None:
+    assert tasks.task_id_at_start(start) is None

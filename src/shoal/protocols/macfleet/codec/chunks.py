@@ -167,7 +167,7 @@ class ChunkJoiner:
         Raises PeerError for a chunk out of order or of another type than the first, and
         LimitExceeded.
         """
-        type, stream, flags, sequence, payload = chunk
+        type, stream, flags, sequence, payload, _ = chunk
         partial = self._partial.get(stream)
         if partial is None:
             if len(self._partial) >= self._streams_max:

@@ -91,7 +91,7 @@ def _whole(type: FrameType, stream: int, *parts: Payload) -> Iterator[Part]:
 
 def _chunks(type: FrameType, stream: int, *parts: Payload) -> Iterator[Part]:
     left = sum(map(len, parts))
-    for _, _, flags, sequence, payload in split_payload(type, stream, *parts):
+    for _, _, flags, sequence, payload, _ in split_payload(type, stream, *parts):
         size, crc = len(payload), FrameReader.checksum(memoryview(payload), 0)
         yield encode_header(type, size, crc, stream, flags, sequence, left)
         yield memoryview(payload)

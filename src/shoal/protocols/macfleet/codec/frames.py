@@ -21,6 +21,7 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 
 HEADER = struct.Struct("!IHHIIII")
 PAYLOAD_MAX = 256 << 20  # bytes: the limit of upstream
+START_SIZE = 4 << 10  # bytes that are kept of a frame beyond the limit
 DEFAULT_STREAM = 1  # of all upstream frames after the handshake
 
 _SIZE = struct.Struct("!H2xI").unpack_from  # type and size, from byte 4
@@ -53,13 +54,17 @@ class Flag(IntFlag):
 
 
 class Frame(NamedTuple):
-    """A frame.  ``flags`` may contain unknown ones."""
+    """A frame.  ``flags`` may contain unknown ones.
+
+    ``dropped`` is the number of bytes after the payload that were read and not kept.
+    """
 
     type: FrameType
     stream: int
     flags: int
     sequence: int
     payload: Payload
+    dropped: int = 0
 
 
 _TYPES: tuple[FrameType | None, ...] = (None, *FrameType)
@@ -67,7 +72,7 @@ _TYPES: tuple[FrameType | None, ...] = (None, *FrameType)
 
 def encode_frame(frame: Frame) -> bytes:
     """Return a frame as bytes, with a copy of the payload: for small ones."""
-    kind, stream, flags, sequence, payload = frame
+    kind, stream, flags, sequence, payload, _ = frame
     return frame_header(kind, payload, stream, flags, sequence) + payload
 
 
@@ -114,13 +119,17 @@ class FrameReader:
     """Parses frames, whole ones or from a byte stream.
 
     ``limit`` is the current maximum of payload bytes: a session accepts little before
-    the handshake.  Memory is bounded by that plus one read.
+    the handshake.  Frames beyond it are an error, except those of the types in
+    ``truncated``, of which the first ``START_SIZE`` bytes are kept and the rest is
+    dropped.  Memory is bounded by the limit plus one read.
     """
 
     head_size = HEADER.size
 
     def __init__(self, limit: int = PAYLOAD_MAX) -> None:
         self.limit = limit
+        self.truncated: frozenset[FrameType] = frozenset()
+        self._truncated: _TruncatedFrame | None = None  # the one that is being read
         self._buffer = bytearray()
         self._missing = 0  # bytes until the buffer is worth parsing
 
@@ -133,9 +142,16 @@ class FrameReader:
         kind: int
         size: int
         kind, size = _SIZE(head, 4)
-        if size > self.limit or not 0 < kind < len(_TYPES):
+        if (size > self.limit and kind not in self.truncated) or not (
+            0 < kind < len(_TYPES)
+        ):
             raise _header_error(head, kind, size, self.limit)
         return size
+
+    def is_truncated(self, head: bytes) -> bool:
+        """Say whether only the start of a frame is kept, by its header."""
+        size: int = _SIZE(head, 4)[1]
+        return size > self.limit
 
     @staticmethod
     def checksum(piece: memoryview, so_far: int) -> int:
@@ -157,7 +173,7 @@ class FrameReader:
                 f"frame {sequence} on stream {stream} ({kind.name}, {size} bytes) "
                 "fails its CRC32: the data was corrupted on the way"
             )
-        return Frame(kind, stream, flags, sequence, body)
+        return Frame(kind, stream, flags, sequence, body, size - len(body))
 
     def split(self, data: bytes) -> Iterator[FramedMessage]:
         """Add bytes of the stream; yield the frames that are complete.
@@ -176,10 +192,21 @@ class FrameReader:
             self._buffer.clear()
         at, end = 0, len(data)
         view = memoryview(data)
-        while end - at >= HEADER.size:
+        while self._truncated is not None or end - at >= HEADER.size:
+            if self._truncated is not None:
+                at += self._truncated.add(view[at:])
+                if self._truncated.missing:
+                    return
+                complete, self._truncated = self._truncated.message(), None
+                yield complete
+                continue
             begin = at + HEADER.size
             head = data[at:begin]
-            following = begin + self.body_size(head)
+            size = self.body_size(head)
+            following = begin + size
+            if self.is_truncated(head):
+                at, self._truncated = begin, _TruncatedFrame(head, size)
+                continue
             if following > end:
                 break
             at = following
@@ -189,6 +216,30 @@ class FrameReader:
                 following if end - at >= HEADER.size else at + HEADER.size
             ) - end
             self._buffer += view[at:]
+
+
+class _TruncatedFrame:
+    """A frame of which only the start is kept.
+
+    ``missing`` is the number of its bytes that have not arrived.
+    """
+
+    def __init__(self, head: bytes, size: int) -> None:
+        self.missing = size
+        self._head = head
+        self._start = bytearray()
+        self._crc = 0
+
+    def add(self, data: memoryview) -> int:
+        """Add bytes of the stream; return how many belong to the frame."""
+        piece = data[: self.missing]
+        self._crc = crc32(piece, self._crc)
+        self._start += piece[: START_SIZE - len(self._start)]
+        self.missing -= len(piece)
+        return len(piece)
+
+    def message(self) -> FramedMessage:
+        return FramedMessage(self._head, memoryview(self._start), self._crc)
 
 
 def _header_error(head: bytes, kind: int, size: int, limit: int) -> PeerError:

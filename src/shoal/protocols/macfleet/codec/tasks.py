@@ -6,6 +6,8 @@ whatever upstream would not accept.
 """
 
 import math
+import re
+import traceback
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -84,6 +86,13 @@ class _ResultMap(msgspec.Struct, frozen=True):
     shoal: Raw | UnsetType = UNSET
 
 
+# The first byte of a map, the key ``task_id``, and the length of a text.
+_ID_FIRST = re.compile(
+    rb"(?:[\x81-\x8f]|\xde..|\xdf....)\xa7task_id"
+    rb"(?:(?P<fixed>[\xa0-\xbf])|\xd9(?P<size>.)|\xda(?P<large>..))",
+    re.DOTALL,
+)
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_task_map = msgspec.msgpack.Decoder(_TaskMap).decode
 _decode_result_map = msgspec.msgpack.Decoder(_ResultMap).decode
@@ -136,10 +145,7 @@ def encode_task_parts(
     parts = _encode_map(fields, extension)
     size = sum(map(len, parts))
     if size > TASK_MAX:
-        raise TooLarge(
-            f"the task's arguments make {size} bytes, more than the "
-            f"{TASK_MAX} that peers accept: pass large data by file or by blob"
-        )
+        raise arguments_too_large(size)
     return parts
 
 
@@ -208,10 +214,7 @@ def encode_result_parts(
     parts = _encode_map(fields, extension)
     size = sum(map(len, parts))
     if size > RESULT_MAX:
-        raise TooLarge(
-            f"the task returned {size} bytes, more than the {RESULT_MAX} that "
-            "peers accept: return less, or write a file"
-        )
+        raise result_too_large(size)
     return parts
 
 
@@ -232,6 +235,51 @@ def decode_result(payload: Payload, *, strict: bool = True) -> TaskResult:
     error_text = None if decoded.ok else decoded.error or NO_REASON
     extension = None if decoded.shoal is UNSET else decoded.shoal
     return TaskResult(decoded.task_id, decoded.value, error_text, extension)
+
+
+def arguments_too_large(size: int) -> TooLarge:
+    """Return the error for a task of so many bytes."""
+    return TooLarge(
+        f"the task's arguments make {size} bytes, more than the "
+        f"{TASK_MAX} that peers accept: pass large data by file or by blob"
+    )
+
+
+def result_too_large(size: int) -> TooLarge:
+    """Return the error for a result of so many bytes."""
+    return TooLarge(
+        f"the task returned {size} bytes, more than the {RESULT_MAX} that "
+        "peers accept: return less, or write a file"
+    )
+
+
+def error_text(error: Exception) -> str:
+    """Return an exception as the last line of a traceback has it.
+
+    The caller's program rebuilds the exception from that line.
+    """
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def task_id_at_start(payload: Payload) -> str | None:
+    """Return the id of a task or result whose end is missing; None: unreadable.
+
+    Upstream writes the id first.
+    """
+    found = _ID_FIRST.match(payload)
+    if found is None:
+        return None
+    size = (
+        found["fixed"][0] & 31
+        if found["fixed"]
+        else int.from_bytes(found["size"] or found["large"])
+    )
+    raw = bytes(payload[found.end() : found.end() + size])
+    try:
+        task_id = raw.decode()
+    except UnicodeDecodeError:
+        return None
+    return task_id if len(raw) == size and len(task_id) <= ID_MAX else None
 
 
 def _encode_map(fields: Fields, extension: bytes | Raw | None) -> PayloadParts:
