@@ -88,6 +88,126 @@ def test_nested_folder_is_not_shared(folder: Path) -> None:
         Library({"m": folder}).find("m")
 
 
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file that is not shared, beside the model's folder."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"password")
+    return secret
+
+
+def test_links_out_of_the_folder_are_not_followed(folder: Path, secret: Path) -> None:
+    targets = [secret, Path("/etc/passwd"), Path("../secret"), folder / "../secret"]
+    for number, target in enumerate(targets):
+        link = folder / f"{number}.bin"
+        link.symlink_to(target)
+
+        with pytest.raises(NotShareable, match=r"is a link to .*, outside the folder"):
+            Library({"m": folder}).find("m")
+
+        link.unlink()
+
+
+def test_links_to_folders_are_not_followed(folder: Path) -> None:
+    (folder / "more").symlink_to(folder.parent, target_is_directory=True)
+
+    with pytest.raises(NotShareable, match="more is a folder"):
+        Library({"m": folder}).find("m")
+
+
+@pytest.mark.parametrize("target", ["none", "self"])
+def test_links_to_nothing_are_not_shared(folder: Path, target: str) -> None:
+    (folder / "self").symlink_to(target)
+
+    with pytest.raises(NotShareable, match="self is not a file"):
+        Library({"m": folder}).find("m")
+
+
+def test_links_inside_the_folder_are_sent_under_their_names(folder: Path) -> None:
+    (folder / "again.json").symlink_to("config.json")
+
+    model = Library({"m": folder}).find("m")
+
+    assert model is not None
+    again = model.files[0]
+    assert (again.name, again.path) == ("again.json", folder / "config.json")
+
+
+def test_folder_may_itself_be_a_link(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder, target_is_directory=True)
+
+    model = Library({"m": link}).find("m")
+
+    assert model is not None
+    assert {each.path.parent for each in model.files} == {folder}
+
+
+def test_links_into_a_cache_of_models_are_followed(
+    folder: Path, secret: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    (cache / "lmstudio").mkdir(parents=True)
+    cached = cache / "lmstudio" / "more.bin"
+    cached.write_bytes(b"more")
+    (folder / "more.bin").symlink_to(cached)
+
+    model = Library({"m": folder}, [cache]).find("m")
+
+    assert model is not None
+    assert [each.path for each in model.files if each.name == "more.bin"] == [cached]
+    (folder / "other.bin").symlink_to(secret)
+    with pytest.raises(NotShareable, match="outside the folder"):
+        Library({"m": folder}, [cache]).find("m")
+
+
+def test_snapshot_of_a_hub_in_any_folder_is_shared(
+    tmp_path: Path, secret: Path
+) -> None:
+    repository = tmp_path / "hub" / "models--org--name"
+    snapshot = repository / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    (repository / "blobs" / "f00d").write_bytes(b"GGUF")
+    file = snapshot / "m.gguf"
+    file.symlink_to("../../blobs/f00d")
+
+    for path in (snapshot, file):
+        model = Library({"m": path}).find("m")
+        assert model is not None
+        assert [each.file_name for each in read_pieces(model)] == ["m.gguf"]
+
+    (snapshot / "other.bin").symlink_to(secret)
+    with pytest.raises(NotShareable, match="outside the folder"):
+        Library({"m": snapshot}).find("m")
+
+
+def test_file_that_the_user_names_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target = tmp_path / "elsewhere" / "f00d"
+    target.write_bytes(b"GGUF")
+    link = tmp_path / "tiny.gguf"
+    link.symlink_to(target)
+
+    model = Library({"m": link}).find("m")
+
+    assert model is not None
+    assert [(each.name, each.path) for each in model.files] == [("tiny.gguf", target)]
+
+
+def test_contents_that_cannot_be_shared_do_not_prevent_the_start(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "onnx").mkdir()
+
+    library = open_library([("m", folder)])
+
+    (record,) = caplog.records
+    assert "not shared model=m" in record.getMessage()
+    (folder / "onnx").rmdir()
+    assert library.find("m") is not None  # once it is gone
+
+
 def test_files_with_unsafe_names_are_not_shared(folder: Path) -> None:
     (folder / "with blank").touch()
 

@@ -242,6 +242,8 @@ class Mac:
             return  # a Mac does not answer
         files = [each for each in path.iterdir() if not each.name.startswith(".")]
         for file in files:
+            if file.is_dir():
+                return  # a Mac ends the transfer without a word
             content = file.read_bytes()
             for offset in range(0, len(content), CHUNK):
                 piece = content[offset : offset + CHUNK]

@@ -13,6 +13,7 @@ from shoal.domain.errors import ConfigError, PaymentsDown
 from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
 from shoal.domain.money import Micros, parse_dollars
+from shoal.engines.gguf_files import model_folders
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.ledger.accounts import BASIS_POINTS
@@ -66,7 +67,10 @@ def read_settings(config: ServeConfig) -> CoordinatorSettings:
         _fee(config.fee),
         _share(config.spot_checks),
         _reach(config.webhooks),
-        open_library([_shared(each) for each in config.share]),
+        open_library(
+            [_shared(each) for each in config.share],
+            [each.folder for each in model_folders(config.data_dir)],
+        ),
         tuple(_contact(each) for each in config.peer),
         _blobs_max(config.blobs_max),
     )

@@ -180,7 +180,9 @@ def run(args: argparse.Namespace) -> int:
         async with AsyncExitStack() as stack:
             name = stack.enter_context(named)
             joined, meter = asyncio.Event(), HealthMeter()
-            sharing = LibraryServer(shareable_library(_files(args.model)))
+            caches = [each.folder for each in gguf_files.model_folders(data)]
+            library = shareable_library(_files(args.model), caches)
+            sharing = LibraryServer(library)
             worker = WorkerContext(
                 name,
                 target,

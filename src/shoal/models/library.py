@@ -4,7 +4,7 @@ Names from peers are only keys of the library's table: they never become paths.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +23,18 @@ class NotShareable(ShoalError):
     """The model's files cannot be shared; the message says why."""
 
 
+class UnshareableContents(NotShareable):
+    """A file or folder in the model's folder keeps the model from being shared."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A file of a model; ``size`` is in bytes."""
+    """A file of a model, sent under ``name``; ``size`` is in bytes.
 
+    ``path`` has no links.
+    """
+
+    name: str
     path: Path
     size: int
 
@@ -56,11 +64,16 @@ class FilePiece:
 class Library:
     """The shared models, each a file or a folder.
 
+    Files may be links that stay inside the model's folder, or that lead into one of the
+    ``caches``: folders in which programs keep models.  Whatever else lies on this
+    machine is not shared, even if a link in a model's folder points to it.
+
     Methods block on the disk: do not call them on the event loop.
     """
 
-    def __init__(self, models: Mapping[str, Path]) -> None:
+    def __init__(self, models: Mapping[str, Path], caches: Iterable[Path] = ()) -> None:
         self._models = dict(models)
+        self._caches = tuple(caches)
 
     @property
     def names(self) -> Sequence[str]:
@@ -76,16 +89,24 @@ class Library:
         if path is None:
             return None
         try:
-            files = [ModelFile(each, each.stat().st_size) for each in _files_at(path)]
+            files = [
+                ModelFile(name, file, file.stat().st_size)
+                for name, file in _files_at(path, self._caches)
+            ]
         except OSError as error:
             raise NotShareable(f"{path}: {error.strerror or error}") from error
         return SharedModel(tuple(files))
 
 
-def open_library(named: Sequence[tuple[str, Path]]) -> Library:
+def open_library(
+    named: Sequence[tuple[str, Path]], caches: Iterable[Path] = ()
+) -> Library:
     """Return the library of the models given on the command line.
 
-    Raises ConfigError if a name is invalid or repeated, or files cannot be shared.
+    Contents that keep a model from being shared are logged: they change while the
+    coordinator runs, and must not keep it from starting.
+
+    Raises ConfigError if a name is invalid or repeated, or files are missing.
     """
     models: dict[str, Path] = {}
     for name, path in named:
@@ -97,29 +118,34 @@ def open_library(named: Sequence[tuple[str, Path]]) -> Library:
             raise ConfigError(
                 f"--share {name}: given twice, for {models[name]} and {path}"
             )
-    library = Library(models)
+    library = Library(models, caches)
     for name in library.names:
         try:
             library.find(name)
+        except UnshareableContents as error:
+            log.warning("not shared model=%s reason=%r", name, str(error))
         except NotShareable as error:
             raise ConfigError(f"{name} cannot be shared: {error}") from error
     return library
 
 
-def shareable_library(named: Sequence[tuple[str, Path]]) -> Library:
+def shareable_library(
+    named: Sequence[tuple[str, Path]], caches: Iterable[Path] = ()
+) -> Library:
     """Return the library of the models that can be shared; log why others cannot.
 
     A worker offers its models whether or not peers can copy them.
     """
+    caches = tuple(caches)
     models = {}
     for name, path in named:
         try:
-            open_library([(name, path)])
+            open_library([(name, path)], caches)
         except ConfigError as error:
             log.warning("not shared model=%s reason=%r", name, str(error))
         else:
             models[name] = path
-    return Library(models)
+    return Library(models, caches)
 
 
 def read_pieces(model: SharedModel) -> Iterator[FilePiece]:
@@ -142,43 +168,71 @@ def read_pieces(model: SharedModel) -> Iterator[FilePiece]:
                             f"{file.path} was truncated during the transfer"
                         )
                     last = number == final and offset + length == file.size
-                    yield FilePiece(file.path.name, offset, data, last)
+                    yield FilePiece(file.name, offset, data, last)
                 if stream.read(1):
                     raise NotShareable(f"{file.path} has grown during the transfer")
         except OSError as error:
             raise NotShareable(f"{file.path}: {error.strerror or error}") from error
 
 
-def _files_at(path: Path) -> list[Path]:
-    """Return the files of the model at a path, ordered by name.
+def _files_at(path: Path, caches: Iterable[Path]) -> list[tuple[str, Path]]:
+    """Return the files of the model at a path, ordered by name, without links.
 
     Omits hidden files.  Rejects models with folders, which other programs cannot
     receive.
     """
     if not path.is_dir():
         files = parts_of(path)
+        if missing := [each for each in files if not each.exists()]:
+            raise NotShareable(f"{missing[0]}: no such file")
+        # The user named the file itself, whatever it links to.
+        folders = [path.parent, path.resolve().parent]
     else:
         files = sorted(
             (each for each in path.iterdir() if not each.name.startswith(".")),
             key=lambda each: each.name,
         )
+        folders = [path]
         if not files:
             raise NotShareable(f"{path} is empty")
     if len(files) > FILES_MAX:
-        raise NotShareable(f"{path} has more than {FILES_MAX} files")
-    for file in files:
-        if file.is_dir():
-            raise NotShareable(
-                f"{file} is a folder, and a shared model must be a folder of files; "
-                "share one without it"
-            )
-        if not file.is_file():
-            raise NotShareable(f"{file}: no such file")
-        try:
-            check_file_name(file.name)
-        except InvalidRequest as error:
-            raise NotShareable(f"{error}; rename it") from error
-    return files
+        raise UnshareableContents(f"{path} has more than {FILES_MAX} files")
+    shared = [each.resolve() for each in (*folders, *caches, *_hub_blobs(path))]
+    return [(file.name, _shared_file(file, shared)) for file in files]
+
+
+def _shared_file(file: Path, folders: Sequence[Path]) -> Path:
+    """Return the path of a file without links, which is below one of the folders."""
+    if file.is_dir():
+        raise UnshareableContents(
+            f"{file} is a folder, and a shared model must be a folder of files; "
+            "share one without it"
+        )
+    if not file.is_file():
+        raise UnshareableContents(f"{file} is not a file")
+    try:
+        check_file_name(file.name)
+    except InvalidRequest as error:
+        raise UnshareableContents(f"{error}; rename it") from error
+    target = file.resolve()
+    if not any(target.is_relative_to(folder) for folder in folders):
+        raise UnshareableContents(
+            f"{file} is a link to {target}, outside the folder and all known caches of "
+            "models; copy the file"
+        )
+    return target
+
+
+def _hub_blobs(path: Path) -> list[Path]:
+    """Return where the files of a snapshot of Hugging Face's hub lie.
+
+    Source: huggingface_hub, "Understand caching": ``models--ORG--NAME/snapshots/
+    REVISION`` has links to ``models--ORG--NAME/blobs``.  The hub may be in any folder.
+    """
+    folder = (path if path.is_dir() else path.parent).resolve()
+    snapshots, repository = folder.parent, folder.parent.parent
+    in_hub = snapshots.name == "snapshots" and repository.name.startswith("models--")
+    return [repository / "blobs"] if in_hub else []
 
 
 MODELS_MAX = 10_000  # models that are listed
