@@ -38,6 +38,7 @@ async def printed(
         "jobs": {"running": 1, "queued": 0},
         "workers": [{**WORKER, **said}],
         "nodes": [],
+        "refused": [],
     }
     parser = argparse.ArgumentParser()
     status.add_arguments(parser)
@@ -97,6 +98,7 @@ async def test_nodes_of_a_wire_have_their_own_table(
         "why_not": "",
         "jobs": {"running": 0, "queued": 0},
         "workers": [],
+        "refused": [],
         "nodes": [node, {**unknown, "since": None, "state": "no answer"}],
     }
     parser = argparse.ArgumentParser()
@@ -111,3 +113,24 @@ async def test_nodes_of_a_wire_have_their_own_table(
         "wire:n1  192.0.2.1:5  alive      1970-01-01 00:00Z  0     25%     coordinator"
     )
     assert second.split() == ["wire", "192.0.2.1:5", "no", "answer", "why"]
+
+
+async def test_a_peer_that_is_not_admitted_is_shown_with_the_reason(
+    sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {
+        "ready": True,
+        "why_not": "",
+        "jobs": {"running": 0, "queued": 0},
+        "workers": [],
+        "nodes": [],
+        "refused": [{"id": "wire:ab\n", "reason": "start it with --open"}],
+    }
+    parser = argparse.ArgumentParser()
+    status.add_arguments(parser)
+    url = await sites({"/admin/status": told})
+    args = parser.parse_args(["--url", url, "--api-key", "sk-test"])
+    assert await asyncio.to_thread(status.run, args) == 0
+
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line == "  wire:ab\\n  not admitted: start it with --open"

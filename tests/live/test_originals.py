@@ -216,10 +216,18 @@ async def test_an_unadmitted_node_gets_no_jobs(programs: Programs) -> None:
     pool = programs.serve()
     node = RustNode(A, [MODEL])
 
+    def refused_peers() -> list[dict[str, str]]:
+        peers: list[dict[str, str]] = pool.admin("status")["refused"]
+        return peers
+
     async with node.joined(relay_url(pool)):
         await asyncio.to_thread(pool.joined, "one")
+        await asyncio.to_thread(eventually, refused_peers, "the node is refused")
+        (refused,) = refused_peers()
+        assert [each["id"] for each in pool.workers()] == ["tealenet:one/tiny"]
 
-    assert [each["id"] for each in pool.workers()] == ["tealenet:one/tiny"]
+    assert refused["id"] == f"tealenet:{node.node_id}"
+    assert "--tealenet-open" in refused["reason"]
 
 
 async def test_a_gateway_on_the_relay_submits_a_job(programs: Programs) -> None:

@@ -32,12 +32,14 @@ from shoal.domain.worker import MachineHealth, WorkerLoad
 from shoal.peers.connections import ANNOUNCE_INTERVAL, PEERS_MAX, RENAME
 from shoal.peers.inbound_jobs import WaitForRoom
 from shoal.peers.peer_models import MODELS_MAX, NAME_MAX
+from shoal.peers.refused_peers import REFUSED_MAX
 from shoal.peers.remote_peer import MAY_NOT_SUBMIT, PENDING_MAX
 from shoal.protocols.seam.admission import AdmissionGrant
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
     PeerJoined,
     PeerLeft,
+    PeerRefused,
     Protection,
 )
 from shoal.protocols.seam.session import CloseCode
@@ -97,6 +99,30 @@ def test_an_offer_of_many_models_is_one_worker_whose_name_is_cut() -> None:
         line.completes("a")
         await moment()
         assert len(line.heard("a", RunJob)) == 2
+
+    play(script)
+
+
+def test_refused_peers_are_listed_until_they_leave_or_join() -> None:
+    async def script(here: Place, line: Line) -> None:
+        refused = here.crowds.refused
+        other = await here.line()
+        for key in "abc":
+            await says(line, key, PeerRefused(key, f"why {key}"))
+        await says(other, "d", PeerRefused("d", "why d"))
+        listed = {f"wire:{each}": f"why {each}" for each in "abcd"}
+        assert refused.reasons == listed
+
+        await says(line, "a", PeerLeft("bye"))
+        await says(line, "b", PeerJoined("b"))
+        assert [*refused.reasons] == ["wire:c", "wire:d"]
+        await line.end()
+        assert [*refused.reasons] == ["wire:d"]
+        for number in range(REFUSED_MAX):
+            await says(other, str(number), PeerRefused(str(number), "why"))
+        assert len(refused.reasons) == REFUSED_MAX
+        assert "wire:d" not in refused.reasons
+        assert here.workers == []
 
     play(script)
 

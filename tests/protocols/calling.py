@@ -21,13 +21,14 @@ from shoal.protocols.seam.peer_session import (
     PeerJoined,
     PeerLeft,
     PeerMessage,
+    PeerRefused,
     PeerSession,
     ToPeer,
 )
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.protocols.seam.session import Admitted, Bulk, Close, Notice, Send, WorkerEnd
 
-ReceivedMessage: TypeAlias = PeerJoined | PeerLeft | Event | Command
+ReceivedMessage: TypeAlias = PeerJoined | PeerRefused | PeerLeft | Event | Command
 
 TOKEN = "a token of the fleet"
 SIGNER = Signer.from_seed(bytes(reversed(range(32))))

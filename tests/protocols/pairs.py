@@ -32,6 +32,7 @@ from shoal.protocols.seam.peer_session import (
     PeerJoined,
     PeerLeft,
     PeerMessage,
+    PeerRefused,
     PeerSession,
     ToPeer,
 )
@@ -201,7 +202,7 @@ class OneWorker:
                     messages.append(
                         Joined(f"{self._name}/{quote(model, safe='')}", offer)
                     )
-                case PeerLeft() | RunJob() | CancelJob() | Dismiss():
+                case PeerRefused() | PeerLeft() | RunJob() | CancelJob() | Dismiss():
                     raise AssertionError("a worker asks for nothing")
                 case event:
                     messages.append(event)

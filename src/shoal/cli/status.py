@@ -54,6 +54,9 @@ def run(args: argparse.Namespace) -> int:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
         line = "  ".join([*cells, row[5]]).replace("\n", "\\n")
         print(f"  {printable(line)}".rstrip())
+    for peer in status["refused"]:
+        line = f"{peer['id']}  not admitted: {peer['reason']}".replace("\n", "\\n")
+        print(f"  {printable(line)}")
     if status["nodes"]:
         print()
         print_table(NODE_COLUMNS, [_node(each) for each in status["nodes"]])

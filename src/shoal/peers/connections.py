@@ -19,6 +19,7 @@ from shoal.domain.vocabulary import (
 from shoal.peers.inbound_jobs import DEFAULT_POLICY, PeerJobPolicy
 from shoal.peers.offer_rate_limit import OfferRateLimiter
 from shoal.peers.peer_models import NAME_MAX
+from shoal.peers.refused_peers import RefusedPeers
 from shoal.peers.remote_peer import (
     ModelSharing,
     NoModelSharing,
@@ -31,6 +32,7 @@ from shoal.protocols.seam.peer_session import (
     PeerJoined,
     PeerLeft,
     PeerMessage,
+    PeerRefused,
     PeerSession,
     ToPeer,
 )
@@ -56,7 +58,8 @@ class PeerConnections:
     """All connections to peers, and the peers on them.
 
     Announces to peers what this pool can run for them, and its load, on every change.
-    ``sharing`` answers their messages about copies of models.
+    ``sharing`` answers their messages about copies of models, and ``refused`` lists
+    peers that are not admitted.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class PeerConnections:
         door: WorkerAdmission,
         policy: PeerJobPolicy = DEFAULT_POLICY,
         sharing: ModelSharing | None = None,
+        refused: RefusedPeers | None = None,
     ) -> None:
         offer_limiter = OfferRateLimiter(clock)
         self.context = PeerContext(
@@ -73,6 +77,7 @@ class PeerConnections:
         )
         self.clock = clock
         self.admission = door
+        self.refused = refused or RefusedPeers()
         self.rejoining: set[RemotePeer] = set()  # with models that wait to rejoin
         self._connections: set[_PeerConnection] = set()
         self._subscribers: set[_PeerConnection] = set()  # that accept announcements
@@ -194,6 +199,7 @@ class _PeerConnection:
         self._wire = wire
         self._peers: dict[str, RemotePeer] = {}  # by the session's keys
         self._announced: tuple[Event, ...] = ()  # the pool's state
+        self._refused: dict[str, str] = {}  # names, by the session's keys
         self._admitting: dict[RemotePeer, asyncio.Task[None]] = {}
         self._tasks = asyncio.TaskGroup()
 
@@ -211,7 +217,7 @@ class _PeerConnection:
                 reason = INTERNAL_ERROR.reason
                 raise
             finally:
-                for key in list(self._peers):
+                for key in [*self._peers, *self._refused]:
                     self._remove(key, reason)
         return end
 
@@ -241,6 +247,9 @@ class _PeerConnection:
                     peer.on_message(chunk)
             case PeerJoined() as joined:
                 self._on_joined(key, joined)
+            case PeerRefused(name, reason):
+                self._refused[key] = f"{self._wire}:{name}"
+                self._connections.refused.add(self._refused[key], reason)
             case PeerLeft(reason):
                 self._remove(key, reason)
             case message:
@@ -290,6 +299,8 @@ class _PeerConnection:
             await peer.close(CloseCode.POLICY_VIOLATION, str(error))
 
     def _remove(self, key: str, reason: str) -> None:
+        if (refused := self._refused.pop(key, None)) is not None:
+            self._connections.refused.discard(refused)
         if (peer := self._peers.get(key)) is not None:
             peer.leave(reason)
 

@@ -293,3 +293,15 @@ async def test_a_list_that_cannot_be_is_refused_by_name(
         told = (await got.json())["error"]
 
     assert (got.status, told["param"]) == (400, field)
+
+
+async def test_the_status_shows_who_is_connected_and_not_admitted(pool: Pool) -> None:
+    assert pool.gateway is not None
+    pool.gateway.refused.add("wire:ab", "relay nodes do not authenticate")
+
+    status = await get(pool, "/admin/status")
+
+    assert status["workers"] == []
+    assert status["refused"] == [
+        {"id": "wire:ab", "reason": "relay nodes do not authenticate"}
+    ]

@@ -15,7 +15,7 @@ from shoal.domain.work import Chat, Feature, JobKind
 from shoal.domain.worker import UNKNOWN_HARDWARE, Offer
 from shoal.ledger.keys import Signer
 from shoal.protocols.seam.admission import AdmissionCheck
-from shoal.protocols.seam.peer_session import PeerJoined
+from shoal.protocols.seam.peer_session import PeerJoined, PeerRefused
 from shoal.protocols.seam.session import Close, Notice, Send
 from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.codec.hardware import device_info
@@ -92,7 +92,9 @@ class PeerEnd:
     """A session, and what it received and sent."""
 
     session: TealePeerSession
-    received: list[PeerJoined | Event | Command] = field(default_factory=list)
+    received: list[PeerJoined | PeerRefused | Event | Command] = field(
+        default_factory=list
+    )
     closed: str | None = None
     sent: list[bytes] = field(default_factory=list)
     outbox: list[bytes] = field(default_factory=list)  # not delivered yet

@@ -46,7 +46,7 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import Embedding, Task, Work
-from shoal.protocols.seam.peer_session import PeerJoined, Protection
+from shoal.protocols.seam.peer_session import PeerJoined, PeerRefused, Protection
 from shoal.protocols.tealenet.codec.messages import HeartbeatAck
 from shoal.protocols.tealenet.link_profile import LAN, WAN
 from shoal.protocols.tealenet.peer import PeerDescription, PeerSoftware, TealeConnection
@@ -185,7 +185,9 @@ def test_the_request_of_an_unadmitted_node_is_refused() -> None:
 
     gateway.deliver(inference_request())
 
-    assert gateway.end.received == []
+    (refused,) = gateway.end.received
+    assert isinstance(refused, PeerRefused)
+    assert refused.name == "ab" * 32
     ((kind, payload),) = gateway.drain()
     assert kind == "inferenceError"
     assert payload["code"] == "unavailable"

@@ -102,6 +102,11 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     protection: str | None  # of its connection: plain, noise, teale or tls
 
 
+class RefusedPeerStatus(msgspec.Struct, frozen=True):
+    id: str  # its wire and name
+    reason: str
+
+
 class JobCounts(msgspec.Struct, frozen=True):
     queued: int
     running: int
@@ -115,6 +120,7 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
     workers: list[WorkerStatus]
     jobs: JobCounts
     nodes: list[NodeStatus]  # of protocols with fleets
+    refused: list[RefusedPeerStatus]  # connected peers that are not admitted
 
 
 async def show_status(
@@ -138,6 +144,7 @@ async def show_status(
             ],
             JobCounts(pool.queued, running),
             node_statuses(gateway),
+            [RefusedPeerStatus(*each) for each in gateway.refused.reasons.items()],
         )
     )
 

@@ -53,6 +53,17 @@ class PeerJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerRefused:
+    """A peer is connected and may neither serve nor submit jobs.
+
+    PeerLeft follows when it leaves, or PeerJoined when it is admitted after all.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PeerLeft:
     """A peer left; the connection stays open."""
 
@@ -68,7 +79,7 @@ class PeerMessage:
     """
 
     peer: str
-    message: PeerJoined | PeerLeft | Event | Command
+    message: PeerJoined | PeerRefused | PeerLeft | Event | Command
 
 
 @dataclass(slots=True)

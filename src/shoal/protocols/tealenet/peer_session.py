@@ -27,7 +27,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.protocols.seam.peer_session import PeerJoined
+from shoal.protocols.seam.peer_session import PeerJoined, PeerRefused
 from shoal.protocols.seam.session import Close, Data, Notice, Output, Send
 from shoal.protocols.tealenet.codec.envelope import BadMessage, decode
 from shoal.protocols.tealenet.codec.extension import ShoalFeature
@@ -56,7 +56,7 @@ from shoal.protocols.tealenet.peer_jobs import PeerJobs
 from shoal.protocols.tealenet.peer_state import PeerLiveness, TealePeerState
 from shoal.protocols.tealenet.session_setup import SessionSetup
 
-FromPeer: TypeAlias = PeerJoined | Event | Command
+FromPeer: TypeAlias = PeerJoined | PeerRefused | Event | Command
 
 INVALID_MAX = 100  # consecutive invalid messages before the session closes
 
@@ -228,7 +228,8 @@ class TealePeerSession:
         self._peer_state = started
         peer = started.peer
         if peer.refusal:
-            return (Notice(f"{peer.name!a} is not admitted: {peer.refusal}"),)
+            notice = Notice(f"{peer.name!a} is not admitted: {peer.refusal}")
+            return (notice, PeerRefused(peer.name, peer.refusal))
         described = started.update_description(self._connection.description)
         return [self._peer_joined(peer), *described, *started.load_events()]
 

@@ -41,6 +41,11 @@ from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.peer import PeerSoftware, TealeConnection, TealePeer
 from shoal.protocols.tealenet.peer_state import PeerOffers, TealePeerState
 
+RELAY_NODE_REFUSED = (
+    "relay nodes do not authenticate: start the coordinator with --tealenet-open to "
+    "admit them"
+)
+
 
 class SessionSetup:
     """The setup of a session, up to the first heartbeat, with which the peer joins.
@@ -202,8 +207,9 @@ def anonymous_peer(
     )
     try:
         permissions = admit(local, credentials)
-    except NotAdmitted as error:
-        peer = TealePeer(connection.name, connection.software, refusal=str(error))
+    except NotAdmitted:
+        refusal = RELAY_NODE_REFUSED
+        peer = TealePeer(connection.name, connection.software, refusal=refusal)
         return peer, PeerPermissions(submits_jobs=False)
     peer = TealePeer(
         connection.name,

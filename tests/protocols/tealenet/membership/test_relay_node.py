@@ -40,6 +40,7 @@ from shoal.protocols.seam.peer_session import (
     PeerJoined,
     PeerLeft,
     PeerMessage,
+    PeerRefused,
     Protection,
     ToPeer,
 )
@@ -824,9 +825,23 @@ def test_no_relay_node_is_admitted_if_a_token_is_required() -> None:
     send_in_session(net, end, B, SESSION, RUST_REQUEST)
 
     assert not host.messages(PeerJoined) + host.messages(RunJob)
-    assert "a peer needs a passcode or a join token here" in json.dumps(
-        messages_to(end, SESSION)
-    )
+    assert "relay nodes do not authenticate" in json.dumps(messages_to(end, SESSION))
+
+
+def test_a_node_that_is_not_admitted_is_reported_until_it_leaves() -> None:
+    net = Network()
+    host = net.attach(local_coordinator(admission=require_token("tok")))
+    node = rust_node(net)
+    accept_session(net, node, B)
+    net.run(30.0)
+
+    (refused,) = host.messages(PeerRefused, B)
+    assert refused.name == B
+    assert "--tealenet-open" in refused.reason
+    assert not host.messages(PeerLeft, B)
+    net.detach(node)
+    net.run(1.0)
+    assert len(host.messages(PeerLeft, B)) == 1
 
 
 def test_sessions_of_a_peer_are_limited() -> None:

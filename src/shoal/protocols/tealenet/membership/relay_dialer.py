@@ -91,6 +91,7 @@ class RelayDialer:
         elif peer.joined:
             self._deadlines.set(peer, peer.forget_at)
         elif not self._should_dial(node):
+            outputs += peer.leave("it is not dialled any more")
             self._peers.forget(peer)
         else:
             self.dial_due_at = now + DIAL_INTERVAL

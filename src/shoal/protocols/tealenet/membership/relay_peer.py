@@ -25,7 +25,12 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft, PeerMessage
+from shoal.protocols.seam.peer_session import (
+    PeerJoined,
+    PeerLeft,
+    PeerMessage,
+    PeerRefused,
+)
 from shoal.protocols.tealenet.membership.relay_session import RelaySession
 from shoal.protocols.tealenet.peer_session import FromPeer
 
@@ -39,9 +44,9 @@ class RelayPeer:
     """A peer and its sessions.
 
     ``reporting`` is the session that reports the peer's state: ``main``, or the session
-    in which it joined.  ``jobs`` maps the peer's jobs to their sessions.  The node may
-    dial the peer again from ``dial_at`` on, and forgets it at ``forget_at`` if it has
-    no session then.
+    in which it joined.  ``refused``: its refusal was reported.  ``jobs`` maps the
+    peer's jobs to their sessions.  The node may dial the peer again from ``dial_at``
+    on, and forgets it at ``forget_at`` if it has no session then.
     """
 
     id: str
@@ -49,6 +54,7 @@ class RelayPeer:
     main: RelaySession | None = None
     reporting: RelaySession | None = None
     joined: bool = False
+    refused: bool = False
     jobs: dict[JobKey, RelaySession] = field(default_factory=dict)
     failures: int = 0
     dial_at: float = 0.0
@@ -72,7 +78,14 @@ class RelayPeer:
             self.reporting = session
         if self.joined:
             return ()
-        self.joined = True
+        self.joined, self.refused = True, False
+        return (PeerMessage(self.id, event),)
+
+    def refuse(self, event: PeerRefused) -> Sequence[PeerMessage]:
+        """Report that the peer is not admitted, unless it is known already."""
+        if self.joined or self.refused:
+            return ()
+        self.refused = True
         return (PeerMessage(self.id, event),)
 
     def receive(
@@ -124,8 +137,8 @@ class RelayPeer:
     def leave(self, reason: str) -> Sequence[PeerMessage]:
         """Report that the peer has left."""
         self.main = self.reporting = None
-        if not self.joined:
+        if not (self.joined or self.refused):
             return ()
-        self.joined = False
+        self.joined = self.refused = False
         self.jobs.clear()
         return (PeerMessage(self.id, PeerLeft(reason)),)

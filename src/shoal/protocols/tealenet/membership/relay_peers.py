@@ -14,7 +14,7 @@ from shoal.domain.vocabulary import (
     OffersChanged,
     Rejected,
 )
-from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage
+from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage, PeerRefused
 from shoal.protocols.seam.session import Bulk, Close, Notice, Output, Send
 from shoal.protocols.tealenet.codec.relay_messages import (
     RelayClose,
@@ -201,6 +201,8 @@ class RelayPeers:
                     translated.append(
                         Notice(f"node {session.peer_id[:ID_SHOWN]}: {text}")
                     )
+                case PeerRefused():
+                    translated += self._peers[session.peer_id].refuse(each)
                 case PeerJoined():
                     translated += self._join(session, each, now)
                 case message:
