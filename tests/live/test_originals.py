@@ -2,13 +2,22 @@
 
 import asyncio
 import base64
+import json
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, UnprocessableEntityError
 
 from harness.speed import scaled
-from live.programs import KEY, PATIENCE, TINY, Pool, Programs, eventually
+from live.programs import (
+    KEY,
+    PATIENCE,
+    TINY,
+    GatedModel,
+    Pool,
+    Programs,
+    eventually,
+)
 from models.tiny_answers import ANSWERS
 from originals.mac import Mac
 from originals.relay import OriginalRelay
@@ -283,6 +292,30 @@ async def test_a_forged_registration_does_not_end_a_worker(programs: Programs) -
 
     assert text_of(answer) == ANSWERS[STORY]
     assert "forged registration" in worker.errors
+
+
+async def test_a_worker_replaces_a_node_with_its_server_and_its_id(
+    programs: Programs, slow_model: GatedModel
+) -> None:
+    slow_model.go_on.set()
+    node = RustNode(A, ["tiny"])
+    public = bytes.fromhex(node.node_id)
+    identity = programs.folder / "worker.json"
+    pair = {"publicKey": [*public], "secretKey": [*(A + public)]}
+    identity.write_text(json.dumps(pair))
+    identity.chmod(0o600)
+    relay, gateway = OriginalRelay(), RustGateway(B)
+
+    async with relay.serving() as url, gateway.joined(url):
+        worker = programs.run(
+            *("join", url, "--wire", "tealenet", "--json", "--name", "one"),
+            *slow_model.flags,
+            *("--identity", str(identity)),
+        )
+        await asyncio.to_thread(worker.event, "joined")
+        answer = await gateway.chat(node.node_id, "tiny", STORY)
+
+    assert text_of(answer) == ANSWERS[STORY]
 
 
 async def test_a_coordinator_uses_a_node_on_the_original_relay(
