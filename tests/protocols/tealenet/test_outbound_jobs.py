@@ -194,17 +194,33 @@ def test_addresses_in_the_error_of_a_peer_are_not_passed_on() -> None:
     assert mac.end.received == [failed]
 
 
-def test_a_macs_messages_about_a_cancelled_job_are_ignored() -> None:
+def test_the_end_of_a_job_that_a_mac_cannot_cancel_is_reported() -> None:
     mac = joined_mac()
     request_id = submitted_request(mac)
 
     mac.send(CancelJob(RUN.job_id, RUN.lease))
     assert mac.drain() == []  # a Mac has no such message
-    mac.deliver(encoded(chunk(request_id, "late")))
+    mac.deliver(encoded(chunk(request_id, "late", finish_reason="stop")))
     mac.deliver(InferenceComplete(request_id))
     mac.deliver(InferenceError(request_id, "late"))
 
-    assert mac.end.received == []
+    # Until then the job keeps its slot.
+    assert mac.end.received[-1] == Completed(RUN.job_id, RUN.lease)
+
+
+def test_messages_about_a_job_that_was_cancelled_at_the_peer_are_ignored() -> None:
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
+    pair.acceptor.send(RUN, 1.0)
+    pair.settle()
+    (run,) = pair.dialler.messages(RunJob)
+
+    pair.acceptor.send(CancelJob(RUN.job_id, RUN.lease), 2.0)
+    pair.dialler.send(AnswerChunk(run.job_id, run.lease, ["late"]), 2.0)
+    pair.dialler.send(Completed(run.job_id, run.lease), 2.0)
+    pair.settle()
+
+    assert not pair.acceptor.messages(AnswerChunk)
+    assert not pair.acceptor.messages(Completed)
 
 
 def rust_node() -> ForeignPeer:

@@ -81,7 +81,7 @@ class _OutboundJob:
 class TealeOutboundJobs:
     """The jobs that this end has submitted in one session.
 
-    Messages about jobs that have ended, or were cancelled, are ignored.
+    Messages about jobs that have ended, or were cancelled at the peer, are ignored.
     """
 
     def __init__(self, local: TealeLocalNode, profile: LinkProfile) -> None:
@@ -123,13 +123,14 @@ class TealeOutboundJobs:
         return message
 
     def cancel(self, job: CancelJob, peer: TealePeer) -> bytes | None:
-        """Cancel a job; return the message to send if the peer supports it."""
+        """Cancel a job; return the message to send if the peer supports it.
+
+        At any other peer the job goes on, and its end is still reported.
+        """
         request_id = self._request_ids.get((job.job_id, job.lease))
-        if request_id is None:
+        if request_id is None or ShoalFeature.CANCEL not in peer.features:
             return None
         self._forget(request_id)
-        if ShoalFeature.CANCEL not in peer.features:
-            return None
         return encode(InferenceCancel(request_id), self._flat)
 
     def begin_batch(self) -> None:
