@@ -102,6 +102,27 @@ async def test_no_first_token_lets_in_everybody(admission: WorkerAdmission) -> N
     assert knock(admission, "whatever", static="") == AdmissionGrant()
 
 
+async def test_the_join_token_admits_beside_a_wires_own(
+    admission: WorkerAdmission,
+) -> None:
+    admit = admission.policy_for("wire", "the wire's", "first")
+
+    for token in ("the wire's", "first"):
+        assert admit(JoinRequest(token, "w", frozenset())) == AdmissionGrant()
+    with pytest.raises(NotAdmitted):
+        admit(JoinRequest("", "w", frozenset(), AWAY))
+
+
+async def test_without_a_join_token_a_wires_own_is_required(
+    admission: WorkerAdmission,
+) -> None:
+    admit = admission.policy_for("wire", "the wire's", "")
+
+    assert admit(JoinRequest("the wire's", "w", frozenset())) == AdmissionGrant()
+    with pytest.raises(NotAdmitted):
+        admit(JoinRequest("another", "w", frozenset(), AWAY))
+
+
 async def test_join_token_lets_in_beside_the_first(admission: WorkerAdmission) -> None:
     await make(admission)
 

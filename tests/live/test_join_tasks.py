@@ -44,6 +44,22 @@ def client(coordinator: Pool) -> Iterator[shoal.Pool]:
         yield pool
 
 
+def test_printed_command_joins_with_models_and_tasks_beside_a_fleets_token(
+    programs: Programs,
+) -> None:
+    fleet = ("--macfleet-token", "of the fleet", "--macfleet-fleet", "lab")
+    pool = programs.serve(*FLEET, *fleet)
+    command = pool.ready["join"].split()[1:]
+
+    worker = programs.run(*command, "--json", "--model", f"tiny={TINY}", *DEMO)
+
+    joined = [worker.event("joined") for _ in range(2)]
+    assert {each["model"] for each in joined if "model" in each} == {"tiny"}
+    assert any("demo.add" in each.get("tasks", ()) for each in joined)
+    with shoal.Pool(pool.url, KEY) as client:
+        assert client.submit(add, 20, 22).result(PATIENCE) == 42
+
+
 def test_functions_are_called_in_both_ways(
     coordinator: Pool, client: shoal.Pool
 ) -> None:

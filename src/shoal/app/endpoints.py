@@ -29,15 +29,16 @@ def make_endpoints(
 ) -> list[tuple[str, Endpoint]]:
     """Return each endpoint with its wire's name.
 
-    ``wires`` holds protocols' configurations by name, ``token`` is what workers present
-    where theirs has none, and ``name`` and ``hardware`` are this machine's.
+    ``wires`` holds protocols' configurations by name.  ``token`` admits Shoal's workers
+    on every wire, beside the token that its configuration has.  ``name`` and
+    ``hardware`` are this machine's.
     ``contacts`` are peers that may speak any of them.
     """
     epoch = clock.wall() - clock.now()
     found: list[tuple[str, Endpoint]] = []
     for wire, protocol in discover().items():
         config = wires.get(wire) or protocol.config()
-        admission = workers.policy_for(wire, protocol.token(config) or token)
+        admission = workers.policy_for(wire, protocol.token(config), token)
         setting = ProtocolContext(
             *(admission, draw, identity, verify, epoch, name, hardware, workers),
             token=token,

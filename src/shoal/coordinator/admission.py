@@ -68,15 +68,18 @@ class WorkerAdmission:
         self._failures = AuthThrottle()
         self._links: dict[str, set[RevocableConnection]] = {}  # by the id of the token
 
-    def policy_for(self, wire: str, token: str) -> AdmissionCheck:
+    def policy_for(self, wire: str, *tokens: str) -> AdmissionCheck:
         """Return the admission check of one wire.
 
-        It admits workers that present ``token`` (any worker, if that is empty) or a
-        valid join token.
+        It admits workers that present one of ``tokens`` (any worker, if all of them are
+        empty) or a valid join token.
         """
+        accepted = [token for token in tokens if token]
 
         def admit(applicant: JoinRequest) -> AdmissionGrant:
-            if proves_token(applicant.token, token):
+            if not accepted or any(
+                proves_token(applicant.token, token) for token in accepted
+            ):
                 return AdmissionGrant()
             if (found := self._meant(applicant.token)) is not None:
                 return self._admit(found, f"{wire}:{applicant.name}", applicant)

@@ -51,6 +51,7 @@ from shoal.protocols.macfleet.codec.reserved_frames import (
 )
 from shoal.protocols.macfleet.liveness import RegistryLiveness
 from shoal.protocols.macfleet.membership import FleetRegistry, NodeAddress
+from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, proves_token
 from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
 from shoal.protocols.seam.peer_session import PeerJoined, Protection, ToPeer
 from shoal.protocols.seam.session import Bulk, Close
@@ -176,6 +177,23 @@ def test_malformed_frames_end_the_connection_with_the_reason(
     assert isinstance(beside.heard[-1], RunJob)  # frames before count
     assert said in beside.end
     assert beside.says(frame(FrameType.TASK, {"task_id": "2", "name": "f"})) == []
+
+
+@pytest.mark.parametrize("fleet", ["", "lab"])
+@pytest.mark.parametrize("token", [TOKEN, "short"])
+def test_the_join_token_admits_a_worker_whatever_the_fleets_token(
+    token: str, fleet: str
+) -> None:
+    def admit(request: JoinRequest) -> AdmissionGrant:
+        assert any(proves_token(request.token, each) for each in ("a fleet's", token))
+        return AdmissionGrant()
+
+    context = replace(fleet_context(token), admission=admit)
+    config = Config(token="a fleet's", fleet=fleet)
+
+    pair = connect(PROTOCOL, replace(MEMBER, token=token), context, config=config)
+
+    assert start_job(pair).work == CALL
 
 
 def test_frames_are_small_before_the_handshake() -> None:

@@ -118,6 +118,8 @@ async def test_a_join_token_admits_a_worker_without_a_fleet() -> None:
     assert dialled.agreed is not None
     assert dialled.agreed.strong is not None
     assert dialled.agreed.strong.admitted == AdmissionGrant("id", "macfleet:w")
+    assert dialled.agreed.strong.has_token
+    assert not dialled.agreed.strong.in_fleet
 
 
 async def test_the_fleet_token_admits_a_worker() -> None:
@@ -126,6 +128,7 @@ async def test_the_fleet_token_admits_a_worker() -> None:
     assert dialled.agreed is not None
     assert dialled.agreed.strong is not None
     assert dialled.agreed.strong.admitted == AdmissionGrant()
+    assert dialled.agreed.strong.in_fleet
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ class Config:
 
     token: str = field(
         default="",
-        metadata={"help": "token of workers; empty: the coordinator's join token"},
+        metadata={"help": "token of workers, beside the coordinator's join token"},
     )
     open: bool = field(
         default=False,

@@ -13,8 +13,8 @@ class Config:
     token: str = field(
         default="",
         metadata={
-            "help": "token of nodes; empty: the coordinator's join token, and without "
-            "that any token"
+            "help": "token of nodes, beside the coordinator's join token; without "
+            "either, any token"
         },
     )
     max_new_tokens: int = field(

@@ -158,6 +158,7 @@ class FleetDialer:
         self._local = worker_node(
             profile,
             fleet_in_url(parts),
+            has_fleet=not self._joins_shoal,
             on_refused=self._on_refused,
             on_rejected=self._on_rejected,
             on_id_conflict=self._rename,
@@ -261,18 +262,22 @@ def worker_node(
     profile: WorkerProfile,
     fleet: str,
     *,
+    has_fleet: bool,
     on_refused: Callable[[str], None],
     on_rejected: Callable[[str], None],
     on_id_conflict: Callable[[], bool],
 ) -> FleetLocalNode:
     """Return a worker's node; the callbacks are as in ``FleetLocalNode``.
 
-    A token that is too short for a fleet may be a join token of a Shoal coordinator.
+    ``has_fleet``: the token is that of the fleet with the id ``fleet``; else it may be
+    a join token of a Shoal coordinator, whatever its fleet, as are tokens that are too
+    short for a fleet.
     """
     token = profile.token
+    is_key = (has_fleet or bool(fleet)) and len(token) >= TOKEN_MIN
     node = HandshakeSettings(
         node_id(profile.name),
-        fleet_key(token, fleet) if len(token) >= TOKEN_MIN else None,
+        fleet_key(token, fleet) if is_key else None,
         b"",  # ``handshake_settings`` fills it in
         profile.random_bytes,
         SentChallenges(),

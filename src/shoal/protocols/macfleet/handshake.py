@@ -114,11 +114,13 @@ class StrongPeer:
     """What a Shoal peer has stated and proved.
 
     ``public_key`` is proved; empty if there is none.  ``has_token``: it proved a token
-    that this node has too.  ``admitted``: the join token a server admitted it by.
+    that this node has too, ``in_fleet``: that of the fleet.  ``admitted``: the join
+    token a server admitted it by.
     ``features`` and ``version`` are as stated.
     """
 
     has_token: bool
+    in_fleet: bool
     public_key: bytes = b""
     admitted: AdmissionGrant = AdmissionGrant()  # noqa: RUF009  # frozen
     features: frozenset[str] = frozenset()

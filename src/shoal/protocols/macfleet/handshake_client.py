@@ -103,6 +103,7 @@ class StrongClientHandshake:
             )
         peer = StrongPeer(
             has_token=bool(settings.digest),
+            in_fleet=bool(settings.digest),
             public_key=body.key if settings.verifies is not None else b"",
             features=frozenset(body.features),
             version=body.version,

@@ -113,6 +113,8 @@ class StrongServerHandshake:
         verified = self._settings.verifies is not None
         peer = StrongPeer(
             has_token=bool(presented.digest),
+            in_fleet=bool(presented.digest)
+            and presented.digest == self._settings.digest,
             public_key=body.key if verified else b"",
             admitted=admitted,
             features=frozenset(body.features),

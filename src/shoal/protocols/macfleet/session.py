@@ -68,7 +68,7 @@ def peer_of(local: FleetLocalNode, agreed: Agreed, *, encrypted: bool) -> FleetP
         return FleetPeer(agreed.peer_id, trusted=trusted, may_submit=may_submit)
     is_worker = WORKER_FEATURE in strong.features
     has_token = strong.has_token or bool(strong.admitted.token_id)
-    may_submit = strong.has_token or local.is_open or local.role is FleetRole.WORKER
+    may_submit = strong.in_fleet or local.is_open or local.role is FleetRole.WORKER
     return FleetPeer(
         agreed.peer_id,
         is_shoal=True,

@@ -98,7 +98,7 @@ class WireProtocol(Generic[C]):
     endpoints: Callable[[C, ProtocolContext], Sequence[Endpoint]]
     """Takes the configuration and the context."""
     token: Callable[[C], str]
-    """The token that workers present; empty: the coordinator's join token."""
+    """The wire's own token, which admits workers beside the join token; empty: none."""
     schemes: frozenset[str]
     """The URL schemes that select this wire if none is named."""
     dial: Callable[[str, WorkerProfile], Dialer]

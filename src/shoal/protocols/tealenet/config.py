@@ -17,7 +17,7 @@ class Config:
     token: str = field(
         default="",
         metadata={
-            "help": "token that workers present to join; empty: the coordinator's "
+            "help": "token that workers present to join, beside the coordinator's "
             "join token"
         },
     )
