@@ -64,6 +64,7 @@ class Functions:
         accepts: frozenset[type] = HEARS,
         *,
         holds: bool = False,
+        pythons: frozenset[str] = frozenset(),
     ) -> None:
         self.accepts = accepts
         self.holds = holds
@@ -76,7 +77,12 @@ class Functions:
         self.port = hub.connect(self, "wire")
         names = frozenset(functions)
         self.port.on_event(
-            Joined(name, Offer(CALLS, frozenset(), slots, features, tasks=names))
+            Joined(
+                name,
+                Offer(
+                    CALLS, frozenset(), slots, features, tasks=names, pythons=pythons
+                ),
+            )
         )
 
     def send(self, message: Command) -> bool:

@@ -153,7 +153,9 @@ def test_lambda_is_sent_with_its_arguments(beside: CoordinatorThread) -> None:
     with beside.pool() as pool:
         assert pool.submit(lambda x, y: scale * x + y, 2, y=1).result() == 7
 
-    assert beside.coordinator.calls[0][5]["needs"] == ["code"]
+    options = beside.coordinator.calls[0][5]
+    assert options["needs"] == ["code"]
+    assert options["python"] == "{}.{}".format(*sys.version_info)
 
 
 def test_sent_function_without_a_worker_has_a_remedy(

@@ -127,6 +127,27 @@ async def test_what_a_function_raises_is_told(
     assert meta["exception"] == RECORD
 
 
+@pytest.mark.parametrize("options", [{}, {"kept": False}, {"progress": True}])
+async def test_code_is_for_workers_with_its_version_of_python(
+    pool: Pool, options: dict[str, bool]
+) -> None:
+    features, pythons = frozenset({Feature.CODE}), frozenset({"3.12"})
+    Functions(pool.hub, {"<lambda>": abs}, features=features, pythons=pythons)
+    await pool.joined()
+    code = options | {"needs": ["code"]}
+
+    async with caller(pool) as client:
+        await client.call(1, "<lambda>", -1, **code, python="3.12")
+        await client.call(2, "<lambda>", -1, **code, python="3.11")
+        assert await client.value(1) == 1
+        assert (await client.end(2))[2:4] == [
+            "code",
+            "code of Python 3.11; the workers have 3.12: start one with the same "
+            "version, or give the function a name with @shoal.task where a worker "
+            "finds it",
+        ]
+
+
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_wrong_name_is_told_at_once_with_the_right_one(
     pool: Pool, worker: Functions, kept: bool

@@ -37,6 +37,7 @@ def calls(
     slots: int = 1,
     only_for: frozenset[str] = frozenset(),
     neighbour: bool = False,
+    pythons: frozenset[str] = frozenset(),
 ) -> WorkerJoined:
     offer = Offer(
         CALLING,
@@ -45,6 +46,7 @@ def calls(
         tasks=frozenset(tasks),
         only_for=only_for,
         neighbour=neighbour,
+        pythons=pythons,
     )
     return WorkerJoined(WorkerId(name), offer, cancels=True)
 
@@ -116,6 +118,69 @@ def test_code_is_for_those_who_trust_it() -> None:
     assert permanent_rejection(pool_after(calls(features=TRUSTING)), sent, 0.0) is None
 
 
+def code_worker(name: str, *pythons: str) -> WorkerJoined:
+    return calls(name, features=TRUSTING, pythons=frozenset(pythons))
+
+
+def code_of(python: str) -> Job:
+    return job(replace(call("<lambda>", frozenset({Feature.CODE})), python=python))
+
+
+def test_code_is_for_workers_with_its_version_of_python() -> None:
+    pool = pool_after(
+        code_worker("a", "3.12"), code_worker("b", "3.9"), code_worker("c", "3.10")
+    )
+
+    error = permanent_rejection(pool, code_of("3.11"), 0.0)
+
+    assert isinstance(error, CannotDo)
+    assert error.field == "code"
+    assert "code of Python 3.11; the workers have 3.9, 3.10, 3.12" in str(error)
+    assert permanent_rejection(pool, code_of("3.10"), 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "wanted"), [((), "3.11"), (("3.12",), ""), (("3.11", "3.12"), "3.11")]
+)
+def test_unstated_versions_of_python_are_no_reason_to_refuse(
+    stated: tuple[str, ...], wanted: str
+) -> None:
+    pool = pool_after(code_worker("w", *stated), JobSubmitted(code_of(wanted)))
+
+    assert permanent_rejection(pool, code_of(wanted), 0.0) is None
+    assert [each.worker_id for each in plan(pool)] == [WorkerId("w")]
+
+
+def test_call_by_name_runs_at_any_version_of_python() -> None:
+    pool = pool_after(calls("w", "f", pythons=frozenset({"3.12"})), JobSubmitted(job()))
+
+    assert [each.worker_id for each in plan(pool)] == [WorkerId("w")]
+
+
+def test_each_code_goes_to_its_version_of_python() -> None:
+    jobs = [replace(code_of(each), id=JobId(each)) for each in ("3.11", "3.12")]
+    pool = pool_after(
+        code_worker("new", "3.12"),
+        code_worker("old", "3.11"),
+        *map(JobSubmitted, jobs),
+    )
+
+    assert {(each.job_id, each.worker_id) for each in plan(pool)} == {
+        ("3.11", "old"),
+        ("3.12", "new"),
+    }
+
+
+def test_pool_offers_the_versions_of_python_of_its_workers() -> None:
+    old, new, unknown = code_worker("a", "3.11"), code_worker("b", "3.12"), "c"
+
+    (both,) = own_offers(pool_after(old, new))
+    (unstated,) = own_offers(pool_after(old, new, code_worker(unknown)))
+
+    assert both.pythons == {"3.11", "3.12"}
+    assert unstated.pythons == frozenset()
+
+
 def test_rich_values_are_for_workers_of_ours() -> None:
     rich = job(call("f", OURS))
 
@@ -156,8 +221,13 @@ def test_call_of_a_peer_does_not_go_back_to_it() -> None:
             call("f", TRUSTING),
             "runs no code that is sent along (`shoal join --trust-code` does)",
         ),
+        (
+            code_worker("w", "3.12"),
+            code_of("3.11").work,
+            "runs code of Python 3.12, not 3.11",
+        ),
     ],
-    ids=["function", "task", "values", "code"],
+    ids=["function", "task", "values", "code", "python"],
 )
 def test_who_cannot_take_a_call_says_why_in_a_users_words(
     worker: WorkerJoined, work: NamedWork, why: str

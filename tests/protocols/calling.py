@@ -41,6 +41,7 @@ OFFER = Offer(
     public_key=SIGNER.public_key.hex(),
     proven=True,
     receipts=False,
+    pythons=frozenset({"3.12"}),
 )
 
 
@@ -82,7 +83,7 @@ def packed(value: object) -> bytes:
 
 
 CALL = Call("demo.add", packed([1, 41]), packed({}), 5.0)
-STREAM = CallStream("demo.add", 5.0)
+STREAM = CallStream("demo.add", 5.0, python="3.12")
 TASK = Task("demo.add", {"task_type": "demo.add", "args": [1], "kwargs": {"y": 2}})
 RUN = RunJob(JobId("job"), LeaseNumber(2), CALL)
 

@@ -79,6 +79,7 @@ calls = st.builds(
     st.none() | st.floats(0, 1e6),
     st.sets(st.sampled_from([Feature.VALUES, Feature.CODE])).map(frozenset),
     digests,
+    st.sampled_from(["", "3.12"]),
 )
 texts = st.text(max_size=50)
 cuts = st.lists(st.integers(1, 400), min_size=1, max_size=8)
@@ -119,21 +120,26 @@ def test_a_value_arrives_unchanged(
 
 
 @every_protocol
-@given(text=st.text(min_size=1, max_size=50), fault=st.sampled_from(Fault))
+@given(
+    text=st.text(min_size=1, max_size=50),
+    fault=st.sampled_from(Fault),
+    record=st.binary(max_size=50),
+)
 def test_failures_arrive_unchanged(
-    protocol: AnyWireProtocol, text: str, fault: Fault
+    protocol: AnyWireProtocol, text: str, fault: Fault, record: bytes
 ) -> None:
     pair = connect(protocol)
     first, second = start_job(pair), start_job(pair, replace(RUN, job_id=JobId("b")))
 
     heard = pair.event(Rejected(first.job_id, first.lease, text))
-    heard += pair.event(Failed(second.job_id, second.lease, text, fault))
+    heard += pair.event(Failed(second.job_id, second.lease, text, fault, record))
 
     rejected, failed = heard
     assert isinstance(rejected, Rejected)
     assert isinstance(failed, Failed)
     assert (rejected.job_id, rejected.lease) == (RUN.job_id, RUN.lease)
     assert (rejected.reason, failed.error, failed.fault) == (text, text, fault)
+    assert failed.exception == record
 
 
 @every_protocol

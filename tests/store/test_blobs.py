@@ -121,7 +121,8 @@ async def stored(
     """Return a store in which a call is done, with its job."""
     store = SqliteStore(tmp_path / "shoal.db", files)
     await store.open()
-    call = Call("f", args, b"\x80", 2.5, frozenset({Feature.VALUES}), (digest(b"b"),))
+    needs = frozenset({Feature.VALUES})
+    call = Call("f", args, b"\x80", 2.5, needs, (digest(b"b"),), "3.12")
     await store.append([JobSubmitted(Job(J, call, owner="a"))], 1.0)
     if value:
         leased = JobLeased(J, WorkerId("w"), LEASE, "")
@@ -142,6 +143,7 @@ async def test_a_call_and_its_value_are_stored_as_they_are(
         *("f", b"\x91\xc4\x01\xff", b"\x80", 2.5),
         frozenset({Feature.VALUES}),
         (digest(b"b"),),
+        "3.12",
     )
     assert job.outcome == Outcome("", value=b"\xc4\x01\xff", blobs=(digest(b"c"),))
     (listed,) = await store.recent(JobFilter(kind=JobKind.CALL), 10)

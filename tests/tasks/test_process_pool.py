@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from shoal.domain.work import Call
 from shoal.tasks.exception_record import decode_exception
 from shoal.tasks.process import ChildProcess
 from shoal.tasks.process_pool import ProcessPool
+from shoal.tasks.registry import PYTHON
 from shoal.tasks.values import Ref, ValueReader, pack
 from tasks.callers import Gate, call, caller_of, code_call, ignore_progress, no_blobs
 from tasks.demo_tasks import Point
@@ -267,6 +269,17 @@ async def test_sent_function_is_rejected_with_a_hint() -> None:
     async with caller_of() as caller:
         with pytest.raises(InvalidRequest, match="--trust-code"):
             await caller.run(code_call(len, [1]))
+
+
+async def test_code_of_another_version_of_python_is_left_to_other_workers() -> None:
+    async with caller_of(trust_code=True) as caller:
+        with pytest.raises(
+            Unavailable, match=r"code of Python 3\.1; this worker has 3"
+        ):
+            await caller.run(replace(code_call(abs, -2), python="3.1"))
+
+        assert await caller.run(replace(code_call(abs, -2), python=PYTHON)) == 2
+        assert await caller.run(replace(call("demo.add", 1), python="3.1")) == 1
 
 
 @pytest.mark.parametrize("trust_code", [False, True])

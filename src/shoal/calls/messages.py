@@ -32,6 +32,7 @@ NUMBER_MAX = 2**53 - 1  # the largest integer of JavaScript
 NAME_MAX = 256  # characters of a function's name
 BLOBS_MAX = 1024  # values of one call that are sent separately
 KEY_MAX = 255  # characters of an idempotency key, as over HTTP
+PYTHON_MAX = 16  # characters of a version of Python
 SECONDS_MAX = 86_400.0  # to wait, or to run
 
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
@@ -42,7 +43,8 @@ Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 class CallRequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a call; ``queue`` is the number of seconds that it may wait.
 
-    ``fresh`` promises that the ``key`` is unused, which saves a look-up.
+    ``fresh`` promises that the ``key`` is unused, which saves a look-up.  ``python`` is
+    as in ``Call``.
     """
 
     timeout: Seconds | None = None
@@ -54,6 +56,7 @@ class CallRequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     queue: Seconds | None = None
     progress: bool = False
     fresh: bool = False
+    python: Annotated[str, Meta(max_length=PYTHON_MAX)] = ""
 
 
 DEFAULT_OPTIONS = CallRequestOptions()

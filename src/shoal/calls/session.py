@@ -95,7 +95,7 @@ TaskStarter: TypeAlias = Callable[[Coroutine[None, None, None]], asyncio.Task[No
 CountCalls: TypeAlias = Callable[[bool, int], None]
 """Receives whether the ended calls are durable, and their number."""
 
-RouteKey: TypeAlias = tuple[str, float | None, tuple[str, ...], str, float | None]
+RouteKey: TypeAlias = tuple[str, float | None, tuple[str, ...], str, float | None, str]
 NOTHING: Mapping[str, object] = {}
 CLIENT_LEFT = "the client left"
 TOO_MANY_CALLS = (
@@ -235,7 +235,7 @@ class CallSession:
             expected = ", ".join(PRIORITIES)
             text = f"priority: expected one of {expected}, got {options.priority!r}"
             raise InvalidRequest(text, "priority")
-        stream = CallStream(request.name, options.timeout, needs)
+        stream = CallStream(request.name, options.timeout, needs, options.python)
         route = CallRoute(
             stream, PRIORITIES[options.priority], options.queue or CALL_QUEUE_SECONDS
         )
@@ -298,6 +298,7 @@ class CallSession:
                 stream.timeout,
                 stream.needs,
                 options.blobs,
+                stream.python,
             ),
             call_limits(stream.timeout, route.queue),
             self._access.name,
@@ -442,7 +443,8 @@ class CallSession:
 def _route_key(request: CallRequest) -> RouteKey:
     """Return the options that determine a call's route."""
     options = request.options
-    return request.name, options.timeout, options.needs, options.priority, options.queue
+    terms = options.needs, options.priority, options.queue, options.python
+    return request.name, options.timeout, *terms
 
 
 def _meta(job_id: JobId, worker: str | None, attempts: int) -> dict[str, object]:

@@ -33,6 +33,7 @@ from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.tasks.limits import PROCESSES_MAX
 from shoal.tasks.on_ray.caller import RayCaller
 from shoal.tasks.process_pool import ProcessPool
+from shoal.tasks.registry import PYTHON
 from shoal.worker.agent import Agent, WorkerEvent
 from shoal.worker.blob_cache import BlobCache
 from shoal.worker.calls import FunctionBackend
@@ -95,6 +96,7 @@ def function_membership(worker: WorkerContext, functions: FunctionBackend) -> Ag
         tasks=caller.names,
         device=worker.device,
         public_key=worker.signer.public_key.hex() if worker.signer else "",
+        pythons=frozenset({PYTHON}),
     )
     about: dict[str, object] = {
         "tasks": sorted(caller.names),

@@ -40,7 +40,10 @@ class TaskTimeout(TaskError, TimeoutError):
 
 
 class CodeRefused(ClientError):
-    """No worker runs functions that clients send: none has ``--trust-code``."""
+    """No worker runs the code of a function that is sent.
+
+    None was started with ``--trust-code``, or none has this version of Python.
+    """
 
 
 class PlainValuesOnly(ClientError):

@@ -17,6 +17,7 @@ from shoal.client.encoding import (
 from shoal.client.errors import CodeRefused
 from shoal.client.options import OnProgress, Options
 from shoal.domain.errors import Cancelled, InvalidRequest, ShoalError, UnknownTask
+from shoal.tasks.registry import PYTHON
 
 OVERHEAD = 1 << 10  # bytes of a call without its arguments, about
 
@@ -250,6 +251,8 @@ class CallBuilder:
                 options.setdefault("timeout", float(function.timeout))
             if arguments.needs:
                 options["needs"] = arguments.needs
+            if function.code:
+                options["python"] = PYTHON
             if arguments.digests:
                 options["blobs"] = arguments.digests
             if self.options.durable:

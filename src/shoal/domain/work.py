@@ -195,7 +195,8 @@ class Call:
     many seconds it may run; None: as long as the job may.  ``needs`` has
     ``Feature.VALUES`` if the values include types beyond MessagePack's own, and
     ``Feature.CODE`` if the first of ``args`` is the function itself: its name is then
-    only for display.
+    only for display.  ``python`` is the version of Python (``3.12``) that such code is
+    for, because bytecode differs between versions; empty: not stated.
     """
 
     name: str
@@ -204,6 +205,7 @@ class Call:
     timeout: float | None = None
     needs: frozenset[Feature] = frozenset()
     blobs: tuple[bytes, ...] = ()
+    python: str = ""
 
     @property
     def kind(self) -> JobKind:
@@ -224,12 +226,13 @@ class CallStream:
     """A worker's slot, held for many calls of one function.
 
     The calls are data: they go to the worker and return without being recorded by the
-    pool or the store.  ``timeout`` and ``needs`` are those of each call.
+    pool or the store.  ``timeout``, ``needs`` and ``python`` are those of each call.
     """
 
     name: str
     timeout: float | None = None
     needs: frozenset[Feature] = frozenset()
+    python: str = ""
 
     @property
     def kind(self) -> JobKind:

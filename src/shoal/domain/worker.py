@@ -90,7 +90,8 @@ class Offer:
     none.  ``proven`` means that the worker proved possession of the private key, and
     ``receipts`` that its wire carries receipts.  ``neighbour`` means that it is a pool
     of its own, which may forward jobs to other peers.  ``needs_question``: it gives no
-    answer to a conversation that has only instructions.
+    answer to a conversation that has only instructions.  ``pythons`` are the versions
+    of Python (``3.12``) that run code which clients send; empty: not stated.
     """
 
     kinds: frozenset[JobKind]
@@ -109,6 +110,7 @@ class Offer:
     neighbour: bool = False
     receipts: bool = True
     needs_question: bool = False
+    pythons: frozenset[str] = frozenset()
 
     @property
     def queues(self) -> frozenset[str]:

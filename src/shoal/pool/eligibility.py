@@ -1,6 +1,7 @@
 """The reasons why a worker cannot take a job, worded for users."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import islice
 
 from shoal.domain.facts import PassedOver
@@ -40,6 +41,11 @@ def offers_task(offer: Offer, task: str) -> bool:
     return True
 
 
+def runs_python(offer: Offer, python: str) -> bool:
+    """Return whether a worker runs code of a version of Python, as far as is known."""
+    return not python or not offer.pythons or python in offer.pythons
+
+
 def ineligibility(job: OpenJob, worker: Worker) -> str | None:
     """Return why ``worker`` cannot take ``job`` now, or None if it can.
 
@@ -71,6 +77,8 @@ def ineligibility(job: OpenJob, worker: Worker) -> str | None:
         return "has lost its standing"
     if not job.needs <= offer.features:
         return _missing_features(job.needs - offer.features)
+    if not runs_python(offer, job.python):
+        return f"runs code of Python {join_versions(offer.pythons)}, not {job.python}"
     if offer.needs_question and not job.has_question:
         return "needs a message besides the system's"
     if 0 < offer.context < job.tokens_min:
@@ -126,6 +134,11 @@ def no_worker_reason(pool: PoolState, job: OpenJob) -> str:
     groups = passed_over(pool, job)
     reasons = ", ".join(f"{group.reason} ({group.count})" for group in groups)
     return f"no worker for {describe_target(job.job.work)}: {reasons}"
+
+
+def join_versions(pythons: Iterable[str]) -> str:
+    """Return versions of Python in their order, for messages."""
+    return ", ".join(sorted(pythons, key=lambda each: (len(each), each)))
 
 
 def _missing_features(missing: frozenset[Feature]) -> str:

@@ -9,8 +9,8 @@ from shoal.domain.ids import peer_of
 from shoal.domain.job import Job, TimeLimits
 from shoal.domain.work import CALL_QUEUE, Feature, describe_target
 from shoal.domain.worker import Offer
-from shoal.pool.eligibility import offers_task
-from shoal.pool.open_job import required_name
+from shoal.pool.eligibility import join_versions, offers_task, runs_python
+from shoal.pool.open_job import python_of, required_name
 from shoal.pool.state import PoolState
 from shoal.pool.suggestions import suggest_names
 
@@ -22,6 +22,10 @@ NO_CODE = (
     "workers here run no code that is sent along: give the function a name with "
     "@shoal.task where a worker finds it, or start one with `shoal join --trust-code` "
     "for a fleet that has a token"
+)
+OTHER_PYTHON = (
+    "code of Python {}; the workers have {}: start one with the same version, or give "
+    "the function a name with @shoal.task where a worker finds it"
 )
 PLAIN_ONLY = (
     "{sought} is at workers that take plain values only, such as numbers, texts, lists "
@@ -54,6 +58,10 @@ def call_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | None:
         offers = [offer for offer in offers if Feature.CODE in offer.features]
         if not offers:
             return CannotDo(NO_CODE, "code")
+        python = python_of(job.work)
+        if not any(runs_python(offer, python) for offer in offers):
+            others = frozenset[str]().union(*(offer.pythons for offer in offers))
+            return CannotDo(OTHER_PYTHON.format(python, join_versions(others)), "code")
     if name is not None:
         named = [offer for offer in offers if offers_task(offer, name)]
         if not named:
@@ -74,6 +82,7 @@ def _can_call(offer: Offer, job: Job) -> bool:
     return (
         (name is None or offers_task(offer, name))
         and job.work.needs <= offer.features
+        and runs_python(offer, python_of(job.work))
         and (not offer.only_for or job.owner in offer.only_for)
         and not (job.terms.near and offer.neighbour)
     )

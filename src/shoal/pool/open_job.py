@@ -18,6 +18,7 @@ MatchingClass: TypeAlias = tuple[
     JobKind,
     frozenset[Feature],
     str | None,
+    str,
     str | None,
     frozenset[WorkerId],
     bool,
@@ -59,6 +60,11 @@ class HedgeLease:
     since: float
 
 
+def python_of(work: Work) -> str:
+    """Return the version of Python that the code in a call is for; empty: any."""
+    return work.python if isinstance(work, Call | CallStream) else ""
+
+
 @dataclass(slots=True)
 class OpenJob:
     """A job that has not ended."""
@@ -82,6 +88,7 @@ class OpenJob:
     size: int = field(init=False)  # see ``size_of``
     needs: frozenset[Feature] = field(init=False)
     task: str | None = field(init=False)  # see ``required_name``
+    python: str = field(init=False)  # as in ``Call``
     has_question: bool = field(init=False)  # or is no chat
     trusted_keys: Set[str] | None = None
     """Public keys of the workers that may run it, which may grow; None: any may."""
@@ -94,6 +101,7 @@ class OpenJob:
         self.size = size_of(self.job)
         self.needs = self.job.work.needs
         self.task = required_name(self.job.work)
+        self.python = python_of(self.job.work)
         self.has_question = has_question(self.job.work)
 
     @property
@@ -102,7 +110,7 @@ class OpenJob:
         terms = self.job.terms
         private = None if self.trusted_keys is None else terms.user
         origin = (terms.avoid, terms.near, terms.peer)
-        rest = (self.task, private, *origin, self.has_question)
+        rest = (self.task, self.python, private, *origin, self.has_question)
         return self.job.owner, self.kind, self.needs, *rest
 
     @property

@@ -92,6 +92,7 @@ def _merged(model: str, offers: list[Offer]) -> Offer:
         tasks=_tasks(offer for offer in offers if offer.kinds & NAMED_KINDS),
         streams=all(offer.streams for offer in offers),
         neighbour=True,
+        pythons=_pythons(offer for offer in offers if Feature.CODE in offer.features),
     )
 
 
@@ -99,3 +100,9 @@ def _tasks(offers: Iterable[Offer]) -> frozenset[str]:
     """Return the names of the tasks that workers offer; empty: any, or none at all."""
     named = [offer.tasks for offer in offers]
     return frozenset().union(*named) if all(named) else frozenset()
+
+
+def _pythons(offers: Iterable[Offer]) -> frozenset[str]:
+    """Return the versions of Python that run code; empty if some are unknown."""
+    stated = [offer.pythons for offer in offers]
+    return frozenset().union(*stated) if all(stated) else frozenset()

@@ -41,6 +41,7 @@ class StoredCall(msgspec.Struct, frozen=True, array_like=True):
     blobs: list[bytes]
     args_apart: bool
     kwargs_apart: bool
+    python: str = ""
 
 
 class StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -74,6 +75,7 @@ def encode_call(call: Call, blobs: BlobStore) -> tuple[bytes, tuple[bytes, ...]]
         list(call.blobs),
         args_apart,
         kwargs_apart,
+        call.python,
     )
     parts = ((args, args_apart), (kwargs, kwargs_apart))
     apart = tuple(digest for digest, is_apart in parts if is_apart)
@@ -90,6 +92,7 @@ def decode_call(data: bytes, blobs: BlobStore) -> Call:
         stored.timeout,
         frozenset(map(Feature, stored.needs)),
         tuple(stored.blobs),
+        stored.python,
     )
 
 

@@ -24,7 +24,7 @@ from shoal.tasks.invocation import CODE_NOT_TRUSTED
 from shoal.tasks.limits import PROCESSES_MAX, RESTART_DELAY, WAITING_MAX
 from shoal.tasks.process import CLOSED, CallProcess, ChildProcess, Timeouts
 from shoal.tasks.process_calls import ProcessCall, ProcessCallStream, timeout_message
-from shoal.tasks.registry import unknown_task_message
+from shoal.tasks.registry import PYTHON, unknown_task_message
 
 OnProcess = Callable[[CallProcess | Unavailable], None]
 StartProcess = Callable[[Callable[[CallProcess], None]], Awaitable[CallProcess]]
@@ -161,10 +161,15 @@ class ProcessPool:
         self._streams -= 1
 
     def _check_supported(self, work: Call | CallStream) -> None:
-        """Raise NotFound or InvalidRequest if this pool cannot make the call."""
+        """Raise an error if this pool cannot make the call; see ``FunctionCaller``."""
         if Feature.CODE in work.needs:
             if not self.trusts_code:
                 raise InvalidRequest(CODE_NOT_TRUSTED)
+            if work.python not in ("", PYTHON):
+                # Another version's bytecode can crash the process.
+                raise Unavailable(
+                    f"code of Python {work.python}; this worker has {PYTHON}"
+                )
         elif work.name not in self.names:
             raise NotFound(unknown_task_message(work.name, sorted(self.names)))
 

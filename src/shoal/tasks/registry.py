@@ -14,6 +14,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NAME_MAX = 256  # characters
+PYTHON = "{}.{}".format(*sys.version_info)
+"""The version of Python, as clients and workers state it: its bytecode is its own."""
+
 _MARK = "__shoal_task__"
 
 

@@ -81,7 +81,7 @@ class ShoalCallStreams:
         self._by_stream_id[stream] = self._by_task_id[task_id] = call_stream
         needs = frozenset(each.value for each in work.needs)
         opening = control.OpenCallStreamMessage(
-            task_id, stream, work.name, work.timeout, needs
+            task_id, stream, work.name, work.timeout, needs, work.python
         )
         return self._writer.write(FrameType.CONTROL, control.encode_control(opening))
 

@@ -139,9 +139,8 @@ class FleetInboundJobs:
             return self._encode_refusal(task_id, reason)
         self._open.add(task_id)
         self._task_ids[stream], self._streams[task_id] = task_id, stream
-        return RunJob(
-            JobId(task_id), LEASE, CallStream(message.name, message.timeout, needs)
-        )
+        work = CallStream(message.name, message.timeout, needs, message.python)
+        return RunJob(JobId(task_id), LEASE, work)
 
     def recall(self, message: control.RecallCallsMessage) -> Sequence[InboundOutput]:
         """Return the command that cancels calls."""
@@ -256,11 +255,16 @@ def _call_of(request: TaskRequest, peer: FleetPeer) -> Call:
 
     The extension of a task is ignored unless the peer is Shoal's.
     """
-    needs, blobs = (
-        decode_requirements(request.extension) if peer.is_shoal else (frozenset(), ())
+    required = decode_requirements(request.extension if peer.is_shoal else None)
+    return Call(
+        request.name,
+        bytes(request.args),
+        bytes(request.kwargs),
+        request.timeout,
+        features_of(required.needs),
+        required.blobs,
+        required.python,
     )
-    args, kwargs = bytes(request.args), bytes(request.kwargs)
-    return Call(request.name, args, kwargs, request.timeout, needs, blobs)
 
 
 def task_id_in(payload: Payload) -> str | None:

@@ -166,9 +166,7 @@ class FleetOutboundJobs:
             return encode_task_parts(
                 task_id, work.name, args, kwargs, None, strict=strict
             )
-        extension = (
-            encode_requirements(work.needs, work.blobs) if self._peer.is_shoal else None
-        )
+        extension = encode_requirements(work) if self._peer.is_shoal else None
         return encode_task_parts(
             task_id,
             work.name,

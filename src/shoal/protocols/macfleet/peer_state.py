@@ -65,6 +65,7 @@ def encode_offer(
         queued=load.queued,
         unfit=load.unfit[: control.TEXT_MAX],
         speed=load.speed,
+        pythons=offer.pythons,
     )
 
 
@@ -88,6 +89,7 @@ def decode_offer(message: control.OfferMessage, peer: FleetPeer) -> tuple[Offer,
         proven=bool(peer.public_key),
         neighbour=not peer.is_worker,
         receipts=False,
+        pythons=message.pythons,
     )
     return (
         offer

@@ -26,6 +26,7 @@ from shoal.protocols.macfleet.codec.control import (
 
 WORDS: list[ControlMessage] = [
     OfferMessage(frozenset({"call", "lane"}), frozenset({"demo.add"}), 4, speed=0.5),
+    OfferMessage(pythons=frozenset({"3.11", "3.12"})),
     OfferMessage(
         unfit="hot", queued=3, device="desktop", only_for=frozenset({"laptop"})
     ),
@@ -36,7 +37,7 @@ WORDS: list[ControlMessage] = [
     CancelMessage("1"),
     ProgressMessage("1", 0.25, "epoch 2"),
     ProgressMessage("1"),
-    OpenCallStreamMessage("1", 9, "demo.add", 5.0, frozenset({"values"})),
+    OpenCallStreamMessage("1", 9, "demo.add", 5.0, frozenset({"values"}), "3.12"),
     RecallCallsMessage(9, (1, 2)),
     CloseCallStreamMessage(9),
     BlobMissingMessage(bytes(32)),

@@ -45,6 +45,7 @@ class OfferMessage(
     queued: Count = 0
     unfit: Text = ""
     speed: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    pythons: Names = frozenset()
 
 
 class DrainingMessage(
@@ -101,6 +102,7 @@ class OpenCallStreamMessage(
     name: Name
     timeout: Seconds | None = None
     features: Names = frozenset()
+    python: Name = ""
 
 
 class RecallCallsMessage(

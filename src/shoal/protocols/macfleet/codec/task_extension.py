@@ -16,7 +16,7 @@ from msgspec import Meta, Raw
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import CallResult, StreamedCall
-from shoal.domain.work import Feature
+from shoal.domain.work import Call, Feature
 from shoal.protocols.macfleet.codec.frames import PAYLOAD_MAX, Payload
 
 BLOBS_MAX = 4096  # referenced by a task or a result
@@ -32,11 +32,14 @@ Names = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_leng
 class TaskRequirements(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a task requires: features of its worker, and blobs by their SHA-256 digests.
 
+    ``python`` is as in ``Call``.
+
     A worker rejects a task that requires a feature unknown to it.
     """
 
     needs: Names = ()
     blobs: Digests = ()
+    python: Annotated[str, Meta(max_length=64)] = ""
 
 
 class ResultDetails(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -61,29 +64,27 @@ _FEATURES = {each.value: each for each in Feature}
 _FAULTS = {each.value: each for each in Fault}
 
 
-def encode_requirements(
-    needs: frozenset[Feature], blobs: tuple[bytes, ...] = ()
-) -> bytes | None:
-    """Encode requirements; None if there are none."""
-    if not needs and not blobs:
-        return None
-    return _encode(TaskRequirements(tuple(sorted(each.value for each in needs)), blobs))
+def encode_requirements(work: Call) -> bytes | None:
+    """Encode the requirements of a call; None if there are none."""
+    needs = tuple(sorted(each.value for each in work.needs))
+    required = TaskRequirements(needs, work.blobs, work.python)
+    return None if required == _NO_REQUIREMENTS else _encode(required)
 
 
-def decode_requirements(
-    extension: Raw | None,
-) -> tuple[frozenset[Feature], tuple[bytes, ...]]:
-    """Return the features a task requires, and the blobs it references.
+def decode_requirements(extension: Raw | None) -> TaskRequirements:
+    """Return what a task requires; ``features_of`` reads its features.
 
-    Raises PeerError if the extension is malformed, or requires an unknown feature.
+    Raises PeerError if the extension is malformed.
     """
     if extension is None:
-        return frozenset(), ()
+        return _NO_REQUIREMENTS
     try:
-        said = _requirements.decode(extension)
+        return _requirements.decode(extension)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise PeerError(f"task: {error}") from error
-    return features_of(said.needs), said.blobs
+
+
+_NO_REQUIREMENTS = TaskRequirements()
 
 
 def features_of(names: Names | frozenset[str]) -> frozenset[Feature]:
