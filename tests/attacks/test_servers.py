@@ -450,9 +450,10 @@ async def test_no_redirect_is_followed() -> None:
     assert not followed.is_set()
 
 
-async def test_ten_thousand_concurrent_tasks_are_run_or_rejected() -> None:
+@pytest.mark.parametrize("headers", [EXTENDED, b""], ids=["shoal", "plain"])
+async def test_ten_thousand_concurrent_tasks_are_run_or_ended(headers: bytes) -> None:
     async def attack(peer: Peer) -> None:
-        await peer.accept(EXTENDED)
+        await peer.accept(headers)
         await peer.send_texts(*[task(number) for number in range(1000, 11_000)])
         answered = 0
         async for payload in peer.frames():
@@ -465,16 +466,6 @@ async def test_ten_thousand_concurrent_tasks_are_run_or_rejected() -> None:
 
         assert its.connections == 1
         assert not its.agent._jobs
-
-
-async def test_ten_thousand_tasks_without_rejection_disconnect() -> None:
-    # It can be told of a refusal in no other way than by hanging up.
-    texts = [task(number) for number in range(1000, 11_000)]
-    async with worker_of(talk(*texts)) as its, asyncio.timeout(PATIENCE):
-        await its.served.wait()
-        await eventually(lambda: not its.agent._jobs)
-
-        assert its.connections == 2
 
 
 async def test_repeated_stops_affect_nothing_else() -> None:

@@ -66,7 +66,8 @@ def test_only_what_makes_an_answer_wrong_is_needed(
     [
         ({"role": "user", "content": "hi"}, set()),
         ({"role": "assistant", "tool_calls": []}, {Feature.TOOLS}),
-        ({"role": "tool", "content": "42"}, {Feature.TOOLS}),
+        ({"role": "tool", "content": "42", "tool_call_id": "c"}, {Feature.TOOLS}),
+        ({"role": "tool", "content": "42"}, set()),  # answers no call
         ({"content": [{"type": "text", "text": "a"}]}, set()),
         ({"content": [{"type": "image_url"}, {"type": "x"}]}, {Feature.IMAGES}),
         ({"content": [{"type": "input_audio"}]}, {Feature.AUDIO}),

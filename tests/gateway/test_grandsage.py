@@ -261,8 +261,90 @@ def test_any_fields_are_a_chat_or_an_invalid_request(body: dict[str, Any]) -> No
     _decode(json.dumps(body).encode())
 
 
+@pytest.mark.parametrize(
+    ("given", "temperature"),
+    [
+        ("0.7abc", 0.7), ("1.5", 0), ("1.5abc", 1.5), ("0x1", 0), ("9x", 2),
+        ("-1x", 0), ("Infinityx", 2), ([0.5, 1], 0.5), ([5, 1], 2), ({}, 0), ("", 0),
+    ],
+)  # fmt: skip
+def test_bounds_of_the_temperature_are_those_of_the_whole_text(
+    given: Any, temperature: float
+) -> None:
+    body = {"messages": [{"content": "hi"}], "temperature": given}
+
+    assert decode_chat(json.dumps(body).encode()).temperature == temperature
+
+
+@pytest.mark.parametrize(
+    ("given", "contents"),
+    [
+        ({"length": 2, "0": {"content": "a"}, "1": {"content": "b"}}, ["a", "b"]),
+        ({"length": "0x1", "0": {"content": "a"}}, ["a"]),
+        ({"length": 0.5, "0": {"content": "a"}}, ["a"]),
+        ({"length": [1], "0": {"content": "a"}}, ["a"]),
+        ({"length": 1, "0": ["an array has no content"]}, [""]),
+        ({"length": -1, "0": {"content": "a"}}, []),
+        ({"length": None, "0": {"content": "a"}}, []),
+        ({"length": "many"}, []),
+        ({"0": {"content": "a"}}, []),
+        ("hi", ["", ""]),
+        (5, []),
+        (False, []),
+    ],
+)
+def test_what_is_like_an_array_is_walked_as_one(
+    given: Any, contents: list[str]
+) -> None:
+    chat = decode_chat(json.dumps({"messages": given}).encode())
+
+    assert [message["content"] for message in chat.messages[1:]] == contents
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        {"length": 2, "0": {"content": "a"}},
+        {"length": 1e999},
+        [{"content": []}],
+        [{"role": {}}],
+        None,
+    ],
+)
+def test_a_missing_message_or_one_that_kills_nodes_is_refused(messages: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_chat(json.dumps({"messages": messages}).encode())
+
+
+@pytest.mark.parametrize("role", ["tool", "function", "Boss", "user", "developer"])
+async def test_any_role_is_passed_on(pool: Pool, role: str) -> None:
+    question = {"role": "user", "content": "hi"}
+    body = {"model": "m1", "messages": [question, {"role": role, "content": "x"}]}
+    chat = Chat()
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.joined()
+        tasks.create_task(node.answer())
+        await chat.ask(pool, json.dumps(body).encode(), KEYS["alice"])
+
+    assert chat.text == '{"done":true}\n'
+    assert node.tasks[0]["messages"][1] == {"role": role, "content": "x"}
+
+
+def test_instructions_without_a_question_are_one() -> None:
+    messages = [{"role": "system", "content": content} for content in "ab"]
+
+    chat = decode_chat(json.dumps({"messages": messages}).encode())
+
+    assert [message["role"] for message in chat.messages] == [
+        "system",
+        "system",
+        "user",
+    ]
+
+
 def test_a_bomb_of_messages_is_refused() -> None:
-    for messages in ("x" * 10_000_000, [0] * 1_000_000):
+    array_like = {"length": 1e9} | {str(index): 0 for index in range(20_000)}
+    for messages in ("x" * 10_000_000, [0] * 1_000_000, array_like):
         with pytest.raises(InvalidRequest, match="more than"):
             decode_chat(json.dumps({"messages": messages}).encode())
 
@@ -286,7 +368,7 @@ def _decode(data: bytes) -> None:
     assert chat.max_tokens is not None
     assert chat.max_tokens > 0
     assert chat.temperature is not None
-    assert 0 <= chat.temperature < 1
+    assert 0 <= chat.temperature <= 2
     for message in chat.messages:
         assert isinstance(message["role"], str)
         assert isinstance(message["content"], str)

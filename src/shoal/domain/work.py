@@ -64,7 +64,7 @@ class Chat:
         """
         wanted = needed_features(self.options)
         for message in self.messages:
-            if "tool_calls" in message or message.get("role") == "tool":
+            if "tool_calls" in message or "tool_call_id" in message:
                 wanted.add(Feature.TOOLS)
             content = message.get("content")
             if isinstance(content, Sequence) and not isinstance(content, str):

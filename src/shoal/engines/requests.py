@@ -34,7 +34,7 @@ def openai_request(work: Inference, model: str) -> EngineRequest:
             return EngineRequest("/embeddings", msgspec.json.encode(body))
         case Chat():
             path = "/chat/completions"
-            body["messages"] = work.messages
+            body["messages"] = [with_known_role(each) for each in work.messages]
         case Completion():
             path = "/completions"
             body["prompt"] = work.prompt
@@ -99,7 +99,9 @@ def llama_request(work: Inference) -> dict[str, Any]:
         case Embedding():
             return request | {"input": list(work.inputs), "encoding_format": "base64"}
         case Chat():
-            request["messages"] = [plain_message(message) for message in work.messages]
+            request["messages"] = [
+                plain_message(with_known_role(each)) for each in work.messages
+            ]
         case Completion():
             request["prompt"] = work.prompt
     if work.options.get("logprobs") is True:
@@ -107,6 +109,21 @@ def llama_request(work: Inference) -> dict[str, Any]:
     if work.temperature is not None:
         request["temperature"] = work.temperature
     return request
+
+
+ROLES = frozenset({"system", "developer", "user", "assistant"})
+
+
+def with_known_role(message: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """Return the message with a role that engines know.
+
+    Some wires pass on any role.  An engine may refuse those, and a tool's message that
+    answers no call: they become the user's, as at the wires' own nodes.
+    """
+    role = message.get("role")
+    if role in ROLES or (role == "tool" and "tool_call_id" in message):
+        return message
+    return {**message, "role": "user"}
 
 
 def plain_message(message: Mapping[str, JSON]) -> dict[str, JSON]:

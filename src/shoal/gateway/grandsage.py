@@ -4,6 +4,7 @@ Source: exchanges recorded with the original server; ``docs/protocols/grandsage.
 The original forwards input that crashes its nodes; Shoal answers "invalid request".
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,7 +36,7 @@ from shoal.domain.errors import (
 )
 from shoal.domain.moderation import BLOCKED
 from shoal.domain.outcome import AnswerPiece
-from shoal.domain.work import JSON, Chat, message_text
+from shoal.domain.work import INSTRUCTIONS, JSON, Chat, message_text
 from shoal.gateway import javascript
 from shoal.gateway.context import Gateway
 from shoal.gateway.http import errors
@@ -56,6 +57,7 @@ MODEL = "openbuddy-13b-v1.3-fp16"
 SYSTEM = "You are a helpful assistant name Buddy."
 MAX_NEW_TOKENS = 50
 TEMPERATURE_MIN, TEMPERATURE_MAX = 0.01, 0.99  # other temperatures count as 0
+TEXT_TEMPERATURE_MAX = 2.0  # of a text that only begins with a number
 TOTAL = 600.0  # seconds a request may take
 BODY_MAX = 2 << 20  # bytes: coercing as JavaScript does is slow
 
@@ -168,10 +170,9 @@ def decode_chat(data: bytes) -> Chat:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidRequest("the body: expected an object")
-    model = body.get("model") or MODEL
-    system = _text(body.get("system") or SYSTEM, "system")
-    temperature = javascript.leading_float(body.get("temperature"))
-    max_new_tokens = javascript.leading_int(body.get("max_new_tokens"), TOKENS_MAX)
+    model = _given(body, "model", MODEL)
+    system = _text(_given(body, "system", SYSTEM), "system")
+    max_new_tokens = javascript.parse_int(body.get("max_new_tokens"), TOKENS_MAX)
     if max_new_tokens < 0:
         raise InvalidRequest("max_new_tokens: expected a positive number")
     return Chat(
@@ -179,22 +180,58 @@ def decode_chat(data: bytes) -> Chat:
         well_formed(model) if isinstance(model, str) else "",
         ({"role": "system", "content": system}, *_messages(body.get("messages"))),
         max_new_tokens or MAX_NEW_TOKENS,
-        temperature if TEMPERATURE_MIN <= temperature <= TEMPERATURE_MAX else 0.0,
+        _temperature(body.get("temperature")),
     )
+
+
+def _given(fields: Mapping[str, Any], name: str, default: str) -> Any:
+    """Return the value of a field, or the default if JavaScript counts it as false."""
+    value = fields.get(name)
+    return default if javascript.is_falsy(value) else value
+
+
+def _temperature(given: Any) -> float:
+    """Return the temperature; the original tests the bounds before it parses a text.
+
+    So a text that only begins with a number is within them.
+    """
+    number = javascript.to_number(given)
+    if number < TEMPERATURE_MIN or number > TEMPERATURE_MAX:
+        return 0.0
+    parsed = javascript.parse_float(given)
+    return 0.0 if math.isnan(parsed) else max(0.0, min(parsed, TEXT_TEMPERATURE_MAX))
 
 
 def _messages(given: Any) -> list[Mapping[str, JSON]]:
     """Decode the messages, with the original's coercions."""
     if given is None:
         raise InvalidRequest("messages: required, but missing")
+    messages = [_message(message) for message in _items(given)]
+    if messages and all(each["role"] in INSTRUCTIONS for each in messages):
+        # For real nodes, all but the assistant's messages are questions.
+        messages[-1] = {**messages[-1], "role": "user"}
+    return messages
+
+
+def _items(given: Any) -> list[Any]:
+    """Return the items of an array or of what is like one: the original counts them.
+
+    Raises InvalidRequest if there are too many, or one is missing.
+    """
     if isinstance(given, str):
         # The original reads each character as a message without fields.
         given = [given] * javascript.utf16_length(given[: MESSAGES_MAX + 1])
+    elif isinstance(given, dict):
+        length = javascript.to_number(given.get("length", {}))
+        if math.isnan(length):
+            return []
+        count = min(math.ceil(max(0.0, min(length, MESSAGES_MAX + 1))), len(given) + 1)
+        given = [given.get(str(index)) for index in range(count)]
     if not isinstance(given, list):
         return []
     if len(given) > MESSAGES_MAX:
         raise InvalidRequest(f"messages: more than {MESSAGES_MAX}")
-    return [_message(message) for message in given]
+    return given
 
 
 def _message(given: Any) -> Mapping[str, JSON]:
@@ -203,8 +240,8 @@ def _message(given: Any) -> Mapping[str, JSON]:
     if not isinstance(given, dict):
         return {"role": "user", "content": ""}
     return {
-        "role": _text(given.get("role") or "user", "role"),
-        "content": _text(given.get("content") or "", "content"),
+        "role": _text(_given(given, "role", "user"), "role"),
+        "content": _text(_given(given, "content", ""), "content"),
     }
 
 

@@ -166,7 +166,10 @@ def test_a_keepalive_is_sent_at_once_and_every_ten_seconds() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "tokens"),
-    [({}, 6), ({"max_new_tokens": None}, None), ({"max_new_tokens": -5}, 1)],
+    [
+        *(({}, 6), ({"max_new_tokens": None}, None), ({"max_new_tokens": -5}, 1)),
+        *(({"max_new_tokens": 7.9}, 7), ({"max_new_tokens": 0.5}, 1)),
+    ],
 )
 def test_limits_are_those_of_the_task(
     changes: dict[str, JSON], tokens: int | None
@@ -207,7 +210,7 @@ def test_a_lone_surrogate_from_an_original_server_is_replaced() -> None:
         ({"messages": None}, "Expected `array`, got `null`"),
         ({"messages": [5]}, "Expected `str | object`, got `int`"),
         ({"temperature": "hot"}, "Expected `float | null`, got `str`"),
-        ({"max_new_tokens": 1.5}, "Expected `int | null`, got `float`"),
+        ({"max_new_tokens": "1"}, "Expected `int | float | null`, got `str`"),
     ],
 )
 def test_a_malformed_task_is_logged_and_ended(

@@ -31,6 +31,10 @@ NO_CONTEXTS: Mapping[str, int] = {}
 WARNING_HEADER = "Shoal-Warning"
 """Response header with a warning about the node's query."""
 
+# White space and line ends (ECMA-262, sections 12.2 and 12.3).
+_SPACE = " \t\n\v\f\r\xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _PREFIXED = re.compile("0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
 
@@ -131,7 +135,7 @@ def slots_of(value: str) -> tuple[int, str]:
 
 def _number(value: str) -> float:
     """Convert text to a number as JavaScript does (ECMAScript, StringToNumber)."""
-    text = value.strip(" \t\n\v\f\r\xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff")
+    text = value.strip(_SPACE)
     if not text:
         return 0.0
     if text.lstrip("+-") == "Infinity" and len(text) <= len("+Infinity"):

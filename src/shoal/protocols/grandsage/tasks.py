@@ -130,7 +130,7 @@ class _Task(msgspec.Struct, frozen=True):
     # The example in the document has strings as messages.
     messages: list[str | _Message]
     system: str | None = ""
-    max_new_tokens: int | None = None
+    max_new_tokens: int | _Finite | None = None
     temperature: _Finite | None = None
 
 
@@ -286,9 +286,9 @@ def _plain_conversation(
     return "\n\n".join(system), rest
 
 
-def _token_limit(limit: int | None) -> int | None:
+def _token_limit(limit: float | None) -> int | None:
     # Original servers pass on any number, but engines accept at most 64 bits.
-    return None if limit is None else min(max(1, limit), ENGINE_TOKENS_MAX)
+    return None if limit is None else min(max(1, int(limit)), ENGINE_TOKENS_MAX)
 
 
 def _new_tokens(chat: Chat, max_new_tokens: int, context: int) -> int:
