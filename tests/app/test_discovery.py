@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from harness.speed import scaled
-from peers.dialled_peers import Peers
+from peers.dialled_peers import DialledPeers
 from shoal.app import discovery
 from shoal.app.discovery import AnnouncedService, LocalDiscovery
 from shoal.peers.discovered_peers import DiscoveredPeers
@@ -59,7 +59,7 @@ async def looking(
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Take part in the local network for the length of the block."""
     async with asyncio.TaskGroup() as tasks:
-        calls = Peers().calling()
+        calls = DialledPeers().connections()
         browser = ServiceBrowser(kind, finder.meet, shy)
         meetings = [DiscoveredPeers("wire", browser, calls, tasks)]
         around = LocalDiscovery(announced, meetings, addresses)

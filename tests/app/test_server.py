@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from gateway.facilitator import SOLANA, facilitating
+from gateway.facilitator import SOLANA, run_facilitator
 from gateway.providers import COMMIT, provider
-from gateway.receiver import receiving, verified
+from gateway.receiver import run_receiver, verify
 from gateway.serving import Pool, eventually
 from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig, X402Config
@@ -32,7 +32,7 @@ def settings(folder: Path, **more: Any) -> ServeConfig:
 
 async def test_webhook_is_told_of_a_job_that_was_committed(tmp_path: Path) -> None:
     async with (
-        receiving() as receiver,
+        run_receiver() as receiver,
         run_coordinator(settings(tmp_path, webhooks="any")) as running,
         ClientSession() as session,
         provider(Pool(running.url, running.hub, session)) as worker,
@@ -44,10 +44,10 @@ async def test_webhook_is_told_of_a_job_that_was_committed(tmp_path: Path) -> No
         ) as response:
             job_id = (await response.json())["job_id"]
         await worker.complete((await worker.job())["job_id"], {"ok": True})
-        await eventually(lambda: len(receiver.told) == 1)
+        await eventually(lambda: len(receiver.requests) == 1)
 
-    ((headers, body),) = receiver.told
-    assert verified(headers, body, SECRET.encode())
+    ((headers, body),) = receiver.requests
+    assert verify(headers, body, SECRET.encode())
     assert headers["webhook-id"] == f"msg_{job_id}"
     assert json.loads(body)["data"]["result"] == {"ok": True}
 
@@ -74,7 +74,7 @@ async def test_unknown_reach_of_webhooks_is_named(tmp_path: Path) -> None:
 
 
 async def test_jobs_are_paid_for_when_a_facilitator_is_named(tmp_path: Path) -> None:
-    async with facilitating() as facilitator:
+    async with run_facilitator() as facilitator:
         x402 = replace(PAID, facilitator=facilitator.url)
         async with (
             run_coordinator(settings(tmp_path), OPEN, x402) as running,
@@ -98,7 +98,7 @@ async def test_facilitator_that_is_down_at_the_start_is_told_of(
 
 
 async def test_facilitator_without_the_chain_ends_the_start(tmp_path: Path) -> None:
-    async with facilitating() as facilitator:
+    async with run_facilitator() as facilitator:
         x402 = replace(PAID, facilitator=facilitator.url, network="solana:other")
         with pytest.raises(ConfigError, match="--x402-network"):
             async with run_coordinator(settings(tmp_path), OPEN, x402):

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from attacks.siege import CHAT, address, port_of
-from gateway.serving import KEY, PATIENCE, Pool
+from gateway.serving import KEY, WAIT_MAX, Pool
 
 TEXT, BINARY, CLOSE, PING = 1, 2, 8, 9
 MASK = b"\x01\x02\x03\x04"
@@ -28,14 +28,14 @@ class Wire:
 
     async def head(self) -> bytes:
         """Return the response up to the first empty line."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_MAX):
             return await self.reader.readuntil(b"\r\n\r\n")
 
     async def rest(self) -> bytes:
         """Return everything until the other end disconnects."""
         received = b""
         with suppress(ConnectionError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_MAX):
                 while data := await self.reader.read(1 << 16):
                     received += data
         return received

@@ -40,7 +40,7 @@ def closed_as_if_replaced() -> MemoryLink:
 
 def closed_after_a_task() -> MemoryLink:
     link = MemoryLink()
-    link.arrive('{"id":1,"messages":[]}', '{"id":1,"stop":true}')
+    link.deliver('{"id":1,"messages":[]}', '{"id":1,"stop":true}')
     link.cut()
     return link
 

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import ClientResponse, WSMsgType, WSServerHandshakeError
 
 from attacks.raw import BINARY, frame, request, upgrade, wire
-from calls.function_workers import Functions, pack
-from gateway.serving import KEY, PATIENCE, Pool, eventually
+from calls.function_workers import FunctionWorker, pack
+from gateway.serving import KEY, WAIT_MAX, Pool, eventually
 from gateway.test_calls import FUNCTIONS, caller, item
 from shoal.calls.session import OPEN_MAX
 from shoal.domain.vocabulary import CancelJob
@@ -24,15 +24,15 @@ AUTHORIZED = f"Authorization: Bearer {KEY}"
 DIGEST = hashlib.sha256(b"a value").digest()
 
 
-async def worker(pool: Pool, *, holds: bool = False) -> Functions:
-    functions = Functions(pool.hub, FUNCTIONS, holds=holds)
-    await pool.joined()
+async def worker(pool: Pool, *, holds: bool = False) -> FunctionWorker:
+    functions = FunctionWorker(pool.hub, FUNCTIONS, holds=holds)
+    await pool.wait_joined()
     return functions
 
 
-async def leave(pool: Pool, functions: Functions) -> None:
-    functions.lose()
-    await pool.joined(0)
+async def leave(pool: Pool, functions: FunctionWorker) -> None:
+    functions.drop()
+    await pool.wait_joined(0)
 
 
 # Too much.
@@ -102,7 +102,7 @@ async def test_client_that_does_not_read_is_disconnected(
         for number in range(64):
             items = pack([item(number, "big", MEBI // 2, kept=False)])
             await deaf.send(frame(BINARY, items))
-        await eventually(lambda: bool(functions.told_of(CancelJob)))  # its lane is over
+        await eventually(lambda: bool(functions.received(CancelJob)))
         await deaf.rest()
     async with caller(pool) as other:
         await other.call(1, "add", 1, 1, kept=False)
@@ -159,7 +159,7 @@ async def test_malformed_message_ends_its_connection_with_a_reason(
 ) -> None:
     async with caller(pool) as client:
         await client.socket.send_bytes(data)
-        message = await client.socket.receive(timeout=PATIENCE)
+        message = await client.socket.receive(timeout=WAIT_MAX)
 
     assert (message.type, message.data) == (WSMsgType.CLOSE, 1007)
     assert message.extra
@@ -168,7 +168,7 @@ async def test_malformed_message_ends_its_connection_with_a_reason(
 async def test_text_message_ends_its_connection_with_a_reason(pool: Pool) -> None:
     async with caller(pool) as client:
         await client.socket.send_str("[]")
-        message = await client.socket.receive(timeout=PATIENCE)
+        message = await client.socket.receive(timeout=WAIT_MAX)
 
     assert (message.data, message.extra) == (
         1007,

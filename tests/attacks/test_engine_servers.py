@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from attacks.siege import CHAT, TOKEN, ask, besieged, body, check_log
-from gateway.serving import PATIENCE, Pool, eventually
+from gateway.serving import WAIT_MAX, Pool, eventually
 from shoal.domain.errors import ConfigError
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.text_tasks import TaskRunner
@@ -195,7 +195,7 @@ async def worker(pool: Pool, url: str, name: str = "w1") -> AsyncIterator[Agent]
     )
     running = asyncio.create_task(agent.run())
     try:
-        await pool.joined()
+        await pool.wait_joined()
         yield agent
         assert not running.done(), "the worker gave up"
         assert not [event for event in reports if event.kind == "lost"]
@@ -214,7 +214,7 @@ async def pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterato
 async def test_malformed_engine_answer_fails_only_its_job(pool: Pool) -> None:
     async with server(*ANSWERS.values()) as url, worker(pool, url) as agent:
         for name in ANSWERS:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_MAX):
                 answer = await ask(pool)
             reports = json.loads(answer)
             assert "error" in reports or "choices" in reports, name
@@ -349,7 +349,7 @@ async def test_endless_server_is_aborted_when_the_client_leaves(
 
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
-    async with worker(pool, url) as agent, asyncio.timeout(PATIENCE):
+    async with worker(pool, url) as agent, asyncio.timeout(WAIT_MAX):
         pending = asyncio.create_task(ask(pool, stream=True))
         await never.wait()
         pending.cancel()

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.serving import PATIENCE, eventually
+from gateway.serving import WAIT_MAX, eventually
 from protocols.macfleet.fleet_members import KEY, member
 from protocols.macfleet.recorded import case_of
 from protocols.macfleet.served_nodes import (
@@ -112,7 +112,7 @@ async def test_parallel_guesses_do_not_outrun_the_ban(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # All are connected before the first has to speak.
-    monkeypatch.setattr("shoal.protocols.macfleet.heartbeat.LINE_TIMEOUT", PATIENCE)
+    monkeypatch.setattr("shoal.protocols.macfleet.heartbeat.LINE_TIMEOUT", WAIT_MAX)
     async with besieged() as node, many_connected(node, CROWD) as lines:
         sure = honest()
         for number, line in enumerate(lines[:-1]):

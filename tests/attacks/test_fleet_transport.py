@@ -15,7 +15,7 @@ import pytest
 from aiohttp import ClientSession
 
 import shoal
-from gateway.serving import PATIENCE, eventually
+from gateway.serving import WAIT_MAX, eventually
 from originals.macfleet import (
     CONTROL,
     HEAD,
@@ -120,7 +120,7 @@ async def hub(
             yield found
             worker = await found.worker("honest")
             async with worker.running(), calls(found) as pool:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(WAIT_MAX):
                     await found.wait_joined("honest")
                     assert await pool.call("demo.add", 19, 23) == 42
             await hang_up(worker.connection.writer)
@@ -132,7 +132,7 @@ def calls(hub: Besieged) -> shoal.AsyncPool:
 
 async def read_rest(reader: asyncio.StreamReader) -> bytes:
     """Return everything received until the connection ends."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(WAIT_MAX):
         try:
             return await reader.read(-1)
         except (ConnectionError, ssl.SSLError):
@@ -206,9 +206,9 @@ async def story_of_a_task(hub: Besieged, last: bytes) -> str:
     ``last`` are the last bytes the worker sends; empty: it disconnects.
     """
     stuck = threading.Event()
-    never = {"demo.add": lambda a, b: stuck.wait(PATIENCE)}
+    never = {"demo.add": lambda a, b: stuck.wait(WAIT_MAX)}
     first = await hub.worker("first", never)
-    async with calls(hub) as pool, asyncio.timeout(PATIENCE):
+    async with calls(hub) as pool, asyncio.timeout(WAIT_MAX):
         async with first.running():
             await hub.wait_joined("first")
             task = await pool.submit("demo.add", 19, 23)

@@ -41,10 +41,10 @@ async def test_node_with_unread_stops_is_disconnected(
         frame(BINARY, number.to_bytes(4, "big") + b"x") for number in range(50_000)
     )
     async with upgraded(pool, address(DEAF), deaf=True) as deaf, join(pool) as other:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         sending = asyncio.create_task(_send_until(deaf.send, strays * 10))
 
-        await pool.joined(1)
+        await pool.wait_joined(1)
         pending = asyncio.create_task(ask(pool))
         await other.answer("mine")
 
@@ -62,12 +62,12 @@ async def test_jobs_of_a_node_that_reads_nothing_are_requeued(
     monkeypatch.setattr("shoal.transports.outbox.OUTBOX_MAX", 1 << 19)
     monkeypatch.setattr("shoal.transports.driver.FLUSH_TIMEOUT", 0.1)
     async with upgraded(pool, address(DEAF, slots="1024"), deaf=True):
-        await pool.joined()
+        await pool.wait_joined()
         pending = [
             asyncio.create_task(ask(pool, OLD_CHAT, system="x" * 1_000_000))
             for _ in range(20)
         ]
-        await pool.joined(0)
+        await pool.wait_joined(0)
         async with join(pool, slots="4") as other:
             for number in range(20):
                 await other.answer("mine", number=number)
@@ -81,7 +81,7 @@ async def test_node_that_reads_nothing_times_out(
     monkeypatch.setattr("shoal.transports.driver.FLUSH_TIMEOUT", 0.1)
     pool = impatient
     async with upgraded(pool, address(DEAF, slots="1024"), deaf=True) as deaf:
-        await pool.joined()
+        await pool.wait_joined()
         pinging = asyncio.create_task(
             _send_until(deaf.send, frame(PING, bytes(125)) * 100_000)
         )
@@ -89,7 +89,7 @@ async def test_node_that_reads_nothing_times_out(
             asyncio.create_task(ask(pool, OLD_CHAT, system="x" * 1_000_000))
             for _ in range(10)
         ]
-        await pool.joined(0)
+        await pool.wait_joined(0)
         async with join(pool) as other:
             for number in range(10):
                 await other.answer("mine", number=number)
@@ -101,10 +101,10 @@ async def test_node_that_reads_nothing_times_out(
 
 async def test_pings_do_not_renew_the_lease(impatient: Pool) -> None:
     async with upgraded(impatient) as node:
-        await impatient.joined()
+        await impatient.wait_joined()
         for _ in range(1000):
             await node.send(frame(PING, b"ping"))
-        await impatient.joined(0)
+        await impatient.wait_joined(0)
 
         assert (await node.rest()).count(b"\x8a\x04ping") == 1000
 
@@ -116,18 +116,18 @@ async def test_endless_answer_is_truncated(
 ) -> None:
     monkeypatch.setattr("shoal.coordinator.answer.ANSWER_MAX", 2_000_000)
     async with join(pool) as node:
-        await pool.joined()
+        await pool.wait_joined()
         pending = asyncio.create_task(ask(pool, path, stream=stream))
         task = await node.task()
 
-        await node.say(task["id"], *["x" * 100_000] * 100)
+        await node.write(task["id"], *["x" * 100_000] * 100)
 
         answer = await pending
         assert "done" not in answer[-100:]
         assert "DONE" not in answer[-100:]
         assert '"err' in answer
         assert len(answer) < 2_500_000
-        await node.told_to_stop(task["id"])
+        await node.wait_stopped(task["id"])
         again = asyncio.create_task(ask(pool))
         await node.answer("short", number=1)
         assert "short" in await again
@@ -137,14 +137,14 @@ async def test_frame_limit_is_one_megabyte(
     pool: Pool,
 ) -> None:
     async with join(pool) as node, join(pool, "n2") as other:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         pending = asyncio.create_task(ask(pool))
         await eventually(lambda: bool(node.tasks or other.tasks))
         first, second = (node, other) if node.tasks else (other, node)
         task = first.tasks[0]
 
-        await first.say(task["id"], "x" * ((1 << 20) - 5))
-        await first.say(task["id"], "x" * (1 << 20))
+        await first.write(task["id"], "x" * ((1 << 20) - 5))
+        await first.write(task["id"], "x" * (1 << 20))
         await second.answer("mine")
 
         assert "mine" in await pending
@@ -156,7 +156,7 @@ async def test_arbitrary_bytes_are_valid_json_output(pool: Pool) -> None:
     odd = b"\x00\x1b[2J\xff\xed\xa0\x80\xe2\x80\xa8\xf4\x90\x80\x80"
     odd += b'"\\</script>\r\n\xf0\x9f'
     async with join(pool) as node:
-        await pool.joined()
+        await pool.wait_joined()
         for number, path in enumerate((CHAT, OLD_CHAT, CHAT)):
             pending = asyncio.create_task(ask(pool, path, stream=number == 2))
             task = await node.task(number)
@@ -173,7 +173,7 @@ async def test_arbitrary_bytes_are_valid_json_output(pool: Pool) -> None:
 
 async def test_thousands_of_empty_texts_are_harmless(pool: Pool) -> None:
     async with upgraded(pool) as node, join(pool, "n2", "m2") as other:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         await node.send(frame(TEXT) * 20_000)
         pending = asyncio.create_task(ask(pool, model="m2"))
         await other.answer("mine")
@@ -184,13 +184,13 @@ async def test_thousands_of_empty_texts_are_harmless(pool: Pool) -> None:
 
 async def test_stray_ends_affect_nothing_else(pool: Pool) -> None:
     async with join(pool) as node:
-        await pool.joined()
+        await pool.wait_joined()
         pending = asyncio.create_task(ask(pool))
         task = await node.task()
         for number in range(2000):
             if number != task["id"]:
                 await node.end(number)
-                await node.say(number, "stray")
+                await node.write(number, "stray")
         await node.answer("mine")
         await node.end(task["id"])
         await node.end(task["id"])
@@ -223,9 +223,9 @@ async def test_hundreds_of_models_are_forgotten(
             for number in range(50):
                 model = f"model {batch} {number} {'x' * 200}"
                 await stack.enter_async_context(join(pool, "n", model))
-            await pool.joined(50)
+            await pool.wait_joined(50)
             assert "no worker has the model" in await ask(pool, model="model 1 1")
-        await pool.joined(0)
+        await pool.wait_joined(0)
 
     # Those that went in the same moment as the last one are forgotten with the next.
     assert len(pool.hub.pool.roster.models_last_seen) <= 50
@@ -237,11 +237,11 @@ async def test_repeated_draining_is_idempotent(
     async with pool.session.ws_connect(
         pool.url + address(), headers={"Shoal-Extensions": "shoal"}
     ) as node:
-        await pool.joined()
+        await pool.wait_joined()
         for _ in range(1000):
             await node.send_str(json.dumps({"draining": "x" * 900}))
         await node.send_bytes(b"")
-        await pool.joined(0)
+        await pool.wait_joined(0)
 
     records = [record for record in caplog.records if "Draining" in record.getMessage()]
     assert len(records) == 1

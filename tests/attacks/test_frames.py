@@ -75,13 +75,13 @@ async def test_malformed_frame_of_a_node_ends_its_connection(
     pool: Pool, name: str
 ) -> None:
     async with upgraded(pool) as wire, join(pool, "n2") as other:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         pending = asyncio.create_task(ask(pool))
         await eventually(lambda: bool(pool.hub.pool.jobs))
         await wire.send(BROKEN[name])
         await wire.rest()
 
-        await pool.joined(1)
+        await pool.wait_joined(1)
         await other.answer("taken over")
 
         assert "taken over" in await pending
@@ -90,7 +90,7 @@ async def test_malformed_frame_of_a_node_ends_its_connection(
 @pytest.mark.parametrize("name", UNMASKED)
 async def test_unmasked_frame_is_accepted(pool: Pool, name: str) -> None:
     async with upgraded(pool) as wire:
-        await pool.joined()
+        await pool.wait_joined()
         await wire.send(UNMASKED[name] + frame(BINARY, b"123"))
         received = await wire.rest()
 
@@ -102,7 +102,7 @@ async def test_frame_without_a_task_ends_the_connection(
     pool: Pool, data: bytes
 ) -> None:
     async with join(pool) as node, join(pool, "n2") as other:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         pending = asyncio.create_task(ask(pool))
         await eventually(lambda: bool(node.tasks or other.tasks))
         first, second = (node, other) if node.tasks else (other, node)
@@ -119,7 +119,7 @@ async def test_frame_without_a_task_ends_the_connection(
 @pytest.mark.parametrize("slots", ["abc", "NaN", "0", "-5", "0x", "1e-400", "\ud55c"])
 async def test_node_with_invalid_slots_gets_no_jobs(pool: Pool, slots: str) -> None:
     async with join(pool, "odd", slots=slots) as odd, join(pool, "n2") as other:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         pending = asyncio.create_task(ask(pool))
         await other.answer("mine")
 
@@ -130,7 +130,7 @@ async def test_node_with_invalid_slots_gets_no_jobs(pool: Pool, slots: str) -> N
 @pytest.mark.parametrize("slots", ["Infinity", "1e308", "9" * 4000, "0x" + "f" * 4000])
 async def test_excessive_slots_are_clamped(pool: Pool, slots: str) -> None:
     async with join(pool, slots=slots):
-        await pool.joined()
+        await pool.wait_joined()
         (worker,) = pool.hub.pool.workers.values()
 
         assert worker.offer.slots == 1024
@@ -157,10 +157,10 @@ async def test_meaningless_text_affects_only_its_node(
         for number, text in enumerate(TEXTS):
             target = pool.url + address("odd")
             async with pool.session.ws_connect(target, headers=headers) as odd:
-                await pool.joined(2)
+                await pool.wait_joined(2)
                 await odd.send_str(text)
                 await odd.send_bytes(b"123")  # whoever got this far is hung up on
-                await pool.joined(1)
+                await pool.wait_joined(1)
             pending = asyncio.create_task(ask(pool))
             await other.answer("mine", number=number)
 
@@ -190,7 +190,7 @@ async def test_frames_that_ended_an_original_coordinator_end_a_connection(
 
     assert expected[-2:] in received
     async with join(pool, "n2") as other:
-        await pool.joined()
+        await pool.wait_joined()
         pending = asyncio.create_task(ask(pool))
         await other.answer("still there")
         assert "still there" in await pending

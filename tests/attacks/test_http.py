@@ -165,7 +165,7 @@ async def test_unusual_targets_are_answered(pool: Pool) -> None:
 @pytest.mark.parametrize("path", [CHAT, OLD_CHAT])
 async def test_similar_keys_are_rejected(pool: Pool, path: str) -> None:
     async with join(pool) as node:
-        await pool.joined()
+        await pool.wait_joined()
         for name, headers in KEYS.items():
             async with wire(pool) as bare:
                 await bare.send(
@@ -292,7 +292,7 @@ async def test_upgrade_of_the_chat_path_is_an_unknown_worker(
 async def test_node_may_have_ten_thousand_parameters(pool: Pool) -> None:
     # As many as a line may hold: the real ones count, wherever they are.
     async with upgraded(pool, address() + "&a" * 3500) as bare:
-        await pool.joined()
+        await pool.wait_joined()
         await bare.send(frame(8, b"\x03\xe8"))
         await bare.rest()
     async with wire(pool) as bare:
@@ -356,7 +356,7 @@ async def test_body_of_100_megabytes_is_an_error_line(
 async def test_slow_upload_delays_no_other_client(pool: Pool) -> None:
     attack = post(SIZE, "Connection: close", body=BODY)
     async with join(pool) as node, AsyncExitStack() as stack:
-        await pool.joined()
+        await pool.wait_joined()
         slow = [await stack.enter_async_context(wire(pool)) for _ in range(20)]
         for at in range(len(attack) - 1):
             for bare in slow:
@@ -377,7 +377,7 @@ async def test_slow_upload_delays_no_other_client(pool: Pool) -> None:
 async def test_300_idle_connections_delay_no_other_client(pool: Pool) -> None:
     beginnings = [b"", b"G", MODELS.encode(), post(SIZE), post(SIZE, body=BODY[:9])]
     async with join(pool) as node, AsyncExitStack() as stack:
-        await pool.joined()
+        await pool.wait_joined()
         for number in range(300):
             bare = await stack.enter_async_context(wire(pool))
             await bare.send(beginnings[number % len(beginnings)])
@@ -407,7 +407,7 @@ async def test_client_that_never_reads_is_disconnected(
 ) -> None:
     monkeypatch.setattr("shoal.gateway.app.RESPONSE_TIMEOUT", 0.0)
     async with join(pool) as node:
-        await pool.joined()
+        await pool.wait_joined()
         async with wire(pool, deaf=True) as bare:
             await bare.send(post(SIZE, body=BODY))
             await node.answer(*["x" * 500_000] * 30)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from attacks.siege import ANSWER, CHAT, OLD_CHAT, body, join
-from gateway.keys import made
+from gateway.keys import make_key
 from gateway.serving import KEY, Node, Pool, eventually
 
 MANY = 500
@@ -28,7 +28,7 @@ async def answer_all(node: Node) -> None:
 
 async def test_hundreds_of_keys_leave_nothing_in_memory(pool: Pool) -> None:
     async with join(pool, slots="64") as node:
-        await pool.joined()
+        await pool.wait_joined()
         answering = asyncio.create_task(answer_all(node))
         for _ in range(2):
             answers = await asyncio.gather(
@@ -44,9 +44,9 @@ async def test_hundreds_of_keys_leave_nothing_in_memory(pool: Pool) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, OLD_CHAT])
 async def test_idempotency_key_belongs_to_its_owner(pool: Pool, path: str) -> None:
-    alice, bob = await made(pool, "alice"), await made(pool, "bob")
+    alice, bob = await make_key(pool, "alice"), await make_key(pool, "bob")
     async with join(pool) as node:
-        await pool.joined()
+        await pool.wait_joined()
         pending = [
             asyncio.create_task(ask(pool, "k", key, path))
             for key in (alice, bob, alice, bob)

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientResponse
 
 from attacks.siege import ANSWER, CHAT, OLD_CHAT, besieged, body, join
-from gateway.keys import ask, client, made
+from gateway.keys import client, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually
 from shoal.domain.credentials import Key, Scope, digest_of
 from shoal.store.sqlite.store import SqliteStore
@@ -19,7 +19,7 @@ MANY = 10_000
 
 
 async def revoke(pool: Pool, name: str = "alice") -> None:
-    status, _ = await ask(pool, "DELETE", f"/admin/keys/{name}")
+    status, _ = await request(pool, "DELETE", f"/admin/keys/{name}")
     assert status == 200
 
 
@@ -34,18 +34,18 @@ async def post(pool: Pool, key: str, **more: Any) -> ClientResponse:
 @pytest.fixture
 async def node(pool: Pool) -> AsyncIterator[Node]:
     async with join(pool) as each:
-        await pool.joined()
+        await pool.wait_joined()
         yield each
 
 
 async def test_revoked_key_ends_a_streamed_answer(pool: Pool, node: Node) -> None:
-    key = await made(pool)
+    key = await make_key(pool)
     async with client(pool, key) as client_:
         pending = asyncio.create_task(
             client_.chat.completions.create(**body(), stream=True)
         )
         task = await node.task()
-        await node.say(task["id"], ANSWER)
+        await node.write(task["id"], ANSWER)
         pieces = aiter(await pending)
         while not (await anext(pieces)).choices[0].delta.content:
             pass
@@ -55,12 +55,12 @@ async def test_revoked_key_ends_a_streamed_answer(pool: Pool, node: Node) -> Non
         with pytest.raises(openai.APIError, match="the key was revoked") as caught:
             await anext(pieces)
     assert caught.value.code == "revoked_api_key"
-    await node.told_to_stop(task["id"])
+    await node.wait_stopped(task["id"])
     await eventually(lambda: not pool.hub.pool.jobs)
 
 
 async def test_revoked_key_ends_an_awaited_answer(pool: Pool, node: Node) -> None:
-    key = await made(pool)
+    key = await make_key(pool)
     async with client(pool, key) as client_:
         pending = asyncio.create_task(client_.chat.completions.create(**body()))
         task = await node.task()
@@ -69,13 +69,13 @@ async def test_revoked_key_ends_an_awaited_answer(pool: Pool, node: Node) -> Non
 
         with pytest.raises(openai.AuthenticationError, match="the key was revoked"):
             await pending
-    await node.told_to_stop(task["id"])
+    await node.wait_stopped(task["id"])
 
 
 async def test_revoked_key_dequeues_its_jobs(pool: Pool) -> None:
     async with join(pool, slots="1") as node:
-        await pool.joined()
-        key = await made(pool)
+        await pool.wait_joined()
+        key = await make_key(pool)
         first = asyncio.create_task(post(pool, KEY))
         await node.task()
         waiting = [asyncio.create_task(post(pool, key)) for _ in range(5)]
@@ -92,7 +92,7 @@ async def test_revoked_key_dequeues_its_jobs(pool: Pool) -> None:
 
 
 async def test_revoked_key_ends_streams_of_other_apis(pool: Pool, node: Node) -> None:
-    key = await made(pool)
+    key = await make_key(pool)
     async with pool.session.post(
         pool.url + OLD_CHAT, json=body(), headers=pool.headers(key)
     ) as response:
@@ -106,7 +106,7 @@ async def test_revoked_key_ends_streams_of_other_apis(pool: Pool, node: Node) ->
 async def test_key_revoked_during_its_upload_gets_no_job(
     pool: Pool, node: Node
 ) -> None:
-    key = await made(pool)
+    key = await make_key(pool)
     half, rest = asyncio.Event(), asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
@@ -125,7 +125,7 @@ async def test_key_revoked_during_its_upload_gets_no_job(
     await half.wait()
     await eventually(lambda: True)
     # The request is known to be let in once a later one has been answered.
-    assert (await ask(pool, "GET", "/v1/models", key=key))[0] == 200
+    assert (await request(pool, "GET", "/v1/models", key=key))[0] == 200
 
     await revoke(pool)
     rest.set()
@@ -136,7 +136,7 @@ async def test_key_revoked_during_its_upload_gets_no_job(
 
 
 async def test_revoked_key_ends_a_detached_job(pool: Pool, node: Node) -> None:
-    key = await made(pool)
+    key = await make_key(pool)
     headers = pool.headers(key) | {"Idempotency-Key": "once"}
     pending = asyncio.create_task(
         pool.session.post(pool.url + CHAT, json=body(), headers=headers)
@@ -146,16 +146,18 @@ async def test_revoked_key_ends_a_detached_job(pool: Pool, node: Node) -> None:
 
     await revoke(pool)
 
-    await node.told_to_stop(task["id"])
+    await node.wait_stopped(task["id"])
     await eventually(lambda: not pool.hub.pool.jobs)
 
 
 async def test_revocation_under_load_leaks_nothing(pool: Pool) -> None:
     async with join(pool, slots="4") as node:
-        await pool.joined()
+        await pool.wait_joined()
         answering = asyncio.create_task(_answer_all(node))
         for number in range(20):
-            key = await made(pool, f"k{number}", requests_per_minute=50, budget=10**6)
+            key = await make_key(
+                pool, f"k{number}", requests_per_minute=50, budget=10**6
+            )
             requests = [asyncio.create_task(post(pool, key)) for _ in range(10)]
             await asyncio.sleep(0)
             await revoke(pool, f"k{number}")
@@ -176,12 +178,12 @@ async def test_revoked_and_expired_keys_stay_so_after_a_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with besieged(tmp_path, caplog) as pool:
-        keys = [await made(pool, name) for name in ("a", "b")]
-        keys.append(await made(pool, "c", expires_in=1e-6))
+        keys = [await make_key(pool, name) for name in ("a", "b")]
+        keys.append(await make_key(pool, "c", expires_in=1e-6))
         await revoke(pool, "a")
 
     async with besieged(tmp_path, caplog) as pool:
-        answers = [await ask(pool, "GET", "/v1/models", key=key) for key in keys]
+        answers = [await request(pool, "GET", "/v1/models", key=key) for key in keys]
 
     codes = [answer.get("error", {}).get("code") for _, answer in answers]
     assert codes == ["revoked_api_key", None, "expired_api_key"]
@@ -191,23 +193,23 @@ async def test_budget_survives_a_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with besieged(tmp_path, caplog) as pool, join(pool) as node:
-        await pool.joined()
-        key = await made(pool, budget=100)
+        await pool.wait_joined()
+        key = await make_key(pool, budget=100)
         pending = asyncio.create_task(post(pool, key, max_tokens=10))
         await node.answer("x" * 400)
         assert (await pending).status == 200
 
     async with besieged(tmp_path, caplog) as pool, join(pool):
-        await pool.joined()
+        await pool.wait_joined()
         assert (await post(pool, key, max_tokens=1)).status == 429
-        _, shown = await ask(pool, "GET", "/admin/keys/alice")
+        _, shown = await request(pool, "GET", "/admin/keys/alice")
         assert shown["requests"] == 1
 
 
 async def test_disconnecting_early_still_spends_the_budget(
     pool: Pool, node: Node
 ) -> None:
-    key = await made(pool, budget=150)
+    key = await make_key(pool, budget=150)
     pending = asyncio.create_task(
         pool.session.post(
             pool.url + CHAT,
@@ -216,7 +218,7 @@ async def test_disconnecting_early_still_spends_the_budget(
         )
     )
     task = await node.task()
-    await node.say(task["id"], "x" * 400)
+    await node.write(task["id"], "x" * 400)
     response = await pending
     await response.content.readany()
 
@@ -224,7 +226,7 @@ async def test_disconnecting_early_still_spends_the_budget(
     await eventually(lambda: not pool.hub.pool.jobs)
 
     assert (await post(pool, key, max_tokens=50)).status == 429
-    _, shown = await ask(pool, "GET", "/admin/keys/alice")
+    _, shown = await request(pool, "GET", "/admin/keys/alice")
     assert (shown["requests"], shown["completion_tokens"]) == (1, 100)
 
 
@@ -253,11 +255,11 @@ async def test_ten_thousand_keys_are_as_fast_as_one(
 
     async with besieged(tmp_path, caplog) as pool:
         for key in ("sk-0", f"sk-{MANY - 1}", "sk-last"):
-            assert (await ask(pool, "GET", "/v1/models", key=key))[0] == 200
-        assert (await ask(pool, "GET", "/v1/models", key=f"sk-{MANY}"))[0] == 401
+            assert (await request(pool, "GET", "/v1/models", key=key))[0] == 200
+        assert (await request(pool, "GET", "/v1/models", key=f"sk-{MANY}"))[0] == 401
         await revoke(pool, "n5000")
-        assert (await ask(pool, "GET", "/v1/models", key="sk-5000"))[0] == 401
-        _, listed = await ask(pool, "GET", "/admin/keys")
+        assert (await request(pool, "GET", "/v1/models", key="sk-5000"))[0] == 401
+        _, listed = await request(pool, "GET", "/admin/keys")
         assert len(listed["data"]) == MANY + 1
 
 
@@ -265,14 +267,14 @@ async def test_keys_and_tokens_are_in_no_log_and_in_no_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with besieged(tmp_path, caplog) as pool:
-        key = await made(pool)
-        _, token = await ask(pool, "POST", "/admin/tokens", {"name": "lab"})
-        await ask(pool, "GET", "/v1/models", key=key)
-        await ask(pool, "GET", "/v1/models", key=key + "x")
+        key = await make_key(pool)
+        _, token = await request(pool, "POST", "/admin/tokens", {"name": "lab"})
+        await request(pool, "GET", "/v1/models", key=key)
+        await request(pool, "GET", "/v1/models", key=key + "x")
         async with join(pool, token=token["token"]):
-            await pool.joined()
-            await ask(pool, "DELETE", "/admin/tokens/lab")
-            await pool.joined(0)
+            await pool.wait_joined()
+            await request(pool, "DELETE", "/admin/tokens/lab")
+            await pool.wait_joined(0)
         await revoke(pool)
 
     files = b"".join(each.read_bytes() for each in tmp_path.glob("shoal.db*"))  # noqa: ASYNC240  # nothing runs

@@ -50,7 +50,7 @@ async def pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterato
 async def talking(pool: Pool) -> AsyncIterator[None]:
     """Let two honest peers communicate before, in and after the block."""
     async with mac(pool, 1) as client, mac(pool, 2, "honest-model") as doer:
-        await pool.joined()
+        await pool.wait_joined()
         await request(client, 1, "honest-model")
         first = await doer.receive("inferenceRequest")
         await doer.send_messages(chunk(first["requestID"], "one "))
@@ -202,7 +202,7 @@ async def test_invalid_message_does_not_affect_the_next(
 
 async def test_messages_about_foreign_jobs_are_ignored(pool: Pool) -> None:
     async with talking(pool), mac(pool, 3, "evil") as evil:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         pending = asyncio.create_task(ask(pool, CHAT, "evil"))
         request_body = await evil.receive("inferenceRequest")
         for other in (REQUEST.format(1), REQUEST.format(1).lower(), "x", "job1"):
@@ -226,7 +226,7 @@ async def test_messages_about_foreign_jobs_are_ignored(pool: Pool) -> None:
 @pytest.mark.parametrize("tokens", [2**53, 10**18, -1, 1.5, "x"])
 async def test_implausible_usage_is_not_recorded(pool: Pool, tokens: Any) -> None:
     async with talking(pool), mac(pool, 3, "evil") as evil:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         pending = asyncio.create_task(ask(pool, CHAT, "evil"))
         request_body = await evil.receive("inferenceRequest")
         response = chunk(request_body["requestID"], "x")
@@ -246,7 +246,7 @@ async def test_implausible_usage_is_not_recorded(pool: Pool, tokens: Any) -> Non
 @pytest.mark.parametrize("number", [2**53, -(10**20), 10**400])
 async def test_unencodable_numbers_are_contained(pool: Pool, number: int) -> None:
     async with talking(pool), mac(pool, 3, "evil") as evil:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         pending = asyncio.create_task(ask(pool, CHAT, "evil"))
         request_body = await evil.receive("inferenceRequest")
         response = chunk(request_body["requestID"], "x")
@@ -307,7 +307,7 @@ async def test_constantly_changing_models_cost_little(
 
 async def test_requests_beyond_a_limit_are_rejected_at_once(pool: Pool) -> None:
     async with talking(pool), mac(pool, 4, "slow"), mac(pool, 3) as peer:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         for number in range(2000):
             await request(peer, number, "slow")
         await eventually(lambda: len(peer.of("inferenceError")) >= 2000 - 64)
@@ -348,7 +348,7 @@ async def test_unrequested_model_messages_have_no_effect(
 
 async def test_peer_that_reads_nothing_is_disconnected(pool: Pool) -> None:
     async with talking(pool), mac(pool, 3, "deaf") as peer:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         transport = peer.reader._transport  # type: ignore[attr-defined]  # to read not
         transport.pause_reading()
         beats = b"".join(
@@ -370,7 +370,7 @@ async def test_many_short_connections_leak_nothing(pool: Pool) -> None:
                 await stranger.send(b"\0\0")
             async with our_worker(pool, f"w{number % 3}", WireOffer(models=["m"])):
                 pass
-        await pool.joined()
+        await pool.wait_joined()
     await eventually(lambda: not pool.hub.pool.workers)
 
 
@@ -379,7 +379,7 @@ async def test_only_an_admitted_peer_replaces_its_namesake(
 ) -> None:
     async with talking(pool):
         async with our_worker(pool, "w", WireOffer(models=["m"])) as worker:
-            await pool.joined(2)
+            await pool.wait_joined(2)
             async with our_worker(
                 pool, "w", WireOffer(models=["m"]), token="wrong"
             ) as evil:
@@ -392,4 +392,4 @@ async def test_only_an_admitted_peer_replaces_its_namesake(
             assert not worker.over
             assert len(pool.hub.pool.workers) == 2
         async with join(pool, "n", "m"):
-            await pool.joined(2)
+            await pool.wait_joined(2)

@@ -10,7 +10,13 @@ from random import Random
 
 import pytest
 
-from coordinator.hubs import Coordinator, Member, SlowStore, coordinator, moment
+from coordinator.hubs import (
+    Coordinator,
+    ScriptedWorker,
+    SlowStore,
+    run_pending,
+    running_coordinator,
+)
 from protocols.contexts import SIGNER
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
@@ -42,8 +48,10 @@ class World:
         self.its = its
         self.ids = ids
         self.random = random
-        self.workers: list[tuple[Member, Signer | None]] = []
-        self.ended: list[tuple[Member, RunJob]] = []  # ended, and perhaps said again
+        self.workers: list[tuple[ScriptedWorker, Signer | None]] = []
+        self.ended: list[
+            tuple[ScriptedWorker, RunJob]
+        ] = []  # ended, and perhaps said again
         self.submitted: list[JobId] = []
 
     async def step(self) -> None:
@@ -58,7 +66,7 @@ class World:
         signer = SIGNERS[number] if number < len(SIGNERS) else None
         key = "" if signer is None else signer.public_key.hex()
         kinds = frozenset({JobKind.CHAT, JobKind.TASK})
-        member = Member(
+        member = ScriptedWorker(
             self.its.hub, f"w{number}", kinds=kinds, slots=2, public_key=key
         )
         self.workers.append((member, signer))
@@ -96,15 +104,17 @@ class World:
         self.ended.append((member, run))
         what = self.random.randrange(12)
         if what == 0:
-            member.say(Rejected(run.job_id, run.lease, "no"))
+            member.emit(Rejected(run.job_id, run.lease, "no"))
         elif what == 1:
-            member.say(Failed(run.job_id, run.lease, "out of memory"))
+            member.emit(Failed(run.job_id, run.lease, "out of memory"))
         elif what == 2:
             member.write("tex", run=member.runs.index(run))
         else:
             self.complete(member, signer, run)
 
-    def complete(self, member: Member, signer: Signer | None, run: RunJob) -> None:
+    def complete(
+        self, member: ScriptedWorker, signer: Signer | None, run: RunJob
+    ) -> None:
         output = json.dumps({"text": self.random.choice(["hi", "ho"])})
         receipt = None
         if signer is not None and self.random.random() < 0.8:
@@ -115,10 +125,10 @@ class World:
             done = Completed(
                 run.job_id, run.lease, rest=(text,), output=output, receipt=receipt
             )
-        member.say(done)
+        member.emit(done)
         if signer is not None and receipt is None and self.random.random() < 0.5:
             signed = self.receipt(run.job_id, output, signer)
-            member.say(ReceiptSent(run.job_id, signed))
+            member.emit(ReceiptSent(run.job_id, signed))
 
     async def present(self) -> None:
         for member, signer in self.workers:
@@ -126,7 +136,7 @@ class World:
                 job_id = self.random.choice(self.submitted)
                 output = json.dumps({"text": "hi"})
                 receipt = self.receipt(job_id, output, signer)
-                member.say(ReceiptSent(job_id, receipt))
+                member.emit(ReceiptSent(job_id, receipt))
 
     async def again(self) -> None:
         if self.ended:
@@ -153,7 +163,7 @@ def test_money_is_conserved(seed: int) -> None:
     virtual.run(store.open())
 
     async def life() -> None:
-        async with coordinator(store, hedge_after=5.0, fee=500) as its:
+        async with running_coordinator(store, hedge_after=5.0, fee=500) as its:
             world = World(its, random, ids)
             for _ in range(STEPS):
                 await world.step()
@@ -161,11 +171,11 @@ def test_money_is_conserved(seed: int) -> None:
             if random.random() < 0.5:
                 store.full = True  # and what is on its way is lost
                 await world.submit()
-                await moment()
+                await run_pending()
                 store.full = False
 
     async def the_end() -> None:
-        async with coordinator(store, hedge_after=5.0, fee=500) as its:
+        async with running_coordinator(store, hedge_after=5.0, fee=500) as its:
             await asyncio.sleep(LIMITS.total + 200.0)  # all that is open expires
             await check(its)
 

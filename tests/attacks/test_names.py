@@ -43,13 +43,13 @@ async def test_names_are_not_interpreted(pool: Pool) -> None:
         except BaseException as error:
             error.add_note(name)
             raise
-        await pool.joined(0)
+        await pool.wait_joined(0)
 
 
 async def check_name(pool: Pool, odd: str) -> None:
     """Check that a node and a model of that name work and are displayed verbatim."""
     async with join(pool, odd, odd) as node, join(pool, "plain", "plain") as other:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         for number, path in enumerate(("/v1/chat/completions", OLD_CHAT)):
             pending = asyncio.create_task(ask(pool, path, model=odd))
             await node.answer("mine", number=number)
@@ -72,7 +72,7 @@ async def test_invalid_unicode_becomes_replacement_characters(pool: Pool) -> Non
     target = "/ws?name=%ff%ed%a0%80&model=%ff&max_concurrency=1&token="
     token = "join-token-that-no-log-may-hold"
     async with pool.node(path=target + token) as node:
-        await pool.joined()
+        await pool.wait_joined()
         pending = asyncio.create_task(ask(pool, model="\ufffd"))
         await node.answer("mine")
 
@@ -88,7 +88,7 @@ async def test_similar_names_are_different_workers(pool: Pool) -> None:
         join(pool, *pairs[3]),
         join(pool, *pairs[4]),
     ):
-        await pool.joined(len(pairs))
+        await pool.wait_joined(len(pairs))
 
 
 async def _get(pool: Pool, path: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.keys import ask, made
+from gateway.keys import make_key, request
 from gateway.providers import call, provider
 from gateway.serving import Pool, eventually, serving
 from protocols.dispatch.recorded import SIGNERS
@@ -40,14 +40,14 @@ async def test_private_job_is_visible_only_to_worker_and_owner(
     caplog.set_level(logging.DEBUG)
     wires = {"dispatch": Config(open=True)}
     async with serving(tmp_path, wires=wires) as pool:
-        mallory = await made(pool, "mallory")
+        mallory = await make_key(pool, "mallory")
         await pool.hub.process(WorkerPaired("default", USER, A))
         async with (
             provider(pool, SIGNERS["A"]) as impostor,  # names the key, no more
             provider(pool, SIGNERS["B"], proven=True) as other,
             provider(pool, SIGNERS["A"], proven=True) as trusted,
         ):
-            await pool.joined(3)
+            await pool.wait_joined(3)
             job_id = await private_job(pool)
             job = await trusted.job()
             assert job["payload"]["input"] == PROMPT
@@ -73,7 +73,7 @@ async def test_anonymous_clients_see_no_jobs_of_keys(
     async with serving(tmp_path, wires=wires) as pool:
         await pool.hub.process(WorkerPaired("default", USER, A))
         async with provider(pool, SIGNERS["A"], proven=True):
-            await pool.joined()
+            await pool.wait_joined()
             job_id = await private_job(pool)
 
             for method in ("GET", "DELETE"):
@@ -95,7 +95,7 @@ async def private_job(pool: Pool) -> str:
         "payload": {"task_type": "classify", "input": PROMPT},
         "webhook": {"url": "https://hooks.example/x", "secret": SECRET},
     }
-    status, answer = await ask(pool, "POST", "/v1/jobs/commit/fast", body)
+    status, answer = await request(pool, "POST", "/v1/jobs/commit/fast", body)
     assert status == 201, answer
     return str(answer["job_id"])
 

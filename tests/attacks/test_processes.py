@@ -26,7 +26,7 @@ from attacks.siege import (
 )
 from attacks.test_frames import BROKEN, UNMASKED
 from attacks.test_http import GARBAGE, ODD
-from gateway.serving import KEY, PATIENCE, Node, eventually
+from gateway.serving import KEY, WAIT_MAX, Node, eventually
 
 pytestmark = pytest.mark.long
 
@@ -65,7 +65,7 @@ class Coordinator:
 
     async def wait_registered(self) -> None:
         """Wait until a model is offered."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_MAX):
             while True:
                 async with self.session.get(
                     self.url + "/v1/models", headers={"Authorization": f"Bearer {KEY}"}
@@ -75,7 +75,7 @@ class Coordinator:
 
     async def settled(self, workers: int) -> None:
         """Wait until the pool knows the connected and disconnected nodes."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_MAX):
             while True:
                 async with self.session.get(
                     self.url + "/admin/status",
@@ -117,7 +117,7 @@ async def running(folder: Path, drain: str = "5") -> AsyncIterator[Coordinator]:
 
     following = asyncio.create_task(follow(process.stderr))
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_MAX):
             ready = json.loads(await process.stdout.readline())
         async with ClientSession() as session:
             yield Coordinator(process, ready["url"], session, log)
@@ -158,7 +158,7 @@ async def test_process_survives_every_raw_attack(tmp_path: Path) -> None:
             assert ANSWER in await pending
             assert PROMPT in node.texts[0]
         its.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_MAX):
             assert await its.process.wait() == 0
 
     check_log(its.log)
@@ -172,7 +172,7 @@ async def test_killed_process_runs_a_keyed_job_once(
         await its.wait_registered()
         pending = asyncio.create_task(its.ask(headers=name))
         task = await node.task()
-        await node.say(task["id"], ANSWER[:3])
+        await node.write(task["id"], ANSWER[:3])
         its.process.kill()
         with pytest.raises(ClientError):
             await pending
@@ -195,14 +195,14 @@ async def test_stopped_process_finishes_its_streams(
         await its.wait_registered()
         pending = asyncio.create_task(its.ask(stream=True))
         task = await node.task()
-        await node.say(task["id"], ANSWER[:5])
+        await node.write(task["id"], ANSWER[:5])
         its.process.send_signal(signal.SIGTERM)
         await eventually(lambda: b"stopping" in its.log)
-        await node.say(task["id"], ANSWER[5:])
+        await node.write(task["id"], ANSWER[5:])
         await node.end(task["id"])
 
         assert (await pending).endswith("data: [DONE]\n\n")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_MAX):
             assert await its.process.wait() == 0
 
     check_log(its.log)
@@ -215,9 +215,9 @@ async def test_process_without_grace_aborts_its_streams(tmp_path: Path) -> None:
         pending = [asyncio.create_task(its.ask(stream=n % 2 == 0)) for n in range(8)]
         await node.task(7)
         for task in node.tasks:
-            await node.say(task["id"], ANSWER)
+            await node.write(task["id"], ANSWER)
         its.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_MAX):
             assert await its.process.wait() == 0
 
         for answer in await asyncio.gather(*pending, return_exceptions=True):

@@ -87,17 +87,17 @@ class Node:
             piece = next(pieces, None)
             if piece is None:
                 del self.running[task_id]
-                self.link.arrive(head)
+                self.link.deliver(head)
             else:
-                self.link.arrive(head + piece.encode())
+                self.link.deliver(head + piece.encode())
 
     def send(self, text: str = "", *, fields: dict[str, object] | None = None) -> None:
         """Send messages about every task, true or not."""
         for task_id in list(self.running):
             if fields is not None:
-                self.link.arrive(json.dumps({"id": task_id} | fields))
+                self.link.deliver(json.dumps({"id": task_id} | fields))
             else:
-                self.link.arrive(task_id.to_bytes(4, "big") + text.encode())
+                self.link.deliver(task_id.to_bytes(4, "big") + text.encode())
 
 
 class Table:
@@ -292,7 +292,7 @@ def end_and_leave(table: Table) -> None:
 
 def drain_nodes(table: Table) -> None:
     for node in table.nodes.values():
-        node.link.arrive('{"draining":"enough"}')
+        node.link.deliver('{"draining":"enough"}')
 
 
 def drain_and_reject(table: Table) -> None:
@@ -302,7 +302,7 @@ def drain_and_reject(table: Table) -> None:
 
 def break_protocol(table: Table) -> None:
     for node in table.nodes.values():
-        node.link.arrive(b"12")
+        node.link.deliver(b"12")
 
 
 def hang_up_all(table: Table) -> None:

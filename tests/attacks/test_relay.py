@@ -12,7 +12,7 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from attacks.raw import TEXT, frame, upgraded
-from gateway.serving import PATIENCE, Pool
+from gateway.serving import WAIT_MAX, Pool
 from shoal.ledger.keys import Signer
 from shoal.protocols.tealenet.codec.relay_messages import MESSAGE_MAX
 
@@ -58,7 +58,7 @@ class Node:
     async def receive(self, *kinds: str) -> list[dict[str, Any]]:
         """Return the next message of each of these kinds, in order."""
         found: list[dict[str, Any]] = []
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_MAX):
             while len(found) < len(kinds):
                 reply = await self.socket.receive_json()
                 assert "error" not in reply or "error" in kinds, reply
@@ -75,7 +75,7 @@ class Node:
 
     async def hung_up(self) -> None:
         """Wait until the relay disconnects."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_MAX):
             while (await self.socket.receive()).type is WSMsgType.TEXT:
                 pass
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attacks.siege import CHAT, OLD_CHAT, address, besieged
-from gateway.serving import PATIENCE, Pool
+from gateway.serving import WAIT_MAX, Pool
 
 EXAMPLES = settings(
     max_examples=150,
@@ -163,7 +163,7 @@ def open_field(folder: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Field
                 socket = await pool.session.ws_connect(pool.url + address())
                 node = FragileNode(socket)
                 serving = asyncio.create_task(node.serve())
-                await pool.joined()
+                await pool.wait_joined()
                 ready.set_result((pool, node))
                 await over.wait()
                 await socket.close()
@@ -178,7 +178,7 @@ def open_field(folder: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Field
 
         async def finish() -> None:
             over.set()
-            async with asyncio.timeout(3 * PATIENCE):
+            async with asyncio.timeout(3 * WAIT_MAX):
                 await living
 
         living = runner.run(begin())
@@ -189,7 +189,7 @@ def open_field(folder: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Field
 
 async def post(pool: Pool, path: str, body: bytes) -> tuple[int, bytes]:
     async with (
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_MAX),
         pool.session.post(
             pool.url + path, data=BytesIO(body), headers=pool.headers()
         ) as response,

@@ -15,7 +15,7 @@ import pytest
 
 from attacks.raw import BINARY, CLOSE, PING, TEXT, frame
 from attacks.siege import ANSWER, PROMPT, TOKEN, check_log
-from gateway.serving import PATIENCE, eventually
+from gateway.serving import WAIT_MAX, eventually
 from shoal.domain.work import Chat, Work
 from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Finished, Item
@@ -314,7 +314,7 @@ ODD_TEXTS = {
 @pytest.mark.parametrize("extended", [False, True])
 async def test_malformed_text_is_contained(name: str, extended: bool) -> None:
     attack = talk(ODD_TEXTS[name], extended=extended)
-    async with worker_of(attack) as its, asyncio.timeout(PATIENCE):
+    async with worker_of(attack) as its, asyncio.timeout(WAIT_MAX):
         await its.served.wait()
 
         assert its.connections == 1
@@ -351,7 +351,7 @@ OUR_FIELD = {
 @pytest.mark.parametrize("name", OUR_FIELD)
 async def test_malformed_extension_field_is_contained(name: str) -> None:
     attack = talk(task(1, shoal=OUR_FIELD[name]), extended=True)
-    async with worker_of(attack) as its, asyncio.timeout(PATIENCE):
+    async with worker_of(attack) as its, asyncio.timeout(WAIT_MAX):
         await its.served.wait()
 
         assert its.connections == 1
@@ -381,7 +381,7 @@ async def test_malformed_frame_ends_the_connection_and_the_worker_reconnects(
 ) -> None:
     async with (
         worker_of(frames(BROKEN_FRAMES[name])) as its,
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(WAIT_MAX),
     ):
         await its.served.wait()
 
@@ -420,7 +420,7 @@ HANDSHAKES: dict[str, Attack] = {
 
 @pytest.mark.parametrize("name", HANDSHAKES)
 async def test_malformed_handshake_is_retried(name: str) -> None:
-    async with worker_of(HANDSHAKES[name]) as its, asyncio.timeout(PATIENCE):
+    async with worker_of(HANDSHAKES[name]) as its, asyncio.timeout(WAIT_MAX):
         await its.served.wait()
 
         assert its.connections == 2
@@ -442,7 +442,7 @@ async def test_no_redirect_is_followed() -> None:
         b"HTTP/1.1 307 There\r\nContent-Length: 0\r\n"
         b"Location: http://127.0.0.1:%d/\r\n\r\n" % port
     )
-    async with worker_of(attack) as its, asyncio.timeout(PATIENCE):
+    async with worker_of(attack) as its, asyncio.timeout(WAIT_MAX):
         await its.served.wait()
     server.close()
     await server.wait_closed()
@@ -461,7 +461,7 @@ async def test_ten_thousand_concurrent_tasks_are_run_or_ended(headers: bytes) ->
             if answered == 10_000:
                 break
 
-    async with worker_of(attack) as its, asyncio.timeout(PATIENCE):
+    async with worker_of(attack) as its, asyncio.timeout(WAIT_MAX):
         await its.served.wait()
 
         assert its.connections == 1
@@ -471,7 +471,7 @@ async def test_ten_thousand_concurrent_tasks_are_run_or_ended(headers: bytes) ->
 async def test_repeated_stops_affect_nothing_else() -> None:
     texts = [json.dumps({"id": n, "stop": True}) for n in range(10_000)]
     texts += [text for n in range(2000) for text in (task(n), texts[n])]
-    async with worker_of(talk(*texts)) as its, asyncio.timeout(PATIENCE):
+    async with worker_of(talk(*texts)) as its, asyncio.timeout(WAIT_MAX):
         await its.served.wait()
 
         assert its.connections == 1
@@ -490,7 +490,7 @@ async def test_restarted_task_is_a_new_one() -> None:
         await eventually(lambda: its.engine.running == 0)
         its.engine.stuck = False
 
-    async with worker_of(attack, stuck=True) as its, asyncio.timeout(PATIENCE):
+    async with worker_of(attack, stuck=True) as its, asyncio.timeout(WAIT_MAX):
         await its.served.wait()
 
         assert its.connections == 1
@@ -511,7 +511,7 @@ async def test_server_that_reads_nothing_is_disconnected(
             await asyncio.sleep(0)
         raise ConnectionResetError
 
-    async with worker_of(attack, deaf=True) as its, asyncio.timeout(PATIENCE):
+    async with worker_of(attack, deaf=True) as its, asyncio.timeout(WAIT_MAX):
         await its.served.wait()
 
         check_reports(its)
@@ -532,7 +532,7 @@ async def test_server_that_only_pings_is_disconnected(
         await peer.send(frame(PING, bytes(125), masked=False) * 100_000)
         raise ConnectionResetError
 
-    async with worker_of(attack, deaf=True) as its, asyncio.timeout(PATIENCE):
+    async with worker_of(attack, deaf=True) as its, asyncio.timeout(WAIT_MAX):
         await its.served.wait()
 
         check_reports(its)

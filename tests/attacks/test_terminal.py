@@ -34,7 +34,7 @@ async def test_control_characters_in_names_are_escaped_one_line_each(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with join(pool, EVIL, EVIL), join(pool, "n2", "m2"):
-        await pool.joined(2)
+        await pool.wait_joined(2)
 
         assert await command(pool, "status") == 0
 
@@ -47,7 +47,7 @@ async def test_control_characters_in_peer_names_are_escaped(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with our_worker(pool, EVIL, WireOffer(models=[EVIL], price=EVIL)) as peer:
-        await pool.joined()
+        await pool.wait_joined()
         pulse = HeartbeatExtension(unfit=EVIL, draining=EVIL)
         await peer.send_messages(
             encode(heartbeat((EVIL,), shoal=write_extension(pulse)))
@@ -65,7 +65,7 @@ async def test_control_characters_in_errors_are_escaped(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with join(pool, "n1", EVIL):
-        await pool.joined()
+        await pool.wait_joined()
 
         assert await command(pool, "chat", "--model", "no", "hi") == 1
 
@@ -81,7 +81,7 @@ async def test_control_characters_in_answers_are_escaped_only_on_terminals(
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     async with join(pool) as node:
-        await pool.joined()
+        await pool.wait_joined()
         chatting = asyncio.create_task(command(pool, "chat", "hi"))
         await node.answer(EVIL)
 

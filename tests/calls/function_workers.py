@@ -27,7 +27,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Call, CallStream, Feature, JobKind
 from shoal.domain.worker import Offer
 
-HEARS: frozenset[type] = frozenset(
+ACCEPTED: frozenset[type] = frozenset(
     {RunJob, CancelJob, Dismiss, PushCalls, CancelCalls, SendBlob}
 )
 CALLS = frozenset({JobKind.CALL, JobKind.CALL_STREAM})
@@ -48,10 +48,10 @@ def call(name: str, *args: object, needs: frozenset[Feature] = frozenset()) -> C
     return Call(name, pack(args), pack({}), needs=needs)
 
 
-class Functions:
-    """Calls its functions at once, unless it is told to hold what comes.
+class FunctionWorker:
+    """Calls its functions at once, or holds all calls if ``holds``.
 
-    What it holds is in ``runs`` and ``calls``, for the test to answer.
+    Held calls are in ``runs`` and ``calls``, for the test to answer.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class Functions:
         name: str = "w",
         slots: int = 1,
         features: frozenset[Feature] = VALUES,
-        accepts: frozenset[type] = HEARS,
+        accepts: frozenset[type] = ACCEPTED,
         *,
         holds: bool = False,
         pythons: frozenset[str] = frozenset(),
     ) -> None:
         self.accepts = accepts
         self.holds = holds
-        self.told: list[Command] = []
+        self.commands: list[Command] = []
         self.runs: list[RunJob] = []
-        self.lanes: dict[tuple[JobId, LeaseNumber], CallStream] = {}
+        self.streams: dict[tuple[JobId, LeaseNumber], CallStream] = {}
         self.calls: list[tuple[JobId, LeaseNumber, StreamedCall]] = []
         self._functions = functions
         self._loop = asyncio.get_running_loop()
@@ -87,33 +87,33 @@ class Functions:
 
     def send(self, message: Command) -> bool:
         # A wire that cannot cancel calls can still end a stream of them.
-        expressible = self.accepts | {CancelJob} if self.lanes else self.accepts
-        assert type(message) in expressible, "asked for what its wire cannot express"
-        self.told.append(message)
-        # Later, as over a wire: the hub is in the middle of something.
-        self._loop.call_soon(self._heard, message)
+        expressible = self.accepts | {CancelJob} if self.streams else self.accepts
+        assert type(message) in expressible, "unsupported by the wire"
+        self.commands.append(message)
+        # Later, as over a wire: the hub is in the middle of a step.
+        self._loop.call_soon(self._handle, message)
         return True
 
     def disconnect(self, reason: str, code: int, text: str) -> None:
         self.port.on_disconnect(reason)
 
-    def told_of(self, kind: type[Command]) -> list[Any]:
-        return [each for each in self.told if isinstance(each, kind)]
+    def received(self, kind: type[Command]) -> list[Any]:
+        return [each for each in self.commands if isinstance(each, kind)]
 
     def finish(self, run: int = -1, value: object = None) -> None:
-        """Answer a call that was held."""
+        """Complete a held call."""
         job = self.runs[run]
         self.port.on_event(Completed(job.job_id, job.lease, value=pack(value)))
 
     def return_all(self, value: object = None, *, error: str = "") -> None:
-        """Return a value from all calls that were held, or an error with a record."""
+        """Return a value, or an error with a record, from all held calls."""
         held, self.calls = self.calls, []
         for job_id, lease, made in held:
             result = CallResult(made.number, RECORD if error else pack(value), error)
             self.port.on_event(CallsReturned(job_id, lease, [result]))
 
-    def say_return(self, *numbers: int, error: str = "") -> None:
-        """Return from calls in a lane that were held, by their numbers."""
+    def return_calls(self, *numbers: int, error: str = "") -> None:
+        """Return from held calls of a call stream, by their numbers."""
         for number in numbers:
             (job_id, lease, made) = next(
                 each for each in self.calls if each[2].number == number
@@ -123,33 +123,33 @@ class Functions:
                 CallsReturned(job_id, lease, [CallResult(number, value, error)])
             )
 
-    def lose(self) -> None:
+    def drop(self) -> None:
         self.port.on_disconnect("connection lost")
 
-    def _heard(self, message: Command) -> None:
+    def _handle(self, message: Command) -> None:
         match message:
-            case RunJob(job_id, lease, CallStream() as lane):
-                self.lanes[job_id, lease] = lane
+            case RunJob(job_id, lease, CallStream() as stream):
+                self.streams[job_id, lease] = stream
             case RunJob(job_id, lease, Call() as made):
                 self.runs.append(message)
                 if not self.holds:
-                    self._call(job_id, lease, made)
+                    self._run(job_id, lease, made)
             case PushCalls(job_id, lease, calls):
                 if self.holds:
                     self.calls += [(job_id, lease, each) for each in calls]
                     return
-                name = self.lanes[job_id, lease].name
+                name = self.streams[job_id, lease].name
                 returns = [self._return(name, each) for each in calls]
                 self.port.on_event(CallsReturned(job_id, lease, returns))
             case CancelJob(job_id, lease):
-                if (job_id, lease) in self.lanes:
-                    del self.lanes[job_id, lease]
+                if (job_id, lease) in self.streams:
+                    del self.streams[job_id, lease]
                     if CancelJob not in self.accepts:
                         self.port.on_event(Completed(job_id, lease))
             case _:
-                pass  # it plays no other part
+                pass  # ignores other commands
 
-    def _call(self, job_id: JobId, lease: LeaseNumber, made: Call) -> None:
+    def _run(self, job_id: JobId, lease: LeaseNumber, made: Call) -> None:
         try:
             self.port.on_event(CallProgress(job_id, lease, 0.5, "half"))
             value = self._functions[made.name](*unpack(made.args))

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from calls.function_workers import RECORD, Functions, pack, unpack
-from coordinator.hubs import Coordinator, SlowStore, coordinator, moment
+from calls.function_workers import RECORD, FunctionWorker, pack, unpack
+from coordinator.hubs import Coordinator, SlowStore, run_pending, running_coordinator
 from shoal.calls import durable
 from shoal.calls.durable import LEASED_AFTER, DurableCalls
 from shoal.calls.group import CallRoute
@@ -111,7 +111,7 @@ class Caller:
         return None if stored is None else stored.state
 
     async def history(self, job: Job) -> list[type[Fact]]:
-        return [type(each) for each in await self.its.story(job.id)]
+        return [type(each) for each in await self.its.history(job.id)]
 
 
 Script = Callable[[Caller], Awaitable[None]]
@@ -119,15 +119,17 @@ Script = Callable[[Caller], Awaitable[None]]
 
 def play(script: Script) -> None:
     async def scenario() -> None:
-        async with coordinator() as its:
+        async with running_coordinator() as its:
             await script(Caller(its))
 
     virtual.run(scenario())
 
 
-async def join(caller: Caller, name: str = "w", *, holds: bool = False) -> Functions:
-    worker = Functions(caller.its.hub, FUNCTIONS, name, holds=holds)
-    await moment()
+async def join(
+    caller: Caller, name: str = "w", *, holds: bool = False
+) -> FunctionWorker:
+    worker = FunctionWorker(caller.its.hub, FUNCTIONS, name, holds=holds)
+    await run_pending()
     return worker
 
 
@@ -137,7 +139,7 @@ def test_a_call_returns_and_is_in_the_store() -> None:
         job = caller.job(1, 2)
 
         reports = caller.submit(job)
-        await moment()
+        await run_pending()
 
         assert reports.accepted
         assert reports.value == 3
@@ -155,23 +157,23 @@ def test_a_call_returns_and_is_in_the_store() -> None:
 def test_nothing_is_reported_before_it_is_stored() -> None:
     async def script(caller: Caller) -> None:
         worker = await join(caller, holds=True)
-        caller.its.store.working.clear()
+        caller.its.store.writable.clear()
         job = caller.job(1, 2)
 
         reports = caller.submit(job)
-        await moment()
+        await run_pending()
         assert not reports.accepted
 
-        caller.its.store.working.set()
-        await moment()
+        caller.its.store.writable.set()
+        await run_pending()
         assert reports.accepted
-        caller.its.store.working.clear()
+        caller.its.store.writable.clear()
         worker.return_all(3)
-        await moment()
+        await run_pending()
         assert reports.ends == []
 
-        caller.its.store.working.set()
-        await moment()
+        caller.its.store.writable.set()
+        await run_pending()
         assert reports.value == 3
 
     play(script)
@@ -181,16 +183,16 @@ def test_a_call_runs_while_its_acceptance_is_written() -> None:
     async def script(caller: Caller) -> None:
         worker = await join(caller)
         caller.submit(caller.job(1, 1))  # which opens the stream
-        await moment()
-        caller.its.store.working.clear()
+        await run_pending()
+        caller.its.store.writable.clear()
 
         reports = caller.submit(caller.job(2, 2))
-        await moment()
-        assert len(worker.told_of(PushCalls)) == 2
+        await run_pending()
+        assert len(worker.received(PushCalls)) == 2
         assert (reports.accepted, reports.ends) == (False, [])
 
-        caller.its.store.working.set()
-        await moment()
+        caller.its.store.writable.set()
+        await run_pending()
         assert reports.accepted
         assert reports.value == 4
 
@@ -201,7 +203,7 @@ def test_a_burst_shares_its_commits() -> None:
     async def script(caller: Caller) -> None:
         await join(caller)
         caller.submit(caller.job(0, 0))
-        await moment()
+        await run_pending()
         before = caller.its.store.appends
 
         reports = []
@@ -209,7 +211,7 @@ def test_a_burst_shares_its_commits() -> None:
             reports.append(Reports())
             caller.calls.submit(caller.job(number, 1), ROUTE, reports[-1])
         caller.calls.flush("me")
-        await moment()
+        await run_pending()
 
         assert [each.value for each in reports] == list(range(1, 101))
         assert caller.its.store.appends - before < 30
@@ -222,10 +224,10 @@ def test_an_error_of_the_function_fails_the_call() -> None:
         worker = await join(caller, holds=True)
         job = caller.job(1, 2)
         reports = caller.submit(job)
-        await moment()
+        await run_pending()
 
         worker.return_all(error="ValueError: zap")
-        await moment()
+        await run_pending()
 
         assert isinstance(reports.error, JobError)
         assert str(reports.error) == "ValueError: zap"
@@ -242,7 +244,7 @@ def test_a_lease_is_recorded_when_it_lasts() -> None:
         reports = caller.submit(job)
         assert reports.leases == []
         await asyncio.sleep(2 * LEASED_AFTER)
-        await moment()
+        await run_pending()
 
         assert reports.leases == [1]
         assert await caller.state(job) is JobState.LEASED
@@ -255,15 +257,15 @@ def test_a_lost_worker_is_in_the_history_and_another_one_runs_the_call() -> None
         first = await join(caller, "first", holds=True)
         job = caller.job(1, 2)
         reports = caller.submit(job)
-        await moment()
+        await run_pending()
         await join(caller, "second")
-        first.lose()
-        await moment()
+        first.drop()
+        await run_pending()
 
         assert reports.value == 3
         leased = [
             each
-            for each in await caller.its.story(job.id)
+            for each in await caller.its.history(job.id)
             if isinstance(each, JobLeased | JobRequeued)
         ]
         assert [each.lease for each in leased] == [1, 1, 2]
@@ -279,8 +281,8 @@ def test_a_call_that_takes_workers_down_is_given_up() -> None:
         reports = caller.submit(job)
         for number in range(3):
             worker = await join(caller, f"w{number}", holds=True)
-            worker.lose()
-            await moment()
+            worker.drop()
+            await run_pending()
 
         assert isinstance(reports.error, WorkerLost)
         assert await caller.state(job) is JobState.FAILED
@@ -295,7 +297,7 @@ def test_a_call_that_finds_no_worker_in_time_expires() -> None:
         await asyncio.sleep(QUEUE / 2)
         later = caller.submit(caller.job(3, 4))
         await asyncio.sleep(QUEUE / 2 + 1)
-        await moment()
+        await run_pending()
 
         assert isinstance(reports.error, NoWorker)
         assert "no worker is connected" in str(reports.error)
@@ -304,7 +306,7 @@ def test_a_call_that_finds_no_worker_in_time_expires() -> None:
         assert later.ends == []  # its own time is not over
 
         await join(caller)
-        await moment()
+        await run_pending()
         assert later.value == 7
 
     play(script)
@@ -317,7 +319,7 @@ def test_a_function_that_no_worker_has_is_refused() -> None:
 
         with pytest.raises(UnknownTask):
             caller.submit(job)
-        await moment()
+        await run_pending()
 
         assert await caller.state(job) is None
 
@@ -332,18 +334,18 @@ def test_a_call_can_be_cancelled(running: bool) -> None:
             worker = await join(caller, holds=True)
         job = caller.job(1, 2)
         reports = caller.submit(job)
-        await moment()
+        await run_pending()
 
         assert caller.its.hub.cancel(job.id, "enough")
-        await moment()
+        await run_pending()
 
         assert isinstance(reports.error, Cancelled)
         assert await caller.state(job) is JobState.CANCELLED
         assert not caller.its.hub.cancel(job.id, "again")
         if worker is not None:
-            assert worker.told_of(CancelCalls)
+            assert worker.received(CancelCalls)
             worker.return_all(3)  # it was under way
-            await moment()
+            await run_pending()
             assert len(reports.ends) == 1
 
     play(script)
@@ -353,7 +355,7 @@ def test_a_cancellation_is_awaited_until_it_is_stored() -> None:
     async def script(caller: Caller) -> None:
         job = caller.job(1, 2)
         caller.submit(job)
-        await moment()
+        await run_pending()
 
         await caller.its.hub.cancel_now(job.id, "enough")
 
@@ -366,11 +368,11 @@ def test_all_calls_of_an_owner_can_be_cancelled() -> None:
     async def script(caller: Caller) -> None:
         mine = [caller.submit(caller.job(n, 1)) for n in range(3)]
         other = caller.submit(caller.job(1, 1, owner="you"))
-        await moment()
+        await run_pending()
 
         # The fourth is the stream that would have carried them.
         assert caller.its.hub.cancel_all_of("me", "the key was revoked") == 4
-        await moment()
+        await run_pending()
 
         assert all(isinstance(each.error, Cancelled) for each in mine)
         assert other.ends == []
@@ -383,7 +385,7 @@ def test_a_key_finds_the_open_call() -> None:
         worker = await join(caller, holds=True)
         job = caller.job(1, 2, key="k")
         first = caller.submit(job)
-        await moment()
+        await run_pending()
 
         second = Reports()
         assert caller.calls.attach(caller.job(1, 2, key="k"), second) == job.id
@@ -393,7 +395,7 @@ def test_a_key_finds_the_open_call() -> None:
         with pytest.raises(KeyReused):
             caller.submit(caller.job(1, 2, key="k"))
         worker.return_all(3)
-        await moment()
+        await run_pending()
 
         assert (first.value, second.value) == (3, 3)
         assert caller.calls.attach(caller.job(1, 2, key="k"), Reports()) is None
@@ -405,13 +407,13 @@ def test_a_failed_call_frees_its_key() -> None:
     async def script(caller: Caller) -> None:
         worker = await join(caller, holds=True)
         caller.submit(caller.job(1, 2, key="k"))
-        await moment()
+        await run_pending()
         worker.return_all(error="ValueError: zap")
-        await moment()
+        await run_pending()
         worker.holds = False
 
         again = caller.submit(caller.job(1, 2, key="k"))
-        await moment()
+        await run_pending()
 
         assert again.value == 3
 
@@ -423,7 +425,7 @@ def test_a_result_can_be_awaited_from_outside() -> None:
         worker = await join(caller, holds=True)
         job = caller.job(1, 2)
         caller.submit(job)
-        await moment()
+        await run_pending()
 
         with caller.its.hub.observe_job(job.id) as reader:
             assert reader is not None
@@ -431,7 +433,7 @@ def test_a_result_can_be_awaited_from_outside() -> None:
             outcome = await reader.outcome()
 
         assert unpack(outcome.value) == 3
-        await moment()
+        await run_pending()
         with caller.its.hub.observe_job(job.id) as reader:
             assert reader is None
 
@@ -442,16 +444,16 @@ def test_open_calls_survive_the_coordinator() -> None:
     async def scenario() -> None:
         store = SlowStore()
         await store.open()
-        async with coordinator(store) as its:
+        async with running_coordinator(store) as its:
             caller = Caller(its)
             await join(caller, holds=True)
             running, waiting = caller.job(1, 2, key="k"), caller.job(3, 4)
             caller.submit(running)
             caller.submit(waiting)
             await asyncio.sleep(1)
-        async with coordinator(store) as its:
+        async with running_coordinator(store) as its:
             await join(Caller(its))
-            await moment()
+            await run_pending()
 
             for job, value in ((running, 3), (waiting, 7)):
                 stored = await store.job(job.id)
@@ -469,11 +471,11 @@ def test_a_stop_waits_for_calls_at_workers_and_leaves_the_others_in_the_store() 
         running = caller.submit(caller.job(1, 2))
         waiting_job = caller.job(3, 4)
         waiting = caller.submit(waiting_job)
-        await moment()
+        await run_pending()
 
         caller.calls.stop()
         stopping = asyncio.create_task(caller.its.hub.drain())
-        await moment()
+        await run_pending()
         with pytest.raises(ShuttingDown):
             caller.submit(caller.job(5, 6))
         assert not stopping.done()
@@ -492,10 +494,10 @@ def test_a_store_that_fails_ends_all_calls() -> None:
     async def script(caller: Caller) -> None:
         await join(caller, holds=True)
         first = caller.submit(caller.job(1, 2))
-        await moment()
+        await run_pending()
         caller.its.store.full = True
         second = caller.submit(caller.job(3, 4))
-        await moment()
+        await run_pending()
 
         assert isinstance(first.error, StoreError)
         assert isinstance(second.error, StoreError)

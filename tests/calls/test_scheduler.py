@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import pytest
 
-from calls.function_workers import HEARS, Functions, pack, unpack
-from coordinator.hubs import Coordinator, coordinator, moment, play
+from calls.function_workers import ACCEPTED, FunctionWorker, pack, unpack
+from coordinator.hubs import Coordinator, run_pending, run_script, running_coordinator
 from shoal.calls.group import IDLE_MAX, SLOT_TURN, CallRoute
 from shoal.calls.scheduler import CallScheduler
 from shoal.domain.errors import (
@@ -72,14 +72,14 @@ def on_a_board(script: Script, owner: str = "me") -> None:
         await script(its, board, caller)
         board.close()
 
-    play(scenario)
+    run_script(scenario)
 
 
 async def ask(board: CallScheduler, *numbers: int, way: CallRoute = WAY) -> None:
     for number in numbers:
         board.submit(way, StreamedCall(number, pack((number, 1)), pack({})))
     board.flush()
-    await moment()
+    await run_pending()
 
 
 async def worker(
@@ -88,10 +88,12 @@ async def worker(
     slots: int = 1,
     *,
     holds: bool = False,
-    accepts: frozenset[type] = HEARS,
-) -> Functions:
-    joined = Functions(its.hub, FUNCTIONS, name, slots, holds=holds, accepts=accepts)
-    await moment()
+    accepts: frozenset[type] = ACCEPTED,
+) -> FunctionWorker:
+    joined = FunctionWorker(
+        its.hub, FUNCTIONS, name, slots, holds=holds, accepts=accepts
+    )
+    await run_pending()
     return joined
 
 
@@ -102,7 +104,7 @@ def test_calls_go_through_one_lane_and_come_back() -> None:
         await ask(board, *range(100))
 
         assert caller.values == {number: number + 1 for number in range(100)}
-        assert len(one.lanes) == 1
+        assert len(one.streams) == 1
         assert board.pending == {}
 
     on_a_board(script)
@@ -131,7 +133,7 @@ def test_an_idle_lane_gives_its_slot_back() -> None:
 
         assert its.hub.pool.jobs == {}
         assert its.hub.pool.workers[next(iter(its.hub.pool.workers))].leases == {}
-        assert one.lanes == {}
+        assert one.streams == {}
 
     on_a_board(script)
 
@@ -143,7 +145,7 @@ def test_more_lanes_are_opened_while_calls_wait_up_to_the_slots() -> None:
 
         await ask(board, *range(10))
 
-        assert len(one.lanes) + len(other.lanes) == 3
+        assert len(one.streams) + len(other.streams) == 3
         assert len(one.calls) + len(other.calls) == 3
 
     on_a_board(script)
@@ -157,8 +159,8 @@ def test_long_calls_are_given_one_at_a_time_to_whoever_is_free() -> None:
         assert len(one.calls) == len(other.calls) == 1
 
         await asyncio.sleep(1)
-        one.say_return(one.calls[0][2].number)
-        await moment()
+        one.return_calls(one.calls[0][2].number)
+        await run_pending()
 
         assert len(one.calls) == 2
         assert len(other.calls) == 1
@@ -176,9 +178,9 @@ def test_calls_behind_one_that_takes_long_are_given_to_others() -> None:
         other = await worker(its, "other")
         await asyncio.sleep(1)
 
-        recalled = one.told_of(CancelCalls)
+        recalled = one.received(CancelCalls)
         assert recalled
-        assert other.lanes
+        assert other.streams
         assert len(caller.values) == 59
         assert [*board.pending] == [one.calls[0][2].number]
 
@@ -190,7 +192,7 @@ def test_calls_of_a_lost_lane_go_to_others() -> None:
         one = await worker(its, "one", holds=True)
         await ask(board, 1, 2)
 
-        one.lose()
+        one.drop()
         await worker(its, "other")
         await asyncio.sleep(1)
 
@@ -203,8 +205,8 @@ def test_a_call_that_ended_two_connections_is_not_given_to_a_third() -> None:
     async def script(its: Coordinator, board: CallScheduler, caller: Caller) -> None:
         await ask(board, 1, 2)
         for name in ("a", "b"):
-            (await worker(its, name, holds=True)).lose()
-            await moment()
+            (await worker(its, name, holds=True)).drop()
+            await run_pending()
         await worker(its, "c")
         await asyncio.sleep(1)
 
@@ -219,25 +221,25 @@ def test_a_call_that_ended_two_connections_is_not_given_to_a_third() -> None:
 
 def test_a_call_that_lost_a_worker_takes_no_other_call_with_it() -> None:
     async def script(its: Coordinator, board: CallScheduler, caller: Caller) -> None:
-        no_stop = HEARS - {CancelJob, CancelCalls}
+        no_stop = ACCEPTED - {CancelJob, CancelCalls}
         one = await worker(its, "one", accepts=no_stop)
         await ask(board, *range(50))  # all short, so that many are given ahead
         one.holds = True
         await ask(board, *range(100, 104))
         assert len(one.calls) == 4
-        one.lose()
-        await moment()
+        one.drop()
+        await run_pending()
 
         other = await worker(its, "other", accepts=no_stop, holds=True)
         while other.calls:
             assert len(other.calls) == 1
             number = other.calls[0][2].number
             if number == 100:
-                other.lose()
+                other.drop()
                 other = await worker(its, "third", accepts=no_stop, holds=True)
             else:
                 other.return_all(number)
-            await moment()
+            await run_pending()
 
         assert isinstance(caller.errors[100], WorkerLost)
         assert {*range(101, 104)} <= caller.values.keys()
@@ -251,7 +253,7 @@ def test_a_lane_that_is_refused_goes_elsewhere_with_its_calls() -> None:
         await ask(board, 1)
         await worker(its, "other")
 
-        (lane,) = one.lanes
+        (lane,) = one.streams
         one.port.on_event(Rejected(*lane, "no slot is free"))
         await asyncio.sleep(1)
 
@@ -264,13 +266,13 @@ def test_what_comes_of_a_lane_that_is_over_is_not_told() -> None:
     async def script(its: Coordinator, board: CallScheduler, caller: Caller) -> None:
         one = await worker(its, "one", holds=True)
         await ask(board, 1)
-        (lane,) = one.lanes
+        (lane,) = one.streams
         other = await worker(its, "other", holds=True)
         one.port.on_event(Rejected(*lane, "no slot is free"))
-        await moment()
+        await run_pending()
 
-        one.say_return(1)
-        await moment()
+        one.return_calls(1)
+        await run_pending()
 
         assert caller.values == {}
         assert len(other.calls) == 1
@@ -286,11 +288,11 @@ def test_a_call_that_is_taken_back_never_returns() -> None:
         assert board.cancel(1)
         assert board.cancel(2)
         assert not board.cancel(3)
-        await moment()
-        one.say_return(1)
-        await moment()
+        await run_pending()
+        one.return_calls(1)
+        await run_pending()
 
-        assert one.told_of(CancelCalls)[0].numbers == (1,)
+        assert one.received(CancelCalls)[0].numbers == (1,)
         assert (caller.values, caller.errors) == ({}, {})
 
     on_a_board(script)
@@ -299,15 +301,15 @@ def test_a_call_that_is_taken_back_never_returns() -> None:
 def test_a_worker_that_cannot_stop_keeps_its_slot_until_it_returns() -> None:
     async def script(its: Coordinator, board: CallScheduler, caller: Caller) -> None:
         one = await worker(its, holds=True)
-        one.accepts = HEARS - {CancelJob}
+        one.accepts = ACCEPTED - {CancelJob}
         await ask(board, 1)
         board.close()
-        await moment()
+        await run_pending()
         assert len(its.hub.pool.jobs) == 1
 
-        one.accepts = HEARS  # for any wire with lanes can be told that one is over
-        one.say_return(1)
-        await moment()
+        one.accepts = ACCEPTED  # for any wire with lanes can be told that one is over
+        one.return_calls(1)
+        await run_pending()
 
         assert its.hub.pool.jobs == {}
         assert caller.values == {}
@@ -322,7 +324,7 @@ PATIENCE = 5.0 + CALL_GRACE_SECONDS  # seconds
 def test_a_call_that_nothing_is_heard_of_is_given_up_and_those_behind_go_on() -> None:
     async def script(its: Coordinator, board: CallScheduler, caller: Caller) -> None:
         one = await worker(its, holds=True)
-        one.accepts = HEARS - {CancelJob}
+        one.accepts = ACCEPTED - {CancelJob}
         await ask(board, 1, way=TIMED)
         await ask(board, 2, way=TIMED)
         await asyncio.sleep(PATIENCE - 0.5)
@@ -343,8 +345,8 @@ def test_a_call_without_a_time_limit_may_take_long() -> None:
         await ask(board, 1)
         await asyncio.sleep(10 * PATIENCE)
 
-        one.say_return(1)
-        await moment()
+        one.return_calls(1)
+        await run_pending()
 
         assert 1 in caller.values
 
@@ -354,12 +356,12 @@ def test_a_call_without_a_time_limit_may_take_long() -> None:
 def test_what_cannot_be_stopped_is_not_waited_for_without_end_when_all_left() -> None:
     async def script(its: Coordinator, board: CallScheduler, caller: Caller) -> None:
         one = await worker(its, holds=True)
-        one.accepts = HEARS - {CancelJob}
+        one.accepts = ACCEPTED - {CancelJob}
         await ask(board, 1, way=TIMED)
         board.close()
         await asyncio.sleep(PATIENCE - 0.5)
         assert len(its.hub.pool.jobs) == 1
-        one.accepts = HEARS  # for any wire with lanes can be told that one is over
+        one.accepts = ACCEPTED  # for any wire with lanes can be told that one is over
 
         await asyncio.sleep(1.0)
 
@@ -371,15 +373,15 @@ def test_what_cannot_be_stopped_is_not_waited_for_without_end_when_all_left() ->
 def test_calls_of_those_who_left_are_not_made_again() -> None:
     async def script(its: Coordinator, board: CallScheduler, caller: Caller) -> None:
         one = await worker(its, holds=True)
-        one.accepts = HEARS - {CancelJob}
+        one.accepts = ACCEPTED - {CancelJob}
         await ask(board, 1)
         board.close()
         two = await worker(its, name="two")
 
-        one.lose()
-        await moment()
+        one.drop()
+        await run_pending()
 
-        assert two.told == []
+        assert two.commands == []
         assert its.hub.pool.jobs == {}
 
     on_a_board(script)
@@ -395,11 +397,11 @@ def test_a_lane_leaves_after_its_turn_while_others_wait() -> None:
         another.submit(WAY, StreamedCall(9, pack((9, 1)), pack({})))
         another.flush()
         await asyncio.sleep(SLOT_TURN + 0.2)
-        assert len(one.lanes) == 1
+        assert len(one.streams) == 1
 
-        one.say_return(1)
-        await moment()
-        ((job_id, _),) = one.lanes
+        one.return_calls(1)
+        await run_pending()
+        ((job_id, _),) = one.streams
 
         assert its.hub.pool.jobs[job_id].job.owner == "another"
         another.close()
@@ -434,7 +436,7 @@ def test_calls_of_an_owner_who_is_shut_out_fail() -> None:
         await ask(board, 1)
 
         its.hub.cancel_all_of("me", "the key was revoked")
-        await moment()
+        await run_pending()
 
         assert isinstance(caller.errors[1], Cancelled)
 
@@ -445,11 +447,11 @@ def test_one_message_of_calls_is_one_word_to_a_lane() -> None:
     async def script(its: Coordinator, board: CallScheduler, caller: Caller) -> None:
         one = await worker(its)
         await ask(board, *range(100))  # which shows how short they are
-        before = len(one.told_of(PushCalls))
+        before = len(one.received(PushCalls))
 
         await ask(board, *range(200, 220))
 
-        assert len(one.told_of(PushCalls)) == before + 1
+        assert len(one.received(PushCalls)) == before + 1
 
     on_a_board(script)
 
@@ -461,7 +463,7 @@ def test_lanes_never_take_more_than_a_workers_slots(slots: int) -> None:
 
         await ask(board, *range(20))
 
-        assert len(one.lanes) == slots
+        assert len(one.streams) == slots
         kinds = {job.kind for job in its.hub.pool.jobs.values()}
         assert kinds == {JobKind.CALL_STREAM}
 
@@ -470,7 +472,7 @@ def test_lanes_never_take_more_than_a_workers_slots(slots: int) -> None:
 
 def test_ways_that_wait_for_room_ask_for_no_lane_until_there_is_some() -> None:
     async def scenario() -> None:
-        async with coordinator(queue_max=1) as its:
+        async with running_coordinator(queue_max=1) as its:
             caller = Caller()
             clock = LoopClock(asyncio.get_running_loop().time)
             board = CallScheduler(its.hub, clock, "me", caller)
@@ -483,7 +485,7 @@ def test_ways_that_wait_for_room_ask_for_no_lane_until_there_is_some() -> None:
                 await ask(board, number, way=way)
 
             asked = int(its.hub.new_id().removeprefix("job")) - 1
-            assert len(one.lanes) == 1
+            assert len(one.streams) == 1
             assert asked == 2, "one has the slot, and one a place"
             board.close()
 

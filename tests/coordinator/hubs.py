@@ -1,4 +1,4 @@
-"""A hub at work in virtual time, with workers and clients that a test plays."""
+"""A hub in virtual time, with scripted workers and clients."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -39,16 +39,16 @@ CONTINUES = frozenset({Feature.CONTINUE})
 NOTHING: frozenset[Feature] = frozenset()
 LIMITS = TimeLimits()
 JOBS_MAX = 1_000_000  # more than any test submits
-SECRET = "what nobody else may read"
+SECRET = "a confidential prompt"
 
 
 class SlowStore(SqliteStore):
-    """A database in memory that can be made to wait, and to fail."""
+    """A database in memory whose commits can be delayed and can fail."""
 
     def __init__(self) -> None:
         super().__init__(Path(":memory:"))
-        self.working = asyncio.Event()
-        self.working.set()
+        self.writable = asyncio.Event()
+        self.writable.set()
         self.full = False
         self.appends = 0
 
@@ -60,14 +60,14 @@ class SlowStore(SqliteStore):
         entries: LedgerEntries = NO_ENTRIES,
     ) -> None:
         self.appends += 1
-        await self.working.wait()
+        await self.writable.wait()
         if self.full:
             raise StoreError("shoal.db: disk I/O error")
         await super().append(facts, at, earlier, entries)
 
 
-class Member:
-    """A worker's connection; the test says what the worker says."""
+class ScriptedWorker:
+    """A worker's connection; the test emits the worker's events."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class Member:
         proven: bool = False,
     ) -> None:
         self.accepts = accepts
-        self.told: list[Command] = []
-        self.hung_up: list[tuple[str, int]] = []
+        self.commands: list[Command] = []
+        self.disconnections: list[tuple[str, int]] = []
         self.port = hub.connect(self, "wire")
         offer = Offer(
             kinds,
@@ -94,54 +94,54 @@ class Member:
             public_key=public_key,
             proven=proven,
         )
-        self.say(Joined(name, offer))
+        self.emit(Joined(name, offer))
 
     def send(self, message: Command) -> bool:
-        assert type(message) in self.accepts, "asked for what its wire cannot express"
-        self.told.append(message)
+        assert type(message) in self.accepts, "unsupported by the wire"
+        self.commands.append(message)
         return True
 
     def disconnect(self, reason: str, code: int, text: str) -> None:
-        self.hung_up.append((reason, code))
+        self.disconnections.append((reason, code))
 
     @property
     def runs(self) -> list[RunJob]:
-        return [each for each in self.told if isinstance(each, RunJob)]
+        return [each for each in self.commands if isinstance(each, RunJob)]
 
     @property
     def cancelled(self) -> list[JobId]:
-        return [each.job_id for each in self.told if isinstance(each, CancelJob)]
+        return [each.job_id for each in self.commands if isinstance(each, CancelJob)]
 
-    def say(self, *events: Event) -> None:
+    def emit(self, *events: Event) -> None:
         for event in events:
             self.port.on_event(event)
 
     def write(self, *pieces: AnswerPiece, run: int = -1) -> None:
-        """Write pieces of the answer to a job, the last one unless told otherwise."""
+        """Write pieces of the answer to a job, by default the last one."""
         job = self.runs[run]
-        self.say(*(AnswerChunk(job.job_id, job.lease, [piece]) for piece in pieces))
+        self.emit(*(AnswerChunk(job.job_id, job.lease, [piece]) for piece in pieces))
 
     def complete(self, run: int = -1) -> None:
         job = self.runs[run]
-        self.say(Completed(job.job_id, job.lease))
+        self.emit(Completed(job.job_id, job.lease))
 
-    def give(
+    def answer(
         self, output: str, receipt: SignedReceipt | None = None, run: int = -1
     ) -> None:
-        """Give the whole answer to a job at once, with what was signed about it."""
+        """Complete a job with its whole answer and an optional receipt."""
         job = self.runs[run]
         whole = Completed(job.job_id, job.lease, rest=(output,), receipt=receipt)
         if not isinstance(job.work, Task):
             whole = replace(whole, rest=("hi",), output=output)
-        self.say(whole)
+        self.emit(whole)
 
-    def refuse(self, reason: str = "loading", run: int = -1) -> None:
+    def reject(self, reason: str = "loading", run: int = -1) -> None:
         job = self.runs[run]
-        self.say(Rejected(job.job_id, job.lease, reason))
+        self.emit(Rejected(job.job_id, job.lease, reason))
 
 
 class Client:
-    """Somebody who asks, and what came of it."""
+    """A client of one job, with the received answer."""
 
     def __init__(self, hub: Hub, job: Job) -> None:
         self.job_id = JobId("")
@@ -151,20 +151,20 @@ class Client:
         self.error: ShoalError | None = None
         self._hub = hub
         self._job = job
-        self.task = asyncio.create_task(self._ask())
+        self.task = asyncio.create_task(self._read())
 
     @property
     def text(self) -> str:
-        """What came, if it is text."""
+        """The received text."""
         return "".join(piece for piece in self.pieces if isinstance(piece, str))
 
-    async def leave(self) -> None:
+    async def disconnect(self) -> None:
         self.task.cancel()
         with suppress(asyncio.CancelledError):
             await self.task
-        await moment()
+        await run_pending()
 
-    async def _ask(self) -> None:
+    async def _read(self) -> None:
         try:
             async with self._hub.run_job(self._job) as reader:
                 self.accepted = True
@@ -178,7 +178,7 @@ class Client:
 
 @dataclass
 class Coordinator:
-    """A hub at work, and what stands around it."""
+    """A running hub with its store and its task."""
 
     hub: Hub
     store: SlowStore
@@ -210,7 +210,7 @@ class Coordinator:
             terms=terms,
         )
 
-    async def ask(
+    async def request(
         self,
         model: str = "m",
         limits: TimeLimits = LIMITS,
@@ -225,7 +225,7 @@ class Coordinator:
             model, limits, owner=owner, key=key, prompt=prompt, kind=kind, terms=terms
         )
         client = Client(self.hub, job)
-        await moment()
+        await run_pending()
         return client
 
     async def join(
@@ -239,8 +239,8 @@ class Coordinator:
         public_key: str = "",
         *,
         proven: bool = False,
-    ) -> Member:
-        member = Member(
+    ) -> ScriptedWorker:
+        member = ScriptedWorker(
             self.hub,
             name,
             model,
@@ -251,23 +251,23 @@ class Coordinator:
             public_key,
             proven=proven,
         )
-        await moment()
+        await run_pending()
         return member
 
-    async def story(self, job_id: JobId) -> list[Fact]:
+    async def history(self, job_id: JobId) -> list[Fact]:
         return [each.fact for each in await self.store.history(job_id)]
 
 
 @asynccontextmanager
-async def coordinator(
+async def running_coordinator(
     store: SlowStore | None = None,
     queue_max: int = 1000,
     hedge_after: float | None = None,
     fee: int = 0,
 ) -> AsyncIterator[Coordinator]:
-    """Run a hub for the length of the block; then end it as ``kill -9`` does.
+    """Run a hub within the block; then end it as ``kill -9`` does.
 
-    A ``store`` that the caller gives is open, and stays so.
+    A given ``store`` must be open, and stays open.
     """
     async with AsyncExitStack() as resources:
         if store is None:
@@ -275,15 +275,15 @@ async def coordinator(
             await store.open()
             resources.push_async_callback(store.close)
         yield await resources.enter_async_context(
-            _running(store, queue_max, hedge_after, fee)
+            _run_hub(store, queue_max, hedge_after, fee)
         )
 
 
 @asynccontextmanager
-async def _running(
+async def _run_hub(
     store: SlowStore, queue_max: int, hedge_after: float | None, fee: int
 ) -> AsyncIterator[Coordinator]:
-    # Ids go on from one coordinator to the next on the same store.
+    # Ids continue from one coordinator to the next on the same store.
     numbers = count(1 + len(await store.recent(JobFilter(), JOBS_MAX)))
     loop = asyncio.get_running_loop()
     clock = LoopClock(loop.time)
@@ -301,7 +301,7 @@ async def _running(
     try:
         yield Coordinator(hub, store, task)
     finally:
-        if task.done() and not task.cancelled():  # by another one that ended
+        if task.done() and not task.cancelled():  # ended by another one
             task.result()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for each in others:
@@ -309,7 +309,7 @@ async def _running(
         await asyncio.gather(*others, return_exceptions=True)
 
 
-def play(
+def run_script(
     script: Callable[[Coordinator], Awaitable[None]],
     store: SlowStore | None = None,
     queue_max: int = 1000,
@@ -318,12 +318,12 @@ def play(
     """Run a script against a coordinator, in virtual time."""
 
     async def scenario() -> None:
-        async with coordinator(store, queue_max, hedge_after) as its:
+        async with running_coordinator(store, queue_max, hedge_after) as its:
             await script(its)
 
     virtual.run(scenario())
 
 
-async def moment() -> None:
-    """Let whatever can happen now happen."""
+async def run_pending() -> None:
+    """Run everything that is due now."""
     await asyncio.sleep(0.05)

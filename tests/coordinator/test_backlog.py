@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from calls.function_workers import Functions, call
-from coordinator.hubs import Coordinator, coordinator, moment
+from calls.function_workers import FunctionWorker, call
+from coordinator.hubs import Coordinator, run_pending, running_coordinator
 from shoal.coordinator.backlog import Backlog, QueueReservation
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.job_listener import EndedJob
@@ -52,7 +52,7 @@ class Bench:
 
     def __init__(self, its: Coordinator) -> None:
         self.hub = its.hub
-        self.worker = Functions(its.hub, {"f": lambda: None}, holds=True)
+        self.worker = FunctionWorker(its.hub, {"f": lambda: None}, holds=True)
         self.backlog = Backlog(its.hub, OWNER)
         self.begun: list[int] = []
         self.terms = JobTerms()
@@ -71,24 +71,24 @@ class Bench:
     async def fill(self) -> None:
         """Give the worker a call, and the queue as many as it takes."""
         self.submit(-1)
-        await moment()
+        await run_pending()
         for _ in range(QUEUE_MAX):
             self.submit(-1)
-        await moment()
+        await run_pending()
         assert self.hub.queue_room(OWNER) <= 0
         self.begun.clear()
 
     async def end_one(self) -> None:
         """Let the worker finish, and so take one call out of the queue."""
         self.worker.finish()
-        await moment()
+        await run_pending()
 
 
 def play(script: Callable[[Bench], Awaitable[None]]) -> None:
     async def scenario() -> None:
-        async with coordinator(queue_max=QUEUE_MAX) as its:
+        async with running_coordinator(queue_max=QUEUE_MAX) as its:
             bench = Bench(its)
-            await moment()
+            await run_pending()
             await script(bench)
 
     virtual.run(scenario())
@@ -107,7 +107,7 @@ def test_each_place_that_is_free_takes_the_job_that_waits_longest() -> None:
     async def script(bench: Bench) -> None:
         await bench.fill()
         bench.add(1, 2, 3)
-        await moment()
+        await run_pending()
         assert bench.begun == []
 
         await bench.end_one()
@@ -140,7 +140,7 @@ async def reserved(
         asyncio.create_task(bench.backlog.reserve(number), name=str(number))
         for number in numbers
     ]
-    await moment()
+    await run_pending()
     return tasks
 
 
@@ -153,7 +153,7 @@ def test_place_is_reserved_for_one_until_that_is_released() -> None:
         assert (first.done(), second.done()) == (True, False)
         first.result().release()
         first.result().release()
-        await moment()
+        await run_pending()
         assert second.done()
 
     play(script)
@@ -190,13 +190,13 @@ def test_job_that_was_refused_is_the_next_when_the_queue_has_changed() -> None:
 
         first.result().release(refused=True)
         again = asyncio.create_task(bench.backlog.reserve(1, again=True))
-        await moment()
+        await run_pending()
         assert (again.done(), second.done()) == (False, False)
 
         await bench.end_one()
         assert (again.done(), second.done()) == (True, False)
         again.result().release()
-        await moment()
+        await run_pending()
         assert second.done()
 
     play(script)
@@ -208,7 +208,7 @@ def test_jobs_that_nobody_pays_for_keep_no_others_waiting() -> None:
         bench.terms = JobTerms(price=1)
 
         bench.add(*range(3 * QUEUE_MAX))
-        await moment()
+        await run_pending()
 
         assert bench.begun == [*range(3 * QUEUE_MAX)]
 

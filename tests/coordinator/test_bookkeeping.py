@@ -9,11 +9,11 @@ import pytest
 from coordinator.hubs import (
     Client,
     Coordinator,
-    Member,
+    ScriptedWorker,
     SlowStore,
-    coordinator,
-    moment,
-    play,
+    run_pending,
+    run_script,
+    running_coordinator,
 )
 from protocols.contexts import SIGNER
 from shoal.domain.errors import InsufficientFunds, JobError
@@ -66,7 +66,7 @@ def receipt(
     return SignedReceipt(body, signer.sign(body))
 
 
-async def signing(its: Coordinator) -> Member:
+async def signing(its: Coordinator) -> ScriptedWorker:
     return await its.join("w", public_key=WORKER.public_key.hex())
 
 
@@ -77,9 +77,9 @@ async def only_receipt(its: Coordinator, job_id: JobId) -> LoggedReceipt:
 
 @in_virtual_time
 async def test_price_is_held_while_the_job_runs_and_paid_when_it_is_done() -> None:
-    async with coordinator(fee=FEE) as its:
+    async with running_coordinator(fee=FEE) as its:
         worker = await its.join()
-        client = await its.ask(owner="al", terms=replace(PRICED, user="u 1"))
+        client = await its.request(owner="al", terms=replace(PRICED, user="u 1"))
         books = its.hub.books
 
         assert books.balance("user:al/u%201") == -10_000
@@ -87,7 +87,7 @@ async def test_price_is_held_while_the_job_runs_and_paid_when_it_is_done() -> No
 
         worker.write("hi")
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert client.outcome is not None
         assert books.balance("worker:wire:w") == 9_500
@@ -99,15 +99,15 @@ async def test_price_is_held_while_the_job_runs_and_paid_when_it_is_done() -> No
 @pytest.mark.parametrize("how", ["failed", "cancelled"])
 @in_virtual_time
 async def test_what_came_to_nothing_costs_nothing(how: str) -> None:
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         worker = await its.join()
-        client = await its.ask(owner="al", terms=PRICED)
+        client = await its.request(owner="al", terms=PRICED)
         if how == "failed":
             run = worker.runs[-1]
-            worker.say(Failed(run.job_id, run.lease, "out of memory"))
+            worker.emit(Failed(run.job_id, run.lease, "out of memory"))
         else:
-            await client.leave()
-        await moment()
+            await client.disconnect()
+        await run_pending()
 
         assert its.hub.books.balance("user:al") == 0
         assert its.hub.books.balance("pool:held") == 0
@@ -119,12 +119,12 @@ async def test_what_came_to_nothing_costs_nothing(how: str) -> None:
 async def test_receipt_of_the_worker_is_verified_paid_and_countersigned(
     prefix: str,
 ) -> None:
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         worker = await signing(its)
-        client = await its.ask(owner="al", terms=PRICED)
+        client = await its.request(owner="al", terms=PRICED)
         signed = receipt(client.job_id, prefix=prefix)
-        worker.give(OUTPUT, signed)
-        await moment()
+        worker.answer(OUTPUT, signed)
+        await run_pending()
 
         filed = await only_receipt(its, client.job_id)
         assert filed.claims.verdict is Verdict.VALID
@@ -151,11 +151,11 @@ async def test_bad_receipt_is_recorded_not_paid_and_held_against_the_worker(
     name: str,
 ) -> None:
     signed, verdict = BAD[name]
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         worker = await signing(its)
-        client = await its.ask(owner="al", terms=PRICED)
-        worker.give(OUTPUT, signed)
-        await moment()
+        client = await its.request(owner="al", terms=PRICED)
+        worker.answer(OUTPUT, signed)
+        await run_pending()
 
         assert client.outcome is not None  # the job is done all the same
         filed = await only_receipt(its, client.job_id)
@@ -170,39 +170,39 @@ async def test_bad_receipt_is_recorded_not_paid_and_held_against_the_worker(
 
 @in_virtual_time
 async def test_worker_whose_receipts_prove_nothing_gets_no_more_work() -> None:
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         worker = await signing(its)
         for number in range(1, 4):
-            await its.ask()
-            worker.give(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
-            await moment()
-        await its.ask()
+            await its.request()
+            worker.answer(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
+            await run_pending()
+        await its.request()
 
         assert len(worker.runs) == 3
 
 
 @in_virtual_time
 async def test_marks_are_known_after_a_restart(store: SlowStore) -> None:
-    async with coordinator(store) as its:
+    async with running_coordinator(store) as its:
         worker = await signing(its)
         for number in range(1, 4):
-            await its.ask()
-            worker.give(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
-            await moment()
-    async with coordinator(store) as its:
+            await its.request()
+            worker.answer(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
+            await run_pending()
+    async with running_coordinator(store) as its:
         worker = await signing(its)
-        await its.ask()
+        await its.request()
 
         assert worker.runs == []
 
 
 @in_virtual_time
 async def test_worker_that_gives_no_receipt_is_paid_when_it_does() -> None:
-    async with coordinator(fee=FEE) as its:
+    async with running_coordinator(fee=FEE) as its:
         worker = await signing(its)
-        client = await its.ask(terms=PRICED)
-        worker.give(OUTPUT)
-        await moment()
+        client = await its.request(terms=PRICED)
+        worker.answer(OUTPUT)
+        await run_pending()
         books = its.hub.books
 
         assert (await only_receipt(its, client.job_id)).claims.verdict is (
@@ -210,28 +210,28 @@ async def test_worker_that_gives_no_receipt_is_paid_when_it_does() -> None:
         )
         assert books.balance("pool:unproven") == 10_000
 
-        worker.say(ReceiptSent(client.job_id, receipt(client.job_id)))
-        worker.say(ReceiptSent(client.job_id, receipt(client.job_id)))
-        await moment()
+        worker.emit(ReceiptSent(client.job_id, receipt(client.job_id)))
+        worker.emit(ReceiptSent(client.job_id, receipt(client.job_id)))
+        await run_pending()
 
         assert books.balance("pool:unproven") == 0
         assert books.balance(WORKER_ACCOUNT) == 9_500
         _, later = await its.store.ledger.receipts_of(client.job_id)
         assert later.claims.verdict is Verdict.VALID
         presented = ReceiptPresented(client.job_id, W, Verdict.VALID)
-        assert (await its.story(client.job_id))[-1] == presented
+        assert (await its.history(client.job_id))[-1] == presented
 
 
 @pytest.mark.parametrize("proven", [True, False])
 @in_virtual_time
 async def test_a_wire_without_receipts_owes_none(proven: bool) -> None:
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         worker = await its.join("w", public_key=WORKER.public_key.hex(), proven=proven)
         (known,) = its.hub.pool.workers.values()
         known.offer = replace(known.offer, receipts=False)
-        client = await its.ask(terms=PRICED)
-        worker.give(OUTPUT)
-        await moment()
+        client = await its.request(terms=PRICED)
+        worker.answer(OUTPUT)
+        await run_pending()
         books = its.hub.books
 
         claims = (await only_receipt(its, client.job_id)).claims
@@ -252,13 +252,13 @@ def test_receipt_is_about_the_answer_that_was_first_of_two(
             await its.join(str(number), public_key=signer.public_key.hex())
             for number, signer in enumerate(signers)
         ]
-        client = await its.ask(terms=PRICED)
+        client = await its.request(terms=PRICED)
         await asyncio.sleep(6.0)
         for which in order:
             signer = signers[which]
             signed = receipt(client.job_id, outputs[which], signer, signer)
-            workers[which].give(outputs[which], signed)
-        await moment()
+            workers[which].answer(outputs[which], signed)
+        await run_pending()
 
         filed = await only_receipt(its, client.job_id)
         first = order[0]
@@ -272,19 +272,19 @@ def test_receipt_is_about_the_answer_that_was_first_of_two(
         )
         assert its.hub.books.balance(f"worker:{key}") == 10_000
 
-    play(script, hedge_after=5.0)
+    run_script(script, hedge_after=5.0)
 
 
 @in_virtual_time
 async def test_receipt_right_behind_its_answer_counts_as_if_it_came_with_it() -> None:
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         worker = await signing(its)
-        client = await its.ask(owner="al", terms=PRICED)
+        client = await its.request(owner="al", terms=PRICED)
 
-        worker.give(OUTPUT)
-        worker.say(ReceiptSent(client.job_id, receipt(client.job_id)))
-        worker.say(ReceiptSent(client.job_id, receipt(client.job_id, "{}")))
-        await moment()
+        worker.answer(OUTPUT)
+        worker.emit(ReceiptSent(client.job_id, receipt(client.job_id)))
+        worker.emit(ReceiptSent(client.job_id, receipt(client.job_id, "{}")))
+        await run_pending()
 
         filed = await only_receipt(its, client.job_id)
         assert filed.claims.verdict is Verdict.VALID
@@ -294,16 +294,16 @@ async def test_receipt_right_behind_its_answer_counts_as_if_it_came_with_it() ->
 
 @in_virtual_time
 async def test_receipt_apart_for_the_job_of_another_changes_nothing() -> None:
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         worker = await signing(its)
-        client = await its.ask(terms=PRICED)
-        worker.give(OUTPUT)
-        await moment()
+        client = await its.request(terms=PRICED)
+        worker.answer(OUTPUT)
+        await run_pending()
         thief = await its.join("thief", "n", public_key=OTHER.public_key.hex())
         signed = receipt(client.job_id, signer=OTHER, key=OTHER)
-        thief.say(ReceiptSent(client.job_id, signed))
-        thief.say(ReceiptSent(JobId("never was"), signed))
-        await moment()
+        thief.emit(ReceiptSent(client.job_id, signed))
+        thief.emit(ReceiptSent(JobId("never was"), signed))
+        await run_pending()
 
         assert its.hub.books.balance("pool:unproven") == 10_000
         assert len(await its.store.ledger.receipts_of(client.job_id)) == 1
@@ -311,15 +311,15 @@ async def test_receipt_apart_for_the_job_of_another_changes_nothing() -> None:
 
 @in_virtual_time
 async def test_receipt_that_is_replayed_for_another_job_is_worth_nothing() -> None:
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         worker = await signing(its)
-        first = await its.ask(terms=PRICED)
+        first = await its.request(terms=PRICED)
         signed = receipt(first.job_id)
-        worker.give(OUTPUT, signed)
-        await moment()
-        second = await its.ask(terms=PRICED)
-        worker.give(OUTPUT, signed)
-        await moment()
+        worker.answer(OUTPUT, signed)
+        await run_pending()
+        second = await its.request(terms=PRICED)
+        worker.answer(OUTPUT, signed)
+        await run_pending()
 
         filed = await only_receipt(its, second.job_id)
         assert filed.claims.verdict is Verdict.WRONG_JOB
@@ -328,19 +328,19 @@ async def test_receipt_that_is_replayed_for_another_job_is_worth_nothing() -> No
 
 @in_virtual_time
 async def test_answer_of_nobodys_lease_is_recorded_and_neither_given_nor_paid() -> None:
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         worker = await signing(its)
-        client = await its.ask(terms=PRICED)
+        client = await its.request(terms=PRICED)
         late = await its.join("late", public_key=OTHER.public_key.hex())
         signed = receipt(client.job_id, '{"text":"forged"}', OTHER, OTHER)
         none = LeaseNumber(0)
-        late.say(Completed(client.job_id, none, rest=("forged",), receipt=signed))
-        await moment()
-        worker.give(OUTPUT, receipt(client.job_id))
-        await moment()
+        late.emit(Completed(client.job_id, none, rest=("forged",), receipt=signed))
+        await run_pending()
+        worker.answer(OUTPUT, receipt(client.job_id))
+        await run_pending()
 
         assert client.text == "hi"
-        story = await its.story(client.job_id)
+        story = await its.history(client.job_id)
         assert [type(fact) for fact in story[-2:]] == [LateResult, JobCompleted]
         assert (await only_receipt(its, client.job_id)).claims.worker == "wire:w"
         assert its.hub.books.balance(f"worker:{OTHER.public_key.hex()}") == 0
@@ -348,14 +348,14 @@ async def test_answer_of_nobodys_lease_is_recorded_and_neither_given_nor_paid() 
 
 @in_virtual_time
 async def test_task_is_done_and_its_output_signed() -> None:
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         tasks = frozenset({JobKind.TASK})
         key = WORKER.public_key.hex()
         worker = await its.join("w", kinds=tasks, public_key=key)
-        client = await its.ask(kind=JobKind.TASK)
+        client = await its.request(kind=JobKind.TASK)
         output = '{"sentiment":"positive","confidence":0.5}'
-        worker.give(output, receipt(client.job_id, output))
-        await moment()
+        worker.answer(output, receipt(client.job_id, output))
+        await run_pending()
 
         assert client.text == output
         filed = await only_receipt(its, client.job_id)
@@ -364,7 +364,7 @@ async def test_task_is_done_and_its_output_signed() -> None:
 
 @in_virtual_time
 async def test_account_with_a_budget_is_not_overdrawn_by_jobs_of_one_moment() -> None:
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         await its.join(slots=100)
         await its.hub.process(AccountTopUp("user:al", 35_000, "default"))
         await its.hub.process(BudgetSet("user:al", 0, "default"))
@@ -372,7 +372,7 @@ async def test_account_with_a_budget_is_not_overdrawn_by_jobs_of_one_moment() ->
             Client(its.hub, its.job(owner="al", terms=replace(PRICED, user=f"u{n}")))
             for n in range(100)
         ]
-        await moment()
+        await run_pending()
 
         accepted = [client for client in clients if client.accepted]
         refused = [c for c in clients if isinstance(c.error, InsufficientFunds)]
@@ -383,22 +383,22 @@ async def test_account_with_a_budget_is_not_overdrawn_by_jobs_of_one_moment() ->
 
 @in_virtual_time
 async def test_books_go_on_after_a_restart(store: SlowStore) -> None:
-    async with coordinator(store) as its:
+    async with running_coordinator(store) as its:
         worker = await its.join()
         await its.hub.process(BudgetSet("user:al", 15_000, "default"))
-        first = await its.ask(owner="al", terms=PRICED)
+        first = await its.request(owner="al", terms=PRICED)
         worker.write("hi")
         worker.complete()
-        await moment()
+        await run_pending()
         assert first.outcome is not None
-    async with coordinator(store) as its:
+    async with running_coordinator(store) as its:
         worker = await its.join()
-        again = await its.ask(owner="al", terms=PRICED)
+        again = await its.request(owner="al", terms=PRICED)
         assert isinstance(again.error, InsufficientFunds)
-        other = await its.ask(owner="bo", terms=PRICED)
+        other = await its.request(owner="bo", terms=PRICED)
         worker.write("hi")
         worker.complete()
-        await moment()
+        await run_pending()
 
         head = await its.store.ledger.head()
         assert head is not None
@@ -423,20 +423,20 @@ async def test_books_go_on_after_a_restart(store: SlowStore) -> None:
 async def test_private_job_goes_to_a_paired_worker_that_proved_its_key() -> None:
     private = JobTerms(privacy=Privacy.PRIVATE, user="u1")
     key = WORKER.public_key.hex()
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         await its.join("public")
-        alone = await its.ask(owner="al", terms=private)
+        alone = await its.request(owner="al", terms=private)
         assert isinstance(alone.error, JobError)
         assert str(alone.error).startswith("no_trusted_worker")
 
         await its.hub.process(WorkerPaired("al", "u1", key))
         unproven = await its.join("unproven", public_key=key)
-        still = await its.ask(owner="al", terms=private)
+        still = await its.request(owner="al", terms=private)
         assert isinstance(still.error, JobError)
 
         proven = await its.join("proven", public_key=key, proven=True)
-        client = await its.ask(owner="al", terms=private)
-        others = await its.ask(owner="bo", terms=private)
+        client = await its.request(owner="al", terms=private)
+        others = await its.request(owner="bo", terms=private)
 
         assert [run.job_id for run in proven.runs] == [client.job_id]
         assert unproven.runs == []
@@ -446,25 +446,27 @@ async def test_private_job_goes_to_a_paired_worker_that_proved_its_key() -> None
 @in_virtual_time
 async def test_pairing_is_known_after_a_restart(store: SlowStore) -> None:
     key = WORKER.public_key.hex()
-    async with coordinator(store) as its:
+    async with running_coordinator(store) as its:
         await its.hub.process(WorkerPaired("al", "u1", key))
         await its.hub.process(WorkerPaired("al", "u1", key))
-    async with coordinator(store) as its:
+    async with running_coordinator(store) as its:
         worker = await its.join(public_key=key, proven=True)
-        await its.ask(owner="al", terms=JobTerms(privacy=Privacy.PRIVATE, user="u1"))
+        await its.request(
+            owner="al", terms=JobTerms(privacy=Privacy.PRIVATE, user="u1")
+        )
 
         assert len(worker.runs) == 1
 
 
 @in_virtual_time
 async def test_bad_receipt_that_comes_later_gives_the_price_back() -> None:
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         worker = await signing(its)
-        client = await its.ask(owner="al", terms=PRICED)
-        worker.give(OUTPUT)
-        await moment()
-        worker.say(ReceiptSent(client.job_id, receipt(client.job_id, "{}")))
-        await moment()
+        client = await its.request(owner="al", terms=PRICED)
+        worker.answer(OUTPUT)
+        await run_pending()
+        worker.emit(ReceiptSent(client.job_id, receipt(client.job_id, "{}")))
+        await run_pending()
 
         assert its.hub.books.balance("user:al") == 0
         assert its.hub.books.balance("pool:unproven") == 0
@@ -477,7 +479,7 @@ async def test_bad_receipt_that_comes_later_gives_the_price_back() -> None:
 async def test_who_tells_the_hub_something_waits_until_it_is_stored(
     store: SlowStore,
 ) -> None:
-    async with coordinator(store, queue_max=3) as its:
+    async with running_coordinator(store, queue_max=3) as its:
         await its.join(slots=2)
         # More at once than the queue holds, so that the rest of the batch is put off.
         clients = [Client(its.hub, its.job()) for _ in range(5)]
@@ -491,13 +493,13 @@ async def test_who_tells_the_hub_something_waits_until_it_is_stored(
 @in_virtual_time
 async def test_lost_standing_is_not_regained_by_leaving_out_the_proof() -> None:
     key = WORKER.public_key.hex()
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         proven = await its.join("proven", public_key=key, proven=True)
         for number in range(1, 4):
-            await its.ask()
-            proven.give(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
-            await moment()
-        await its.ask()
+            await its.request()
+            proven.answer(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
+            await run_pending()
+        await its.request()
         again = await its.join("proven/unproven", public_key=key)
 
         assert again.runs == []
@@ -506,13 +508,13 @@ async def test_lost_standing_is_not_regained_by_leaving_out_the_proof() -> None:
 @in_virtual_time
 async def test_who_only_names_a_key_does_not_cost_its_owner_the_standing() -> None:
     key = WORKER.public_key.hex()
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         impostor = await its.join("w/unproven", public_key=key)
         for number in range(1, 4):
-            await its.ask()
-            impostor.give(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
-            await moment()
-        await its.ask()
+            await its.request()
+            impostor.answer(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
+            await run_pending()
+        await its.request()
         owner = await its.join("w", public_key=key, proven=True)
 
         assert len(impostor.runs) == 3

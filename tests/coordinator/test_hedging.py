@@ -8,11 +8,11 @@ from coordinator.hubs import (
     CONTINUES,
     EVERYTHING,
     Coordinator,
-    Member,
+    ScriptedWorker,
     SlowStore,
-    coordinator,
-    moment,
-    play,
+    run_pending,
+    run_script,
+    running_coordinator,
 )
 from shoal.domain.errors import JobError, NoFirstOutput, WorkerLost
 from shoal.domain.facts import (
@@ -39,7 +39,7 @@ NO_CANCEL: frozenset[type] = frozenset({RunJob, Dismiss})
 
 async def two_workers(
     its: Coordinator, accepts: frozenset[type] = EVERYTHING
-) -> list[Member]:
+) -> list[ScriptedWorker]:
     """Let two workers join that can do the same, and one with something else."""
     first = await its.join("a")
     await its.join("busy", "other")
@@ -49,22 +49,22 @@ async def two_workers(
 def test_silent_worker_is_overtaken() -> None:
     async def script(its: Coordinator) -> None:
         first, second = await two_workers(its)
-        client = await its.ask()
+        client = await its.request()
         await asyncio.sleep(AFTER - 1.0)
         assert second.runs == []
 
         await asyncio.sleep(1.0)
         assert [run.lease for run in second.runs] == [2]
         second.write("quick")
-        await moment()
-        assert first.told[-1] == CancelJob(client.job_id, first.runs[0].lease)
+        await run_pending()
+        assert first.commands[-1] == CancelJob(client.job_id, first.runs[0].lease)
         first.write("slow")
         first.complete()
         second.complete()
-        await moment()
+        await run_pending()
 
         assert client.outcome == Outcome("quick")
-        kinds = [type(fact) for fact in await its.story(client.job_id)]
+        kinds = [type(fact) for fact in await its.history(client.job_id)]
         assert kinds == [
             JobSubmitted,
             JobLeased,
@@ -76,73 +76,73 @@ def test_silent_worker_is_overtaken() -> None:
         ]
         assert {w.free_slots for w in its.hub.pool.workers.values()} == {1}
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_first_worker_may_still_be_the_quicker_one() -> None:
     async def script(its: Coordinator) -> None:
         first, second = await two_workers(its)
-        client = await its.ask()
+        client = await its.request()
         await asyncio.sleep(AFTER + 1.0)
 
         first.write("after all", Delta(0, {"content": "!"}))
         second.write("too late")
         first.complete()
-        await moment()
+        await run_pending()
 
         assert client.pieces == ["after all", Delta(0, {"content": "!"})]
         assert second.cancelled == [client.job_id]
         assert first.cancelled == []
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_nobody_is_asked_twice_unless_that_is_wanted() -> None:
     async def script(its: Coordinator) -> None:
         _, second = await two_workers(its)
-        await its.ask(limits=LIMITS)
+        await its.request(limits=LIMITS)
 
         await asyncio.sleep(19.0)
 
         assert second.runs == []
 
-    play(script)
+    run_script(script)
 
 
 def test_worker_that_becomes_idle_is_asked_then() -> None:
     async def script(its: Coordinator) -> None:
         first = await its.join("a")
-        client = await its.ask()
+        client = await its.request()
         await asyncio.sleep(AFTER + 5.0)
 
         second = await its.join("b")
         assert [run.job_id for run in second.runs] == [client.job_id]
         assert first.cancelled == []
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_waiting_jobs_go_before_a_second_worker() -> None:
     async def script(its: Coordinator) -> None:
         await its.join("a")
-        await its.ask()
-        waiting = await its.ask()
+        await its.request()
+        waiting = await its.request()
         await asyncio.sleep(AFTER + 1.0)
 
         second = await its.join("b")
 
         assert [run.job_id for run in second.runs] == [waiting.job_id]
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_loser_that_cannot_be_told_keeps_its_slot_and_its_text_to_itself() -> None:
     async def script(its: Coordinator) -> None:
         first, second = await two_workers(its, accepts=NO_CANCEL)
-        client = await its.ask()
+        client = await its.request()
         await asyncio.sleep(AFTER + 1.0)
         first.write("quick")
-        await moment()
+        await run_pending()
         second.write("slow")
         in_pool = its.hub.pool.workers
         slots = {name: worker.free_slots for name, worker in in_pool.items()}
@@ -150,12 +150,12 @@ def test_loser_that_cannot_be_told_keeps_its_slot_and_its_text_to_itself() -> No
 
         second.complete()
         first.complete()
-        await moment()
+        await run_pending()
 
         assert client.outcome == Outcome("quick")
         assert {worker.free_slots for worker in in_pool.values()} == {1}
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 @pytest.mark.parametrize("gone", [0, 1])
@@ -163,7 +163,7 @@ def test_loser_that_cannot_be_told_keeps_its_slot_and_its_text_to_itself() -> No
 def test_one_worker_gives_up_and_the_other_goes_on(gone: int, how: str) -> None:
     async def script(its: Coordinator) -> None:
         workers = await two_workers(its)
-        client = await its.ask()
+        client = await its.request()
         await asyncio.sleep(AFTER + 1.0)
         leaving, staying = workers[gone], workers[1 - gone]
         run = leaving.runs[0]
@@ -172,148 +172,148 @@ def test_one_worker_gives_up_and_the_other_goes_on(gone: int, how: str) -> None:
             case "lost":
                 leaving.port.on_disconnect("connection reset")
             case "refused":
-                leaving.refuse()
+                leaving.reject()
             case _:
-                leaving.say(Failed(run.job_id, run.lease, "out of memory"))
-        await moment()
+                leaving.emit(Failed(run.job_id, run.lease, "out of memory"))
+        await run_pending()
         staying.write("mine")
         staying.complete()
-        await moment()
+        await run_pending()
 
         assert client.outcome == Outcome("mine")
         assert len(staying.runs) == 1
         assert staying.cancelled == []
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_both_workers_give_up() -> None:
     async def script(its: Coordinator) -> None:
         first, second = await two_workers(its)
-        client = await its.ask()
+        client = await its.request()
         await asyncio.sleep(AFTER + 1.0)
         for worker in (first, second):
             run = worker.runs[0]
-            worker.say(Failed(run.job_id, run.lease, f"{run.lease}: out of memory"))
-        await moment()
+            worker.emit(Failed(run.job_id, run.lease, f"{run.lease}: out of memory"))
+        await run_pending()
 
         assert isinstance(client.error, JobError)
         assert str(client.error) == "2: out of memory"
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_third_worker_takes_over_from_both() -> None:
     async def script(its: Coordinator) -> None:
         first, second = await two_workers(its)
-        client = await its.ask()
+        client = await its.request()
         await asyncio.sleep(AFTER + 1.0)
         first.port.on_disconnect("reset")
-        await moment()
+        await run_pending()
         second.write("Hello, ")
-        await moment()
+        await run_pending()
         third = await its.join("c", features=CONTINUES)
 
         second.port.on_disconnect("reset")
-        await moment()
+        await run_pending()
 
         assert [(run.lease, run.continues) for run in third.runs] == [(3, "Hello, ")]
         third.write("world")
         third.complete()
-        await moment()
+        await run_pending()
         assert client.outcome == Outcome("Hello, world")
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_job_that_takes_both_down_is_given_up_as_soon_as_any_other() -> None:
     async def script(its: Coordinator) -> None:
         workers = await two_workers(its)
-        client = await its.ask()
+        client = await its.request()
         await asyncio.sleep(AFTER + 1.0)
         for worker in workers:
             worker.port.on_disconnect("killed")
-        await moment()
+        await run_pending()
 
         third = await its.join("c")
         third.port.on_disconnect("killed")
-        await moment()
+        await run_pending()
 
         assert isinstance(client.error, WorkerLost)
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_text_that_comes_while_the_second_lease_is_being_stored_decides() -> None:
     async def script(its: Coordinator) -> None:
         first, second = await two_workers(its, accepts=NO_CANCEL)
-        client = await its.ask()
+        client = await its.request()
         await asyncio.sleep(AFTER - 0.5)
-        its.store.working.clear()
+        its.store.writable.clear()
         await asyncio.sleep(1.0)
 
         first.write("just in time")
-        its.store.working.set()
-        await moment()
+        its.store.writable.set()
+        await run_pending()
         # It was told, for it cannot be called back, and ends in its own time.
         assert len(second.runs) == 1
         second.write("of no use")
         second.complete()
         first.complete()
-        await moment()
+        await run_pending()
 
         assert client.outcome == Outcome("just in time")
         assert {w.free_slots for w in its.hub.pool.workers.values()} == {1}
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_worker_that_is_lost_while_the_second_lease_is_being_stored() -> None:
     async def script(its: Coordinator) -> None:
         first, second = await two_workers(its)
-        client = await its.ask()
+        client = await its.request()
         await asyncio.sleep(AFTER - 0.5)
-        its.store.working.clear()
+        its.store.writable.clear()
         await asyncio.sleep(1.0)
 
         first.port.on_disconnect("connection reset")
-        its.store.working.set()
-        await moment()
+        its.store.writable.set()
+        await run_pending()
         second.write("here")
         second.complete()
-        await moment()
+        await run_pending()
 
         assert client.outcome == Outcome("here")
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_both_write_while_nothing_can_be_stored() -> None:
     async def script(its: Coordinator) -> None:
         first, second = await two_workers(its)
-        client = await its.ask()
+        client = await its.request()
         await asyncio.sleep(AFTER + 1.0)
-        its.store.working.clear()
+        its.store.writable.clear()
 
         second.write("second")
         first.write("first")
         second.write(" goes on")
-        await moment()
+        await run_pending()
         assert client.text == "second goes on"
         first.complete()
         second.complete()
-        its.store.working.set()
-        await moment()
+        its.store.writable.set()
+        await run_pending()
 
         assert client.outcome == Outcome("second goes on")
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_time_for_the_first_output_is_that_of_the_first_worker() -> None:
     async def script(its: Coordinator) -> None:
         first, second = await two_workers(its)
-        client = await its.ask(limits=LIMITS)
+        client = await its.request(limits=LIMITS)
         await asyncio.sleep(19.0)
         assert client.error is None
 
@@ -322,13 +322,13 @@ def test_time_for_the_first_output_is_that_of_the_first_worker() -> None:
         assert isinstance(client.error, NoFirstOutput)
         assert first.cancelled == second.cancelled == [client.job_id]
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_output_of_the_second_worker_ends_the_wait_for_the_first_output() -> None:
     async def script(its: Coordinator) -> None:
         _, second = await two_workers(its)
-        client = await its.ask(limits=LIMITS)
+        client = await its.request(limits=LIMITS)
         await asyncio.sleep(19.0)
         second.write("at last")
 
@@ -336,44 +336,44 @@ def test_output_of_the_second_worker_ends_the_wait_for_the_first_output() -> Non
 
         assert client.error is None
         second.complete()
-        await moment()
+        await run_pending()
         assert client.outcome == Outcome("at last")
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_client_that_leaves_frees_both() -> None:
     async def script(its: Coordinator) -> None:
         first, second = await two_workers(its)
-        client = await its.ask()
+        client = await its.request()
         await asyncio.sleep(AFTER + 1.0)
 
-        await client.leave()
+        await client.disconnect()
 
         assert first.cancelled == second.cancelled == [client.job_id]
         assert {w.free_slots for w in its.hub.pool.workers.values()} == {1}
 
-    play(script, hedge_after=AFTER)
+    run_script(script, hedge_after=AFTER)
 
 
 def test_job_that_two_workers_had_is_taken_up_again_after_a_restart(
     store: SlowStore,
 ) -> None:
     async def scenario() -> None:
-        async with coordinator(store, hedge_after=AFTER) as its:
+        async with running_coordinator(store, hedge_after=AFTER) as its:
             await two_workers(its)
-            client = await its.ask()
+            client = await its.request()
             await asyncio.sleep(AFTER + 1.0)
 
-        async with coordinator(store, hedge_after=AFTER) as its:
+        async with running_coordinator(store, hedge_after=AFTER) as its:
             stored = await store.job(client.job_id)
             assert stored is not None
             assert (stored.state, stored.lease) == (JobState.QUEUED, 2)
             worker = await its.join("a")
             assert [run.lease for run in worker.runs] == [3]
             worker.complete()
-            await moment()
-            story = [type(fact) for fact in await its.story(client.job_id)]
+            await run_pending()
+            story = [type(fact) for fact in await its.history(client.job_id)]
 
         assert story[-4:] == [JobHedged, JobRequeued, JobLeased, JobCompleted]
 

@@ -11,11 +11,11 @@ from coordinator.hubs import (
     SECRET,
     Client,
     Coordinator,
-    Member,
+    ScriptedWorker,
     SlowStore,
-    coordinator,
-    moment,
-    play,
+    run_pending,
+    run_script,
+    running_coordinator,
 )
 from shoal.coordinator.answer_reader import UNREAD_CEILING
 from shoal.coordinator.fact_recorder import RECORD_WITHIN
@@ -83,17 +83,17 @@ def kinds(facts: list[Fact]) -> list[type[Fact]]:
 def test_job_goes_to_a_worker_and_its_text_comes_back() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask()
+        client = await its.request()
         worker.write("Hello, ", "world")
-        await moment()
+        await run_pending()
         assert client.text == "Hello, world"
         assert client.outcome is None
 
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert client.outcome == Outcome("Hello, world")
-        assert kinds(await its.story(client.job_id)) == [
+        assert kinds(await its.history(client.job_id)) == [
             JobSubmitted,
             JobLeased,
             JobStarted,
@@ -101,59 +101,59 @@ def test_job_goes_to_a_worker_and_its_text_comes_back() -> None:
         ]
         assert its.hub.pool.jobs == {}
 
-    play(script)
+    run_script(script)
 
 
 def test_job_waits_for_a_worker_that_is_gone_for_the_moment() -> None:
     async def script(its: Coordinator) -> None:
         first = await its.join()
         first.port.on_disconnect("restarted")
-        await moment()
-        client = await its.ask()
+        await run_pending()
+        client = await its.request()
         assert client.accepted
 
         worker = await its.join()
         worker.write("here")
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert client.text == "here"
 
-    play(script)
+    run_script(script)
 
 
 def test_worker_that_rejects_passes_the_job_to_another() -> None:
     async def script(its: Coordinator) -> None:
         first, second = await its.join("a"), await its.join("b")
-        client = await its.ask()
+        client = await its.request()
         run = first.runs[0]
 
-        first.say(Rejected(run.job_id, run.lease, "loading"))
-        await moment()
+        first.emit(Rejected(run.job_id, run.lease, "loading"))
+        await run_pending()
         second.write("done")
         second.complete()
-        await moment()
+        await run_pending()
 
         assert client.text == "done"
         assert [run.lease, second.runs[0].lease] == [1, 2]
 
-    play(script)
+    run_script(script)
 
 
 def test_failed_work_is_not_tried_again() -> None:
     async def script(its: Coordinator) -> None:
         first, second = await its.join("a"), await its.join("b")
-        client = await its.ask()
+        client = await its.request()
         run = first.runs[0]
 
-        first.say(Failed(run.job_id, run.lease, "the prompt is too long"))
-        await moment()
+        first.emit(Failed(run.job_id, run.lease, "the prompt is too long"))
+        await run_pending()
 
         assert isinstance(client.error, JobError)
         assert str(client.error) == "the prompt is too long"
         assert second.runs == []
 
-    play(script)
+    run_script(script)
 
 
 @pytest.mark.parametrize(
@@ -171,16 +171,16 @@ def test_failure_is_the_error_of_whose_fault_it_is(
 ) -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask()
+        client = await its.request()
         run = worker.runs[0]
 
-        worker.say(Failed(run.job_id, run.lease, "too long", fault))
-        await moment()
+        worker.emit(Failed(run.job_id, run.lease, "too long", fault))
+        await run_pending()
 
         assert type(client.error) is error
         assert str(client.error) == "too long"
 
-    play(script)
+    run_script(script)
 
 
 @pytest.mark.parametrize(
@@ -192,47 +192,47 @@ def test_work_of_every_kind_goes_to_a_worker_that_does_it(kind: JobKind) -> None
         other = await its.join("other", kinds=others)
         worker = await its.join("worker", kinds=frozenset({kind}))
 
-        client = await its.ask(kind=kind)
+        client = await its.request(kind=kind)
         worker.write("done")
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert other.runs == []
         assert worker.runs[0].work.kind is kind
         assert client.outcome == Outcome("done")
 
-    play(script)
+    run_script(script)
 
 
 def test_work_that_nobody_does_is_refused_at_once() -> None:
     async def script(its: Coordinator) -> None:
         await its.join()
 
-        client = await its.ask(kind=JobKind.EMBEDDING)
+        client = await its.request(kind=JobKind.EMBEDDING)
 
         assert isinstance(client.error, CannotDo)
         assert not client.accepted
 
-    play(script)
+    run_script(script)
 
 
 def test_draining_worker_finishes_and_gets_nothing_new() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join(slots=2)
-        client = await its.ask()
-        worker.say(Draining("bye"))
-        await moment()
+        client = await its.request()
+        worker.emit(Draining("bye"))
+        await run_pending()
 
-        other = await its.ask()
+        other = await its.request()
         worker.write("last words")
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert client.text == "last words"
         assert len(worker.runs) == 1
         assert other.outcome is None
 
-    play(script)
+    run_script(script)
 
 
 @pytest.mark.parametrize(
@@ -250,12 +250,12 @@ def test_unknown_model_is_refused_with_a_hint(
         for model in models:
             await its.join(model=model)
 
-        client = await its.ask(asked)
+        client = await its.request(asked)
 
         assert isinstance(client.error, UnknownModel)
         assert str(client.error).startswith(said)
 
-    play(script)
+    run_script(script)
 
 
 # Losing workers.
@@ -269,61 +269,61 @@ def test_other_worker_goes_on_where_the_lost_one_was(
 ) -> None:
     async def script(its: Coordinator) -> None:
         first = await its.join("a")
-        client = await its.ask()
+        client = await its.request()
         first.write("Hello, ")
-        await moment()
+        await run_pending()
         second = await its.join("b", features=features)
 
         first.port.on_disconnect("connection reset")
-        await moment()
+        await run_pending()
         assert second.runs[0].continues == beginning
         rest = "Hello, world"[len(beginning) :]
         second.write(*rest)
         second.complete()
-        await moment()
+        await run_pending()
 
         assert client.text == "Hello, world"
         assert client.outcome == Outcome("Hello, world")
 
-    play(script)
+    run_script(script)
 
 
 def test_other_answer_after_a_loss_ends_in_an_error_and_a_cancel() -> None:
     async def script(its: Coordinator) -> None:
         first = await its.join("a")
-        client = await its.ask()
+        client = await its.request()
         first.write("Hello")
-        await moment()
+        await run_pending()
         first.port.on_disconnect("connection reset")
         second = await its.join("b")
 
         second.write("Good day")
-        await moment()
+        await run_pending()
 
         assert isinstance(client.error, WorkerLost)
         assert client.text == "Hello"
         assert second.cancelled == [client.job_id]
 
-    play(script)
+    run_script(script)
 
 
 def test_shorter_answer_after_a_loss_ends_in_an_error() -> None:
     async def script(its: Coordinator) -> None:
         first = await its.join("a")
-        client = await its.ask()
+        client = await its.request()
         first.write("Hello")
-        await moment()
+        await run_pending()
         first.port.on_disconnect("connection reset")
         second = await its.join("b")
 
         second.write("Hell")
         second.complete()
-        await moment()
+        await run_pending()
 
         assert isinstance(client.error, WorkerLost)
         assert client.outcome is None
 
-    play(script)
+    run_script(script)
 
 
 CALL = Delta(0, {"tool_calls": [{"index": 0, "function": {"name": "f"}}]})
@@ -332,11 +332,11 @@ CALL = Delta(0, {"tool_calls": [{"index": 0, "function": {"name": "f"}}]})
 def test_answer_that_is_more_than_text_comes_piece_by_piece_and_whole() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask()
+        client = await its.request()
 
         worker.write("Hm. ", CALL)
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert client.pieces == ["Hm. ", CALL]
         assert client.outcome is not None
@@ -347,28 +347,28 @@ def test_answer_that_is_more_than_text_comes_piece_by_piece_and_whole() -> None:
         assert stored is not None
         assert stored.outcome == client.outcome
 
-    play(script)
+    run_script(script)
 
 
 def test_lost_answer_that_is_more_than_text_ends_in_an_error() -> None:
     async def script(its: Coordinator) -> None:
         first = await its.join("a")
-        client = await its.ask()
+        client = await its.request()
         first.write("Hm. ", CALL)
-        await moment()
+        await run_pending()
         second = await its.join("b", features=CONTINUES, accepts=NO_CANCEL)
 
         first.port.on_disconnect("connection reset")
-        await moment()
+        await run_pending()
 
         assert isinstance(client.error, WorkerLost)
         assert "more than text" in str(client.error)
         # It was told of nothing, so its slot is free though it cannot be called back.
-        assert second.told == []
+        assert second.commands == []
         (in_pool,) = its.hub.pool.workers.values()
         assert in_pool.free_slots == 1
 
-    play(script)
+    run_script(script)
 
 
 def test_lost_answer_that_nobody_has_seen_begins_anew() -> None:
@@ -376,20 +376,20 @@ def test_lost_answer_that_nobody_has_seen_begins_anew() -> None:
         first = await its.join("a")
         async with its.hub.run_job(its.job()) as reader:
             whole = asyncio.create_task(reader.outcome())
-            await moment()
+            await run_pending()
             first.write("Hm. ", CALL)
-            await moment()
+            await run_pending()
             second = await its.join("b", features=CONTINUES)
 
             first.port.on_disconnect("connection reset")
-            await moment()
+            await run_pending()
             assert second.runs[0].continues == ""
             second.write("Something else.")
             second.complete()
 
             assert await whole == Outcome("Something else.")
 
-    play(script)
+    run_script(script)
 
 
 def test_work_that_has_more_than_text_to_it_is_never_continued() -> None:
@@ -403,26 +403,26 @@ def test_work_that_has_more_than_text_to_it_is_never_continued() -> None:
             options={"tools": [{"type": "function", "function": {"name": "f"}}]},
         )
         async with its.hub.run_job(Job(its.hub.new_id(), chat)) as reader:
-            await moment()
+            await run_pending()
             first.write("Let me see")
             assert await reader.read() == ["Let me see"]
             second = await its.join("b", features=can)
 
             first.port.on_disconnect("connection reset")
-            await moment()
+            await run_pending()
             assert second.runs[0].continues == ""
             second.write("Let me see.")
             second.complete()
 
             assert await reader.read() == ["."]
 
-    play(script)
+    run_script(script)
 
 
 def test_job_that_loses_three_workers_is_given_up() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join("w0")
-        client = await its.ask()
+        client = await its.request()
 
         for number in range(1, 4):
             worker.port.on_disconnect("killed")
@@ -432,30 +432,30 @@ def test_job_that_loses_three_workers_is_given_up() -> None:
         assert str(client.error) == "lost 3 workers, the last one: killed"
         assert worker.runs == []
 
-    play(script)
+    run_script(script)
 
 
 def test_newer_connection_takes_the_place_of_the_older() -> None:
     async def script(its: Coordinator) -> None:
         older = await its.join("w")
-        client = await its.ask()
+        client = await its.request()
         older.write("from the ")
-        await moment()
+        await run_pending()
 
         newer = await its.join("w", features=CONTINUES)
         older.complete()  # it does not know yet
         older.port.on_disconnect("dismissed")
-        await moment()
+        await run_pending()
         assert client.outcome is None
         newer.write("newer")
         newer.complete()
-        await moment()
+        await run_pending()
 
-        assert older.told[-1] == Dismiss("replaced by a newer connection")
+        assert older.commands[-1] == Dismiss("replaced by a newer connection")
         assert client.text == "from the newer"
         assert len(its.hub.pool.workers) == 1
 
-    play(script)
+    run_script(script)
 
 
 def test_older_connection_that_cannot_be_dismissed_is_hung_up_on() -> None:
@@ -464,47 +464,47 @@ def test_older_connection_that_cannot_be_dismissed_is_hung_up_on() -> None:
 
         await its.join("w", accepts=DEAF)
 
-        ((reason, _),) = older.hung_up
+        ((reason, _),) = older.disconnections
         assert reason == "replaced by a newer connection"
 
-    play(script)
+    run_script(script)
 
 
 def test_worker_that_comes_and_goes_in_one_moment_leaves_nothing() -> None:
     async def script(its: Coordinator) -> None:
         for _ in range(5):
-            member = Member(its.hub, "w")
+            member = ScriptedWorker(its.hub, "w")
             member.port.on_disconnect("flapping")
-        await moment()
+        await run_pending()
         last = await its.join("w")
-        client = await its.ask()
+        client = await its.request()
 
         assert list(its.hub.pool.workers) == ["wire:w"]
         assert [run.job_id for run in last.runs] == [client.job_id]
 
-    play(script)
+    run_script(script)
 
 
 def test_result_of_a_lease_that_is_over_is_recorded_and_not_delivered() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join(accepts=NO_CANCEL)
         limits = TimeLimits(first_output=5.0)
-        client = await its.ask(limits=limits)
+        client = await its.request(limits=limits)
         await asyncio.sleep(6.0)
         assert isinstance(client.error, TimedOut)
 
         worker.write("too late")
         worker.complete()
-        await moment()
+        await run_pending()
 
-        story = await its.story(client.job_id)
+        story = await its.history(client.job_id)
         assert isinstance(story[-1], LateResult)
         assert client.text == ""
         stored = await its.store.job(client.job_id)
         assert stored is not None
         assert (stored.state, stored.outcome) == (JobState.EXPIRED, None)
 
-    play(script)
+    run_script(script)
 
 
 # Nothing is acted on before it is stored.
@@ -513,90 +513,90 @@ def test_result_of_a_lease_that_is_over_is_recorded_and_not_delivered() -> None:
 def test_job_is_neither_accepted_nor_given_out_before_it_is_stored() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        its.store.working.clear()
-        client = await its.ask()
+        its.store.writable.clear()
+        client = await its.request()
         await asyncio.sleep(20.0)
         assert not client.accepted
-        assert worker.told == []
+        assert worker.commands == []
 
-        its.store.working.set()
-        await moment()
+        its.store.writable.set()
+        await run_pending()
 
         assert client.accepted
         assert len(worker.runs) == 1
 
-    play(script)
+    run_script(script)
 
 
 def test_end_is_not_delivered_before_it_is_stored() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask()
+        client = await its.request()
         worker.write("all of it")
-        await moment()
-        its.store.working.clear()
+        await run_pending()
+        its.store.writable.clear()
 
         worker.complete()
         await asyncio.sleep(20.0)
         assert client.text == "all of it"
         assert client.outcome is None
-        its.store.working.set()
-        await moment()
+        its.store.writable.set()
+        await run_pending()
 
         assert client.outcome == Outcome("all of it")
 
-    play(script)
+    run_script(script)
 
 
 def test_text_does_not_wait_for_the_store() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask()
-        its.store.working.clear()
+        client = await its.request()
+        its.store.writable.clear()
 
         worker.write("a", "b", "c")
-        await moment()
+        await run_pending()
 
         assert client.text == "abc"
-        its.store.working.set()
+        its.store.writable.set()
 
-    play(script)
+    run_script(script)
 
 
 def test_word_that_a_job_has_begun_is_stored_soon_though_nothing_follows() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask()
+        client = await its.request()
         worker.write("a")
-        await moment()
-        before = kinds(await its.story(client.job_id))
+        await run_pending()
+        before = kinds(await its.history(client.job_id))
 
         await asyncio.sleep(2 * RECORD_WITHIN)
 
         assert JobStarted not in before
-        assert kinds(await its.story(client.job_id)) == [*before, JobStarted]
+        assert kinds(await its.history(client.job_id)) == [*before, JobStarted]
 
-    play(script)
+    run_script(script)
 
 
 def test_what_was_decided_for_a_lost_worker_reaches_its_successor() -> None:
     async def script(its: Coordinator) -> None:
         older = await its.join("w")
-        its.store.working.clear()
-        client = await its.ask()  # its lease is being stored
+        its.store.writable.clear()
+        client = await its.request()  # its lease is being stored
         older.port.on_disconnect("connection reset")
-        newer = Member(its.hub, "w")
+        newer = ScriptedWorker(its.hub, "w")
 
-        its.store.working.set()
-        await moment()
+        its.store.writable.set()
+        await run_pending()
         newer.write("here")
         newer.complete()
-        await moment()
+        await run_pending()
 
         assert client.text == "here"
         assert [run.lease for run in newer.runs] == [2]
 
-    play(script)
+    run_script(script)
 
 
 # Limits of the queue and of time.
@@ -607,33 +607,33 @@ def test_burst_beyond_slots_and_queue_is_refused() -> None:
         worker = await its.join(slots=2)
 
         clients = [Client(its.hub, its.job()) for _ in range(7)]
-        await moment()
+        await run_pending()
 
         refused = [isinstance(client.error, QueueFull) for client in clients]
         assert refused == [False] * 5 + [True] * 2
         assert len(worker.runs) == 2
         assert len(await its.store.open_jobs()) == 5
         worker.complete(run=0)
-        await moment()
-        assert (await its.ask()).accepted
+        await run_pending()
+        assert (await its.request()).accepted
 
-    play(script, queue_max=3)
+    run_script(script, queue_max=3)
 
 
 def test_refused_jobs_leave_nothing_behind() -> None:
     async def script(its: Coordinator) -> None:
         await its.join()
         for _ in range(3):
-            await its.ask()
+            await its.request()
 
-        refused = await its.ask()
-        await moment()
+        refused = await its.request()
+        await run_pending()
 
         assert isinstance(refused.error, QueueFull)
         assert str(refused.error) == "2 jobs are waiting already"
         assert len(await its.store.open_jobs()) == len(its.hub.pool.jobs) == 3
 
-    play(script, queue_max=2)
+    run_script(script, queue_max=2)
 
 
 FOUR = TimeLimits(queue=10.0, first_output=20.0, silence=5.0, total=60.0)
@@ -642,8 +642,8 @@ FOUR = TimeLimits(queue=10.0, first_output=20.0, silence=5.0, total=60.0)
 def test_job_that_nobody_takes_expires_and_says_why() -> None:
     async def script(its: Coordinator) -> None:
         await its.join()
-        await its.ask()
-        client = await its.ask(limits=FOUR)
+        await its.request()
+        client = await its.request(limits=FOUR)
         await asyncio.sleep(9.0)
         assert client.error is None
 
@@ -652,13 +652,13 @@ def test_job_that_nobody_takes_expires_and_says_why() -> None:
         assert isinstance(client.error, NoWorker)
         assert "all slots busy (1)" in str(client.error)
 
-    play(script)
+    run_script(script)
 
 
 def test_worker_that_never_begins_is_cancelled() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask(limits=FOUR)
+        client = await its.request(limits=FOUR)
         await asyncio.sleep(19.0)
         assert client.error is None
 
@@ -667,13 +667,13 @@ def test_worker_that_never_begins_is_cancelled() -> None:
         assert isinstance(client.error, NoFirstOutput)
         assert worker.cancelled == [client.job_id]
 
-    play(script)
+    run_script(script)
 
 
 def test_silence_between_texts_is_limited_and_each_text_ends_it() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask(limits=FOUR)
+        client = await its.request(limits=FOUR)
         for _ in range(4):
             worker.write("x")
             await asyncio.sleep(4.5)
@@ -684,13 +684,13 @@ def test_silence_between_texts_is_limited_and_each_text_ends_it() -> None:
         assert isinstance(client.error, OutputStalled)
         assert "waiting for more output" in str(client.error)
 
-    play(script)
+    run_script(script)
 
 
 def test_endless_answer_is_cut_at_the_limit_for_all_of_it() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask(limits=FOUR)
+        client = await its.request(limits=FOUR)
         for _ in range(61):
             worker.write("x")
             await asyncio.sleep(1.0)
@@ -699,66 +699,66 @@ def test_endless_answer_is_cut_at_the_limit_for_all_of_it() -> None:
         assert "running in all" in str(client.error)
         assert worker.cancelled == [client.job_id]
 
-    play(script)
+    run_script(script)
 
 
 def test_silence_of_a_lost_worker_is_not_held_against_the_next() -> None:
     async def script(its: Coordinator) -> None:
         first = await its.join("a")
-        client = await its.ask(limits=FOUR)
+        client = await its.request(limits=FOUR)
         first.write("Hello, ")
         second = await its.join("b", features=CONTINUES)
         await asyncio.sleep(4.5)
-        its.store.working.clear()
+        its.store.writable.clear()
         first.port.on_disconnect(
             "connection reset"
         )  # and the disk is slow to take note
         await asyncio.sleep(1.0)
-        its.store.working.set()
-        await moment()
+        its.store.writable.set()
+        await run_pending()
 
         assert client.error is None
         second.write("world")
         second.complete()
-        await moment()
+        await run_pending()
 
         assert client.text == "Hello, world"
 
-    play(script)
+    run_script(script)
 
 
 def test_slow_reader_is_cut_off_and_the_others_read_on() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        quick = await its.ask()
+        quick = await its.request()
         with its.hub.observe_job(quick.job_id) as slow:
             assert slow is not None
             for _ in range(9):
                 worker.write("x" * (UNREAD_CEILING // 8))
-                await moment()
+                await run_pending()
             with pytest.raises(Cancelled, match="reads too slowly"):
                 await slow.outcome()
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert len(quick.text) == 9 * (UNREAD_CEILING // 8)
         assert quick.outcome is not None
         assert worker.cancelled == []
 
-    play(script)
+    run_script(script)
 
 
 def test_onlooker_reads_from_the_beginning_and_keeps_nothing_going() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask()
+        client = await its.request()
         worker.write("Hello, ")
-        await moment()
+        await run_pending()
 
         with its.hub.observe_job(client.job_id) as reader:
             assert reader is not None
             assert await reader.read() == ["Hello, "]
-            await client.leave()
+            await client.disconnect()
             with pytest.raises(Cancelled, match="the client left"):
                 await reader.outcome()
 
@@ -766,26 +766,26 @@ def test_onlooker_reads_from_the_beginning_and_keeps_nothing_going() -> None:
         with its.hub.observe_job(client.job_id) as reader:
             assert reader is None
 
-    play(script)
+    run_script(script)
 
 
 def test_client_that_does_not_read_is_cut_off() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
         async with its.hub.run_job(its.job()) as reader:
-            await moment()
+            await run_pending()
             run = worker.runs[0]
             piece = "x" * (UNREAD_CEILING // 8)
             for _ in range(9):
-                worker.say(AnswerChunk(run.job_id, run.lease, [piece]))
-            await moment()
+                worker.emit(AnswerChunk(run.job_id, run.lease, [piece]))
+            await run_pending()
 
             with pytest.raises(Cancelled, match="reads too slowly"):
                 await reader.outcome()
 
         assert worker.cancelled == [run.job_id]
 
-    play(script)
+    run_script(script)
 
 
 # Clients that leave.
@@ -795,54 +795,54 @@ def test_client_that_does_not_read_is_cut_off() -> None:
 def test_client_that_leaves_frees_its_worker(when: str) -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask()
+        client = await its.request()
         if when == "streaming":
             worker.write("some text")
-            await moment()
+            await run_pending()
 
-        await client.leave()
+        await client.disconnect()
 
         lease = worker.runs[0].lease
-        assert worker.told[-1] == CancelJob(client.job_id, lease)
-        assert isinstance((await its.story(client.job_id))[-1], JobCancelled)
+        assert worker.commands[-1] == CancelJob(client.job_id, lease)
+        assert isinstance((await its.history(client.job_id))[-1], JobCancelled)
         (in_pool,) = its.hub.pool.workers.values()
         assert in_pool.free_slots == 1
 
-    play(script)
+    run_script(script)
 
 
 def test_client_that_leaves_the_queue_is_never_served() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        first, second = await its.ask(), await its.ask()
+        first, second = await its.request(), await its.request()
 
-        await second.leave()
+        await second.disconnect()
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert first.outcome is not None
         assert len(worker.runs) == 1
         assert await its.store.open_jobs() == []
 
-    play(script)
+    run_script(script)
 
 
 def test_client_that_leaves_before_it_is_accepted_is_never_served() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        its.store.working.clear()
-        client = await its.ask()
+        its.store.writable.clear()
+        client = await its.request()
 
-        await client.leave()
-        its.store.working.set()
-        await moment()
+        await client.disconnect()
+        its.store.writable.set()
+        await run_pending()
 
         # The lease may be on its way to the disk by then, but not without its end.
         assert [run.job_id for run in worker.runs] == worker.cancelled
         assert await its.store.open_jobs() == []
         assert its.hub.pool.jobs == {}
 
-    play(script)
+    run_script(script)
 
 
 def test_client_that_asks_and_leaves_in_one_breath_leaves_nothing_behind() -> None:
@@ -852,60 +852,60 @@ def test_client_that_asks_and_leaves_in_one_breath_leaves_nothing_behind() -> No
         await asyncio.sleep(0)
 
         client.task.cancel()
-        await moment()
+        await run_pending()
 
         assert [run.job_id for run in worker.runs] == worker.cancelled
         assert its.hub.pool.jobs == {}
 
-    play(script)
+    run_script(script)
 
 
 def test_slot_stays_taken_where_nobody_can_be_told() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join(accepts=NO_CANCEL)
-        client = await its.ask()
-        await client.leave()
-        waiting = await its.ask()
+        client = await its.request()
+        await client.disconnect()
+        waiting = await its.request()
         assert len(worker.runs) == 1
 
-        worker.say(Completed(worker.runs[0].job_id, worker.runs[0].lease))
-        await moment()
+        worker.emit(Completed(worker.runs[0].job_id, worker.runs[0].lease))
+        await run_pending()
         worker.write("now you")
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert waiting.text == "now you"
 
-    play(script)
+    run_script(script)
 
 
 def test_operator_can_cancel_what_is_open_and_nothing_else() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask()
+        client = await its.request()
 
         assert its.hub.cancel(client.job_id, "cancelled by an operator")
-        await moment()
+        await run_pending()
 
         assert isinstance(client.error, Cancelled)
         assert worker.cancelled == [client.job_id]
         assert not its.hub.cancel(client.job_id, "again")
 
-    play(script)
+    run_script(script)
 
 
 def test_all_jobs_of_an_owner_can_be_cancelled_at_once() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        running = await its.ask(owner="al")
-        waiting = await its.ask(owner="al", key="k")
-        other = await its.ask(owner="bo")
+        running = await its.request(owner="al")
+        waiting = await its.request(owner="al", key="k")
+        other = await its.request(owner="bo")
 
         assert its.hub.cancel_all_of("al", "the key was revoked") == 2
-        await moment()
+        await run_pending()
         worker.write("for bo")
         worker.complete()
-        await moment()
+        await run_pending()
 
         for client in (running, waiting):
             assert isinstance(client.error, Cancelled)
@@ -914,7 +914,7 @@ def test_all_jobs_of_an_owner_can_be_cancelled_at_once() -> None:
         assert other.text == "for bo"
         assert its.hub.cancel_all_of("al", "again") == 0
 
-    play(script)
+    run_script(script)
 
 
 def test_client_that_leaves_while_a_burst_is_given_out_leaks_no_slot() -> None:
@@ -924,25 +924,25 @@ def test_client_that_leaves_while_a_burst_is_given_out_leaks_no_slot() -> None:
         # While something else is being stored, three ask: the third finds the queue
         # full, so the first two are given out.  And in the same moment the first
         # leaves, of which its worker cannot be told.
-        its.store.working.clear()
+        its.store.writable.clear()
         await its.join("another", "another model")
         clients = [Client(its.hub, its.job()) for _ in range(3)]
-        await moment()
+        await run_pending()
         clients[0].task.cancel()
-        await moment()
-        its.store.working.set()
-        await moment()
+        await run_pending()
+        its.store.writable.set()
+        await run_pending()
         assert len(worker.runs) == 2
         for run in (0, 1):
             worker.complete(run=run)
-        await moment()
+        await run_pending()
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert all(not each.leases for each in its.hub.pool.workers.values())
         assert [client.outcome is not None for client in clients[1:]] == [True, True]
 
-    play(script, queue_max=2)
+    run_script(script, queue_max=2)
 
 
 # A store that fails.
@@ -951,14 +951,14 @@ def test_client_that_leaves_while_a_burst_is_given_out_leaks_no_slot() -> None:
 def test_failing_store_ends_every_job_with_its_error() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        streaming = await its.ask()
+        streaming = await its.request()
         worker.write("some")
-        await moment()
-        waiting = await its.ask()
+        await run_pending()
+        waiting = await its.request()
         its.store.full = True
 
-        submitting = await its.ask()
-        await moment()
+        submitting = await its.request()
+        await run_pending()
 
         for client in (streaming, waiting, submitting):
             assert isinstance(client.error, StoreError), client.error
@@ -966,22 +966,22 @@ def test_failing_store_ends_every_job_with_its_error() -> None:
         assert len(worker.runs) == 1
         assert its.task.done()
         assert its.hub.unavailable_reason == "shoal.db: disk I/O error"
-        assert isinstance((await its.ask()).error, StoreError)
+        assert isinstance((await its.request()).error, StoreError)
 
-    play(script)
+    run_script(script)
 
 
 def test_who_leaves_before_the_store_fails_spares_the_others() -> None:
     async def script(its: Coordinator) -> None:
-        its.store.working.clear()
+        its.store.writable.clear()
         leaving = asyncio.create_task(its.hub.process(AccountTopUp("a", 1, "admin")))
         staying = asyncio.create_task(its.hub.process(AccountTopUp("b", 1, "admin")))
-        await moment()
+        await run_pending()
         leaving.cancel()
         its.store.full = True
 
-        its.store.working.set()
-        await moment()
+        its.store.writable.set()
+        await run_pending()
 
         with pytest.raises(StoreError):
             await staying
@@ -989,15 +989,15 @@ def test_who_leaves_before_the_store_fails_spares_the_others() -> None:
         assert its.task.done()
         assert its.hub.unavailable_reason == "shoal.db: disk I/O error"
 
-    play(script)
+    run_script(script)
 
 
 def test_words_after_the_store_has_failed_do_no_harm() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        await its.ask()
+        await its.request()
         its.store.full = True
-        await its.ask()
+        await its.request()
 
         worker.write("text")
         worker.complete()
@@ -1005,22 +1005,22 @@ def test_words_after_the_store_has_failed_do_no_harm() -> None:
         late = await its.join("other")
         await asyncio.sleep(10_000.0)
 
-        assert late.told == []
+        assert late.commands == []
 
-    play(script)
+    run_script(script)
 
 
 def test_coordinator_whose_store_has_failed_can_be_stopped() -> None:
     async def script(its: Coordinator) -> None:
         await its.join()
-        await its.ask()
+        await its.request()
         its.store.full = True
-        await its.ask()
+        await its.request()
 
         async with asyncio.timeout(1.0):
             await its.hub.drain()
 
-    play(script)
+    run_script(script)
 
 
 # Beginning and end.
@@ -1028,13 +1028,13 @@ def test_coordinator_whose_store_has_failed_can_be_stopped() -> None:
 
 def test_open_jobs_are_taken_up_again_after_a_restart(store: SlowStore) -> None:
     async def scenario() -> None:
-        async with coordinator(store) as its:
+        async with running_coordinator(store) as its:
             worker = await its.join()
-            begun, queued = await its.ask(), await its.ask()
+            begun, queued = await its.request(), await its.request()
             worker.write("lost")
-            await moment()
+            await run_pending()
 
-        async with coordinator(store) as its:
+        async with running_coordinator(store) as its:
             await asyncio.sleep(RESTART_GRACE)  # longer than a job may usually wait
             worker = await its.join(slots=2)
             assert [(run.job_id, run.lease) for run in worker.runs] == [
@@ -1044,9 +1044,9 @@ def test_open_jobs_are_taken_up_again_after_a_restart(store: SlowStore) -> None:
             for run in (0, 1):
                 worker.write("anew", run=run)
                 worker.complete(run=run)
-            await moment()
+            await run_pending()
 
-            story = await its.story(begun.job_id)
+            story = await its.history(begun.job_id)
 
         assert [JobRequeued, JobLeased, JobStarted, JobCompleted] == kinds(story)[-4:]
         for client in (begun, queued):
@@ -1059,12 +1059,12 @@ def test_open_jobs_are_taken_up_again_after_a_restart(store: SlowStore) -> None:
 
 def test_models_of_before_a_restart_are_waited_for(store: SlowStore) -> None:
     async def scenario() -> None:
-        async with coordinator(store) as its:
+        async with running_coordinator(store) as its:
             await its.join(model="m")
 
-        async with coordinator(store) as its:
-            client = await its.ask("m")
-            unknown = await its.ask("never heard of")
+        async with running_coordinator(store) as its:
+            client = await its.request("m")
+            unknown = await its.request("never heard of")
             worker = await its.join(model="m")
             worker.write("back")
             worker.complete()
@@ -1080,23 +1080,23 @@ def test_worker_that_still_runs_a_job_of_the_last_coordinator_is_late(
     store: SlowStore,
 ) -> None:
     async def scenario() -> None:
-        async with coordinator(store) as its:
+        async with running_coordinator(store) as its:
             worker = await its.join()
-            client = await its.ask()
+            client = await its.request()
             old = worker.runs[0]
 
-        async with coordinator(store) as its:
+        async with running_coordinator(store) as its:
             worker = await its.join()
-            worker.say(Completed(old.job_id, old.lease))
-            await moment()
+            worker.emit(Completed(old.job_id, old.lease))
+            await run_pending()
             stored = await store.job(client.job_id)
             assert stored is not None
             assert stored.state is JobState.LEASED
 
             worker.complete()
-            await moment()
+            await run_pending()
 
-            story = await its.story(client.job_id)
+            story = await its.history(client.job_id)
             assert [LateResult, JobCompleted] == kinds(story)[-2:]
 
     virtual.run(scenario())
@@ -1104,10 +1104,10 @@ def test_worker_that_still_runs_a_job_of_the_last_coordinator_is_late(
 
 def test_job_that_nobody_takes_after_a_restart_expires(store: SlowStore) -> None:
     async def scenario() -> None:
-        async with coordinator(store) as its:
+        async with running_coordinator(store) as its:
             await its.join()
-            await its.ask(limits=FOUR)
-        async with coordinator(store) as its:
+            await its.request(limits=FOUR)
+        async with running_coordinator(store) as its:
             await asyncio.sleep(RESTART_GRACE + FOUR.queue + 1.0)
 
             assert its.hub.pool.jobs == {}
@@ -1119,11 +1119,11 @@ def test_job_that_nobody_takes_after_a_restart_expires(store: SlowStore) -> None
 def test_draining_finishes_what_is_open_and_takes_nothing_new() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask()
+        client = await its.request()
 
         draining = asyncio.create_task(its.hub.drain())
-        await moment()
-        refused = await its.ask()
+        await run_pending()
+        refused = await its.request()
         assert isinstance(refused.error, ShuttingDown)
         assert its.hub.unavailable_reason == "stopping"
         assert not draining.done()
@@ -1132,50 +1132,50 @@ def test_draining_finishes_what_is_open_and_takes_nothing_new() -> None:
 
         assert client.outcome is not None
 
-    play(script)
+    run_script(script)
 
 
 def test_draining_waits_for_a_job_that_is_just_being_accepted() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        its.store.working.clear()
-        client = await its.ask()
+        its.store.writable.clear()
+        client = await its.request()
 
         draining = asyncio.create_task(its.hub.drain())
-        await moment()
+        await run_pending()
         assert not draining.done()
-        its.store.working.set()
-        await moment()
+        its.store.writable.set()
+        await run_pending()
         assert not draining.done()
         worker.complete()
         await draining
 
         assert client.outcome is not None
 
-    play(script)
+    run_script(script)
 
 
 def test_draining_with_nothing_open_is_done_at_once() -> None:
     async def script(its: Coordinator) -> None:
         await its.join()
-        refused = await its.ask("unknown")
+        refused = await its.request("unknown")
         assert isinstance(refused.error, UnknownModel)
 
         async with asyncio.timeout(1.0):
             await its.hub.drain()
 
-    play(script)
+    run_script(script)
 
 
 def test_draining_after_a_refusal_is_done_at_once() -> None:
     async def script(its: Coordinator) -> None:
         await its.join()
-        assert isinstance((await its.ask()).error, QueueFull)
+        assert isinstance((await its.request()).error, QueueFull)
 
         async with asyncio.timeout(1.0):
             await its.hub.drain()
 
-    play(script, queue_max=0)
+    run_script(script, queue_max=0)
 
 
 def test_stopping_coordinator_hangs_up_on_all_its_workers() -> None:
@@ -1185,11 +1185,11 @@ def test_stopping_coordinator_hangs_up_on_all_its_workers() -> None:
         its.hub.disconnect_all("the coordinator is stopping")
 
         for worker in workers:
-            assert worker.hung_up == [
+            assert worker.disconnections == [
                 ("the coordinator is stopping", CloseCode.GOING_AWAY)
             ]
 
-    play(script)
+    run_script(script)
 
 
 def test_log_tells_every_fact_and_no_prompt_or_answer(
@@ -1197,14 +1197,14 @@ def test_log_tells_every_fact_and_no_prompt_or_answer(
 ) -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = await its.ask()
+        client = await its.request()
         worker.write("a private answer")
         worker.complete()
-        await moment()
+        await run_pending()
         assert client.outcome is not None
 
     with caplog.at_level(logging.DEBUG):
-        play(script)
+        run_script(script)
 
     lines = [record.getMessage() for record in caplog.records]
     for fact in ("WorkerJoined", "JobSubmitted", "JobLeased", "JobCompleted"):

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from coordinator.hubs import Coordinator, Member, play
+from coordinator.hubs import Coordinator, ScriptedWorker, run_script
 from shoal.coordinator.load_reports import (
     QUEUED_MAX,
     REPORT_INTERVAL,
@@ -22,7 +22,9 @@ FIT = LoadChanged(WorkerLoad())
 
 
 def with_worker(
-    script: Callable[[Coordinator, Member, list[WorkerLoadChanged]], Awaitable[None]],
+    script: Callable[
+        [Coordinator, ScriptedWorker, list[WorkerLoadChanged]], Awaitable[None]
+    ],
 ) -> None:
     async def whole(its: Coordinator) -> None:
         facts: list[WorkerLoadChanged] = []
@@ -34,7 +36,7 @@ def with_worker(
         its.hub.subscribe(saw)
         await script(its, await its.join(), facts)
 
-    play(whole)
+    run_script(whole)
 
 
 def condition(its: Coordinator) -> WorkerLoad:
@@ -43,12 +45,12 @@ def condition(its: Coordinator) -> WorkerLoad:
 
 
 def test_worker_that_is_fit_again_gets_what_waits() -> None:
-    async def script(its: Coordinator, w: Member, facts: object) -> None:
-        w.say(HOT)
-        client = await its.ask()
+    async def script(its: Coordinator, w: ScriptedWorker, facts: object) -> None:
+        w.emit(HOT)
+        client = await its.request()
         assert w.runs == []
 
-        w.say(FIT)
+        w.emit(FIT)
         await asyncio.sleep(REPORT_INTERVAL)
 
         assert len(w.runs) == 1
@@ -61,10 +63,10 @@ def test_worker_that_is_fit_again_gets_what_waits() -> None:
 
 def test_change_counts_at_once_and_what_follows_too_soon_a_little_later() -> None:
     async def script(
-        its: Coordinator, w: Member, facts: list[WorkerLoadChanged]
+        its: Coordinator, w: ScriptedWorker, facts: list[WorkerLoadChanged]
     ) -> None:
         for number in range(1000):
-            w.say(HOT if number % 2 == 0 else FIT)
+            w.emit(HOT if number % 2 == 0 else FIT)
         await asyncio.sleep(0.05)
         assert [fact.load.unfit for fact in facts] == ["is too hot"]
 
@@ -78,10 +80,10 @@ def test_change_counts_at_once_and_what_follows_too_soon_a_little_later() -> Non
 
 def test_what_changes_nothing_is_no_fact() -> None:
     async def script(
-        its: Coordinator, w: Member, facts: list[WorkerLoadChanged]
+        its: Coordinator, w: ScriptedWorker, facts: list[WorkerLoadChanged]
     ) -> None:
         for _ in range(5):
-            w.say(HOT)
+            w.emit(HOT)
             await asyncio.sleep(1.0)
 
         assert len(facts) == 1
@@ -91,27 +93,27 @@ def test_what_changes_nothing_is_no_fact() -> None:
 
 
 def test_conditions_are_not_stored() -> None:
-    async def script(its: Coordinator, w: Member, facts: object) -> None:
-        its.store.working.clear()  # else it would wait for the disk
+    async def script(its: Coordinator, w: ScriptedWorker, facts: object) -> None:
+        its.store.writable.clear()  # else it would wait for the disk
 
-        w.say(HOT)
+        w.emit(HOT)
         await asyncio.sleep(0.05)
 
         assert condition(its).unfit
-        its.store.working.set()
+        its.store.writable.set()
 
     with_worker(script)
 
 
 def test_beginnings_that_wait_are_stored_though_conditions_come_between() -> None:
-    async def script(its: Coordinator, w: Member, facts: object) -> None:
-        client = await its.ask()
+    async def script(its: Coordinator, w: ScriptedWorker, facts: object) -> None:
+        client = await its.request()
         w.write("hi")
         for queued in range(20):
-            w.say(LoadChanged(WorkerLoad(queued=queued)))
+            w.emit(LoadChanged(WorkerLoad(queued=queued)))
             await asyncio.sleep(0.05)
 
-        names = [type(fact).__name__ for fact in await its.story(client.job_id)]
+        names = [type(fact).__name__ for fact in await its.history(client.job_id)]
         assert names == ["JobSubmitted", "JobLeased", "JobStarted"]
 
     with_worker(script)
@@ -132,8 +134,8 @@ def test_beginnings_that_wait_are_stored_though_conditions_come_between() -> Non
 def test_condition_that_cannot_be_is_taken_for_the_nearest(
     said: WorkerLoad, taken: WorkerLoad
 ) -> None:
-    async def script(its: Coordinator, w: Member, facts: object) -> None:
-        w.say(LoadChanged(said))
+    async def script(its: Coordinator, w: ScriptedWorker, facts: object) -> None:
+        w.emit(LoadChanged(said))
         await asyncio.sleep(0.05)
 
         assert condition(its) == taken
@@ -142,10 +144,10 @@ def test_condition_that_cannot_be_is_taken_for_the_nearest(
 
 
 def test_worker_that_joins_anew_is_as_fit_as_any() -> None:
-    async def script(its: Coordinator, w: Member, facts: object) -> None:
-        w.say(HOT, FIT)  # the second is still to be passed on
-        w.say(Joined("w", Offer(CHAT_ONLY, frozenset({"m"}))))
-        w.say(LoadChanged(WorkerLoad(queued=3)))
+    async def script(its: Coordinator, w: ScriptedWorker, facts: object) -> None:
+        w.emit(HOT, FIT)  # the second is still to be passed on
+        w.emit(Joined("w", Offer(CHAT_ONLY, frozenset({"m"}))))
+        w.emit(LoadChanged(WorkerLoad(queued=3)))
         await asyncio.sleep(2 * REPORT_INTERVAL)
 
         assert condition(its) == WorkerLoad(queued=3)
@@ -155,9 +157,9 @@ def test_worker_that_joins_anew_is_as_fit_as_any() -> None:
 
 def test_worker_that_has_gone_says_nothing_more() -> None:
     async def script(
-        its: Coordinator, w: Member, facts: list[WorkerLoadChanged]
+        its: Coordinator, w: ScriptedWorker, facts: list[WorkerLoadChanged]
     ) -> None:
-        w.say(HOT, FIT)
+        w.emit(HOT, FIT)
         w.port.on_disconnect("cut off")
         await asyncio.sleep(2 * REPORT_INTERVAL)
 

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.hubs import Client, Coordinator, SlowStore, coordinator, moment, play
+from coordinator.hubs import (
+    Client,
+    Coordinator,
+    SlowStore,
+    run_pending,
+    run_script,
+    running_coordinator,
+)
 from shoal.coordinator.answer_reader import UNREAD_CEILING
 from shoal.coordinator.recovery import RESTART_GRACE
 from shoal.domain.errors import (
@@ -29,69 +36,69 @@ from simulation import virtual
 
 async def submissions(its: Coordinator) -> int:
     """Count the jobs that were ever accepted."""
-    jobs = [await its.story(JobId(f"job{number}")) for number in range(20)]
+    jobs = [await its.history(JobId(f"job{number}")) for number in range(20)]
     return sum(isinstance(fact, JobSubmitted) for story in jobs for fact in story)
 
 
 def test_second_asker_is_given_the_running_job_with_all_its_text() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        first = await its.ask(key="k")
+        first = await its.request(key="k")
         worker.write("Hello, ")
-        await moment()
+        await run_pending()
 
-        second = await its.ask(key="k")
-        await moment()
+        second = await its.request(key="k")
+        await run_pending()
         assert second.text == "Hello, "
         worker.write("world")
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert first.job_id == second.job_id
         assert first.text == second.text == "Hello, world"
         assert first.outcome == second.outcome == Outcome("Hello, world")
         assert len(worker.runs) == 1
 
-    play(script)
+    run_script(script)
 
 
 def test_job_that_was_done_is_answered_again_without_a_worker() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        first = await its.ask(key="k")
+        first = await its.request(key="k")
         worker.write("once")
         worker.complete()
-        await moment()
+        await run_pending()
         worker.port.on_disconnect("switched off")
-        await moment()
+        await run_pending()
 
-        second = await its.ask(key="k")
+        second = await its.request(key="k")
 
         assert (second.text, second.outcome) == ("once", Outcome("once"))
         assert second.job_id == first.job_id
         assert await submissions(its) == 1
 
-    play(script)
+    run_script(script)
 
 
 @pytest.mark.parametrize("done", [True, False])
 def test_key_is_known_after_a_restart(done: bool, store: SlowStore) -> None:
     async def scenario() -> None:
-        async with coordinator(store) as its:
+        async with running_coordinator(store) as its:
             worker = await its.join()
-            first = await its.ask(key="k")
+            first = await its.request(key="k")
             worker.write("half" if not done else "whole")
             if done:
                 worker.complete()
-            await moment()
+            await run_pending()
 
-        async with coordinator(store) as its:
-            second = await its.ask(key="k")
+        async with running_coordinator(store) as its:
+            second = await its.request(key="k")
             if not done:
                 worker = await its.join()
                 worker.write("whole")
                 worker.complete()
-                await moment()
+                await run_pending()
 
             assert second.outcome == Outcome("whole")
             assert second.job_id == first.job_id
@@ -105,16 +112,16 @@ def test_two_askers_at_the_same_moment_make_one_job() -> None:
         worker = await its.join(slots=9)
 
         askers = [Client(its.hub, its.job(key="k")) for _ in range(5)]
-        await moment()
+        await run_pending()
         worker.write("one for all")
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert len({asker.job_id for asker in askers}) == 1
         assert [asker.text for asker in askers] == ["one for all"] * 5
         assert len(worker.runs) == 1
 
-    play(script)
+    run_script(script)
 
 
 def test_askers_at_the_same_moment_are_refused_together() -> None:
@@ -122,28 +129,28 @@ def test_askers_at_the_same_moment_are_refused_together() -> None:
         await its.join()
 
         askers = [Client(its.hub, its.job(key="k")) for _ in range(3)]
-        await moment()
+        await run_pending()
 
         assert [type(asker.error) for asker in askers] == [QueueFull] * 3
         assert its.hub.pool.jobs == {}
 
-    play(script, queue_max=0)
+    run_script(script, queue_max=0)
 
 
 @pytest.mark.parametrize("when", ["open", "done", "restarted"])
 def test_key_stands_for_one_request_only(when: str, store: SlowStore) -> None:
     async def scenario() -> None:
-        async with coordinator(store) as its:
+        async with running_coordinator(store) as its:
             worker = await its.join()
-            await its.ask(key="k", prompt="one")
+            await its.request(key="k", prompt="one")
             if when != "open":
                 worker.complete()
-                await moment()
+                await run_pending()
             if when != "restarted":
-                other = await its.ask(key="k", prompt="other")
+                other = await its.request(key="k", prompt="other")
         if when == "restarted":
-            async with coordinator(store) as its:
-                other = await its.ask(key="k", prompt="other")
+            async with running_coordinator(store) as its:
+                other = await its.request(key="k", prompt="other")
 
         assert isinstance(other.error, KeyReused)
         assert "send a new key with a new request" in str(other.error)
@@ -155,66 +162,66 @@ def test_keys_belong_to_their_owners() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join(slots=2)
 
-        al = await its.ask(key="k", owner="al", prompt="one")
-        bo = await its.ask(key="k", owner="bo", prompt="other")
+        al = await its.request(key="k", owner="al", prompt="one")
+        bo = await its.request(key="k", owner="bo", prompt="other")
 
         assert bo.error is None
         assert al.job_id != bo.job_id
         assert len(worker.runs) == 2
 
-    play(script)
+    run_script(script)
 
 
 def test_job_that_failed_may_be_asked_for_again() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        first = await its.ask(key="k")
+        first = await its.request(key="k")
         run = worker.runs[0]
-        worker.say(Failed(run.job_id, run.lease, "out of memory"))
-        await moment()
+        worker.emit(Failed(run.job_id, run.lease, "out of memory"))
+        await run_pending()
         assert isinstance(first.error, JobError)
 
-        second = await its.ask(key="k")
+        second = await its.request(key="k")
         worker.write("better")
         worker.complete()
-        await moment()
-        third = await its.ask(key="k")
+        await run_pending()
+        third = await its.request(key="k")
 
         assert second.outcome == third.outcome == Outcome("better")
         assert second.job_id == third.job_id != first.job_id
 
-    play(script)
+    run_script(script)
 
 
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
 def test_job_that_came_to_nothing_may_be_asked_for_again(end: str) -> None:
     async def script(its: Coordinator) -> None:
         await its.join(slots=0)
-        first = await its.ask(key="k", limits=TimeLimits(queue=5.0))
+        first = await its.request(key="k", limits=TimeLimits(queue=5.0))
         if end == "cancelled":
             its.hub.cancel(first.job_id, "an operator")
         await asyncio.sleep(6.0)
         assert isinstance(first.error, Cancelled if end == "cancelled" else NoWorker)
 
-        second = await its.ask(key="k")
+        second = await its.request(key="k")
 
         assert second.accepted
         assert second.job_id != first.job_id
 
-    play(script)
+    run_script(script)
 
 
 def test_refused_request_leaves_its_key_free() -> None:
     async def script(its: Coordinator) -> None:
-        refused = await its.ask(key="k")
+        refused = await its.request(key="k")
         assert isinstance(refused.error, UnknownModel)
 
         await its.join()
-        again = await its.ask(key="k", prompt="another request even")
+        again = await its.request(key="k", prompt="another request even")
 
         assert again.accepted
 
-    play(script)
+    run_script(script)
 
 
 @pytest.mark.parametrize("when", ["unaccepted", "waiting", "streaming"])
@@ -222,63 +229,63 @@ def test_job_goes_on_when_its_client_leaves(when: str) -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join(slots=0 if when == "waiting" else 1)
         if when == "unaccepted":
-            its.store.working.clear()
-        client = await its.ask(key="k")
+            its.store.writable.clear()
+        client = await its.request(key="k")
         if when == "streaming":
             worker.write("begun, ")
-            await moment()
+            await run_pending()
 
-        await client.leave()
-        its.store.working.set()
+        await client.disconnect()
+        its.store.writable.set()
         if when == "waiting":
             worker = await its.join("other")
-        await moment()
+        await run_pending()
         worker.write("done")
         worker.complete()
-        await moment()
-        again = await its.ask(key="k")
+        await run_pending()
+        again = await its.request(key="k")
 
         begun = "begun, " if when == "streaming" else ""
         assert again.outcome == Outcome(begun + "done")
         assert worker.cancelled == []
 
-    play(script)
+    run_script(script)
 
 
 def test_one_of_two_clients_leaves_and_the_other_reads_on() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        first, second = await its.ask(key="k"), await its.ask(key="k")
+        first, second = await its.request(key="k"), await its.request(key="k")
 
-        await first.leave()
+        await first.disconnect()
         worker.write("still here")
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert second.outcome == Outcome("still here")
 
-    play(script)
+    run_script(script)
 
 
 def test_job_goes_on_when_nobody_reads_it_fast_enough() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
         async with its.hub.run_job(its.job(key="k")) as reader:
-            await moment()
+            await run_pending()
             for _ in range(9):
                 worker.write("x" * (UNREAD_CEILING // 8))
-            await moment()
+            await run_pending()
             with pytest.raises(Cancelled, match="reads too slowly"):
                 await reader.outcome()
         worker.complete()
-        await moment()
+        await run_pending()
 
-        again = await its.ask(key="k")
+        again = await its.request(key="k")
 
         assert len(again.text) == 9 * (UNREAD_CEILING // 8)
         assert worker.cancelled == []
 
-    play(script)
+    run_script(script)
 
 
 def test_asker_is_told_of_a_store_that_fails() -> None:
@@ -286,11 +293,11 @@ def test_asker_is_told_of_a_store_that_fails() -> None:
         await its.join()
         its.store.full = True
 
-        askers = [await its.ask(key="k"), await its.ask(key="k")]
+        askers = [await its.request(key="k"), await its.request(key="k")]
 
         assert all(isinstance(asker.error, StoreError) for asker in askers)
 
-    play(script)
+    run_script(script)
 
 
 async def test_same_request_from_the_disk_is_the_same(tmp_path: Path) -> None:
@@ -316,12 +323,12 @@ def test_time_in_the_queue_is_that_of_the_job_and_not_of_the_asker(
 ) -> None:
     async def scenario() -> None:
         limits = TimeLimits(queue=10.0)
-        async with coordinator(store) as its:
+        async with running_coordinator(store) as its:
             await its.join(slots=0)
-            await its.ask(key="k", limits=limits)
-        async with coordinator(store) as its:
+            await its.request(key="k", limits=limits)
+        async with running_coordinator(store) as its:
             await asyncio.sleep(RESTART_GRACE)
-            late = await its.ask(key="k", limits=limits)
+            late = await its.request(key="k", limits=limits)
             await asyncio.sleep(11.0)
 
             assert isinstance(late.error, NoWorker)

@@ -5,7 +5,12 @@ from random import Random
 
 import pytest
 
-from coordinator.hubs import Coordinator, Member, coordinator, moment
+from coordinator.hubs import (
+    Coordinator,
+    ScriptedWorker,
+    run_pending,
+    running_coordinator,
+)
 from shoal.coordinator.spot_checks import CHECK_OWNER, SpotChecks, comparable
 from shoal.domain.facts import WorkerMarked
 from shoal.domain.ids import JobId
@@ -22,7 +27,7 @@ class Pool:
     def __init__(self, its: Coordinator, answers: dict[str, str]) -> None:
         self.its = its
         self.answers = answers
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, ScriptedWorker] = {}
         self.done: set[tuple[str, JobId]] = set()
         self.checks = SpotChecks(its.hub, its.store, Random(1), 1.0)
 
@@ -39,7 +44,7 @@ class Pool:
                         self.done.add((name, run.job_id))
                         member.write(self.answers[name], run=index)
                         member.complete(run=index)
-            await moment()
+            await run_pending()
 
     async def marked(self) -> list[str]:
         found = await self.its.store.penalties_since(0.0)
@@ -63,7 +68,7 @@ class Pool:
 async def test_who_is_alone_with_its_answer_loses_its_standing(
     answers: dict[str, str], accused: list[str]
 ) -> None:
-    async with coordinator() as its:
+    async with running_coordinator() as its:
         pool = Pool(its, answers)
         await pool.join()
         chat = Chat("m", MESSAGES, temperature=0)
@@ -77,7 +82,7 @@ async def test_who_is_alone_with_its_answer_loses_its_standing(
 
         assert await pool.marked() == accused
         if accused:
-            again = await its.ask()
+            again = await its.request()
             (culprit,) = [m for n, m in pool.members.items() if f"wire:{n}" in accused]
             assert again.job_id not in [run.job_id for run in culprit.runs]
 

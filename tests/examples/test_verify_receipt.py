@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from harness.speed import scaled
-from ledger.given import EXAMPLE, KEY, OUTPUT, WORKER, grown
+from ledger.builders import EXAMPLE, KEY, OUTPUT, WORKER, grown
 from shoal.ledger import bundle, consistency
 
 LINES_MAX = 100

@@ -60,7 +60,7 @@ class Facilitator:
 
 
 @asynccontextmanager
-async def facilitating() -> AsyncIterator[Facilitator]:
+async def run_facilitator() -> AsyncIterator[Facilitator]:
     """Run a facilitator on 127.0.0.1 for the length of the block."""
     its = Facilitator()
     app = web.Application()

@@ -13,14 +13,14 @@ CHAT: dict[str, Any] = {
 }
 
 
-async def made(pool: Pool, name: str = "alice", **wanted: Any) -> str:
+async def make_key(pool: Pool, name: str = "alice", **wanted: Any) -> str:
     """Make a key; return it."""
-    status, shown = await ask(pool, "POST", "/admin/keys", {"name": name, **wanted})
+    status, shown = await request(pool, "POST", "/admin/keys", {"name": name, **wanted})
     assert status == 200, shown
     return str(shown["key"])
 
 
-async def ask(
+async def request(
     pool: Pool, method: str, path: str, body: Any = None, key: str = KEY
 ) -> tuple[int, Any]:
     """Send a request; return the status and the JSON of the answer."""

@@ -1,4 +1,4 @@
-"""Workers of the Dispatch wire as tests play them, and clients without a key."""
+"""Scripted workers of the Dispatch wire, and clients without a key."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ COMMIT: dict[str, Any] = {"job_type": "TASK", "user_id": "u1", "payload": TASK}
 
 @dataclass(slots=True)
 class Provider:
-    """A worker: what it was told, and what it says."""
+    """A scripted worker."""
 
     pool: Pool
     socket: ClientWebSocketResponse
@@ -37,7 +37,7 @@ class Provider:
 
     @property
     def jobs(self) -> list[dict[str, Any]]:
-        """The jobs that it was given."""
+        """The received jobs."""
         messages = map(json.loads, self.texts)
         return [each for each in messages if each["type"] == "job_assign"]
 
@@ -57,31 +57,31 @@ class Provider:
                     self.closed = self.closed or 1006
                     return
 
-    async def say(self, text: str | bytes) -> None:
-        """Say something, and wait until all that follows from it was decided."""
+    async def send(self, text: str | bytes) -> None:
+        """Send a message, and wait until the coordinator has handled it."""
         passed = self._barriers
-        with suppress(ConnectionError):  # what a closed connection is told is lost
+        with suppress(ConnectionError):  # data for a closed connection is lost
             if isinstance(text, bytes):
                 await self.socket.send_bytes(text)
             else:
                 await self.socket.send_str(text)
             await self.socket.send_str('{"type":"barrier"}')
         await eventually(lambda: self._barriers > passed or self.closed is not None)
-        await settled(self.pool)
+        await settle(self.pool)
 
     async def job(self, number: int = 0) -> dict[str, Any]:
-        """Wait for a job, the first unless told otherwise."""
+        """Wait for a job, by default the first."""
         await eventually(lambda: len(self.jobs) > number)
         return self.jobs[number]
 
     async def complete(
         self, job_id: str, output: Any, signer: Signer = SIGNERS["A"]
     ) -> None:
-        """Give an answer with a receipt."""
-        await self.say(completion(job_id, output, signer))
+        """Complete a job, with a receipt."""
+        await self.send(completion(job_id, output, signer))
 
 
-def written(value: Any) -> str:
+def to_json(value: Any) -> str:
     """Write JSON as JavaScript does, for values that it writes as Python does."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
@@ -91,7 +91,7 @@ def receipt_of(job_id: str, output: Any, signer: Signer) -> tuple[dict[str, Any]
     receipt = {
         "job_id": job_id,
         "provider_pubkey": signer.public_key.hex(),
-        "output_hash": hashlib.sha256(written(output).encode()).hexdigest(),
+        "output_hash": hashlib.sha256(to_json(output).encode()).hexdigest(),
         "completed_at": "2026-02-09T12:00:05.000Z",
         "payment_ref": None,
     }
@@ -99,13 +99,13 @@ def receipt_of(job_id: str, output: Any, signer: Signer) -> tuple[dict[str, Any]
 
 
 def signed(receipt: dict[str, Any], signer: Signer) -> str:
-    return base64.b64encode(signer.sign(written(receipt).encode())).decode()
+    return base64.b64encode(signer.sign(to_json(receipt).encode())).decode()
 
 
 def completion(job_id: str, output: Any, signer: Signer) -> str:
     """Return the message that answers a job."""
     receipt, signature = receipt_of(job_id, output, signer)
-    return written(
+    return to_json(
         {
             "type": "job_complete",
             "job_id": job_id,
@@ -118,10 +118,10 @@ def completion(job_id: str, output: Any, signer: Signer) -> str:
 
 
 @asynccontextmanager
-async def connected(
+async def connect(
     pool: Pool, path: str = "/", headers: dict[str, str] | None = None
 ) -> AsyncIterator[Provider]:
-    """Open a connection that says nothing, and end it with the block."""
+    """Open a connection that sends nothing, within the block."""
     socket = await pool.session.ws_connect(
         pool.url + path, max_msg_size=0, headers=headers
     )
@@ -140,7 +140,7 @@ async def provider(
 ) -> AsyncIterator[Provider]:
     """Join as a worker; a ``proven`` one shows that the key is its own."""
     headers = {HEADER: "1"} if proven else None
-    async with connected(pool, headers=headers) as each:
+    async with connect(pool, headers=headers) as each:
         register: dict[str, Any] = {
             "type": "register",
             "provider_pubkey": signer.public_key.hex(),
@@ -154,12 +154,12 @@ async def provider(
             )
             text = base64.b64encode(signer.sign(proof)).decode()
             register["shoal"] = {"proof": text}
-        await each.say(written(register))
+        await each.send(to_json(register))
         assert json.loads(each.texts[0])["status"] == "ok", each.texts
         yield each
 
 
-async def settled(pool: Pool) -> None:
+async def settle(pool: Pool) -> None:
     """Wait until the hub has decided about all that it was told before."""
     await pool.hub.process(Cancellation(JobId("nobody's"), ""))
 
@@ -174,7 +174,7 @@ async def call(
     async with pool.session.request(
         method,
         pool.url + path,
-        data=None if body is None else BytesIO(written(body).encode()),
+        data=None if body is None else BytesIO(to_json(body).encode()),
         headers=sent,
     ) as response:
         text = await response.text()

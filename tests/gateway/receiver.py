@@ -1,4 +1,4 @@
-"""Somebody whom webhooks tell of the end of jobs."""
+"""A receiver of webhooks."""
 
 import asyncio
 import base64
@@ -15,20 +15,20 @@ from aiohttp import web
 
 @dataclass(slots=True)
 class Receiver:
-    """A real HTTP server, and what it was told.
+    """A real HTTP server that records its requests.
 
-    It answers with ``statuses`` in turn, and the last of them for ever; ``None`` is no
+    It answers with ``statuses`` in turn and then repeats the last one; ``None`` is no
     answer at all.
     """
 
     url: str = ""
     statuses: list[int | None] = field(default_factory=lambda: [200])
-    told: list[tuple[Mapping[str, str], bytes]] = field(default_factory=list)
+    requests: list[tuple[Mapping[str, str], bytes]] = field(default_factory=list)
     open: int = 0
     open_most: int = 0
 
     async def answer(self, request: web.Request) -> web.Response:
-        self.told.append((dict(request.headers), await request.read()))
+        self.requests.append((dict(request.headers), await request.read()))
         self.open += 1
         self.open_most = max(self.open_most, self.open)
         try:
@@ -45,12 +45,12 @@ class Receiver:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        return [json.loads(body) for _, body in self.told]
+        return [json.loads(body) for _, body in self.requests]
 
 
 @asynccontextmanager
-async def receiving(*statuses: int | None) -> AsyncIterator[Receiver]:
-    """Receive on 127.0.0.1 for the length of the block."""
+async def run_receiver(*statuses: int | None) -> AsyncIterator[Receiver]:
+    """Receive on 127.0.0.1 within the block."""
     receiver = Receiver(statuses=[*statuses] or [200])
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", receiver.answer)
@@ -66,8 +66,8 @@ async def receiving(*statuses: int | None) -> AsyncIterator[Receiver]:
         await runner.cleanup()
 
 
-def verified(headers: Mapping[str, str], body: bytes, key: bytes) -> bool:
-    """Check a signature as a receiver does, with nothing but the standard library."""
+def verify(headers: Mapping[str, str], body: bytes, key: bytes) -> bool:
+    """Check a signature as a receiver does, with the standard library only."""
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     digest = hmac.new(key, signed, hashlib.sha256).digest()
     expected = "v1," + base64.b64encode(digest).decode()

@@ -84,7 +84,7 @@ class Replay:
         for name, node in self.nodes.items():
             if node.closed is None:
                 await node.send(STRAY.to_bytes(4, "big") + b"?")
-                await node.told_to_stop(STRAY)
+                await node.wait_stopped(STRAY)
                 assert len(node.texts) == self._texts[name] + 1, name
         for name, chat in self.chats.items():
             assert chat.text == self._lines[name], name
@@ -145,7 +145,7 @@ class Replay:
                 await _end(asking)
             case {"terminate": name}:
                 self._leaving.add(name)
-                self.nodes[name].kill()
+                self.nodes[name].abort()
                 await self._settled()
             case {"close": name}:
                 self._leaving.add(name)

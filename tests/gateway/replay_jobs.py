@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 from gateway.providers import (
     Provider,
     completion,
-    connected,
+    connect,
     receipt_of,
     signed,
-    written,
+    to_json,
 )
 from gateway.serving import Pool, eventually
 from protocols.dispatch.recorded import SIGNERS
@@ -68,18 +68,18 @@ class Replay:
     async def _act(self, step: Step) -> None:
         match step:
             case {"open": name, "path": path}:
-                joining = connected(self.pool, path)
+                joining = connect(self.pool, path)
                 self.providers[name] = await self.stack.enter_async_context(joining)
             case {"conn": name, "send": text}:
-                await self.providers[name].say(self.filled(text))
+                await self.providers[name].send(self.filled(text))
             case {"conn": name, "send_binary_utf8": text}:
-                await self.providers[name].say(self.filled(text).encode())
+                await self.providers[name].send(self.filled(text).encode())
             case {"complete": how}:
                 text = self._completion(how)
                 self._resign(step["sent"], text)
-                await self.providers[how["conn"]].say(text)
+                await self.providers[how["conn"]].send(text)
             case {"submit": how}:
-                await self.providers[how["conn"]].say(self._submission(how))
+                await self.providers[how["conn"]].send(self._submission(how))
             case {"http": asked, "response": answered}:
                 await self._ask(step, asked, answered)
             case {"close": name} | {"terminate": name}:
@@ -134,7 +134,7 @@ class Replay:
                 message["receipt_signature"] = signed(receipt, SIGNERS["B"])
             case tamper:
                 raise AssertionError(f"unknown: {tamper}")
-        return written(message)
+        return to_json(message)
 
     def _resign(self, recorded: str, ours: str) -> None:
         """Note which signature stands for a recorded one: ours is of our job's id."""
@@ -146,7 +146,7 @@ class Replay:
         job_id, signer = self.filled(how["job"]), SIGNERS[how["key"]]
         receipt, signature = receipt_of(job_id, how["output"], signer)
         message = {"receipt": receipt, "signature": signature}
-        return written({"type": "receipt_submit"} | message)
+        return to_json({"type": "receipt_submit"} | message)
 
     async def _ask(self, step: Step, asked: Step, answered: Step) -> None:
         body = asked["body"]

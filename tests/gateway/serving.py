@@ -1,4 +1,4 @@
-"""A whole coordinator on 127.0.0.1, the nodes that join it, and ways to wait."""
+"""A complete coordinator on 127.0.0.1, and nodes that join it."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ from shoal.transports.clock import LoopClock
 
 KEY = "sk-test"
 TOKEN = "nt"
-PATIENCE = scaled(30.0)  # seconds until what should happen is taken not to
+WAIT_MAX = scaled(30.0)  # seconds until an expected event counts as missing
 EPOCH = 1_700_000_000.0  # Unix time at which the clock was at 0
 
 
@@ -54,7 +54,7 @@ class Pool:
 
     @property
     def access(self) -> Access:
-        """Who lets clients in."""
+        """The authentication of clients."""
         assert self.gateway is not None, "only a pool of `serving` has one"
         return self.gateway.access
 
@@ -65,7 +65,7 @@ class Pool:
     async def node(
         self, name: str = "n1", model: str = "m1", slots: str = "8", path: str = ""
     ) -> AsyncIterator["Node"]:
-        """Join as a node, and leave when the block ends."""
+        """Join as a node within the block."""
         path = path or (
             f"/ws?name={name}&model={model}&token={TOKEN}&max_concurrency={slots}"
         )
@@ -78,14 +78,14 @@ class Pool:
             await socket.close()
             await reading
 
-    async def joined(self, workers: int = 1) -> None:
+    async def wait_joined(self, workers: int = 1) -> None:
         """Wait until that many workers are in the pool."""
         await eventually(lambda: len(self.hub.pool.workers) == workers)
 
 
 @dataclass(slots=True)
 class Node:
-    """A node as a test plays it: what it was told, and what it says."""
+    """A scripted node."""
 
     socket: ClientWebSocketResponse
     texts: list[str] = field(default_factory=list)
@@ -114,14 +114,14 @@ class Node:
         return [each["id"] for each in map(json.loads, self.texts) if "stop" in each]
 
     async def task(self, number: int = 0) -> dict[str, Any]:
-        """Wait for a task, the first unless told otherwise."""
+        """Wait for a task, by default the first."""
         await eventually(lambda: len(self.tasks) > number)
         return self.tasks[number]
 
-    async def told_to_stop(self, task_id: int) -> None:
+    async def wait_stopped(self, task_id: int) -> None:
         await eventually(lambda: task_id in self.stopped)
 
-    async def say(self, task_id: int, *texts: str) -> None:
+    async def write(self, task_id: int, *texts: str) -> None:
         for text in texts:
             await self.send(task_id.to_bytes(4, "big") + text.encode())
 
@@ -129,7 +129,7 @@ class Node:
         await self.send(task_id.to_bytes(4, "big"))
 
     async def send(self, data: bytes | str) -> None:
-        with suppress(ConnectionError):  # what a closed connection is told is lost
+        with suppress(ConnectionError):  # data for a closed connection is lost
             if isinstance(data, str):
                 await self.socket.send_str(data)
             else:
@@ -138,12 +138,12 @@ class Node:
     async def answer(self, *texts: str, number: int = 0) -> None:
         """Wait for a task and answer it."""
         task = await self.task(number)
-        await self.say(task["id"], *texts)
+        await self.write(task["id"], *texts)
         await self.end(task["id"])
 
-    def kill(self) -> None:
-        """Break the connection without a word."""
-        connection = self.socket._conn  # aiohttp itself only closes with a farewell
+    def abort(self) -> None:
+        """Abort the connection without a close frame."""
+        connection = self.socket._conn  # aiohttp itself only closes with a close frame
         assert connection is not None
         assert connection.transport is not None
         connection.transport.abort()
@@ -164,7 +164,7 @@ async def serving(
     wires: Mapping[str, Any] | None = None,
     open_store: Callable[[Path, BlobFiles], SqliteStore] = SqliteStore,
 ) -> AsyncIterator[Pool]:
-    """Run a coordinator for the length of the block.
+    """Run a coordinator within the block.
 
     ``wires`` holds protocols' configurations by name.
     """
@@ -223,9 +223,9 @@ async def serving(
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until something is so; fail if it does not come about."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110  # nothing tells when it is
+    """Wait until a condition holds; fail after WAIT_MAX seconds."""
+    async with asyncio.timeout(WAIT_MAX):
+        while not condition():  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.001)
 
 

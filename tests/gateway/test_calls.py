@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
-from calls.function_workers import RECORD, Functions, pack, unpack
-from gateway.serving import PATIENCE, Pool, eventually, serving
+from calls.function_workers import RECORD, FunctionWorker, pack, unpack
+from gateway.serving import WAIT_MAX, Pool, eventually, serving
 from shoal.domain.vocabulary import CancelCalls, CancelJob
 from shoal.domain.work import Feature
 from shoal.store.port import StoredJob
@@ -43,7 +43,7 @@ class Caller:
 
     async def read(self) -> None:
         """Take one message."""
-        message = await self.socket.receive(timeout=PATIENCE)
+        message = await self.socket.receive(timeout=WAIT_MAX)
         assert message.type is WSMsgType.BINARY, message
         self.messages += 1
         self.items += unpack(message.data)
@@ -76,14 +76,16 @@ async def caller(pool: Pool, key: str = "sk-test") -> AsyncIterator[Caller]:
 
 
 @pytest.fixture
-async def worker(pool: Pool) -> Functions:
-    worker = Functions(pool.hub, FUNCTIONS)
-    await pool.joined()
+async def worker(pool: Pool) -> FunctionWorker:
+    worker = FunctionWorker(pool.hub, FUNCTIONS)
+    await pool.wait_joined()
     return worker
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_a_function_is_called(pool: Pool, worker: Functions, kept: bool) -> None:
+async def test_a_function_is_called(
+    pool: Pool, worker: FunctionWorker, kept: bool
+) -> None:
     async with caller(pool) as client:
         await client.call(7, "add", 2, 3, kept=kept)
 
@@ -91,7 +93,7 @@ async def test_a_function_is_called(pool: Pool, worker: Functions, kept: bool) -
 
 
 async def test_a_kept_call_is_accepted_and_told_of_as_a_job(
-    pool: Pool, worker: Functions
+    pool: Pool, worker: FunctionWorker
 ) -> None:
     async with caller(pool) as client:
         await client.call(1, "add", 2, 3, progress=True)
@@ -104,7 +106,7 @@ async def test_a_kept_call_is_accepted_and_told_of_as_a_job(
 
 
 async def test_a_call_in_a_lane_is_no_job_that_anybody_stored(
-    pool: Pool, worker: Functions
+    pool: Pool, worker: FunctionWorker
 ) -> None:
     async with caller(pool) as client:
         await client.call(1, "add", 2, 3, kept=False)
@@ -116,7 +118,7 @@ async def test_a_call_in_a_lane_is_no_job_that_anybody_stored(
 
 @pytest.mark.parametrize("options", [{}, {"kept": False}, {"progress": True}])
 async def test_what_a_function_raises_is_told(
-    pool: Pool, worker: Functions, options: dict[str, bool]
+    pool: Pool, worker: FunctionWorker, options: dict[str, bool]
 ) -> None:
     async with caller(pool) as client:
         await client.call(1, "div", 1, 0, **options)
@@ -132,8 +134,8 @@ async def test_code_is_for_workers_with_its_version_of_python(
     pool: Pool, options: dict[str, bool]
 ) -> None:
     features, pythons = frozenset({Feature.CODE}), frozenset({"3.12"})
-    Functions(pool.hub, {"<lambda>": abs}, features=features, pythons=pythons)
-    await pool.joined()
+    FunctionWorker(pool.hub, {"<lambda>": abs}, features=features, pythons=pythons)
+    await pool.wait_joined()
     code = options | {"needs": ["code"]}
 
     async with caller(pool) as client:
@@ -150,7 +152,7 @@ async def test_code_is_for_workers_with_its_version_of_python(
 
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_wrong_name_is_told_at_once_with_the_right_one(
-    pool: Pool, worker: Functions, kept: bool
+    pool: Pool, worker: FunctionWorker, kept: bool
 ) -> None:
     async with caller(pool) as client:
         await client.call(1, "ad", 1, kept=kept)
@@ -163,7 +165,7 @@ async def test_a_wrong_name_is_told_at_once_with_the_right_one(
 
 @pytest.mark.parametrize("kept", [True, False])
 async def test_code_is_for_workers_that_trust_it(
-    pool: Pool, worker: Functions, kept: bool
+    pool: Pool, worker: FunctionWorker, kept: bool
 ) -> None:
     async with caller(pool) as client:
         await client.call(1, "lambda", 1, kept=kept, needs=["code"])
@@ -175,8 +177,8 @@ async def test_code_is_for_workers_that_trust_it(
 
 @pytest.mark.parametrize("kept", [True, False])
 async def test_rich_values_are_for_workers_of_ours(pool: Pool, kept: bool) -> None:
-    Functions(pool.hub, FUNCTIONS, features=frozenset())
-    await pool.joined()
+    FunctionWorker(pool.hub, FUNCTIONS, features=frozenset())
+    await pool.wait_joined()
 
     async with caller(pool) as client:
         await client.call(1, "add", 1, kept=kept, needs=["values"])
@@ -186,7 +188,7 @@ async def test_rich_values_are_for_workers_of_ours(pool: Pool, kept: bool) -> No
 
 @pytest.mark.parametrize("kept", [True, False])
 async def test_many_calls_of_one_message_all_come_back(
-    pool: Pool, worker: Functions, kept: bool
+    pool: Pool, worker: FunctionWorker, kept: bool
 ) -> None:
     async with caller(pool) as client:
         await client.ask(*(item(n, "add", n, 1, kept=kept) for n in range(3000)))
@@ -195,7 +197,7 @@ async def test_many_calls_of_one_message_all_come_back(
 
 
 async def test_returns_that_come_together_are_one_message(
-    pool: Pool, worker: Functions
+    pool: Pool, worker: FunctionWorker
 ) -> None:
     async with caller(pool) as client:
         await client.ask(*(item(n, "add", n, 1, kept=False) for n in range(2000)))
@@ -207,8 +209,8 @@ async def test_returns_that_come_together_are_one_message(
 
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_call_is_cancelled(pool: Pool, kept: bool) -> None:
-    worker = Functions(pool.hub, FUNCTIONS, holds=True)
-    await pool.joined()
+    worker = FunctionWorker(pool.hub, FUNCTIONS, holds=True)
+    await pool.wait_joined()
 
     async with caller(pool) as client:
         await client.call(1, "add", 1, 1, kept=kept)
@@ -216,12 +218,14 @@ async def test_a_call_is_cancelled(pool: Pool, kept: bool) -> None:
         await client.ask([2, 1])
 
         assert (await client.end(1))[2] == "cancelled"
-        await eventually(lambda: isinstance(worker.told[-1], CancelJob | CancelCalls))
+        await eventually(
+            lambda: isinstance(worker.commands[-1], CancelJob | CancelCalls)
+        )
 
 
 async def test_calls_of_a_client_that_leaves_are_stopped(pool: Pool) -> None:
-    worker = Functions(pool.hub, FUNCTIONS, slots=2, holds=True)
-    await pool.joined()
+    worker = FunctionWorker(pool.hub, FUNCTIONS, slots=2, holds=True)
+    await pool.wait_joined()
     async with caller(pool) as client:
         await client.call(1, "add", 1, 1)
         await client.call(2, "add", 1, 1, kept=False)
@@ -234,8 +238,8 @@ async def test_calls_of_a_client_that_leaves_are_stopped(pool: Pool) -> None:
 async def test_a_named_call_goes_on_without_its_client_and_is_made_once(
     pool: Pool, fresh: bool
 ) -> None:
-    worker = Functions(pool.hub, FUNCTIONS, holds=True)
-    await pool.joined()
+    worker = FunctionWorker(pool.hub, FUNCTIONS, holds=True)
+    await pool.wait_joined()
     async with caller(pool) as client:
         await client.call(1, "add", 1, 1, key="k", fresh=fresh)
         await eventually(lambda: len(worker.calls) == 1)
@@ -250,8 +254,8 @@ async def test_a_named_call_goes_on_without_its_client_and_is_made_once(
 
 
 async def test_a_name_that_is_in_use_is_not_fresh(pool: Pool) -> None:
-    Functions(pool.hub, FUNCTIONS, holds=True)
-    await pool.joined()
+    FunctionWorker(pool.hub, FUNCTIONS, holds=True)
+    await pool.wait_joined()
     async with caller(pool) as client:
         await client.call(1, "add", 1, 1, key="k", fresh=True)
         await client.call(2, "add", 1, 1, key="k", fresh=True)
@@ -264,7 +268,7 @@ async def test_a_name_that_is_in_use_is_not_fresh(pool: Pool) -> None:
 
 @pytest.mark.parametrize("fresh", [True, False])
 async def test_named_calls_wait_for_room_as_others_do(
-    pool: Pool, worker: Functions, fresh: bool
+    pool: Pool, worker: FunctionWorker, fresh: bool
 ) -> None:
     async with caller(pool) as client:
         calls = (item(n, "add", n, 1, key=f"k{n}", fresh=fresh) for n in range(1500))
@@ -293,8 +297,8 @@ async def test_a_named_call_is_not_tried_more_often_the_more_calls_wait(
     for count, progress in product((8, 64, 512), (False, True)):
         folder = tmp_path / f"{count}-{progress}"
         async with serving(folder, queue_max=4, open_store=CountingStore) as pool:
-            Functions(pool.hub, FUNCTIONS)
-            await pool.joined()
+            FunctionWorker(pool.hub, FUNCTIONS)
+            await pool.wait_joined()
             assert pool.gateway is not None
             store = pool.gateway.store
             assert isinstance(store, CountingStore)
@@ -316,8 +320,8 @@ async def test_a_named_call_that_was_made_is_told_of_while_the_queue_is_full(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path, queue_max=1) as pool, caller(pool) as client:
-        worker = Functions(pool.hub, FUNCTIONS)
-        await pool.joined()
+        worker = FunctionWorker(pool.hub, FUNCTIONS)
+        await pool.wait_joined()
         await client.call(1, "add", 1, 1, key="made")
         await client.end(1)
         worker.holds = True
@@ -335,8 +339,8 @@ async def test_a_named_call_that_waits_for_room_can_be_cancelled(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path, queue_max=1) as pool, caller(pool) as client:
-        worker = Functions(pool.hub, FUNCTIONS, holds=True)
-        await pool.joined()
+        worker = FunctionWorker(pool.hub, FUNCTIONS, holds=True)
+        await pool.wait_joined()
         await client.ask(
             *(item(n, "add", n, 1, key=f"k{n}", progress=True) for n in range(4))
         )
@@ -353,7 +357,9 @@ async def test_a_named_call_that_waits_for_room_can_be_cancelled(
         assert len(worker.runs) == 3
 
 
-async def test_a_large_value_is_fetched_apart(pool: Pool, worker: Functions) -> None:
+async def test_a_large_value_is_fetched_apart(
+    pool: Pool, worker: FunctionWorker
+) -> None:
     async with caller(pool) as client:
         for number, kept in enumerate((True, False)):
             await client.call(number, "big", 2 << 20, kept=kept)
@@ -365,7 +371,7 @@ async def test_a_large_value_is_fetched_apart(pool: Pool, worker: Functions) -> 
 
 
 async def test_what_a_call_refers_to_is_kept_and_given_once(
-    pool: Pool, worker: Functions
+    pool: Pool, worker: FunctionWorker
 ) -> None:
     data = pack("large")
     digest = hashlib.sha256(data).digest()
@@ -382,7 +388,7 @@ async def test_what_a_call_refers_to_is_kept_and_given_once(
             await client.call(number, "add", 1, 1, blobs=[digest], kept=kept)
             assert await client.value(number) == 2
 
-    kinds = [type(each).__name__ for each in worker.told]
+    kinds = [type(each).__name__ for each in worker.commands]
     assert kinds.count("SendBlob") == 1
     assert kinds.index("SendBlob") < kinds.index("PushCalls")
 
@@ -397,7 +403,7 @@ async def test_a_blob_under_a_wrong_name_is_refused(pool: Pool) -> None:
 
 
 async def test_a_wrong_item_is_told_and_the_others_are_made(
-    pool: Pool, worker: Functions
+    pool: Pool, worker: FunctionWorker
 ) -> None:
     async with caller(pool) as client:
         await client.ask(
@@ -420,7 +426,7 @@ async def test_what_is_no_message_ends_the_connection_with_the_reason(
 ) -> None:
     async with caller(pool) as client:
         await client.socket.send_bytes(data)
-        message = await client.socket.receive(timeout=PATIENCE)
+        message = await client.socket.receive(timeout=WAIT_MAX)
 
     assert message.type is WSMsgType.CLOSE
     assert message.data == 1007
@@ -435,10 +441,12 @@ async def test_the_path_takes_a_key_and_a_websocket(pool: Pool) -> None:
 
 
 async def test_functions_are_listed_with_those_who_have_them(
-    pool: Pool, worker: Functions
+    pool: Pool, worker: FunctionWorker
 ) -> None:
-    Functions(pool.hub, {"add": max}, "v", 3, frozenset({Feature.VALUES, Feature.CODE}))
-    await pool.joined(2)
+    FunctionWorker(
+        pool.hub, {"add": max}, "v", 3, frozenset({Feature.VALUES, Feature.CODE})
+    )
+    await pool.wait_joined(2)
 
     response = await pool.session.get(f"{pool.url}/v1/tasks", headers=pool.headers())
 
@@ -449,7 +457,7 @@ async def test_functions_are_listed_with_those_who_have_them(
 
 
 async def test_a_call_is_shown_among_the_jobs_with_its_value(
-    pool: Pool, worker: Functions
+    pool: Pool, worker: FunctionWorker
 ) -> None:
     async with caller(pool) as client:
         await client.call(1, "add", 1, 1)
@@ -468,14 +476,14 @@ async def test_a_call_is_shown_among_the_jobs_with_its_value(
 async def test_the_story_of_a_call_names_its_workers_and_why_there_was_another(
     pool: Pool,
 ) -> None:
-    first = Functions(pool.hub, FUNCTIONS, "first", holds=True)
-    await pool.joined()
+    first = FunctionWorker(pool.hub, FUNCTIONS, "first", holds=True)
+    await pool.wait_joined()
     async with caller(pool) as client:
         await client.call(1, "add", 1, 1)
         await eventually(lambda: len(first.calls) == 1)
-        Functions(pool.hub, FUNCTIONS, "second")
-        await pool.joined(2)
-        first.lose()
+        FunctionWorker(pool.hub, FUNCTIONS, "second")
+        await pool.wait_joined(2)
+        first.drop()
         assert await client.value(1) == 2
 
     url = f"{pool.url}/admin/jobs/job1/explain"
@@ -507,7 +515,7 @@ async def test_a_connection_ends_in_the_log_as_what_it_was(
 
 
 async def test_operators_are_shown_who_made_a_call_and_what_it_returned(
-    pool: Pool, worker: Functions
+    pool: Pool, worker: FunctionWorker
 ) -> None:
     async with caller(pool) as made:
         await made.call(1, "add", 2, 3)

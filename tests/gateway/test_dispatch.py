@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.keys import ask, made
+from gateway.keys import make_key, request
 from gateway.providers import COMMIT, call, committed, provider, shown
 from gateway.replay_jobs import Replay, is_as
 from gateway.serving import Pool, serving
@@ -255,8 +255,8 @@ async def test_strangers_may_use_nothing_else(open_pool: Pool) -> None:
 
 
 async def test_strangers_see_only_each_others_jobs(open_pool: Pool) -> None:
-    key = await made(open_pool)
-    status, answer = await ask(
+    key = await make_key(open_pool)
+    status, answer = await request(
         open_pool, "POST", "/v1/jobs/commit/fast", COMMIT, key=key
     )
     assert status == 201
@@ -266,14 +266,14 @@ async def test_strangers_see_only_each_others_jobs(open_pool: Pool) -> None:
     for path in (f"/v1/jobs/{theirs}", f"/v1/jobs/{theirs}/events"):
         assert await call(open_pool, "GET", path) == (404, {"error": "Job not found"})
     assert (await call(open_pool, "DELETE", f"/v1/jobs/{theirs}"))[0] == 404
-    assert (await ask(open_pool, "GET", f"/v1/jobs/{ours}", key=key))[0] == 404
+    assert (await request(open_pool, "GET", f"/v1/jobs/{ours}", key=key))[0] == 404
     _, listed = await call(open_pool, "GET", "/v1/jobs")
     assert [job["id"] for job in listed["jobs"]] == [ours]
     assert open_pool.hub.pool.jobs.keys() == {ours, theirs}
 
 
 async def test_no_key_can_be_named_as_strangers_are(open_pool: Pool) -> None:
-    status, answer = await ask(open_pool, "POST", "/admin/keys", {"name": "open"})
+    status, answer = await request(open_pool, "POST", "/admin/keys", {"name": "open"})
 
     assert status == 400
     assert "open" in answer["error"]["message"]
@@ -281,11 +281,11 @@ async def test_no_key_can_be_named_as_strangers_are(open_pool: Pool) -> None:
 
 async def test_keys_work_where_strangers_are_let_in(open_pool: Pool) -> None:
     async with provider(open_pool) as worker:
-        _, answer = await ask(open_pool, "POST", "/v1/jobs/commit/cheap", COMMIT)
+        _, answer = await request(open_pool, "POST", "/v1/jobs/commit/cheap", COMMIT)
         job = await worker.job()
         await worker.complete(job["job_id"], {"ok": 1})
 
-        status, job = await ask(
+        status, job = await request(
             open_pool, "GET", f"/v1/jobs/{answer['job_id']}?wait=60"
         )
 

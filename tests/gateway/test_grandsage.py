@@ -84,7 +84,7 @@ async def test_requests_become_tasks_as_recorded(pool: Pool, case: Case) -> None
     body = b"".join(chunks) or case["request_body"].encode()
     # A node for every model a case may name, and one that has the default.
     async with pool.node() as m1, pool.node(model="openbuddy-13b-v1.3-fp16") as default:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         chat = Chat()
         asking = asyncio.create_task(chat.ask(pool, body, KEYS["alice"]))
         await eventually(lambda: bool(m1.texts or default.texts) or chat.ended)
@@ -121,7 +121,7 @@ async def test_a_body_in_two_pieces_is_assembled(pool: Pool) -> None:
             await asyncio.sleep(0)
 
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         tasks.create_task(node.answer())
         async with pool.session.post(
             f"{pool.url}/api/chat", data=body(), headers=pool.headers(KEYS["alice"])
@@ -198,7 +198,7 @@ def test_the_tables_name_recorded_cases_and_real_differences() -> None:
 
 async def test_a_full_queue_is_an_error_line(tmp_path: Path) -> None:
     async with serving(tmp_path, keys=KEYS, queue_max=0) as pool, pool.node(slots="0"):
-        await pool.joined()
+        await pool.wait_joined()
         chat = Chat()
 
         await chat.ask(pool, BODY, KEYS["alice"])
@@ -209,7 +209,7 @@ async def test_a_full_queue_is_an_error_line(tmp_path: Path) -> None:
 async def test_a_cancelled_job_is_an_error_line(pool: Pool) -> None:
     chat = Chat()
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         tasks.create_task(chat.ask(pool, BODY, KEYS["alice"]))
         await node.task()
         pool.hub.cancel(JobId("job1"), "cancelled by an operator")

@@ -49,11 +49,11 @@ async def test_models_beyond_the_limit_are_the_others(
     for number in range(4):
         model = f"model-{number}"
         async with pool.node(model=model) as node, asyncio.TaskGroup() as tasks:
-            await pool.joined()
+            await pool.wait_joined()
             tasks.create_task(node.answer("a"))
             body = CHAT | {"model": model}
             await pool.session.post(pool.url + PATH, json=body, headers=pool.headers())
-        await pool.joined(0)
+        await pool.wait_joined(0)
 
     models = labels(await told(pool), "gen_ai_request_model")
 

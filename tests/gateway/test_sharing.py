@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.keys import CHAT, ask, made
+from gateway.keys import CHAT, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually, serving
 from shoal.domain.errors import StoreError
 
@@ -29,7 +29,7 @@ async def post(
 async def busy(pool: Pool) -> AsyncIterator[Node]:
     """A node whose only slot is taken by the first task."""
     async with pool.node(slots="1") as node:
-        await pool.joined()
+        await pool.wait_joined()
         asking = asyncio.create_task(post(pool, "first"))
         await node.task()
         yield node
@@ -64,7 +64,7 @@ async def test_higher_priorities_go_first(pool: Pool, busy: Node) -> None:
 async def test_a_key_that_floods_the_queue_keeps_nobody_out(
     pool: Pool, busy: Node
 ) -> None:
-    alice, bob = await made(pool, "alice"), await made(pool, "bob")
+    alice, bob = await make_key(pool, "alice"), await make_key(pool, "bob")
     asking = [await queued(pool, f"alice {n}", alice) for n in range(6)]
     asking += [await queued(pool, f"bob {n}", bob) for n in range(2)]
 
@@ -95,7 +95,7 @@ async def test_who_could_not_be_served_in_time_is_told_at_once(
 
 async def test_a_full_disk_makes_no_key_and_stops_no_work(tmp_path: Path) -> None:
     async with serving(tmp_path) as pool, pool.node() as node:
-        await pool.joined()
+        await pool.wait_joined()
         assert pool.gateway is not None
         store: Any = pool.gateway.store
         pages = await store.transact(
@@ -111,10 +111,10 @@ async def test_a_full_disk_makes_no_key_and_stops_no_work(tmp_path: Path) -> Non
             lambda sql: sql.execute("PRAGMA max_page_count = 100000").fetchone()
         )
 
-        _, listed = await ask(pool, "GET", "/admin/keys")
+        _, listed = await request(pool, "GET", "/admin/keys")
         stored = await pool.gateway.store.keys.keys.all()
         assert len(listed["data"]) == len(kept) == len(stored)
-        await made(pool, "after")
+        await make_key(pool, "after")
         asking = asyncio.create_task(post(pool, "hi"))
         await node.answer("a")
         assert (await asking)[0] == 200
@@ -124,7 +124,7 @@ async def _fill(pool: Pool) -> None:
     """Make keys until there is no room; what is refused says so."""
     for number in range(1000):
         body = {"name": f"n{number}"}
-        status, answer = await ask(pool, "POST", "/admin/keys", body)
+        status, answer = await request(pool, "POST", "/admin/keys", body)
         if status != 200:
             assert (status, answer["error"]["code"]) == (503, "store_failed")
             raise StoreError(answer["error"]["message"])

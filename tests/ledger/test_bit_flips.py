@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ledger.given import (
+from ledger.builders import (
     KEY,
     OUTPUT,
     bundle_holds,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.given import (
+from ledger.builders import (
     AT,
     COORDINATOR,
     KEY,

@@ -6,7 +6,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.given import AT, COORDINATOR, KEY, WORKER
+from ledger.builders import AT, COORDINATOR, KEY, WORKER
 from shoal.domain.errors import InvalidRequest
 from shoal.ledger.checkpoint import Checkpoint, make, name_of, verify
 

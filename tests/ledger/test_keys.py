@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.given import VECTORS
+from ledger.builders import VECTORS
 from shoal.ledger.keys import Signer, is_valid_key, public_key_of, verify
 
 P = 2**255 - 19

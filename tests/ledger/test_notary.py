@@ -1,6 +1,6 @@
 import pytest
 
-from ledger.given import AT, COORDINATOR, KEY, Log, claims, unsigned
+from ledger.builders import AT, COORDINATOR, KEY, Log, claims, unsigned
 from shoal.ledger import checkpoint, keys, merkle, receipts
 from shoal.ledger.merkle import EMPTY_ROOT, Frontier
 from shoal.ledger.notary import Notary

@@ -6,7 +6,7 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.given import OUTPUT, WORKER, claims, signed, unsigned
+from ledger.builders import OUTPUT, WORKER, claims, signed, unsigned
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId
 from shoal.domain.receipts import SignedReceipt, Verdict

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.given import COORDINATOR, JOB, OUTPUT, VECTORS, WORKER, signed
+from ledger.builders import COORDINATOR, JOB, OUTPUT, VECTORS, WORKER, signed
 from shoal.domain.ids import JobId
 from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt, Verdict
 from shoal.ledger.worker_receipts import output_hash_of, verify, verify_output_hash

@@ -5,7 +5,7 @@ import json
 
 from aiohttp import ClientSession
 
-from gateway.receiver import receiving, verified
+from gateway.receiver import run_receiver, verify
 from gateway.serving import eventually
 from live.programs import KEY, Programs
 
@@ -22,7 +22,7 @@ JOB = {
 async def test_webhook_is_delivered_after_a_kill_under_the_same_id(
     programs: Programs,
 ) -> None:
-    async with receiving(None, 200) as receiver, ClientSession() as session:
+    async with run_receiver(None, 200) as receiver, ClientSession() as session:
         first = programs.start("--webhooks", "any")
         ready = await asyncio.to_thread(first.event, "ready")
         async with session.post(
@@ -35,11 +35,11 @@ async def test_webhook_is_delivered_after_a_kill_under_the_same_id(
         first.kill()
 
         programs.start("--webhooks", "any")
-        await eventually(lambda: len(receiver.told) == 2)
+        await eventually(lambda: len(receiver.requests) == 2)
 
-    (before, _), (after, body) = receiver.told
+    (before, _), (after, body) = receiver.requests
     assert before["webhook-id"] == after["webhook-id"] == f"msg_{job_id}"
-    assert verified(after, body, SECRET.encode())
+    assert verify(after, body, SECRET.encode())
     message = json.loads(body)
     assert message["type"] == "job.failed"
     assert message["data"]["result"] == {"error": "no_trusted_worker"}

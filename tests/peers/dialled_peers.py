@@ -1,4 +1,4 @@
-"""Peers in memory that are called, and what became of the calls."""
+"""Peers in memory that can be dialled, with a record of the attempts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -19,17 +19,17 @@ REFUSED: Callable[[], float] = lambda: -1.0  # noqa: E731  # reads as a constant
 
 
 @dataclass
-class Peers:
-    """Answers calls: each connection lasts as long as ``lasting`` says.
+class DialledPeers:
+    """Accepts connections, each for ``lifetime`` seconds.
 
-    Below 0 it does not come about.
+    A negative lifetime refuses the connection.
     """
 
-    lasting: Callable[[], float] = REFUSED
+    lifetime: Callable[[], float] = REFUSED
     calls: list[tuple[float, str]] = field(default_factory=list)  # when, whom
     fingerprints: list[bytes | None] = field(default_factory=list)
     served: int = 0
-    there: int = 0
+    open: int = 0
 
     @asynccontextmanager
     async def dial(
@@ -42,28 +42,28 @@ class Peers:
     ) -> AsyncIterator[tuple[Link, Mapping[str, str]]]:
         self.calls.append((asyncio.get_running_loop().time(), url))
         self.fingerprints.append(fingerprint)
-        self._lasts = self.lasting()
-        if self._lasts < 0:
+        self._lifetime = self.lifetime()
+        if self._lifetime < 0:
             raise LinkClosed(f"cannot connect to {url}: connection refused")
         yield MemoryLink(), {}
 
     async def serve(self, wire: str, session: PeerSession, link: Link) -> ConnectionEnd:
         self.served += 1
-        self.there += 1
+        self.open += 1
         try:
-            await asyncio.sleep(self._lasts)
+            await asyncio.sleep(self._lifetime)
         finally:
-            self.there -= 1
+            self.open -= 1
         return ConnectionEnd("over")
 
-    def calling(self) -> OutboundConnections:
+    def connections(self) -> OutboundConnections:
         return OutboundConnections(self.serve, self.dial, LoopClock(), Random(1))
 
 
-def scripted(now: float) -> Any:
-    """Open a session that says nothing."""
+def open_session(now: float) -> Any:
+    """Open a session that sends nothing."""
     return ScriptedSession()
 
 
-def to(url: str, fingerprint: bytes | None = None) -> OutgoingConnection:
-    return OutgoingConnection(url, scripted, fingerprint=fingerprint)
+def target(url: str, fingerprint: bytes | None = None) -> OutgoingConnection:
+    return OutgoingConnection(url, open_session, fingerprint=fingerprint)

@@ -7,8 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.hubs import coordinator, moment
-from peers.played_peers import SAYABLE, Line, Place, PlayedSession, asks, offer, place
+from coordinator.hubs import run_pending, running_coordinator
+from peers.scripted_peers import (
+    ACCEPTED,
+    PeerCoordinator,
+    ScriptedConnection,
+    ScriptedPeerSession,
+    accept_peers,
+    offer,
+    requested_chat,
+)
 from shoal.coordinator.admission import REVOKED
 from shoal.coordinator.connections import PeerRoute
 from shoal.domain.credentials import JoinToken, digest_of
@@ -50,27 +58,29 @@ from transports.memory_links import MemoryLink
 CONTINUES = frozenset({Feature.CONTINUE})
 
 
-def play(script: Callable[[Place, Line], Awaitable[None]]) -> None:
+def play(
+    script: Callable[[PeerCoordinator, ScriptedConnection], Awaitable[None]],
+) -> None:
     """Run a script with a connection on which nobody was met yet, in virtual time."""
 
     async def scenario() -> None:
-        async with coordinator() as its:
-            here = await place(its)
-            await script(here, await here.line())
+        async with running_coordinator() as its:
+            here = await accept_peers(its)
+            await script(here, await here.connect())
 
     virtual.run(scenario())
 
 
-async def says(line: Line, peer: str, *words: object) -> None:
-    line.says(peer, *words)  # type: ignore[arg-type]  # words of either kind
-    await moment()
+async def says(line: ScriptedConnection, peer: str, *words: object) -> None:
+    line.emit(peer, *words)  # type: ignore[arg-type]  # words of either kind
+    await run_pending()
 
 
 # Who is there.
 
 
 def test_each_model_of_each_peer_is_a_worker() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
@@ -88,25 +98,25 @@ def test_each_model_of_each_peer_is_a_worker() -> None:
 
 
 def test_an_offer_of_many_models_is_one_worker_whose_name_is_cut() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         names = [letter * 100 for letter in "abcd"]
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(*names),)))
 
         assert here.workers == [f"wire:mac/{names[0]},{names[1]},+2"]
         for name in names:
-            await here.its.ask(name)
-        assert len(line.heard("a", RunJob)) == 1
-        line.completes("a")
-        await moment()
-        assert len(line.heard("a", RunJob)) == 2
+            await here.coordinator.request(name)
+        assert len(line.received("a", RunJob)) == 1
+        line.complete("a")
+        await run_pending()
+        assert len(line.received("a", RunJob)) == 2
 
     play(script)
 
 
 def test_refused_peers_are_listed_until_they_leave_or_join() -> None:
-    async def script(here: Place, line: Line) -> None:
-        refused = here.crowds.refused
-        other = await here.line()
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+        refused = here.connections.refused
+        other = await here.connect()
         for key in "abc":
             await says(line, key, PeerRefused(key, f"why {key}"))
         await says(other, "d", PeerRefused("d", "why d"))
@@ -128,67 +138,69 @@ def test_refused_peers_are_listed_until_they_leave_or_join() -> None:
 
 
 def test_what_an_unknown_peer_says_is_of_no_account() -> None:
-    async def script(here: Place, line: Line) -> None:
-        await says(line, "a", OffersChanged((offer(),)), asks(), PeerLeft("bye"))
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+        await says(
+            line, "a", OffersChanged((offer(),)), requested_chat(), PeerLeft("bye")
+        )
 
         assert here.workers == []
-        assert line.heard("a", object) == []
+        assert line.received("a", object) == []
 
     play(script)
 
 
 def test_newer_peer_of_a_name_takes_the_place_of_the_older() -> None:
-    async def script(here: Place, line: Line) -> None:
-        other = await here.line()
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+        other = await here.connect()
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
-        client = await here.its.ask("n")
-        line.writes("a", "half")
-        await moment()
+        client = await here.coordinator.request("n")
+        line.write("a", "half")
+        await run_pending()
 
         await says(other, "z", PeerJoined("mac"), OffersChanged((offer("n"),)))
 
-        assert line.heard("a", Dismiss) == [Dismiss(RENAME)]
+        assert line.received("a", Dismiss) == [Dismiss(RENAME)]
         assert here.workers == ["wire:mac/n"]
-        (run,) = other.heard("z", RunJob)
+        (run,) = other.received("z", RunJob)
         assert run.lease == 2
         await says(line, "a", OffersChanged((offer("o"),)))
         assert here.workers == ["wire:mac/n"]
-        other.writes("z", "half", " and whole")
-        other.completes("z")
-        await moment()
+        other.write("z", "half", " and whole")
+        other.complete("z")
+        await run_pending()
         assert client.text == "half and whole"
 
     play(script)
 
 
 def test_peer_without_models_is_replaced_as_well() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac", submits_jobs=True))
         await says(line, "b", PeerJoined("mac", submits_jobs=True))
 
-        assert len(line.heard("a", Dismiss)) == 1
-        assert line.heard("b", Dismiss) == []
+        assert len(line.received("a", Dismiss)) == 1
+        assert line.received("b", Dismiss) == []
 
     play(script)
 
 
 def test_peer_that_is_met_anew_on_its_connection_is_not_dismissed() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
 
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer("n"),)))
 
-        assert line.heard("a", Dismiss) == []
+        assert line.received("a", Dismiss) == []
         assert here.workers == ["wire:mac/n"]
 
     play(script)
 
 
 def test_one_name_on_two_wires_is_two_peers() -> None:
-    async def script(here: Place, line: Line) -> None:
-        other = await here.line("other")
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+        other = await here.connect("other")
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
         await says(other, "a", PeerJoined("mac"), OffersChanged((offer(),)))
 
@@ -199,10 +211,10 @@ def test_one_name_on_two_wires_is_two_peers() -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * (NAME_MAX + 1)], ids=["none", "long"])
 def test_peer_without_a_proper_name_is_sent_away(name: str) -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined(name), OffersChanged((offer(),)))
 
-        (dismiss,) = line.heard("a", Dismiss)
+        (dismiss,) = line.received("a", Dismiss)
         assert "1 to 256 characters" in dismiss.reason
         assert here.workers == []
 
@@ -210,13 +222,13 @@ def test_peer_without_a_proper_name_is_sent_away(name: str) -> None:
 
 
 def test_connection_has_so_many_peers_and_no_more() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         for number in range(PEERS_MAX + 1):
-            line.says(str(number), PeerJoined(f"peer {number}"))
-        await moment()
+            line.emit(str(number), PeerJoined(f"peer {number}"))
+        await run_pending()
 
-        assert line.heard(str(PEERS_MAX - 1), Dismiss) == []
-        (dismiss,) = line.heard(str(PEERS_MAX), Dismiss)
+        assert line.received(str(PEERS_MAX - 1), Dismiss) == []
+        (dismiss,) = line.received(str(PEERS_MAX), Dismiss)
         assert f"{PEERS_MAX} peers" in dismiss.reason
 
     play(script)
@@ -225,14 +237,14 @@ def test_connection_has_so_many_peers_and_no_more() -> None:
 def test_bug_in_a_session_ends_its_connection_and_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def script(here: Place, line: Line) -> None:
-        other = await here.line()
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+        other = await here.connect()
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
         await says(other, "a", PeerJoined("pc"), OffersChanged((offer(),)))
 
-        line.breaks(ZeroDivisionError("a bug"))
+        line.fail(ZeroDivisionError("a bug"))
         end = await line.serving
-        await moment()
+        await run_pending()
 
         assert end.reason == "internal error"
         assert line.link.closed[0] == (1011, "internal error")
@@ -248,7 +260,7 @@ def test_bug_in_a_session_ends_its_connection_and_no_other(
 def test_names_of_peers_cannot_forge_log_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac\nfact=Forged"), OffersChanged((offer("x\ny"),))
         )
@@ -264,7 +276,7 @@ def test_names_of_peers_cannot_forge_log_lines(
 
 
 def test_models_come_and_go_with_what_is_offered() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
@@ -277,16 +289,16 @@ def test_models_come_and_go_with_what_is_offered() -> None:
 
 
 def test_changed_model_joins_anew_at_once_if_it_is_idle() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
         joined: list[object] = []
-        here.its.hub.subscribe(joined.append)
+        here.coordinator.hub.subscribe(joined.append)
 
         await says(line, "a", OffersChanged((offer(),)))
         assert joined == []  # for nothing has changed
         await says(line, "a", OffersChanged((offer(slots=3),)))
 
-        (worker,) = here.its.hub.pool.workers.values()
+        (worker,) = here.coordinator.hub.pool.workers.values()
         assert worker.offer.slots == 3
         assert sum(isinstance(each, WorkerJoined) for each in joined) == 1
 
@@ -294,63 +306,63 @@ def test_changed_model_joins_anew_at_once_if_it_is_idle() -> None:
 
 
 def test_changed_model_that_is_busy_joins_anew_when_it_is_idle() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        client = await here.its.ask()
+        client = await here.coordinator.request()
 
         await says(line, "a", OffersChanged((offer(slots=3),)))
-        (worker,) = here.its.hub.pool.workers.values()
+        (worker,) = here.coordinator.hub.pool.workers.values()
         assert worker.offer.slots == 1
-        line.writes("a", "whole")
-        line.completes("a")
-        await moment()
+        line.write("a", "whole")
+        line.complete("a")
+        await run_pending()
 
         assert client.text == "whole"
-        (worker,) = here.its.hub.pool.workers.values()
+        (worker,) = here.coordinator.hub.pool.workers.values()
         assert worker.offer.slots == 3
 
     play(script)
 
 
 def test_unloaded_model_ends_what_it_has_and_takes_nothing_new() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(slots=2),)))
-        first = await here.its.ask()
+        first = await here.coordinator.request()
 
         await says(line, "a", OffersChanged(()))
-        second = await here.its.ask()
-        assert len(line.heard("a", RunJob)) == 1
-        line.completes("a")
-        await moment()
+        second = await here.coordinator.request()
+        assert len(line.received("a", RunJob)) == 1
+        line.complete("a")
+        await run_pending()
 
         assert first.outcome is not None
         assert here.workers == []
         await says(line, "a", OffersChanged((offer(),)))
-        assert len(line.heard("a", RunJob)) == 2
-        line.completes("a")
-        await moment()
+        assert len(line.received("a", RunJob)) == 2
+        line.complete("a")
+        await run_pending()
         assert second.outcome is not None
 
     play(script)
 
 
 def test_model_that_is_loaded_again_before_it_could_leave_stays() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        await here.its.ask()
+        await here.coordinator.request()
         await says(line, "a", OffersChanged(()))
         await says(line, "a", OffersChanged((offer(),)))
         await says(line, "a", OffersChanged(()))
         await says(line, "a", OffersChanged((offer(),)))
 
-        line.completes("a")
-        await moment()
+        line.complete("a")
+        await run_pending()
 
-        (worker,) = here.its.hub.pool.workers.values()
+        (worker,) = here.coordinator.hub.pool.workers.values()
         assert not worker.draining
-        second = await here.its.ask()
-        line.completes("a")
-        await moment()
+        second = await here.coordinator.request()
+        line.complete("a")
+        await run_pending()
         assert second.outcome is not None
 
     play(script)
@@ -359,7 +371,7 @@ def test_model_that_is_loaded_again_before_it_could_leave_stays() -> None:
 def test_offers_beyond_the_limits_are_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         many = tuple(offer(f"m{number}") for number in range(MODELS_MAX + 5))
         twice = (offer("x"), offer("x"), offer("y" * (NAME_MAX + 1)))
         await says(line, "a", PeerJoined("mac"), OffersChanged(many))
@@ -374,7 +386,7 @@ def test_offers_beyond_the_limits_are_left_out(
 
 
 def test_offer_without_models_is_a_worker_by_its_peers_name() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
         await says(line, "a", OffersChanged((replace(offer(), models=frozenset()),)))
 
@@ -384,43 +396,43 @@ def test_offer_without_models_is_a_worker_by_its_peers_name() -> None:
 
 
 def test_condition_of_a_peer_is_that_of_all_its_models() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         hot = LoadChanged(WorkerLoad("is too hot"))
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n"))), hot
         )
-        client = await here.its.ask("n")
+        client = await here.coordinator.request("n")
         await says(line, "a", OffersChanged((offer("m"), offer("n"), offer("o"))))
 
-        assert line.heard("a", RunJob) == []
-        conditions = [w.load for w in here.its.hub.pool.workers.values()]
+        assert line.received("a", RunJob) == []
+        conditions = [w.load for w in here.coordinator.hub.pool.workers.values()]
         assert conditions == [WorkerLoad("is too hot")] * 3
 
         await says(line, "a", LoadChanged(WorkerLoad(speed=0.5)))
         await asyncio.sleep(1.0)
-        assert len(line.heard("a", RunJob)) == 1
-        line.completes("a")
-        await moment()
+        assert len(line.received("a", RunJob)) == 1
+        line.complete("a")
+        await run_pending()
         assert client.outcome is not None
 
     play(script)
 
 
 def test_job_of_one_model_makes_the_others_of_its_peer_dearer() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
         await says(line, "b", PeerJoined("pc"), OffersChanged((offer("n"),)))
-        await here.its.ask("m")
-        workers = here.its.hub.pool.workers
+        await here.coordinator.request("m")
+        workers = here.coordinator.hub.pool.workers
 
-        await here.its.ask("n")
+        await here.coordinator.request("n")
 
-        assert len(line.heard("b", RunJob)) == 1
+        assert len(line.received("b", RunJob)) == 1
         queued = {name: each.load.queued for name, each in workers.items()}
         assert queued == {"wire:mac/m": 0, "wire:mac/n": 1, "wire:pc/n": 0}
-        line.completes("a")
+        line.complete("a")
         await asyncio.sleep(1.0)
         assert [each.load.queued for each in workers.values()] == [0, 0, 0]
 
@@ -428,21 +440,21 @@ def test_job_of_one_model_makes_the_others_of_its_peer_dearer() -> None:
 
 
 def test_busy_peer_is_given_a_second_job_if_nobody_else_is_free() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
-        await here.its.ask("m")
-        await here.its.ask("n")
-        await here.its.ask("n")
+        await here.coordinator.request("m")
+        await here.coordinator.request("n")
+        await here.coordinator.request("n")
 
-        assert [run.work.model for run in line.heard("a", RunJob)] == ["m", "n"]
+        assert [run.work.model for run in line.received("a", RunJob)] == ["m", "n"]
 
     play(script)
 
 
 def test_draining_and_health_of_a_peer_hold_for_all_its_models() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
@@ -451,9 +463,9 @@ def test_draining_and_health_of_a_peer_hold_for_all_its_models() -> None:
         )
         await says(line, "a", OffersChanged((offer("m"), offer("n"), offer("o"))))
 
-        draining = [w.draining for w in here.its.hub.pool.workers.values()]
+        draining = [w.draining for w in here.coordinator.hub.pool.workers.values()]
         assert draining == ["going home"] * 3
-        assert here.its.hub.health[WorkerId("wire:mac/n")].cpu == 50.0
+        assert here.coordinator.hub.health[WorkerId("wire:mac/n")].cpu == 50.0
 
     play(script)
 
@@ -462,22 +474,22 @@ def test_draining_and_health_of_a_peer_hold_for_all_its_models() -> None:
 
 
 def test_peer_that_goes_mid_answer_is_replaced_without_a_gap() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer(features=CONTINUES),))
         )
-        client = await here.its.ask()
-        line.writes("a", "one ", "two ")
+        client = await here.coordinator.request()
+        line.write("a", "one ", "two ")
         await says(
             line, "b", PeerJoined("pc"), OffersChanged((offer(features=CONTINUES),))
         )
 
         await says(line, "a", PeerLeft("silent for 30 s"))
-        (run,) = line.heard("b", RunJob)
+        (run,) = line.received("b", RunJob)
         assert run.continues == "one two "
-        line.writes("b", "three")
-        line.completes("b")
-        await moment()
+        line.write("b", "three")
+        line.complete("b")
+        await run_pending()
 
         assert client.text == "one two three"
 
@@ -485,57 +497,60 @@ def test_peer_that_goes_mid_answer_is_replaced_without_a_gap() -> None:
 
 
 def test_client_that_leaves_has_the_job_cancelled_where_the_peer_can_be_told() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("shoal", cancels=True), OffersChanged((offer("m"),))
         )
         await says(line, "b", PeerJoined("mac"), OffersChanged((offer("n"),)))
-        one, two = await here.its.ask("m"), await here.its.ask("n")
+        one, two = (
+            await here.coordinator.request("m"),
+            await here.coordinator.request("n"),
+        )
 
-        await one.leave()
-        await two.leave()
+        await one.disconnect()
+        await two.disconnect()
 
-        assert len(line.heard("a", CancelJob)) == 1
-        assert line.heard("b", CancelJob) == []
-        busy = {w.id: len(w.leases) for w in here.its.hub.pool.workers.values()}
+        assert len(line.received("a", CancelJob)) == 1
+        assert line.received("b", CancelJob) == []
+        busy = {w.id: len(w.leases) for w in here.coordinator.hub.pool.workers.values()}
         assert busy == {"wire:shoal/m": 0, "wire:mac/n": 1}
-        line.completes("b")  # it was not told, so it does the job to its end
-        line.completes("a")  # it had just done it
-        await moment()
-        assert not any(w.leases for w in here.its.hub.pool.workers.values())
+        line.complete("b")  # it was not told, so it does the job to its end
+        line.complete("a")  # it had just done it
+        await run_pending()
+        assert not any(w.leases for w in here.coordinator.hub.pool.workers.values())
 
     play(script)
 
 
 def test_nobody_ends_the_job_of_another_peer() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
         await says(line, "b", PeerJoined("eve"), OffersChanged((offer("n"),)))
-        client = await here.its.ask("m")
-        (run,) = line.heard("a", RunJob)
+        client = await here.coordinator.request("m")
+        (run,) = line.received("a", RunJob)
 
         await says(line, "b", Completed(run.job_id, run.lease))
 
         assert client.outcome is None
-        line.writes("a", "right")
-        line.completes("a")
-        await moment()
+        line.write("a", "right")
+        line.complete("a")
+        await run_pending()
         assert client.text == "right"
 
     play(script)
 
 
 def test_refused_job_goes_to_another_peer() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        client = await here.its.ask()
+        client = await here.coordinator.request()
         await says(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
-        (run,) = line.heard("a", RunJob)
+        (run,) = line.received("a", RunJob)
 
         await says(line, "a", Rejected(run.job_id, run.lease, "queue_full"))
-        line.writes("b", "whole")
-        line.completes("b")
-        await moment()
+        line.write("b", "whole")
+        line.complete("b")
+        await run_pending()
 
         assert client.text == "whole"
 
@@ -545,7 +560,7 @@ def test_refused_job_goes_to_another_peer() -> None:
 # Tokens.
 
 
-async def token(here: Place, uses_max: int | None = None) -> JoinToken:
+async def token(here: PeerCoordinator, uses_max: int | None = None) -> JoinToken:
     made = JoinToken("t1", "lab", digest_of("secret"), 0.0, uses_max=uses_max)
     await here.admission.tokens.add(made)
     return made
@@ -560,10 +575,10 @@ def test_peer_counts_only_when_its_token_is_stored() -> None:
             await super().bind_worker(token_id, worker)
 
     async def scenario() -> None:
-        async with coordinator() as its:
+        async with running_coordinator() as its:
             keys = SlowKeys(its.store)
-            here = await place(its, keys=keys)
-            line = await here.line()
+            here = await accept_peers(its, keys=keys)
+            line = await here.connect()
             made = await token(here, uses_max=1)
             by = AdmissionGrant("t1", "wire:mac")
             await says(
@@ -571,16 +586,16 @@ def test_peer_counts_only_when_its_token_is_stored() -> None:
                 "a",
                 PeerJoined("mac", grant=by),
                 OffersChanged((offer(),)),
-                asks(),
+                requested_chat(),
             )
             assert here.workers == []
 
             keys.disk.set()
-            await moment()
+            await run_pending()
 
             assert here.workers == ["wire:mac/m"]
             assert (await keys.tokens.all())[0].workers == {"wire:mac"}
-            assert [each.reason for each in line.heard("a", Rejected)] == [
+            assert [each.reason for each in line.received("a", Rejected)] == [
                 MAY_NOT_SUBMIT
             ]
             assert here.admission.count_connected(made) == 1
@@ -594,9 +609,9 @@ def test_peer_whose_token_cannot_be_stored_is_sent_away() -> None:
             raise StoreError("shoal.db: disk I/O error")
 
     async def scenario() -> None:
-        async with coordinator() as its:
-            here = await place(its, keys=FullKeys(its.store))
-            line = await here.line()
+        async with running_coordinator() as its:
+            here = await accept_peers(its, keys=FullKeys(its.store))
+            line = await here.connect()
             await token(here, uses_max=1)
             by = AdmissionGrant("t1", "wire:mac")
 
@@ -604,7 +619,7 @@ def test_peer_whose_token_cannot_be_stored_is_sent_away() -> None:
                 line, "a", PeerJoined("mac", grant=by), OffersChanged((offer(),))
             )
 
-            assert line.heard("a", Dismiss) == [Dismiss("shoal.db: disk I/O error")]
+            assert line.received("a", Dismiss) == [Dismiss("shoal.db: disk I/O error")]
             assert here.workers == []
             assert not line.serving.done()
 
@@ -612,27 +627,27 @@ def test_peer_whose_token_cannot_be_stored_is_sent_away() -> None:
 
 
 def test_revoked_token_ends_the_peers_that_came_by_it_and_no_others() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         made = await token(here)
         by = AdmissionGrant("t1", "wire:mac")
         await says(line, "a", PeerJoined("mac", grant=by), OffersChanged((offer(),)))
         await says(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
 
         await here.admission.revoke(made)
-        await moment()
+        await run_pending()
 
-        assert line.heard("a", Dismiss) == [Dismiss(REVOKED)]
+        assert line.received("a", Dismiss) == [Dismiss(REVOKED)]
         assert here.workers == ["wire:pc/m"]
         assert not line.serving.done()
         await says(line, "c", PeerJoined("late", grant=by), OffersChanged((offer(),)))
-        assert line.heard("c", Dismiss) == [Dismiss(REVOKED)]
+        assert line.received("c", Dismiss) == [Dismiss(REVOKED)]
         assert here.workers == ["wire:pc/m"]
 
     play(script)
 
 
 def test_peer_that_leaves_frees_its_token() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         made = await token(here)
         by = AdmissionGrant("t1", "wire:mac")
         await says(line, "a", PeerJoined("mac", grant=by))
@@ -646,15 +661,17 @@ def test_peer_that_leaves_frees_its_token() -> None:
 
 
 def test_peer_that_does_not_wait_until_it_is_let_in_is_sent_away() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await token(here)
         by = AdmissionGrant("t1", "wire:mac")
 
-        line.says("a", PeerJoined("mac", grant=by), *[asks()] * (PENDING_MAX + 1))
-        line.says("a", OffersChanged((offer(),)))
-        await moment()
+        line.emit(
+            "a", PeerJoined("mac", grant=by), *[requested_chat()] * (PENDING_MAX + 1)
+        )
+        line.emit("a", OffersChanged((offer(),)))
+        await run_pending()
 
-        (dismiss,) = line.heard("a", Dismiss)
+        (dismiss,) = line.received("a", Dismiss)
         assert dismiss.reason.startswith(f"said more than {PENDING_MAX}")
         assert here.workers == []
 
@@ -665,9 +682,9 @@ def test_peer_that_does_not_wait_until_it_is_let_in_is_sent_away() -> None:
 
 
 def test_peers_are_told_what_our_own_workers_can_run() -> None:
-    async def script(here: Place, line: Line) -> None:
-        assert line.heard(ALL_PEERS, OffersChanged) == [OffersChanged(())]
-        await here.its.join("w", "own", slots=2)
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+        assert line.received(ALL_PEERS, OffersChanged) == [OffersChanged(())]
+        await here.coordinator.join("w", "own", slots=2)
         await says(
             line,
             "a",
@@ -676,19 +693,19 @@ def test_peers_are_told_what_our_own_workers_can_run() -> None:
         )
         await asyncio.sleep(ANNOUNCE_INTERVAL)
 
-        told = line.heard(ALL_PEERS, OffersChanged)[-1].offers
+        told = line.received(ALL_PEERS, OffersChanged)[-1].offers
         assert [each.models for each in told] == [{"own"}]
         assert told[0].slots == 2
-        late = await here.line()
-        assert late.heard(ALL_PEERS, OffersChanged) == [OffersChanged(told)]
+        late = await here.connect()
+        assert late.received(ALL_PEERS, OffersChanged) == [OffersChanged(told)]
 
     play(script)
 
 
 def test_models_of_a_connection_are_offered_on_all_others_only() -> None:
-    async def script(here: Place, line: Line) -> None:
-        other = await here.line()
-        await here.its.join("w", "own")
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+        other = await here.connect()
+        await here.coordinator.join("w", "own")
         mac = PeerJoined("mac", submits_jobs=True)
         await says(line, "a", mac, OffersChanged((offer("m"), offer("own"))))
         await says(other, "b", PeerJoined("gateway", submits_jobs=True))
@@ -696,7 +713,7 @@ def test_models_of_a_connection_are_offered_on_all_others_only() -> None:
 
         assert offered(line) == {"own": 1}
         assert offered(other) == {"m": 1, "own": 2}
-        late = await here.line()
+        late = await here.connect()
         await says(late, "c", PeerJoined("late", submits_jobs=True))
         assert offered(late) == {"m": 1, "own": 2}
 
@@ -704,7 +721,7 @@ def test_models_of_a_connection_are_offered_on_all_others_only() -> None:
 
 
 def test_a_worker_of_this_pool_alone_is_offered_on_its_own_connection() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("gateway", submits_jobs=True))
         ours = PeerJoined("ours", exclusive=True)
         await says(line, "b", ours, OffersChanged((offer("m"),)))
@@ -716,11 +733,11 @@ def test_a_worker_of_this_pool_alone_is_offered_on_its_own_connection() -> None:
 
 
 def test_a_peer_that_reconnects_is_not_shown_its_models() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         mac = PeerJoined("mac", submits_jobs=True)
         await says(line, "a", mac, OffersChanged((offer("m"),)))
 
-        newer = await here.line()
+        newer = await here.connect()
         await says(newer, "a", mac, OffersChanged((offer("m"),)))
         await asyncio.sleep(ANNOUNCE_INTERVAL)
 
@@ -731,88 +748,88 @@ def test_a_peer_that_reconnects_is_not_shown_its_models() -> None:
 
 
 def test_slots_of_a_peer_do_not_make_the_pool_look_free_to_it() -> None:
-    async def script(here: Place, line: Line) -> None:
-        await here.its.join("w", "own")
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+        await here.coordinator.join("w", "own")
         mac = PeerJoined("mac", submits_jobs=True)
         await says(line, "a", mac, OffersChanged((offer("m"),)))
-        await here.its.ask("own")
+        await here.coordinator.request("own")
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
 
-        assert line.heard(ALL_PEERS, LoadChanged)[-1].load.full
+        assert line.received(ALL_PEERS, LoadChanged)[-1].load.full
 
     play(script)
 
 
-def offered(line: Line) -> dict[str, int]:
+def offered(line: ScriptedConnection) -> dict[str, int]:
     """Return the models offered last on a connection, with their slots."""
-    offers = line.heard(ALL_PEERS, OffersChanged)[-1].offers
+    offers = line.received(ALL_PEERS, OffersChanged)[-1].offers
     return {name: each.slots for each in offers for name in each.models}
 
 
 def test_peers_are_told_how_busy_we_are_once_a_second_at_most() -> None:
-    async def script(here: Place, line: Line) -> None:
-        member = await here.its.join("w", "own", slots=100)
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+        member = await here.coordinator.join("w", "own", slots=100)
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
-        before = len(line.heard(ALL_PEERS, LoadChanged))
+        before = len(line.received(ALL_PEERS, LoadChanged))
 
         for _ in range(20):
-            await here.its.ask("own")
+            await here.coordinator.request("own")
         await asyncio.sleep(ANNOUNCE_INTERVAL)
 
-        told = line.heard(ALL_PEERS, LoadChanged)[before:]
+        told = line.received(ALL_PEERS, LoadChanged)[before:]
         assert len(told) <= 3
         assert told[-1] == LoadChanged(WorkerLoad(queued=20))
         for _ in range(80):
-            await here.its.ask("own")
+            await here.coordinator.request("own")
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
         full = LoadChanged(WorkerLoad(queued=100, full=True))
-        assert line.heard(ALL_PEERS, LoadChanged)[-1] == full
+        assert line.received(ALL_PEERS, LoadChanged)[-1] == full
         for run in range(100):
             member.complete(run)
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
-        assert line.heard(ALL_PEERS, LoadChanged)[-1] == LoadChanged(WorkerLoad())
+        assert line.received(ALL_PEERS, LoadChanged)[-1] == LoadChanged(WorkerLoad())
 
     play(script)
 
 
 def test_peers_are_told_when_we_take_nothing_new() -> None:
-    async def script(here: Place, line: Line) -> None:
-        here.crowds.drain("stopping")
-        late = await here.line()
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+        here.connections.drain("stopping")
+        late = await here.connect()
 
-        assert line.heard(ALL_PEERS, Draining) == [Draining("stopping")]
-        assert late.heard(ALL_PEERS, Draining) == [Draining("stopping")]
+        assert line.received(ALL_PEERS, Draining) == [Draining("stopping")]
+        assert late.received(ALL_PEERS, Draining) == [Draining("stopping")]
 
     play(script)
 
 
 def test_connections_end_when_the_coordinator_stops_and_nobody_is_sent_away() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        other = await here.line()
+        other = await here.connect()
 
-        here.its.hub.disconnect_all("stopping")
-        here.crowds.disconnect_all("stopping")
+        here.coordinator.hub.disconnect_all("stopping")
+        here.connections.disconnect_all("stopping")
         ends = await asyncio.gather(line.serving, other.serving)
 
         assert [end.code for end in ends] == [
             CloseCode.GOING_AWAY,
             CloseCode.GOING_AWAY,
         ]
-        assert line.heard("a", Dismiss) == []
+        assert line.received("a", Dismiss) == []
 
     play(script)
 
 
 def test_who_reads_what_a_peer_is_told_can_be_looked_up() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         met = PeerJoined("mac/1", protection=Protection.NOISE)
         await says(line, "a", met, OffersChanged((offer(),)))
-        await here.its.join("w")
+        await here.coordinator.join("w")
 
         via = {
-            each.id: here.its.hub.peer_route_of(each.id)
-            for each in here.its.hub.pool.workers.values()
+            each.id: here.coordinator.hub.peer_route_of(each.id)
+            for each in here.coordinator.hub.pool.workers.values()
         }
 
         assert via == {
@@ -827,10 +844,10 @@ def test_who_reads_what_a_peer_is_told_can_be_looked_up() -> None:
 
 
 def test_there_are_no_models_to_be_copied_unless_they_are_shared() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), ModelQuery("m"))
 
-        assert line.heard("a", ModelAnswer) == [ModelAnswer("m", available=False)]
+        assert line.received("a", ModelAnswer) == [ModelAnswer("m", available=False)]
 
     play(script)
 
@@ -855,15 +872,15 @@ def test_words_about_models_go_to_who_shares_them() -> None:
             self.left.append(peer)
 
     async def scenario() -> None:
-        async with coordinator() as its:
+        async with running_coordinator() as its:
             library = Library()
-            here = await place(its, share=library)
-            line = await here.line()
+            here = await accept_peers(its, share=library)
+            line = await here.connect()
             await says(line, "a", PeerJoined("mac"), ModelQuery("m"))
             assert library.heard == [("wire:mac", ModelQuery("m"))]
             assert library.say(ModelAnswer("m", available=True, size=9))
-            await moment()
-            assert len(line.heard("a", ModelAnswer)) == 1
+            await run_pending()
+            assert len(line.received("a", ModelAnswer)) == 1
 
             await says(line, "a", PeerLeft("bye"))
 
@@ -874,14 +891,14 @@ def test_words_about_models_go_to_who_shares_them() -> None:
 
 
 def test_story_of_a_job_says_who_was_unfit() -> None:
-    async def script(here: Place, line: Line) -> None:
+    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
         hot = LoadChanged(WorkerLoad("is too hot"))
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)), hot)
         await says(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
-        client = await here.its.ask()
+        client = await here.coordinator.request()
         assert client.accepted
 
-        story = await here.its.story(client.job_id)
+        story = await here.coordinator.history(client.job_id)
 
         (leased,) = [fact for fact in story if isinstance(fact, JobLeased)]
         assert [(g.reason, g.workers) for g in leased.passed_over] == [
@@ -895,13 +912,13 @@ def test_connection_on_which_nobody_can_be_met_is_not_worth_a_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
-        async with coordinator() as its:
-            here = await place(its)
-            for accepts in (frozenset[type](), SAYABLE):
+        async with running_coordinator() as its:
+            here = await accept_peers(its)
+            for accepts in (frozenset[type](), ACCEPTED):
                 link = MemoryLink()
                 link.cut()
-                session = PlayedSession([], accepts=accepts)
-                await here.crowds.serve("wire", session, link)
+                session = ScriptedPeerSession([], accepts=accepts)
+                await here.connections.serve("wire", session, link)
 
     with caplog.at_level(logging.INFO, "shoal.peers"):
         virtual.run(scenario())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peers.dialled_peers import Peers, to
+from peers.dialled_peers import DialledPeers, target
 from shoal.peers import discovered_peers
 from shoal.peers.discovered_peers import DiscoveredPeers
 from shoal.peers.outbound import RETRY_MAX
@@ -30,15 +30,15 @@ def seen(
 def meet(sighting: DiscoveredService, now: float) -> OutgoingConnection | None:
     if sighting.text["n"] == "ourselves":
         return None
-    return to(f"tcp://{sighting.addresses[0]}:{sighting.port}")
+    return target(f"tcp://{sighting.addresses[0]}:{sighting.port}")
 
 
 @asynccontextmanager
 async def meetings(
-    peers: Peers,
+    peers: DialledPeers,
     meet: Callable[[DiscoveredService, float], OutgoingConnection | None] = meet,
 ) -> AsyncIterator[DiscoveredPeers]:
-    calls = peers.calling()
+    calls = peers.connections()
     async with asyncio.TaskGroup() as tasks:
         made = DiscoveredPeers("wire", ServiceBrowser("_x._tcp", meet), calls, tasks)
         yield made
@@ -59,7 +59,7 @@ def in_virtual_time(
 
 @in_virtual_time
 async def test_each_service_is_met_once_while_it_is_there() -> None:
-    peers = Peers(lambda: HOUR)
+    peers = DialledPeers(lambda: HOUR)
     async with meetings(peers) as made:
         for _ in range(3):
             made.on_found(seen())
@@ -74,7 +74,7 @@ async def test_each_service_is_met_once_while_it_is_there() -> None:
 
 @in_virtual_time
 async def test_service_is_met_again_when_its_connection_ended() -> None:
-    peers = Peers(lambda: 60.0)
+    peers = DialledPeers(lambda: 60.0)
     async with meetings(peers) as made:
         made.on_found(seen())
         await asyncio.sleep(100.0)
@@ -84,7 +84,7 @@ async def test_service_is_met_again_when_its_connection_ended() -> None:
 
 @in_virtual_time
 async def test_service_that_has_gone_is_not_called_until_it_comes_back() -> None:
-    peers = Peers(lambda: 1.0)
+    peers = DialledPeers(lambda: 1.0)
     async with meetings(peers) as made:
         made.on_found(seen())
         await asyncio.sleep(0.5)
@@ -101,14 +101,14 @@ async def test_service_that_has_gone_is_not_called_until_it_comes_back() -> None
 
 @in_virtual_time
 async def test_connection_outlasts_the_word_that_its_service_has_gone() -> None:
-    peers = Peers(lambda: HOUR)
+    peers = DialledPeers(lambda: HOUR)
     async with meetings(peers) as made:
         made.on_found(seen())
         await asyncio.sleep(1.0)
         made.on_all_lost()
         await asyncio.sleep(60.0)
 
-        assert peers.there == 1
+        assert peers.open == 1
         made.on_found(seen())
         await asyncio.sleep(60.0)
         assert len(peers.calls) == 1
@@ -116,7 +116,7 @@ async def test_connection_outlasts_the_word_that_its_service_has_gone() -> None:
 
 @in_virtual_time
 async def test_all_addresses_are_tried_in_turn() -> None:
-    peers = Peers()
+    peers = DialledPeers()
     async with meetings(peers) as made:
         made.on_found(seen("studio", "10.0.0.1", "10.0.0.2", "10.0.0.3"))
         await asyncio.sleep(20.0)
@@ -127,7 +127,7 @@ async def test_all_addresses_are_tried_in_turn() -> None:
 
 @in_virtual_time
 async def test_service_that_changes_is_called_soon_but_not_for_each_change() -> None:
-    peers = Peers()
+    peers = DialledPeers()
     async with meetings(peers) as made:
         made.on_found(seen())
         await asyncio.sleep(10 * RETRY_MAX)
@@ -145,8 +145,8 @@ async def test_service_that_changes_is_called_soon_but_not_for_each_change() -> 
 
 @in_virtual_time
 async def test_who_is_not_to_be_met_is_asked_about_again_later() -> None:
-    answers = iter([None, None, to("tcp://10.0.0.1:1")])
-    peers = Peers(lambda: HOUR)
+    answers = iter([None, None, target("tcp://10.0.0.1:1")])
+    peers = DialledPeers(lambda: HOUR)
     async with meetings(peers, lambda sighting, now: next(answers)) as made:
         made.on_found(seen())
         await asyncio.sleep(5.0)
@@ -156,7 +156,7 @@ async def test_who_is_not_to_be_met_is_asked_about_again_later() -> None:
 
 @in_virtual_time
 async def test_we_do_not_call_ourselves() -> None:
-    peers = Peers()
+    peers = DialledPeers()
     async with meetings(peers) as made:
         made.on_found(seen(text="ourselves"))
         made.on_found(DiscoveredService("nowhere", (), 1, {"n": ""}))
@@ -169,7 +169,7 @@ def test_inventing_services_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(discovered_peers, "DISCOVERED_MAX", 4)
 
     async def test() -> None:
-        peers = Peers()
+        peers = DialledPeers()
         async with meetings(peers) as made:
             for number in range(100):
                 made.on_found(seen(f"s{number}"))

@@ -6,8 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.hubs import Member, coordinator, moment
-from peers.played_peers import Line, Place, asks, offer, place, tied
+from coordinator.hubs import ScriptedWorker, run_pending, running_coordinator
+from peers.scripted_peers import (
+    PeerCoordinator,
+    ScriptedConnection,
+    accept_peers,
+    connected,
+    offer,
+    requested_chat,
+)
 from shoal.coordinator.answer_reader import SLOW_SECONDS
 from shoal.domain.errors import (
     CannotDo,
@@ -56,46 +63,50 @@ ASKS = PeerJoined("mac", submits_jobs=True)
 
 
 def play(
-    script: Callable[[Place, Line, Member], Awaitable[None]],
+    script: Callable[
+        [PeerCoordinator, ScriptedConnection, ScriptedWorker], Awaitable[None]
+    ],
     queue_max: int = 1000,
     house: PeerJobPolicy = DEFAULT_POLICY,
 ) -> None:
     """Run a script with a peer 'a' that may ask, and a worker of our own."""
 
     async def scenario() -> None:
-        async with coordinator(queue_max=queue_max) as its:
-            here = await place(its, house)
+        async with running_coordinator(queue_max=queue_max) as its:
+            here = await accept_peers(its, house)
             own = await its.join("own", slots=OWN_SLOTS)
-            line = await here.line()
-            line.says("a", ASKS)
-            await moment()
+            line = await here.connect()
+            line.emit("a", ASKS)
+            await run_pending()
             await script(here, line, own)
 
     virtual.run(scenario())
 
 
-async def says(line: Line, *words: RunJob | CancelJob | PeerLeft) -> None:
-    line.says("a", *words)
-    await moment()
+async def says(line: ScriptedConnection, *words: RunJob | CancelJob | PeerLeft) -> None:
+    line.emit("a", *words)
+    await run_pending()
 
 
-def answers(line: Line) -> list[Event]:
+def answers(line: ScriptedConnection) -> list[Event]:
     """Return the ends that the peer was told of."""
     kinds: tuple[type[Event], ...] = (Completed, Rejected, Failed)
-    return [end for kind in kinds for end in line.heard("a", kind)]
+    return [end for kind in kinds for end in line.received("a", kind)]
 
 
 def test_answer_to_a_neighbour_comes_piece_by_piece_under_its_own_number() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        await says(line, asks("theirs"))
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        await says(line, requested_chat("theirs"))
         own.write("one ", "two")
-        await moment()
-        assert line.heard("a", AnswerChunk) == [
+        await run_pending()
+        assert line.received("a", AnswerChunk) == [
             AnswerChunk(JobId("theirs"), ONE, ["one ", "two"])
         ]
 
         own.complete()
-        await moment()
+        await run_pending()
 
         assert answers(line) == [Completed(JobId("theirs"), ONE)]
 
@@ -103,11 +114,13 @@ def test_answer_to_a_neighbour_comes_piece_by_piece_under_its_own_number() -> No
 
 
 def test_job_of_a_neighbour_has_its_owner_price_and_limits() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
         facts: list[object] = []
-        here.its.hub.subscribe(facts.append)
+        here.coordinator.hub.subscribe(facts.append)
 
-        await says(line, asks())
+        await says(line, requested_chat())
 
         (job,) = [fact.job for fact in facts if isinstance(fact, JobSubmitted)]
         assert job.owner == "wire:mac"
@@ -120,8 +133,10 @@ def test_job_of_a_neighbour_has_its_owner_price_and_limits() -> None:
 
 
 def test_job_without_a_model_is_done_by_any() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        await says(line, asks(model=""))
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        await says(line, requested_chat(model=""))
 
         assert [run.work.model for run in own.runs] == ["*"]
 
@@ -129,56 +144,64 @@ def test_job_without_a_model_is_done_by_any() -> None:
 
 
 def test_owner_of_a_neighbours_jobs_is_nobody_elses_account() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        line.says("b", PeerJoined("default/user", submits_jobs=True), asks())
-        await moment()
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        line.emit("b", PeerJoined("default/user", submits_jobs=True), requested_chat())
+        await run_pending()
 
-        (job,) = here.its.hub.pool.jobs.values()
+        (job,) = here.coordinator.hub.pool.jobs.values()
         assert job.job.owner == "wire:default%2Fuser"
 
     play(script)
 
 
 def test_neighbour_that_cancels_frees_the_worker() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        await says(line, asks("x"), asks("y"))
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        await says(line, requested_chat("x"), requested_chat("y"))
 
         await says(line, CancelJob(JobId("x"), ONE), CancelJob(JobId("?"), ONE))
 
         assert len(own.cancelled) == 1
-        assert len(here.its.hub.pool.jobs) == 1
+        assert len(here.coordinator.hub.pool.jobs) == 1
         assert answers(line) == []
-        await says(line, asks("x"))  # the number is free again
-        assert len(here.its.hub.pool.jobs) == 2
+        await says(line, requested_chat("x"))  # the number is free again
+        assert len(here.coordinator.hub.pool.jobs) == 2
 
     play(script)
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "replaced"])
 def test_neighbour_that_goes_leaves_no_jobs(how: str) -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        await says(line, asks("x"), asks("y"))
-        assert len(here.its.hub.pool.jobs) == 2
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        await says(line, requested_chat("x"), requested_chat("y"))
+        assert len(here.coordinator.hub.pool.jobs) == 2
 
         if how == "gone":
             await says(line, PeerLeft("bye"))
         elif how == "cut":
             await line.end()
         else:
-            line.says("b", ASKS)
-            await moment()
+            line.emit("b", ASKS)
+            await run_pending()
 
-        assert not here.its.hub.pool.jobs
+        assert not here.coordinator.hub.pool.jobs
         assert len(own.cancelled) == 2
 
     play(script)
 
 
 def test_job_that_is_asked_for_twice_is_done_once() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        await says(line, asks("x"), asks("x"))
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        await says(line, requested_chat("x"), requested_chat("x"))
         own.complete()
-        await moment()
+        await run_pending()
 
         assert len(own.runs) == 1
         assert len(answers(line)) == 1
@@ -187,11 +210,13 @@ def test_job_that_is_asked_for_twice_is_done_once() -> None:
 
 
 def test_peer_that_may_not_ask_is_told_how_it_may() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        line.says("b", PeerJoined("worker"), asks())
-        await moment()
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        line.emit("b", PeerJoined("worker"), requested_chat())
+        await run_pending()
 
-        (rejected,) = line.heard("b", Rejected)
+        (rejected,) = line.received("b", Rejected)
         assert "passcode" in rejected.reason
         assert own.runs == []
 
@@ -199,15 +224,19 @@ def test_peer_that_may_not_ask_is_told_how_it_may() -> None:
 
 
 def test_a_job_of_a_peer_never_runs_on_that_peer() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        line.says("a", OffersChanged((offer("m"), offer("theirs"))))
-        await moment()
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        line.emit("a", OffersChanged((offer("m"), offer("theirs"))))
+        await run_pending()
 
-        await says(line, *(asks(f"job {number}") for number in range(OWN_SLOTS)))
-        await says(line, asks("circle", "theirs"))
+        await says(
+            line, *(requested_chat(f"job {number}") for number in range(OWN_SLOTS))
+        )
+        await says(line, requested_chat("circle", "theirs"))
 
-        assert line.heard("a", RunJob) == []
-        (rejected,) = line.heard("a", Rejected)
+        assert line.received("a", RunJob) == []
+        (rejected,) = line.received("a", Rejected)
         assert rejected.job_id == "circle"
         assert "only the peer that requests theirs has it" in rejected.reason
 
@@ -215,66 +244,78 @@ def test_a_job_of_a_peer_never_runs_on_that_peer() -> None:
 
 
 def test_answer_that_has_begun_is_refused() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        await says(line, asks(continues="once upon"))
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        await says(line, requested_chat(continues="once upon"))
 
-        (rejected,) = line.heard("a", Rejected)
+        (rejected,) = line.received("a", Rejected)
         assert "another pool began" in rejected.reason
 
     play(script)
 
 
 def test_peer_has_as_many_jobs_open_as_there_are_slots_and_no_more() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
         assert OWN_SLOTS > JOBS_MAX
-        await says(line, *(asks(f"job {number}") for number in range(OWN_SLOTS + 1)))
+        await says(
+            line, *(requested_chat(f"job {number}") for number in range(OWN_SLOTS + 1))
+        )
 
         assert len(own.runs) == OWN_SLOTS
-        (rejected,) = line.heard("a", Rejected)
+        (rejected,) = line.received("a", Rejected)
         assert rejected.job_id == f"job {OWN_SLOTS}"
         assert str(OWN_SLOTS) in rejected.reason
         own.complete()
-        await moment()
-        await says(line, asks("another"))
-        assert len(line.heard("a", Rejected)) == 1
+        await run_pending()
+        await says(line, requested_chat("another"))
+        assert len(line.received("a", Rejected)) == 1
 
     play(script)
 
 
 def test_full_queue_is_told() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        await here.its.join("slow", "n")
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        await here.coordinator.join("slow", "n")
         for number in range(3):
-            await says(line, asks(f"job {number}", "n"))
+            await says(line, requested_chat(f"job {number}", "n"))
 
-        (rejected,) = line.heard("a", Rejected)
+        (rejected,) = line.received("a", Rejected)
         assert rejected.job_id == "job 2"
 
     play(script, queue_max=1)
 
 
 def test_what_only_other_pools_have_is_refused_at_once() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        line.says(
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        line.emit(
             "b", PeerJoined("pool"), OffersChanged((offer("far", neighbour=True),))
         )
-        await moment()
+        await run_pending()
 
-        await says(line, asks("x", "far"))
+        await says(line, requested_chat("x", "far"))
 
-        (rejected,) = line.heard("a", Rejected)
+        (rejected,) = line.received("a", Rejected)
         assert "only other pools have far" in rejected.reason
-        assert line.heard("b", RunJob) == []
+        assert line.received("b", RunJob) == []
 
     play(script)
 
 
 def test_failure_of_a_worker_is_passed_on() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        await says(line, asks())
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        await says(line, requested_chat())
         (run,) = own.runs
-        own.say(Failed(run.job_id, run.lease, "too long", Fault.CONTEXT))
-        await moment()
+        own.emit(Failed(run.job_id, run.lease, "too long", Fault.CONTEXT))
+        await run_pending()
 
         assert answers(line) == [
             Failed(JobId("theirs"), ONE, "too long", Fault.CONTEXT)
@@ -304,7 +345,7 @@ def test_failure_of_a_worker_is_passed_on() -> None:
 def test_whatever_may_go_well_elsewhere_is_rejected(
     error: ShoalError, kind: Fault | None
 ) -> None:
-    end = rejection_of(asks("x"), error)
+    end = rejection_of(requested_chat("x"), error)
 
     if kind is None:
         assert end == Rejected(JobId("x"), ONE, "x")
@@ -313,10 +354,12 @@ def test_whatever_may_go_well_elsewhere_is_rejected(
 
 
 def test_neighbour_that_does_not_read_loses_its_job_and_nobody_else_does() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        await says(line, asks("x"))
-        line.link.taking.clear()
-        client = await here.its.ask()
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        await says(line, requested_chat("x"))
+        line.link.writable.clear()
+        client = await here.coordinator.request()
         piece = "x" * (256 << 10)
 
         for _ in range(40):
@@ -324,11 +367,11 @@ def test_neighbour_that_does_not_read_loses_its_job_and_nobody_else_does() -> No
             own.write("y", run=1)
             await asyncio.sleep(SLOW_SECONDS / 20)
         own.complete(run=1)
-        line.link.taking.set()
-        await moment()
+        line.link.writable.set()
+        await run_pending()
 
         assert client.text == "y" * 40
-        (failed,) = line.heard("a", Failed)
+        (failed,) = line.received("a", Failed)
         assert "reads too slowly" in failed.error
         assert len(own.cancelled) == 1
 
@@ -336,32 +379,34 @@ def test_neighbour_that_does_not_read_loses_its_job_and_nobody_else_does() -> No
 
 
 def test_tasks_are_done_for_neighbours_as_well() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        doer = await here.its.join("doer", "t", kinds=frozenset({JobKind.TASK}))
-        task = replace(asks("x"), work=Task("classify", {"input": "text"}))
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        doer = await here.coordinator.join("doer", "t", kinds=frozenset({JobKind.TASK}))
+        task = replace(requested_chat("x"), work=Task("classify", {"input": "text"}))
 
         await says(line, task)
         doer.write('{"label":"a"}')
         doer.complete()
-        await moment()
+        await run_pending()
 
-        assert line.heard("a", AnswerChunk)[0].pieces == ['{"label":"a"}']
+        assert line.received("a", AnswerChunk)[0].pieces == ['{"label":"a"}']
 
     play(script)
 
 
 def test_limits_of_the_house_hold() -> None:
     async def scenario() -> None:
-        async with coordinator() as its:
-            here = await place(
+        async with running_coordinator() as its:
+            here = await accept_peers(
                 its, replace(DEFAULT_POLICY, limits=TimeLimits(queue=2.0))
             )
             await its.join("w", "n")
-            line = await here.line()
-            line.says("a", ASKS, asks("x", "n"), asks("y", "n"))
+            line = await here.connect()
+            line.emit("a", ASKS, requested_chat("x", "n"), requested_chat("y", "n"))
             await asyncio.sleep(3.0)
 
-            (rejected,) = line.heard("a", Rejected)
+            (rejected,) = line.received("a", Rejected)
             assert rejected.job_id == "y"
             assert "over the limit of 2 s" in rejected.reason
 
@@ -371,26 +416,28 @@ def test_limits_of_the_house_hold() -> None:
 # Two coordinators that are each other's neighbours.
 
 
-def two_pools(script: Callable[[Place, Place], Awaitable[None]]) -> None:
+def two_pools(
+    script: Callable[[PeerCoordinator, PeerCoordinator], Awaitable[None]],
+) -> None:
     async def scenario() -> None:
-        async with coordinator() as one, coordinator() as other:
-            here, there = await place(one), await place(other)
-            async with tied(here, there):
+        async with running_coordinator() as one, running_coordinator() as other:
+            here, there = await accept_peers(one), await accept_peers(other)
+            async with connected(here, there):
                 await script(here, there)
 
     virtual.run(scenario())
 
 
 def test_pool_does_what_its_neighbour_cannot() -> None:
-    async def script(here: Place, there: Place) -> None:
-        worker = await there.its.join("w", "m")
+    async def script(here: PeerCoordinator, there: PeerCoordinator) -> None:
+        worker = await there.coordinator.join("w", "m")
         await asyncio.sleep(ANNOUNCE_INTERVAL)
         assert here.workers == ["wire:other/m"]
 
-        client = await here.its.ask()
+        client = await here.coordinator.request()
         worker.write("from ", "there")
         worker.complete()
-        await moment()
+        await run_pending()
 
         assert client.text == "from there"
         assert client.outcome is not None
@@ -399,45 +446,45 @@ def test_pool_does_what_its_neighbour_cannot() -> None:
 
 
 def test_no_job_goes_in_a_circle() -> None:
-    async def script(here: Place, there: Place) -> None:
-        worker = await there.its.join("w", "m")
+    async def script(here: PeerCoordinator, there: PeerCoordinator) -> None:
+        worker = await there.coordinator.join("w", "m")
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
         assert there.workers == ["wire:w"]  # what is its own is not offered back
 
-        client = await here.its.ask()
+        client = await here.coordinator.request()
         worker.port.on_disconnect("cut off")
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
 
         # It waits there for somebody who has the model, and nobody is asked for it.
-        (mirror,) = here.its.hub.pool.workers.values()
+        (mirror,) = here.coordinator.hub.pool.workers.values()
         assert mirror.draining == "not loaded any more"
         assert there.workers == []
-        assert len(there.its.hub.pool.jobs) == 1
+        assert len(there.coordinator.hub.pool.jobs) == 1
 
         await asyncio.sleep(TimeLimits().queue * 3)
 
         assert isinstance(client.error, NoWorker)
         assert here.workers == there.workers == []
-        assert not here.its.hub.pool.jobs
-        assert not there.its.hub.pool.jobs
+        assert not here.coordinator.hub.pool.jobs
+        assert not there.coordinator.hub.pool.jobs
 
     two_pools(script)
 
 
 def test_both_may_have_the_same_model_and_help_each_other() -> None:
-    async def script(here: Place, there: Place) -> None:
-        near, far = await here.its.join("w"), await there.its.join("w")
+    async def script(here: PeerCoordinator, there: PeerCoordinator) -> None:
+        near, far = await here.coordinator.join("w"), await there.coordinator.join("w")
         await asyncio.sleep(ANNOUNCE_INTERVAL)
-        clients = [await here.its.ask() for _ in range(3)]
+        clients = [await here.coordinator.request() for _ in range(3)]
 
         assert (len(near.runs), len(far.runs)) == (1, 1)
         assert far.runs[0].terms.near
         for member in (near, far):
             member.complete()
-        await moment()
+        await run_pending()
         near.complete()
         far.complete()
-        await moment()
+        await run_pending()
 
         assert sum(client.outcome is not None for client in clients) == 3
 
@@ -445,25 +492,27 @@ def test_both_may_have_the_same_model_and_help_each_other() -> None:
 
 
 def test_client_that_leaves_frees_the_neighbours_worker() -> None:
-    async def script(here: Place, there: Place) -> None:
-        worker = await there.its.join("w")
+    async def script(here: PeerCoordinator, there: PeerCoordinator) -> None:
+        worker = await there.coordinator.join("w")
         await asyncio.sleep(ANNOUNCE_INTERVAL)
-        client = await here.its.ask()
+        client = await here.coordinator.request()
         assert len(worker.runs) == 1
 
-        await client.leave()
-        await moment()
+        await client.disconnect()
+        await run_pending()
 
         assert len(worker.cancelled) == 1
-        assert not here.its.hub.pool.jobs
-        assert not there.its.hub.pool.jobs
+        assert not here.coordinator.hub.pool.jobs
+        assert not there.coordinator.hub.pool.jobs
 
     two_pools(script)
 
 
 def test_request_on_the_moderation_list_is_refused() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        await says(line, asks())
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        await says(line, requested_chat())
 
         (failed,) = answers(line)
         assert isinstance(failed, Failed)
@@ -475,13 +524,15 @@ def test_request_on_the_moderation_list_is_refused() -> None:
 
 
 def test_answer_on_the_moderation_list_ends_there_and_frees_the_worker() -> None:
-    async def script(here: Place, line: Line, own: Member) -> None:
-        await says(line, asks())
+    async def script(
+        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        await says(line, requested_chat())
 
         own.write("x" * UNCHECKED_MAX, "secret")
-        await moment()
+        await run_pending()
 
         assert answers(line) == [Completed(JobId("theirs"), ONE, "content_filter")]
-        assert any(isinstance(word, CancelJob) for word in own.told)
+        assert any(isinstance(word, CancelJob) for word in own.commands)
 
     play(script, house=PeerJobPolicy(moderation=Moderation("secret")))

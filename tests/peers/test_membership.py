@@ -12,7 +12,7 @@ import pytest
 
 from gateway.serving import eventually
 from harness.speed import scaled
-from peers.dialled_peers import Peers, scripted
+from peers.dialled_peers import DialledPeers, open_session
 from shoal.peers.membership import CHECK_INTERVAL, EXCHANGES_MAX, MembershipRunner
 from shoal.peers.outbound import OutboundConnections
 from shoal.protocols.seam.endpoints import (
@@ -61,7 +61,7 @@ class Plan:
         return self.rows
 
     def exchange(
-        self, url: str, open: Callable[[float], Any] = scripted, within: float = 2.0
+        self, url: str, open: Callable[[float], Any] = open_session, within: float = 2.0
     ) -> Probe:
         return Probe(
             OutgoingConnection(url, open),
@@ -71,10 +71,10 @@ class Plan:
 
 
 @asynccontextmanager
-async def running(rounds: Plan, peers: Peers) -> AsyncIterator[MembershipRunner]:
+async def running(rounds: Plan, peers: DialledPeers) -> AsyncIterator[MembershipRunner]:
     assert isinstance(rounds, MembershipProber)
     async with asyncio.TaskGroup() as tasks:
-        calls = peers.calling()
+        calls = peers.connections()
         run = MembershipRunner("wire", rounds, calls, peers.dial, LoopClock(), tasks)
         walking = tasks.create_task(run.run())
         try:
@@ -86,7 +86,7 @@ async def running(rounds: Plan, peers: Peers) -> AsyncIterator[MembershipRunner]
                 each.cancel()
 
 
-def made(rounds: Plan, peers: Peers, seconds: float) -> None:
+def made(rounds: Plan, peers: DialledPeers, seconds: float) -> None:
     """Make the rounds for so long."""
 
     async def test() -> None:
@@ -98,7 +98,7 @@ def made(rounds: Plan, peers: Peers, seconds: float) -> None:
 
 def test_ticks_come_at_their_deadlines() -> None:
     rounds = Plan([])
-    made(rounds, Peers(), 3.5)
+    made(rounds, DialledPeers(), 3.5)
 
     assert rounds.ticks == pytest.approx([0.0, 1.0, 2.0, 3.0], abs=0.05)
 
@@ -107,7 +107,7 @@ def test_deadline_that_moves_is_noticed() -> None:
     rounds = Plan([], every=None)
 
     async def test() -> None:
-        async with running(rounds, Peers()):
+        async with running(rounds, DialledPeers()):
             await asyncio.sleep(5.0)
             rounds.due = 5.5
             await asyncio.sleep(5.0)
@@ -121,7 +121,7 @@ def test_deadline_that_moves_is_noticed() -> None:
 def test_whom_it_does_not_reach_is_told_at_once_and_once() -> None:
     rounds = Plan([])
     rounds.plan = [[rounds.exchange("tcp://far:1")]]
-    made(rounds, Peers(), 5.0)
+    made(rounds, DialledPeers(), 5.0)
 
     ((when, why),) = rounds.over
     assert when < 0.1
@@ -131,7 +131,7 @@ def test_whom_it_does_not_reach_is_told_at_once_and_once() -> None:
 def test_who_does_not_answer_in_time_is_told_then() -> None:
     rounds = Plan([])
     rounds.plan = [[rounds.exchange("tcp://far:1", within=2.0)]]
-    made(rounds, Peers(lambda: 60.0), 5.0)
+    made(rounds, DialledPeers(lambda: 60.0), 5.0)
 
     ((when, why),) = rounds.over
     assert 2.0 <= when <= 2.1
@@ -144,7 +144,7 @@ def test_exchanges_are_made_at_the_same_time_but_not_without_end() -> None:
         rounds.exchange(f"tcp://far:{n}", within=2.0) for n in range(2 * EXCHANGES_MAX)
     ]
     rounds.plan = [many]
-    peers = Peers(lambda: 60.0)
+    peers = DialledPeers(lambda: 60.0)
     made(rounds, peers, 10.0)
 
     begun = [when for when, _ in peers.calls]
@@ -158,9 +158,9 @@ def test_end_of_an_exchange_is_news() -> None:
     def over(why: str, now: float) -> None:
         rounds.due = now
 
-    exchange = Probe(OutgoingConnection("tcp://far:1", scripted), 2.3, over)
+    exchange = Probe(OutgoingConnection("tcp://far:1", open_session), 2.3, over)
     rounds.plan = [[exchange]]
-    made(rounds, Peers(lambda: 60.0), 5.0)
+    made(rounds, DialledPeers(lambda: 60.0), 5.0)
 
     assert rounds.ticks[:2] == pytest.approx([0.0, 2.3], abs=0.05)
 
@@ -168,7 +168,7 @@ def test_end_of_an_exchange_is_news() -> None:
 def test_exchange_that_is_cut_off_is_told_of_too() -> None:
     rounds = Plan([])
     rounds.plan = [[rounds.exchange("tcp://far:1", within=60.0)]]
-    made(rounds, Peers(lambda: 60.0), 1.0)
+    made(rounds, DialledPeers(lambda: 60.0), 1.0)
 
     assert [why for _, why in rounds.over] == ["cut off"]
 
@@ -179,7 +179,7 @@ def test_bug_in_an_exchange_stays_there(caplog: pytest.LogCaptureFixture) -> Non
 
     rounds = Plan([])
     rounds.plan = [[rounds.exchange("tcp://far:1", broken)]]
-    made(rounds, Peers(lambda: 60.0), 3.5)
+    made(rounds, DialledPeers(lambda: 60.0), 3.5)
 
     assert [why for _, why in rounds.over] == ["internal error"]
     assert len(rounds.ticks) == 4
@@ -187,8 +187,8 @@ def test_bug_in_an_exchange_stays_there(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_call_is_kept_up_until_it_is_unwanted() -> None:
-    outgoing = OutgoingConnection("tcp://far:1", scripted)
-    rounds, peers = Plan([[outgoing]]), Peers(lambda: 1.0)
+    outgoing = OutgoingConnection("tcp://far:1", open_session)
+    rounds, peers = Plan([[outgoing]]), DialledPeers(lambda: 1.0)
 
     async def test() -> None:
         async with running(rounds, peers) as run:
@@ -211,7 +211,7 @@ def test_change_of_a_nodes_state_is_logged_once(
     rounds = Plan([], rows=[ListedNode("b", "192.0.2.1:5", "alive", 0.0)])
 
     async def test() -> None:
-        async with running(rounds, Peers()):
+        async with running(rounds, DialledPeers()):
             await asyncio.sleep(3.0)
             rounds.rows = [ListedNode("b", "192.0.2.1:5", "failed", 3.0, note="why")]
             await asyncio.sleep(3.0)
@@ -231,7 +231,7 @@ def test_this_machine_among_the_nodes_is_no_news(
     rounds = Plan([], rows=[ListedNode("us", "", "here", 0.0)])
 
     async def test() -> None:
-        async with running(rounds, Peers()):
+        async with running(rounds, DialledPeers()):
             await asyncio.sleep(3.0)
 
     with caplog.at_level(logging.INFO):
@@ -266,7 +266,9 @@ async def test_question_is_asked_and_answered_over_a_real_socket() -> None:
         rounds = Plan([])
         rounds.plan = [[rounds.exchange(f"tcp://127.0.0.1:{port}", asking)]]
         async with asyncio.TaskGroup() as tasks:
-            calls = OutboundConnections(Peers().serve, dial, LoopClock(), Random(1))
+            calls = OutboundConnections(
+                DialledPeers().serve, dial, LoopClock(), Random(1)
+            )
             run = MembershipRunner("wire", rounds, calls, dial, LoopClock(), tasks)
             walking = tasks.create_task(run.run())
             await eventually(lambda: bool(rounds.over))

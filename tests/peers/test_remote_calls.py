@@ -8,8 +8,8 @@ import pytest
 
 from calls.function_workers import call, pack, unpack
 from calls.test_scheduler import WAY, Caller
-from coordinator.hubs import Coordinator, moment, play
-from peers.played_peers import Line, Place, place
+from coordinator.hubs import Coordinator, run_pending, run_script
+from peers.scripted_peers import PeerCoordinator, ScriptedConnection, accept_peers
 from shoal.calls.group import IDLE_MAX
 from shoal.calls.scheduler import CallScheduler
 from shoal.calls.stream import OpenCallStream
@@ -94,7 +94,7 @@ class Held:
         pass
 
 
-Script = Callable[[Coordinator, Place, Line], Awaitable[None]]
+Script = Callable[[Coordinator, PeerCoordinator, ScriptedConnection], Awaitable[None]]
 
 
 def with_a_peer(
@@ -105,40 +105,44 @@ def with_a_peer(
     cancels: bool = True,
 ) -> None:
     async def scenario(its: Coordinator) -> None:
-        there = await place(its)
-        line = await there.line()
-        line.says("1", PeerJoined("peer", cancels=cancels, submits_jobs=asks))
-        line.says("1", OffersChanged(offers))
-        await moment()
+        there = await accept_peers(its)
+        line = await there.connect()
+        line.emit("1", PeerJoined("peer", cancels=cancels, submits_jobs=asks))
+        line.emit("1", OffersChanged(offers))
+        await run_pending()
         await script(its, there, line)
         await line.end()
 
-    play(scenario)
+    run_script(scenario)
 
 
 async def ask(its: Coordinator, work: Call) -> Noting:
     asker = Noting()
     limits = call_limits(work.timeout)
     its.hub.submit(Job(its.hub.new_id(), work, limits, "me"), asker)
-    await moment()
+    await run_pending()
     return asker
 
 
 def test_a_peer_without_models_is_a_worker_by_its_own_name() -> None:
-    async def script(its: Coordinator, there: Place, line: Line) -> None:
+    async def script(
+        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+    ) -> None:
         assert there.workers == ["wire:peer"]
 
     with_a_peer(script)
 
 
 def test_a_peer_makes_a_call_and_gives_the_value() -> None:
-    async def script(its: Coordinator, there: Place, line: Line) -> None:
+    async def script(
+        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+    ) -> None:
         asker = await ask(its, call("add", 1, 2))
-        (run,) = line.heard("1", RunJob)
+        (run,) = line.received("1", RunJob)
 
-        line.says("1", CallProgress(run.job_id, run.lease, 0.5, "half"))
-        line.says("1", Completed(run.job_id, run.lease, value=pack(3)))
-        await moment()
+        line.emit("1", CallProgress(run.job_id, run.lease, 0.5, "half"))
+        line.emit("1", Completed(run.job_id, run.lease, value=pack(3)))
+        await run_pending()
 
         assert asker.told == ["accepted", "leased", (0.5, "half")]
         assert getattr(asker.end, "value", None) == pack(3)
@@ -150,42 +154,46 @@ def test_a_peer_makes_a_call_and_gives_the_value() -> None:
 
 
 def test_a_call_that_tells_how_far_it_has_come_is_not_silent() -> None:
-    async def script(its: Coordinator, there: Place, line: Line) -> None:
+    async def script(
+        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+    ) -> None:
         work = Call("add", pack([]), pack({}), timeout=1.0)
         asker = await ask(its, work)
-        (run,) = line.heard("1", RunJob)
+        (run,) = line.received("1", RunJob)
         for _ in range(3):
             await asyncio.sleep(CALL_GRACE_SECONDS)
-            line.says("1", CallProgress(run.job_id, run.lease))
-            await moment()
+            line.emit("1", CallProgress(run.job_id, run.lease))
+            await run_pending()
         assert asker.end is None
 
         await asyncio.sleep(CALL_GRACE_SECONDS + 2)
 
         assert "waiting for more output" in str(asker.end)
-        assert line.heard("1", CancelJob)
+        assert line.received("1", CancelJob)
 
     with_a_peer(script)
 
 
 def test_lanes_go_to_a_peer_and_back_and_are_closed() -> None:
-    async def script(its: Coordinator, there: Place, line: Line) -> None:
+    async def script(
+        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+    ) -> None:
         caller = Caller()
         clock = LoopClock(asyncio.get_running_loop().time)
         board = CallScheduler(its.hub, clock, "me", caller)
         board.submit(WAY, StreamedCall(7, pack([1]), pack({})))
         board.flush()
-        await moment()
-        (run,) = line.heard("1", RunJob)
-        (push,) = line.heard("1", PushCalls)
+        await run_pending()
+        (run,) = line.received("1", RunJob)
+        (push,) = line.received("1", PushCalls)
 
-        line.says("1", CallsReturned(run.job_id, run.lease, [CallResult(7, pack(3))]))
-        await moment()
+        line.emit("1", CallsReturned(run.job_id, run.lease, [CallResult(7, pack(3))]))
+        await run_pending()
         assert caller.values == {7: 3}
         await asyncio.sleep(IDLE_MAX + 1)
 
         assert push.calls == [StreamedCall(7, pack([1]), pack({}))]
-        assert line.heard("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
+        assert line.received("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
         assert its.hub.pool.jobs == {}
         board.close()
 
@@ -193,20 +201,22 @@ def test_lanes_go_to_a_peer_and_back_and_are_closed() -> None:
 
 
 def test_a_lane_is_over_where_nothing_can_be_stopped_when_its_worker_says_so() -> None:
-    async def script(its: Coordinator, there: Place, line: Line) -> None:
+    async def script(
+        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+    ) -> None:
         lane = OpenCallStream(
             its.hub, "me", CallStream("add"), Priority.NORMAL, 9.0, Held()
         )
-        await moment()
-        (run,) = line.heard("1", RunJob)
+        await run_pending()
+        (run,) = line.received("1", RunJob)
         (worker,) = its.hub.pool.workers.values()
 
         its.hub.cancel(lane.job_id, "its key was revoked")
-        await moment()
-        assert line.heard("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
+        await run_pending()
+        assert line.received("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
         assert worker.leases == {run.job_id: run.lease}
-        line.says("1", Completed(run.job_id, run.lease))
-        await moment()
+        line.emit("1", Completed(run.job_id, run.lease))
+        await run_pending()
 
         assert worker.leases == {}
 
@@ -214,19 +224,21 @@ def test_a_lane_is_over_where_nothing_can_be_stopped_when_its_worker_says_so() -
 
 
 def test_an_idle_lane_is_over_once_its_worker_says_so() -> None:
-    async def script(its: Coordinator, there: Place, line: Line) -> None:
+    async def script(
+        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+    ) -> None:
         lane = OpenCallStream(
             its.hub, "me", CallStream("add"), Priority.NORMAL, 9.0, Held()
         )
-        await moment()
-        (run,) = line.heard("1", RunJob)
+        await run_pending()
+        (run,) = line.received("1", RunJob)
 
         lane.close(idle=True)
-        await moment()
-        assert line.heard("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
+        await run_pending()
+        assert line.received("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
         assert run.job_id in its.hub.pool.jobs
-        line.says("1", Completed(run.job_id, run.lease))
-        await moment()
+        line.emit("1", Completed(run.job_id, run.lease))
+        await run_pending()
 
         assert its.hub.pool.jobs == {}
 
@@ -234,18 +246,20 @@ def test_an_idle_lane_is_over_once_its_worker_says_so() -> None:
 
 
 def test_what_a_call_refers_to_goes_before_it_once_and_again_if_it_is_lacking() -> None:
-    async def script(its: Coordinator, there: Place, line: Line) -> None:
+    async def script(
+        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+    ) -> None:
         its.hub.blobs._store.keep(BLOB)  # as a thread would, which virtual time lacks
         work = Call("add", pack([]), pack({}), blobs=(DIGEST,))
         await ask(its, work)
         await ask(its, work)
-        words = [type(said.message) for said in line.told if said.peer == "1"]
+        words = [type(said.message) for said in line.sent if said.peer == "1"]
         assert words == [SendBlob, RunJob, RunJob]
 
-        line.says("1", BlobMissing(DIGEST))
-        await moment()
+        line.emit("1", BlobMissing(DIGEST))
+        await run_pending()
 
-        assert [bytes(each.data) for each in line.heard("1", SendBlob)] == [BLOB] * 2
+        assert [bytes(each.data) for each in line.received("1", SendBlob)] == [BLOB] * 2
 
     with_a_peer(script)
 
@@ -253,23 +267,25 @@ def test_what_a_call_refers_to_goes_before_it_once_and_again_if_it_is_lacking() 
 # What peers ask for.
 
 
-async def asked(line: Line, work: Work, number: str = "theirs") -> None:
-    line.says("2", RunJob(JobId(number), LeaseNumber(1), work))
-    await moment()
+async def asked(line: ScriptedConnection, work: Work, number: str = "theirs") -> None:
+    line.emit("2", RunJob(JobId(number), LeaseNumber(1), work))
+    await run_pending()
 
 
 def test_a_call_that_a_peer_asks_for_is_a_job_of_ours() -> None:
-    async def script(its: Coordinator, there: Place, line: Line) -> None:
-        line.says("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
+    async def script(
+        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+    ) -> None:
+        line.emit("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
         await asked(line, call("add", 1, 2))
-        (run,) = line.heard("1", RunJob)
+        (run,) = line.received("1", RunJob)
 
-        line.says("1", Completed(run.job_id, run.lease, value=pack(3)))
-        await moment()
+        line.emit("1", Completed(run.job_id, run.lease, value=pack(3)))
+        await run_pending()
 
-        (end,) = line.heard("2", Completed)
+        (end,) = line.received("2", Completed)
         assert (end.job_id, unpack(end.value)) == ("theirs", 3)
-        assert line.heard("2", AnswerChunk) == []
+        assert line.received("2", AnswerChunk) == []
         stored = await its.store.job(run.job_id)
         assert stored is not None
         assert stored.job.owner == "wire:dispatcher"
@@ -278,15 +294,17 @@ def test_a_call_that_a_peer_asks_for_is_a_job_of_ours() -> None:
 
 
 def test_a_call_that_fails_is_told_with_the_traceback() -> None:
-    async def script(its: Coordinator, there: Place, line: Line) -> None:
-        line.says("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
+    async def script(
+        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+    ) -> None:
+        line.emit("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
         await asked(line, call("add", 1, 2))
-        (run,) = line.heard("1", RunJob)
+        (run,) = line.received("1", RunJob)
 
-        line.says("1", Failed(run.job_id, run.lease, "Traceback: boom"))
-        await moment()
+        line.emit("1", Failed(run.job_id, run.lease, "Traceback: boom"))
+        await run_pending()
 
-        (end,) = line.heard("2", Failed)
+        (end,) = line.received("2", Failed)
         assert (end.error, end.fault) == ("Traceback: boom", Fault.WORKER)
 
     with_a_peer(script)
@@ -296,30 +314,34 @@ def test_a_call_that_fails_is_told_with_the_traceback() -> None:
     "work", [CallStream("add"), call("sub")], ids=["lane", "unknown"]
 )
 def test_what_is_not_done_for_peers_is_rejected(work: Work) -> None:
-    async def script(its: Coordinator, there: Place, line: Line) -> None:
-        line.says("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
+    async def script(
+        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+    ) -> None:
+        line.emit("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
         await asked(line, work)
 
-        (end,) = line.heard("2", Rejected)
+        (end,) = line.received("2", Rejected)
         assert end.job_id == "theirs"
 
     with_a_peer(script)
 
 
 def test_a_peer_may_map_a_function_over_much() -> None:
-    async def script(its: Coordinator, there: Place, line: Line) -> None:
-        line.says("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
+    async def script(
+        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+    ) -> None:
+        line.emit("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
         for number in range(3 * JOBS_MAX):
             await asked(line, call("add"), str(number))
 
-        while line.heard("1", RunJob)[-1].job_id in its.hub.pool.jobs:
-            run = line.heard("1", RunJob)
+        while line.received("1", RunJob)[-1].job_id in its.hub.pool.jobs:
+            run = line.received("1", RunJob)
             for each in run:
                 if each.job_id in its.hub.pool.jobs:
-                    line.says("1", Completed(each.job_id, each.lease, value=pack(0)))
-            await moment()
+                    line.emit("1", Completed(each.job_id, each.lease, value=pack(0)))
+            await run_pending()
 
-        assert len(line.heard("2", Completed)) == 3 * JOBS_MAX
-        assert line.heard("2", Rejected) == []
+        assert len(line.received("2", Completed)) == 3 * JOBS_MAX
+        assert line.received("2", Rejected) == []
 
     with_a_peer(script)

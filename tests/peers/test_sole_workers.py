@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from coordinator.hubs import coordinator, moment
-from peers.played_peers import Place, place
+from coordinator.hubs import run_pending, running_coordinator
+from peers.scripted_peers import PeerCoordinator, accept_peers
 from shoal.coordinator.admission import REVOKED
 from shoal.domain.credentials import JoinToken, digest_of
 from shoal.domain.facts import Fact, JobLeased, LateResult, WorkerLeft
@@ -44,46 +44,48 @@ def fail(data: Data) -> Sequence[object]:
 
 
 def connect(
-    here: Place,
+    here: PeerCoordinator,
     link: MemoryLink,
     answer: Callable[[Data], Sequence[object]] = silent,
     grant: AdmissionGrant = NO_JOIN_TOKEN,
 ) -> "asyncio.Task[ConnectionEnd]":
     session = SoleWorkerSession(SpelledOut(answer, opening=[JOINED]), grant)
-    return asyncio.create_task(here.crowds.serve("wire", session, link))
+    return asyncio.create_task(here.connections.serve("wire", session, link))
 
 
-def play(script: Callable[[Place], Awaitable[None]], *tokens: JoinToken) -> None:
+def play(
+    script: Callable[[PeerCoordinator], Awaitable[None]], *tokens: JoinToken
+) -> None:
     async def scenario() -> None:
-        async with coordinator() as its:
+        async with running_coordinator() as its:
             keys = its.store.keys
             for token in tokens:
                 await keys.tokens.add(token)
-            await script(await place(its, keys=keys))
+            await script(await accept_peers(its, keys=keys))
 
     virtual.run(scenario())
 
 
-def recorded(here: Place) -> list[Fact]:
+def recorded(here: PeerCoordinator) -> list[Fact]:
     """Return the facts from now on, as they come."""
     facts: list[Fact] = []
-    here.its.hub.subscribe(facts.append)
+    here.coordinator.hub.subscribe(facts.append)
     return facts
 
 
 def test_worker_is_in_the_pool_for_as_long_as_its_connection_lasts() -> None:
-    async def script(here: Place) -> None:
+    async def script(here: PeerCoordinator) -> None:
         link = MemoryLink()
         serving = connect(here, link)
-        await moment()
+        await run_pending()
         assert here.workers == [WORKER]
-        assert here.its.hub.peer_route_of(WORKER) is None
-        await here.its.ask()
+        assert here.coordinator.hub.peer_route_of(WORKER) is None
+        await here.coordinator.request()
         assert link.sent == [RunJob.__name__]
 
         link.cut(LinkClosed("closed by peer: 1000", 1000))
         await serving
-        await moment()
+        await run_pending()
 
         assert not here.workers
 
@@ -93,19 +95,19 @@ def test_worker_is_in_the_pool_for_as_long_as_its_connection_lasts() -> None:
 def test_bug_in_a_session_ends_its_connection_and_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def script(here: Place) -> None:
+    async def script(here: PeerCoordinator) -> None:
         link, facts = MemoryLink(), recorded(here)
         serving = connect(here, link, fail)
-        other = await here.its.join("other")
-        link.arrive("boom")
+        other = await here.coordinator.join("other")
+        link.deliver("boom")
 
         await serving
-        await moment()
+        await run_pending()
 
         assert here.workers == ["wire:other"]
         assert (1011, "internal error") in link.closed
         assert WorkerLeft(WORKER, "internal error") in facts
-        await here.its.ask()
+        await here.coordinator.request()
         assert len(other.runs) == 1
 
     with caplog.at_level(logging.INFO, "shoal.peers"):
@@ -116,14 +118,14 @@ def test_bug_in_a_session_ends_its_connection_and_no_other(
 
 
 def test_newer_connection_of_a_worker_replaces_the_older() -> None:
-    async def script(here: Place) -> None:
+    async def script(here: PeerCoordinator) -> None:
         older, newer, facts = MemoryLink(), MemoryLink(), recorded(here)
         connect(here, older)
-        await moment()
+        await run_pending()
 
         connect(here, newer)
-        await moment()
-        await here.its.ask()
+        await run_pending()
+        await here.coordinator.request()
 
         assert older.sent == [f"Dismiss {REPLACED}"]
         assert newer.sent == [RunJob.__name__]
@@ -133,20 +135,20 @@ def test_newer_connection_of_a_worker_replaces_the_older() -> None:
 
 
 def test_result_of_a_lease_of_an_earlier_connection_is_recorded() -> None:
-    async def script(here: Place) -> None:
+    async def script(here: PeerCoordinator) -> None:
         facts = recorded(here)
         late: list[object] = []
         connect(here, MemoryLink())
-        await moment()
-        client = await here.its.ask()
+        await run_pending()
+        client = await here.coordinator.request()
         newer = MemoryLink()
         connect(here, newer, lambda data: late)
-        await moment()
+        await run_pending()
         first, second = [each for each in facts if isinstance(each, JobLeased)]
 
         late.append(Completed(first.job_id, first.lease))
-        newer.arrive("late")
-        await moment()
+        newer.deliver("late")
+        await run_pending()
 
         assert LateResult(first.job_id, first.lease, WORKER, "completed") in facts
         assert second.lease != first.lease
@@ -156,16 +158,16 @@ def test_result_of_a_lease_of_an_earlier_connection_is_recorded() -> None:
 
 
 def test_revoked_token_closes_the_connection_with_its_code() -> None:
-    async def script(here: Place) -> None:
+    async def script(here: PeerCoordinator) -> None:
         link = MemoryLink()
         serving = connect(here, link, grant=ADMITTED)
-        await moment()
+        await run_pending()
         assert here.workers == [WORKER]
         assert here.admission.count_connected(TOKEN) == 1
 
         await here.admission.revoke(TOKEN)
         await serving
-        await moment()
+        await run_pending()
 
         assert link.closed == [(CloseCode.POLICY_VIOLATION, REVOKED)]
         assert not here.workers
@@ -174,7 +176,7 @@ def test_revoked_token_closes_the_connection_with_its_code() -> None:
 
 
 def test_worker_whose_token_was_revoked_while_it_connected_is_refused() -> None:
-    async def script(here: Place) -> None:
+    async def script(here: PeerCoordinator) -> None:
         link = MemoryLink()
         await here.admission.revoke(TOKEN)
 
@@ -187,13 +189,13 @@ def test_worker_whose_token_was_revoked_while_it_connected_is_refused() -> None:
 
 
 def test_end_of_the_coordinator_closes_connections_that_have_not_joined() -> None:
-    async def script(here: Place) -> None:
+    async def script(here: PeerCoordinator) -> None:
         link = MemoryLink()
         session = SoleWorkerSession(SpelledOut(), NO_JOIN_TOKEN)
-        serving = asyncio.create_task(here.crowds.serve("wire", session, link))
-        await moment()
+        serving = asyncio.create_task(here.connections.serve("wire", session, link))
+        await run_pending()
 
-        here.crowds.disconnect_all("stopping")
+        here.connections.disconnect_all("stopping")
         await serving
 
         assert link.closed == [(CloseCode.GOING_AWAY, "stopping")]

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from pool.given import (
+from pool.builders import (
     NOTHING,
-    conditioned,
-    hand_out,
+    assign,
+    handle,
     job,
     joined,
     leased,
+    load_changed,
     pool_after,
-    tell,
 )
 from shoal.domain.facts import (
     JobRequeued,
@@ -112,7 +112,7 @@ def test_worker_that_refused_a_job_does_not_get_it_again() -> None:
     pool = pool_after(joined(), JobSubmitted(job()), leased(), requeued)
 
     assert ineligibility(pool.jobs[J], pool.workers[W]) == "refused it: too long"
-    assert hand_out(pool) == []
+    assert assign(pool) == []
 
 
 def test_full_worker_takes_nothing() -> None:
@@ -165,7 +165,7 @@ def test_refusal_says_in_one_line_what_is_missing(
     workers: list[WorkerJoined], text: str
 ) -> None:
     pool = pool_after(*workers)
-    tell(pool, Submission(job()))
+    handle(pool, Submission(job()))
 
     assert no_worker_reason(pool, pool.jobs[J]) == text
 
@@ -195,29 +195,29 @@ def test_refusal_names_what_was_looked_for(work: Work, said: str) -> None:
 
 
 def test_unfit_worker_gets_nothing_and_says_why_in_its_words() -> None:
-    pool = pool_after(joined(), conditioned(unfit="is too hot"), JobSubmitted(job()))
+    pool = pool_after(joined(), load_changed(unfit="is too hot"), JobSubmitted(job()))
 
     assert ineligibility(pool.jobs[J], pool.workers[W]) == "is too hot"
     assert no_worker_reason(pool, pool.jobs[J]) == "no worker for m: is too hot (1)"
-    assert hand_out(pool) == []
+    assert assign(pool) == []
 
 
 def test_worker_that_is_fit_again_gets_what_waits() -> None:
-    pool = pool_after(joined(), conditioned(unfit="is paused"), JobSubmitted(job()))
-    assert hand_out(pool) == []
+    pool = pool_after(joined(), load_changed(unfit="is paused"), JobSubmitted(job()))
+    assert assign(pool) == []
 
-    pool.apply(conditioned(), 1.0)
+    pool.apply(load_changed(), 1.0)
 
-    assert hand_out(pool) == [("j", "w")]
+    assert assign(pool) == [("j", "w")]
 
 
 def test_worker_that_becomes_unfit_keeps_what_it_has() -> None:
     pool = pool_after(joined(slots=2), JobSubmitted(job()), leased())
 
-    pool.apply(conditioned(unfit="is too hot"), 1.0)
-    tell(pool, Submission(job("k")))
+    pool.apply(load_changed(unfit="is too hot"), 1.0)
+    handle(pool, Submission(job("k")))
 
-    assert hand_out(pool) == []
+    assert assign(pool) == []
     assert pool.workers[W].leases == {J: 1}
 
 
@@ -232,25 +232,25 @@ def test_job_from_another_pool_goes_to_no_third_one() -> None:
     reason = ineligibility(pool.jobs[J], far)
 
     assert reason == "is another pool, and the job came from one"
-    assert hand_out(pool) == [("k", "far")]
+    assert assign(pool) == [("k", "far")]
 
 
 def test_jobs_that_differ_in_where_they_come_from_are_not_taken_for_alike() -> None:
     pool = pool_after(joined("far", slots=2, neighbour=True))
-    tell(pool, Submission(replace(job("a"), terms=JobTerms(near=True))))
-    tell(pool, Submission(job("b")))
+    handle(pool, Submission(replace(job("a"), terms=JobTerms(near=True))))
+    handle(pool, Submission(job("b")))
 
-    assert hand_out(pool) == [("b", "far")]
+    assert assign(pool) == [("b", "far")]
 
 
 def test_job_of_a_peer_goes_to_none_of_its_models() -> None:
     pool = pool_after(joined("wire:mac/m"), joined("wire:mac", "m"))
-    tell(pool, Submission(replace(job("a"), terms=JobTerms(peer="wire:mac"))))
-    tell(pool, Submission(job("b")))
+    handle(pool, Submission(replace(job("a"), terms=JobTerms(peer="wire:mac"))))
+    handle(pool, Submission(job("b")))
 
     reasons = [
         ineligibility(pool.jobs[JobId("a")], each) for each in pool.workers.values()
     ]
 
     assert reasons == ["submitted it", "submitted it"]
-    assert [name for name, _ in hand_out(pool)] == ["b"]
+    assert [name for name, _ in assign(pool)] == ["b"]

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from pool.given import (
-    NOBODY,
-    conditioned,
-    hand_out,
+from pool.builders import (
+    NO_OWNERS,
+    assign,
     job,
     joined,
     leased,
+    load_changed,
     pool_after,
 )
 from shoal.domain.facts import (
@@ -62,7 +62,7 @@ def test_quick_worker_is_busier_before_a_slow_one_is_better() -> None:
     submit(pool, *"abcdef")
 
     # With three jobs, one more takes the quick one as long as the slow one its first.
-    workers = [worker for _, worker in hand_out(pool)]
+    workers = [worker for _, worker in assign(pool)]
     assert workers == ["quick", "quick", "quick", "slow", "quick", "slow"]
 
 
@@ -74,7 +74,7 @@ def test_workers_of_about_the_same_speed_take_turns() -> None:
 
     for number in range(6):
         submit(pool, f"j{number}")
-        ((_, worker),) = hand_out(pool)
+        ((_, worker),) = assign(pool)
         end(pool, f"j{number}")
         served.append(worker)
 
@@ -92,7 +92,7 @@ def test_worker_that_was_never_measured_counts_as_usual(
     pool.speeds.typical_pace = usual
     submit(pool, "j")
 
-    assert hand_out(pool) == [("j", expected)]
+    assert assign(pool) == [("j", expected)]
 
 
 def test_first_worker_that_is_measured_does_not_draw_all_work() -> None:
@@ -101,7 +101,7 @@ def test_first_worker_that_is_measured_does_not_draw_all_work() -> None:
 
     for number in range(6):
         submit(pool, f"j{number}")
-        ((_, worker),) = hand_out(pool, now=10.0 * number)
+        ((_, worker),) = assign(pool, now=10.0 * number)
         lease = pool.jobs[JobId(f"j{number}")].lease
         text = Outcome("word " * 1000)
         pool.apply(JobCompleted(JobId(f"j{number}"), lease, text), 10.0 * number + 1.0)
@@ -113,7 +113,7 @@ def test_first_worker_that_is_measured_does_not_draw_all_work() -> None:
 def test_reason_names_the_load_and_the_measured_speed() -> None:
     pool = pool_after(joined(slots=4))
     submit(pool, "a")
-    hand_out(pool)
+    assign(pool)
     with_pace(pool, "w", 31.6)
     submit(pool, "b")
 
@@ -130,7 +130,7 @@ def test_worker_that_comes_to_a_cost_by_a_promise_comes_after_those_who_had_it()
     pool = pool_after(joined("two", slots=2), joined("one", slots=1))
     submit(pool, "a", "b", "c")
 
-    assert hand_out(pool) == [("a", "two"), ("b", "one"), ("c", "two")]
+    assert assign(pool) == [("a", "two"), ("b", "one"), ("c", "two")]
 
 
 # Sessions.
@@ -140,7 +140,7 @@ def after_a_talk(*others: str, slots: int = 4) -> PoolState:
     """Return a pool in which a worker "had" the session "talk"."""
     pool = pool_after(joined("had", slots=slots))
     submit(pool, "before", session="talk")
-    hand_out(pool)
+    assign(pool)
     end(pool, "before")
     for name in others:
         pool.apply(joined(name, slots=slots), 0.0)
@@ -166,7 +166,7 @@ def test_conversation_goes_elsewhere_if_its_worker_is_much_too_busy() -> None:
     pool.apply(leased("a", "had"), 0.0)
     submit(pool, "next", session="talk")
 
-    assert hand_out(pool) == [("next", "idle")]
+    assert assign(pool) == [("next", "idle")]
 
 
 def test_questions_that_begin_alike_are_answered_side_by_side() -> None:
@@ -174,7 +174,7 @@ def test_questions_that_begin_alike_are_answered_side_by_side() -> None:
     submit(pool, "one", session="talk")
     submit(pool, "two", session="talk")
 
-    assert hand_out(pool) == [("one", "had"), ("two", "idle")]
+    assert assign(pool) == [("one", "had"), ("two", "idle")]
 
 
 @pytest.mark.parametrize(
@@ -189,14 +189,14 @@ def test_conversation_goes_elsewhere_if_its_worker_takes_nothing(
     pool.apply(fact, 0.0)
     submit(pool, "next", session="talk")
 
-    assert hand_out(pool) == [("next", "idle")]
+    assert assign(pool) == [("next", "idle")]
 
 
 def test_one_plan_does_not_overfill_the_worker_of_a_conversation() -> None:
     pool = after_a_talk("idle", slots=1)
     submit(pool, "a", "b", "c", session="talk")
 
-    assert hand_out(pool) == [("a", "had"), ("b", "idle")]
+    assert assign(pool) == [("a", "had"), ("b", "idle")]
 
 
 def test_conversation_of_another_worker_with_another_model_is_no_reason() -> None:
@@ -204,7 +204,7 @@ def test_conversation_of_another_worker_with_another_model_is_no_reason() -> Non
     pool.apply(joined("v", "n"), 0.0)
     pool.apply(JobSubmitted(job("next", "n", session="talk")), 0.0)
 
-    assert hand_out(pool) == [("next", "v")]
+    assert assign(pool) == [("next", "v")]
 
 
 # What a worker can do.
@@ -228,14 +228,14 @@ def test_long_question_goes_to_one_of_which_nothing_is_known_if_no_other_is_free
     pool = pool_after(joined("small", context=1000), joined("unknown"))
     submit(pool, "long", prompt=LONG)
 
-    assert hand_out(pool) == [("long", "unknown")]
+    assert assign(pool) == [("long", "unknown")]
 
 
 def test_question_that_may_just_fit_is_tried() -> None:
     pool = pool_after(joined("tight", context=1500))
     submit(pool, "long", prompt=LONG)
 
-    assert hand_out(pool) == [("long", "tight")]
+    assert assign(pool) == [("long", "tight")]
 
 
 def test_worker_of_certain_keys_works_for_these_alone() -> None:
@@ -243,9 +243,9 @@ def test_worker_of_certain_keys_works_for_these_alone() -> None:
     pool.apply(JobSubmitted(job("b", owner="bo")), 0.0)
     pool.apply(JobSubmitted(job("a", owner="al")), 0.0)
 
-    assert hand_out(pool) == [("a", "theirs")]
-    pool.apply(joined("anybodys", only_for=NOBODY), 0.0)
-    assert hand_out(pool) == [("b", "anybodys")]
+    assert assign(pool) == [("a", "theirs")]
+    pool.apply(joined("anybodys", only_for=NO_OWNERS), 0.0)
+    assert assign(pool) == [("b", "anybodys")]
 
 
 def test_job_does_not_come_back_to_a_worker_that_is_at_it_already() -> None:
@@ -254,7 +254,7 @@ def test_job_does_not_come_back_to_a_worker_that_is_at_it_already() -> None:
     submit(pool, "j")
     pool.workers[WorkerId("w")].leases[JobId("j")] = LeaseNumber(1)
 
-    assert hand_out(pool) == []
+    assert assign(pool) == []
 
 
 # Crowds.
@@ -309,7 +309,7 @@ def test_job_that_is_too_long_for_all_does_not_stand_for_shorter_ones() -> None:
     submit(pool, "long", prompt=LONG)
     submit(pool, "short")
 
-    assert hand_out(pool) == [("short", "w")]
+    assert assign(pool) == [("short", "w")]
 
 
 def test_chat_without_a_question_does_not_stand_for_those_with_one() -> None:
@@ -320,7 +320,7 @@ def test_chat_without_a_question_does_not_stand_for_those_with_one() -> None:
         JobSubmitted(job("question")),
     )
 
-    assert hand_out(pool) == [("question", "w")]
+    assert assign(pool) == [("question", "w")]
     explained = ineligibility(pool.jobs[JobId("orders")], pool.workers[WorkerId("w")])
     assert explained == "needs a message besides the system's"
 
@@ -331,7 +331,7 @@ def test_job_that_was_refused_does_not_stand_for_others_like_it() -> None:
     pool.apply(leased("refused"), 0.0)
     pool.apply(JobRequeued(JobId("refused"), LeaseNumber(1), "no", WorkerId("w")), 0.0)
 
-    assert hand_out(pool) == [("other", "w")]
+    assert assign(pool) == [("other", "w")]
 
 
 def test_workers_that_one_job_passed_by_are_there_for_the_next() -> None:
@@ -340,7 +340,7 @@ def test_workers_that_one_job_passed_by_are_there_for_the_next() -> None:
     submit(pool, "long", prompt=LONG)
     submit(pool, "a", "b", "c", "d")
 
-    given = hand_out(pool)
+    given = assign(pool)
 
     assert given == [("long", "roomy"), ("a", "w0"), ("b", "w1"), ("c", "w2")]
 
@@ -349,27 +349,27 @@ def test_workers_that_one_job_passed_by_are_there_for_the_next() -> None:
 
 
 def test_jobs_that_others_have_there_make_a_worker_dearer_and_take_no_slot() -> None:
-    pool = pool_after(joined("busy"), joined("idle"), conditioned("busy", queued=1))
+    pool = pool_after(joined("busy"), joined("idle"), load_changed("busy", queued=1))
     submit(pool, "a", "b", "c")
 
-    assert hand_out(pool) == [("a", "idle"), ("b", "busy")]
+    assert assign(pool) == [("a", "idle"), ("b", "busy")]
 
 
 def test_worker_at_half_its_speed_costs_twice() -> None:
     pool = pool_after(
         joined("slow", slots=4),
         joined("quick", slots=4),
-        conditioned("slow", speed=0.5),
+        load_changed("slow", speed=0.5),
     )
     submit(pool, *"abcdef")
 
     # One job more costs the slow one as much as two the quick one.
-    workers = [worker for _, worker in hand_out(pool)]
+    workers = [worker for _, worker in assign(pool)]
     assert workers == ["quick", "slow", "quick", "quick", "slow", "quick"]
 
 
 def test_reason_of_a_lease_says_what_its_workers_condition_is() -> None:
-    pool = pool_after(joined(slots=2), conditioned(queued=1, speed=0.5))
+    pool = pool_after(joined(slots=2), load_changed(queued=1, speed=0.5))
     submit(pool, "a")
 
     (lease,) = plan(pool)

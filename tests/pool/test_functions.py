@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pool.given import pool_after
+from pool.builders import pool_after
 from shoal.domain.errors import CannotDo, Forbidden, UnknownTask
 from shoal.domain.facts import JobFailed, JobSubmitted, WorkerJoined, WorkerLeft
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pool.given import hand_out, job, joined, leased, pool_after, tell
+from pool.builders import assign, handle, job, joined, leased, pool_after
 from shoal.domain.facts import (
     Fact,
     JobCancelled,
@@ -92,7 +92,7 @@ def test_next_time_is_that_of_the_longest_silent_job_that_is_not_due() -> None:
     pool = pool_after(joined(slots=3))
     for at, name in enumerate("abc"):
         pool.apply(JobSubmitted(job(name)), float(at))
-        hand_out(pool, now=float(at))
+        assign(pool, now=float(at))
 
     assert next_hedge(pool, AFTER, AFTER) == AFTER + 1.0
 
@@ -176,7 +176,7 @@ def test_job_that_has_begun_or_may_have_killed_a_worker_has_one_at_a_time(
 def test_job_that_was_refused_may_have_a_second_worker_later() -> None:
     pool = silent(joined("b"), joined("c"))
     pool.apply(JobRequeued(J, ONE, "loading", refused_by=A), 1.0)
-    assert hand_out(pool, now=1.0) == [("j", "b")]
+    assert assign(pool, now=1.0) == [("j", "b")]
 
     (fact,) = hedges(pool, 6.0, AFTER)
 
@@ -189,7 +189,7 @@ def test_job_has_a_second_worker_once() -> None:
     pool.apply(joined("c"), AFTER)
     assert given(pool, now=100.0) == []
 
-    tell(pool, WorkerDisconnected(B, "reset"), 101.0)
+    handle(pool, WorkerDisconnected(B, "reset"), 101.0)
 
     assert given(pool, now=200.0) == []
 
@@ -202,7 +202,7 @@ def crowd(running: int, idle: int = 100) -> PoolState:
     pool = pool_after(*(joined(f"w{number}") for number in range(running)))
     for number in range(running):
         pool.apply(JobSubmitted(job(f"j{number}")), 0.0)
-    hand_out(pool)
+    assign(pool)
     for number in range(idle):
         pool.apply(joined(f"idle{number}"), 0.0)
     return pool
@@ -230,7 +230,7 @@ def test_room_that_one_leaves_is_for_the_next() -> None:
     (first,) = hedges(pool, AFTER, AFTER)
     pool.apply(first, AFTER)
 
-    tell(pool, FirstOutput(first.job_id, first.lease), 6.0)
+    handle(pool, FirstOutput(first.job_id, first.lease), 6.0)
 
     assert given(pool, now=6.0) == [("j1", "idle1")]
 
@@ -244,7 +244,7 @@ def test_jobs_that_nobody_can_take_do_not_hide_the_others() -> None:
     for number in range(EXAMINED_MAX * 2):
         pool.apply(JobSubmitted(job(f"x{number}", "x")), 0.0)
     pool.apply(JobSubmitted(job()), 0.0)
-    hand_out(pool)
+    assign(pool)
     pool.apply(WorkerDraining(WorkerId("x"), ""), 0.0)
     pool.apply(joined("idle"), 0.0)
 
@@ -263,7 +263,7 @@ def test_whoever_begins_goes_on_and_the_other_is_stopped(
     other = B if worker == A else A
     assert revocations(pool, stopped) == [(other, CancelJob(J, loser))]
 
-    facts = tell(pool, FirstOutput(J, winner), 6.0)
+    facts = handle(pool, FirstOutput(J, winner), 6.0)
 
     assert facts == [stopped, JobStarted(J, winner)]
     each = pool.jobs[J]
@@ -276,7 +276,7 @@ def test_whoever_begins_goes_on_and_the_other_is_stopped(
 def test_empty_answer_wins_as_well(winner: LeaseNumber, worker: WorkerId) -> None:
     pool = hedged()
 
-    facts = tell(pool, LeaseResult(worker, Completed(J, winner), DONE), 6.0)
+    facts = handle(pool, LeaseResult(worker, Completed(J, winner), DONE), 6.0)
 
     loser = TWO if winner == ONE else ONE
     assert facts == [
@@ -288,20 +288,20 @@ def test_empty_answer_wins_as_well(winner: LeaseNumber, worker: WorkerId) -> Non
 
 def test_second_of_two_that_ends_is_late() -> None:
     pool = hedged()
-    tell(pool, FirstOutput(J, TWO), 6.0)
+    handle(pool, FirstOutput(J, TWO), 6.0)
 
-    assert tell(pool, FirstOutput(J, ONE), 6.0) == []
-    late = tell(pool, LeaseResult(A, Completed(J, ONE), DONE), 6.0)
+    assert handle(pool, FirstOutput(J, ONE), 6.0) == []
+    late = handle(pool, LeaseResult(A, Completed(J, ONE), DONE), 6.0)
 
     assert late == [LateResult(J, ONE, A, "completed")]
 
 
 def test_loser_that_cannot_be_told_keeps_its_slot_until_it_is_done() -> None:
     pool = hedged(cancels=False)
-    tell(pool, FirstOutput(J, ONE), 6.0)
+    handle(pool, FirstOutput(J, ONE), 6.0)
     assert pool.workers[B].free_slots == 0
 
-    tell(pool, LeaseResult(B, Completed(J, TWO), DONE), 7.0)
+    handle(pool, LeaseResult(B, Completed(J, TWO), DONE), 7.0)
 
     assert pool.workers[B].free_slots == 1
 
@@ -310,13 +310,13 @@ def test_loser_that_cannot_be_told_is_not_given_the_same_job_again() -> None:
     pool = silent(joined("b", slots=2, cancels=False))
     for fact in hedges(pool, AFTER, AFTER):
         pool.apply(fact, AFTER)
-    tell(pool, FirstOutput(J, ONE), 6.0)
-    tell(pool, WorkerDisconnected(A, "reset"), 7.0)
-    assert hand_out(pool, now=7.0) == []
+    handle(pool, FirstOutput(J, ONE), 6.0)
+    handle(pool, WorkerDisconnected(A, "reset"), 7.0)
+    assert assign(pool, now=7.0) == []
 
-    tell(pool, LeaseResult(B, Completed(J, TWO), DONE), 8.0)
+    handle(pool, LeaseResult(B, Completed(J, TWO), DONE), 8.0)
 
-    assert hand_out(pool, now=8.0) == [("j", "b")]
+    assert assign(pool, now=8.0) == [("j", "b")]
     # The number of the lease that was lost is not used twice.
     assert pool.jobs[J].lease == THREE
 
@@ -329,7 +329,7 @@ def test_worker_that_is_lost_leaves_the_other_at_work(
 ) -> None:
     pool = hedged()
 
-    facts = tell(pool, WorkerDisconnected(gone, "reset"), 6.0)
+    facts = handle(pool, WorkerDisconnected(gone, "reset"), 6.0)
 
     assert facts == [
         JobUnhedged(J, lease, "worker lost: reset", lost=True),
@@ -354,7 +354,7 @@ def test_worker_that_does_not_do_it_leaves_the_other_at_work(
 ) -> None:
     pool = hedged()
 
-    facts = tell(pool, LeaseResult(worker, kind(J, lease, "loading")), 6.0)
+    facts = handle(pool, LeaseResult(worker, kind(J, lease, "loading")), 6.0)
 
     assert facts == [JobUnhedged(J, lease, reason)]
     each = pool.jobs[J]
@@ -365,9 +365,9 @@ def test_worker_that_does_not_do_it_leaves_the_other_at_work(
 
 def test_last_of_two_workers_is_lost_as_any_other() -> None:
     pool = hedged()
-    tell(pool, WorkerDisconnected(A, "reset"), 6.0)
+    handle(pool, WorkerDisconnected(A, "reset"), 6.0)
 
-    facts = tell(pool, WorkerDisconnected(B, "reset"), 7.0)
+    facts = handle(pool, WorkerDisconnected(B, "reset"), 7.0)
 
     assert facts[0] == JobRequeued(J, TWO, "worker lost: reset")
     assert (pool.jobs[J].lost, pool.queued) == (2, 1)
@@ -376,7 +376,7 @@ def test_last_of_two_workers_is_lost_as_any_other() -> None:
 def test_time_for_the_first_output_begins_anew_for_a_worker_that_is_left() -> None:
     pool = hedged()
 
-    tell(pool, WorkerDisconnected(A, "reset"), 6.0)
+    handle(pool, WorkerDisconnected(A, "reset"), 6.0)
 
     assert (pool.jobs[J].since, pool.jobs[J].leased_at) == (AFTER, AFTER)
 
@@ -414,7 +414,7 @@ def test_conversation_goes_on_where_it_was_answered() -> None:
     for fact in hedges(pool, AFTER, AFTER):
         pool.apply(fact, AFTER)
 
-    tell(pool, FirstOutput(J, TWO), 6.0)
+    handle(pool, FirstOutput(J, TWO), 6.0)
 
     assert pool.sessions == {"talk": (B, J)}
 

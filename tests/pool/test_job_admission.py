@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pool.given import CHAT_ONLY, chat, hand_out, job, joined, pool_after
+from pool.builders import CHAT_ONLY, assign, chat, job, joined, pool_after
 from shoal.domain.errors import (
     CannotDo,
     ContextExceeded,
@@ -211,7 +211,7 @@ def test_where_there_are_too_many_workers_to_ask_nothing_is_impossible() -> None
 def measured(pool: PoolState, seconds: float) -> PoolState:
     """Let one job have taken so long."""
     pool.apply(JobSubmitted(job("first")), 0.0)
-    assert hand_out(pool) != []
+    assert assign(pool) != []
     end = JobCompleted(JobId("first"), pool.jobs[JobId("first")].lease, Outcome(""))
     pool.apply(end, seconds)
     return pool
@@ -223,7 +223,7 @@ def full(pool: PoolState, waiting: int, owner: str = "al") -> PoolState:
     for number in range(slots + waiting):
         pool.apply(JobSubmitted(job(f"j{number}", owner=owner)), 0.0)
         if number < slots:
-            hand_out(pool)
+            assign(pool)
     assert pool.queued == waiting
     return pool
 

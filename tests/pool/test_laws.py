@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from pool.given import CHAT_ONLY, job
+from pool.builders import CHAT_ONLY, job
 from shoal.domain.facts import (
     Fact,
     JobCancelled,

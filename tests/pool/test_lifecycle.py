@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.given import job
+from pool.builders import job
 from shoal.domain.facts import (
     JobCancelled,
     JobCompleted,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pool.given import conditioned, job, joined, leased, pool_after
+from pool.builders import job, joined, leased, load_changed, pool_after
 from shoal.domain.facts import (
     Fact,
     JobSubmitted,
@@ -70,7 +70,7 @@ def test_what_others_cannot_have_is_not_offered(facts: list[Fact]) -> None:
 
 
 def test_worker_that_is_unfit_for_a_while_still_counts() -> None:
-    assert len(own_offers(pool_after(joined(), conditioned(unfit="is too hot")))) == 1
+    assert len(own_offers(pool_after(joined(), load_changed(unfit="is too hot")))) == 1
 
 
 def test_models_of_peers_that_are_left_out_are_not_offered() -> None:
@@ -133,7 +133,7 @@ def test_slots_that_peers_cannot_have_do_not_count_as_free() -> None:
         joined("full"),
         joined("remote", neighbour=True),
         joined("hot"),
-        conditioned("hot", unfit="is too hot"),
+        load_changed("hot", unfit="is too hot"),
         JobSubmitted(job("a")),
         leased("a", "full"),
     ]

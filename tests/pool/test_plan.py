@@ -2,7 +2,7 @@
 
 import pytest
 
-from pool.given import hand_out, job, joined, leased, pool_after
+from pool.builders import assign, job, joined, leased, pool_after
 from shoal.domain.facts import (
     JobCompleted,
     JobLeased,
@@ -51,7 +51,7 @@ def test_plan_changes_nothing() -> None:
 def test_oldest_job_goes_first() -> None:
     pool = pool_after(*submit("a", "b", "c"), joined(slots=2))
 
-    assert hand_out(pool) == [("a", "w"), ("b", "w")]
+    assert assign(pool) == [("a", "w"), ("b", "w")]
 
 
 def test_least_loaded_worker_goes_first() -> None:
@@ -65,7 +65,7 @@ def test_least_loaded_worker_goes_first() -> None:
         *submit("c", "d", "e", "f"),
     )
 
-    assert hand_out(pool) == [
+    assert assign(pool) == [
         ("c", "large"),
         ("d", "large"),
         ("e", "small"),
@@ -77,7 +77,7 @@ def test_one_plan_spreads_over_equal_workers() -> None:
     names = [f"w{number}" for number in range(4)]
     pool = pool_after(*(joined(name, slots=2) for name in names), *submit(*"abcdefgh"))
 
-    assert [worker for _, worker in hand_out(pool)] == names * 2
+    assert [worker for _, worker in assign(pool)] == names * 2
 
 
 def test_idle_workers_take_turns() -> None:
@@ -86,7 +86,7 @@ def test_idle_workers_take_turns() -> None:
 
     for number in range(9):
         apply_all(pool, submit(f"j{number}"))
-        ((_, worker),) = hand_out(pool)
+        ((_, worker),) = assign(pool)
         served.append(worker)
         complete(pool, f"j{number}")
 
@@ -104,7 +104,7 @@ def test_returned_job_goes_before_fresh_ones() -> None:
         joined("w", slots=2),
     )
 
-    assert hand_out(pool) == [("old", "w"), ("fresh1", "w")]
+    assert assign(pool) == [("old", "w"), ("fresh1", "w")]
 
 
 def test_job_from_before_a_restart_goes_before_fresh_ones_if_it_had_begun() -> None:
@@ -138,7 +138,7 @@ def test_begun_answer_goes_to_a_busier_worker_that_can_continue_it() -> None:
     apply_all(pool, submit("x"))
     pool.apply(leased("x", "busy"), 0.0)
 
-    assert hand_out(pool) == [("j", "busy")]
+    assert assign(pool) == [("j", "busy")]
 
 
 def test_begun_answer_goes_to_one_that_starts_over_if_no_other_is_free() -> None:
@@ -148,7 +148,7 @@ def test_begun_answer_goes_to_one_that_starts_over_if_no_other_is_free() -> None
     pool.apply(leased("x", "busy"), 0.0)
     pool.apply(joined("plain"), 0.0)
 
-    assert hand_out(pool) == [("j", "plain")]
+    assert assign(pool) == [("j", "plain")]
 
 
 def test_job_that_has_not_begun_does_not_care_who_continues() -> None:
@@ -156,7 +156,7 @@ def test_job_that_has_not_begun_does_not_care_who_continues() -> None:
         joined("plain"), joined("continues", features=CONTINUES), *submit("j")
     )
 
-    assert hand_out(pool) == [("j", "plain")]
+    assert assign(pool) == [("j", "plain")]
 
 
 def test_models_keep_to_their_workers() -> None:
@@ -164,7 +164,7 @@ def test_models_keep_to_their_workers() -> None:
         joined("a", "x"), joined("b", "y"), *submit("j", model="y"), *submit("k")
     )
 
-    assert hand_out(pool) == [("j", "b")]
+    assert assign(pool) == [("j", "b")]
 
 
 def test_worker_with_two_models_is_not_promised_twice() -> None:
@@ -172,9 +172,9 @@ def test_worker_with_two_models_is_not_promised_twice() -> None:
         joined("both", "x", "y"), *submit("j", model="x"), *submit("k", model="y")
     )
 
-    assert hand_out(pool) == [("j", "both")]
+    assert assign(pool) == [("j", "both")]
     complete(pool, "j")
-    assert hand_out(pool) == [("k", "both")]
+    assert assign(pool) == [("k", "both")]
 
 
 def test_worker_promised_for_one_model_still_counts_for_another() -> None:
@@ -189,18 +189,18 @@ def test_worker_promised_for_one_model_still_counts_for_another() -> None:
         *submit("k", "l", model="y"),
     )
 
-    assert sorted(hand_out(pool)) == [("j", "both"), ("k", "half"), ("l", "both")]
+    assert sorted(assign(pool)) == [("j", "both"), ("k", "half"), ("l", "both")]
 
 
 def test_draining_worker_gets_nothing() -> None:
     pool = pool_after(joined(slots=2), *submit("a"))
-    hand_out(pool)
+    assign(pool)
     pool.apply(WorkerDraining(WorkerId("w"), "bye"), 0.0)
     apply_all(pool, submit("b"))
 
-    assert hand_out(pool) == []
+    assert assign(pool) == []
     complete(pool, "a")
-    assert hand_out(pool) == []
+    assert assign(pool) == []
 
 
 def test_lease_numbers_count_attempts_and_the_reason_names_the_load() -> None:
@@ -221,6 +221,6 @@ def test_absurdly_many_slots_do_not_draw_all_work(slots: int) -> None:
         *submit(*(f"j{number}" for number in range(100))),
     )
 
-    got = [worker for _, worker in hand_out(pool)]
+    got = [worker for _, worker in assign(pool)]
 
     assert got.count("boaster") == got.count("honest") == 50

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.given import job
+from pool.builders import job
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Priority
 from shoal.pool.open_job import OpenJob

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pool.given import hand_out, job, joined, leased, pool_after, tell
+from pool.builders import assign, handle, job, joined, leased, pool_after
 from shoal.domain.facts import (
     Fact,
     JobCancelled,
@@ -162,14 +162,14 @@ def test_result_of_another_lease_is_recorded_and_not_delivered(
 
 def test_second_worker_cannot_be_overtaken_by_the_first() -> None:
     pool = running()
-    tell(pool, WorkerDisconnected(W, "reset"))
+    handle(pool, WorkerDisconnected(W, "reset"))
     pool.apply(joined("second"), 0.0)
-    assert hand_out(pool) == [("j", "second")]
+    assert assign(pool) == [("j", "second")]
     pool.apply(joined(), 0.0)
 
-    late = tell(pool, LeaseResult(W, Completed(J, ONE), Outcome("first")))
+    late = handle(pool, LeaseResult(W, Completed(J, ONE), Outcome("first")))
     second = Outcome("second")
-    good = tell(pool, LeaseResult(WorkerId("second"), Completed(J, TWO), second))
+    good = handle(pool, LeaseResult(WorkerId("second"), Completed(J, TWO), second))
 
     assert late == [LateResult(J, ONE, W, "completed")]
     assert good == [JobCompleted(J, TWO, second)]
@@ -179,7 +179,7 @@ def test_newer_connection_of_one_identity_replaces_the_older() -> None:
     pool = running()
     offer = joined("w", "n", slots=3).offer
 
-    facts = tell(pool, WorkerConnected(W, offer, cancels=False))
+    facts = handle(pool, WorkerConnected(W, offer, cancels=False))
 
     reason = "replaced by a newer connection"
     assert facts == [
@@ -197,8 +197,8 @@ def test_job_that_outlives_three_workers_is_given_up() -> None:
 
     for number in range(WORKERS_LOST_MAX):
         pool.apply(joined(f"w{number}"), 0.0)
-        assert len(hand_out(pool)) == 1
-        ends.append(tell(pool, WorkerDisconnected(WorkerId(f"w{number}"), "killed")))
+        assert len(assign(pool)) == 1
+        ends.append(handle(pool, WorkerDisconnected(WorkerId(f"w{number}"), "killed")))
 
     assert all(isinstance(facts[0], JobRequeued) for facts in ends[:-1])
     assert ends[-1][0] == JobFailed(
@@ -214,8 +214,8 @@ def test_call_that_ended_two_connections_is_not_given_to_a_third() -> None:
 
     for name in ("w1", "w2"):
         pool.apply(joined(name, CALL_QUEUE, kinds=frozenset({JobKind.CALL})), 0.0)
-        assert len(hand_out(pool)) == 1
-        first, *_ = tell(pool, WorkerDisconnected(WorkerId(name), why))
+        assert len(assign(pool)) == 1
+        first, *_ = handle(pool, WorkerDisconnected(WorkerId(name), why))
 
     assert first == JobFailed(J, f"lost 2 workers, the last one: {why}", lost=True)
 
@@ -225,12 +225,12 @@ def test_refusals_are_no_losses() -> None:
 
     for number in range(WORKERS_LOST_MAX + 2):
         pool.apply(joined(f"w{number}"), 0.0)
-        ((_, worker),) = hand_out(pool)
+        ((_, worker),) = assign(pool)
         lease = pool.jobs[J].lease
-        tell(pool, LeaseResult(WorkerId(worker), Rejected(J, lease, "loading")))
+        handle(pool, LeaseResult(WorkerId(worker), Rejected(J, lease, "loading")))
 
     assert pool.jobs[J].lost == 0
-    assert hand_out(pool) == []
+    assert assign(pool) == []
 
 
 def test_refusal_in_mid_answer_counts_like_a_lost_worker() -> None:
@@ -239,11 +239,11 @@ def test_refusal_in_mid_answer_counts_like_a_lost_worker() -> None:
 
     for number in range(WORKERS_LOST_MAX):
         pool.apply(joined(f"w{number}"), 0.0)
-        ((_, worker),) = hand_out(pool)
+        ((_, worker),) = assign(pool)
         lease = pool.jobs[J].lease
-        tell(pool, FirstOutput(J, lease))
+        handle(pool, FirstOutput(J, lease))
         refused = LeaseResult(WorkerId(worker), Rejected(J, lease, "the server died"))
-        ends.append(tell(pool, refused))
+        ends.append(handle(pool, refused))
 
     assert ends[:-1] == [
         [JobRequeued(J, LeaseNumber(n), "the server died", WorkerId(f"w{n - 1}"))]
@@ -259,7 +259,7 @@ def test_lost_worker_gives_back_all_that_it_held_and_nothing_else() -> None:
     for name, worker in (("a", "w"), ("b", "v"), ("c", "w")):
         pool.apply(leased(name, worker), 0.0)
 
-    facts = tell(pool, WorkerDisconnected(W, "reset"))
+    facts = handle(pool, WorkerDisconnected(W, "reset"))
 
     back = [fact.job_id for fact in facts if isinstance(fact, JobRequeued)]
     assert back == ["a", "c"]
@@ -267,9 +267,9 @@ def test_lost_worker_gives_back_all_that_it_held_and_nothing_else() -> None:
 
 def test_job_that_cannot_be_called_back_is_not_given_back_by_a_lost_worker() -> None:
     pool = pool_after(joined(cancels=False), JobSubmitted(job()), leased())
-    tell(pool, Cancellation(J, "left"))
+    handle(pool, Cancellation(J, "left"))
 
-    assert tell(pool, WorkerDisconnected(W, "reset")) == [WorkerLeft(W, "reset")]
+    assert handle(pool, WorkerDisconnected(W, "reset")) == [WorkerLeft(W, "reset")]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Which workers there are for each model."""
 
-from pool.given import joined, pool_after
+from pool.builders import joined, pool_after
 from shoal.domain.facts import WorkerDraining, WorkerLeft
 from shoal.domain.ids import WorkerId
 from shoal.pool.roster import MODEL_MEMORY

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pool.given import job, joined, pool_after
+from pool.builders import job, joined, pool_after
 from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.outcome import Outcome, Usage

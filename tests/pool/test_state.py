@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pool.given import hand_out, job, joined, leased, pool_after
+from pool.builders import assign, job, joined, leased, pool_after
 from shoal.domain.facts import (
     Fact,
     JobCancelled,
@@ -53,11 +53,11 @@ def test_cut_job_holds_the_slot_of_a_worker_that_cannot_be_told(end: Fact) -> No
     pool = busy_pool(cancels=False)
     pool.apply(end, 1.0)
     pool.apply(*SECOND, 1.0)
-    assert hand_out(pool) == []
+    assert assign(pool) == []
 
     pool.apply(LateResult(J, ONE, W, "completed"), 2.0)
 
-    assert hand_out(pool) == [("k", "w")]
+    assert assign(pool) == [("k", "w")]
 
 
 def test_cut_job_holds_its_slot_until_the_worker_is_lost() -> None:
@@ -68,7 +68,7 @@ def test_cut_job_holds_its_slot_until_the_worker_is_lost() -> None:
     pool.apply(joined(), 2.0)
     pool.apply(*SECOND, 2.0)
 
-    assert hand_out(pool) == [("k", "w")]
+    assert assign(pool) == [("k", "w")]
 
 
 def test_late_word_of_an_older_lease_frees_nothing() -> None:
@@ -143,9 +143,9 @@ def test_worker_that_refused_is_asked_again_after_a_pause() -> None:
     pool.apply(JobRequeued(J, ONE, "loading", refused_by=W), 7.0)
 
     assert pool.expire_penalties(7.0) == 7.0 + REFUSAL_PAUSE
-    assert hand_out(pool) == []
+    assert assign(pool) == []
     assert pool.expire_penalties(7.0 + REFUSAL_PAUSE) is None
-    assert hand_out(pool) == [("j", "w")]
+    assert assign(pool) == [("j", "w")]
 
 
 def test_job_whose_answer_was_given_up_has_its_whole_time_in_the_queue_again() -> None:
@@ -155,7 +155,7 @@ def test_job_whose_answer_was_given_up_has_its_whole_time_in_the_queue_again() -
     pool.apply(JobRequeued(J, ONE, "the server died", refused_by=W), 90.0)
 
     assert (pool.jobs[J].queued_at, pool.jobs[J].lost) == (90.0, 1)
-    assert hand_out(pool) == []  # not by the same worker at once
+    assert assign(pool) == []  # not by the same worker at once
 
 
 def test_points_stand_against_a_worker_that_comes_back_and_are_forgotten() -> None:
@@ -181,7 +181,7 @@ def test_of_too_many_marks_the_oldest_is_forgotten_and_nothing_else(
     pool.apply(WorkerMarked(W, 1, "second", J), 1.0)
 
     assert pool.workers[W].points == 1
-    assert hand_out(pool, 1.0) == []  # it still is not asked again so soon
+    assert assign(pool, 1.0) == []  # it still is not asked again so soon
 
 
 def test_users_who_trust_nobody_are_not_remembered() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pool.given import job, joined, pool_after
+from pool.builders import job, joined, pool_after
 from shoal.domain.facts import WorkerJoined, WorkerTrusted
 from shoal.domain.job import JobTerms, Privacy
 from shoal.pool.trust import pairing_rejection, trust_rejection

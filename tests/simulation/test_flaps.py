@@ -10,9 +10,16 @@ from typing import Any
 
 import pytest
 
-from coordinator.hubs import Coordinator, coordinator
+from coordinator.hubs import Coordinator, running_coordinator
 from harness.profiles import some_long
-from peers.played_peers import Place, PlayedSession, asks, chat, offer, place
+from peers.scripted_peers import (
+    PeerCoordinator,
+    ScriptedPeerSession,
+    accept_peers,
+    chat,
+    offer,
+    requested_chat,
+)
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job, TimeLimits
@@ -42,7 +49,7 @@ WHOLE = "one two three four"
 
 
 @dataclass
-class Crowd(PlayedSession):
+class Crowd(ScriptedPeerSession):
     """Peers that do what they are asked, in a while, unless they are gone by then."""
 
     link: MemoryLink = field(default_factory=MemoryLink)
@@ -53,8 +60,8 @@ class Crowd(PlayedSession):
     )
 
     def say(self, peer: str, word: Any) -> None:
-        self.words.append(PeerMessage(peer, word))
-        self.link.arrive(str(len(self.words) - 1))
+        self.messages.append(PeerMessage(peer, word))
+        self.link.deliver(str(len(self.messages) - 1))
 
     def send(self, message: ToPeer, now: float) -> Sequence[Output]:
         peer, word = message.peer, message.message
@@ -133,7 +140,7 @@ class Flapper:
 
     def _ask(self) -> None:
         number = f"{self._random.getrandbits(64):x}"
-        self._crowd.say(self.key, asks(number, self._random.choice(MODELS)))
+        self._crowd.say(self.key, requested_chat(number, self._random.choice(MODELS)))
 
     def _leave(self) -> None:
         self._crowd.leave(self.key)
@@ -155,16 +162,16 @@ async def ask(its: Coordinator, model: str, said: Counter[str]) -> None:
     said["ended badly"] += 1
 
 
-async def served(here: Place, crowd: Crowd) -> "asyncio.Task[object]":
-    return asyncio.create_task(here.crowds.serve("wire", crowd, crowd.link))
+async def served(here: PeerCoordinator, crowd: Crowd) -> "asyncio.Task[object]":
+    return asyncio.create_task(here.connections.serve("wire", crowd, crowd.link))
 
 
 @pytest.mark.parametrize("seed", some_long(range(3), short=1))
 def test_ten_thousand_flaps_leave_nobody_stuck(seed: int) -> None:
     async def scenario() -> None:
-        async with coordinator() as its:
+        async with running_coordinator() as its:
             random = Random(seed)
-            here = await place(its)
+            here = await accept_peers(its)
             crowd = Crowd([], random=random)
             serving = await served(here, crowd)
             peers = [Flapper(crowd, number, random) for number in range(PEERS)]
@@ -181,7 +188,7 @@ def test_ten_thousand_flaps_leave_nobody_stuck(seed: int) -> None:
             assert sum(said.values()) == 1000
             assert set(said) <= {WHOLE, "ended badly"}
             assert said[WHOLE] > 900
-            assert not here.its.hub.pool.jobs
+            assert not here.coordinator.hub.pool.jobs
             assert not crowd.at_work
             # Everybody is here, is fit, and works.
             workers = its.hub.pool.workers.values()

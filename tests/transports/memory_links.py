@@ -1,4 +1,4 @@
-"""Links in memory, and sessions that say what a test wants."""
+"""Links in memory, and scripted sessions."""
 
 import asyncio
 from collections import deque
@@ -19,9 +19,9 @@ class MemoryLink:
     def __init__(self) -> None:
         self.sent: list[Data] = []
         self.closed: list[tuple[int, str]] = []
-        self.endless: Data | None = None  # there is always this to receive
-        self.taking = asyncio.Event()  # cleared: what is sent is not read
-        self.taking.set()
+        self.endless: Data | None = None  # received again and again
+        self.writable = asyncio.Event()  # cleared: the peer does not read
+        self.writable.set()
         self._incoming: deque[Data] = deque()
         self._broken: Exception | None = None
         self._wake = asyncio.Event()
@@ -39,7 +39,7 @@ class MemoryLink:
         return batch
 
     async def send(self, data: Data) -> None:
-        await self.taking.wait()
+        await self.writable.wait()
         if self._broken is not None:
             raise self._broken
         self.sent.append(data)
@@ -47,13 +47,13 @@ class MemoryLink:
     async def close(self, code: int, text: str) -> None:
         self.closed.append((code, text))
 
-    def arrive(self, *data: Data) -> None:
-        """Let the peer send something."""
+    def deliver(self, *data: Data) -> None:
+        """Deliver data from the peer."""
         self._incoming.extend(data)
         self._wake.set()
 
     def cut(self, error: Exception | None = None) -> None:
-        """Break the connection, once what has arrived is read."""
+        """Break the connection after all delivered data is read."""
         self._broken = error or LinkClosed("connection reset")
         self._wake.set()
 
@@ -67,14 +67,14 @@ def silent(data: Data) -> Sequence[Any]:
 
 @dataclass
 class ScriptedSession:
-    """Answers each message as told, and sends what it is given as it is."""
+    """Answers each message by ``answer``, and sends texts and bytes unchanged."""
 
     answer: Answer = silent
     opening: Sequence[Any] = ()
     deadline: float | None = None
     accepts: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
     ticks: list[float] = field(default_factory=list)
-    pause: float | None = None  # seconds from one tick to the next
+    tick_interval: float | None = None  # seconds from one tick to the next
 
     def receive(self, batch: Batch, now: float) -> Sequence[Any]:
         return [output for data in batch for output in self.answer(data)]
@@ -84,8 +84,8 @@ class ScriptedSession:
 
     def tick(self, now: float) -> Sequence[Any]:
         self.ticks.append(now)
-        if self.pause is not None:
-            self.deadline = now + self.pause
+        if self.tick_interval is not None:
+            self.deadline = now + self.tick_interval
         elif self.deadline is not None and self.deadline <= now:
             self.deadline = None
         return self.opening if len(self.ticks) == 1 else ()

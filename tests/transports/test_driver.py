@@ -69,7 +69,7 @@ def complain(data: Data) -> Sequence[object]:
 def test_messages_go_in_and_come_out_in_order() -> None:
     async def scenario() -> None:
         async with connection(ScriptedSession(parrot, opening=["hello"])) as its:
-            its.link.arrive("a", b"b")
+            its.link.deliver("a", b"b")
             assert its.driver.send("mine")
             await asyncio.sleep(1.0)
             its.link.cut()
@@ -95,7 +95,7 @@ def test_session_is_ticked_once_when_the_connection_opens() -> None:
 
 def test_session_is_ticked_at_each_deadline() -> None:
     async def scenario() -> None:
-        async with connection(ScriptedSession(pause=10.0)) as its:
+        async with connection(ScriptedSession(tick_interval=10.0)) as its:
             await asyncio.sleep(35.0)
 
         assert its.session.ticks == pytest.approx([0.0, 10.0, 20.0, 30.0], abs=0.1)
@@ -105,7 +105,7 @@ def test_session_is_ticked_at_each_deadline() -> None:
 
 def test_deadline_that_moves_away_is_waited_for() -> None:
     async def scenario() -> None:
-        session = ScriptedSession(pause=10.0)
+        session = ScriptedSession(tick_interval=10.0)
         async with connection(session) as its:
             await asyncio.sleep(9.0)
             session.deadline = 15.0
@@ -129,7 +129,7 @@ def test_deadline_that_comes_nearer_is_kept(first: float | None) -> None:
 
         session.answer = set_a_limit
         async with connection(session) as its:
-            its.link.arrive("answer me within five seconds")
+            its.link.deliver("answer me within five seconds")
             await asyncio.sleep(4.0)
             assert len(session.ticks) == 1
             await asyncio.sleep(2.0)
@@ -142,7 +142,7 @@ def test_deadline_that_comes_nearer_is_kept(first: float | None) -> None:
 
 def test_session_without_a_deadline_any_more_is_left_alone() -> None:
     async def scenario() -> None:
-        session = ScriptedSession(pause=10.0)
+        session = ScriptedSession(tick_interval=10.0)
         async with connection(session):
             session.deadline = None
             await asyncio.sleep(60.0)
@@ -155,7 +155,7 @@ def test_session_without_a_deadline_any_more_is_left_alone() -> None:
 def test_peer_that_breaks_its_protocol_is_told_so() -> None:
     async def scenario() -> None:
         async with connection(ScriptedSession(complain)) as its:
-            its.link.arrive(b"abc")
+            its.link.deliver(b"abc")
 
             end = await its.running
 
@@ -169,7 +169,7 @@ def test_peer_that_breaks_its_protocol_is_told_so() -> None:
 def test_bug_of_the_session_ends_its_connection_and_is_raised() -> None:
     async def scenario() -> None:
         async with connection(ScriptedSession(stumble)) as its:
-            its.link.arrive("boom")
+            its.link.deliver("boom")
 
             with pytest.raises(ZeroDivisionError):
                 await its.running
@@ -219,7 +219,7 @@ def test_last_words_are_sent_before_the_close() -> None:
 
     async def scenario() -> None:
         async with connection(ScriptedSession(part)) as its:
-            its.link.arrive("x", "y")
+            its.link.deliver("x", "y")
 
             end = await its.running
 
@@ -234,7 +234,7 @@ def test_last_words_are_sent_before_the_close() -> None:
 def test_peer_that_does_not_read_our_last_words_is_left() -> None:
     async def scenario() -> None:
         async with connection() as its:
-            its.link.taking.clear()
+            its.link.writable.clear()
             its.driver.send("last words")
             its.driver.disconnect("stopping", 1001, "bye")
 
@@ -268,7 +268,7 @@ def test_what_arrives_after_the_end_is_not_read() -> None:
     async def scenario() -> None:
         async with connection(ScriptedSession(parrot)) as its:
             its.driver.disconnect("enough")
-            its.link.arrive("late")
+            its.link.deliver("late")
             await its.running
 
         assert its.heard == []
@@ -291,7 +291,7 @@ def test_first_reason_to_end_is_the_one_that_counts() -> None:
 def test_peer_that_stops_reading_is_hung_up_on() -> None:
     async def scenario() -> None:
         async with connection() as its:
-            its.link.taking.clear()
+            its.link.writable.clear()
             issued = 0
             while its.driver.send("x" * 100_000):
                 issued += 100_000
@@ -309,13 +309,13 @@ def test_whoever_can_wait_waits_for_room() -> None:
     async def scenario() -> None:
         async with connection() as its:
             await its.driver.wait_for_room()
-            its.link.taking.clear()
+            its.link.writable.clear()
             its.driver.send("x" * (OUTBOX_FULL + 1))
             waiting = asyncio.create_task(its.driver.wait_for_room())
             await asyncio.sleep(60.0)
             assert not waiting.done()
 
-            its.link.taking.set()
+            its.link.writable.set()
 
             await waiting
 
@@ -326,7 +326,7 @@ def test_whoever_can_wait_waits_for_room() -> None:
 def test_nobody_waits_for_room_on_a_connection_that_has_ended(how: str) -> None:
     async def scenario() -> None:
         async with connection() as its:
-            its.link.taking.clear()
+            its.link.writable.clear()
             its.driver.send("x" * (OUTBOX_FULL + 1))
             waiting = asyncio.create_task(its.driver.wait_for_room())
             await asyncio.sleep(0)
@@ -375,7 +375,7 @@ def test_flood_of_notices_fills_no_disk(caplog: pytest.LogCaptureFixture) -> Non
 
     async def scenario() -> None:
         async with connection(ScriptedSession(grumble)) as its:
-            its.link.arrive(*["?"] * (10 * NOTICES_MAX))
+            its.link.deliver(*["?"] * (10 * NOTICES_MAX))
             its.link.cut()
             await its.running
 
@@ -422,7 +422,7 @@ class Parted(ScriptedSession):
 def test_session_that_wants_to_know_is_told_that_its_peer_has_hung_up() -> None:
     async def scenario() -> None:
         async with connection(Parted()) as its:
-            its.link.arrive("half")
+            its.link.deliver("half")
             its.link.cut()
 
             end = await its.running
@@ -450,13 +450,13 @@ def test_session_is_told_once_of_whatever_the_peer_ends_it_by(way: str) -> None:
         session = Noting(complain if way == "is refused" else parrot)
         async with connection(session) as its:
             if way == "stops reading":
-                its.link.taking.clear()
-                its.link.arrive(*["x" * OUTBOX_MAX] * 3)
+                its.link.writable.clear()
+                its.link.deliver(*["x" * OUTBOX_MAX] * 3)
             elif way == "breaks":
                 its.link.cut()
                 its.driver.send("to nobody")
             else:
-                its.link.arrive("nonsense")
+                its.link.deliver("nonsense")
             await its.running
 
         assert session.parted_times == 1

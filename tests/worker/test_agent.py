@@ -200,7 +200,7 @@ class Network:
         for command in commands:
             key = f"message {len(self.inbox)}"
             self.inbox[key] = command
-            self.links[-1].arrive(key)
+            self.links[-1].deliver(key)
 
 
 @dataclass
@@ -482,7 +482,7 @@ def test_chat_pauses_without_a_connection_and_resumes() -> None:
 def test_final_refusal_ends_the_membership() -> None:
     async def script(its: Membership) -> None:
         its.network.receive(run_job("j", "a b c d"))
-        its.network.links[-1].arrive("go away")
+        its.network.links[-1].deliver("go away")
 
         assert await its.task == "choose another --name"
 

@@ -346,7 +346,7 @@ def test_leave_waits_for_running_jobs() -> None:
 
 def test_refused_worker_ends() -> None:
     async def script(its: Stage, _: JointOffers, task: "asyncio.Task[None]") -> None:
-        its.network.links[-1].arrive("go away")
+        its.network.links[-1].deliver("go away")
 
         async with asyncio.timeout(SOON):
             await task

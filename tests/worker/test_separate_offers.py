@@ -292,7 +292,7 @@ def test_leave_is_immediate_without_an_engine() -> None:
 def test_offers_end_when_all_models_are_refused(names: list[str]) -> None:
     async def script(its: Stage, _: SeparateOffers, task: "asyncio.Task[None]") -> None:
         for name in names:
-            its.network(name).links[-1].arrive("go away")
+            its.network(name).links[-1].deliver("go away")
 
         async with asyncio.timeout(SOON):
             await task
@@ -303,7 +303,7 @@ def test_offers_end_when_all_models_are_refused(names: list[str]) -> None:
 
 def test_refused_model_stays_withdrawn_and_others_stay() -> None:
     async def script(its: Stage, _: SeparateOffers, task: "asyncio.Task[None]") -> None:
-        its.network("a").links[-1].arrive("go away")
+        its.network("a").links[-1].deliver("go away")
         await asyncio.sleep(5 * SOON)
 
         assert its.offered == ["b"]

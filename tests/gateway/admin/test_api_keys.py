@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.keys import ask, made
+from gateway.keys import make_key, request
 from gateway.serving import KEY, Pool
 
 LIMITS = {
@@ -17,7 +17,7 @@ USAGE = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0, "tokens_toda
 
 
 async def test_key_is_told_once_and_its_digest_kept(pool: Pool) -> None:
-    status, shown = await ask(
+    status, shown = await request(
         pool, "POST", "/admin/keys", {"name": "alice", "expires_in": 3600} | LIMITS
     )
 
@@ -32,10 +32,10 @@ async def test_key_is_told_once_and_its_digest_kept(pool: Pool) -> None:
         "scope": "use",
         "revoked_at": None,
     }
-    _, listed = await ask(pool, "GET", "/admin/keys")
+    _, listed = await request(pool, "GET", "/admin/keys")
     assert listed == {"data": [shown]}
-    assert (await ask(pool, "GET", "/admin/keys/alice")) == (200, shown)
-    assert (await ask(pool, "GET", f"/admin/keys/{shown['id']}")) == (200, shown)
+    assert (await request(pool, "GET", "/admin/keys/alice")) == (200, shown)
+    assert (await request(pool, "GET", f"/admin/keys/{shown['id']}")) == (200, shown)
     assert pool.gateway is not None
     (kept,) = await pool.gateway.store.keys.keys.all()
     assert key not in repr(kept)
@@ -49,61 +49,61 @@ async def test_answer_with_a_key_is_kept_in_no_cache(pool: Pool) -> None:
 
 
 async def test_admin_that_was_made_can_make_others(pool: Pool) -> None:
-    admin = await made(pool, "root", scope="admin")
+    admin = await make_key(pool, "root", scope="admin")
 
-    status, shown = await ask(pool, "POST", "/admin/keys", {"name": "b"}, key=admin)
+    status, shown = await request(pool, "POST", "/admin/keys", {"name": "b"}, key=admin)
 
     assert status == 200
-    assert (await ask(pool, "GET", "/v1/models", key=shown["key"]))[0] == 200
+    assert (await request(pool, "GET", "/v1/models", key=shown["key"]))[0] == 200
 
 
 @pytest.mark.parametrize("by", ["name", "id"])
 async def test_revoked_key_is_refused_from_then_on(pool: Pool, by: str) -> None:
-    _, shown = await ask(pool, "POST", "/admin/keys", {"name": "alice"})
+    _, shown = await request(pool, "POST", "/admin/keys", {"name": "alice"})
 
-    status, revoked = await ask(pool, "DELETE", f"/admin/keys/{shown[by]}")
+    status, revoked = await request(pool, "DELETE", f"/admin/keys/{shown[by]}")
 
     assert status == 200
     assert revoked["revoked_at"] >= shown["created_at"]
-    status, answer = await ask(pool, "GET", "/v1/models", key=shown["key"])
+    status, answer = await request(pool, "GET", "/v1/models", key=shown["key"])
     assert (status, answer["error"]["code"]) == (401, "revoked_api_key")
     assert "ask whoever gave it to you" in answer["error"]["message"]
-    assert (await ask(pool, "DELETE", f"/admin/keys/{shown['id']}"))[1] == revoked
-    assert (await ask(pool, "DELETE", "/admin/keys/alice"))[0] == 404
+    assert (await request(pool, "DELETE", f"/admin/keys/{shown['id']}"))[1] == revoked
+    assert (await request(pool, "DELETE", "/admin/keys/alice"))[0] == 404
     # The name is free again.
-    assert (await ask(pool, "POST", "/admin/keys", {"name": "alice"}))[0] == 200
+    assert (await request(pool, "POST", "/admin/keys", {"name": "alice"}))[0] == 200
 
 
 async def test_key_that_revokes_itself_is_gone(pool: Pool) -> None:
-    admin = await made(pool, "root", scope="admin")
+    admin = await make_key(pool, "root", scope="admin")
 
-    assert (await ask(pool, "DELETE", "/admin/keys/root", key=admin))[0] == 200
+    assert (await request(pool, "DELETE", "/admin/keys/root", key=admin))[0] == 200
 
-    assert (await ask(pool, "GET", "/admin/keys", key=admin))[0] == 401
-    assert (await ask(pool, "GET", "/admin/keys", key=KEY))[0] == 200
+    assert (await request(pool, "GET", "/admin/keys", key=admin))[0] == 401
+    assert (await request(pool, "GET", "/admin/keys", key=KEY))[0] == 200
 
 
 async def test_expired_key_is_refused_and_said_to_be_that(pool: Pool) -> None:
-    key = await made(pool, expires_in=1e-6)
+    key = await make_key(pool, expires_in=1e-6)
 
-    status, answer = await ask(pool, "GET", "/v1/models", key=key)
+    status, answer = await request(pool, "GET", "/v1/models", key=key)
 
     assert (status, answer["error"]["code"]) == (401, "expired_api_key")
 
 
 @pytest.mark.parametrize("name", ["default", "loopback"])
 async def test_first_key_is_not_made_or_revoked_here(pool: Pool, name: str) -> None:
-    status, answer = await ask(pool, "POST", "/admin/keys", {"name": name})
+    status, answer = await request(pool, "POST", "/admin/keys", {"name": name})
     assert (status, answer["error"]["param"]) == (400, "name")
 
-    status, answer = await ask(pool, "DELETE", f"/admin/keys/{name}")
+    status, answer = await request(pool, "DELETE", f"/admin/keys/{name}")
     assert status == 400
     assert "--api-key" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 async def test_key_that_never_was_is_not_found(pool: Pool, method: str) -> None:
-    status, answer = await ask(pool, method, "/admin/keys/nobody")
+    status, answer = await request(pool, method, "/admin/keys/nobody")
 
     assert status == 404
     assert answer["error"]["message"] == "there is no key nobody"
@@ -141,12 +141,12 @@ async def test_key_that_never_was_is_not_found(pool: Pool, method: str) -> None:
 async def test_key_that_cannot_be_is_refused_by_field(
     pool: Pool, body: Any, param: str | None
 ) -> None:
-    status, answer = await ask(pool, "POST", "/admin/keys", body)
+    status, answer = await request(pool, "POST", "/admin/keys", body)
 
     assert status == 400, answer
     assert answer["error"]["param"] == param
     assert len(answer["error"]["message"]) < 200
-    assert (await ask(pool, "GET", "/admin/keys"))[1] == {"data": []}
+    assert (await request(pool, "GET", "/admin/keys"))[1] == {"data": []}
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
@@ -158,9 +158,9 @@ async def test_body_that_is_no_json_is_refused(pool: Pool, body: bytes) -> None:
 
 
 async def test_name_is_taken_only_once(pool: Pool) -> None:
-    await made(pool)
+    await make_key(pool)
 
-    status, answer = await ask(pool, "POST", "/admin/keys", {"name": "alice"})
+    status, answer = await request(pool, "POST", "/admin/keys", {"name": "alice"})
 
     assert status == 400
     assert "revoke it first" in answer["error"]["message"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, WSServerHandshakeError
 
-from gateway.keys import CHAT, ask
+from gateway.keys import CHAT, request
 from gateway.serving import KEY, Pool, eventually
 from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
@@ -15,7 +15,9 @@ from shoal.coordinator.auth_throttle import BLOCK_AFTER
 
 
 async def make(pool: Pool, name: str = "lab", **wanted: Any) -> dict[str, Any]:
-    status, shown = await ask(pool, "POST", "/admin/tokens", {"name": name, **wanted})
+    status, shown = await request(
+        pool, "POST", "/admin/tokens", {"name": name, **wanted}
+    )
     assert status == 200, shown
     made: dict[str, Any] = shown
     return made
@@ -48,7 +50,7 @@ async def test_token_is_told_once_with_the_command_for_it(pool: Pool) -> None:
         "workers": [],
         "present": 0,
     }
-    assert (await ask(pool, "GET", "/admin/tokens"))[1] == {"data": [shown]}
+    assert (await request(pool, "GET", "/admin/tokens"))[1] == {"data": [shown]}
 
 
 async def test_worker_of_a_token_is_bound_to_it(pool: Pool) -> None:
@@ -56,16 +58,16 @@ async def test_worker_of_a_token_is_bound_to_it(pool: Pool) -> None:
     assert shown["join"].endswith(f"--token {shown['token']} --name lab")
 
     async with pool.node(path=path(shown["token"])):
-        await pool.joined()
-        _, listed = await ask(pool, "GET", "/admin/tokens")
+        await pool.wait_joined()
+        _, listed = await request(pool, "GET", "/admin/tokens")
         (token,) = listed["data"]
         assert (token["workers"], token["present"]) == (["grandsage:n1"], 1)
 
         closed = await refusal(pool, path(shown["token"], "n2"))
         assert closed == (4002, "The token has been used by other workers")
-    await pool.joined(0)
+    await pool.wait_joined(0)
     async with pool.node(path=path(shown["token"])):
-        await pool.joined()
+        await pool.wait_joined()
 
 
 async def test_use_of_a_token_is_on_disk_before_the_worker_is_served(
@@ -74,7 +76,7 @@ async def test_use_of_a_token_is_on_disk_before_the_worker_is_served(
     shown = await make(pool, uses=1)
 
     async with pool.node(path=path(shown["token"])):
-        await pool.joined()
+        await pool.wait_joined()
 
         assert pool.gateway is not None
         (token,) = await pool.gateway.store.keys.tokens.all()
@@ -104,12 +106,12 @@ async def test_revoked_token_ends_the_connections_made_by_it(pool: Pool) -> None
         pool.node("b", path=path(other["token"], "b")) as stays,
         pool.node("c") as first,
     ):
-        await pool.joined(3)
+        await pool.wait_joined(3)
 
-        status, shown = await ask(pool, "DELETE", "/admin/tokens/one")
+        status, shown = await request(pool, "DELETE", "/admin/tokens/one")
 
         assert (status, shown["present"]) == (200, 0)
-        await pool.joined(2)
+        await pool.wait_joined(2)
         assert gone.closed == (1008, "the join token was revoked")
         assert (stays.closed, first.closed) == (None, None)
     closed = await refusal(pool, path(one["token"], "a"))
@@ -121,14 +123,14 @@ async def test_jobs_of_a_worker_whose_token_is_revoked_go_to_others(
 ) -> None:
     shown = await make(pool)
     async with pool.node(path=path(shown["token"], "a")) as gone:
-        await pool.joined()
+        await pool.wait_joined()
         async with pool.node("b") as heir:
             asking = asyncio.create_task(
-                ask(pool, "POST", "/v1/chat/completions", CHAT)
+                request(pool, "POST", "/v1/chat/completions", CHAT)
             )
             await eventually(lambda: bool(gone.tasks or heir.tasks))
 
-            await ask(pool, "DELETE", "/admin/tokens/lab")
+            await request(pool, "DELETE", "/admin/tokens/lab")
             await heir.answer("text")
 
             assert (await asking)[0] == 200
@@ -149,7 +151,7 @@ async def test_guessing_tokens_is_barred_but_not_the_right_one(tmp_path: Path) -
         assert caught.value.headers is not None
         assert int(caught.value.headers["Retry-After"]) > 0
         async with pool.node():
-            await pool.joined()
+            await pool.wait_joined()
 
 
 @pytest.mark.parametrize(
@@ -173,14 +175,14 @@ async def test_guessing_tokens_is_barred_but_not_the_right_one(tmp_path: Path) -
 async def test_token_that_cannot_be_is_refused_by_field(
     pool: Pool, body: Any, param: str | None
 ) -> None:
-    status, answer = await ask(pool, "POST", "/admin/tokens", body)
+    status, answer = await request(pool, "POST", "/admin/tokens", body)
 
     assert status == 400, answer
     assert answer["error"]["param"] == param
 
 
 async def test_token_that_never_was_is_not_found(pool: Pool) -> None:
-    status, answer = await ask(pool, "DELETE", "/admin/tokens/none")
+    status, answer = await request(pool, "DELETE", "/admin/tokens/none")
 
     assert status == 404
     assert answer["error"]["message"] == "there is no join token none"

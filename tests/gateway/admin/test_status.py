@@ -8,7 +8,7 @@ import pytest
 from aiohttp import ClientSession
 
 from gateway.serving import KEY, Pool, eventually
-from peers.played_peers import PlayedSession, offer
+from peers.scripted_peers import ScriptedPeerSession, offer
 from shoal import __version__
 from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
@@ -46,7 +46,7 @@ async def delete(pool: Pool, job: str) -> tuple[int, Any]:
 
 async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
     async with pool.node(slots="2") as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         asked = [tasks.create_task(chat(pool)) for _ in range(3)]
         await eventually(lambda: pool.hub.pool.queued == 1)
 
@@ -107,7 +107,7 @@ async def test_the_status_shows_which_peer_a_worker_is_and_who_can_listen(
     ]
     link = MemoryLink()
     serving = asyncio.create_task(
-        crowds.serve("wire", PlayedSession([], opening), link)
+        crowds.serve("wire", ScriptedPeerSession([], opening), link)
     )
     await eventually(lambda: any(w.load.unfit for w in pool.hub.pool.workers.values()))
     # The pool knows of it a moment before the store does, and others after that.
@@ -131,7 +131,7 @@ async def test_the_status_shows_which_peer_a_worker_is_and_who_can_listen(
 
 async def test_a_job_can_be_shown_by_either_name(pool: Pool) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         asked = tasks.create_task(chat(pool))
         await node.answer("the answer")
 
@@ -151,13 +151,13 @@ async def test_a_job_can_be_shown_by_either_name(pool: Pool) -> None:
 
 async def test_a_job_is_explained_without_what_was_said(pool: Pool) -> None:
     async with pool.node("n1") as one, pool.node("n2") as two:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(chat(pool))
             await eventually(lambda: bool(one.tasks or two.tasks))
             victim, heir = (one, two) if one.tasks else (two, one)
             first, second = ("n1", "n2") if one.tasks else ("n2", "n1")
-            victim.kill()
+            victim.abort()
             await heir.answer("the answer")
 
     told = await get(pool, "/admin/jobs/job1/explain")
@@ -175,12 +175,12 @@ async def test_a_job_is_explained_without_what_was_said(pool: Pool) -> None:
 
 async def test_a_job_can_be_cancelled_once(pool: Pool) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         asked = tasks.create_task(chat(pool))
         task = await node.task()
 
         first = await delete(pool, "chatcmpl-job1")
-        await node.told_to_stop(task["id"])
+        await node.wait_stopped(task["id"])
         await eventually(lambda: not pool.hub.pool.jobs)
         second = await delete(pool, "job1")
 
@@ -240,7 +240,7 @@ async def test_the_coordinator_is_put_together_with_this_gateway(
     ):
         pool = Pool(running.url, running.hub, session)
         async with pool.node() as node, asyncio.TaskGroup() as tasks:
-            await pool.joined()
+            await pool.wait_joined()
             asked = tasks.create_task(chat(pool))
             await node.answer("a")
 
@@ -251,7 +251,7 @@ async def test_the_coordinator_is_put_together_with_this_gateway(
 
 async def test_jobs_are_listed_newest_first(pool: Pool) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         for number in range(2):
             asked = tasks.create_task(chat(pool))
             await node.answer("a", number=number)

@@ -9,7 +9,7 @@ import openai
 import pytest
 from aiohttp import ClientResponse
 
-from gateway.keys import CHAT, ask, client, made
+from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually, serving
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.domain.credentials import KeyUsage, day_of
@@ -21,7 +21,7 @@ TEXT = "12345678"  # two tokens, where nobody counts
 @pytest.fixture
 async def node(pool: Pool) -> AsyncIterator[Node]:
     async with pool.node() as each:
-        await pool.joined()
+        await pool.wait_joined()
         yield each
 
 
@@ -42,10 +42,10 @@ async def post(pool: Pool, key: str, **more: Any) -> ClientResponse:
 
 
 async def test_reader_may_look_but_not_ask(pool: Pool, node: Node) -> None:
-    key = await made(pool, scope="read")
+    key = await make_key(pool, scope="read")
     async with client(pool, key) as reader:
         assert [model.id for model in (await reader.models.list()).data] == ["m1"]
-        assert (await ask(pool, "GET", "/admin/status", key=key))[0] == 200
+        assert (await request(pool, "GET", "/admin/status", key=key))[0] == 200
 
         with pytest.raises(openai.PermissionDeniedError) as caught:
             await reader.chat.completions.create(**CHAT)
@@ -58,7 +58,7 @@ async def test_reader_may_look_but_not_ask(pool: Pool, node: Node) -> None:
 
 
 async def test_user_may_ask_but_not_make_keys(pool: Pool, node: Node) -> None:
-    key = await made(pool)
+    key = await make_key(pool)
 
     assert (await answered(pool, node, key, 0)).status == 200
 
@@ -71,12 +71,12 @@ async def test_user_may_ask_but_not_make_keys(pool: Pool, node: Node) -> None:
         ("POST", "/admin/tokens"),
         ("DELETE", "/admin/tokens/x"),
     ):
-        status, answer = await ask(pool, method, path, {"name": "x"}, key=key)
+        status, answer = await request(pool, method, path, {"name": "x"}, key=key)
         assert (status, answer["error"]["code"]) == (403, "insufficient_permissions")
 
 
 async def test_jobs_of_others_are_nobody_elses(pool: Pool, node: Node) -> None:
-    alice, bob = await made(pool, "alice"), await made(pool, "bob", scope="use")
+    alice, bob = await make_key(pool, "alice"), await make_key(pool, "bob", scope="use")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(post(pool, alice))
         await node.task()
@@ -86,11 +86,13 @@ async def test_jobs_of_others_are_nobody_elses(pool: Pool, node: Node) -> None:
             ("GET", f"/admin/jobs/{job_id}/explain"),
             ("DELETE", f"/admin/jobs/{job_id}"),
         ):
-            assert (await ask(pool, method, path, key=bob))[0] == 403
-        assert (await ask(pool, "GET", f"/admin/jobs/{job_id}", key=alice))[0] == 200
-        assert (await ask(pool, "GET", f"/admin/jobs/{job_id}", key=KEY))[0] == 200
+            assert (await request(pool, method, path, key=bob))[0] == 403
+        assert (await request(pool, "GET", f"/admin/jobs/{job_id}", key=alice))[
+            0
+        ] == 200
+        assert (await request(pool, "GET", f"/admin/jobs/{job_id}", key=KEY))[0] == 200
 
-        status, _ = await ask(pool, "DELETE", f"/admin/jobs/{job_id}", key=alice)
+        status, _ = await request(pool, "DELETE", f"/admin/jobs/{job_id}", key=alice)
 
     assert status == 200
 
@@ -98,9 +100,9 @@ async def test_jobs_of_others_are_nobody_elses(pool: Pool, node: Node) -> None:
 async def test_reader_may_not_cancel_even_what_is_its_own(
     pool: Pool, node: Node
 ) -> None:
-    reader = await made(pool, scope="read")
+    reader = await make_key(pool, scope="read")
 
-    status, _ = await ask(pool, "DELETE", "/admin/jobs/x", key=reader)
+    status, _ = await request(pool, "DELETE", "/admin/jobs/x", key=reader)
 
     assert status == 403
 
@@ -108,7 +110,7 @@ async def test_reader_may_not_cancel_even_what_is_its_own(
 async def test_requests_of_a_minute_are_counted_and_told(
     pool: Pool, node: Node
 ) -> None:
-    key = await made(pool, requests_per_minute=2)
+    key = await make_key(pool, requests_per_minute=2)
 
     first = await answered(pool, node, key, 0)
     second = await answered(pool, node, key, 1)
@@ -127,7 +129,7 @@ async def test_requests_of_a_minute_are_counted_and_told(
 
 
 async def test_stream_tells_what_is_left_as_well(pool: Pool, node: Node) -> None:
-    key = await made(pool, requests_per_minute=2, tokens_per_minute=1000)
+    key = await make_key(pool, requests_per_minute=2, tokens_per_minute=1000)
 
     async with asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(post(pool, key, stream=True))
@@ -140,7 +142,7 @@ async def test_stream_tells_what_is_left_as_well(pool: Pool, node: Node) -> None
 
 
 async def test_official_client_sees_a_rate_limit(pool: Pool, node: Node) -> None:
-    key = await made(pool, tokens_per_minute=60)
+    key = await make_key(pool, tokens_per_minute=60)
     assert (await answered(pool, node, key, 0)).status == 200
     # A second one fits, for the first took less than it might have.
     assert (await answered(pool, node, key, 1)).status == 200
@@ -156,30 +158,32 @@ async def test_official_client_sees_a_rate_limit(pool: Pool, node: Node) -> None
 async def test_request_larger_than_the_limit_is_told_that_it_never_fits(
     pool: Pool, node: Node
 ) -> None:
-    key = await made(pool, tokens_per_minute=60)
+    key = await make_key(pool, tokens_per_minute=60)
     async with client(pool, key) as limited:
         with pytest.raises(openai.BadRequestError, match="max_tokens"):
             await limited.chat.completions.create(**{**CHAT, "max_tokens": 61})
 
 
 async def test_budget_is_spent_once_and_for_all(pool: Pool, node: Node) -> None:
-    key = await made(pool, budget=55)
+    key = await make_key(pool, budget=55)
     # Each takes 51 at first, and uses 3.
     assert (await answered(pool, node, key, 0)).status == 200
     assert (await answered(pool, node, key, 1)).status == 200
     assert (await post(pool, key)).status == 429
 
     # A new key of the name goes on where the old one was.
-    await ask(pool, "DELETE", "/admin/keys/alice")
-    assert (await post(pool, await made(pool, budget=56))).status == 429
-    await ask(pool, "DELETE", "/admin/keys/alice")
-    assert (await answered(pool, node, await made(pool, budget=57), 2)).status == 200
+    await request(pool, "DELETE", "/admin/keys/alice")
+    assert (await post(pool, await make_key(pool, budget=56))).status == 429
+    await request(pool, "DELETE", "/admin/keys/alice")
+    assert (
+        await answered(pool, node, await make_key(pool, budget=57), 2)
+    ).status == 200
 
 
 async def test_budget_that_is_spent_says_so_to_the_official_client(
     pool: Pool, node: Node
 ) -> None:
-    key = await made(pool, budget=50)
+    key = await make_key(pool, budget=50)
     async with client(pool, key) as limited:
         with pytest.raises(openai.RateLimitError) as caught:
             await limited.chat.completions.create(**CHAT)
@@ -193,7 +197,7 @@ async def test_budget_that_is_spent_says_so_to_the_official_client(
 
 
 async def test_day_that_is_spent_ends_at_midnight(pool: Pool, node: Node) -> None:
-    key = await made(pool, tokens_per_day=50)
+    key = await make_key(pool, tokens_per_day=50)
 
     response = await post(pool, key)
 
@@ -206,8 +210,8 @@ async def test_day_that_is_spent_ends_at_midnight(pool: Pool, node: Node) -> Non
 
 async def test_a_hundred_at_once_spend_no_more_than_the_budget(tmp_path: Path) -> None:
     async with serving(tmp_path) as pool, pool.node(slots="200") as node:
-        await pool.joined()
-        key = await made(pool, budget=510)
+        await pool.wait_joined()
+        key = await make_key(pool, budget=510)
         async with asyncio.TaskGroup() as tasks:
             asked = [tasks.create_task(post(pool, key)) for _ in range(100)]
             await eventually(lambda: sum(each.done() for each in asked) == 90)
@@ -227,7 +231,7 @@ async def test_a_hundred_at_once_spend_no_more_than_the_budget(tmp_path: Path) -
 async def test_request_that_came_to_nothing_takes_no_tokens(
     pool: Pool, node: Node
 ) -> None:
-    key = await made(pool, tokens_per_minute=51)
+    key = await make_key(pool, tokens_per_minute=51)
     for _ in range(3):
         assert (await post(pool, key, model="none")).status == 404
 
@@ -235,7 +239,7 @@ async def test_request_that_came_to_nothing_takes_no_tokens(
 
 
 async def test_limits_hold_on_the_other_face_too(pool: Pool, node: Node) -> None:
-    key = await made(pool, requests_per_minute=1)
+    key = await make_key(pool, requests_per_minute=1)
     assert (await answered(pool, node, key, 0)).status == 200
 
     async with pool.session.post(
@@ -248,7 +252,7 @@ async def test_limits_hold_on_the_other_face_too(pool: Pool, node: Node) -> None
 
 
 async def test_scopes_hold_on_the_other_face_too(pool: Pool, node: Node) -> None:
-    key = await made(pool, scope="read")
+    key = await make_key(pool, scope="read")
 
     async with pool.session.post(
         f"{pool.url}/api/chat", json=CHAT, headers=pool.headers(key)
@@ -259,7 +263,7 @@ async def test_scopes_hold_on_the_other_face_too(pool: Pool, node: Node) -> None
 async def test_answer_without_a_limit_is_taken_for_a_usual_one(
     pool: Pool, node: Node
 ) -> None:
-    key = await made(pool, tokens_per_minute=ANSWER_GUESS)
+    key = await make_key(pool, tokens_per_minute=ANSWER_GUESS)
 
     response = await post(pool, key, max_tokens=None)
 
@@ -269,7 +273,7 @@ async def test_answer_without_a_limit_is_taken_for_a_usual_one(
 
 async def test_wrong_keys_are_slowed_down_and_then_barred(pool: Pool) -> None:
     for number in range(BLOCK_AFTER):
-        status, _ = await ask(pool, "GET", "/v1/models", key=f"sk-{number}")
+        status, _ = await request(pool, "GET", "/v1/models", key=f"sk-{number}")
         assert status == 401
 
     async with pool.session.get(
@@ -280,15 +284,15 @@ async def test_wrong_keys_are_slowed_down_and_then_barred(pool: Pool) -> None:
         error = (await response.json())["error"]
     assert error["code"] == "too_many_failures"
     # This is the user's own machine.
-    assert (await ask(pool, "GET", "/v1/models", key=KEY))[0] == 200
+    assert (await request(pool, "GET", "/v1/models", key=KEY))[0] == 200
 
 
 async def test_old_keys_and_no_key_are_no_guesses(pool: Pool) -> None:
-    key = await made(pool)
-    await ask(pool, "DELETE", "/admin/keys/alice")
+    key = await make_key(pool)
+    await request(pool, "DELETE", "/admin/keys/alice")
 
     for _ in range(2 * BLOCK_AFTER):
-        status, answer = await ask(pool, "GET", "/v1/models", key=key)
+        status, answer = await request(pool, "GET", "/v1/models", key=key)
         assert (status, answer["error"]["code"]) == (401, "revoked_api_key")
         async with pool.session.get(f"{pool.url}/v1/models") as response:
             assert response.status == 401
@@ -301,14 +305,14 @@ async def test_own_machine_needs_a_key_unless_told_otherwise(pool: Pool) -> None
 
 async def test_own_machine_needs_no_key_where_that_is_asked_for(tmp_path: Path) -> None:
     async with serving(tmp_path, open_loopback=True) as pool, pool.node() as node:
-        await pool.joined()
+        await pool.wait_joined()
         async with asyncio.TaskGroup() as tasks:
             url = f"{pool.url}/v1/chat/completions"
             asking = tasks.create_task(pool.session.post(url, json=CHAT))
             await node.answer(TEXT)
         assert asking.result().status == 200
 
-        status, shown = await ask(pool, "GET", "/admin/jobs/job1")
+        status, shown = await request(pool, "GET", "/admin/jobs/job1")
         assert (status, shown["owner"]) == (200, "loopback")
         for headers, status in (
             ({"Authorization": "Bearer sk-wrong"}, 401),

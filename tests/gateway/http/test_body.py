@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.keys import CHAT, ask, made
+from gateway.keys import CHAT, make_key, request
 from gateway.serving import Pool, eventually
 from shoal.domain.ids import JobId
 
@@ -93,7 +93,7 @@ async def test_all_bodies_together_have_a_limit(
     bodies = pool.gateway.bodies
     large = json.dumps(CHAT | {"metadata": "x" * 2 * MEGABYTE}).encode()
     async with pool.node() as node:
-        await pool.joined()
+        await pool.wait_joined()
         # It counts until it is answered, though it was decoded long ago.
         first = asyncio.create_task(post(pool, PATH, large))
         await node.task()
@@ -130,35 +130,35 @@ async def test_what_a_client_that_left_has_sent_is_forgotten(pool: Pool) -> None
 async def test_a_body_that_comes_slowly_does_not_outlive_its_key(
     pool: Pool, path: str
 ) -> None:
-    key = await made(pool, "chief", scope="admin")
+    key = await make_key(pool, "chief", scope="admin")
     trickle = Trickle(b'{"name": "heir"}')
     sending = asyncio.create_task(post(pool, path, trickle, key))
     await trickle.begun.wait()
     # It is let in by now, as is whoever asks later.
-    assert (await ask(pool, "GET", "/v1/models", key=key))[0] == 200
+    assert (await request(pool, "GET", "/v1/models", key=key))[0] == 200
 
-    assert (await ask(pool, "DELETE", "/admin/keys/chief"))[0] == 200
+    assert (await request(pool, "DELETE", "/admin/keys/chief"))[0] == 200
     trickle.finish()
 
     status, answer = await sending
     assert (status, answer["error"]["code"]) == (401, "revoked_api_key")
-    _, listed = await ask(pool, "GET", path)
+    _, listed = await request(pool, "GET", path)
     assert "heir" not in {each["name"] for each in listed["data"]}
 
 
 async def test_a_result_that_is_waited_for_is_not_told_to_a_revoked_key(
     pool: Pool,
 ) -> None:
-    key = await made(pool, "chief", scope="admin")
+    key = await make_key(pool, "chief", scope="admin")
     async with pool.node() as node:
-        await pool.joined()
+        await pool.wait_joined()
         asking = asyncio.create_task(post(pool, PATH, json.dumps(CHAT)))
         await node.task()
-        waiting = asyncio.create_task(ask(pool, "GET", f"{PATH}/job1", key=key))
+        waiting = asyncio.create_task(request(pool, "GET", f"{PATH}/job1", key=key))
         answer = pool.hub._answers[JobId("job1")]
         await eventually(lambda: len(answer._readings) == 2)
 
-        assert (await ask(pool, "DELETE", "/admin/keys/chief"))[0] == 200
+        assert (await request(pool, "DELETE", "/admin/keys/chief"))[0] == 200
         await node.answer("a")
 
         assert (await asking)[0] == 200
@@ -167,15 +167,15 @@ async def test_a_result_that_is_waited_for_is_not_told_to_a_revoked_key(
 
 
 async def test_revoking_a_key_again_ends_no_jobs_of_the_next_one(pool: Pool) -> None:
-    await made(pool, "alice")
-    _, old = await ask(pool, "DELETE", "/admin/keys/alice")
-    key = await made(pool, "alice")
+    await make_key(pool, "alice")
+    _, old = await request(pool, "DELETE", "/admin/keys/alice")
+    key = await make_key(pool, "alice")
     async with pool.node() as node:
-        await pool.joined()
+        await pool.wait_joined()
         asking = asyncio.create_task(post(pool, PATH, json.dumps(CHAT), key))
         await node.task()
 
-        assert (await ask(pool, "DELETE", f"/admin/keys/{old['id']}"))[0] == 200
+        assert (await request(pool, "DELETE", f"/admin/keys/{old['id']}"))[0] == 200
         await node.answer("a")
 
         assert (await asking)[0] == 200

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.keys import CHAT, ask, made
-from gateway.providers import COMMIT, TASK, call, committed, provider, shown, written
+from gateway.keys import CHAT, make_key, request
+from gateway.providers import COMMIT, TASK, call, committed, provider, shown, to_json
 from gateway.serving import KEY, Pool, eventually, serving
 from protocols.dispatch.recorded import SIGNERS
 from shoal.domain.ids import JobId
@@ -34,7 +34,7 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
 
 async def commit(pool: Pool, key: str = KEY, **fields: Any) -> tuple[int, Any]:
     """Commit a job under a key."""
-    return await ask(pool, "POST", "/v1/jobs/commit/cheap", COMMIT | fields, key)
+    return await request(pool, "POST", "/v1/jobs/commit/cheap", COMMIT | fields, key)
 
 
 # Results.
@@ -51,7 +51,7 @@ async def test_result_is_what_the_worker_gave(pool: Pool) -> None:
 
     assert json.loads(text)["status"] == "completed"
     # Keys that are numbers come first where JavaScript wrote it, which was signed.
-    assert f'"result":{written({"1": {}} | output)},' in text
+    assert f'"result":{to_json({"1": {}} | output)},' in text
 
 
 async def test_job_tells_whose_it_is_and_what_the_coordinator_signed(
@@ -115,13 +115,15 @@ async def test_job_that_is_too_large_is_refused(pool: Pool) -> None:
 
 async def test_jobs_of_other_kinds_are_shown_as_well(pool: Pool) -> None:
     async with pool.node() as node:
-        await pool.joined()
+        await pool.wait_joined()
         async with asyncio.TaskGroup() as tasks:
-            asking = tasks.create_task(ask(pool, "POST", "/v1/chat/completions", CHAT))
+            asking = tasks.create_task(
+                request(pool, "POST", "/v1/chat/completions", CHAT)
+            )
             await node.answer("there")
         job_id = asking.result()[1]["id"]
 
-        status, job = await ask(pool, "GET", f"/v1/jobs/{job_id}")
+        status, job = await request(pool, "GET", f"/v1/jobs/{job_id}")
 
     assert status == 200
     assert job["job_type"] == "LLM_INFER"
@@ -132,7 +134,7 @@ async def test_jobs_of_other_kinds_are_shown_as_well(pool: Pool) -> None:
 
 async def test_inference_without_a_model_is_done_by_any(pool: Pool) -> None:
     async with pool.node() as node:
-        await pool.joined()
+        await pool.wait_joined()
         job_id = await committed(pool, job_type="LLM_INFER", payload={"prompt": "hi"})
         await node.answer("there")
 
@@ -355,13 +357,13 @@ async def test_job_that_is_done_is_not_cancelled(pool: Pool) -> None:
 
 
 async def test_reader_may_look_but_not_change(pool: Pool) -> None:
-    await made(pool, "alice")
-    reader = await made(pool, "bob", scope="read")
+    await make_key(pool, "alice")
+    reader = await make_key(pool, "bob", scope="read")
 
     assert (await commit(pool, reader))[0] == 403
-    assert (await ask(pool, "DELETE", "/v1/jobs/x", key=reader))[0] == 403
-    assert (await ask(pool, "GET", "/v1/jobs", key=reader))[0] == 200
-    assert (await ask(pool, "GET", "/v1/jobs/x", key=reader)) == (
+    assert (await request(pool, "DELETE", "/v1/jobs/x", key=reader))[0] == 403
+    assert (await request(pool, "GET", "/v1/jobs", key=reader))[0] == 200
+    assert (await request(pool, "GET", "/v1/jobs/x", key=reader)) == (
         404,
         {"error": "Job not found"},
     )
@@ -442,7 +444,7 @@ async def test_webhook_is_kept_with_the_job(pool: Pool) -> None:
     terms = pool.hub.pool.jobs[answer["job_id"]].job.terms
     assert terms.webhook is not None
     assert (terms.webhook.url, terms.webhook.secret) == (HOOK["url"], HOOK["secret"])
-    _, job = await ask(pool, "GET", f"/v1/jobs/{answer['job_id']}")
+    _, job = await request(pool, "GET", f"/v1/jobs/{answer['job_id']}")
     assert HOOK["secret"] not in json.dumps(job)
 
 
@@ -499,7 +501,7 @@ async def test_payload_and_result_are_moderated(tmp_path: Path) -> None:
 
 async def test_jobs_that_nobody_waits_for_count_for_a_budget(pool: Pool) -> None:
     # About 256 tokens for an answer, and a few for the question.
-    key = await made(pool, budget=600)
+    key = await make_key(pool, budget=600)
 
     assert (await commit(pool, key))[0] == 201
     status, answer = await commit(pool, key)
@@ -518,8 +520,8 @@ async def test_jobs_that_nobody_waits_for_count_for_a_budget(pool: Pool) -> None
 
 async def test_job_beyond_the_owners_means_is_refused(pool: Pool) -> None:
     account = "/admin/accounts/user:alice/budget"
-    key = await made(pool)
-    status, _ = await ask(pool, "PUT", account, {"budget": 1500})
+    key = await make_key(pool)
+    status, _ = await request(pool, "PUT", account, {"budget": 1500})
     assert status == 200
 
     assert (await commit(pool, key))[0] == 201

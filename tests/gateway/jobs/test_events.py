@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import ClientResponse
 
-from gateway.keys import ask, made
-from gateway.providers import COMMIT, call, committed, provider, shown, written
+from gateway.keys import make_key, request
+from gateway.providers import COMMIT, call, committed, provider, shown, to_json
 from gateway.serving import Pool, eventually, serving
 from shoal.domain.errors import QueueFull
 from shoal.domain.facts import JobStarted
@@ -111,7 +111,7 @@ async def test_job_that_goes_from_worker_to_worker_says_so(pool: Pool) -> None:
         async with provider(pool) as worker:
             job = await worker.job()
             reject = {"type": "job_reject", "job_id": job["job_id"], "reason": "busy"}
-            await worker.say(written(reject))
+            await worker.send(to_json(reject))
             await eventually(lambda: len(listener.heard) == 5)
         await call(pool, "DELETE", f"/v1/jobs/{job_id}")
         await eventually(lambda: listener.ended)
@@ -125,11 +125,11 @@ async def test_job_that_goes_from_worker_to_worker_says_so(pool: Pool) -> None:
 
 async def test_worker_that_streams_is_told_of_when_it_begins(pool: Pool) -> None:
     async with pool.node() as node:
-        await pool.joined()
+        await pool.wait_joined()
         job_id = await committed(pool, job_type="LLM_INFER", payload={"prompt": "hi"})
         async with listening(pool, job_id) as listener:
             task = await node.task()
-            await node.say(task["id"], "once")
+            await node.write(task["id"], "once")
             await listener.hears("queued", "assigned", "running")
             await node.end(task["id"])
             await listener.hears("queued", "assigned", "running", "completed")
@@ -213,11 +213,11 @@ async def test_silence_is_filled_with_comments(
 
 
 async def test_listener_whose_key_is_revoked_hears_no_more(pool: Pool) -> None:
-    key = await made(pool)
-    _, answer = await ask(pool, "POST", "/v1/jobs/commit/fast", COMMIT, key=key)
+    key = await make_key(pool)
+    _, answer = await request(pool, "POST", "/v1/jobs/commit/fast", COMMIT, key=key)
     async with listening(pool, answer["job_id"], key=key) as listener:
         await listener.hears("queued")
-        assert (await ask(pool, "DELETE", "/admin/keys/alice"))[0] == 200
+        assert (await request(pool, "DELETE", "/admin/keys/alice"))[0] == 200
         await eventually(lambda: listener.ended)
 
     assert "event: error" in listener.text

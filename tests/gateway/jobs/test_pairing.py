@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.keys import ask, made
+from gateway.keys import make_key, request
 from gateway.providers import COMMIT, call, committed, provider
 from gateway.serving import Pool, serving
 from originals.dispatch import sdk_reports
@@ -250,7 +250,7 @@ async def test_codes_that_wait_are_bounded(pool: Pool) -> None:
     assert status == 429
     assert "100 pairing codes of this key are unclaimed" in answer["error"]
     # Others have their own.
-    assert (await ask(pool, "POST", CREATE, {"user_id": "u2"}))[0] == 201
+    assert (await request(pool, "POST", CREATE, {"user_id": "u2"}))[0] == 201
 
 
 async def test_workers_of_a_key_are_bounded(
@@ -263,7 +263,7 @@ async def test_workers_of_a_key_are_bounded(
 
     assert status == 400
     assert "1 workers are paired with the users of this key" in answer["error"]
-    assert (await ask(pool, "POST", CREATE, {"user_id": "u2"}))[0] == 201
+    assert (await request(pool, "POST", CREATE, {"user_id": "u2"}))[0] == 201
 
 
 @pytest.mark.parametrize("path", [CREATE, CLAIM])
@@ -287,19 +287,19 @@ async def test_code_that_is_taken_is_drawn_again(
 
 
 async def test_workers_of_others_are_nobody_elses(pool: Pool) -> None:
-    key = await made(pool)
-    status, answer = await ask(pool, "POST", CREATE, {"user_id": "u1"}, key=key)
+    key = await make_key(pool)
+    status, answer = await request(pool, "POST", CREATE, {"user_id": "u1"}, key=key)
     assert status == 201
     assert (await claim(pool, answer["pairing_code"]))[0] == 200
 
     assert await partners(pool) == []
-    status, mine = await ask(pool, "GET", f"{LIST}?user_id=u1", key=key)
+    status, mine = await request(pool, "GET", f"{LIST}?user_id=u1", key=key)
     assert [each["provider_pubkey"] for each in mine["providers"]] == [A]
     async with provider(pool, proven=True):
         private = COMMIT | {"privacy_class": "PRIVATE"}
         assert (await call(pool, "POST", "/v1/jobs/commit/fast", private))[0] == 422
         path = "/v1/jobs/commit/fast"
-        assert (await ask(pool, "POST", path, private, key=key))[0] == 201
+        assert (await request(pool, "POST", path, private, key=key))[0] == 201
 
 
 async def test_trust_survives_a_restart(tmp_path: Path) -> None:

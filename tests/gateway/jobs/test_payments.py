@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from gateway.facilitator import SOLANA, Facilitator, facilitating
+from gateway.facilitator import SOLANA, Facilitator, run_facilitator
 from gateway.providers import provider
 from gateway.serving import Pool, eventually, serving
 from protocols.dispatch.recorded import CASES
@@ -69,7 +69,7 @@ async def selling(
 
 @pytest.fixture
 async def facilitator() -> AsyncIterator[Facilitator]:
-    async with facilitating() as running:
+    async with run_facilitator() as running:
         yield running
 
 

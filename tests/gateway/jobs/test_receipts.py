@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.keys import ask, made
+from gateway.keys import make_key, request
 from gateway.providers import committed, provider
 from gateway.serving import KEY, Pool, serving
 from protocols.contexts import SIGNER
@@ -61,7 +61,7 @@ async def test_exported_receipt_verifies_with_the_public_key_alone(pool: Pool) -
 async def test_receipts_are_listed_the_newest_first(pool: Pool) -> None:
     jobs = [await done(pool) for _ in range(3)]
 
-    _, listed = await ask(pool, "GET", "/v1/receipts?limit=2")
+    _, listed = await request(pool, "GET", "/v1/receipts?limit=2")
     assert [each["job_id"] for each in listed["data"]] == jobs[:0:-1]
     first = listed["data"][0]
     assert (first["index"], first["verdict"], first["price"]) == (2, "valid", 1_000)
@@ -92,7 +92,7 @@ async def test_log_is_shown_to_have_only_grown(pool: Pool) -> None:
 async def test_what_is_not_there_or_makes_no_sense_is_said(
     pool: Pool, path: str, status: int, says: str
 ) -> None:
-    found, answer = await ask(pool, "GET", path)
+    found, answer = await request(pool, "GET", path)
 
     assert found == status
     assert says in answer["error"]["message"]
@@ -100,33 +100,35 @@ async def test_what_is_not_there_or_makes_no_sense_is_said(
 
 async def test_receipts_are_shown_to_those_whose_jobs_they_are_of(pool: Pool) -> None:
     job_id = await done(pool)  # of nobody's key
-    other = await made(pool, "al")
+    other = await make_key(pool, "al")
 
-    assert (await ask(pool, "GET", f"/v1/receipts/{job_id}", key=other))[0] == 403
-    _, listed = await ask(pool, "GET", "/v1/receipts", key=other)
+    assert (await request(pool, "GET", f"/v1/receipts/{job_id}", key=other))[0] == 403
+    _, listed = await request(pool, "GET", "/v1/receipts", key=other)
     assert listed["data"] == []
 
 
 async def test_accounts_show_what_a_job_cost_whom(pool: Pool) -> None:
     job_id = await done(pool)
 
-    _, listed = await ask(pool, "GET", "/admin/accounts")
+    _, listed = await request(pool, "GET", "/admin/accounts")
     balances = {each["name"]: each["balance"] for each in listed["data"]}
     assert balances["user:open/u1"] == -1_000
     assert balances[f"worker:{WORKER}"] == 1_000
     assert listed["total"] == 0
-    _, user = await ask(pool, "GET", "/admin/accounts/user:open%2Fu1")
+    _, user = await request(pool, "GET", "/admin/accounts/user:open%2Fu1")
     (moved,) = user["transfers"]
     assert (moved["why"], moved["job_id"]) == ("reserved", job_id)
-    _, key = await ask(pool, "GET", "/admin/accounts/open")
+    _, key = await request(pool, "GET", "/admin/accounts/open")
     assert (key["balance"], key["standing"]) == (0, -1_000)
 
 
 async def test_account_is_topped_up_and_bounded(pool: Pool) -> None:
-    _, topped = await ask(
+    _, topped = await request(
         pool, "POST", "/admin/accounts/open/credit", {"amount": 1_500}
     )
-    _, bounded = await ask(pool, "PUT", "/admin/accounts/open/budget", {"budget": 0})
+    _, bounded = await request(
+        pool, "PUT", "/admin/accounts/open/budget", {"budget": 0}
+    )
     await done(pool)
 
     assert topped["balance"] == 1_500
@@ -154,7 +156,7 @@ async def test_account_is_topped_up_and_bounded(pool: Pool) -> None:
 async def test_amounts_that_make_no_sense_are_refused(
     pool: Pool, method: str, path: str, body: Any, says: str
 ) -> None:
-    status, answer = await ask(pool, method, f"/admin/accounts/al/{path}", body)
+    status, answer = await request(pool, method, f"/admin/accounts/al/{path}", body)
 
     assert status == 400
     assert says in answer["error"]["message"]
@@ -164,7 +166,7 @@ async def test_amounts_that_make_no_sense_are_refused(
 @pytest.mark.parametrize("name", ["pool:fees", "worker:w", "world", "other:x"])
 async def test_only_accounts_of_keys_are_topped_up(pool: Pool, name: str) -> None:
     path = f"/admin/accounts/{name}/credit"
-    status, answer = await ask(pool, "POST", path, {"amount": 1})
+    status, answer = await request(pool, "POST", path, {"amount": 1})
 
     assert status == 400
     assert "only accounts of keys" in answer["error"]["message"]
@@ -172,22 +174,22 @@ async def test_only_accounts_of_keys_are_topped_up(pool: Pool, name: str) -> Non
 
 async def test_others_accounts_take_an_operators_key(pool: Pool) -> None:
     await done(pool)
-    other = await made(pool, "al")
+    other = await make_key(pool, "al")
 
-    assert (await ask(pool, "GET", "/admin/accounts/open", key=other))[0] == 403
-    _, listed = await ask(pool, "GET", "/admin/accounts", key=other)
+    assert (await request(pool, "GET", "/admin/accounts/open", key=other))[0] == 403
+    _, listed = await request(pool, "GET", "/admin/accounts", key=other)
     assert listed == {"data": [], "total": 0}
     path = "/admin/accounts/al/credit"
-    assert (await ask(pool, "POST", path, {"amount": 1}, key=other))[0] == 403
-    assert (await ask(pool, "GET", "/admin/accounts/bo"))[0] == 404
+    assert (await request(pool, "POST", path, {"amount": 1}, key=other))[0] == 403
+    assert (await request(pool, "GET", "/admin/accounts/bo"))[0] == 404
 
 
 async def test_job_that_waits_is_explained_by_why_nobody_takes_it(pool: Pool) -> None:
     async with provider(pool):
         job_id = await committed(pool)
         other = await committed(pool, payload={"task_type": "fly"})
-        _, told = await ask(pool, "GET", f"/admin/jobs/{other}/explain")
-        _, given = await ask(pool, "GET", f"/admin/jobs/{job_id}/explain")
+        _, told = await request(pool, "GET", f"/admin/jobs/{other}/explain")
+        _, given = await request(pool, "GET", f"/admin/jobs/{job_id}/explain")
 
     assert told["lines"][-1] == (
         "still waiting: no worker for the task 'fly': all slots busy (1)"
@@ -199,8 +201,8 @@ async def test_status_shows_how_a_workers_machine_is(pool: Pool) -> None:
     async with provider(pool) as worker:
         metrics = {"cpu_pct": 45.2, "mem_pct": 62.1, "active_jobs": 1}
         heartbeat = {"type": "heartbeat", "provider_pubkey": WORKER, "metrics": metrics}
-        await worker.say(json.dumps(heartbeat))
-        _, status = await ask(pool, "GET", "/admin/status")
+        await worker.send(json.dumps(heartbeat))
+        _, status = await request(pool, "GET", "/admin/status")
 
     (shown,) = status["workers"]
     assert (shown["cpu"], shown["memory"]) == (45.2, 62.1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.receiver import Receiver, receiving, verified
+from gateway.receiver import Receiver, run_receiver, verify
 from gateway.serving import Pool, eventually, serving
 from harness.speed import scaled
 from shoal.domain.errors import StoreError
@@ -107,14 +107,14 @@ async def over(pool: Pool, name: str = "j") -> DeliveryState:
 
 
 async def test_receiver_is_told_what_became_of_a_job(tmp_path: Path) -> None:
-    async with receiving() as receiver, serving(tmp_path) as pool, calling(pool):
+    async with run_receiver() as receiver, serving(tmp_path) as pool, calling(pool):
         await have_done(pool, receiver.url)
         tried = await over(pool)
 
-    ((headers, body),) = receiver.told
+    ((headers, body),) = receiver.requests
     (message,) = receiver.messages
     assert (tried.attempts, tried.error) == (1, None)
-    assert verified(headers, body, KEY)
+    assert verify(headers, body, KEY)
     assert headers["Content-Type"] == "application/json"
     assert abs(int(headers["webhook-timestamp"]) - time.time()) < 60
     assert message["id"] == headers["webhook-id"] == "msg_j"
@@ -125,7 +125,7 @@ async def test_receiver_is_told_what_became_of_a_job(tmp_path: Path) -> None:
 
 
 async def test_message_shows_the_job_as_it_is_fetched(tmp_path: Path) -> None:
-    async with receiving() as receiver, serving(tmp_path) as pool, calling(pool):
+    async with run_receiver() as receiver, serving(tmp_path) as pool, calling(pool):
         await have_done(pool, receiver.url)
         await over(pool)
         fetched = await pool.session.get(
@@ -136,7 +136,7 @@ async def test_message_shows_the_job_as_it_is_fetched(tmp_path: Path) -> None:
 
 
 async def test_job_that_was_cancelled_is_told_of(tmp_path: Path) -> None:
-    async with receiving() as receiver, serving(tmp_path) as pool, calling(pool):
+    async with run_receiver() as receiver, serving(tmp_path) as pool, calling(pool):
         work = Chat("m1", ({"role": "user", "content": "hi"},))
         terms = JobTerms(detached=True, webhook=Webhook(receiver.url, SECRET))
         async with pool.node() as node:
@@ -154,7 +154,7 @@ async def test_receiver_that_failed_is_told_again_under_the_same_id(
     tmp_path: Path,
 ) -> None:
     async with (
-        receiving(500, 503, 204) as receiver,
+        run_receiver(500, 503, 204) as receiver,
         serving(tmp_path) as pool,
         calling(pool),
     ):
@@ -162,58 +162,58 @@ async def test_receiver_that_failed_is_told_again_under_the_same_id(
         tried = await over(pool)
 
     assert (tried.attempts, tried.error) == (3, None)
-    assert {headers["webhook-id"] for headers, _ in receiver.told} == {"msg_j"}
-    assert all(verified(headers, body, KEY) for headers, body in receiver.told)
+    assert {headers["webhook-id"] for headers, _ in receiver.requests} == {"msg_j"}
+    assert all(verify(headers, body, KEY) for headers, body in receiver.requests)
 
 
 async def test_receiver_is_given_up_after_eight_attempts(tmp_path: Path) -> None:
-    async with receiving(500) as receiver, serving(tmp_path) as pool, calling(pool):
+    async with run_receiver(500) as receiver, serving(tmp_path) as pool, calling(pool):
         await have_done(pool, receiver.url)
         tried = await over(pool)
 
-    assert len(receiver.told) == tried.attempts == ATTEMPTS_MAX
+    assert len(receiver.requests) == tried.attempts == ATTEMPTS_MAX
     assert tried.error == "HTTP 500"
     assert tried.delivery.webhook.secret == ""
 
 
 async def test_receiver_that_is_gone_is_not_told_again(tmp_path: Path) -> None:
-    async with receiving(410) as receiver, serving(tmp_path) as pool, calling(pool):
+    async with run_receiver(410) as receiver, serving(tmp_path) as pool, calling(pool):
         await have_done(pool, receiver.url)
         tried = await over(pool)
 
-    assert (len(receiver.told), tried.error) == (1, "HTTP 410")
+    assert (len(receiver.requests), tried.error) == (1, "HTTP 410")
 
 
 async def test_redirects_are_not_followed(tmp_path: Path) -> None:
     async with (
-        receiving(307, 410) as receiver,
+        run_receiver(307, 410) as receiver,
         serving(tmp_path) as pool,
         calling(pool),
     ):
         await have_done(pool, receiver.url)
         tried = await over(pool)
 
-    assert (len(receiver.told), tried.attempts) == (2, 2)
+    assert (len(receiver.requests), tried.attempts) == (2, 2)
 
 
 async def test_receiver_that_never_answers_is_left_in_time(tmp_path: Path) -> None:
     async with (
-        receiving(None) as receiver,
+        run_receiver(None) as receiver,
         serving(tmp_path) as pool,
         calling(pool, patience=STUCK),
     ):
         await have_done(pool, receiver.url)
         tried = await over(pool)
 
-    assert (len(receiver.told), tried.attempts) == (ATTEMPTS_MAX, ATTEMPTS_MAX)
+    assert (len(receiver.requests), tried.attempts) == (ATTEMPTS_MAX, ATTEMPTS_MAX)
     assert tried.error == f"no answer within {STUCK} s"
 
 
 async def test_host_that_does_not_answer_leaves_room_for_others(tmp_path: Path) -> None:
     stuck_jobs = [f"stuck{number}" for number in range(CONCURRENT_MAX)]
     async with (
-        receiving(None) as stuck,
-        receiving() as other,
+        run_receiver(None) as stuck,
+        run_receiver() as other,
         serving(tmp_path) as pool,
         calling(pool),
     ):
@@ -224,14 +224,14 @@ async def test_host_that_does_not_answer_leaves_room_for_others(tmp_path: Path) 
         tried = await over(pool)
 
     assert tried.error is None
-    assert len(other.told) == 1
+    assert len(other.requests) == 1
     assert stuck.open_most == CONCURRENT_PER_HOST_MAX
 
 
 async def test_what_was_not_delivered_is_delivered_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    async with receiving(None, 200) as receiver:
+    async with run_receiver(None, 200) as receiver:
         async with serving(tmp_path) as pool, calling(pool):
             await have_done(pool, receiver.url)
             await eventually(lambda: receiver.open == 1)
@@ -245,7 +245,7 @@ async def test_what_was_not_delivered_is_delivered_after_a_restart(
 
 async def test_job_that_ends_after_a_restart_is_told_of(tmp_path: Path) -> None:
     work = Chat("m1", ({"role": "user", "content": "hi"},))
-    async with receiving() as receiver:
+    async with run_receiver() as receiver:
         async with serving(tmp_path) as pool, pool.node() as node:
             terms = JobTerms(detached=True, webhook=Webhook(receiver.url, SECRET))
             async with pool.hub.run_job(Job(JobId("j"), work, terms=terms)):
@@ -272,14 +272,14 @@ INSIDE = {
 @pytest.mark.parametrize("host", INSIDE.values(), ids=INSIDE)
 async def test_nobody_inside_is_called(tmp_path: Path, host: str) -> None:
     async with (
-        receiving() as receiver,
+        run_receiver() as receiver,
         serving(tmp_path) as pool,
         calling(pool, EgressPolicy.PUBLIC),
     ):
         await have_done(pool, receiver.url.replace("127.0.0.1", host))
         tried = await over(pool)
 
-    assert receiver.told == []
+    assert receiver.requests == []
     assert tried.attempts == ATTEMPTS_MAX
     assert "is not a public address (--webhooks public)" in (tried.error or "")
 
@@ -289,14 +289,14 @@ async def test_odd_ways_to_write_an_address_lead_nowhere(
     tmp_path: Path, host: str
 ) -> None:
     async with (
-        receiving() as receiver,
+        run_receiver() as receiver,
         serving(tmp_path) as pool,
         calling(pool, EgressPolicy.PUBLIC),
     ):
         await have_done(pool, receiver.url.replace("127.0.0.1", host))
         tried = await over(pool)
 
-    assert (receiver.told, tried.attempts) == ([], 1)
+    assert (receiver.requests, tried.attempts) == ([], 1)
     assert tried.error == "invalid address"
 
 
@@ -306,7 +306,7 @@ async def test_neither_secret_nor_url_is_logged(
     caplog.set_level(logging.DEBUG)
     odd = "http://127.0.0.1:1/hook?token=t0p"
     async with (
-        receiving(500, 200) as receiver,
+        run_receiver(500, 200) as receiver,
         serving(tmp_path) as pool,
         calling(pool),
     ):
@@ -346,5 +346,5 @@ async def test_store_that_fails_ends_calling_with_a_word(
         async with asyncio.timeout(scaled(10)):
             await its.run()
 
-    assert receiver.told == []
+    assert receiver.requests == []
     assert "webhooks wait for a restart: shoal.db: disk I/O error" in caplog.text

@@ -23,15 +23,15 @@ async def test_the_worker_of_a_client_that_leaves_a_stream_is_stopped(
     pool: Pool,
 ) -> None:
     async with pool.node() as node:
-        await pool.joined()
+        await pool.wait_joined()
         asking = asyncio.create_task(_post(pool, BODY | {"stream": True}))
         task = await node.task()
-        await node.say(task["id"], "a")
+        await node.write(task["id"], "a")
         await _text_came(pool)
 
         asking.cancel()
 
-        await node.told_to_stop(task["id"])
+        await node.wait_stopped(task["id"])
         await eventually(lambda: not pool.hub.pool.jobs)
 
 
@@ -39,15 +39,15 @@ async def test_the_worker_of_a_client_that_leaves_a_plain_request_is_stopped(
     pool: Pool,
 ) -> None:
     async with pool.node() as node:
-        await pool.joined()
+        await pool.wait_joined()
         asking = asyncio.create_task(_post(pool, BODY))
         task = await node.task()
-        await node.say(task["id"], "a")
+        await node.write(task["id"], "a")
         await _text_came(pool)
 
         asking.cancel()
 
-        await node.told_to_stop(task["id"])
+        await node.wait_stopped(task["id"])
         await eventually(lambda: not pool.hub.pool.jobs)
 
 
@@ -56,7 +56,7 @@ async def test_no_worker_gets_the_job_of_a_client_that_left_the_queue(
     pool: Pool, stream: bool
 ) -> None:
     async with pool.node(slots="1") as node:
-        await pool.joined()
+        await pool.wait_joined()
         first = asyncio.create_task(_post(pool, BODY))
         await node.task()
         second = asyncio.create_task(_post(pool, BODY | {"stream": stream}))
@@ -78,16 +78,16 @@ async def test_a_client_that_never_reads_is_hung_up_on(
     monkeypatch.setattr("shoal.gateway.http.responses.KEEPALIVE_EVERY", 0.3)
     body = json.dumps(BODY | {"stream": True}).encode()
     async with pool.node() as node:
-        await pool.joined()
+        await pool.wait_joined()
         with _unread(pool) as client:
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(client, _request(path, len(body)) + body)
             task = await node.task()
 
             # Less than the hub calls slow by itself.
-            await node.say(task["id"], *["x" * 100_000] * 70)
+            await node.write(task["id"], *["x" * 100_000] * 70)
 
-            await node.told_to_stop(task["id"])
+            await node.wait_stopped(task["id"])
             await eventually(lambda: not pool.hub.pool.jobs)
             assert not (await _read_all(client)).endswith(b"\r\n0\r\n\r\n")
 
@@ -195,7 +195,7 @@ async def test_every_answer_has_a_request_id(
 async def test_a_half_character_is_replaced(tmp_path: Path) -> None:
     body = b'{"model":"m1","messages":[{"role":"user","content":"a\\ud800b"}]}'
     async with serving(tmp_path) as pool, pool.node() as node:
-        await pool.joined()
+        await pool.wait_joined()
         async with asyncio.TaskGroup() as tasks:
             asked = tasks.create_task(_post(pool, body))
             await node.answer("a")
@@ -280,7 +280,7 @@ async def test_an_answer_is_logged_with_who_gave_it(
     pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         tasks.create_task(node.answer("a secret"))
         with caplog.at_level("INFO", logger="shoal.gateway"):
             async with pool.session.post(

@@ -22,7 +22,7 @@ async def test_models_are_those_of_the_workers_that_are_there(
     assert [model.id async for model in openai.models.list()] == []
 
     async with pool.node(model="org/m2"), pool.node("n2"):
-        await pool.joined(2)
+        await pool.wait_joined(2)
 
         assert [model.id async for model in openai.models.list()] == ["m1", "org/m2"]
         assert (await openai.models.retrieve("org/m2")).owned_by == "shoal"
@@ -32,7 +32,7 @@ async def test_models_are_those_of_the_workers_that_are_there(
 
 async def test_an_answer_comes_in_one_piece(pool: Pool, openai: AsyncOpenAI) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         tasks.create_task(node.answer("Hel", "lo", " 日本"))
 
         answer = await openai.chat.completions.create(
@@ -57,7 +57,7 @@ async def test_an_answer_comes_in_one_piece(pool: Pool, openai: AsyncOpenAI) -> 
 
 async def test_an_answer_comes_as_chunks(pool: Pool, openai: AsyncOpenAI) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         tasks.create_task(node.answer("Hel", "lo"))
 
         stream = await openai.chat.completions.create(
@@ -80,7 +80,7 @@ async def test_usage_comes_last_in_a_stream_that_asks_for_it(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         tasks.create_task(node.answer("four", "bytes"))
 
         stream = await openai.chat.completions.create(
@@ -99,7 +99,7 @@ async def test_usage_comes_last_in_a_stream_that_asks_for_it(
 
 async def test_an_empty_answer_is_an_answer(pool: Pool, openai: AsyncOpenAI) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         tasks.create_task(node.answer())
 
         stream = await openai.chat.completions.create(
@@ -113,7 +113,7 @@ async def test_an_empty_answer_is_an_answer(pool: Pool, openai: AsyncOpenAI) -> 
 
 async def test_the_stream_is_written_as_the_reference_shows(pool: Pool) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         tasks.create_task(node.answer('"\u2028\n'))
         text = await _streamed(pool)
 
@@ -139,7 +139,7 @@ async def test_an_unknown_model_is_not_found_and_a_near_one_named(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     async with pool.node(model="qwen3-8b"):
-        await pool.joined()
+        await pool.wait_joined()
 
         with pytest.raises(sdk.NotFoundError, match="did you mean qwen3-8b") as raised:
             await openai.chat.completions.create(model="qwen3-8", messages=HI)
@@ -155,7 +155,7 @@ async def test_a_full_queue_is_a_rate_limit_error(tmp_path: Path, stream: bool) 
         pool.node(slots="0"),
         asyncio.TaskGroup() as tasks,
     ):
-        await pool.joined()
+        await pool.wait_joined()
         waiting = tasks.create_task(
             openai.chat.completions.create(model="m1", messages=HI)
         )
@@ -179,7 +179,7 @@ async def test_without_a_worker_in_time_the_reasons_are_told(
         pool.node(slots="0"),
         pool.node("n2", "m2"),
     ):
-        await pool.joined(2)
+        await pool.wait_joined(2)
 
         with pytest.raises(sdk.InternalServerError, match="offers no slots") as raised:
             await openai.chat.completions.create(model="m1", messages=HI, stream=stream)
@@ -198,7 +198,7 @@ async def test_stop_strings_go_to_workers_that_obey_them(
         client(pool) as openai,
         pool.node(),
     ):
-        await pool.joined()
+        await pool.wait_joined()
 
         with pytest.raises(sdk.BadRequestError, match="none of the workers") as raised:
             await openai.chat.completions.create(model="m1", messages=HI, stop="\n")
@@ -235,13 +235,13 @@ async def test_a_job_over_its_limit_is_a_server_error(tmp_path: Path) -> None:
         client(pool) as openai,
         pool.node() as node,
     ):
-        await pool.joined()
+        await pool.wait_joined()
 
         with pytest.raises(sdk.InternalServerError, match="first output") as raised:
             await openai.chat.completions.create(model="m1", messages=HI)
 
         assert raised.value.status_code == 504
-        await node.told_to_stop(node.tasks[0]["id"])
+        await node.wait_stopped(node.tasks[0]["id"])
 
 
 async def test_an_error_after_text_is_an_event_without_done(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ async def test_an_error_after_text_is_an_event_without_done(tmp_path: Path) -> N
         pool.node() as node,
         asyncio.TaskGroup() as tasks,
     ):
-        await pool.joined()
+        await pool.wait_joined()
         tasks.create_task(_say(node, "a"))
         text = await _streamed(pool)
 
@@ -292,7 +292,7 @@ async def test_an_error_event_is_an_error_of_the_client(tmp_path: Path) -> None:
         pool.node() as node,
         asyncio.TaskGroup() as tasks,
     ):
-        await pool.joined()
+        await pool.wait_joined()
         tasks.create_task(_say(node, "a"))
         stream = await openai.chat.completions.create(
             model="m1", messages=HI, stream=True
@@ -307,7 +307,7 @@ async def test_what_a_cancelled_job_was_is_not_tried_again(
 ) -> None:
     patient = openai.with_options(max_retries=2)
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         asked = tasks.create_task(_refused(patient))
         await node.task()
         async with pool.session.delete(
@@ -328,7 +328,7 @@ async def test_moderated_questions_are_refused_and_answers_cut(tmp_path: Path) -
         pool.node() as node,
         asyncio.TaskGroup() as tasks,
     ):
-        await pool.joined()
+        await pool.wait_joined()
         with pytest.raises(sdk.BadRequestError, match="moderation"):
             await openai.chat.completions.create(model="m1", messages=bad)
         tasks.create_task(node.answer("a badword"))
@@ -338,7 +338,7 @@ async def test_moderated_questions_are_refused_and_answers_cut(tmp_path: Path) -
             model="m1", messages=HI, stream=True
         )
         chunks = [chunk.choices[0] async for chunk in stream]
-        await node.told_to_stop(node.tasks[1]["id"])
+        await node.wait_stopped(node.tasks[1]["id"])
 
     assert whole.choices[0].finish_reason == "content_filter"
     assert whole.choices[0].message.content == ""
@@ -348,7 +348,7 @@ async def test_moderated_questions_are_refused_and_answers_cut(tmp_path: Path) -
 
 async def _say(node: Node, *texts: str, number: int = 0) -> None:
     task = await node.task(number)
-    await node.say(task["id"], *texts)
+    await node.write(task["id"], *texts)
 
 
 async def _streamed(pool: Pool) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.capable import capable
+from gateway.extended_node import extended_node
 from gateway.serving import Pool
 
 WHO = {
@@ -45,7 +45,7 @@ CHAT: dict[str, Any] = {
 async def test_it_finds_the_models(pool: Pool) -> None:
     headers = pool.headers() | WHO
     async with pool.node():
-        await pool.joined()
+        await pool.wait_joined()
 
         async with pool.session.get(f"{pool.url}/v1/models", headers=headers) as answer:
             listed = await answer.json()
@@ -55,7 +55,7 @@ async def test_it_finds_the_models(pool: Pool) -> None:
 
 async def test_its_chat_is_streamed(pool: Pool) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         tasks.create_task(node.answer("Fi", "ne."))
 
         async with pool.session.post(
@@ -95,7 +95,7 @@ async def test_its_title_comes_in_one_piece(pool: Pool) -> None:
         "max_completion_tokens": 1000,
     }
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         tasks.create_task(node.answer('{"title": "Greetings"}'))
 
         async with pool.session.post(
@@ -141,7 +141,7 @@ async def test_it_can_show_an_error(pool: Pool) -> None:
 async def test_none_of_its_fields_is_refused(
     pool: Pool, fields: dict[str, Any]
 ) -> None:
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer("Fine."))
 
         async with pool.session.post(
@@ -175,13 +175,13 @@ async def test_its_tools_and_pictures_go_there_and_back(pool: Pool) -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "Ann"},
     ]
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(
             _lines(pool, CHAT | {"messages": said, "tools": [tool]})
         )
         task = await worker.node.task()
         await worker.delta(task["id"], fields={"tool_calls": [call]})
-        await worker.say(task["id"], finish_reason="tool_calls")
+        await worker.send(task["id"], finish_reason="tool_calls")
         await worker.node.end(task["id"])
         events = await asking
 

@@ -9,7 +9,7 @@ import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.capable import capable
+from gateway.extended_node import extended_node
 from gateway.serving import KEY, Node, Pool, eventually
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -21,7 +21,7 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==
 
 
 async def test_tool_calls_come_back(pool: Pool, openai: AsyncOpenAI) -> None:
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(
             openai.chat.completions.create(model="m1", messages=HI, tools=[TOOL])
         )
@@ -30,7 +30,7 @@ async def test_tool_calls_come_back(pool: Pool, openai: AsyncOpenAI) -> None:
         await worker.delta(task["id"], fields={"tool_calls": [call]})
         more = {"index": 0, "function": {"arguments": "{}"}}
         await worker.delta(task["id"], fields={"tool_calls": [more]})
-        await worker.say(task["id"], finish_reason="tool_calls")
+        await worker.send(task["id"], finish_reason="tool_calls")
         await worker.node.end(task["id"])
         answer = await asking
 
@@ -60,7 +60,7 @@ async def test_what_tools_returned_reaches_the_worker(
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "rain", "tool_call_id": "c1"},
     ]
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer("Take an umbrella."))
         answer = await openai.chat.completions.create(
             model="m1", messages=messages, tools=[TOOL]
@@ -73,7 +73,7 @@ async def test_what_tools_returned_reaches_the_worker(
 async def test_several_choices_with_logprobs_are_streamed(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         stream = tasks.create_task(
             openai.chat.completions.create(
                 model="m1", messages=HI, n=2, logprobs=True, stream=True
@@ -107,7 +107,7 @@ async def test_pictures_and_schemas_reach_the_worker(
         "type": "json_schema",
         "json_schema": {"name": "x", "schema": {"type": "object"}},
     }
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer("{}"))
         await openai.chat.completions.create(
             model="m1",
@@ -123,7 +123,7 @@ async def test_pictures_and_schemas_reach_the_worker(
 async def test_a_completion_goes_on_with_a_text(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer(" upon", " a time"))
         answer = await openai.completions.create(model="m1", prompt="Once")
         tasks.create_task(worker.node.answer(" more", number=1))
@@ -145,7 +145,7 @@ async def test_texts_become_vectors(
     pool: Pool, openai: AsyncOpenAI, format: Any
 ) -> None:
     vectors = [(0.5, -1.0), (2.0, 4.0)]
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(
             openai.embeddings.create(
                 model="m1", input=["a", "b"], encoding_format=format
@@ -156,7 +156,7 @@ async def test_texts_become_vectors(
             encoded = base64.b64encode(struct.pack("<2f", *vector)).decode()
             await worker.delta(task["id"], choice=index, fields={"embedding": encoded})
         usage = {"prompt_tokens": 2, "completion_tokens": 0}
-        await worker.say(task["id"], usage=usage)
+        await worker.send(task["id"], usage=usage)
         await worker.node.end(task["id"])
         answer = await asking
 
@@ -187,7 +187,7 @@ async def test_what_no_worker_can_do_is_refused_by_name(
     pool: Pool, openai: AsyncOpenAI, more: Any, field: str
 ) -> None:
     async with pool.node():
-        await pool.joined()
+        await pool.wait_joined()
 
         with pytest.raises(sdk.BadRequestError, match="none of the workers") as raised:
             await openai.chat.completions.create(
@@ -202,7 +202,7 @@ async def test_a_model_that_only_chats_makes_no_vectors(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     async with pool.node():
-        await pool.joined()
+        await pool.wait_joined()
 
         with pytest.raises(sdk.BadRequestError, match="does not do embedding jobs"):
             await openai.embeddings.create(model="m1", input="a")
@@ -217,10 +217,10 @@ async def test_a_model_that_only_chats_makes_no_vectors(
 async def test_a_fault_of_the_request_is_the_askers(
     pool: Pool, openai: AsyncOpenAI, fault: str, code: str
 ) -> None:
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(_refused(openai))
         task = await worker.node.task()
-        await worker.say(task["id"], failed="too long for me", fault=fault)
+        await worker.send(task["id"], failed="too long for me", fault=fault)
         error = await asking
 
     assert error.code == code
@@ -237,7 +237,7 @@ async def test_a_text_longer_than_any_context_is_refused_at_once(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     long: Any = [{"role": "user", "content": "word " * 10_000}]
-    async with capable(pool):
+    async with extended_node(pool):
         with pytest.raises(sdk.BadRequestError, match="reads 4096") as raised:
             await openai.chat.completions.create(model="m1", messages=long)
 
@@ -248,17 +248,17 @@ async def test_asking_twice_attaches_to_the_same_job(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     named = {"Idempotency-Key": "mine"}
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         first = tasks.create_task(
             openai.chat.completions.create(model="m1", messages=HI, extra_headers=named)
         )
         task = await worker.node.task()
-        await worker.node.say(task["id"], "one ")
+        await worker.node.write(task["id"], "one ")
         second = tasks.create_task(
             openai.chat.completions.create(model="m1", messages=HI, extra_headers=named)
         )
         await eventually(lambda: len(_readings(pool)) == 2)
-        await worker.node.say(task["id"], "two")
+        await worker.node.write(task["id"], "two")
         await worker.node.end(task["id"])
         answers = [await first, await second]
         answers.append(
@@ -282,7 +282,7 @@ async def test_another_request_under_the_same_key_is_refused(
 ) -> None:
     named = {"Idempotency-Key": "mine"}
     other: Any = [{"role": "user", "content": "something else"}]
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer("a"))
         await openai.chat.completions.create(
             model="m1", messages=HI, extra_headers=named
@@ -304,11 +304,11 @@ async def test_a_job_with_a_key_goes_on_when_its_client_leaves(
             model="m1", messages=HI, extra_headers={"Idempotency-Key": "mine"}
         )
     )
-    async with capable(pool) as worker:
+    async with extended_node(pool) as worker:
         task = await worker.node.task()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await worker.node.say(task["id"], "still here")
+        await worker.node.write(task["id"], "still here")
         fetching = asyncio.create_task(
             openai.chat.completions.retrieve("chatcmpl-job1")
         )
@@ -323,7 +323,7 @@ async def test_a_job_with_a_key_goes_on_when_its_client_leaves(
 async def test_an_answer_can_be_fetched_by_its_id(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer("a"))
         asked = await openai.chat.completions.create(model="m1", messages=HI)
 
@@ -338,7 +338,7 @@ async def test_an_answer_can_be_fetched_by_its_id(
 async def test_an_answer_that_failed_says_so_when_it_is_fetched(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
-    async with capable(pool) as worker:
+    async with extended_node(pool) as worker:
         asking = asyncio.create_task(
             openai.chat.completions.create(model="m1", messages=HI)
         )
@@ -388,10 +388,10 @@ async def test_each_time_limit_has_its_own_error(
     pool: Pool, openai: AsyncOpenAI, limit: str, texts: list[str], code: str
 ) -> None:
     headers = {f"x-shoal-{limit}-seconds": "0.1"}
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(_timed_out(openai, headers))
         task = await worker.node.task()
-        await worker.node.say(task["id"], *texts)
+        await worker.node.write(task["id"], *texts)
         error = await asking
 
     assert (error.status_code, error.code) == (504, code)
@@ -401,7 +401,7 @@ async def test_a_job_that_nobody_takes_in_time_says_why(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     async with pool.node(slots="1") as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         first = tasks.create_task(
             openai.chat.completions.create(model="m1", messages=HI)
         )
@@ -430,7 +430,7 @@ async def test_a_near_name_is_offered_for_one_that_nobody_has(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     async with pool.node(model="qwen3-8b"):
-        await pool.joined()
+        await pool.wait_joined()
 
         with pytest.raises(sdk.NotFoundError, match="did you mean qwen3-8b") as raised:
             await openai.models.retrieve("qwen-8b")
@@ -442,7 +442,7 @@ async def test_a_conversation_goes_back_to_the_worker_that_had_it(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     async with pool.node("n1") as one, pool.node("n2") as two:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         workers = []
         for number in range(4):
             async with asyncio.TaskGroup() as tasks:
@@ -467,7 +467,7 @@ async def _answer_next(node: Node, number: int) -> None:
 
 
 async def test_metrics_tell_what_was_done(pool: Pool, openai: AsyncOpenAI) -> None:
-    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer("a"))
         await openai.chat.completions.create(model="m1", messages=HI)
         with pytest.raises(sdk.NotFoundError):

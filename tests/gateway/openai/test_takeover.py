@@ -23,14 +23,14 @@ BODY = {
 @pytest.mark.parametrize("at", range(len(PIECES) + 1))
 async def test_the_text_is_whole_wherever_its_worker_dies(pool: Pool, at: int) -> None:
     async with pool.node("n1") as one, pool.node("n2") as two:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         async with asyncio.TaskGroup() as tasks:
             asked = tasks.create_task(_stream(pool))
             victim, heir = await _holder(one, two)
-            await victim.say(victim.tasks[0]["id"], *PIECES[:at])
+            await victim.write(victim.tasks[0]["id"], *PIECES[:at])
             if at:
                 await _heard(pool)
-            victim.kill()
+            victim.abort()
             await heir.answer(*PIECES)
 
     events = _events(asked.result())
@@ -54,13 +54,13 @@ async def test_without_another_worker_the_stream_ends_with_an_error(
         serving(tmp_path, limits=TimeLimits(queue=0.05)) as pool,
         pool.node() as node,
     ):
-        await pool.joined()
+        await pool.wait_joined()
         async with asyncio.TaskGroup() as tasks:
             asked = tasks.create_task(_stream(pool))
             task = await node.task()
-            await node.say(task["id"], "a")
+            await node.write(task["id"], "a")
             await _heard(pool)
-            node.kill()
+            node.abort()
 
     *_, last = _events(asked.result())
     assert json.loads(last)["error"]["code"] == "no_worker"
@@ -70,16 +70,16 @@ async def test_without_another_worker_the_stream_ends_with_an_error(
 
 async def test_another_text_than_the_one_begun_is_an_error(pool: Pool) -> None:
     async with pool.node("n1") as one, pool.node("n2") as two:
-        await pool.joined(2)
+        await pool.wait_joined(2)
         async with asyncio.TaskGroup() as tasks:
             asked = tasks.create_task(_stream(pool))
             victim, heir = await _holder(one, two)
-            await victim.say(victim.tasks[0]["id"], "a b c")
+            await victim.write(victim.tasks[0]["id"], "a b c")
             await _heard(pool)
-            victim.kill()
+            victim.abort()
             task = await heir.task()
-            await heir.say(task["id"], "a x")
-            await heir.told_to_stop(task["id"])
+            await heir.write(task["id"], "a x")
+            await heir.wait_stopped(task["id"])
 
     *_, last = _events(asked.result())
     error = json.loads(last)["error"]

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 
-from gateway.serving import PATIENCE
+from gateway.serving import WAIT_MAX
 from shoal.app.network import NetworkContext, open_network
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.protocols.macfleet.discovery import heartbeat_listener
@@ -105,7 +105,7 @@ class HeartbeatConnection:
         """Return everything received until the peer disconnects."""
         received = b""
         with suppress(ConnectionError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(WAIT_MAX):
                 while data := await self.reader.read(1 << 16):
                     received += data
         return received

@@ -1,4 +1,4 @@
-"""Jobs, workers and pools, as tests of decisions need them."""
+"""Builders of jobs, workers and pools for tests of decisions."""
 
 from shoal.domain.facts import Fact, JobLeased, WorkerJoined, WorkerLoadChanged
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
@@ -12,7 +12,7 @@ from shoal.pool.state import PoolState
 
 CHAT_ONLY = frozenset({JobKind.CHAT})
 NOTHING: frozenset[Feature] = frozenset()
-NOBODY: frozenset[str] = frozenset()
+NO_OWNERS: frozenset[str] = frozenset()
 LIMITS = TimeLimits()
 
 
@@ -44,7 +44,7 @@ def joined(
     features: frozenset[Feature] = NOTHING,
     kinds: frozenset[JobKind] = CHAT_ONLY,
     context: int = 0,
-    only_for: frozenset[str] = NOBODY,
+    only_for: frozenset[str] = NO_OWNERS,
     remark: str = "",
     neighbour: bool = False,
     needs_question: bool = False,
@@ -63,7 +63,7 @@ def joined(
     return WorkerJoined(WorkerId(name), offer, cancels)
 
 
-def conditioned(
+def load_changed(
     name: str = "w", unfit: str = "", queued: int = 0, speed: float = 1.0
 ) -> WorkerLoadChanged:
     return WorkerLoadChanged(WorkerId(name), WorkerLoad(unfit, queued, speed))
@@ -74,23 +74,23 @@ def leased(name: str = "j", worker: str = "w", lease: int = 1) -> JobLeased:
 
 
 def pool_after(*facts: Fact, now: float = 0.0) -> PoolState:
-    """Return a pool in which these things have happened."""
+    """Return a pool after these facts."""
     pool = PoolState()
     for fact in facts:
         pool.apply(fact, now)
     return pool
 
 
-def tell(pool: PoolState, stimulus: HubInput, now: float = 0.0) -> list[Fact]:
-    """Let the pool react to something; return what follows, which is applied."""
-    facts = react(pool, stimulus)
+def handle(pool: PoolState, input_: HubInput, now: float = 0.0) -> list[Fact]:
+    """Apply the facts that follow from an input; return them."""
+    facts = react(pool, input_)
     for fact in facts:
         pool.apply(fact, now)
     return facts
 
 
-def hand_out(pool: PoolState, now: float = 0.0) -> list[tuple[str, str]]:
-    """Give out what can be given out; return who got what, in order."""
+def assign(pool: PoolState, now: float = 0.0) -> list[tuple[str, str]]:
+    """Lease all jobs that can be leased; return (job, worker) in order."""
     leases = plan(pool)
     for lease in leases:
         pool.apply(lease, now)

@@ -1,4 +1,4 @@
-"""A node of our own kind, as a test plays it."""
+"""A scripted Shoal node, which supports extensions."""
 
 import asyncio
 import json
@@ -9,38 +9,38 @@ from typing import Any
 
 from gateway.serving import TOKEN, Node, Pool
 
-EVERYTHING = (
+ALL_EXTENSIONS = (
     "shoal, chat, completion, embedding, continue, options, stop, tools, schema, "
     "logprobs, choices, images, context=4096"
 )
 
 
 @dataclass
-class Capable:
-    """A node of ours, as a test plays it."""
+class ExtendedNode:
+    """A scripted node that supports Shoal's extensions."""
 
     node: Node
 
-    async def say(self, task_id: int, **word: Any) -> None:
-        await self.node.send(json.dumps({"id": task_id, **word}))
+    async def send(self, task_id: int, **fields: Any) -> None:
+        await self.node.send(json.dumps({"id": task_id, **fields}))
 
     async def delta(self, task_id: int, **delta: Any) -> None:
-        await self.say(task_id, delta=delta)
+        await self.send(task_id, delta=delta)
 
 
 @asynccontextmanager
-async def capable(
-    pool: Pool, extensions: str = EVERYTHING, name: str = "n1"
-) -> AsyncIterator[Capable]:
+async def extended_node(
+    pool: Pool, extensions: str = ALL_EXTENSIONS, name: str = "n1"
+) -> AsyncIterator[ExtendedNode]:
     socket = await pool.session.ws_connect(
         f"{pool.url}/ws?name={name}&model=m1&token={TOKEN}&max_concurrency=8",
         headers={"Shoal-Extensions": extensions},
     )
     node = Node(socket)
     reading = asyncio.create_task(node.read())
-    await pool.joined()
+    await pool.wait_joined()
     try:
-        yield Capable(node)
+        yield ExtendedNode(node)
     finally:
         await socket.close()
         await reading
