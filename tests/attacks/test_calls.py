@@ -200,8 +200,8 @@ async def test_malformed_arguments_are_judged_by_the_worker(
     functions = await worker(pool, holds=True)
     async with caller(pool) as client:
         await client.ask([1, 1, "add", b"\xc1", b"\xc1", {}])
-        await eventually(lambda: len(functions.runs) == 1)
-        functions.finish(value=1)
+        await eventually(lambda: len(functions.calls) == 1)
+        functions.return_all(1)
 
         assert await client.value(1) == 1
     await leave(pool, functions)
