@@ -322,7 +322,7 @@ async def test_any_role_is_passed_on(pool: Pool, role: str) -> None:
     body = {"model": "m1", "messages": [question, {"role": role, "content": "x"}]}
     chat = Chat()
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        await pool.joined()
+        await pool.wait_joined()
         tasks.create_task(node.answer())
         await chat.ask(pool, json.dumps(body).encode(), KEYS["alice"])
 
