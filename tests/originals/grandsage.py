@@ -45,7 +45,10 @@ class OriginalServer:
         return sum(not task.done for task in self.tasks.values())
 
     def submit(
-        self, messages: Sequence[dict[str, str]], max_new_tokens: int = 50
+        self,
+        messages: Sequence[dict[str, str]],
+        max_new_tokens: int = 50,
+        system: str = "You are a helpful assistant name Buddy.",
     ) -> tuple[ServerTask, str]:
         """Return a task and the text that is sent to the node."""
         assert self.taken < self.slots, "the client gets: timeout waiting for node"
@@ -57,7 +60,7 @@ class OriginalServer:
             "id": task.id,
             "resp": "",
             "modLastCheckedPos": 0,
-            "system": "You are a helpful assistant name Buddy.",
+            "system": system,
             "messages": messages,
             "max_new_tokens": max_new_tokens,
             "temperature": 0,
