@@ -171,6 +171,38 @@ async def test_dialling_dispatcher_submits_to_the_pool(
     await transport.disconnect()
 
 
+async def test_dispatchers_timeout_covers_waiting_as_well(programs: Programs) -> None:
+    pool = serve(programs, *SECURE)
+    worker = pool.join("ours", "--tasks", str(TASKS), "--slots", "1")
+    await asyncio.to_thread(worker.event, "joined")
+    transport = PeerTransport("boss-3", TOKEN)
+    connection = await transport.connect(HUB, port_of(pool))
+
+    dispatcher = TaskDispatcher([connection])
+    async with dispatcher.running():
+        running = asyncio.create_task(dispatcher.submit("demo.sleep", 2))
+        for _ in range(2):
+            with pytest.raises(RemoteTaskError, match=r"timed out after 0\.5s"):
+                await dispatcher.submit("demo.sleep", 600, timeout_=0.5)
+        assert await dispatcher.submit("demo.add", 19, 23) == 42  # the slot is free
+        await running
+    await transport.disconnect()
+
+
+async def test_call_whose_result_cannot_be_encoded_ends(programs: Programs) -> None:
+    pool = serve(programs, *SECURE, "--macfleet-slots", "1")
+    transport = PeerTransport("mac-silent", TOKEN)
+    functions = {**FUNCTIONS, "demo.set": lambda: {1, 2}}
+    worker = TaskWorker(await transport.connect(HUB, port_of(pool)), functions)
+
+    async with worker.running(), calling(pool) as calls, asyncio.timeout(PATIENCE):
+        await wait_joined(pool, "mac-silent")
+        with pytest.raises(shoal.TaskTimeout, match="sent no result"):
+            await calls.with_options(timeout=0.5).call("demo.set")
+        assert await calls.call("demo.add", 19, 23) == 42  # the slot is free
+    await transport.disconnect()
+
+
 @FLEETS
 async def test_our_worker_joins_an_original_dispatcher(
     programs: Programs, token: str, flags: tuple[str, ...]

@@ -294,6 +294,17 @@ def test_overdue_job_expires_with_the_limit_in_words(
     assert react(running(), LimitReached(J, limit)) == [JobExpired(J, limit, error)]
 
 
+def test_overdue_call_expires_with_words_about_a_call() -> None:
+    call = Job(J, Call("f", b"\x90", b"\x80"), LIMITS)
+    worker = joined("w", CALL_QUEUE, kinds=frozenset({JobKind.CALL}))
+    pool = pool_after(worker, JobSubmitted(call), leased())
+
+    (expired,) = react(pool, LimitReached(J, TimeLimit.FIRST_OUTPUT))
+
+    assert isinstance(expired, JobExpired)
+    assert expired.error == "the worker returned no result of the call within 20 s"
+
+
 def waiting(since: float = 0.0) -> OpenJob:
     return OpenJob(job(limits=LIMITS), submitted_at=0.0, since=since, queued_at=since)
 

@@ -22,7 +22,7 @@ from shoal.domain.job import Priority
 from shoal.domain.vocabulary import CallResult
 from shoal.domain.work import CALL_QUEUE, CallStream
 from shoal.pool.eligibility import no_worker_reason
-from shoal.pool.functions import call_limits
+from shoal.pool.functions import call_limits, no_call_result
 from shoal.transports.clock import Clock
 
 ATTEMPTS_MAX = 2  # streams lost while running a call, until the call is blamed
@@ -250,9 +250,9 @@ class CallGroup:
         """
         load = self._loads.pop(stream)
         late, *others = load.take_unfinished()
-        seconds = f"{self._call_timeout:g} s"
-        self._owner.fail([late], NoFirstOutput(f"its worker said nothing in {seconds}"))
-        self._requeue(others, f"nothing was said of a call for {seconds}")
+        error = no_call_result(self._call_timeout)
+        self._owner.fail([late], NoFirstOutput(error))
+        self._requeue(others, error)
         stream.close(idle=False)
 
     def _requeue(self, calls: list[PendingCall], reason: str) -> None:

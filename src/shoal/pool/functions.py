@@ -104,6 +104,11 @@ CALL_GRACE_SECONDS = (
 )
 
 
+def no_call_result(seconds: float) -> str:
+    """Return the error of a call whose worker is silent beyond the call's limit."""
+    return f"the worker returned no result of the call within {seconds:g} s"
+
+
 @lru_cache(256)
 def call_limits(
     timeout: float | None = None, queue: float = CALL_QUEUE_SECONDS

@@ -35,6 +35,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import JobKind
 from shoal.pool.eligibility import no_worker_reason
+from shoal.pool.functions import no_call_result
 from shoal.pool.inputs import (
     AccountTopUp,
     AnswerDisputed,
@@ -250,6 +251,8 @@ def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> JobExpire
     error = f"{limit.value}: over the limit of {seconds:g} s"
     if limit is TimeLimit.QUEUE:
         error = f"{no_worker_reason(pool, job)} ({error})"
+    elif limit is TimeLimit.FIRST_OUTPUT and job.kind is JobKind.CALL:
+        error = no_call_result(seconds)
     return JobExpired(job.job.id, limit, error)
 
 

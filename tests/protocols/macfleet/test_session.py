@@ -1,7 +1,9 @@
 """A connection from its first frame to its last."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from protocols.calling import (
@@ -21,10 +23,12 @@ from protocols.calling import (
 )
 from protocols.macfleet.upstream_node import (
     OPEN,
+    UpstreamNode,
     called,
     coordinator_with_node,
     frame,
     listener,
+    worker_with_node,
 )
 from shoal.domain.credentials import digest_of
 from shoal.domain.ids import JobId, LeaseNumber
@@ -194,6 +198,36 @@ def test_the_join_token_admits_a_worker_whatever_the_fleets_token(
     pair = connect(PROTOCOL, replace(MEMBER, token=token), context, config=config)
 
     assert start_job(pair).work == CALL
+
+
+@pytest.mark.parametrize("node", [coordinator_with_node, worker_with_node])
+def test_a_task_of_a_dispatcher_ends_at_its_timeout(
+    node: Callable[[], UpstreamNode],
+) -> None:
+    beside = node()
+    runs = [
+        *beside.task("1", name="f", timeout=5.0),
+        *beside.task("2", name="f", timeout=None),
+        *beside.task("3", name="f"),  # 300 s, as upstream reads it
+        *beside.task("4", name="f", timeout=1.0),
+    ]
+    leases = [(run.job_id, run.lease) for run in runs if isinstance(run, RunJob)]
+    beside.send(Completed(*leases[3], value=packed(7)))
+    beside.frames.clear()
+
+    assert beside.tick(4.9) == []
+    assert beside.tick(5.0) == [CancelJob(*leases[0])]
+    assert beside.tick(300.0) == [CancelJob(*leases[2])]
+
+    first, second = (msgspec.msgpack.decode(each.payload) for each in beside.frames)
+    assert first == {
+        **{"task_id": "1", "ok": False, "value": None},
+        "error": "Task timed out after 5.0s",
+    }
+    assert second["error"] == "Task timed out after 300.0s"
+    beside.frames.clear()
+    assert beside.send(Completed(*leases[0], value=packed(7))) == []
+    assert beside.frames == []
 
 
 def test_frames_are_small_before_the_handshake() -> None:

@@ -25,7 +25,7 @@ from shoal.domain.vocabulary import (
     RunJob,
     StreamedCall,
 )
-from shoal.domain.work import Call, Feature, JobKind, Task
+from shoal.domain.work import Call, CallStream, Feature, JobKind, Task
 from shoal.protocols.macfleet import Config
 from shoal.protocols.macfleet.codec.frames import (
     HEADER,
@@ -34,6 +34,7 @@ from shoal.protocols.macfleet.codec.frames import (
     crc32,
     encode_frame,
 )
+from shoal.protocols.macfleet.frame_handlers import RESULT_GRACE
 from shoal.protocols.seam.peer_session import PeerJoined
 
 UNKNOWN = (
@@ -284,6 +285,51 @@ def test_a_malformed_result_fails_only_its_task() -> None:
     assert isinstance(failed, Failed)
     assert beside.end == ""
     assert "result" in beside.notices[-1]
+
+
+@pytest.mark.parametrize(
+    ("work", "timeout"),
+    [(Call("f", packed([]), packed({})), 300.0), (CALL, 5.0), (TASK, 300.0)],
+)
+def test_a_task_without_a_result_ends_after_its_timeout(
+    work: Call | Task, timeout: float
+) -> None:
+    beside = worker()
+    asked(beside, replace(RUN, work=work))
+    due = timeout + RESULT_GRACE
+
+    assert beside.tick(due - 0.1) == []
+    (failed,) = beside.tick(due)
+
+    assert isinstance(failed, Failed)
+    assert failed.error.startswith(f"Task timed out after {timeout}s: ")
+    assert "no result" in failed.error
+    assert beside.tick(due + 1) == []
+
+
+def test_a_cancelled_call_frees_its_slot_after_its_timeout() -> None:
+    beside = worker()
+    beside.send(replace(RUN, work=CallStream("demo.add")))
+    calls = [StreamedCall(n, CALL.args, CALL.kwargs) for n in range(2)]
+    beside.send(PushCalls(*NUMBER, calls))
+    first, _ = (decoded(each) for each in beside.frames)
+    assert first["timeout"] == 300.0
+    assert beside.result(str(first["task_id"]), value=1)
+
+    assert beside.send(CancelJob(*NUMBER)) == []  # the other call is still pending
+
+    assert beside.tick(300.0 + RESULT_GRACE) == [Completed(*NUMBER)]
+
+
+def test_a_streamed_call_without_a_result_ends_after_its_timeout() -> None:
+    beside = worker()
+    beside.send(replace(RUN, work=STREAM))
+    beside.send(PushCalls(*NUMBER, [StreamedCall(1, CALL.args, CALL.kwargs)]), 10.0)
+
+    (returned,) = beside.tick(15.0 + RESULT_GRACE)
+
+    assert isinstance(returned, CallsReturned)
+    assert returned.results[0].error.startswith("Task timed out after 5.0s")
 
 
 def too_large(type_: FrameType, fields: dict[str, object]) -> Iterator[bytes]:

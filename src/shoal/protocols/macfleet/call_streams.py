@@ -34,8 +34,14 @@ from shoal.protocols.macfleet.codec.task_extension import (
 from shoal.protocols.macfleet.codec.tasks import TaskResult, encode_task
 from shoal.protocols.macfleet.function_probe import is_unknown_function
 from shoal.protocols.macfleet.local_node import FleetPeer
-from shoal.protocols.macfleet.outbound_jobs import FleetTaskIds, failure, refusal
+from shoal.protocols.macfleet.outbound_jobs import (
+    FleetTaskIds,
+    failure,
+    refusal,
+    upstream_timeout,
+)
 from shoal.protocols.seam.session import Bulk, Output
+from shoal.protocols.seam.task_deadlines import TaskDeadlines
 
 
 @dataclass(slots=True)
@@ -85,7 +91,7 @@ class ShoalCallStreams:
         )
         return self._writer.write(FrameType.CONTROL, control.encode_control(opening))
 
-    def push(self, command: PushCalls) -> Iterator[Output | Event]:
+    def push(self, command: PushCalls, now: float) -> Iterator[Output | Event]:
         """Return the frames with calls."""
         call_stream = self._by_lease.get((command.job_id, command.lease))
         if call_stream is None:
@@ -170,11 +176,16 @@ class UpstreamCallStreams:
     """Call streams at one of MacFleet's own workers, as one task for each call."""
 
     def __init__(
-        self, peer: FleetPeer, task_ids: FleetTaskIds, writer: FrameWriter
+        self,
+        peer: FleetPeer,
+        task_ids: FleetTaskIds,
+        writer: FrameWriter,
+        deadlines: TaskDeadlines,
     ) -> None:
         self._peer = peer
         self._task_ids = task_ids
         self._writer = writer
+        self._deadlines = deadlines
         self._by_lease: dict[tuple[JobId, LeaseNumber], _OpenCallStream] = {}
         self._calls: dict[str, tuple[_OpenCallStream, int]] = {}  # by task id
 
@@ -187,7 +198,7 @@ class UpstreamCallStreams:
         )
         return None
 
-    def push(self, command: PushCalls) -> Iterator[Output | Event]:
+    def push(self, command: PushCalls, now: float) -> Iterator[Output | Event]:
         """Return a task for each call, and failures of calls that cannot be encoded."""
         call_stream = self._by_lease.get((command.job_id, command.lease))
         if call_stream is None or call_stream.closing:
@@ -202,6 +213,7 @@ class UpstreamCallStreams:
                 continue
             call_stream.calls[call.number] = task_id
             self._calls[task_id] = (call_stream, call.number)
+            self._deadlines.add(task_id, upstream_timeout(call_stream.work), now)
             yield self._writer.write(FrameType.TASK, payload)
         if failed:
             yield CallsReturned(call_stream.job_id, call_stream.lease, failed)
@@ -233,6 +245,7 @@ class UpstreamCallStreams:
         if entry is None:
             return ()
         call_stream, number = entry
+        self._deadlines.remove(result.task_id)
         del call_stream.calls[number]
         error = result.error
         if error is not None and is_unknown_function(error) and not call_stream.closing:
@@ -254,8 +267,9 @@ class UpstreamCallStreams:
     def _encode_task(
         self, task_id: str, call_stream: _OpenCallStream, call: StreamedCall
     ) -> bytes:
-        name, timeout = call_stream.work.name, call_stream.work.timeout
-        return encode_task(task_id, name, call.args, call.kwargs, timeout)
+        work = call_stream.work
+        timeout = upstream_timeout(work)
+        return encode_task(task_id, work.name, call.args, call.kwargs, timeout)
 
     def _finish(self, call_stream: _OpenCallStream) -> Sequence[Completed]:
         """Return the end of a closing call stream if no call is pending."""
@@ -267,4 +281,5 @@ class UpstreamCallStreams:
     def _forget(self, call_stream: _OpenCallStream) -> None:
         for task_id in call_stream.calls.values():
             del self._calls[task_id]
+            self._deadlines.remove(task_id)
         del self._by_lease[call_stream.job_id, call_stream.lease]

@@ -39,6 +39,7 @@ from shoal.protocols.macfleet.codec.chunks import Allocate
 from shoal.protocols.macfleet.codec.frame_writer import FrameWriter
 from shoal.protocols.macfleet.codec.frames import Frame, FrameType
 from shoal.protocols.macfleet.frame_handlers import (
+    RESULT_GRACE,
     ConnectionOutput,
     ConnectionParts,
     InboundMessage,
@@ -52,6 +53,7 @@ from shoal.protocols.macfleet.local_node import FleetLocalNode, FleetPeer, Fleet
 from shoal.protocols.macfleet.outbound_jobs import FleetOutboundJobs, FleetTaskIds
 from shoal.protocols.macfleet.peer_state import FleetPeerState
 from shoal.protocols.seam.session import Bulk, Close, Notice, Output, Send
+from shoal.protocols.seam.task_deadlines import TaskDeadlines
 
 ACCEPTED_MESSAGES: frozenset[type] = frozenset(
     {
@@ -75,17 +77,19 @@ class FleetConnection:
         self._writer = writer = FrameWriter(is_shoal=peer.is_shoal)
         task_ids = FleetTaskIds(local.handshake.random_bytes)
         is_shoal = peer.is_shoal
+        deadlines = TaskDeadlines(RESULT_GRACE)
         self._parts = ConnectionParts(
             writer,
-            FleetOutboundJobs(peer, task_ids, writer),
-            (ShoalCallStreams if is_shoal else UpstreamCallStreams)(
-                peer, task_ids, writer
-            ),
+            FleetOutboundJobs(peer, task_ids, writer, deadlines),
+            ShoalCallStreams(peer, task_ids, writer)
+            if is_shoal
+            else UpstreamCallStreams(peer, task_ids, writer, deadlines),
             FleetInboundJobs(peer, writer, local.role),
             FleetPeerState(peer, local.role),
             HeartbeatLiveness(now)
             if is_shoal
             else RegistryLiveness(local.registry, peer.name, now),
+            deadlines,
         )
         self._probe = FunctionProbe(task_ids.next(), local.slots)
         self._sends_probe = local.role is FleetRole.COORDINATOR and not is_shoal
@@ -104,7 +108,11 @@ class FleetConnection:
         """When ``tick`` is due next; None: never."""
         if self._closed:
             return None
-        return self._pending_since if self._pending else self._parts.liveness.deadline
+        if self._pending:
+            return self._pending_since
+        parts = self._parts
+        dues = (parts.liveness.deadline, parts.deadlines.due, parts.inbound.due)
+        return min((due for due in dues if due is not None), default=None)
 
     def start(self) -> Sequence[ConnectionOutput]:
         """Return the first messages to and from the peer."""
@@ -113,7 +121,7 @@ class FleetConnection:
         return (self._writer.write(FrameType.TASK, self._probe.encode_request()),)
 
     def tick(self, now: float) -> Sequence[ConnectionOutput]:
-        """Handle time passing: heartbeats, liveness, the function probe."""
+        """Handle time passing: heartbeats, liveness, tasks that time out."""
         if self._closed:
             return ()
         outputs: list[ConnectionOutput] = [*self._pending]
@@ -122,7 +130,7 @@ class FleetConnection:
             return [*outputs, self._close(reason)]
         if (heartbeat := self._parts.liveness.next_heartbeat(now)) is not None:
             outputs.append(self._writer.write(FrameType.HEARTBEAT, heartbeat))
-        return outputs
+        return [*outputs, *self._handler.expire(now)]
 
     def buffer_for(self, head: bytes, allocate: Allocate) -> memoryview | None:
         """Return memory for a frame, as ``FramedSession.buffer_for`` does."""
@@ -134,7 +142,7 @@ class FleetConnection:
         Raises PeerError if it violates the protocol; the connection then ends.
         """
         self._parts.liveness.on_activity(now)
-        outputs = self._handler.receive(frame)
+        outputs = self._handler.receive(frame, now)
         self._closed = any(isinstance(each, Close) for each in outputs)
         return outputs
 
@@ -144,7 +152,7 @@ class FleetConnection:
         Raises Unsupported if the wire has no message for it.
         """
         outputs: list[Output] = []
-        for each in () if self._closed else self._encode(message):
+        for each in () if self._closed else self._encode(message, now):
             if isinstance(each, Send | Bulk | Close | Notice):
                 outputs.append(each)
             else:
@@ -154,13 +162,15 @@ class FleetConnection:
 
     # Sending.
 
-    def _encode(self, message: Event | Command) -> Iterable[ConnectionOutput]:
+    def _encode(
+        self, message: Event | Command, now: float
+    ) -> Iterable[ConnectionOutput]:
         """Return the frames of a message, and events that follow at once."""
         match message:
             case RunJob():
-                return self._run(message)
+                return self._run(message, now)
             case PushCalls():
-                return self._parts.call_streams.push(message)
+                return self._parts.call_streams.push(message, now)
             case CallsReturned():
                 return self._parts.inbound.send_returns(message)
             case CancelCalls():
@@ -194,10 +204,10 @@ class FleetConnection:
             case Joined() | ReceiptSent() | ModelMessage() | CallMessage():
                 raise Unsupported("MacFleet has no message for that")
 
-    def _run(self, job: RunJob) -> Iterable[ConnectionOutput]:
+    def _run(self, job: RunJob, now: float) -> Iterable[ConnectionOutput]:
         match job.work:
             case Call() | Task():
-                return (self._parts.outbound.send(job, job.work),)
+                return (self._parts.outbound.send(job, job.work, now),)
             case CallStream():
                 output = self._parts.call_streams.open(job, job.work)
                 return () if output is None else (output,)

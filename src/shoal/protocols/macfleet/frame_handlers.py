@@ -1,6 +1,6 @@
 """What each frame from a peer means: handlers by frame type."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -8,7 +8,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from shoal.domain.errors import PeerError
-from shoal.domain.vocabulary import BlobMissing, CallProgress, Command, Event
+from shoal.domain.vocabulary import BlobMissing, CallProgress, Command, Event, RunJob
 from shoal.protocols.macfleet.call_streams import ShoalCallStreams, UpstreamCallStreams
 from shoal.protocols.macfleet.codec import control, reserved_frames
 from shoal.protocols.macfleet.codec.chunks import BUFFERED_MAX, Allocate, ChunkJoiner
@@ -26,6 +26,7 @@ from shoal.protocols.macfleet.codec.tasks import (
     error_text,
     result_too_large,
     task_id_at_start,
+    timeout_error,
 )
 from shoal.protocols.macfleet.codec.values import NIL
 from shoal.protocols.macfleet.function_probe import FunctionProbe
@@ -35,6 +36,7 @@ from shoal.protocols.macfleet.outbound_jobs import FleetOutboundJobs
 from shoal.protocols.macfleet.peer_state import FleetPeerState
 from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.protocols.seam.session import Close, Notice, Output
+from shoal.protocols.seam.task_deadlines import TaskDeadlines
 
 InboundMessage: TypeAlias = PeerJoined | Event | Command
 ConnectionOutput: TypeAlias = InboundMessage | Output
@@ -47,6 +49,12 @@ ARRAY_LEADS = frozenset(
 )  # the first byte of an array in MessagePack
 BLOB_MAX = PAYLOAD_MAX + reserved_frames.DIGEST_SIZE  # bytes, with the digest
 
+
+NO_RESULT = (
+    "the worker sent no result; MacFleet's own workers send none that MessagePack "
+    "cannot represent, such as a set or an array"
+)
+RESULT_GRACE = 30.0  # seconds after a task's timeout in which its result may arrive
 
 _CHUNKED = int(Flag.CHUNKED)  # IntFlag operations cost a microsecond a frame
 
@@ -61,6 +69,7 @@ class ConnectionParts:
     inbound: FleetInboundJobs
     state: FleetPeerState
     liveness: HeartbeatLiveness | RegistryLiveness
+    deadlines: TaskDeadlines  # of tasks that an upstream worker has
 
 
 class UpstreamFrameHandler:
@@ -72,23 +81,38 @@ class UpstreamFrameHandler:
     def __init__(self, parts: ConnectionParts, probe: FunctionProbe) -> None:
         self._parts = parts
         self._probe = probe
-        self._handlers: FrameHandlers = {
-            FrameType.TASK: self._on_task,
-            FrameType.RESULT: self._on_result,
-        }
 
     def buffer_for(self, head: bytes, allocate: Allocate) -> memoryview | None:
         """Return None: upstream does not send chunks."""
         return None
 
-    def receive(self, frame: Frame) -> Sequence[ConnectionOutput]:
+    def receive(self, frame: Frame, now: float) -> Sequence[ConnectionOutput]:
         """Return what a frame means, and any replies."""
-        return _handle(self._handlers, frame)
+        match frame.type:
+            case FrameType.TASK:
+                return (self._on_task(frame, now),)
+            case FrameType.RESULT:
+                return self._on_result(frame)
+            case _:
+                return (_ignored(frame),)
 
-    def _on_task(self, frame: Frame) -> Sequence[ConnectionOutput]:
+    def expire(self, now: float) -> Iterator[ConnectionOutput]:
+        """Handle the tasks, of either end, that have timed out."""
+        yield from self._parts.inbound.expire(now)
+        for task_id, timeout in self._parts.deadlines.take_overdue(now):
+            error = f"{timeout_error(timeout)}: {NO_RESULT}"
+            yield from _on_task_result(
+                self._parts, TaskResult(task_id, Raw(NIL), error)
+            )
+
+    def _on_task(self, frame: Frame, now: float) -> ConnectionOutput:
+        inbound = self._parts.inbound
         if frame.dropped:
-            return (self._parts.inbound.refuse_truncated(frame),)
-        return (self._parts.inbound.receive_task(frame),)
+            return inbound.refuse_truncated(frame)
+        output = inbound.receive_task(frame)
+        if isinstance(output, RunJob):
+            inbound.limit(output, now)
+        return output
 
     def _on_result(self, frame: Frame) -> Sequence[ConnectionOutput]:
         """Handle a result; one that is malformed or too large fails its task."""
@@ -125,7 +149,7 @@ class ShoalFrameHandler:
             FrameType.BARRIER: self._on_barrier,
         }
 
-    def receive(self, frame: Frame) -> Sequence[ConnectionOutput]:
+    def receive(self, frame: Frame, now: float) -> Sequence[ConnectionOutput]:
         """Return what a frame means, and any replies; nothing until the last chunk.
 
         Raises PeerError if the frame violates the protocol.
@@ -136,6 +160,10 @@ class ShoalFrameHandler:
         if frame.type is FrameType.STATE:
             self._blobs.add_chunk(frame)
         return () if joined is None else _handle(self._handlers, joined)
+
+    def expire(self, now: float) -> Iterator[ConnectionOutput]:
+        """Return nothing: Shoal nodes answer every task, and cancel their own."""
+        return iter(())
 
     def _on_task(self, frame: Frame) -> Sequence[ConnectionOutput]:
         """Handle a task (a map), or calls of a call stream (an array)."""
@@ -197,9 +225,11 @@ class ShoalFrameHandler:
 
 def _handle(handlers: FrameHandlers, frame: Frame) -> Sequence[ConnectionOutput]:
     handler = handlers.get(frame.type)
-    if handler is None:
-        return (Notice(f"ignored a frame of type {frame.type.name}"),)
-    return handler(frame)
+    return (_ignored(frame),) if handler is None else handler(frame)
+
+
+def _ignored(frame: Frame) -> Notice:
+    return Notice(f"ignored a frame of type {frame.type.name}")
 
 
 def _result_in(frame: Frame) -> TaskResult:

@@ -45,10 +45,12 @@ from shoal.protocols.macfleet.codec.tasks import (
     encode_result_parts,
     error_text,
     task_id_at_start,
+    timeout_error,
 )
 from shoal.protocols.macfleet.codec.values import NIL, is_plain_value
 from shoal.protocols.macfleet.local_node import FleetPeer, FleetRole
 from shoal.protocols.seam.session import Bulk, Notice, Output, Send
+from shoal.protocols.seam.task_deadlines import TaskDeadlines
 
 OPEN_JOBS_MAX = 4096  # open tasks and call streams of one peer
 LEASE = LeaseNumber(1)  # a peer sends a task once
@@ -80,6 +82,7 @@ class FleetInboundJobs:
         self._is_worker = role is FleetRole.WORKER
         self._open: set[str] = set()  # ids of tasks and call streams
         self._task_ids: dict[int, str] = {}  # of call streams, by frame stream
+        self._deadlines = TaskDeadlines()  # of an upstream peer's tasks
         self._streams: dict[str, int] = {}  # frame streams of call streams, by task id
 
     def receive_task(self, frame: Frame) -> InboundOutput:
@@ -100,6 +103,27 @@ class FleetInboundJobs:
             return self._encode_refusal(request.task_id, reason)
         self._open.add(request.task_id)
         return RunJob(JobId(request.task_id), LEASE, work)
+
+    @property
+    def due(self) -> float | None:
+        """When the first task times out; None: never."""
+        return self._deadlines.due
+
+    def limit(self, job: RunJob, now: float) -> None:
+        """End a task at its timeout, whether it then runs or waits.
+
+        As at upstream workers.  An upstream peer cannot cancel a task.
+        """
+        if isinstance(job.work, Call) and job.work.timeout is not None:
+            self._deadlines.add(str(job.job_id), job.work.timeout, now)
+
+    def expire(self, now: float) -> Iterator[InboundOutput]:
+        """Answer the tasks that have timed out, and cancel their jobs."""
+        for task_id, timeout in self._deadlines.take_overdue(now):
+            self._forget(task_id)
+            error = timeout_error(timeout)
+            yield self._encode_failure(task_id, error, ResultDetails())
+            yield CancelJob(JobId(task_id), LEASE)
 
     def refuse_truncated(self, frame: Frame) -> Output:
         """Return the reply to a task of which only the start was kept."""
@@ -246,6 +270,7 @@ class FleetInboundJobs:
 
     def _forget(self, task_id: str) -> None:
         self._open.discard(task_id)
+        self._deadlines.remove(task_id)
         if (stream := self._streams.pop(task_id, None)) is not None:
             del self._task_ids[stream]
 

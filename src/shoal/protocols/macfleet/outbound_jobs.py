@@ -15,7 +15,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Call, Feature, Task
+from shoal.domain.work import Call, CallStream, Feature, Task
 from shoal.protocols.macfleet.codec.control import CancelMessage, encode_control
 from shoal.protocols.macfleet.codec.frame_writer import FrameWriter
 from shoal.protocols.macfleet.codec.frames import FrameType
@@ -26,6 +26,7 @@ from shoal.protocols.macfleet.codec.task_extension import (
     fault_of,
 )
 from shoal.protocols.macfleet.codec.tasks import (
+    TIMEOUT,
     PayloadParts,
     TaskResult,
     encode_task_parts,
@@ -38,6 +39,7 @@ from shoal.protocols.macfleet.codec.values import (
 from shoal.protocols.macfleet.function_probe import is_unknown_function
 from shoal.protocols.macfleet.local_node import FleetPeer
 from shoal.protocols.seam.session import Bulk, Output
+from shoal.protocols.seam.task_deadlines import TaskDeadlines
 
 SEED_SIZE = 32  # bytes
 ID_SIZE = 32  # hexadecimal digits, as in upstream
@@ -91,15 +93,22 @@ class FleetOutboundJobs:
     """
 
     def __init__(
-        self, peer: FleetPeer, task_ids: FleetTaskIds, writer: FrameWriter
+        self,
+        peer: FleetPeer,
+        task_ids: FleetTaskIds,
+        writer: FrameWriter,
+        deadlines: TaskDeadlines,
     ) -> None:
         self._peer = peer
         self._task_ids = task_ids
         self._writer = writer
+        self._deadlines = deadlines  # of the peer's tasks, unless it is Shoal's
         self._sent: dict[str, _SentTask] = {}  # by task id
         self._ids: dict[tuple[JobId, LeaseNumber], str] = {}
 
-    def send(self, job: RunJob, work: Call | Task) -> Output | Rejected | Failed:
+    def send(
+        self, job: RunJob, work: Call | Task, now: float
+    ) -> Output | Rejected | Failed:
         """Return the frame of a job, or why it was not sent."""
         lease_id = (job.job_id, job.lease)
         if reason := refusal(self._peer, needs_of(work)):
@@ -118,6 +127,8 @@ class FleetOutboundJobs:
         as_json = isinstance(work, Task)
         self._sent[task_id] = _SentTask(*lease_id, as_json, isinstance(output, Bulk))
         self._ids[lease_id] = task_id
+        if not self._peer.is_shoal:
+            self._deadlines.add(task_id, upstream_timeout(work), now)
         return output
 
     def cancel(self, command: CancelJob) -> Sequence[Output]:
@@ -163,8 +174,9 @@ class FleetOutboundJobs:
         strict = not self._peer.is_shoal
         if isinstance(work, Task):
             args, kwargs = task_arguments(work)
+            timeout = upstream_timeout(work) if strict else None
             return encode_task_parts(
-                task_id, work.name, args, kwargs, None, strict=strict
+                task_id, work.name, args, kwargs, timeout, strict=strict
             )
         extension = encode_requirements(work) if self._peer.is_shoal else None
         return encode_task_parts(
@@ -172,7 +184,7 @@ class FleetOutboundJobs:
             work.name,
             work.args,
             work.kwargs,
-            work.timeout,
+            upstream_timeout(work) if strict else work.timeout,
             extension,
             strict=strict,
         )
@@ -180,7 +192,17 @@ class FleetOutboundJobs:
     def _forget(self, task_id: str) -> _SentTask:
         sent = self._sent.pop(task_id)
         del self._ids[sent.job_id, sent.lease]
+        self._deadlines.remove(task_id)
         return sent
+
+
+def upstream_timeout(work: Call | Task | CallStream) -> float:
+    """Return the timeout of a task for a MacFleet worker, in seconds.
+
+    Without one, a result that the worker cannot encode would occupy its slot for ever.
+    """
+    timeout = None if isinstance(work, Task) else work.timeout
+    return TIMEOUT if timeout is None else timeout
 
 
 def needs_of(work: Call | Task) -> frozenset[Feature]:

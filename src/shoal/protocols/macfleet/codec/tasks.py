@@ -261,6 +261,11 @@ def error_text(error: Exception) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
 
 
+def timeout_error(timeout: float) -> str:
+    """Return the error of a task that has timed out, as upstream writes it."""
+    return f"Task timed out after {timeout}s"
+
+
 def task_id_at_start(payload: Payload) -> str | None:
     """Return the id of a task or result whose end is missing; None: unreadable.
 

@@ -1,0 +1,30 @@
+"""Which tasks are overdue."""
+
+from shoal.protocols.seam.task_deadlines import TaskDeadlines
+
+
+def test_tasks_are_due_by_their_own_timeouts() -> None:
+    deadlines = TaskDeadlines(grace=1.0)
+    assert deadlines.due is None
+
+    deadlines.add("slow", 10.0, 0.0)
+    deadlines.add("quick", 2.0, 1.0)
+    deadlines.add("later", 2.0, 3.0)
+
+    assert deadlines.due == 4.0
+    assert list(deadlines.take_overdue(3.9)) == []
+    assert list(deadlines.take_overdue(4.0)) == [("quick", 2.0)]
+    assert deadlines.due == 6.0
+    assert list(deadlines.take_overdue(11.0)) == [("slow", 10.0), ("later", 2.0)]
+    assert deadlines.due is None
+
+
+def test_removed_tasks_are_never_due() -> None:
+    deadlines = TaskDeadlines()
+    deadlines.add("a", 1.0, 0.0)
+    deadlines.add("b", 1.0, 0.0)
+
+    deadlines.remove("a")
+    deadlines.remove("a")
+
+    assert list(deadlines.take_overdue(9.0)) == [("b", 1.0)]
