@@ -120,7 +120,9 @@ def with_known_role(message: Mapping[str, JSON]) -> Mapping[str, JSON]:
     Some wires pass on any role.  An engine may refuse those, and a tool's message that
     answers no call: they become the user's, as at the wires' own nodes.
     """
-    role = message.get("role")
+    if "role" not in message:
+        return message  # an invalid request, which the engine refuses
+    role = message["role"]
     if role in ROLES or (role == "tool" and "tool_call_id" in message):
         return message
     return {**message, "role": "user"}
