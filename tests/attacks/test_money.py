@@ -44,8 +44,10 @@ SIGNERS = [Signer.from_seed(bytes([number]) * 32) for number in range(1, 5)]
 class World:
     """Workers and clients with random behaviour."""
 
-    def __init__(self, its: Coordinator, random: Random, ids: Iterator[int]) -> None:
-        self.its = its
+    def __init__(
+        self, coordinator: Coordinator, random: Random, ids: Iterator[int]
+    ) -> None:
+        self.its = coordinator
         self.ids = ids
         self.random = random
         self.workers: list[tuple[ScriptedWorker, Signer | None]] = []
@@ -163,11 +165,11 @@ def test_money_is_conserved(seed: int) -> None:
     virtual.run(store.open())
 
     async def life() -> None:
-        async with running_coordinator(store, hedge_after=5.0, fee=500) as its:
-            world = World(its, random, ids)
+        async with running_coordinator(store, hedge_after=5.0, fee=500) as coordinator:
+            world = World(coordinator, random, ids)
             for _ in range(STEPS):
                 await world.step()
-                assert its.hub.books.total() == 0
+                assert coordinator.hub.books.total() == 0
             if random.random() < 0.5:
                 store.full = True  # and what is on its way is lost
                 await world.submit()
@@ -175,9 +177,9 @@ def test_money_is_conserved(seed: int) -> None:
                 store.full = False
 
     async def the_end() -> None:
-        async with running_coordinator(store, hedge_after=5.0, fee=500) as its:
+        async with running_coordinator(store, hedge_after=5.0, fee=500) as coordinator:
             await asyncio.sleep(LIMITS.total + 200.0)  # all that is open expires
-            await check(its)
+            await check(coordinator)
 
     for _ in range(2):
         virtual.run(life())
@@ -185,14 +187,14 @@ def test_money_is_conserved(seed: int) -> None:
     virtual.run(store.close())
 
 
-async def check(its: Coordinator) -> None:
+async def check(coordinator: Coordinator) -> None:
     """Compare every account with the jobs and their receipts."""
     expected: Counter[str] = Counter()
-    for row in await its.store.recent(JobFilter(), 10_000):
-        stored = await its.store.job(row.id)
+    for row in await coordinator.store.recent(JobFilter(), 10_000):
+        stored = await coordinator.store.job(row.id)
         assert stored is not None
         assert stored.state in ENDED
-        filed = await its.store.ledger.receipts_of(stored.job.id)
+        filed = await coordinator.store.ledger.receipts_of(stored.job.id)
         assert bool(filed) == (stored.state is JobState.DONE)
         if stored.outcome is None:
             continue
@@ -202,7 +204,7 @@ async def check(its: Coordinator) -> None:
         assert len(filed) == 1 or filed[0].claims.verdict is Verdict.MISSING
         _count(expected, f"user:{stored.job.owner}/{stored.job.terms.user}", filed)
         assert last.price in (0, PRICE)
-    books = its.hub.books
+    books = coordinator.hub.books
     assert {name: books.balance(name) for name in books.account_names()} == {
         name: amount for name, amount in expected.items() if amount
     }

@@ -82,10 +82,12 @@ class Reports:
 class Caller:
     """Makes durable calls at a coordinator."""
 
-    def __init__(self, its: Coordinator) -> None:
-        self.its = its
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.its = coordinator
         clock = LoopClock(asyncio.get_running_loop().time)
-        self.calls = its.hub.carried = DurableCalls(its.hub, its.store, clock)
+        self.calls = coordinator.hub.carried = DurableCalls(
+            coordinator.hub, coordinator.store, clock
+        )
         self.task = asyncio.create_task(self.calls.run())
 
     def job(
@@ -119,8 +121,8 @@ Script = Callable[[Caller], Awaitable[None]]
 
 def play(script: Script) -> None:
     async def scenario() -> None:
-        async with running_coordinator() as its:
-            await script(Caller(its))
+        async with running_coordinator() as coordinator:
+            await script(Caller(coordinator))
 
     virtual.run(scenario())
 
@@ -444,15 +446,15 @@ def test_open_calls_survive_the_coordinator() -> None:
     async def scenario() -> None:
         store = SlowStore()
         await store.open()
-        async with running_coordinator(store) as its:
-            caller = Caller(its)
+        async with running_coordinator(store) as coordinator:
+            caller = Caller(coordinator)
             await join(caller, holds=True)
             running, waiting = caller.job(1, 2, key="k"), caller.job(3, 4)
             caller.submit(running)
             caller.submit(waiting)
             await asyncio.sleep(1)
-        async with running_coordinator(store) as its:
-            await join(Caller(its))
+        async with running_coordinator(store) as coordinator:
+            await join(Caller(coordinator))
             await run_pending()
 
             for job, value in ((running, 3), (waiting, 7)):

@@ -50,10 +50,10 @@ class Silent:
 class Bench:
     """A hub with a worker that holds its only call, and a backlog."""
 
-    def __init__(self, its: Coordinator) -> None:
-        self.hub = its.hub
-        self.worker = FunctionWorker(its.hub, {"f": lambda: None}, holds=True)
-        self.backlog = Backlog(its.hub, OWNER)
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.hub = coordinator.hub
+        self.worker = FunctionWorker(coordinator.hub, {"f": lambda: None}, holds=True)
+        self.backlog = Backlog(coordinator.hub, OWNER)
         self.begun: list[int] = []
         self.terms = JobTerms()
 
@@ -86,8 +86,8 @@ class Bench:
 
 def play(script: Callable[[Bench], Awaitable[None]]) -> None:
     async def scenario() -> None:
-        async with running_coordinator(queue_max=QUEUE_MAX) as its:
-            bench = Bench(its)
+        async with running_coordinator(queue_max=QUEUE_MAX) as coordinator:
+            bench = Bench(coordinator)
             await run_pending()
             await script(bench)
 

@@ -66,21 +66,23 @@ def receipt(
     return SignedReceipt(body, signer.sign(body))
 
 
-async def signing(its: Coordinator) -> ScriptedWorker:
-    return await its.join("w", public_key=WORKER.public_key.hex())
+async def signing(coordinator: Coordinator) -> ScriptedWorker:
+    return await coordinator.join("w", public_key=WORKER.public_key.hex())
 
 
-async def only_receipt(its: Coordinator, job_id: JobId) -> LoggedReceipt:
-    (filed,) = await its.store.ledger.receipts_of(job_id)
+async def only_receipt(coordinator: Coordinator, job_id: JobId) -> LoggedReceipt:
+    (filed,) = await coordinator.store.ledger.receipts_of(job_id)
     return filed
 
 
 @in_virtual_time
 async def test_price_is_held_while_the_job_runs_and_paid_when_it_is_done() -> None:
-    async with running_coordinator(fee=FEE) as its:
-        worker = await its.join()
-        client = await its.request(owner="al", terms=replace(PRICED, user="u 1"))
-        books = its.hub.books
+    async with running_coordinator(fee=FEE) as coordinator:
+        worker = await coordinator.join()
+        client = await coordinator.request(
+            owner="al", terms=replace(PRICED, user="u 1")
+        )
+        books = coordinator.hub.books
 
         assert books.balance("user:al/u%201") == -10_000
         assert books.balance("pool:held") == 10_000
@@ -99,9 +101,9 @@ async def test_price_is_held_while_the_job_runs_and_paid_when_it_is_done() -> No
 @pytest.mark.parametrize("how", ["failed", "cancelled"])
 @in_virtual_time
 async def test_what_came_to_nothing_costs_nothing(how: str) -> None:
-    async with running_coordinator() as its:
-        worker = await its.join()
-        client = await its.request(owner="al", terms=PRICED)
+    async with running_coordinator() as coordinator:
+        worker = await coordinator.join()
+        client = await coordinator.request(owner="al", terms=PRICED)
         if how == "failed":
             run = worker.runs[-1]
             worker.emit(Failed(run.job_id, run.lease, "out of memory"))
@@ -109,9 +111,9 @@ async def test_what_came_to_nothing_costs_nothing(how: str) -> None:
             await client.disconnect()
         await run_pending()
 
-        assert its.hub.books.balance("user:al") == 0
-        assert its.hub.books.balance("pool:held") == 0
-        assert await its.store.ledger.receipts_of(worker.runs[-1].job_id) == []
+        assert coordinator.hub.books.balance("user:al") == 0
+        assert coordinator.hub.books.balance("pool:held") == 0
+        assert await coordinator.store.ledger.receipts_of(worker.runs[-1].job_id) == []
 
 
 @pytest.mark.parametrize("prefix", ["", "sha256:"])
@@ -119,19 +121,19 @@ async def test_what_came_to_nothing_costs_nothing(how: str) -> None:
 async def test_receipt_of_the_worker_is_verified_paid_and_countersigned(
     prefix: str,
 ) -> None:
-    async with running_coordinator() as its:
-        worker = await signing(its)
-        client = await its.request(owner="al", terms=PRICED)
+    async with running_coordinator() as coordinator:
+        worker = await signing(coordinator)
+        client = await coordinator.request(owner="al", terms=PRICED)
         signed = receipt(client.job_id, prefix=prefix)
         worker.answer(OUTPUT, signed)
         await run_pending()
 
-        filed = await only_receipt(its, client.job_id)
+        filed = await only_receipt(coordinator, client.job_id)
         assert filed.claims.verdict is Verdict.VALID
         assert filed.claims.worker_receipt == signed
         assert filed.claims.output_hash == output_hash_of(OUTPUT.encode())
         assert verify(SIGNER.public_key, filed.signature, PREFIX + filed.body)
-        assert its.hub.books.balance(WORKER_ACCOUNT) == 10_000
+        assert coordinator.hub.books.balance(WORKER_ACCOUNT) == 10_000
         assert client.outcome is not None
         assert client.outcome.output == OUTPUT
 
@@ -151,61 +153,61 @@ async def test_bad_receipt_is_recorded_not_paid_and_held_against_the_worker(
     name: str,
 ) -> None:
     signed, verdict = BAD[name]
-    async with running_coordinator() as its:
-        worker = await signing(its)
-        client = await its.request(owner="al", terms=PRICED)
+    async with running_coordinator() as coordinator:
+        worker = await signing(coordinator)
+        client = await coordinator.request(owner="al", terms=PRICED)
         worker.answer(OUTPUT, signed)
         await run_pending()
 
         assert client.outcome is not None  # the job is done all the same
-        filed = await only_receipt(its, client.job_id)
+        filed = await only_receipt(coordinator, client.job_id)
         assert filed.claims.verdict is verdict
         assert filed.claims.price == 0
-        assert its.hub.books.balance("user:al") == 0
-        assert its.hub.books.balance(WORKER_ACCOUNT) == 0
-        (mark,) = await its.store.penalties_since(0.0)
+        assert coordinator.hub.books.balance("user:al") == 0
+        assert coordinator.hub.books.balance(WORKER_ACCOUNT) == 0
+        (mark,) = await coordinator.store.penalties_since(0.0)
         assert isinstance(mark.fact, WorkerMarked)
         assert mark.fact.about == client.job_id
 
 
 @in_virtual_time
 async def test_worker_whose_receipts_prove_nothing_gets_no_more_work() -> None:
-    async with running_coordinator() as its:
-        worker = await signing(its)
+    async with running_coordinator() as coordinator:
+        worker = await signing(coordinator)
         for number in range(1, 4):
-            await its.request()
+            await coordinator.request()
             worker.answer(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
             await run_pending()
-        await its.request()
+        await coordinator.request()
 
         assert len(worker.runs) == 3
 
 
 @in_virtual_time
 async def test_marks_are_known_after_a_restart(store: SlowStore) -> None:
-    async with running_coordinator(store) as its:
-        worker = await signing(its)
+    async with running_coordinator(store) as coordinator:
+        worker = await signing(coordinator)
         for number in range(1, 4):
-            await its.request()
+            await coordinator.request()
             worker.answer(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
             await run_pending()
-    async with running_coordinator(store) as its:
-        worker = await signing(its)
-        await its.request()
+    async with running_coordinator(store) as coordinator:
+        worker = await signing(coordinator)
+        await coordinator.request()
 
         assert worker.runs == []
 
 
 @in_virtual_time
 async def test_worker_that_gives_no_receipt_is_paid_when_it_does() -> None:
-    async with running_coordinator(fee=FEE) as its:
-        worker = await signing(its)
-        client = await its.request(terms=PRICED)
+    async with running_coordinator(fee=FEE) as coordinator:
+        worker = await signing(coordinator)
+        client = await coordinator.request(terms=PRICED)
         worker.answer(OUTPUT)
         await run_pending()
-        books = its.hub.books
+        books = coordinator.hub.books
 
-        assert (await only_receipt(its, client.job_id)).claims.verdict is (
+        assert (await only_receipt(coordinator, client.job_id)).claims.verdict is (
             Verdict.MISSING
         )
         assert books.balance("pool:unproven") == 10_000
@@ -216,25 +218,27 @@ async def test_worker_that_gives_no_receipt_is_paid_when_it_does() -> None:
 
         assert books.balance("pool:unproven") == 0
         assert books.balance(WORKER_ACCOUNT) == 9_500
-        _, later = await its.store.ledger.receipts_of(client.job_id)
+        _, later = await coordinator.store.ledger.receipts_of(client.job_id)
         assert later.claims.verdict is Verdict.VALID
         presented = ReceiptPresented(client.job_id, W, Verdict.VALID)
-        assert (await its.history(client.job_id))[-1] == presented
+        assert (await coordinator.history(client.job_id))[-1] == presented
 
 
 @pytest.mark.parametrize("proven", [True, False])
 @in_virtual_time
 async def test_a_wire_without_receipts_owes_none(proven: bool) -> None:
-    async with running_coordinator() as its:
-        worker = await its.join("w", public_key=WORKER.public_key.hex(), proven=proven)
-        (known,) = its.hub.pool.workers.values()
+    async with running_coordinator() as coordinator:
+        worker = await coordinator.join(
+            "w", public_key=WORKER.public_key.hex(), proven=proven
+        )
+        (known,) = coordinator.hub.pool.workers.values()
         known.offer = replace(known.offer, receipts=False)
-        client = await its.request(terms=PRICED)
+        client = await coordinator.request(terms=PRICED)
         worker.answer(OUTPUT)
         await run_pending()
-        books = its.hub.books
+        books = coordinator.hub.books
 
-        claims = (await only_receipt(its, client.job_id)).claims
+        claims = (await only_receipt(coordinator, client.job_id)).claims
         assert claims.verdict is Verdict.UNSIGNED
         payee = WORKER_ACCOUNT if proven else f"worker:{W}"
         assert books.balance(payee) == 10_000
@@ -247,12 +251,12 @@ def test_receipt_is_about_the_answer_that_was_first_of_two(
     signers = (WORKER, OTHER)
     outputs = (OUTPUT, '{"text":"hi","model":"other"}')
 
-    async def script(its: Coordinator) -> None:
+    async def script(coordinator: Coordinator) -> None:
         workers = [
-            await its.join(str(number), public_key=signer.public_key.hex())
+            await coordinator.join(str(number), public_key=signer.public_key.hex())
             for number, signer in enumerate(signers)
         ]
-        client = await its.request(terms=PRICED)
+        client = await coordinator.request(terms=PRICED)
         await asyncio.sleep(6.0)
         for which in order:
             signer = signers[which]
@@ -260,7 +264,7 @@ def test_receipt_is_about_the_answer_that_was_first_of_two(
             workers[which].answer(outputs[which], signed)
         await run_pending()
 
-        filed = await only_receipt(its, client.job_id)
+        filed = await only_receipt(coordinator, client.job_id)
         first = order[0]
         key = signers[first].public_key.hex()
         assert client.outcome is not None
@@ -270,68 +274,68 @@ def test_receipt_is_about_the_answer_that_was_first_of_two(
         assert filed.claims.worker_receipt == receipt(
             client.job_id, outputs[first], signers[first], signers[first]
         )
-        assert its.hub.books.balance(f"worker:{key}") == 10_000
+        assert coordinator.hub.books.balance(f"worker:{key}") == 10_000
 
     run_script(script, hedge_after=5.0)
 
 
 @in_virtual_time
 async def test_receipt_right_behind_its_answer_counts_as_if_it_came_with_it() -> None:
-    async with running_coordinator() as its:
-        worker = await signing(its)
-        client = await its.request(owner="al", terms=PRICED)
+    async with running_coordinator() as coordinator:
+        worker = await signing(coordinator)
+        client = await coordinator.request(owner="al", terms=PRICED)
 
         worker.answer(OUTPUT)
         worker.emit(ReceiptSent(client.job_id, receipt(client.job_id)))
         worker.emit(ReceiptSent(client.job_id, receipt(client.job_id, "{}")))
         await run_pending()
 
-        filed = await only_receipt(its, client.job_id)
+        filed = await only_receipt(coordinator, client.job_id)
         assert filed.claims.verdict is Verdict.VALID
-        assert its.hub.books.balance(WORKER_ACCOUNT) == 10_000
-        assert its.hub.books.balance("pool:unproven") == 0
+        assert coordinator.hub.books.balance(WORKER_ACCOUNT) == 10_000
+        assert coordinator.hub.books.balance("pool:unproven") == 0
 
 
 @in_virtual_time
 async def test_receipt_apart_for_the_job_of_another_changes_nothing() -> None:
-    async with running_coordinator() as its:
-        worker = await signing(its)
-        client = await its.request(terms=PRICED)
+    async with running_coordinator() as coordinator:
+        worker = await signing(coordinator)
+        client = await coordinator.request(terms=PRICED)
         worker.answer(OUTPUT)
         await run_pending()
-        thief = await its.join("thief", "n", public_key=OTHER.public_key.hex())
+        thief = await coordinator.join("thief", "n", public_key=OTHER.public_key.hex())
         signed = receipt(client.job_id, signer=OTHER, key=OTHER)
         thief.emit(ReceiptSent(client.job_id, signed))
         thief.emit(ReceiptSent(JobId("never was"), signed))
         await run_pending()
 
-        assert its.hub.books.balance("pool:unproven") == 10_000
-        assert len(await its.store.ledger.receipts_of(client.job_id)) == 1
+        assert coordinator.hub.books.balance("pool:unproven") == 10_000
+        assert len(await coordinator.store.ledger.receipts_of(client.job_id)) == 1
 
 
 @in_virtual_time
 async def test_receipt_that_is_replayed_for_another_job_is_worth_nothing() -> None:
-    async with running_coordinator() as its:
-        worker = await signing(its)
-        first = await its.request(terms=PRICED)
+    async with running_coordinator() as coordinator:
+        worker = await signing(coordinator)
+        first = await coordinator.request(terms=PRICED)
         signed = receipt(first.job_id)
         worker.answer(OUTPUT, signed)
         await run_pending()
-        second = await its.request(terms=PRICED)
+        second = await coordinator.request(terms=PRICED)
         worker.answer(OUTPUT, signed)
         await run_pending()
 
-        filed = await only_receipt(its, second.job_id)
+        filed = await only_receipt(coordinator, second.job_id)
         assert filed.claims.verdict is Verdict.WRONG_JOB
-        assert its.hub.books.balance(WORKER_ACCOUNT) == 10_000
+        assert coordinator.hub.books.balance(WORKER_ACCOUNT) == 10_000
 
 
 @in_virtual_time
 async def test_answer_of_nobodys_lease_is_recorded_and_neither_given_nor_paid() -> None:
-    async with running_coordinator() as its:
-        worker = await signing(its)
-        client = await its.request(terms=PRICED)
-        late = await its.join("late", public_key=OTHER.public_key.hex())
+    async with running_coordinator() as coordinator:
+        worker = await signing(coordinator)
+        client = await coordinator.request(terms=PRICED)
+        late = await coordinator.join("late", public_key=OTHER.public_key.hex())
         signed = receipt(client.job_id, '{"text":"forged"}', OTHER, OTHER)
         none = LeaseNumber(0)
         late.emit(Completed(client.job_id, none, rest=("forged",), receipt=signed))
@@ -340,36 +344,41 @@ async def test_answer_of_nobodys_lease_is_recorded_and_neither_given_nor_paid() 
         await run_pending()
 
         assert client.text == "hi"
-        story = await its.history(client.job_id)
+        story = await coordinator.history(client.job_id)
         assert [type(fact) for fact in story[-2:]] == [LateResult, JobCompleted]
-        assert (await only_receipt(its, client.job_id)).claims.worker == "wire:w"
-        assert its.hub.books.balance(f"worker:{OTHER.public_key.hex()}") == 0
+        assert (
+            await only_receipt(coordinator, client.job_id)
+        ).claims.worker == "wire:w"
+        assert coordinator.hub.books.balance(f"worker:{OTHER.public_key.hex()}") == 0
 
 
 @in_virtual_time
 async def test_task_is_done_and_its_output_signed() -> None:
-    async with running_coordinator() as its:
+    async with running_coordinator() as coordinator:
         tasks = frozenset({JobKind.TASK})
         key = WORKER.public_key.hex()
-        worker = await its.join("w", kinds=tasks, public_key=key)
-        client = await its.request(kind=JobKind.TASK)
+        worker = await coordinator.join("w", kinds=tasks, public_key=key)
+        client = await coordinator.request(kind=JobKind.TASK)
         output = '{"sentiment":"positive","confidence":0.5}'
         worker.answer(output, receipt(client.job_id, output))
         await run_pending()
 
         assert client.text == output
-        filed = await only_receipt(its, client.job_id)
+        filed = await only_receipt(coordinator, client.job_id)
         assert filed.claims.verdict is Verdict.VALID
 
 
 @in_virtual_time
 async def test_account_with_a_budget_is_not_overdrawn_by_jobs_of_one_moment() -> None:
-    async with running_coordinator() as its:
-        await its.join(slots=100)
-        await its.hub.process(AccountTopUp("user:al", 35_000, "default"))
-        await its.hub.process(BudgetSet("user:al", 0, "default"))
+    async with running_coordinator() as coordinator:
+        await coordinator.join(slots=100)
+        await coordinator.hub.process(AccountTopUp("user:al", 35_000, "default"))
+        await coordinator.hub.process(BudgetSet("user:al", 0, "default"))
         clients = [
-            Client(its.hub, its.job(owner="al", terms=replace(PRICED, user=f"u{n}")))
+            Client(
+                coordinator.hub,
+                coordinator.job(owner="al", terms=replace(PRICED, user=f"u{n}")),
+            )
             for n in range(100)
         ]
         await run_pending()
@@ -377,34 +386,36 @@ async def test_account_with_a_budget_is_not_overdrawn_by_jobs_of_one_moment() ->
         accepted = [client for client in clients if client.accepted]
         refused = [c for c in clients if isinstance(c.error, InsufficientFunds)]
         assert (len(accepted), len(refused)) == (3, 97)
-        assert its.hub.books.total_of("user:al") == 5_000
-        assert its.hub.books.total() == 0
+        assert coordinator.hub.books.total_of("user:al") == 5_000
+        assert coordinator.hub.books.total() == 0
 
 
 @in_virtual_time
 async def test_books_go_on_after_a_restart(store: SlowStore) -> None:
-    async with running_coordinator(store) as its:
-        worker = await its.join()
-        await its.hub.process(BudgetSet("user:al", 15_000, "default"))
-        first = await its.request(owner="al", terms=PRICED)
+    async with running_coordinator(store) as coordinator:
+        worker = await coordinator.join()
+        await coordinator.hub.process(BudgetSet("user:al", 15_000, "default"))
+        first = await coordinator.request(owner="al", terms=PRICED)
         worker.write("hi")
         worker.complete()
         await run_pending()
         assert first.outcome is not None
-    async with running_coordinator(store) as its:
-        worker = await its.join()
-        again = await its.request(owner="al", terms=PRICED)
+    async with running_coordinator(store) as coordinator:
+        worker = await coordinator.join()
+        again = await coordinator.request(owner="al", terms=PRICED)
         assert isinstance(again.error, InsufficientFunds)
-        other = await its.request(owner="bo", terms=PRICED)
+        other = await coordinator.request(owner="bo", terms=PRICED)
         worker.write("hi")
         worker.complete()
         await run_pending()
 
-        head = await its.store.ledger.head()
+        head = await coordinator.store.ledger.head()
         assert head is not None
         assert head.size == 2
-        filed = await only_receipt(its, other.job_id)
-        nodes = await its.store.ledger.nodes(nodes_for_inclusion(filed.index, 2))
+        filed = await only_receipt(coordinator, other.job_id)
+        nodes = await coordinator.store.ledger.nodes(
+            nodes_for_inclusion(filed.index, 2)
+        )
         path = inclusion_path(filed.index, 2, lambda *place: nodes[place])
         made = ReceiptBundle(
             SIGNER.public_key.hex(),
@@ -423,20 +434,20 @@ async def test_books_go_on_after_a_restart(store: SlowStore) -> None:
 async def test_private_job_goes_to_a_paired_worker_that_proved_its_key() -> None:
     private = JobTerms(privacy=Privacy.PRIVATE, user="u1")
     key = WORKER.public_key.hex()
-    async with running_coordinator() as its:
-        await its.join("public")
-        alone = await its.request(owner="al", terms=private)
+    async with running_coordinator() as coordinator:
+        await coordinator.join("public")
+        alone = await coordinator.request(owner="al", terms=private)
         assert isinstance(alone.error, JobError)
         assert str(alone.error).startswith("no_trusted_worker")
 
-        await its.hub.process(WorkerPaired("al", "u1", key))
-        unproven = await its.join("unproven", public_key=key)
-        still = await its.request(owner="al", terms=private)
+        await coordinator.hub.process(WorkerPaired("al", "u1", key))
+        unproven = await coordinator.join("unproven", public_key=key)
+        still = await coordinator.request(owner="al", terms=private)
         assert isinstance(still.error, JobError)
 
-        proven = await its.join("proven", public_key=key, proven=True)
-        client = await its.request(owner="al", terms=private)
-        others = await its.request(owner="bo", terms=private)
+        proven = await coordinator.join("proven", public_key=key, proven=True)
+        client = await coordinator.request(owner="al", terms=private)
+        others = await coordinator.request(owner="bo", terms=private)
 
         assert [run.job_id for run in proven.runs] == [client.job_id]
         assert unproven.runs == []
@@ -446,12 +457,12 @@ async def test_private_job_goes_to_a_paired_worker_that_proved_its_key() -> None
 @in_virtual_time
 async def test_pairing_is_known_after_a_restart(store: SlowStore) -> None:
     key = WORKER.public_key.hex()
-    async with running_coordinator(store) as its:
-        await its.hub.process(WorkerPaired("al", "u1", key))
-        await its.hub.process(WorkerPaired("al", "u1", key))
-    async with running_coordinator(store) as its:
-        worker = await its.join(public_key=key, proven=True)
-        await its.request(
+    async with running_coordinator(store) as coordinator:
+        await coordinator.hub.process(WorkerPaired("al", "u1", key))
+        await coordinator.hub.process(WorkerPaired("al", "u1", key))
+    async with running_coordinator(store) as coordinator:
+        worker = await coordinator.join(public_key=key, proven=True)
+        await coordinator.request(
             owner="al", terms=JobTerms(privacy=Privacy.PRIVATE, user="u1")
         )
 
@@ -460,17 +471,17 @@ async def test_pairing_is_known_after_a_restart(store: SlowStore) -> None:
 
 @in_virtual_time
 async def test_bad_receipt_that_comes_later_gives_the_price_back() -> None:
-    async with running_coordinator() as its:
-        worker = await signing(its)
-        client = await its.request(owner="al", terms=PRICED)
+    async with running_coordinator() as coordinator:
+        worker = await signing(coordinator)
+        client = await coordinator.request(owner="al", terms=PRICED)
         worker.answer(OUTPUT)
         await run_pending()
         worker.emit(ReceiptSent(client.job_id, receipt(client.job_id, "{}")))
         await run_pending()
 
-        assert its.hub.books.balance("user:al") == 0
-        assert its.hub.books.balance("pool:unproven") == 0
-        _, later = await its.store.ledger.receipts_of(client.job_id)
+        assert coordinator.hub.books.balance("user:al") == 0
+        assert coordinator.hub.books.balance("pool:unproven") == 0
+        _, later = await coordinator.store.ledger.receipts_of(client.job_id)
         assert later.claims.verdict is Verdict.WRONG_OUTPUT
         assert later.claims.price == 0
 
@@ -479,12 +490,12 @@ async def test_bad_receipt_that_comes_later_gives_the_price_back() -> None:
 async def test_who_tells_the_hub_something_waits_until_it_is_stored(
     store: SlowStore,
 ) -> None:
-    async with running_coordinator(store, queue_max=3) as its:
-        await its.join(slots=2)
+    async with running_coordinator(store, queue_max=3) as coordinator:
+        await coordinator.join(slots=2)
         # More at once than the queue holds, so that the rest of the batch is put off.
-        clients = [Client(its.hub, its.job()) for _ in range(5)]
+        clients = [Client(coordinator.hub, coordinator.job()) for _ in range(5)]
         await asyncio.sleep(0)
-        await its.hub.process(AccountTopUp("user:al", 5, "default"))
+        await coordinator.hub.process(AccountTopUp("user:al", 5, "default"))
 
         assert (await store.ledger.load()).accounts["user:al"].balance == 5
         assert len(clients) == 5
@@ -493,14 +504,14 @@ async def test_who_tells_the_hub_something_waits_until_it_is_stored(
 @in_virtual_time
 async def test_lost_standing_is_not_regained_by_leaving_out_the_proof() -> None:
     key = WORKER.public_key.hex()
-    async with running_coordinator() as its:
-        proven = await its.join("proven", public_key=key, proven=True)
+    async with running_coordinator() as coordinator:
+        proven = await coordinator.join("proven", public_key=key, proven=True)
         for number in range(1, 4):
-            await its.request()
+            await coordinator.request()
             proven.answer(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
             await run_pending()
-        await its.request()
-        again = await its.join("proven/unproven", public_key=key)
+        await coordinator.request()
+        again = await coordinator.join("proven/unproven", public_key=key)
 
         assert again.runs == []
 
@@ -508,14 +519,14 @@ async def test_lost_standing_is_not_regained_by_leaving_out_the_proof() -> None:
 @in_virtual_time
 async def test_who_only_names_a_key_does_not_cost_its_owner_the_standing() -> None:
     key = WORKER.public_key.hex()
-    async with running_coordinator() as its:
-        impostor = await its.join("w/unproven", public_key=key)
+    async with running_coordinator() as coordinator:
+        impostor = await coordinator.join("w/unproven", public_key=key)
         for number in range(1, 4):
-            await its.request()
+            await coordinator.request()
             impostor.answer(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
             await run_pending()
-        await its.request()
-        owner = await its.join("w", public_key=key, proven=True)
+        await coordinator.request()
+        owner = await coordinator.join("w", public_key=key, proven=True)
 
         assert len(impostor.runs) == 3
         assert len(owner.runs) == 1

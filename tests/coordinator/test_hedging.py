@@ -38,18 +38,18 @@ NO_CANCEL: frozenset[type] = frozenset({RunJob, Dismiss})
 
 
 async def two_workers(
-    its: Coordinator, accepts: frozenset[type] = EVERYTHING
+    coordinator: Coordinator, accepts: frozenset[type] = EVERYTHING
 ) -> list[ScriptedWorker]:
     """Let two workers join that can do the same, and one with something else."""
-    first = await its.join("a")
-    await its.join("busy", "other")
-    return [first, await its.join("b", accepts=accepts)]
+    first = await coordinator.join("a")
+    await coordinator.join("busy", "other")
+    return [first, await coordinator.join("b", accepts=accepts)]
 
 
 def test_silent_worker_is_overtaken() -> None:
-    async def script(its: Coordinator) -> None:
-        first, second = await two_workers(its)
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await two_workers(coordinator)
+        client = await coordinator.request()
         await asyncio.sleep(AFTER - 1.0)
         assert second.runs == []
 
@@ -64,7 +64,7 @@ def test_silent_worker_is_overtaken() -> None:
         await run_pending()
 
         assert client.outcome == Outcome("quick")
-        kinds = [type(fact) for fact in await its.history(client.job_id)]
+        kinds = [type(fact) for fact in await coordinator.history(client.job_id)]
         assert kinds == [
             JobSubmitted,
             JobLeased,
@@ -74,15 +74,15 @@ def test_silent_worker_is_overtaken() -> None:
             LateResult,
             JobCompleted,
         ]
-        assert {w.free_slots for w in its.hub.pool.workers.values()} == {1}
+        assert {w.free_slots for w in coordinator.hub.pool.workers.values()} == {1}
 
     run_script(script, hedge_after=AFTER)
 
 
 def test_first_worker_may_still_be_the_quicker_one() -> None:
-    async def script(its: Coordinator) -> None:
-        first, second = await two_workers(its)
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await two_workers(coordinator)
+        client = await coordinator.request()
         await asyncio.sleep(AFTER + 1.0)
 
         first.write("after all", Delta(0, {"content": "!"}))
@@ -98,9 +98,9 @@ def test_first_worker_may_still_be_the_quicker_one() -> None:
 
 
 def test_nobody_is_asked_twice_unless_that_is_wanted() -> None:
-    async def script(its: Coordinator) -> None:
-        _, second = await two_workers(its)
-        await its.request(limits=LIMITS)
+    async def script(coordinator: Coordinator) -> None:
+        _, second = await two_workers(coordinator)
+        await coordinator.request(limits=LIMITS)
 
         await asyncio.sleep(19.0)
 
@@ -110,12 +110,12 @@ def test_nobody_is_asked_twice_unless_that_is_wanted() -> None:
 
 
 def test_worker_that_becomes_idle_is_asked_then() -> None:
-    async def script(its: Coordinator) -> None:
-        first = await its.join("a")
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first = await coordinator.join("a")
+        client = await coordinator.request()
         await asyncio.sleep(AFTER + 5.0)
 
-        second = await its.join("b")
+        second = await coordinator.join("b")
         assert [run.job_id for run in second.runs] == [client.job_id]
         assert first.cancelled == []
 
@@ -123,13 +123,13 @@ def test_worker_that_becomes_idle_is_asked_then() -> None:
 
 
 def test_waiting_jobs_go_before_a_second_worker() -> None:
-    async def script(its: Coordinator) -> None:
-        await its.join("a")
-        await its.request()
-        waiting = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join("a")
+        await coordinator.request()
+        waiting = await coordinator.request()
         await asyncio.sleep(AFTER + 1.0)
 
-        second = await its.join("b")
+        second = await coordinator.join("b")
 
         assert [run.job_id for run in second.runs] == [waiting.job_id]
 
@@ -137,14 +137,14 @@ def test_waiting_jobs_go_before_a_second_worker() -> None:
 
 
 def test_loser_that_cannot_be_told_keeps_its_slot_and_its_text_to_itself() -> None:
-    async def script(its: Coordinator) -> None:
-        first, second = await two_workers(its, accepts=NO_CANCEL)
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await two_workers(coordinator, accepts=NO_CANCEL)
+        client = await coordinator.request()
         await asyncio.sleep(AFTER + 1.0)
         first.write("quick")
         await run_pending()
         second.write("slow")
-        in_pool = its.hub.pool.workers
+        in_pool = coordinator.hub.pool.workers
         slots = {name: worker.free_slots for name, worker in in_pool.items()}
         assert slots[WorkerId("wire:b")] == 0
 
@@ -161,9 +161,9 @@ def test_loser_that_cannot_be_told_keeps_its_slot_and_its_text_to_itself() -> No
 @pytest.mark.parametrize("gone", [0, 1])
 @pytest.mark.parametrize("how", ["lost", "refused", "failed"])
 def test_one_worker_gives_up_and_the_other_goes_on(gone: int, how: str) -> None:
-    async def script(its: Coordinator) -> None:
-        workers = await two_workers(its)
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        workers = await two_workers(coordinator)
+        client = await coordinator.request()
         await asyncio.sleep(AFTER + 1.0)
         leaving, staying = workers[gone], workers[1 - gone]
         run = leaving.runs[0]
@@ -188,9 +188,9 @@ def test_one_worker_gives_up_and_the_other_goes_on(gone: int, how: str) -> None:
 
 
 def test_both_workers_give_up() -> None:
-    async def script(its: Coordinator) -> None:
-        first, second = await two_workers(its)
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await two_workers(coordinator)
+        client = await coordinator.request()
         await asyncio.sleep(AFTER + 1.0)
         for worker in (first, second):
             run = worker.runs[0]
@@ -204,15 +204,15 @@ def test_both_workers_give_up() -> None:
 
 
 def test_third_worker_takes_over_from_both() -> None:
-    async def script(its: Coordinator) -> None:
-        first, second = await two_workers(its)
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await two_workers(coordinator)
+        client = await coordinator.request()
         await asyncio.sleep(AFTER + 1.0)
         first.port.on_disconnect("reset")
         await run_pending()
         second.write("Hello, ")
         await run_pending()
-        third = await its.join("c", features=CONTINUES)
+        third = await coordinator.join("c", features=CONTINUES)
 
         second.port.on_disconnect("reset")
         await run_pending()
@@ -227,15 +227,15 @@ def test_third_worker_takes_over_from_both() -> None:
 
 
 def test_job_that_takes_both_down_is_given_up_as_soon_as_any_other() -> None:
-    async def script(its: Coordinator) -> None:
-        workers = await two_workers(its)
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        workers = await two_workers(coordinator)
+        client = await coordinator.request()
         await asyncio.sleep(AFTER + 1.0)
         for worker in workers:
             worker.port.on_disconnect("killed")
         await run_pending()
 
-        third = await its.join("c")
+        third = await coordinator.join("c")
         third.port.on_disconnect("killed")
         await run_pending()
 
@@ -245,15 +245,15 @@ def test_job_that_takes_both_down_is_given_up_as_soon_as_any_other() -> None:
 
 
 def test_text_that_comes_while_the_second_lease_is_being_stored_decides() -> None:
-    async def script(its: Coordinator) -> None:
-        first, second = await two_workers(its, accepts=NO_CANCEL)
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await two_workers(coordinator, accepts=NO_CANCEL)
+        client = await coordinator.request()
         await asyncio.sleep(AFTER - 0.5)
-        its.store.writable.clear()
+        coordinator.store.writable.clear()
         await asyncio.sleep(1.0)
 
         first.write("just in time")
-        its.store.writable.set()
+        coordinator.store.writable.set()
         await run_pending()
         # It was told, for it cannot be called back, and ends in its own time.
         assert len(second.runs) == 1
@@ -263,21 +263,21 @@ def test_text_that_comes_while_the_second_lease_is_being_stored_decides() -> Non
         await run_pending()
 
         assert client.outcome == Outcome("just in time")
-        assert {w.free_slots for w in its.hub.pool.workers.values()} == {1}
+        assert {w.free_slots for w in coordinator.hub.pool.workers.values()} == {1}
 
     run_script(script, hedge_after=AFTER)
 
 
 def test_worker_that_is_lost_while_the_second_lease_is_being_stored() -> None:
-    async def script(its: Coordinator) -> None:
-        first, second = await two_workers(its)
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await two_workers(coordinator)
+        client = await coordinator.request()
         await asyncio.sleep(AFTER - 0.5)
-        its.store.writable.clear()
+        coordinator.store.writable.clear()
         await asyncio.sleep(1.0)
 
         first.port.on_disconnect("connection reset")
-        its.store.writable.set()
+        coordinator.store.writable.set()
         await run_pending()
         second.write("here")
         second.complete()
@@ -289,11 +289,11 @@ def test_worker_that_is_lost_while_the_second_lease_is_being_stored() -> None:
 
 
 def test_both_write_while_nothing_can_be_stored() -> None:
-    async def script(its: Coordinator) -> None:
-        first, second = await two_workers(its)
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await two_workers(coordinator)
+        client = await coordinator.request()
         await asyncio.sleep(AFTER + 1.0)
-        its.store.writable.clear()
+        coordinator.store.writable.clear()
 
         second.write("second")
         first.write("first")
@@ -302,7 +302,7 @@ def test_both_write_while_nothing_can_be_stored() -> None:
         assert client.text == "second goes on"
         first.complete()
         second.complete()
-        its.store.writable.set()
+        coordinator.store.writable.set()
         await run_pending()
 
         assert client.outcome == Outcome("second goes on")
@@ -311,9 +311,9 @@ def test_both_write_while_nothing_can_be_stored() -> None:
 
 
 def test_time_for_the_first_output_is_that_of_the_first_worker() -> None:
-    async def script(its: Coordinator) -> None:
-        first, second = await two_workers(its)
-        client = await its.request(limits=LIMITS)
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await two_workers(coordinator)
+        client = await coordinator.request(limits=LIMITS)
         await asyncio.sleep(19.0)
         assert client.error is None
 
@@ -326,9 +326,9 @@ def test_time_for_the_first_output_is_that_of_the_first_worker() -> None:
 
 
 def test_output_of_the_second_worker_ends_the_wait_for_the_first_output() -> None:
-    async def script(its: Coordinator) -> None:
-        _, second = await two_workers(its)
-        client = await its.request(limits=LIMITS)
+    async def script(coordinator: Coordinator) -> None:
+        _, second = await two_workers(coordinator)
+        client = await coordinator.request(limits=LIMITS)
         await asyncio.sleep(19.0)
         second.write("at last")
 
@@ -343,15 +343,15 @@ def test_output_of_the_second_worker_ends_the_wait_for_the_first_output() -> Non
 
 
 def test_client_that_leaves_frees_both() -> None:
-    async def script(its: Coordinator) -> None:
-        first, second = await two_workers(its)
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await two_workers(coordinator)
+        client = await coordinator.request()
         await asyncio.sleep(AFTER + 1.0)
 
         await client.disconnect()
 
         assert first.cancelled == second.cancelled == [client.job_id]
-        assert {w.free_slots for w in its.hub.pool.workers.values()} == {1}
+        assert {w.free_slots for w in coordinator.hub.pool.workers.values()} == {1}
 
     run_script(script, hedge_after=AFTER)
 
@@ -360,20 +360,20 @@ def test_job_that_two_workers_had_is_taken_up_again_after_a_restart(
     store: SlowStore,
 ) -> None:
     async def scenario() -> None:
-        async with running_coordinator(store, hedge_after=AFTER) as its:
-            await two_workers(its)
-            client = await its.request()
+        async with running_coordinator(store, hedge_after=AFTER) as coordinator:
+            await two_workers(coordinator)
+            client = await coordinator.request()
             await asyncio.sleep(AFTER + 1.0)
 
-        async with running_coordinator(store, hedge_after=AFTER) as its:
+        async with running_coordinator(store, hedge_after=AFTER) as coordinator:
             stored = await store.job(client.job_id)
             assert stored is not None
             assert (stored.state, stored.lease) == (JobState.QUEUED, 2)
-            worker = await its.join("a")
+            worker = await coordinator.join("a")
             assert [run.lease for run in worker.runs] == [3]
             worker.complete()
             await run_pending()
-            story = [type(fact) for fact in await its.history(client.job_id)]
+            story = [type(fact) for fact in await coordinator.history(client.job_id)]
 
         assert story[-4:] == [JobHedged, JobRequeued, JobLeased, JobCompleted]
 

@@ -81,9 +81,9 @@ def kinds(facts: list[Fact]) -> list[type[Fact]]:
 
 
 def test_job_goes_to_a_worker_and_its_text_comes_back() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
         worker.write("Hello, ", "world")
         await run_pending()
         assert client.text == "Hello, world"
@@ -93,26 +93,26 @@ def test_job_goes_to_a_worker_and_its_text_comes_back() -> None:
         await run_pending()
 
         assert client.outcome == Outcome("Hello, world")
-        assert kinds(await its.history(client.job_id)) == [
+        assert kinds(await coordinator.history(client.job_id)) == [
             JobSubmitted,
             JobLeased,
             JobStarted,
             JobCompleted,
         ]
-        assert its.hub.pool.jobs == {}
+        assert coordinator.hub.pool.jobs == {}
 
     run_script(script)
 
 
 def test_job_waits_for_a_worker_that_is_gone_for_the_moment() -> None:
-    async def script(its: Coordinator) -> None:
-        first = await its.join()
+    async def script(coordinator: Coordinator) -> None:
+        first = await coordinator.join()
         first.port.on_disconnect("restarted")
         await run_pending()
-        client = await its.request()
+        client = await coordinator.request()
         assert client.accepted
 
-        worker = await its.join()
+        worker = await coordinator.join()
         worker.write("here")
         worker.complete()
         await run_pending()
@@ -123,9 +123,9 @@ def test_job_waits_for_a_worker_that_is_gone_for_the_moment() -> None:
 
 
 def test_worker_that_rejects_passes_the_job_to_another() -> None:
-    async def script(its: Coordinator) -> None:
-        first, second = await its.join("a"), await its.join("b")
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await coordinator.join("a"), await coordinator.join("b")
+        client = await coordinator.request()
         run = first.runs[0]
 
         first.emit(Rejected(run.job_id, run.lease, "loading"))
@@ -141,9 +141,9 @@ def test_worker_that_rejects_passes_the_job_to_another() -> None:
 
 
 def test_failed_work_is_not_tried_again() -> None:
-    async def script(its: Coordinator) -> None:
-        first, second = await its.join("a"), await its.join("b")
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await coordinator.join("a"), await coordinator.join("b")
+        client = await coordinator.request()
         run = first.runs[0]
 
         first.emit(Failed(run.job_id, run.lease, "the prompt is too long"))
@@ -169,9 +169,9 @@ def test_failed_work_is_not_tried_again() -> None:
 def test_failure_is_the_error_of_whose_fault_it_is(
     fault: Fault, error: type[ShoalError]
 ) -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
         run = worker.runs[0]
 
         worker.emit(Failed(run.job_id, run.lease, "too long", fault))
@@ -187,12 +187,12 @@ def test_failure_is_the_error_of_whose_fault_it_is(
     "kind", [each for each in JobKind if each not in FUNCTION_KINDS]
 )
 def test_work_of_every_kind_goes_to_a_worker_that_does_it(kind: JobKind) -> None:
-    async def script(its: Coordinator) -> None:
+    async def script(coordinator: Coordinator) -> None:
         others = frozenset(JobKind) - {kind}
-        other = await its.join("other", kinds=others)
-        worker = await its.join("worker", kinds=frozenset({kind}))
+        other = await coordinator.join("other", kinds=others)
+        worker = await coordinator.join("worker", kinds=frozenset({kind}))
 
-        client = await its.request(kind=kind)
+        client = await coordinator.request(kind=kind)
         worker.write("done")
         worker.complete()
         await run_pending()
@@ -205,10 +205,10 @@ def test_work_of_every_kind_goes_to_a_worker_that_does_it(kind: JobKind) -> None
 
 
 def test_work_that_nobody_does_is_refused_at_once() -> None:
-    async def script(its: Coordinator) -> None:
-        await its.join()
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join()
 
-        client = await its.request(kind=JobKind.EMBEDDING)
+        client = await coordinator.request(kind=JobKind.EMBEDDING)
 
         assert isinstance(client.error, CannotDo)
         assert not client.accepted
@@ -217,13 +217,13 @@ def test_work_that_nobody_does_is_refused_at_once() -> None:
 
 
 def test_draining_worker_finishes_and_gets_nothing_new() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join(slots=2)
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join(slots=2)
+        client = await coordinator.request()
         worker.emit(Draining("bye"))
         await run_pending()
 
-        other = await its.request()
+        other = await coordinator.request()
         worker.write("last words")
         worker.complete()
         await run_pending()
@@ -246,11 +246,11 @@ def test_draining_worker_finishes_and_gets_nothing_new() -> None:
 def test_unknown_model_is_refused_with_a_hint(
     models: list[str], asked: str, said: str
 ) -> None:
-    async def script(its: Coordinator) -> None:
+    async def script(coordinator: Coordinator) -> None:
         for model in models:
-            await its.join(model=model)
+            await coordinator.join(model=model)
 
-        client = await its.request(asked)
+        client = await coordinator.request(asked)
 
         assert isinstance(client.error, UnknownModel)
         assert str(client.error).startswith(said)
@@ -267,12 +267,12 @@ def test_unknown_model_is_refused_with_a_hint(
 def test_other_worker_goes_on_where_the_lost_one_was(
     features: frozenset[Feature], beginning: str
 ) -> None:
-    async def script(its: Coordinator) -> None:
-        first = await its.join("a")
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first = await coordinator.join("a")
+        client = await coordinator.request()
         first.write("Hello, ")
         await run_pending()
-        second = await its.join("b", features=features)
+        second = await coordinator.join("b", features=features)
 
         first.port.on_disconnect("connection reset")
         await run_pending()
@@ -289,13 +289,13 @@ def test_other_worker_goes_on_where_the_lost_one_was(
 
 
 def test_other_answer_after_a_loss_ends_in_an_error_and_a_cancel() -> None:
-    async def script(its: Coordinator) -> None:
-        first = await its.join("a")
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first = await coordinator.join("a")
+        client = await coordinator.request()
         first.write("Hello")
         await run_pending()
         first.port.on_disconnect("connection reset")
-        second = await its.join("b")
+        second = await coordinator.join("b")
 
         second.write("Good day")
         await run_pending()
@@ -308,13 +308,13 @@ def test_other_answer_after_a_loss_ends_in_an_error_and_a_cancel() -> None:
 
 
 def test_shorter_answer_after_a_loss_ends_in_an_error() -> None:
-    async def script(its: Coordinator) -> None:
-        first = await its.join("a")
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first = await coordinator.join("a")
+        client = await coordinator.request()
         first.write("Hello")
         await run_pending()
         first.port.on_disconnect("connection reset")
-        second = await its.join("b")
+        second = await coordinator.join("b")
 
         second.write("Hell")
         second.complete()
@@ -330,9 +330,9 @@ CALL = Delta(0, {"tool_calls": [{"index": 0, "function": {"name": "f"}}]})
 
 
 def test_answer_that_is_more_than_text_comes_piece_by_piece_and_whole() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
 
         worker.write("Hm. ", CALL)
         worker.complete()
@@ -343,7 +343,7 @@ def test_answer_that_is_more_than_text_comes_piece_by_piece_and_whole() -> None:
         (choice,) = client.outcome.choices
         assert choice.fields["content"] == "Hm. "
         assert client.outcome.text == "Hm. "
-        stored = await its.store.job(client.job_id)
+        stored = await coordinator.store.job(client.job_id)
         assert stored is not None
         assert stored.outcome == client.outcome
 
@@ -351,12 +351,12 @@ def test_answer_that_is_more_than_text_comes_piece_by_piece_and_whole() -> None:
 
 
 def test_lost_answer_that_is_more_than_text_ends_in_an_error() -> None:
-    async def script(its: Coordinator) -> None:
-        first = await its.join("a")
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        first = await coordinator.join("a")
+        client = await coordinator.request()
         first.write("Hm. ", CALL)
         await run_pending()
-        second = await its.join("b", features=CONTINUES, accepts=NO_CANCEL)
+        second = await coordinator.join("b", features=CONTINUES, accepts=NO_CANCEL)
 
         first.port.on_disconnect("connection reset")
         await run_pending()
@@ -365,21 +365,21 @@ def test_lost_answer_that_is_more_than_text_ends_in_an_error() -> None:
         assert "more than text" in str(client.error)
         # It was told of nothing, so its slot is free though it cannot be called back.
         assert second.commands == []
-        (in_pool,) = its.hub.pool.workers.values()
+        (in_pool,) = coordinator.hub.pool.workers.values()
         assert in_pool.free_slots == 1
 
     run_script(script)
 
 
 def test_lost_answer_that_nobody_has_seen_begins_anew() -> None:
-    async def script(its: Coordinator) -> None:
-        first = await its.join("a")
-        async with its.hub.run_job(its.job()) as reader:
+    async def script(coordinator: Coordinator) -> None:
+        first = await coordinator.join("a")
+        async with coordinator.hub.run_job(coordinator.job()) as reader:
             whole = asyncio.create_task(reader.outcome())
             await run_pending()
             first.write("Hm. ", CALL)
             await run_pending()
-            second = await its.join("b", features=CONTINUES)
+            second = await coordinator.join("b", features=CONTINUES)
 
             first.port.on_disconnect("connection reset")
             await run_pending()
@@ -393,20 +393,22 @@ def test_lost_answer_that_nobody_has_seen_begins_anew() -> None:
 
 
 def test_work_that_has_more_than_text_to_it_is_never_continued() -> None:
-    async def script(its: Coordinator) -> None:
+    async def script(coordinator: Coordinator) -> None:
         can = CONTINUES | {Feature.TOOLS}
-        first = await its.join("a", features=can)
+        first = await coordinator.join("a", features=can)
         messages = ({"role": "user", "content": "hi"},)
         chat = Chat(
             "m",
             messages,
             options={"tools": [{"type": "function", "function": {"name": "f"}}]},
         )
-        async with its.hub.run_job(Job(its.hub.new_id(), chat)) as reader:
+        async with coordinator.hub.run_job(
+            Job(coordinator.hub.new_id(), chat)
+        ) as reader:
             await run_pending()
             first.write("Let me see")
             assert await reader.read() == ["Let me see"]
-            second = await its.join("b", features=can)
+            second = await coordinator.join("b", features=can)
 
             first.port.on_disconnect("connection reset")
             await run_pending()
@@ -420,13 +422,13 @@ def test_work_that_has_more_than_text_to_it_is_never_continued() -> None:
 
 
 def test_job_that_loses_three_workers_is_given_up() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join("w0")
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join("w0")
+        client = await coordinator.request()
 
         for number in range(1, 4):
             worker.port.on_disconnect("killed")
-            worker = await its.join(f"w{number}")
+            worker = await coordinator.join(f"w{number}")
 
         assert isinstance(client.error, WorkerLost)
         assert str(client.error) == "lost 3 workers, the last one: killed"
@@ -436,13 +438,13 @@ def test_job_that_loses_three_workers_is_given_up() -> None:
 
 
 def test_newer_connection_takes_the_place_of_the_older() -> None:
-    async def script(its: Coordinator) -> None:
-        older = await its.join("w")
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        older = await coordinator.join("w")
+        client = await coordinator.request()
         older.write("from the ")
         await run_pending()
 
-        newer = await its.join("w", features=CONTINUES)
+        newer = await coordinator.join("w", features=CONTINUES)
         older.complete()  # it does not know yet
         older.port.on_disconnect("dismissed")
         await run_pending()
@@ -453,16 +455,16 @@ def test_newer_connection_takes_the_place_of_the_older() -> None:
 
         assert older.commands[-1] == Dismiss("replaced by a newer connection")
         assert client.text == "from the newer"
-        assert len(its.hub.pool.workers) == 1
+        assert len(coordinator.hub.pool.workers) == 1
 
     run_script(script)
 
 
 def test_older_connection_that_cannot_be_dismissed_is_hung_up_on() -> None:
-    async def script(its: Coordinator) -> None:
-        older = await its.join("w", accepts=DEAF)
+    async def script(coordinator: Coordinator) -> None:
+        older = await coordinator.join("w", accepts=DEAF)
 
-        await its.join("w", accepts=DEAF)
+        await coordinator.join("w", accepts=DEAF)
 
         ((reason, _),) = older.disconnections
         assert reason == "replaced by a newer connection"
@@ -471,25 +473,25 @@ def test_older_connection_that_cannot_be_dismissed_is_hung_up_on() -> None:
 
 
 def test_worker_that_comes_and_goes_in_one_moment_leaves_nothing() -> None:
-    async def script(its: Coordinator) -> None:
+    async def script(coordinator: Coordinator) -> None:
         for _ in range(5):
-            member = ScriptedWorker(its.hub, "w")
+            member = ScriptedWorker(coordinator.hub, "w")
             member.port.on_disconnect("flapping")
         await run_pending()
-        last = await its.join("w")
-        client = await its.request()
+        last = await coordinator.join("w")
+        client = await coordinator.request()
 
-        assert list(its.hub.pool.workers) == ["wire:w"]
+        assert list(coordinator.hub.pool.workers) == ["wire:w"]
         assert [run.job_id for run in last.runs] == [client.job_id]
 
     run_script(script)
 
 
 def test_result_of_a_lease_that_is_over_is_recorded_and_not_delivered() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join(accepts=NO_CANCEL)
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join(accepts=NO_CANCEL)
         limits = TimeLimits(first_output=5.0)
-        client = await its.request(limits=limits)
+        client = await coordinator.request(limits=limits)
         await asyncio.sleep(6.0)
         assert isinstance(client.error, TimedOut)
 
@@ -497,10 +499,10 @@ def test_result_of_a_lease_that_is_over_is_recorded_and_not_delivered() -> None:
         worker.complete()
         await run_pending()
 
-        story = await its.history(client.job_id)
+        story = await coordinator.history(client.job_id)
         assert isinstance(story[-1], LateResult)
         assert client.text == ""
-        stored = await its.store.job(client.job_id)
+        stored = await coordinator.store.job(client.job_id)
         assert stored is not None
         assert (stored.state, stored.outcome) == (JobState.EXPIRED, None)
 
@@ -511,15 +513,15 @@ def test_result_of_a_lease_that_is_over_is_recorded_and_not_delivered() -> None:
 
 
 def test_job_is_neither_accepted_nor_given_out_before_it_is_stored() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        its.store.writable.clear()
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        coordinator.store.writable.clear()
+        client = await coordinator.request()
         await asyncio.sleep(20.0)
         assert not client.accepted
         assert worker.commands == []
 
-        its.store.writable.set()
+        coordinator.store.writable.set()
         await run_pending()
 
         assert client.accepted
@@ -529,18 +531,18 @@ def test_job_is_neither_accepted_nor_given_out_before_it_is_stored() -> None:
 
 
 def test_end_is_not_delivered_before_it_is_stored() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
         worker.write("all of it")
         await run_pending()
-        its.store.writable.clear()
+        coordinator.store.writable.clear()
 
         worker.complete()
         await asyncio.sleep(20.0)
         assert client.text == "all of it"
         assert client.outcome is None
-        its.store.writable.set()
+        coordinator.store.writable.set()
         await run_pending()
 
         assert client.outcome == Outcome("all of it")
@@ -549,45 +551,45 @@ def test_end_is_not_delivered_before_it_is_stored() -> None:
 
 
 def test_text_does_not_wait_for_the_store() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request()
-        its.store.writable.clear()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
+        coordinator.store.writable.clear()
 
         worker.write("a", "b", "c")
         await run_pending()
 
         assert client.text == "abc"
-        its.store.writable.set()
+        coordinator.store.writable.set()
 
     run_script(script)
 
 
 def test_word_that_a_job_has_begun_is_stored_soon_though_nothing_follows() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
         worker.write("a")
         await run_pending()
-        before = kinds(await its.history(client.job_id))
+        before = kinds(await coordinator.history(client.job_id))
 
         await asyncio.sleep(2 * RECORD_WITHIN)
 
         assert JobStarted not in before
-        assert kinds(await its.history(client.job_id)) == [*before, JobStarted]
+        assert kinds(await coordinator.history(client.job_id)) == [*before, JobStarted]
 
     run_script(script)
 
 
 def test_what_was_decided_for_a_lost_worker_reaches_its_successor() -> None:
-    async def script(its: Coordinator) -> None:
-        older = await its.join("w")
-        its.store.writable.clear()
-        client = await its.request()  # its lease is being stored
+    async def script(coordinator: Coordinator) -> None:
+        older = await coordinator.join("w")
+        coordinator.store.writable.clear()
+        client = await coordinator.request()  # its lease is being stored
         older.port.on_disconnect("connection reset")
-        newer = ScriptedWorker(its.hub, "w")
+        newer = ScriptedWorker(coordinator.hub, "w")
 
-        its.store.writable.set()
+        coordinator.store.writable.set()
         await run_pending()
         newer.write("here")
         newer.complete()
@@ -603,35 +605,39 @@ def test_what_was_decided_for_a_lost_worker_reaches_its_successor() -> None:
 
 
 def test_burst_beyond_slots_and_queue_is_refused() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join(slots=2)
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join(slots=2)
 
-        clients = [Client(its.hub, its.job()) for _ in range(7)]
+        clients = [Client(coordinator.hub, coordinator.job()) for _ in range(7)]
         await run_pending()
 
         refused = [isinstance(client.error, QueueFull) for client in clients]
         assert refused == [False] * 5 + [True] * 2
         assert len(worker.runs) == 2
-        assert len(await its.store.open_jobs()) == 5
+        assert len(await coordinator.store.open_jobs()) == 5
         worker.complete(run=0)
         await run_pending()
-        assert (await its.request()).accepted
+        assert (await coordinator.request()).accepted
 
     run_script(script, queue_max=3)
 
 
 def test_refused_jobs_leave_nothing_behind() -> None:
-    async def script(its: Coordinator) -> None:
-        await its.join()
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join()
         for _ in range(3):
-            await its.request()
+            await coordinator.request()
 
-        refused = await its.request()
+        refused = await coordinator.request()
         await run_pending()
 
         assert isinstance(refused.error, QueueFull)
         assert str(refused.error) == "2 jobs are waiting already"
-        assert len(await its.store.open_jobs()) == len(its.hub.pool.jobs) == 3
+        assert (
+            len(await coordinator.store.open_jobs())
+            == len(coordinator.hub.pool.jobs)
+            == 3
+        )
 
     run_script(script, queue_max=2)
 
@@ -640,10 +646,10 @@ FOUR = TimeLimits(queue=10.0, first_output=20.0, silence=5.0, total=60.0)
 
 
 def test_job_that_nobody_takes_expires_and_says_why() -> None:
-    async def script(its: Coordinator) -> None:
-        await its.join()
-        await its.request()
-        client = await its.request(limits=FOUR)
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join()
+        await coordinator.request()
+        client = await coordinator.request(limits=FOUR)
         await asyncio.sleep(9.0)
         assert client.error is None
 
@@ -656,9 +662,9 @@ def test_job_that_nobody_takes_expires_and_says_why() -> None:
 
 
 def test_worker_that_never_begins_is_cancelled() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request(limits=FOUR)
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request(limits=FOUR)
         await asyncio.sleep(19.0)
         assert client.error is None
 
@@ -671,9 +677,9 @@ def test_worker_that_never_begins_is_cancelled() -> None:
 
 
 def test_silence_between_texts_is_limited_and_each_text_ends_it() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request(limits=FOUR)
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request(limits=FOUR)
         for _ in range(4):
             worker.write("x")
             await asyncio.sleep(4.5)
@@ -688,9 +694,9 @@ def test_silence_between_texts_is_limited_and_each_text_ends_it() -> None:
 
 
 def test_endless_answer_is_cut_at_the_limit_for_all_of_it() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request(limits=FOUR)
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request(limits=FOUR)
         for _ in range(61):
             worker.write("x")
             await asyncio.sleep(1.0)
@@ -703,18 +709,18 @@ def test_endless_answer_is_cut_at_the_limit_for_all_of_it() -> None:
 
 
 def test_silence_of_a_lost_worker_is_not_held_against_the_next() -> None:
-    async def script(its: Coordinator) -> None:
-        first = await its.join("a")
-        client = await its.request(limits=FOUR)
+    async def script(coordinator: Coordinator) -> None:
+        first = await coordinator.join("a")
+        client = await coordinator.request(limits=FOUR)
         first.write("Hello, ")
-        second = await its.join("b", features=CONTINUES)
+        second = await coordinator.join("b", features=CONTINUES)
         await asyncio.sleep(4.5)
-        its.store.writable.clear()
+        coordinator.store.writable.clear()
         first.port.on_disconnect(
             "connection reset"
         )  # and the disk is slow to take note
         await asyncio.sleep(1.0)
-        its.store.writable.set()
+        coordinator.store.writable.set()
         await run_pending()
 
         assert client.error is None
@@ -728,10 +734,10 @@ def test_silence_of_a_lost_worker_is_not_held_against_the_next() -> None:
 
 
 def test_slow_reader_is_cut_off_and_the_others_read_on() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        quick = await its.request()
-        with its.hub.observe_job(quick.job_id) as slow:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        quick = await coordinator.request()
+        with coordinator.hub.observe_job(quick.job_id) as slow:
             assert slow is not None
             for _ in range(9):
                 worker.write("x" * (UNREAD_CEILING // 8))
@@ -749,13 +755,13 @@ def test_slow_reader_is_cut_off_and_the_others_read_on() -> None:
 
 
 def test_onlooker_reads_from_the_beginning_and_keeps_nothing_going() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
         worker.write("Hello, ")
         await run_pending()
 
-        with its.hub.observe_job(client.job_id) as reader:
+        with coordinator.hub.observe_job(client.job_id) as reader:
             assert reader is not None
             assert await reader.read() == ["Hello, "]
             await client.disconnect()
@@ -763,16 +769,16 @@ def test_onlooker_reads_from_the_beginning_and_keeps_nothing_going() -> None:
                 await reader.outcome()
 
         assert worker.cancelled == [client.job_id]
-        with its.hub.observe_job(client.job_id) as reader:
+        with coordinator.hub.observe_job(client.job_id) as reader:
             assert reader is None
 
     run_script(script)
 
 
 def test_client_that_does_not_read_is_cut_off() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        async with its.hub.run_job(its.job()) as reader:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        async with coordinator.hub.run_job(coordinator.job()) as reader:
             await run_pending()
             run = worker.runs[0]
             piece = "x" * (UNREAD_CEILING // 8)
@@ -793,9 +799,9 @@ def test_client_that_does_not_read_is_cut_off() -> None:
 
 @pytest.mark.parametrize("when", ["leased", "streaming"])
 def test_client_that_leaves_frees_its_worker(when: str) -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
         if when == "streaming":
             worker.write("some text")
             await run_pending()
@@ -804,17 +810,17 @@ def test_client_that_leaves_frees_its_worker(when: str) -> None:
 
         lease = worker.runs[0].lease
         assert worker.commands[-1] == CancelJob(client.job_id, lease)
-        assert isinstance((await its.history(client.job_id))[-1], JobCancelled)
-        (in_pool,) = its.hub.pool.workers.values()
+        assert isinstance((await coordinator.history(client.job_id))[-1], JobCancelled)
+        (in_pool,) = coordinator.hub.pool.workers.values()
         assert in_pool.free_slots == 1
 
     run_script(script)
 
 
 def test_client_that_leaves_the_queue_is_never_served() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        first, second = await its.request(), await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        first, second = await coordinator.request(), await coordinator.request()
 
         await second.disconnect()
         worker.complete()
@@ -822,50 +828,50 @@ def test_client_that_leaves_the_queue_is_never_served() -> None:
 
         assert first.outcome is not None
         assert len(worker.runs) == 1
-        assert await its.store.open_jobs() == []
+        assert await coordinator.store.open_jobs() == []
 
     run_script(script)
 
 
 def test_client_that_leaves_before_it_is_accepted_is_never_served() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        its.store.writable.clear()
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        coordinator.store.writable.clear()
+        client = await coordinator.request()
 
         await client.disconnect()
-        its.store.writable.set()
+        coordinator.store.writable.set()
         await run_pending()
 
         # The lease may be on its way to the disk by then, but not without its end.
         assert [run.job_id for run in worker.runs] == worker.cancelled
-        assert await its.store.open_jobs() == []
-        assert its.hub.pool.jobs == {}
+        assert await coordinator.store.open_jobs() == []
+        assert coordinator.hub.pool.jobs == {}
 
     run_script(script)
 
 
 def test_client_that_asks_and_leaves_in_one_breath_leaves_nothing_behind() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = Client(its.hub, its.job())
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = Client(coordinator.hub, coordinator.job())
         await asyncio.sleep(0)
 
         client.task.cancel()
         await run_pending()
 
         assert [run.job_id for run in worker.runs] == worker.cancelled
-        assert its.hub.pool.jobs == {}
+        assert coordinator.hub.pool.jobs == {}
 
     run_script(script)
 
 
 def test_slot_stays_taken_where_nobody_can_be_told() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join(accepts=NO_CANCEL)
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join(accepts=NO_CANCEL)
+        client = await coordinator.request()
         await client.disconnect()
-        waiting = await its.request()
+        waiting = await coordinator.request()
         assert len(worker.runs) == 1
 
         worker.emit(Completed(worker.runs[0].job_id, worker.runs[0].lease))
@@ -880,28 +886,28 @@ def test_slot_stays_taken_where_nobody_can_be_told() -> None:
 
 
 def test_operator_can_cancel_what_is_open_and_nothing_else() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
 
-        assert its.hub.cancel(client.job_id, "cancelled by an operator")
+        assert coordinator.hub.cancel(client.job_id, "cancelled by an operator")
         await run_pending()
 
         assert isinstance(client.error, Cancelled)
         assert worker.cancelled == [client.job_id]
-        assert not its.hub.cancel(client.job_id, "again")
+        assert not coordinator.hub.cancel(client.job_id, "again")
 
     run_script(script)
 
 
 def test_all_jobs_of_an_owner_can_be_cancelled_at_once() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        running = await its.request(owner="al")
-        waiting = await its.request(owner="al", key="k")
-        other = await its.request(owner="bo")
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        running = await coordinator.request(owner="al")
+        waiting = await coordinator.request(owner="al", key="k")
+        other = await coordinator.request(owner="bo")
 
-        assert its.hub.cancel_all_of("al", "the key was revoked") == 2
+        assert coordinator.hub.cancel_all_of("al", "the key was revoked") == 2
         await run_pending()
         worker.write("for bo")
         worker.complete()
@@ -912,25 +918,25 @@ def test_all_jobs_of_an_owner_can_be_cancelled_at_once() -> None:
             assert str(client.error) == "the key was revoked"
         assert worker.cancelled == [running.job_id]
         assert other.text == "for bo"
-        assert its.hub.cancel_all_of("al", "again") == 0
+        assert coordinator.hub.cancel_all_of("al", "again") == 0
 
     run_script(script)
 
 
 def test_client_that_leaves_while_a_burst_is_given_out_leaks_no_slot() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join(slots=2, accepts=NO_CANCEL)
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join(slots=2, accepts=NO_CANCEL)
 
         # While something else is being stored, three ask: the third finds the queue
         # full, so the first two are given out.  And in the same moment the first
         # leaves, of which its worker cannot be told.
-        its.store.writable.clear()
-        await its.join("another", "another model")
-        clients = [Client(its.hub, its.job()) for _ in range(3)]
+        coordinator.store.writable.clear()
+        await coordinator.join("another", "another model")
+        clients = [Client(coordinator.hub, coordinator.job()) for _ in range(3)]
         await run_pending()
         clients[0].task.cancel()
         await run_pending()
-        its.store.writable.set()
+        coordinator.store.writable.set()
         await run_pending()
         assert len(worker.runs) == 2
         for run in (0, 1):
@@ -939,7 +945,7 @@ def test_client_that_leaves_while_a_burst_is_given_out_leaks_no_slot() -> None:
         worker.complete()
         await run_pending()
 
-        assert all(not each.leases for each in its.hub.pool.workers.values())
+        assert all(not each.leases for each in coordinator.hub.pool.workers.values())
         assert [client.outcome is not None for client in clients[1:]] == [True, True]
 
     run_script(script, queue_max=2)
@@ -949,60 +955,64 @@ def test_client_that_leaves_while_a_burst_is_given_out_leaks_no_slot() -> None:
 
 
 def test_failing_store_ends_every_job_with_its_error() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        streaming = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        streaming = await coordinator.request()
         worker.write("some")
         await run_pending()
-        waiting = await its.request()
-        its.store.full = True
+        waiting = await coordinator.request()
+        coordinator.store.full = True
 
-        submitting = await its.request()
+        submitting = await coordinator.request()
         await run_pending()
 
         for client in (streaming, waiting, submitting):
             assert isinstance(client.error, StoreError), client.error
         assert not submitting.accepted
         assert len(worker.runs) == 1
-        assert its.task.done()
-        assert its.hub.unavailable_reason == "shoal.db: disk I/O error"
-        assert isinstance((await its.request()).error, StoreError)
+        assert coordinator.task.done()
+        assert coordinator.hub.unavailable_reason == "shoal.db: disk I/O error"
+        assert isinstance((await coordinator.request()).error, StoreError)
 
     run_script(script)
 
 
 def test_who_leaves_before_the_store_fails_spares_the_others() -> None:
-    async def script(its: Coordinator) -> None:
-        its.store.writable.clear()
-        leaving = asyncio.create_task(its.hub.process(AccountTopUp("a", 1, "admin")))
-        staying = asyncio.create_task(its.hub.process(AccountTopUp("b", 1, "admin")))
+    async def script(coordinator: Coordinator) -> None:
+        coordinator.store.writable.clear()
+        leaving = asyncio.create_task(
+            coordinator.hub.process(AccountTopUp("a", 1, "admin"))
+        )
+        staying = asyncio.create_task(
+            coordinator.hub.process(AccountTopUp("b", 1, "admin"))
+        )
         await run_pending()
         leaving.cancel()
-        its.store.full = True
+        coordinator.store.full = True
 
-        its.store.writable.set()
+        coordinator.store.writable.set()
         await run_pending()
 
         with pytest.raises(StoreError):
             await staying
         assert leaving.cancelled()
-        assert its.task.done()
-        assert its.hub.unavailable_reason == "shoal.db: disk I/O error"
+        assert coordinator.task.done()
+        assert coordinator.hub.unavailable_reason == "shoal.db: disk I/O error"
 
     run_script(script)
 
 
 def test_words_after_the_store_has_failed_do_no_harm() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        await its.request()
-        its.store.full = True
-        await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        await coordinator.request()
+        coordinator.store.full = True
+        await coordinator.request()
 
         worker.write("text")
         worker.complete()
         worker.port.on_disconnect("connection reset")
-        late = await its.join("other")
+        late = await coordinator.join("other")
         await asyncio.sleep(10_000.0)
 
         assert late.commands == []
@@ -1011,14 +1021,14 @@ def test_words_after_the_store_has_failed_do_no_harm() -> None:
 
 
 def test_coordinator_whose_store_has_failed_can_be_stopped() -> None:
-    async def script(its: Coordinator) -> None:
-        await its.join()
-        await its.request()
-        its.store.full = True
-        await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join()
+        await coordinator.request()
+        coordinator.store.full = True
+        await coordinator.request()
 
         async with asyncio.timeout(1.0):
-            await its.hub.drain()
+            await coordinator.hub.drain()
 
     run_script(script)
 
@@ -1028,15 +1038,15 @@ def test_coordinator_whose_store_has_failed_can_be_stopped() -> None:
 
 def test_open_jobs_are_taken_up_again_after_a_restart(store: SlowStore) -> None:
     async def scenario() -> None:
-        async with running_coordinator(store) as its:
-            worker = await its.join()
-            begun, queued = await its.request(), await its.request()
+        async with running_coordinator(store) as coordinator:
+            worker = await coordinator.join()
+            begun, queued = await coordinator.request(), await coordinator.request()
             worker.write("lost")
             await run_pending()
 
-        async with running_coordinator(store) as its:
+        async with running_coordinator(store) as coordinator:
             await asyncio.sleep(RESTART_GRACE)  # longer than a job may usually wait
-            worker = await its.join(slots=2)
+            worker = await coordinator.join(slots=2)
             assert [(run.job_id, run.lease) for run in worker.runs] == [
                 (begun.job_id, 2),
                 (queued.job_id, 1),
@@ -1046,7 +1056,7 @@ def test_open_jobs_are_taken_up_again_after_a_restart(store: SlowStore) -> None:
                 worker.complete(run=run)
             await run_pending()
 
-            story = await its.history(begun.job_id)
+            story = await coordinator.history(begun.job_id)
 
         assert [JobRequeued, JobLeased, JobStarted, JobCompleted] == kinds(story)[-4:]
         for client in (begun, queued):
@@ -1059,13 +1069,13 @@ def test_open_jobs_are_taken_up_again_after_a_restart(store: SlowStore) -> None:
 
 def test_models_of_before_a_restart_are_waited_for(store: SlowStore) -> None:
     async def scenario() -> None:
-        async with running_coordinator(store) as its:
-            await its.join(model="m")
+        async with running_coordinator(store) as coordinator:
+            await coordinator.join(model="m")
 
-        async with running_coordinator(store) as its:
-            client = await its.request("m")
-            unknown = await its.request("never heard of")
-            worker = await its.join(model="m")
+        async with running_coordinator(store) as coordinator:
+            client = await coordinator.request("m")
+            unknown = await coordinator.request("never heard of")
+            worker = await coordinator.join(model="m")
             worker.write("back")
             worker.complete()
             await client.task
@@ -1080,13 +1090,13 @@ def test_worker_that_still_runs_a_job_of_the_last_coordinator_is_late(
     store: SlowStore,
 ) -> None:
     async def scenario() -> None:
-        async with running_coordinator(store) as its:
-            worker = await its.join()
-            client = await its.request()
+        async with running_coordinator(store) as coordinator:
+            worker = await coordinator.join()
+            client = await coordinator.request()
             old = worker.runs[0]
 
-        async with running_coordinator(store) as its:
-            worker = await its.join()
+        async with running_coordinator(store) as coordinator:
+            worker = await coordinator.join()
             worker.emit(Completed(old.job_id, old.lease))
             await run_pending()
             stored = await store.job(client.job_id)
@@ -1096,7 +1106,7 @@ def test_worker_that_still_runs_a_job_of_the_last_coordinator_is_late(
             worker.complete()
             await run_pending()
 
-            story = await its.history(client.job_id)
+            story = await coordinator.history(client.job_id)
             assert [LateResult, JobCompleted] == kinds(story)[-2:]
 
     virtual.run(scenario())
@@ -1104,28 +1114,28 @@ def test_worker_that_still_runs_a_job_of_the_last_coordinator_is_late(
 
 def test_job_that_nobody_takes_after_a_restart_expires(store: SlowStore) -> None:
     async def scenario() -> None:
-        async with running_coordinator(store) as its:
-            await its.join()
-            await its.request(limits=FOUR)
-        async with running_coordinator(store) as its:
+        async with running_coordinator(store) as coordinator:
+            await coordinator.join()
+            await coordinator.request(limits=FOUR)
+        async with running_coordinator(store) as coordinator:
             await asyncio.sleep(RESTART_GRACE + FOUR.queue + 1.0)
 
-            assert its.hub.pool.jobs == {}
+            assert coordinator.hub.pool.jobs == {}
         assert await store.open_jobs() == []
 
     virtual.run(scenario())
 
 
 def test_draining_finishes_what_is_open_and_takes_nothing_new() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
 
-        draining = asyncio.create_task(its.hub.drain())
+        draining = asyncio.create_task(coordinator.hub.drain())
         await run_pending()
-        refused = await its.request()
+        refused = await coordinator.request()
         assert isinstance(refused.error, ShuttingDown)
-        assert its.hub.unavailable_reason == "stopping"
+        assert coordinator.hub.unavailable_reason == "stopping"
         assert not draining.done()
         worker.complete()
         await draining
@@ -1136,15 +1146,15 @@ def test_draining_finishes_what_is_open_and_takes_nothing_new() -> None:
 
 
 def test_draining_waits_for_a_job_that_is_just_being_accepted() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        its.store.writable.clear()
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        coordinator.store.writable.clear()
+        client = await coordinator.request()
 
-        draining = asyncio.create_task(its.hub.drain())
+        draining = asyncio.create_task(coordinator.hub.drain())
         await run_pending()
         assert not draining.done()
-        its.store.writable.set()
+        coordinator.store.writable.set()
         await run_pending()
         assert not draining.done()
         worker.complete()
@@ -1156,33 +1166,33 @@ def test_draining_waits_for_a_job_that_is_just_being_accepted() -> None:
 
 
 def test_draining_with_nothing_open_is_done_at_once() -> None:
-    async def script(its: Coordinator) -> None:
-        await its.join()
-        refused = await its.request("unknown")
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join()
+        refused = await coordinator.request("unknown")
         assert isinstance(refused.error, UnknownModel)
 
         async with asyncio.timeout(1.0):
-            await its.hub.drain()
+            await coordinator.hub.drain()
 
     run_script(script)
 
 
 def test_draining_after_a_refusal_is_done_at_once() -> None:
-    async def script(its: Coordinator) -> None:
-        await its.join()
-        assert isinstance((await its.request()).error, QueueFull)
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join()
+        assert isinstance((await coordinator.request()).error, QueueFull)
 
         async with asyncio.timeout(1.0):
-            await its.hub.drain()
+            await coordinator.hub.drain()
 
     run_script(script, queue_max=0)
 
 
 def test_stopping_coordinator_hangs_up_on_all_its_workers() -> None:
-    async def script(its: Coordinator) -> None:
-        workers = [await its.join(name) for name in "abc"]
+    async def script(coordinator: Coordinator) -> None:
+        workers = [await coordinator.join(name) for name in "abc"]
 
-        its.hub.disconnect_all("the coordinator is stopping")
+        coordinator.hub.disconnect_all("the coordinator is stopping")
 
         for worker in workers:
             assert worker.disconnections == [
@@ -1195,9 +1205,9 @@ def test_stopping_coordinator_hangs_up_on_all_its_workers() -> None:
 def test_log_tells_every_fact_and_no_prompt_or_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        client = await its.request()
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
         worker.write("a private answer")
         worker.complete()
         await run_pending()

@@ -26,28 +26,30 @@ def with_worker(
         [Coordinator, ScriptedWorker, list[WorkerLoadChanged]], Awaitable[None]
     ],
 ) -> None:
-    async def whole(its: Coordinator) -> None:
+    async def whole(coordinator: Coordinator) -> None:
         facts: list[WorkerLoadChanged] = []
 
         def saw(fact: Fact) -> None:
             if isinstance(fact, WorkerLoadChanged):
                 facts.append(fact)
 
-        its.hub.subscribe(saw)
-        await script(its, await its.join(), facts)
+        coordinator.hub.subscribe(saw)
+        await script(coordinator, await coordinator.join(), facts)
 
     run_script(whole)
 
 
-def condition(its: Coordinator) -> WorkerLoad:
-    (worker,) = its.hub.pool.workers.values()
+def condition(coordinator: Coordinator) -> WorkerLoad:
+    (worker,) = coordinator.hub.pool.workers.values()
     return worker.load
 
 
 def test_worker_that_is_fit_again_gets_what_waits() -> None:
-    async def script(its: Coordinator, w: ScriptedWorker, facts: object) -> None:
+    async def script(
+        coordinator: Coordinator, w: ScriptedWorker, facts: object
+    ) -> None:
         w.emit(HOT)
-        client = await its.request()
+        client = await coordinator.request()
         assert w.runs == []
 
         w.emit(FIT)
@@ -63,7 +65,7 @@ def test_worker_that_is_fit_again_gets_what_waits() -> None:
 
 def test_change_counts_at_once_and_what_follows_too_soon_a_little_later() -> None:
     async def script(
-        its: Coordinator, w: ScriptedWorker, facts: list[WorkerLoadChanged]
+        coordinator: Coordinator, w: ScriptedWorker, facts: list[WorkerLoadChanged]
     ) -> None:
         for number in range(1000):
             w.emit(HOT if number % 2 == 0 else FIT)
@@ -73,14 +75,14 @@ def test_change_counts_at_once_and_what_follows_too_soon_a_little_later() -> Non
         await asyncio.sleep(REPORT_INTERVAL)
 
         assert [fact.load.unfit for fact in facts] == ["is too hot", ""]
-        assert condition(its) == WorkerLoad()
+        assert condition(coordinator) == WorkerLoad()
 
     with_worker(script)
 
 
 def test_what_changes_nothing_is_no_fact() -> None:
     async def script(
-        its: Coordinator, w: ScriptedWorker, facts: list[WorkerLoadChanged]
+        coordinator: Coordinator, w: ScriptedWorker, facts: list[WorkerLoadChanged]
     ) -> None:
         for _ in range(5):
             w.emit(HOT)
@@ -93,27 +95,33 @@ def test_what_changes_nothing_is_no_fact() -> None:
 
 
 def test_conditions_are_not_stored() -> None:
-    async def script(its: Coordinator, w: ScriptedWorker, facts: object) -> None:
-        its.store.writable.clear()  # else it would wait for the disk
+    async def script(
+        coordinator: Coordinator, w: ScriptedWorker, facts: object
+    ) -> None:
+        coordinator.store.writable.clear()  # else it would wait for the disk
 
         w.emit(HOT)
         await asyncio.sleep(0.05)
 
-        assert condition(its).unfit
-        its.store.writable.set()
+        assert condition(coordinator).unfit
+        coordinator.store.writable.set()
 
     with_worker(script)
 
 
 def test_beginnings_that_wait_are_stored_though_conditions_come_between() -> None:
-    async def script(its: Coordinator, w: ScriptedWorker, facts: object) -> None:
-        client = await its.request()
+    async def script(
+        coordinator: Coordinator, w: ScriptedWorker, facts: object
+    ) -> None:
+        client = await coordinator.request()
         w.write("hi")
         for queued in range(20):
             w.emit(LoadChanged(WorkerLoad(queued=queued)))
             await asyncio.sleep(0.05)
 
-        names = [type(fact).__name__ for fact in await its.history(client.job_id)]
+        names = [
+            type(fact).__name__ for fact in await coordinator.history(client.job_id)
+        ]
         assert names == ["JobSubmitted", "JobLeased", "JobStarted"]
 
     with_worker(script)
@@ -134,36 +142,40 @@ def test_beginnings_that_wait_are_stored_though_conditions_come_between() -> Non
 def test_condition_that_cannot_be_is_taken_for_the_nearest(
     said: WorkerLoad, taken: WorkerLoad
 ) -> None:
-    async def script(its: Coordinator, w: ScriptedWorker, facts: object) -> None:
+    async def script(
+        coordinator: Coordinator, w: ScriptedWorker, facts: object
+    ) -> None:
         w.emit(LoadChanged(said))
         await asyncio.sleep(0.05)
 
-        assert condition(its) == taken
+        assert condition(coordinator) == taken
 
     with_worker(script)
 
 
 def test_worker_that_joins_anew_is_as_fit_as_any() -> None:
-    async def script(its: Coordinator, w: ScriptedWorker, facts: object) -> None:
+    async def script(
+        coordinator: Coordinator, w: ScriptedWorker, facts: object
+    ) -> None:
         w.emit(HOT, FIT)  # the second is still to be passed on
         w.emit(Joined("w", Offer(CHAT_ONLY, frozenset({"m"}))))
         w.emit(LoadChanged(WorkerLoad(queued=3)))
         await asyncio.sleep(2 * REPORT_INTERVAL)
 
-        assert condition(its) == WorkerLoad(queued=3)
+        assert condition(coordinator) == WorkerLoad(queued=3)
 
     with_worker(script)
 
 
 def test_worker_that_has_gone_says_nothing_more() -> None:
     async def script(
-        its: Coordinator, w: ScriptedWorker, facts: list[WorkerLoadChanged]
+        coordinator: Coordinator, w: ScriptedWorker, facts: list[WorkerLoadChanged]
     ) -> None:
         w.emit(HOT, FIT)
         w.port.on_disconnect("cut off")
         await asyncio.sleep(2 * REPORT_INTERVAL)
 
-        assert its.hub.pool.workers == {}
+        assert coordinator.hub.pool.workers == {}
         assert len(facts) <= 1
 
     with_worker(script)

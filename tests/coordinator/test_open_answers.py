@@ -34,20 +34,20 @@ from shoal.store.sqlite.store import SqliteStore
 from simulation import virtual
 
 
-async def submissions(its: Coordinator) -> int:
+async def submissions(coordinator: Coordinator) -> int:
     """Count the jobs that were ever accepted."""
-    jobs = [await its.history(JobId(f"job{number}")) for number in range(20)]
+    jobs = [await coordinator.history(JobId(f"job{number}")) for number in range(20)]
     return sum(isinstance(fact, JobSubmitted) for story in jobs for fact in story)
 
 
 def test_second_asker_is_given_the_running_job_with_all_its_text() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        first = await its.request(key="k")
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        first = await coordinator.request(key="k")
         worker.write("Hello, ")
         await run_pending()
 
-        second = await its.request(key="k")
+        second = await coordinator.request(key="k")
         await run_pending()
         assert second.text == "Hello, "
         worker.write("world")
@@ -63,20 +63,20 @@ def test_second_asker_is_given_the_running_job_with_all_its_text() -> None:
 
 
 def test_job_that_was_done_is_answered_again_without_a_worker() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        first = await its.request(key="k")
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        first = await coordinator.request(key="k")
         worker.write("once")
         worker.complete()
         await run_pending()
         worker.port.on_disconnect("switched off")
         await run_pending()
 
-        second = await its.request(key="k")
+        second = await coordinator.request(key="k")
 
         assert (second.text, second.outcome) == ("once", Outcome("once"))
         assert second.job_id == first.job_id
-        assert await submissions(its) == 1
+        assert await submissions(coordinator) == 1
 
     run_script(script)
 
@@ -84,34 +84,34 @@ def test_job_that_was_done_is_answered_again_without_a_worker() -> None:
 @pytest.mark.parametrize("done", [True, False])
 def test_key_is_known_after_a_restart(done: bool, store: SlowStore) -> None:
     async def scenario() -> None:
-        async with running_coordinator(store) as its:
-            worker = await its.join()
-            first = await its.request(key="k")
+        async with running_coordinator(store) as coordinator:
+            worker = await coordinator.join()
+            first = await coordinator.request(key="k")
             worker.write("half" if not done else "whole")
             if done:
                 worker.complete()
             await run_pending()
 
-        async with running_coordinator(store) as its:
-            second = await its.request(key="k")
+        async with running_coordinator(store) as coordinator:
+            second = await coordinator.request(key="k")
             if not done:
-                worker = await its.join()
+                worker = await coordinator.join()
                 worker.write("whole")
                 worker.complete()
                 await run_pending()
 
             assert second.outcome == Outcome("whole")
             assert second.job_id == first.job_id
-            assert await submissions(its) == 1
+            assert await submissions(coordinator) == 1
 
     virtual.run(scenario())
 
 
 def test_two_askers_at_the_same_moment_make_one_job() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join(slots=9)
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join(slots=9)
 
-        askers = [Client(its.hub, its.job(key="k")) for _ in range(5)]
+        askers = [Client(coordinator.hub, coordinator.job(key="k")) for _ in range(5)]
         await run_pending()
         worker.write("one for all")
         worker.complete()
@@ -125,14 +125,14 @@ def test_two_askers_at_the_same_moment_make_one_job() -> None:
 
 
 def test_askers_at_the_same_moment_are_refused_together() -> None:
-    async def script(its: Coordinator) -> None:
-        await its.join()
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join()
 
-        askers = [Client(its.hub, its.job(key="k")) for _ in range(3)]
+        askers = [Client(coordinator.hub, coordinator.job(key="k")) for _ in range(3)]
         await run_pending()
 
         assert [type(asker.error) for asker in askers] == [QueueFull] * 3
-        assert its.hub.pool.jobs == {}
+        assert coordinator.hub.pool.jobs == {}
 
     run_script(script, queue_max=0)
 
@@ -140,17 +140,17 @@ def test_askers_at_the_same_moment_are_refused_together() -> None:
 @pytest.mark.parametrize("when", ["open", "done", "restarted"])
 def test_key_stands_for_one_request_only(when: str, store: SlowStore) -> None:
     async def scenario() -> None:
-        async with running_coordinator(store) as its:
-            worker = await its.join()
-            await its.request(key="k", prompt="one")
+        async with running_coordinator(store) as coordinator:
+            worker = await coordinator.join()
+            await coordinator.request(key="k", prompt="one")
             if when != "open":
                 worker.complete()
                 await run_pending()
             if when != "restarted":
-                other = await its.request(key="k", prompt="other")
+                other = await coordinator.request(key="k", prompt="other")
         if when == "restarted":
-            async with running_coordinator(store) as its:
-                other = await its.request(key="k", prompt="other")
+            async with running_coordinator(store) as coordinator:
+                other = await coordinator.request(key="k", prompt="other")
 
         assert isinstance(other.error, KeyReused)
         assert "send a new key with a new request" in str(other.error)
@@ -159,11 +159,11 @@ def test_key_stands_for_one_request_only(when: str, store: SlowStore) -> None:
 
 
 def test_keys_belong_to_their_owners() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join(slots=2)
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join(slots=2)
 
-        al = await its.request(key="k", owner="al", prompt="one")
-        bo = await its.request(key="k", owner="bo", prompt="other")
+        al = await coordinator.request(key="k", owner="al", prompt="one")
+        bo = await coordinator.request(key="k", owner="bo", prompt="other")
 
         assert bo.error is None
         assert al.job_id != bo.job_id
@@ -173,19 +173,19 @@ def test_keys_belong_to_their_owners() -> None:
 
 
 def test_job_that_failed_may_be_asked_for_again() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        first = await its.request(key="k")
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        first = await coordinator.request(key="k")
         run = worker.runs[0]
         worker.emit(Failed(run.job_id, run.lease, "out of memory"))
         await run_pending()
         assert isinstance(first.error, JobError)
 
-        second = await its.request(key="k")
+        second = await coordinator.request(key="k")
         worker.write("better")
         worker.complete()
         await run_pending()
-        third = await its.request(key="k")
+        third = await coordinator.request(key="k")
 
         assert second.outcome == third.outcome == Outcome("better")
         assert second.job_id == third.job_id != first.job_id
@@ -195,15 +195,15 @@ def test_job_that_failed_may_be_asked_for_again() -> None:
 
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
 def test_job_that_came_to_nothing_may_be_asked_for_again(end: str) -> None:
-    async def script(its: Coordinator) -> None:
-        await its.join(slots=0)
-        first = await its.request(key="k", limits=TimeLimits(queue=5.0))
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join(slots=0)
+        first = await coordinator.request(key="k", limits=TimeLimits(queue=5.0))
         if end == "cancelled":
-            its.hub.cancel(first.job_id, "an operator")
+            coordinator.hub.cancel(first.job_id, "an operator")
         await asyncio.sleep(6.0)
         assert isinstance(first.error, Cancelled if end == "cancelled" else NoWorker)
 
-        second = await its.request(key="k")
+        second = await coordinator.request(key="k")
 
         assert second.accepted
         assert second.job_id != first.job_id
@@ -212,12 +212,12 @@ def test_job_that_came_to_nothing_may_be_asked_for_again(end: str) -> None:
 
 
 def test_refused_request_leaves_its_key_free() -> None:
-    async def script(its: Coordinator) -> None:
-        refused = await its.request(key="k")
+    async def script(coordinator: Coordinator) -> None:
+        refused = await coordinator.request(key="k")
         assert isinstance(refused.error, UnknownModel)
 
-        await its.join()
-        again = await its.request(key="k", prompt="another request even")
+        await coordinator.join()
+        again = await coordinator.request(key="k", prompt="another request even")
 
         assert again.accepted
 
@@ -226,24 +226,24 @@ def test_refused_request_leaves_its_key_free() -> None:
 
 @pytest.mark.parametrize("when", ["unaccepted", "waiting", "streaming"])
 def test_job_goes_on_when_its_client_leaves(when: str) -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join(slots=0 if when == "waiting" else 1)
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join(slots=0 if when == "waiting" else 1)
         if when == "unaccepted":
-            its.store.writable.clear()
-        client = await its.request(key="k")
+            coordinator.store.writable.clear()
+        client = await coordinator.request(key="k")
         if when == "streaming":
             worker.write("begun, ")
             await run_pending()
 
         await client.disconnect()
-        its.store.writable.set()
+        coordinator.store.writable.set()
         if when == "waiting":
-            worker = await its.join("other")
+            worker = await coordinator.join("other")
         await run_pending()
         worker.write("done")
         worker.complete()
         await run_pending()
-        again = await its.request(key="k")
+        again = await coordinator.request(key="k")
 
         begun = "begun, " if when == "streaming" else ""
         assert again.outcome == Outcome(begun + "done")
@@ -253,9 +253,12 @@ def test_job_goes_on_when_its_client_leaves(when: str) -> None:
 
 
 def test_one_of_two_clients_leaves_and_the_other_reads_on() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        first, second = await its.request(key="k"), await its.request(key="k")
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        first, second = (
+            await coordinator.request(key="k"),
+            await coordinator.request(key="k"),
+        )
 
         await first.disconnect()
         worker.write("still here")
@@ -268,9 +271,9 @@ def test_one_of_two_clients_leaves_and_the_other_reads_on() -> None:
 
 
 def test_job_goes_on_when_nobody_reads_it_fast_enough() -> None:
-    async def script(its: Coordinator) -> None:
-        worker = await its.join()
-        async with its.hub.run_job(its.job(key="k")) as reader:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        async with coordinator.hub.run_job(coordinator.job(key="k")) as reader:
             await run_pending()
             for _ in range(9):
                 worker.write("x" * (UNREAD_CEILING // 8))
@@ -280,7 +283,7 @@ def test_job_goes_on_when_nobody_reads_it_fast_enough() -> None:
         worker.complete()
         await run_pending()
 
-        again = await its.request(key="k")
+        again = await coordinator.request(key="k")
 
         assert len(again.text) == 9 * (UNREAD_CEILING // 8)
         assert worker.cancelled == []
@@ -289,11 +292,14 @@ def test_job_goes_on_when_nobody_reads_it_fast_enough() -> None:
 
 
 def test_asker_is_told_of_a_store_that_fails() -> None:
-    async def script(its: Coordinator) -> None:
-        await its.join()
-        its.store.full = True
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join()
+        coordinator.store.full = True
 
-        askers = [await its.request(key="k"), await its.request(key="k")]
+        askers = [
+            await coordinator.request(key="k"),
+            await coordinator.request(key="k"),
+        ]
 
         assert all(isinstance(asker.error, StoreError) for asker in askers)
 
@@ -323,12 +329,12 @@ def test_time_in_the_queue_is_that_of_the_job_and_not_of_the_asker(
 ) -> None:
     async def scenario() -> None:
         limits = TimeLimits(queue=10.0)
-        async with running_coordinator(store) as its:
-            await its.join(slots=0)
-            await its.request(key="k", limits=limits)
-        async with running_coordinator(store) as its:
+        async with running_coordinator(store) as coordinator:
+            await coordinator.join(slots=0)
+            await coordinator.request(key="k", limits=limits)
+        async with running_coordinator(store) as coordinator:
             await asyncio.sleep(RESTART_GRACE)
-            late = await its.request(key="k", limits=limits)
+            late = await coordinator.request(key="k", limits=limits)
             await asyncio.sleep(11.0)
 
             assert isinstance(late.error, NoWorker)

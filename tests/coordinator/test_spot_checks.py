@@ -24,12 +24,12 @@ MESSAGES = ({"role": "user", "content": "hi"},)
 class Pool:
     """A coordinator with workers that each have one answer to everything."""
 
-    def __init__(self, its: Coordinator, answers: dict[str, str]) -> None:
-        self.its = its
+    def __init__(self, coordinator: Coordinator, answers: dict[str, str]) -> None:
+        self.its = coordinator
         self.answers = answers
         self.members: dict[str, ScriptedWorker] = {}
         self.done: set[tuple[str, JobId]] = set()
-        self.checks = SpotChecks(its.hub, its.store, Random(1), 1.0)
+        self.checks = SpotChecks(coordinator.hub, coordinator.store, Random(1), 1.0)
 
     async def join(self) -> None:
         for name in self.answers:
@@ -68,21 +68,23 @@ class Pool:
 async def test_who_is_alone_with_its_answer_loses_its_standing(
     answers: dict[str, str], accused: list[str]
 ) -> None:
-    async with running_coordinator() as its:
-        pool = Pool(its, answers)
+    async with running_coordinator() as coordinator:
+        pool = Pool(coordinator, answers)
         await pool.join()
         chat = Chat("m", MESSAGES, temperature=0)
-        job = Job(its.hub.new_id(), chat, owner="al", terms=JobTerms(detached=True))
-        async with its.hub.run_job(job):
+        job = Job(
+            coordinator.hub.new_id(), chat, owner="al", terms=JobTerms(detached=True)
+        )
+        async with coordinator.hub.run_job(job):
             pass
-        its.hub.subscribe(pool.checks.on_fact)
+        coordinator.hub.subscribe(pool.checks.on_fact)
         checking = asyncio.create_task(pool.checks.run())
         await pool.work()
         checking.cancel()
 
         assert await pool.marked() == accused
         if accused:
-            again = await its.request()
+            again = await coordinator.request()
             (culprit,) = [m for n, m in pool.members.items() if f"wire:{n}" in accused]
             assert again.job_id not in [run.job_id for run in culprit.runs]
 

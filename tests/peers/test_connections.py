@@ -64,9 +64,9 @@ def play(
     """Run a script with a connection on which nobody was met yet, in virtual time."""
 
     async def scenario() -> None:
-        async with running_coordinator() as its:
-            here = await accept_peers(its)
-            await script(here, await here.connect())
+        async with running_coordinator() as coordinator:
+            peers = await accept_peers(coordinator)
+            await script(peers, await peers.connect())
 
     virtual.run(scenario())
 
@@ -80,31 +80,31 @@ async def says(line: ScriptedConnection, peer: str, *words: object) -> None:
 
 
 def test_each_model_of_each_peer_is_a_worker() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
         await says(line, "b", PeerJoined("a/b%"), OffersChanged((offer("m"),)))
 
-        assert here.workers == ["wire:a%2Fb%25/m", "wire:mac/m", "wire:mac/n"]
+        assert peers.workers == ["wire:a%2Fb%25/m", "wire:mac/m", "wire:mac/n"]
 
         await says(line, "a", PeerLeft("relay says so"))
 
-        assert here.workers == ["wire:a%2Fb%25/m"]
+        assert peers.workers == ["wire:a%2Fb%25/m"]
         await line.end()
-        assert here.workers == []
+        assert peers.workers == []
 
     play(script)
 
 
 def test_an_offer_of_many_models_is_one_worker_whose_name_is_cut() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         names = [letter * 100 for letter in "abcd"]
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(*names),)))
 
-        assert here.workers == [f"wire:mac/{names[0]},{names[1]},+2"]
+        assert peers.workers == [f"wire:mac/{names[0]},{names[1]},+2"]
         for name in names:
-            await here.coordinator.request(name)
+            await peers.coordinator.request(name)
         assert len(line.received("a", RunJob)) == 1
         line.complete("a")
         await run_pending()
@@ -114,9 +114,9 @@ def test_an_offer_of_many_models_is_one_worker_whose_name_is_cut() -> None:
 
 
 def test_refused_peers_are_listed_until_they_leave_or_join() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
-        refused = here.connections.refused
-        other = await here.connect()
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        refused = peers.connections.refused
+        other = await peers.connect()
         for key in "abc":
             await says(line, key, PeerRefused(key, f"why {key}"))
         await says(other, "d", PeerRefused("d", "why d"))
@@ -132,41 +132,41 @@ def test_refused_peers_are_listed_until_they_leave_or_join() -> None:
             await says(other, str(number), PeerRefused(str(number), "why"))
         assert len(refused.reasons) == REFUSED_MAX
         assert "wire:d" not in refused.reasons
-        assert here.workers == []
+        assert peers.workers == []
 
     play(script)
 
 
 def test_what_an_unknown_peer_says_is_of_no_account() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", OffersChanged((offer(),)), requested_chat(), PeerLeft("bye")
         )
 
-        assert here.workers == []
+        assert peers.workers == []
         assert line.received("a", object) == []
 
     play(script)
 
 
 def test_newer_peer_of_a_name_takes_the_place_of_the_older() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
-        other = await here.connect()
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        other = await peers.connect()
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
-        client = await here.coordinator.request("n")
+        client = await peers.coordinator.request("n")
         line.write("a", "half")
         await run_pending()
 
         await says(other, "z", PeerJoined("mac"), OffersChanged((offer("n"),)))
 
         assert line.received("a", Dismiss) == [Dismiss(RENAME)]
-        assert here.workers == ["wire:mac/n"]
+        assert peers.workers == ["wire:mac/n"]
         (run,) = other.received("z", RunJob)
         assert run.lease == 2
         await says(line, "a", OffersChanged((offer("o"),)))
-        assert here.workers == ["wire:mac/n"]
+        assert peers.workers == ["wire:mac/n"]
         other.write("z", "half", " and whole")
         other.complete("z")
         await run_pending()
@@ -176,7 +176,7 @@ def test_newer_peer_of_a_name_takes_the_place_of_the_older() -> None:
 
 
 def test_peer_without_models_is_replaced_as_well() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac", submits_jobs=True))
         await says(line, "b", PeerJoined("mac", submits_jobs=True))
 
@@ -187,42 +187,42 @@ def test_peer_without_models_is_replaced_as_well() -> None:
 
 
 def test_peer_that_is_met_anew_on_its_connection_is_not_dismissed() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
 
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer("n"),)))
 
         assert line.received("a", Dismiss) == []
-        assert here.workers == ["wire:mac/n"]
+        assert peers.workers == ["wire:mac/n"]
 
     play(script)
 
 
 def test_one_name_on_two_wires_is_two_peers() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
-        other = await here.connect("other")
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        other = await peers.connect("other")
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
         await says(other, "a", PeerJoined("mac"), OffersChanged((offer(),)))
 
-        assert here.workers == ["other:mac/m", "wire:mac/m"]
+        assert peers.workers == ["other:mac/m", "wire:mac/m"]
 
     play(script)
 
 
 @pytest.mark.parametrize("name", ["", "x" * (NAME_MAX + 1)], ids=["none", "long"])
 def test_peer_without_a_proper_name_is_sent_away(name: str) -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined(name), OffersChanged((offer(),)))
 
         (dismiss,) = line.received("a", Dismiss)
         assert "1 to 256 characters" in dismiss.reason
-        assert here.workers == []
+        assert peers.workers == []
 
     play(script)
 
 
 def test_connection_has_so_many_peers_and_no_more() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         for number in range(PEERS_MAX + 1):
             line.emit(str(number), PeerJoined(f"peer {number}"))
         await run_pending()
@@ -237,8 +237,8 @@ def test_connection_has_so_many_peers_and_no_more() -> None:
 def test_bug_in_a_session_ends_its_connection_and_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
-        other = await here.connect()
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        other = await peers.connect()
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
         await says(other, "a", PeerJoined("pc"), OffersChanged((offer(),)))
 
@@ -248,7 +248,7 @@ def test_bug_in_a_session_ends_its_connection_and_no_other(
 
         assert end.reason == "internal error"
         assert line.link.closed[0] == (1011, "internal error")
-        assert here.workers == ["wire:pc/m"]
+        assert peers.workers == ["wire:pc/m"]
 
     with caplog.at_level(logging.INFO, "shoal.peers"):
         play(script)
@@ -260,7 +260,7 @@ def test_bug_in_a_session_ends_its_connection_and_no_other(
 def test_names_of_peers_cannot_forge_log_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac\nfact=Forged"), OffersChanged((offer("x\ny"),))
         )
@@ -276,29 +276,29 @@ def test_names_of_peers_cannot_forge_log_lines(
 
 
 def test_models_come_and_go_with_what_is_offered() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
 
         await says(line, "a", OffersChanged((offer("n"), offer("o"))))
 
-        assert here.workers == ["wire:mac/n", "wire:mac/o"]
+        assert peers.workers == ["wire:mac/n", "wire:mac/o"]
 
     play(script)
 
 
 def test_changed_model_joins_anew_at_once_if_it_is_idle() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
         joined: list[object] = []
-        here.coordinator.hub.subscribe(joined.append)
+        peers.coordinator.hub.subscribe(joined.append)
 
         await says(line, "a", OffersChanged((offer(),)))
         assert joined == []  # for nothing has changed
         await says(line, "a", OffersChanged((offer(slots=3),)))
 
-        (worker,) = here.coordinator.hub.pool.workers.values()
+        (worker,) = peers.coordinator.hub.pool.workers.values()
         assert worker.offer.slots == 3
         assert sum(isinstance(each, WorkerJoined) for each in joined) == 1
 
@@ -306,37 +306,37 @@ def test_changed_model_joins_anew_at_once_if_it_is_idle() -> None:
 
 
 def test_changed_model_that_is_busy_joins_anew_when_it_is_idle() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        client = await here.coordinator.request()
+        client = await peers.coordinator.request()
 
         await says(line, "a", OffersChanged((offer(slots=3),)))
-        (worker,) = here.coordinator.hub.pool.workers.values()
+        (worker,) = peers.coordinator.hub.pool.workers.values()
         assert worker.offer.slots == 1
         line.write("a", "whole")
         line.complete("a")
         await run_pending()
 
         assert client.text == "whole"
-        (worker,) = here.coordinator.hub.pool.workers.values()
+        (worker,) = peers.coordinator.hub.pool.workers.values()
         assert worker.offer.slots == 3
 
     play(script)
 
 
 def test_unloaded_model_ends_what_it_has_and_takes_nothing_new() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(slots=2),)))
-        first = await here.coordinator.request()
+        first = await peers.coordinator.request()
 
         await says(line, "a", OffersChanged(()))
-        second = await here.coordinator.request()
+        second = await peers.coordinator.request()
         assert len(line.received("a", RunJob)) == 1
         line.complete("a")
         await run_pending()
 
         assert first.outcome is not None
-        assert here.workers == []
+        assert peers.workers == []
         await says(line, "a", OffersChanged((offer(),)))
         assert len(line.received("a", RunJob)) == 2
         line.complete("a")
@@ -347,9 +347,9 @@ def test_unloaded_model_ends_what_it_has_and_takes_nothing_new() -> None:
 
 
 def test_model_that_is_loaded_again_before_it_could_leave_stays() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        await here.coordinator.request()
+        await peers.coordinator.request()
         await says(line, "a", OffersChanged(()))
         await says(line, "a", OffersChanged((offer(),)))
         await says(line, "a", OffersChanged(()))
@@ -358,9 +358,9 @@ def test_model_that_is_loaded_again_before_it_could_leave_stays() -> None:
         line.complete("a")
         await run_pending()
 
-        (worker,) = here.coordinator.hub.pool.workers.values()
+        (worker,) = peers.coordinator.hub.pool.workers.values()
         assert not worker.draining
-        second = await here.coordinator.request()
+        second = await peers.coordinator.request()
         line.complete("a")
         await run_pending()
         assert second.outcome is not None
@@ -371,14 +371,14 @@ def test_model_that_is_loaded_again_before_it_could_leave_stays() -> None:
 def test_offers_beyond_the_limits_are_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         many = tuple(offer(f"m{number}") for number in range(MODELS_MAX + 5))
         twice = (offer("x"), offer("x"), offer("y" * (NAME_MAX + 1)))
         await says(line, "a", PeerJoined("mac"), OffersChanged(many))
         await says(line, "b", PeerJoined("pc"), OffersChanged(twice))
 
-        assert len(here.workers) == MODELS_MAX + 1
-        assert "wire:pc/x" in here.workers
+        assert len(peers.workers) == MODELS_MAX + 1
+        assert "wire:pc/x" in peers.workers
 
     play(script)
 
@@ -386,26 +386,26 @@ def test_offers_beyond_the_limits_are_left_out(
 
 
 def test_offer_without_models_is_a_worker_by_its_peers_name() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
         await says(line, "a", OffersChanged((replace(offer(), models=frozenset()),)))
 
-        assert here.workers == ["wire:mac"]
+        assert peers.workers == ["wire:mac"]
 
     play(script)
 
 
 def test_condition_of_a_peer_is_that_of_all_its_models() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         hot = LoadChanged(WorkerLoad("is too hot"))
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n"))), hot
         )
-        client = await here.coordinator.request("n")
+        client = await peers.coordinator.request("n")
         await says(line, "a", OffersChanged((offer("m"), offer("n"), offer("o"))))
 
         assert line.received("a", RunJob) == []
-        conditions = [w.load for w in here.coordinator.hub.pool.workers.values()]
+        conditions = [w.load for w in peers.coordinator.hub.pool.workers.values()]
         assert conditions == [WorkerLoad("is too hot")] * 3
 
         await says(line, "a", LoadChanged(WorkerLoad(speed=0.5)))
@@ -419,15 +419,15 @@ def test_condition_of_a_peer_is_that_of_all_its_models() -> None:
 
 
 def test_job_of_one_model_makes_the_others_of_its_peer_dearer() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
         await says(line, "b", PeerJoined("pc"), OffersChanged((offer("n"),)))
-        await here.coordinator.request("m")
-        workers = here.coordinator.hub.pool.workers
+        await peers.coordinator.request("m")
+        workers = peers.coordinator.hub.pool.workers
 
-        await here.coordinator.request("n")
+        await peers.coordinator.request("n")
 
         assert len(line.received("b", RunJob)) == 1
         queued = {name: each.load.queued for name, each in workers.items()}
@@ -440,13 +440,13 @@ def test_job_of_one_model_makes_the_others_of_its_peer_dearer() -> None:
 
 
 def test_busy_peer_is_given_a_second_job_if_nobody_else_is_free() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
-        await here.coordinator.request("m")
-        await here.coordinator.request("n")
-        await here.coordinator.request("n")
+        await peers.coordinator.request("m")
+        await peers.coordinator.request("n")
+        await peers.coordinator.request("n")
 
         assert [run.work.model for run in line.received("a", RunJob)] == ["m", "n"]
 
@@ -454,7 +454,7 @@ def test_busy_peer_is_given_a_second_job_if_nobody_else_is_free() -> None:
 
 
 def test_draining_and_health_of_a_peer_hold_for_all_its_models() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
@@ -463,9 +463,9 @@ def test_draining_and_health_of_a_peer_hold_for_all_its_models() -> None:
         )
         await says(line, "a", OffersChanged((offer("m"), offer("n"), offer("o"))))
 
-        draining = [w.draining for w in here.coordinator.hub.pool.workers.values()]
+        draining = [w.draining for w in peers.coordinator.hub.pool.workers.values()]
         assert draining == ["going home"] * 3
-        assert here.coordinator.hub.health[WorkerId("wire:mac/n")].cpu == 50.0
+        assert peers.coordinator.hub.health[WorkerId("wire:mac/n")].cpu == 50.0
 
     play(script)
 
@@ -474,11 +474,11 @@ def test_draining_and_health_of_a_peer_hold_for_all_its_models() -> None:
 
 
 def test_peer_that_goes_mid_answer_is_replaced_without_a_gap() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("mac"), OffersChanged((offer(features=CONTINUES),))
         )
-        client = await here.coordinator.request()
+        client = await peers.coordinator.request()
         line.write("a", "one ", "two ")
         await says(
             line, "b", PeerJoined("pc"), OffersChanged((offer(features=CONTINUES),))
@@ -497,14 +497,14 @@ def test_peer_that_goes_mid_answer_is_replaced_without_a_gap() -> None:
 
 
 def test_client_that_leaves_has_the_job_cancelled_where_the_peer_can_be_told() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(
             line, "a", PeerJoined("shoal", cancels=True), OffersChanged((offer("m"),))
         )
         await says(line, "b", PeerJoined("mac"), OffersChanged((offer("n"),)))
         one, two = (
-            await here.coordinator.request("m"),
-            await here.coordinator.request("n"),
+            await peers.coordinator.request("m"),
+            await peers.coordinator.request("n"),
         )
 
         await one.disconnect()
@@ -512,21 +512,23 @@ def test_client_that_leaves_has_the_job_cancelled_where_the_peer_can_be_told() -
 
         assert len(line.received("a", CancelJob)) == 1
         assert line.received("b", CancelJob) == []
-        busy = {w.id: len(w.leases) for w in here.coordinator.hub.pool.workers.values()}
+        busy = {
+            w.id: len(w.leases) for w in peers.coordinator.hub.pool.workers.values()
+        }
         assert busy == {"wire:shoal/m": 0, "wire:mac/n": 1}
         line.complete("b")  # it was not told, so it does the job to its end
         line.complete("a")  # it had just done it
         await run_pending()
-        assert not any(w.leases for w in here.coordinator.hub.pool.workers.values())
+        assert not any(w.leases for w in peers.coordinator.hub.pool.workers.values())
 
     play(script)
 
 
 def test_nobody_ends_the_job_of_another_peer() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
         await says(line, "b", PeerJoined("eve"), OffersChanged((offer("n"),)))
-        client = await here.coordinator.request("m")
+        client = await peers.coordinator.request("m")
         (run,) = line.received("a", RunJob)
 
         await says(line, "b", Completed(run.job_id, run.lease))
@@ -541,9 +543,9 @@ def test_nobody_ends_the_job_of_another_peer() -> None:
 
 
 def test_refused_job_goes_to_another_peer() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        client = await here.coordinator.request()
+        client = await peers.coordinator.request()
         await says(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
         (run,) = line.received("a", RunJob)
 
@@ -560,9 +562,9 @@ def test_refused_job_goes_to_another_peer() -> None:
 # Tokens.
 
 
-async def token(here: PeerCoordinator, uses_max: int | None = None) -> JoinToken:
+async def token(peers: PeerCoordinator, uses_max: int | None = None) -> JoinToken:
     made = JoinToken("t1", "lab", digest_of("secret"), 0.0, uses_max=uses_max)
-    await here.admission.tokens.add(made)
+    await peers.admission.tokens.add(made)
     return made
 
 
@@ -575,11 +577,11 @@ def test_peer_counts_only_when_its_token_is_stored() -> None:
             await super().bind_worker(token_id, worker)
 
     async def scenario() -> None:
-        async with running_coordinator() as its:
-            keys = SlowKeys(its.store)
-            here = await accept_peers(its, keys=keys)
-            line = await here.connect()
-            made = await token(here, uses_max=1)
+        async with running_coordinator() as coordinator:
+            keys = SlowKeys(coordinator.store)
+            peers = await accept_peers(coordinator, keys=keys)
+            line = await peers.connect()
+            made = await token(peers, uses_max=1)
             by = AdmissionGrant("t1", "wire:mac")
             await says(
                 line,
@@ -588,17 +590,17 @@ def test_peer_counts_only_when_its_token_is_stored() -> None:
                 OffersChanged((offer(),)),
                 requested_chat(),
             )
-            assert here.workers == []
+            assert peers.workers == []
 
             keys.disk.set()
             await run_pending()
 
-            assert here.workers == ["wire:mac/m"]
+            assert peers.workers == ["wire:mac/m"]
             assert (await keys.tokens.all())[0].workers == {"wire:mac"}
             assert [each.reason for each in line.received("a", Rejected)] == [
                 MAY_NOT_SUBMIT
             ]
-            assert here.admission.count_connected(made) == 1
+            assert peers.admission.count_connected(made) == 1
 
     virtual.run(scenario())
 
@@ -609,10 +611,10 @@ def test_peer_whose_token_cannot_be_stored_is_sent_away() -> None:
             raise StoreError("shoal.db: disk I/O error")
 
     async def scenario() -> None:
-        async with running_coordinator() as its:
-            here = await accept_peers(its, keys=FullKeys(its.store))
-            line = await here.connect()
-            await token(here, uses_max=1)
+        async with running_coordinator() as coordinator:
+            peers = await accept_peers(coordinator, keys=FullKeys(coordinator.store))
+            line = await peers.connect()
+            await token(peers, uses_max=1)
             by = AdmissionGrant("t1", "wire:mac")
 
             await says(
@@ -620,49 +622,49 @@ def test_peer_whose_token_cannot_be_stored_is_sent_away() -> None:
             )
 
             assert line.received("a", Dismiss) == [Dismiss("shoal.db: disk I/O error")]
-            assert here.workers == []
+            assert peers.workers == []
             assert not line.serving.done()
 
     virtual.run(scenario())
 
 
 def test_revoked_token_ends_the_peers_that_came_by_it_and_no_others() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
-        made = await token(here)
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        made = await token(peers)
         by = AdmissionGrant("t1", "wire:mac")
         await says(line, "a", PeerJoined("mac", grant=by), OffersChanged((offer(),)))
         await says(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
 
-        await here.admission.revoke(made)
+        await peers.admission.revoke(made)
         await run_pending()
 
         assert line.received("a", Dismiss) == [Dismiss(REVOKED)]
-        assert here.workers == ["wire:pc/m"]
+        assert peers.workers == ["wire:pc/m"]
         assert not line.serving.done()
         await says(line, "c", PeerJoined("late", grant=by), OffersChanged((offer(),)))
         assert line.received("c", Dismiss) == [Dismiss(REVOKED)]
-        assert here.workers == ["wire:pc/m"]
+        assert peers.workers == ["wire:pc/m"]
 
     play(script)
 
 
 def test_peer_that_leaves_frees_its_token() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
-        made = await token(here)
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        made = await token(peers)
         by = AdmissionGrant("t1", "wire:mac")
         await says(line, "a", PeerJoined("mac", grant=by))
-        assert here.admission.count_connected(made) == 1
+        assert peers.admission.count_connected(made) == 1
 
         await says(line, "a", PeerLeft("bye"))
 
-        assert here.admission.count_connected(made) == 0
+        assert peers.admission.count_connected(made) == 0
 
     play(script)
 
 
 def test_peer_that_does_not_wait_until_it_is_let_in_is_sent_away() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
-        await token(here)
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        await token(peers)
         by = AdmissionGrant("t1", "wire:mac")
 
         line.emit(
@@ -673,7 +675,7 @@ def test_peer_that_does_not_wait_until_it_is_let_in_is_sent_away() -> None:
 
         (dismiss,) = line.received("a", Dismiss)
         assert dismiss.reason.startswith(f"said more than {PENDING_MAX}")
-        assert here.workers == []
+        assert peers.workers == []
 
     play(script)
 
@@ -682,9 +684,9 @@ def test_peer_that_does_not_wait_until_it_is_let_in_is_sent_away() -> None:
 
 
 def test_peers_are_told_what_our_own_workers_can_run() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         assert line.received(ALL_PEERS, OffersChanged) == [OffersChanged(())]
-        await here.coordinator.join("w", "own", slots=2)
+        await peers.coordinator.join("w", "own", slots=2)
         await says(
             line,
             "a",
@@ -696,16 +698,16 @@ def test_peers_are_told_what_our_own_workers_can_run() -> None:
         told = line.received(ALL_PEERS, OffersChanged)[-1].offers
         assert [each.models for each in told] == [{"own"}]
         assert told[0].slots == 2
-        late = await here.connect()
+        late = await peers.connect()
         assert late.received(ALL_PEERS, OffersChanged) == [OffersChanged(told)]
 
     play(script)
 
 
 def test_models_of_a_connection_are_offered_on_all_others_only() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
-        other = await here.connect()
-        await here.coordinator.join("w", "own")
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        other = await peers.connect()
+        await peers.coordinator.join("w", "own")
         mac = PeerJoined("mac", submits_jobs=True)
         await says(line, "a", mac, OffersChanged((offer("m"), offer("own"))))
         await says(other, "b", PeerJoined("gateway", submits_jobs=True))
@@ -713,7 +715,7 @@ def test_models_of_a_connection_are_offered_on_all_others_only() -> None:
 
         assert offered(line) == {"own": 1}
         assert offered(other) == {"m": 1, "own": 2}
-        late = await here.connect()
+        late = await peers.connect()
         await says(late, "c", PeerJoined("late", submits_jobs=True))
         assert offered(late) == {"m": 1, "own": 2}
 
@@ -721,7 +723,7 @@ def test_models_of_a_connection_are_offered_on_all_others_only() -> None:
 
 
 def test_a_worker_of_this_pool_alone_is_offered_on_its_own_connection() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("gateway", submits_jobs=True))
         ours = PeerJoined("ours", exclusive=True)
         await says(line, "b", ours, OffersChanged((offer("m"),)))
@@ -733,11 +735,11 @@ def test_a_worker_of_this_pool_alone_is_offered_on_its_own_connection() -> None:
 
 
 def test_a_peer_that_reconnects_is_not_shown_its_models() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         mac = PeerJoined("mac", submits_jobs=True)
         await says(line, "a", mac, OffersChanged((offer("m"),)))
 
-        newer = await here.connect()
+        newer = await peers.connect()
         await says(newer, "a", mac, OffersChanged((offer("m"),)))
         await asyncio.sleep(ANNOUNCE_INTERVAL)
 
@@ -748,11 +750,11 @@ def test_a_peer_that_reconnects_is_not_shown_its_models() -> None:
 
 
 def test_slots_of_a_peer_do_not_make_the_pool_look_free_to_it() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
-        await here.coordinator.join("w", "own")
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        await peers.coordinator.join("w", "own")
         mac = PeerJoined("mac", submits_jobs=True)
         await says(line, "a", mac, OffersChanged((offer("m"),)))
-        await here.coordinator.request("own")
+        await peers.coordinator.request("own")
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
 
         assert line.received(ALL_PEERS, LoadChanged)[-1].load.full
@@ -767,20 +769,20 @@ def offered(line: ScriptedConnection) -> dict[str, int]:
 
 
 def test_peers_are_told_how_busy_we_are_once_a_second_at_most() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
-        member = await here.coordinator.join("w", "own", slots=100)
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        member = await peers.coordinator.join("w", "own", slots=100)
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
         before = len(line.received(ALL_PEERS, LoadChanged))
 
         for _ in range(20):
-            await here.coordinator.request("own")
+            await peers.coordinator.request("own")
         await asyncio.sleep(ANNOUNCE_INTERVAL)
 
         told = line.received(ALL_PEERS, LoadChanged)[before:]
         assert len(told) <= 3
         assert told[-1] == LoadChanged(WorkerLoad(queued=20))
         for _ in range(80):
-            await here.coordinator.request("own")
+            await peers.coordinator.request("own")
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
         full = LoadChanged(WorkerLoad(queued=100, full=True))
         assert line.received(ALL_PEERS, LoadChanged)[-1] == full
@@ -793,9 +795,9 @@ def test_peers_are_told_how_busy_we_are_once_a_second_at_most() -> None:
 
 
 def test_peers_are_told_when_we_take_nothing_new() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
-        here.connections.drain("stopping")
-        late = await here.connect()
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        peers.connections.drain("stopping")
+        late = await peers.connect()
 
         assert line.received(ALL_PEERS, Draining) == [Draining("stopping")]
         assert late.received(ALL_PEERS, Draining) == [Draining("stopping")]
@@ -804,12 +806,12 @@ def test_peers_are_told_when_we_take_nothing_new() -> None:
 
 
 def test_connections_end_when_the_coordinator_stops_and_nobody_is_sent_away() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        other = await here.connect()
+        other = await peers.connect()
 
-        here.coordinator.hub.disconnect_all("stopping")
-        here.connections.disconnect_all("stopping")
+        peers.coordinator.hub.disconnect_all("stopping")
+        peers.connections.disconnect_all("stopping")
         ends = await asyncio.gather(line.serving, other.serving)
 
         assert [end.code for end in ends] == [
@@ -822,14 +824,14 @@ def test_connections_end_when_the_coordinator_stops_and_nobody_is_sent_away() ->
 
 
 def test_who_reads_what_a_peer_is_told_can_be_looked_up() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         met = PeerJoined("mac/1", protection=Protection.NOISE)
         await says(line, "a", met, OffersChanged((offer(),)))
-        await here.coordinator.join("w")
+        await peers.coordinator.join("w")
 
         via = {
-            each.id: here.coordinator.hub.peer_route_of(each.id)
-            for each in here.coordinator.hub.pool.workers.values()
+            each.id: peers.coordinator.hub.peer_route_of(each.id)
+            for each in peers.coordinator.hub.pool.workers.values()
         }
 
         assert via == {
@@ -844,7 +846,7 @@ def test_who_reads_what_a_peer_is_told_can_be_looked_up() -> None:
 
 
 def test_there_are_no_models_to_be_copied_unless_they_are_shared() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await says(line, "a", PeerJoined("mac"), ModelQuery("m"))
 
         assert line.received("a", ModelAnswer) == [ModelAnswer("m", available=False)]
@@ -872,10 +874,10 @@ def test_words_about_models_go_to_who_shares_them() -> None:
             self.left.append(peer)
 
     async def scenario() -> None:
-        async with running_coordinator() as its:
+        async with running_coordinator() as coordinator:
             library = Library()
-            here = await accept_peers(its, share=library)
-            line = await here.connect()
+            peers = await accept_peers(coordinator, share=library)
+            line = await peers.connect()
             await says(line, "a", PeerJoined("mac"), ModelQuery("m"))
             assert library.heard == [("wire:mac", ModelQuery("m"))]
             assert library.say(ModelAnswer("m", available=True, size=9))
@@ -891,14 +893,14 @@ def test_words_about_models_go_to_who_shares_them() -> None:
 
 
 def test_story_of_a_job_says_who_was_unfit() -> None:
-    async def script(here: PeerCoordinator, line: ScriptedConnection) -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         hot = LoadChanged(WorkerLoad("is too hot"))
         await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)), hot)
         await says(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
-        client = await here.coordinator.request()
+        client = await peers.coordinator.request()
         assert client.accepted
 
-        story = await here.coordinator.history(client.job_id)
+        story = await peers.coordinator.history(client.job_id)
 
         (leased,) = [fact for fact in story if isinstance(fact, JobLeased)]
         assert [(g.reason, g.workers) for g in leased.passed_over] == [
@@ -912,13 +914,13 @@ def test_connection_on_which_nobody_can_be_met_is_not_worth_a_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
-        async with running_coordinator() as its:
-            here = await accept_peers(its)
+        async with running_coordinator() as coordinator:
+            peers = await accept_peers(coordinator)
             for accepts in (frozenset[type](), ACCEPTED):
                 link = MemoryLink()
                 link.cut()
                 session = ScriptedPeerSession([], accepts=accepts)
-                await here.connections.serve("wire", session, link)
+                await peers.connections.serve("wire", session, link)
 
     with caplog.at_level(logging.INFO, "shoal.peers"):
         virtual.run(scenario())

@@ -72,13 +72,13 @@ def play(
     """Run a script with a peer 'a' that may ask, and a worker of our own."""
 
     async def scenario() -> None:
-        async with running_coordinator(queue_max=queue_max) as its:
-            here = await accept_peers(its, house)
-            own = await its.join("own", slots=OWN_SLOTS)
-            line = await here.connect()
+        async with running_coordinator(queue_max=queue_max) as coordinator:
+            peers = await accept_peers(coordinator, house)
+            own = await coordinator.join("own", slots=OWN_SLOTS)
+            line = await peers.connect()
             line.emit("a", ASKS)
             await run_pending()
-            await script(here, line, own)
+            await script(peers, line, own)
 
     virtual.run(scenario())
 
@@ -96,7 +96,7 @@ def answers(line: ScriptedConnection) -> list[Event]:
 
 def test_answer_to_a_neighbour_comes_piece_by_piece_under_its_own_number() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         await says(line, requested_chat("theirs"))
         own.write("one ", "two")
@@ -115,10 +115,10 @@ def test_answer_to_a_neighbour_comes_piece_by_piece_under_its_own_number() -> No
 
 def test_job_of_a_neighbour_has_its_owner_price_and_limits() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         facts: list[object] = []
-        here.coordinator.hub.subscribe(facts.append)
+        peers.coordinator.hub.subscribe(facts.append)
 
         await says(line, requested_chat())
 
@@ -134,7 +134,7 @@ def test_job_of_a_neighbour_has_its_owner_price_and_limits() -> None:
 
 def test_job_without_a_model_is_done_by_any() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         await says(line, requested_chat(model=""))
 
@@ -145,12 +145,12 @@ def test_job_without_a_model_is_done_by_any() -> None:
 
 def test_owner_of_a_neighbours_jobs_is_nobody_elses_account() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         line.emit("b", PeerJoined("default/user", submits_jobs=True), requested_chat())
         await run_pending()
 
-        (job,) = here.coordinator.hub.pool.jobs.values()
+        (job,) = peers.coordinator.hub.pool.jobs.values()
         assert job.job.owner == "wire:default%2Fuser"
 
     play(script)
@@ -158,17 +158,17 @@ def test_owner_of_a_neighbours_jobs_is_nobody_elses_account() -> None:
 
 def test_neighbour_that_cancels_frees_the_worker() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         await says(line, requested_chat("x"), requested_chat("y"))
 
         await says(line, CancelJob(JobId("x"), ONE), CancelJob(JobId("?"), ONE))
 
         assert len(own.cancelled) == 1
-        assert len(here.coordinator.hub.pool.jobs) == 1
+        assert len(peers.coordinator.hub.pool.jobs) == 1
         assert answers(line) == []
         await says(line, requested_chat("x"))  # the number is free again
-        assert len(here.coordinator.hub.pool.jobs) == 2
+        assert len(peers.coordinator.hub.pool.jobs) == 2
 
     play(script)
 
@@ -176,10 +176,10 @@ def test_neighbour_that_cancels_frees_the_worker() -> None:
 @pytest.mark.parametrize("how", ["gone", "cut", "replaced"])
 def test_neighbour_that_goes_leaves_no_jobs(how: str) -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         await says(line, requested_chat("x"), requested_chat("y"))
-        assert len(here.coordinator.hub.pool.jobs) == 2
+        assert len(peers.coordinator.hub.pool.jobs) == 2
 
         if how == "gone":
             await says(line, PeerLeft("bye"))
@@ -189,7 +189,7 @@ def test_neighbour_that_goes_leaves_no_jobs(how: str) -> None:
             line.emit("b", ASKS)
             await run_pending()
 
-        assert not here.coordinator.hub.pool.jobs
+        assert not peers.coordinator.hub.pool.jobs
         assert len(own.cancelled) == 2
 
     play(script)
@@ -197,7 +197,7 @@ def test_neighbour_that_goes_leaves_no_jobs(how: str) -> None:
 
 def test_job_that_is_asked_for_twice_is_done_once() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         await says(line, requested_chat("x"), requested_chat("x"))
         own.complete()
@@ -211,7 +211,7 @@ def test_job_that_is_asked_for_twice_is_done_once() -> None:
 
 def test_peer_that_may_not_ask_is_told_how_it_may() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         line.emit("b", PeerJoined("worker"), requested_chat())
         await run_pending()
@@ -225,7 +225,7 @@ def test_peer_that_may_not_ask_is_told_how_it_may() -> None:
 
 def test_a_job_of_a_peer_never_runs_on_that_peer() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         line.emit("a", OffersChanged((offer("m"), offer("theirs"))))
         await run_pending()
@@ -245,7 +245,7 @@ def test_a_job_of_a_peer_never_runs_on_that_peer() -> None:
 
 def test_answer_that_has_begun_is_refused() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         await says(line, requested_chat(continues="once upon"))
 
@@ -257,7 +257,7 @@ def test_answer_that_has_begun_is_refused() -> None:
 
 def test_peer_has_as_many_jobs_open_as_there_are_slots_and_no_more() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         assert OWN_SLOTS > JOBS_MAX
         await says(
@@ -278,9 +278,9 @@ def test_peer_has_as_many_jobs_open_as_there_are_slots_and_no_more() -> None:
 
 def test_full_queue_is_told() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
-        await here.coordinator.join("slow", "n")
+        await peers.coordinator.join("slow", "n")
         for number in range(3):
             await says(line, requested_chat(f"job {number}", "n"))
 
@@ -292,7 +292,7 @@ def test_full_queue_is_told() -> None:
 
 def test_what_only_other_pools_have_is_refused_at_once() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         line.emit(
             "b", PeerJoined("pool"), OffersChanged((offer("far", neighbour=True),))
@@ -310,7 +310,7 @@ def test_what_only_other_pools_have_is_refused_at_once() -> None:
 
 def test_failure_of_a_worker_is_passed_on() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         await says(line, requested_chat())
         (run,) = own.runs
@@ -355,11 +355,11 @@ def test_whatever_may_go_well_elsewhere_is_rejected(
 
 def test_neighbour_that_does_not_read_loses_its_job_and_nobody_else_does() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         await says(line, requested_chat("x"))
         line.link.writable.clear()
-        client = await here.coordinator.request()
+        client = await peers.coordinator.request()
         piece = "x" * (256 << 10)
 
         for _ in range(40):
@@ -380,9 +380,11 @@ def test_neighbour_that_does_not_read_loses_its_job_and_nobody_else_does() -> No
 
 def test_tasks_are_done_for_neighbours_as_well() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
-        doer = await here.coordinator.join("doer", "t", kinds=frozenset({JobKind.TASK}))
+        doer = await peers.coordinator.join(
+            "doer", "t", kinds=frozenset({JobKind.TASK})
+        )
         task = replace(requested_chat("x"), work=Task("classify", {"input": "text"}))
 
         await says(line, task)
@@ -397,12 +399,12 @@ def test_tasks_are_done_for_neighbours_as_well() -> None:
 
 def test_limits_of_the_house_hold() -> None:
     async def scenario() -> None:
-        async with running_coordinator() as its:
-            here = await accept_peers(
-                its, replace(DEFAULT_POLICY, limits=TimeLimits(queue=2.0))
+        async with running_coordinator() as coordinator:
+            peers = await accept_peers(
+                coordinator, replace(DEFAULT_POLICY, limits=TimeLimits(queue=2.0))
             )
-            await its.join("w", "n")
-            line = await here.connect()
+            await coordinator.join("w", "n")
+            line = await peers.connect()
             line.emit("a", ASKS, requested_chat("x", "n"), requested_chat("y", "n"))
             await asyncio.sleep(3.0)
 
@@ -421,20 +423,20 @@ def two_pools(
 ) -> None:
     async def scenario() -> None:
         async with running_coordinator() as one, running_coordinator() as other:
-            here, there = await accept_peers(one), await accept_peers(other)
-            async with connected(here, there):
-                await script(here, there)
+            peers, there = await accept_peers(one), await accept_peers(other)
+            async with connected(peers, there):
+                await script(peers, there)
 
     virtual.run(scenario())
 
 
 def test_pool_does_what_its_neighbour_cannot() -> None:
-    async def script(here: PeerCoordinator, there: PeerCoordinator) -> None:
+    async def script(peers: PeerCoordinator, there: PeerCoordinator) -> None:
         worker = await there.coordinator.join("w", "m")
         await asyncio.sleep(ANNOUNCE_INTERVAL)
-        assert here.workers == ["wire:other/m"]
+        assert peers.workers == ["wire:other/m"]
 
-        client = await here.coordinator.request()
+        client = await peers.coordinator.request()
         worker.write("from ", "there")
         worker.complete()
         await run_pending()
@@ -446,17 +448,17 @@ def test_pool_does_what_its_neighbour_cannot() -> None:
 
 
 def test_no_job_goes_in_a_circle() -> None:
-    async def script(here: PeerCoordinator, there: PeerCoordinator) -> None:
+    async def script(peers: PeerCoordinator, there: PeerCoordinator) -> None:
         worker = await there.coordinator.join("w", "m")
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
         assert there.workers == ["wire:w"]  # what is its own is not offered back
 
-        client = await here.coordinator.request()
+        client = await peers.coordinator.request()
         worker.port.on_disconnect("cut off")
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
 
         # It waits there for somebody who has the model, and nobody is asked for it.
-        (mirror,) = here.coordinator.hub.pool.workers.values()
+        (mirror,) = peers.coordinator.hub.pool.workers.values()
         assert mirror.draining == "not loaded any more"
         assert there.workers == []
         assert len(there.coordinator.hub.pool.jobs) == 1
@@ -464,18 +466,18 @@ def test_no_job_goes_in_a_circle() -> None:
         await asyncio.sleep(TimeLimits().queue * 3)
 
         assert isinstance(client.error, NoWorker)
-        assert here.workers == there.workers == []
-        assert not here.coordinator.hub.pool.jobs
+        assert peers.workers == there.workers == []
+        assert not peers.coordinator.hub.pool.jobs
         assert not there.coordinator.hub.pool.jobs
 
     two_pools(script)
 
 
 def test_both_may_have_the_same_model_and_help_each_other() -> None:
-    async def script(here: PeerCoordinator, there: PeerCoordinator) -> None:
-        near, far = await here.coordinator.join("w"), await there.coordinator.join("w")
+    async def script(peers: PeerCoordinator, there: PeerCoordinator) -> None:
+        near, far = await peers.coordinator.join("w"), await there.coordinator.join("w")
         await asyncio.sleep(ANNOUNCE_INTERVAL)
-        clients = [await here.coordinator.request() for _ in range(3)]
+        clients = [await peers.coordinator.request() for _ in range(3)]
 
         assert (len(near.runs), len(far.runs)) == (1, 1)
         assert far.runs[0].terms.near
@@ -492,17 +494,17 @@ def test_both_may_have_the_same_model_and_help_each_other() -> None:
 
 
 def test_client_that_leaves_frees_the_neighbours_worker() -> None:
-    async def script(here: PeerCoordinator, there: PeerCoordinator) -> None:
+    async def script(peers: PeerCoordinator, there: PeerCoordinator) -> None:
         worker = await there.coordinator.join("w")
         await asyncio.sleep(ANNOUNCE_INTERVAL)
-        client = await here.coordinator.request()
+        client = await peers.coordinator.request()
         assert len(worker.runs) == 1
 
         await client.disconnect()
         await run_pending()
 
         assert len(worker.cancelled) == 1
-        assert not here.coordinator.hub.pool.jobs
+        assert not peers.coordinator.hub.pool.jobs
         assert not there.coordinator.hub.pool.jobs
 
     two_pools(script)
@@ -510,7 +512,7 @@ def test_client_that_leaves_frees_the_neighbours_worker() -> None:
 
 def test_request_on_the_moderation_list_is_refused() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         await says(line, requested_chat())
 
@@ -525,7 +527,7 @@ def test_request_on_the_moderation_list_is_refused() -> None:
 
 def test_answer_on_the_moderation_list_ends_there_and_frees_the_worker() -> None:
     async def script(
-        here: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         await says(line, requested_chat())
 

@@ -104,29 +104,29 @@ def with_a_peer(
     asks: bool = False,
     cancels: bool = True,
 ) -> None:
-    async def scenario(its: Coordinator) -> None:
-        there = await accept_peers(its)
+    async def scenario(coordinator: Coordinator) -> None:
+        there = await accept_peers(coordinator)
         line = await there.connect()
         line.emit("1", PeerJoined("peer", cancels=cancels, submits_jobs=asks))
         line.emit("1", OffersChanged(offers))
         await run_pending()
-        await script(its, there, line)
+        await script(coordinator, there, line)
         await line.end()
 
     run_script(scenario)
 
 
-async def ask(its: Coordinator, work: Call) -> Noting:
+async def ask(coordinator: Coordinator, work: Call) -> Noting:
     asker = Noting()
     limits = call_limits(work.timeout)
-    its.hub.submit(Job(its.hub.new_id(), work, limits, "me"), asker)
+    coordinator.hub.submit(Job(coordinator.hub.new_id(), work, limits, "me"), asker)
     await run_pending()
     return asker
 
 
 def test_a_peer_without_models_is_a_worker_by_its_own_name() -> None:
     async def script(
-        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+        coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
         assert there.workers == ["wire:peer"]
 
@@ -135,9 +135,9 @@ def test_a_peer_without_models_is_a_worker_by_its_own_name() -> None:
 
 def test_a_peer_makes_a_call_and_gives_the_value() -> None:
     async def script(
-        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+        coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
-        asker = await ask(its, call("add", 1, 2))
+        asker = await ask(coordinator, call("add", 1, 2))
         (run,) = line.received("1", RunJob)
 
         line.emit("1", CallProgress(run.job_id, run.lease, 0.5, "half"))
@@ -146,7 +146,7 @@ def test_a_peer_makes_a_call_and_gives_the_value() -> None:
 
         assert asker.told == ["accepted", "leased", (0.5, "half")]
         assert getattr(asker.end, "value", None) == pack(3)
-        stored = await its.store.job(run.job_id)
+        stored = await coordinator.store.job(run.job_id)
         assert stored is not None
         assert stored.outcome == asker.end
 
@@ -155,10 +155,10 @@ def test_a_peer_makes_a_call_and_gives_the_value() -> None:
 
 def test_a_call_that_tells_how_far_it_has_come_is_not_silent() -> None:
     async def script(
-        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+        coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
         work = Call("add", pack([]), pack({}), timeout=1.0)
-        asker = await ask(its, work)
+        asker = await ask(coordinator, work)
         (run,) = line.received("1", RunJob)
         for _ in range(3):
             await asyncio.sleep(CALL_GRACE_SECONDS)
@@ -176,11 +176,11 @@ def test_a_call_that_tells_how_far_it_has_come_is_not_silent() -> None:
 
 def test_lanes_go_to_a_peer_and_back_and_are_closed() -> None:
     async def script(
-        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+        coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
         caller = Caller()
         clock = LoopClock(asyncio.get_running_loop().time)
-        board = CallScheduler(its.hub, clock, "me", caller)
+        board = CallScheduler(coordinator.hub, clock, "me", caller)
         board.submit(WAY, StreamedCall(7, pack([1]), pack({})))
         board.flush()
         await run_pending()
@@ -194,7 +194,7 @@ def test_lanes_go_to_a_peer_and_back_and_are_closed() -> None:
 
         assert push.calls == [StreamedCall(7, pack([1]), pack({}))]
         assert line.received("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
-        assert its.hub.pool.jobs == {}
+        assert coordinator.hub.pool.jobs == {}
         board.close()
 
     with_a_peer(script)
@@ -202,16 +202,16 @@ def test_lanes_go_to_a_peer_and_back_and_are_closed() -> None:
 
 def test_a_lane_is_over_where_nothing_can_be_stopped_when_its_worker_says_so() -> None:
     async def script(
-        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+        coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
         lane = OpenCallStream(
-            its.hub, "me", CallStream("add"), Priority.NORMAL, 9.0, Held()
+            coordinator.hub, "me", CallStream("add"), Priority.NORMAL, 9.0, Held()
         )
         await run_pending()
         (run,) = line.received("1", RunJob)
-        (worker,) = its.hub.pool.workers.values()
+        (worker,) = coordinator.hub.pool.workers.values()
 
-        its.hub.cancel(lane.job_id, "its key was revoked")
+        coordinator.hub.cancel(lane.job_id, "its key was revoked")
         await run_pending()
         assert line.received("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
         assert worker.leases == {run.job_id: run.lease}
@@ -225,10 +225,10 @@ def test_a_lane_is_over_where_nothing_can_be_stopped_when_its_worker_says_so() -
 
 def test_an_idle_lane_is_over_once_its_worker_says_so() -> None:
     async def script(
-        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+        coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
         lane = OpenCallStream(
-            its.hub, "me", CallStream("add"), Priority.NORMAL, 9.0, Held()
+            coordinator.hub, "me", CallStream("add"), Priority.NORMAL, 9.0, Held()
         )
         await run_pending()
         (run,) = line.received("1", RunJob)
@@ -236,23 +236,25 @@ def test_an_idle_lane_is_over_once_its_worker_says_so() -> None:
         lane.close(idle=True)
         await run_pending()
         assert line.received("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
-        assert run.job_id in its.hub.pool.jobs
+        assert run.job_id in coordinator.hub.pool.jobs
         line.emit("1", Completed(run.job_id, run.lease))
         await run_pending()
 
-        assert its.hub.pool.jobs == {}
+        assert coordinator.hub.pool.jobs == {}
 
     with_a_peer(script, cancels=False)
 
 
 def test_what_a_call_refers_to_goes_before_it_once_and_again_if_it_is_lacking() -> None:
     async def script(
-        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+        coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
-        its.hub.blobs._store.keep(BLOB)  # as a thread would, which virtual time lacks
+        coordinator.hub.blobs._store.keep(
+            BLOB
+        )  # as a thread would, which virtual time lacks
         work = Call("add", pack([]), pack({}), blobs=(DIGEST,))
-        await ask(its, work)
-        await ask(its, work)
+        await ask(coordinator, work)
+        await ask(coordinator, work)
         words = [type(said.message) for said in line.sent if said.peer == "1"]
         assert words == [SendBlob, RunJob, RunJob]
 
@@ -274,7 +276,7 @@ async def asked(line: ScriptedConnection, work: Work, number: str = "theirs") ->
 
 def test_a_call_that_a_peer_asks_for_is_a_job_of_ours() -> None:
     async def script(
-        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+        coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
         line.emit("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
         await asked(line, call("add", 1, 2))
@@ -286,7 +288,7 @@ def test_a_call_that_a_peer_asks_for_is_a_job_of_ours() -> None:
         (end,) = line.received("2", Completed)
         assert (end.job_id, unpack(end.value)) == ("theirs", 3)
         assert line.received("2", AnswerChunk) == []
-        stored = await its.store.job(run.job_id)
+        stored = await coordinator.store.job(run.job_id)
         assert stored is not None
         assert stored.job.owner == "wire:dispatcher"
 
@@ -295,7 +297,7 @@ def test_a_call_that_a_peer_asks_for_is_a_job_of_ours() -> None:
 
 def test_a_call_that_fails_is_told_with_the_traceback() -> None:
     async def script(
-        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+        coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
         line.emit("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
         await asked(line, call("add", 1, 2))
@@ -315,7 +317,7 @@ def test_a_call_that_fails_is_told_with_the_traceback() -> None:
 )
 def test_what_is_not_done_for_peers_is_rejected(work: Work) -> None:
     async def script(
-        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+        coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
         line.emit("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
         await asked(line, work)
@@ -328,16 +330,16 @@ def test_what_is_not_done_for_peers_is_rejected(work: Work) -> None:
 
 def test_a_peer_may_map_a_function_over_much() -> None:
     async def script(
-        its: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+        coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
         line.emit("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
         for number in range(3 * JOBS_MAX):
             await asked(line, call("add"), str(number))
 
-        while line.received("1", RunJob)[-1].job_id in its.hub.pool.jobs:
+        while line.received("1", RunJob)[-1].job_id in coordinator.hub.pool.jobs:
             run = line.received("1", RunJob)
             for each in run:
-                if each.job_id in its.hub.pool.jobs:
+                if each.job_id in coordinator.hub.pool.jobs:
                     line.emit("1", Completed(each.job_id, each.lease, value=pack(0)))
             await run_pending()
 

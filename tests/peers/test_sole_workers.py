@@ -44,50 +44,50 @@ def fail(data: Data) -> Sequence[object]:
 
 
 def connect(
-    here: PeerCoordinator,
+    peers: PeerCoordinator,
     link: MemoryLink,
     answer: Callable[[Data], Sequence[object]] = silent,
     grant: AdmissionGrant = NO_JOIN_TOKEN,
 ) -> "asyncio.Task[ConnectionEnd]":
     session = SoleWorkerSession(SpelledOut(answer, opening=[JOINED]), grant)
-    return asyncio.create_task(here.connections.serve("wire", session, link))
+    return asyncio.create_task(peers.connections.serve("wire", session, link))
 
 
 def play(
     script: Callable[[PeerCoordinator], Awaitable[None]], *tokens: JoinToken
 ) -> None:
     async def scenario() -> None:
-        async with running_coordinator() as its:
-            keys = its.store.keys
+        async with running_coordinator() as coordinator:
+            keys = coordinator.store.keys
             for token in tokens:
                 await keys.tokens.add(token)
-            await script(await accept_peers(its, keys=keys))
+            await script(await accept_peers(coordinator, keys=keys))
 
     virtual.run(scenario())
 
 
-def recorded(here: PeerCoordinator) -> list[Fact]:
+def recorded(peers: PeerCoordinator) -> list[Fact]:
     """Return the facts from now on, as they come."""
     facts: list[Fact] = []
-    here.coordinator.hub.subscribe(facts.append)
+    peers.coordinator.hub.subscribe(facts.append)
     return facts
 
 
 def test_worker_is_in_the_pool_for_as_long_as_its_connection_lasts() -> None:
-    async def script(here: PeerCoordinator) -> None:
+    async def script(peers: PeerCoordinator) -> None:
         link = MemoryLink()
-        serving = connect(here, link)
+        serving = connect(peers, link)
         await run_pending()
-        assert here.workers == [WORKER]
-        assert here.coordinator.hub.peer_route_of(WORKER) is None
-        await here.coordinator.request()
+        assert peers.workers == [WORKER]
+        assert peers.coordinator.hub.peer_route_of(WORKER) is None
+        await peers.coordinator.request()
         assert link.sent == [RunJob.__name__]
 
         link.cut(LinkClosed("closed by peer: 1000", 1000))
         await serving
         await run_pending()
 
-        assert not here.workers
+        assert not peers.workers
 
     play(script)
 
@@ -95,19 +95,19 @@ def test_worker_is_in_the_pool_for_as_long_as_its_connection_lasts() -> None:
 def test_bug_in_a_session_ends_its_connection_and_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def script(here: PeerCoordinator) -> None:
-        link, facts = MemoryLink(), recorded(here)
-        serving = connect(here, link, fail)
-        other = await here.coordinator.join("other")
+    async def script(peers: PeerCoordinator) -> None:
+        link, facts = MemoryLink(), recorded(peers)
+        serving = connect(peers, link, fail)
+        other = await peers.coordinator.join("other")
         link.deliver("boom")
 
         await serving
         await run_pending()
 
-        assert here.workers == ["wire:other"]
+        assert peers.workers == ["wire:other"]
         assert (1011, "internal error") in link.closed
         assert WorkerLeft(WORKER, "internal error") in facts
-        await here.coordinator.request()
+        await peers.coordinator.request()
         assert len(other.runs) == 1
 
     with caplog.at_level(logging.INFO, "shoal.peers"):
@@ -118,14 +118,14 @@ def test_bug_in_a_session_ends_its_connection_and_no_other(
 
 
 def test_newer_connection_of_a_worker_replaces_the_older() -> None:
-    async def script(here: PeerCoordinator) -> None:
-        older, newer, facts = MemoryLink(), MemoryLink(), recorded(here)
-        connect(here, older)
+    async def script(peers: PeerCoordinator) -> None:
+        older, newer, facts = MemoryLink(), MemoryLink(), recorded(peers)
+        connect(peers, older)
         await run_pending()
 
-        connect(here, newer)
+        connect(peers, newer)
         await run_pending()
-        await here.coordinator.request()
+        await peers.coordinator.request()
 
         assert older.sent == [f"Dismiss {REPLACED}"]
         assert newer.sent == [RunJob.__name__]
@@ -135,14 +135,14 @@ def test_newer_connection_of_a_worker_replaces_the_older() -> None:
 
 
 def test_result_of_a_lease_of_an_earlier_connection_is_recorded() -> None:
-    async def script(here: PeerCoordinator) -> None:
-        facts = recorded(here)
+    async def script(peers: PeerCoordinator) -> None:
+        facts = recorded(peers)
         late: list[object] = []
-        connect(here, MemoryLink())
+        connect(peers, MemoryLink())
         await run_pending()
-        client = await here.coordinator.request()
+        client = await peers.coordinator.request()
         newer = MemoryLink()
-        connect(here, newer, lambda data: late)
+        connect(peers, newer, lambda data: late)
         await run_pending()
         first, second = [each for each in facts if isinstance(each, JobLeased)]
 
@@ -158,44 +158,44 @@ def test_result_of_a_lease_of_an_earlier_connection_is_recorded() -> None:
 
 
 def test_revoked_token_closes_the_connection_with_its_code() -> None:
-    async def script(here: PeerCoordinator) -> None:
+    async def script(peers: PeerCoordinator) -> None:
         link = MemoryLink()
-        serving = connect(here, link, grant=ADMITTED)
+        serving = connect(peers, link, grant=ADMITTED)
         await run_pending()
-        assert here.workers == [WORKER]
-        assert here.admission.count_connected(TOKEN) == 1
+        assert peers.workers == [WORKER]
+        assert peers.admission.count_connected(TOKEN) == 1
 
-        await here.admission.revoke(TOKEN)
+        await peers.admission.revoke(TOKEN)
         await serving
         await run_pending()
 
         assert link.closed == [(CloseCode.POLICY_VIOLATION, REVOKED)]
-        assert not here.workers
+        assert not peers.workers
 
     play(script, TOKEN)
 
 
 def test_worker_whose_token_was_revoked_while_it_connected_is_refused() -> None:
-    async def script(here: PeerCoordinator) -> None:
+    async def script(peers: PeerCoordinator) -> None:
         link = MemoryLink()
-        await here.admission.revoke(TOKEN)
+        await peers.admission.revoke(TOKEN)
 
-        await connect(here, link, grant=ADMITTED)
+        await connect(peers, link, grant=ADMITTED)
 
         assert link.closed == [(CloseCode.POLICY_VIOLATION, REVOKED)]
-        assert not here.workers
+        assert not peers.workers
 
     play(script, TOKEN)
 
 
 def test_end_of_the_coordinator_closes_connections_that_have_not_joined() -> None:
-    async def script(here: PeerCoordinator) -> None:
+    async def script(peers: PeerCoordinator) -> None:
         link = MemoryLink()
         session = SoleWorkerSession(SpelledOut(), NO_JOIN_TOKEN)
-        serving = asyncio.create_task(here.connections.serve("wire", session, link))
+        serving = asyncio.create_task(peers.connections.serve("wire", session, link))
         await run_pending()
 
-        here.connections.disconnect_all("stopping")
+        peers.connections.disconnect_all("stopping")
         await serving
 
         assert link.closed == [(CloseCode.GOING_AWAY, "stopping")]
