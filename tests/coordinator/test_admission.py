@@ -23,8 +23,8 @@ AWAY = "192.0.2.7"
 NOW = 1000.0
 
 
-class Line:
-    """A connection that can be hung up on."""
+class RecordedLink:
+    """A connection that records how it was closed."""
 
     peer = "test"
 
@@ -32,7 +32,7 @@ class Line:
         self.closed: tuple[int, str] | None = None
 
     async def receive(self) -> Batch:
-        raise LinkClosed("nobody speaks here")
+        raise LinkClosed("nothing to receive")
 
     async def send(self, data: bytes | str) -> None:
         pass
@@ -64,7 +64,7 @@ async def make(
     uses_max: int | None = None,
     models: tuple[str, ...] = (),
 ) -> JoinToken:
-    """Make a token; it is ``jt-`` and its name."""
+    """Make a token, ``jt-`` and its name."""
     token = JoinToken(
         f"token_{name}",
         name,
@@ -79,7 +79,7 @@ async def make(
     return token
 
 
-def knock(
+def admit(
     admission: WorkerAdmission,
     token: str,
     name: str = "w",
@@ -87,19 +87,21 @@ def knock(
     static: str = "first",
     address: str = AWAY,
 ) -> AdmissionGrant:
-    admit = admission.policy_for("wire", static)
-    return admit(JoinRequest(token, name, frozenset({model}), address))
+    policy = admission.policy_for("wire", static)
+    return policy(JoinRequest(token, name, frozenset({model}), address))
 
 
-async def test_first_token_lets_in_everybody_by_no_join_token(
+async def test_static_token_is_not_a_join_token(
     admission: WorkerAdmission,
 ) -> None:
-    assert knock(admission, "first") == AdmissionGrant()
-    assert knock(admission, "first", "another") == AdmissionGrant()
+    assert admit(admission, "first") == AdmissionGrant()
+    assert admit(admission, "first", "another") == AdmissionGrant()
 
 
-async def test_no_first_token_lets_in_everybody(admission: WorkerAdmission) -> None:
-    assert knock(admission, "whatever", static="") == AdmissionGrant()
+async def test_without_a_static_token_everyone_is_admitted(
+    admission: WorkerAdmission,
+) -> None:
+    assert admit(admission, "whatever", static="") == AdmissionGrant()
 
 
 async def test_the_join_token_admits_beside_a_wires_own(
@@ -123,62 +125,64 @@ async def test_without_a_join_token_a_wires_own_is_required(
         admit(JoinRequest("another", "w", frozenset(), AWAY))
 
 
-async def test_join_token_lets_in_beside_the_first(admission: WorkerAdmission) -> None:
+async def test_join_token_works_beside_the_static_token(
+    admission: WorkerAdmission,
+) -> None:
     await make(admission)
 
-    assert knock(admission, "jt-lab") == AdmissionGrant("token_lab", "wire:w")
+    assert admit(admission, "jt-lab") == AdmissionGrant("token_lab", "wire:w")
 
 
 @pytest.mark.parametrize("token", ["first", "jt-lab"])
-async def test_certificate_that_a_token_names_does_not_matter_here(
+async def test_certificate_in_a_token_is_not_compared(
     admission: WorkerAdmission, token: str
 ) -> None:
     await make(admission)
 
-    # Also one that was renewed since: a node of another make presents what it has.
-    assert knock(admission, with_fingerprint(token, FINGERPRINT)) == knock(
+    # Also a renewed one: nodes of other programs present what they have.
+    assert admit(admission, with_fingerprint(token, FINGERPRINT)) == admit(
         admission, token
     )
 
 
 @pytest.mark.parametrize("token", ["", "jt-", "jt-labx", "lab", "token_lab", "\ud800"])
-async def test_wrong_token_is_refused(admission: WorkerAdmission, token: str) -> None:
+async def test_wrong_token_is_rejected(admission: WorkerAdmission, token: str) -> None:
     await make(admission)
 
     with pytest.raises(NotAdmitted, match=r"^Invalid token$"):
-        knock(admission, token)
+        admit(admission, token)
 
 
-async def test_expired_token_is_refused_and_said_to_be_that(
+async def test_expired_token_is_rejected_as_expired(
     admission: WorkerAdmission,
 ) -> None:
     await make(admission, "old", expires_at=NOW)
     await make(admission, "young", expires_at=NOW + 1)
 
-    knock(admission, "jt-young")
+    admit(admission, "jt-young")
     with pytest.raises(NotAdmitted, match="has expired"):
-        knock(admission, "jt-old")
+        admit(admission, "jt-old")
 
 
-async def test_token_for_some_models_is_for_no_others(
+async def test_token_is_limited_to_its_models(
     admission: WorkerAdmission,
 ) -> None:
     await make(admission, models=("qwen*", "tiny"))
 
-    knock(admission, "jt-lab", model="qwen3-8b")
+    admit(admission, "jt-lab", model="qwen3-8b")
     with pytest.raises(NotAdmitted, match="not for this model"):
-        knock(admission, "jt-lab", model="llama3")
+        admit(admission, "jt-lab", model="llama3")
 
 
-async def test_token_of_one_use_is_its_first_workers(
+async def test_token_of_one_use_belongs_to_its_first_worker(
     admission: WorkerAdmission,
 ) -> None:
     await make(admission, uses_max=1)
-    knock(admission, "jt-lab", "first one")
+    admit(admission, "jt-lab", "first one")
 
-    knock(admission, "jt-lab", "first one")
+    admit(admission, "jt-lab", "first one")
     with pytest.raises(NotAdmitted, match="used by other workers"):
-        knock(admission, "jt-lab", "second one")
+        admit(admission, "jt-lab", "second one")
 
 
 async def test_worker_with_two_models_uses_a_token_once(
@@ -186,62 +190,62 @@ async def test_worker_with_two_models_uses_a_token_once(
 ) -> None:
     await make(admission, uses_max=1)
 
-    assert knock(admission, "jt-lab", model="a") == knock(
+    assert admit(admission, "jt-lab", model="a") == admit(
         admission, "jt-lab", model="b"
     )
 
 
-async def test_worker_that_was_there_comes_back_after_its_token_has_expired(
+async def test_known_worker_rejoins_with_an_expired_token(
     admission: WorkerAdmission,
 ) -> None:
     token = await make(admission, uses_max=2, expires_at=NOW + 1)
-    knock(admission, "jt-lab", "old")
+    admit(admission, "jt-lab", "old")
     admission.tokens.update(replace(admission.tokens.find("lab"), expires_at=NOW))
 
-    assert knock(admission, "jt-lab", "old") == AdmissionGrant(token.id, "wire:old")
+    assert admit(admission, "jt-lab", "old") == AdmissionGrant(token.id, "wire:old")
     with pytest.raises(NotAdmitted, match="has expired"):
-        knock(admission, "jt-lab", "new")
+        admit(admission, "jt-lab", "new")
 
 
-async def test_use_that_was_recorded_is_known_after_a_restart(
+async def test_recorded_use_survives_a_restart(
     admission: WorkerAdmission, store: SqliteKeys
 ) -> None:
     await make(admission, uses_max=1)
-    await admission.record_use(knock(admission, "jt-lab", "first one"))
+    await admission.record_use(admit(admission, "jt-lab", "first one"))
 
     again = await opened(store)
 
-    knock(again, "jt-lab", "first one")
+    admit(again, "jt-lab", "first one")
     with pytest.raises(NotAdmitted, match="used by other workers"):
-        knock(again, "jt-lab", "second one")
+        admit(again, "jt-lab", "second one")
 
 
-async def test_token_for_any_number_does_not_remember_them(
+async def test_unlimited_token_records_no_uses(
     admission: WorkerAdmission, store: SqliteKeys
 ) -> None:
     await make(admission)
 
     for number in range(100):
-        await admission.record_use(knock(admission, "jt-lab", f"w{number}"))
+        await admission.record_use(admit(admission, "jt-lab", f"w{number}"))
 
     (token,) = await store.tokens.all()
     assert token.workers == frozenset()
 
 
-async def test_revoking_hangs_up_on_those_who_joined_by_the_token(
+async def test_revocation_disconnects_the_workers_of_the_token(
     admission: WorkerAdmission,
 ) -> None:
     lab, other = await make(admission), await make(admission, "other")
-    lines = [Line(), Line(), Line(), Line()]
+    links = [RecordedLink(), RecordedLink(), RecordedLink(), RecordedLink()]
     passes = [
-        knock(admission, "jt-lab", "a"),
-        knock(admission, "jt-lab", "b"),
-        knock(admission, "jt-other", "c"),
-        knock(admission, "first", "d"),
+        admit(admission, "jt-lab", "a"),
+        admit(admission, "jt-lab", "b"),
+        admit(admission, "jt-other", "c"),
+        admit(admission, "first", "d"),
     ]
     blocks = [
-        admission.track(admitted, line)
-        for admitted, line in zip(passes, lines, strict=True)
+        admission.track(admitted, link)
+        for admitted, link in zip(passes, links, strict=True)
     ]
     for block in blocks:
         block.__enter__()
@@ -251,58 +255,58 @@ async def test_revoking_hangs_up_on_those_who_joined_by_the_token(
 
     assert revoked.revoked_at == NOW
     gone = (CloseCode.POLICY_VIOLATION, REVOKED)
-    assert [line.closed for line in lines] == [gone, gone, None, None]
+    assert [link.closed for link in links] == [gone, gone, None, None]
     for block in blocks:
         block.__exit__(None, None, None)
     assert (admission.count_connected(lab), admission.count_connected(other)) == (0, 0)
     assert not admission._links
     with pytest.raises(NotAdmitted, match="was revoked"):
-        knock(admission, "jt-lab", "a")
+        admit(admission, "jt-lab", "a")
 
 
-async def test_worker_whose_token_is_revoked_on_the_way_in_does_not_get_in(
+async def test_worker_whose_token_is_revoked_during_admission_is_rejected(
     admission: WorkerAdmission,
 ) -> None:
     token = await make(admission, uses_max=1)
-    admitted = knock(admission, "jt-lab")
+    admitted = admit(admission, "jt-lab")
     await admission.record_use(admitted)
 
     await admission.revoke(token)
 
     with pytest.raises(NotAdmitted, match="was revoked"):
-        admission.track(admitted, Line()).__enter__()
+        admission.track(admitted, RecordedLink()).__enter__()
 
 
-async def test_address_that_goes_on_guessing_is_barred(
+async def test_address_that_keeps_guessing_is_banned(
     admission: WorkerAdmission,
 ) -> None:
     await make(admission)
     for number in range(BLOCK_AFTER):
         with pytest.raises(NotAdmitted):
-            knock(admission, f"guess {number}")
+            admit(admission, f"guess {number}")
 
     with pytest.raises(TooManyFailures):
         admission.check(AWAY)
     admission.check("192.0.2.8")
 
 
-async def test_own_machine_can_always_join_by_a_right_token(
+async def test_loopback_can_always_join_by_a_valid_token(
     admission: WorkerAdmission,
 ) -> None:
     await make(admission)
     for number in range(BLOCK_AFTER):
         with pytest.raises(NotAdmitted):
-            knock(admission, f"guess {number}", address="127.0.0.1")
+            admit(admission, f"guess {number}", address="127.0.0.1")
 
     with pytest.raises(TooManyFailures):
-        knock(admission, "guess", address="127.0.0.1")
+        admit(admission, "guess", address="127.0.0.1")
 
     admission.check("127.0.0.1")
-    knock(admission, "jt-lab", address="127.0.0.1")
-    knock(admission, "first", address="127.0.0.1")
+    admit(admission, "jt-lab", address="127.0.0.1")
+    admit(admission, "first", address="127.0.0.1")
 
 
-async def test_who_presents_no_token_does_not_guess(admission: WorkerAdmission) -> None:
+async def test_missing_token_is_not_a_guess(admission: WorkerAdmission) -> None:
     admit = admission.policy_for("wire", "first")
 
     for _ in range(2 * BLOCK_AFTER):
@@ -311,11 +315,11 @@ async def test_who_presents_no_token_does_not_guess(admission: WorkerAdmission) 
         admission.check(AWAY)
 
 
-async def test_token_that_has_ended_is_no_guess(admission: WorkerAdmission) -> None:
+async def test_expired_token_is_not_a_guess(admission: WorkerAdmission) -> None:
     await make(admission, expires_at=NOW)
     for _ in range(2 * BLOCK_AFTER):
         with pytest.raises(NotAdmitted, match="expired"):
-            knock(admission, "jt-lab")
+            admit(admission, "jt-lab")
 
     admission.check(AWAY)
 
@@ -330,7 +334,7 @@ async def test_token_that_has_ended_is_no_guess(admission: WorkerAdmission) -> N
         (b"\0" * 32, "", "", f"shoal join URL --token any.sha256-{'A' * 43}"),
     ],
 )
-async def test_invitation_can_be_pasted(
+async def test_invitation_is_accepted_as_pasted(
     admission: WorkerAdmission,
     fingerprint: bytes | None,
     token: str,

@@ -1,4 +1,4 @@
-"""A job's text on its way from workers to whoever asked."""
+"""Answers: the text from workers to clients."""
 
 import asyncio
 
@@ -32,8 +32,10 @@ WHOLE = "The fish, übrigens: 😀."
 SPLITS = range(len(WHOLE) + 1)
 
 
-def begun(*pieces: AnswerPiece, read: bool = True) -> tuple[Answer, AnswerCursor]:
-    """Return an answer of which a first worker has written something, and a reader."""
+def partial_answer(
+    *pieces: AnswerPiece, read: bool = True
+) -> tuple[Answer, AnswerCursor]:
+    """Return an answer with output of a first worker, and a reader."""
     answer = Answer(JobId("j"))
     reading = answer.open_reader()
     answer.grant(ONE, A, continues=False)
@@ -45,7 +47,7 @@ def begun(*pieces: AnswerPiece, read: bool = True) -> tuple[Answer, AnswerCursor
 
 
 def read_now(reading: AnswerCursor) -> list[AnswerPiece]:
-    """Read what is there, without waiting."""
+    """Read the available pieces without waiting."""
     return virtual.run(reading.read())
 
 
@@ -57,29 +59,31 @@ def cut(text: str, size: int) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
 
 
-def test_text_is_read_once_and_kept_whole() -> None:
-    answer, reading = begun("one ", "two ")
+def test_text_is_read_once_and_kept_in_full() -> None:
+    answer, reading = partial_answer("one ", "two ")
     answer.append(["three"], 0.0)
 
     assert read_now(reading) == ["three"]
     assert answer.text == "one two three"
 
 
-def test_only_the_first_text_of_a_lease_is_the_first() -> None:
-    answer, _ = begun(read=False)
+def test_only_the_first_text_of_a_lease_is_first_output() -> None:
+    answer, _ = partial_answer(read=False)
 
     assert [answer.append([text], 0.0) for text in "abc"] == [True, False, False]
     answer.grant(TWO, B, continues=True)
     assert [answer.append([text], 0.0) for text in "def"] == [True, False, False]
 
 
-def test_beginning_is_dropped_wherever_the_first_worker_was_lost(
+def test_repeated_beginning_is_dropped_at_any_split(
     subtests: pytest.Subtests,
 ) -> None:
     for at in SPLITS:
         for size in [1, 3, 1000]:
             with subtests.test(at=at, size=size):
-                answer, reading = begun(*([WHOLE[:at]] if at else []), read=False)
+                answer, reading = partial_answer(
+                    *([WHOLE[:at]] if at else []), read=False
+                )
                 given = text_now(reading) if at else ""
 
                 assert answer.grant(TWO, B, continues=False) == ""
@@ -91,10 +95,10 @@ def test_beginning_is_dropped_wherever_the_first_worker_was_lost(
                 assert given + rest == WHOLE == answer.text
 
 
-def test_worker_that_continues_just_adds(subtests: pytest.Subtests) -> None:
+def test_continuing_worker_appends(subtests: pytest.Subtests) -> None:
     for at in SPLITS:
         with subtests.test(at=at):
-            answer, reading = begun(*([WHOLE[:at]] if at else []), read=False)
+            answer, reading = partial_answer(*([WHOLE[:at]] if at else []), read=False)
             given = text_now(reading) if at else ""
 
             assert answer.grant(TWO, B, continues=True) == WHOLE[:at]
@@ -107,7 +111,7 @@ def test_worker_that_continues_just_adds(subtests: pytest.Subtests) -> None:
 
 
 @given(st.data())
-def test_asker_sees_the_text_once_however_often_workers_are_lost(
+def test_reader_sees_the_text_once_despite_many_losses(
     data: st.DataObject,
 ) -> None:
     text = data.draw(st.text(min_size=1, max_size=40))
@@ -137,10 +141,8 @@ def test_asker_sees_the_text_once_however_often_workers_are_lost(
 
 @pytest.mark.parametrize("size", [1, 4, 100])
 @pytest.mark.parametrize("at", range(5))
-def test_worker_that_takes_over_with_another_text_spoils_the_answer(
-    at: int, size: int
-) -> None:
-    answer, _ = begun("abcde")
+def test_different_text_after_a_takeover_fails_the_answer(at: int, size: int) -> None:
+    answer, _ = partial_answer("abcde")
     answer.grant(TWO, B, continues=False)
     other = "abcde"[:at] + "X" + "abcde"[at + 1 :] + " and so on"
 
@@ -155,10 +157,10 @@ def test_worker_that_takes_over_with_another_text_spoils_the_answer(
 
 
 @pytest.mark.parametrize("shorter", ["", "a", "abcd"])
-def test_worker_that_ends_before_the_lost_one_had_been_spoils_the_answer(
+def test_shorter_text_after_a_takeover_fails_the_answer(
     shorter: str,
 ) -> None:
-    answer, _ = begun("abcde")
+    answer, _ = partial_answer("abcde")
     answer.grant(TWO, B, continues=False)
     if shorter:
         answer.append([shorter], 1.0)
@@ -169,8 +171,8 @@ def test_worker_that_ends_before_the_lost_one_had_been_spoils_the_answer(
     assert caught.value.lost
 
 
-def test_answer_that_nobody_has_seen_may_begin_anew() -> None:
-    answer, reading = begun("a first draft", read=False)
+def test_unread_answer_may_restart() -> None:
+    answer, reading = partial_answer("a first draft", read=False)
 
     answer.grant(TWO, B, continues=False)
     answer.append(["another"], 1.0)
@@ -180,10 +182,10 @@ def test_answer_that_nobody_has_seen_may_begin_anew() -> None:
     assert answer.text == "another"
 
 
-def test_repeating_a_long_answer_in_small_pieces_costs_no_square() -> None:
+def test_cost_of_a_repeated_answer_is_linear() -> None:
     # If each piece cost a copy of the rest, this would take minutes.
     long = "0123456789" * 400_000
-    answer, reading = begun(long)
+    answer, reading = partial_answer(long)
     answer.grant(TWO, B, continues=False)
 
     for piece in cut(long + "!", 4):
@@ -192,7 +194,7 @@ def test_repeating_a_long_answer_in_small_pieces_costs_no_square() -> None:
     assert read_now(reading) == ["!"]
 
 
-def test_too_long_an_answer_is_spoilt() -> None:
+def test_overlong_answer_fails() -> None:
     answer = Answer(JobId("j"))
     answer.grant(ONE, A, continues=False)
     answer.append(["x" * ANSWER_MAX], 0.0)
@@ -206,14 +208,14 @@ def test_too_long_an_answer_is_spoilt() -> None:
 @pytest.mark.parametrize(
     ("said", "believed"), [(-1, 0), (7, 7), (2**53, TOKENS_MAX), (10**30, TOKENS_MAX)]
 )
-def test_a_worker_is_not_believed_any_usage(said: int, believed: int) -> None:
+def test_implausible_usage_is_replaced(said: int, believed: int) -> None:
     outcome = Answer(JobId("j")).assemble("stop", Usage(said, said))
 
     assert outcome.usage == Usage(believed, believed)
 
 
-def test_much_unread_text_is_borne_for_a_while() -> None:
-    answer, _ = begun("x" * (UNREAD_MAX + 1), read=False)
+def test_much_unread_text_is_tolerated_for_a_while() -> None:
+    answer, _ = partial_answer("x" * (UNREAD_MAX + 1), read=False)
 
     answer.append(["y"], SLOW_SECONDS)
 
@@ -221,23 +223,23 @@ def test_much_unread_text_is_borne_for_a_while() -> None:
         answer.append(["z"], SLOW_SECONDS + 0.1)
 
 
-def test_reading_ends_the_patience_that_had_begun() -> None:
-    answer, reading = begun("x" * (UNREAD_MAX + 1), read=False)
+def test_reading_resets_the_unread_timeout() -> None:
+    answer, reading = partial_answer("x" * (UNREAD_MAX + 1), read=False)
     read_now(reading)
 
     answer.append(["y" * (UNREAD_MAX + 1)], SLOW_SECONDS + 1.0)
     answer.append(["z"], 2 * SLOW_SECONDS)
 
 
-def test_far_too_much_unread_text_is_too_slow_at_once() -> None:
-    answer, _ = begun("x" * UNREAD_CEILING, read=False)
+def test_excessive_unread_text_fails_at_once() -> None:
+    answer, _ = partial_answer("x" * UNREAD_CEILING, read=False)
 
     with pytest.raises(ReaderTooSlow):
         answer.append(["x"], 0.0)
 
 
-def test_unread_text_below_the_limit_is_held_for_ever() -> None:
-    answer, reading = begun("x" * UNREAD_MAX, read=False)
+def test_unread_text_below_the_limit_never_times_out() -> None:
+    answer, reading = partial_answer("x" * UNREAD_MAX, read=False)
 
     answer.append([""], 1e9)
 
@@ -246,7 +248,7 @@ def test_unread_text_below_the_limit_is_held_for_ever() -> None:
 
 def test_many_unread_pieces_are_joined() -> None:
     pieces = [f"{number} " for number in range(3 * JOIN_AT)]
-    _, reading = begun(*pieces, read=False)
+    _, reading = partial_answer(*pieces, read=False)
 
     read = read_now(reading)
 
@@ -254,7 +256,7 @@ def test_many_unread_pieces_are_joined() -> None:
     assert len(read) <= JOIN_AT
 
 
-def test_nobody_reads_and_the_answer_comes_all_the_same() -> None:
+def test_answer_completes_without_a_reader() -> None:
     answer = Answer(JobId("j"))
     answer.grant(ONE, A, continues=False)
 
@@ -265,7 +267,7 @@ def test_nobody_reads_and_the_answer_comes_all_the_same() -> None:
 
 
 async def test_reader_waits_for_text_and_for_the_end() -> None:
-    answer, reading = begun(read=False)
+    answer, reading = partial_answer(read=False)
     waiting = asyncio.ensure_future(reading.read())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -281,8 +283,8 @@ async def test_reader_waits_for_text_and_for_the_end() -> None:
     assert await reading.outcome() == Outcome("a")
 
 
-async def test_outcome_waits_past_all_text() -> None:
-    answer, reading = begun("a", read=False)
+async def test_outcome_follows_all_text() -> None:
+    answer, reading = partial_answer("a", read=False)
     waiting = asyncio.ensure_future(reading.outcome())
     await asyncio.sleep(0)
     answer.append(["b"], 0.0)
@@ -294,8 +296,8 @@ async def test_outcome_waits_past_all_text() -> None:
     assert await waiting == Outcome("ab", "length")
 
 
-async def test_text_before_the_end_can_still_be_read_after_it() -> None:
-    answer, reading = begun("a", read=False)
+async def test_text_is_readable_after_the_end() -> None:
+    answer, reading = partial_answer("a", read=False)
     answer.fail(JobError("boom"))
 
     assert await reading.read() == ["a"]
@@ -305,7 +307,7 @@ async def test_text_before_the_end_can_still_be_read_after_it() -> None:
 
 
 async def test_first_end_counts() -> None:
-    answer, reading = begun(read=False)
+    answer, reading = partial_answer(read=False)
     assert not answer.ended
 
     answer.finish(Outcome("whole"))
@@ -315,8 +317,8 @@ async def test_first_end_counts() -> None:
     assert await reading.outcome() == Outcome("whole")
 
 
-async def test_reader_that_was_cancelled_may_read_again() -> None:
-    answer, reading = begun(read=False)
+async def test_cancelled_reader_can_read_again() -> None:
+    answer, reading = partial_answer(read=False)
     waiting = asyncio.ensure_future(reading.read())
     await asyncio.sleep(0)
     waiting.cancel()
@@ -327,13 +329,13 @@ async def test_reader_that_was_cancelled_may_read_again() -> None:
     assert await reading.read() == ["a"]
 
 
-# Answers that are more than text.
+# Structured answers.
 
 CALL = Delta(0, {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]})
 
 
 def test_deltas_are_read_and_put_together_in_order() -> None:
-    answer, reading = begun("Let me see. ", read=False)
+    answer, reading = partial_answer("Let me see. ", read=False)
     answer.append([CALL], 0.0)
     answer.append(["So."], 0.0)
 
@@ -343,8 +345,8 @@ def test_deltas_are_read_and_put_together_in_order() -> None:
     assert choice.fields["tool_calls"]
 
 
-def test_deltas_that_nobody_has_seen_may_begin_anew() -> None:
-    answer, reading = begun("text", CALL, read=False)
+def test_unread_deltas_may_restart() -> None:
+    answer, reading = partial_answer("text", CALL, read=False)
 
     assert answer.grant(TWO, B, continues=True) == ""
     answer.append(["another"], 1.0)
@@ -354,8 +356,8 @@ def test_deltas_that_nobody_has_seen_may_begin_anew() -> None:
 
 
 @pytest.mark.parametrize("continues", [True, False])
-def test_deltas_that_were_seen_can_be_taken_over_by_nobody(continues: bool) -> None:
-    answer, _ = begun("text", CALL)
+def test_read_deltas_cannot_be_taken_over(continues: bool) -> None:
+    answer, _ = partial_answer("text", CALL)
 
     with pytest.raises(UnusableOutput, match="more than text") as caught:
         answer.grant(TWO, B, continues=continues)
@@ -363,15 +365,15 @@ def test_deltas_that_were_seen_can_be_taken_over_by_nobody(continues: bool) -> N
     assert caught.value.lost
 
 
-def test_delta_where_text_has_to_be_repeated_is_another_answer() -> None:
-    answer, _ = begun("text")
+def test_delta_instead_of_repeated_text_is_a_different_answer() -> None:
+    answer, _ = partial_answer("text")
     answer.grant(TWO, B, continues=False)
 
     with pytest.raises(UnusableOutput, match="another answer"):
         answer.append([CALL], 1.0)
 
 
-def test_whoever_waits_for_the_end_has_seen_nothing_yet() -> None:
+def test_waiting_for_the_outcome_reads_nothing() -> None:
     async def scenario() -> Outcome:
         answer = Answer(JobId("j"))
         answer.grant(ONE, A, continues=False)
@@ -386,7 +388,7 @@ def test_whoever_waits_for_the_end_has_seen_nothing_yet() -> None:
     assert virtual.run(scenario()) == Outcome("whole")
 
 
-def test_empty_deltas_without_end_are_too_long_an_answer() -> None:
+def test_endless_empty_deltas_are_an_overlong_answer() -> None:
     answer = Answer(JobId("j"))
     answer.grant(ONE, A, continues=False)
 
@@ -398,8 +400,8 @@ def test_empty_deltas_without_end_are_too_long_an_answer() -> None:
         write()
 
 
-def test_size_is_what_was_written_and_not_what_it_costs() -> None:
-    answer, _ = begun("text", Delta(0, {"content": "more"}), read=False)
+def test_size_counts_text_and_not_memory() -> None:
+    answer, _ = partial_answer("text", Delta(0, {"content": "more"}), read=False)
     assert answer.size == 8
 
     answer.grant(TWO, B, continues=False)
@@ -410,8 +412,8 @@ def test_size_is_what_was_written_and_not_what_it_costs() -> None:
 # Several readers.
 
 
-def test_each_reader_is_given_everything_from_the_beginning() -> None:
-    answer, first = begun("one ", "two ")
+def test_every_reader_reads_from_the_beginning() -> None:
+    answer, first = partial_answer("one ", "two ")
 
     second = answer.open_reader()
     answer.append(["three"], 0.0)
@@ -420,8 +422,8 @@ def test_each_reader_is_given_everything_from_the_beginning() -> None:
     assert text_now(second) == "one two three"
 
 
-def test_slow_reader_is_cut_off_and_the_others_read_on() -> None:
-    answer, slow = begun("x" * UNREAD_CEILING, read=False)
+def test_slow_reader_is_disconnected_and_the_others_continue() -> None:
+    answer, slow = partial_answer("x" * UNREAD_CEILING, read=False)
     quick = answer.open_reader()
     assert len(text_now(quick)) == UNREAD_CEILING
 
@@ -435,8 +437,8 @@ def test_slow_reader_is_cut_off_and_the_others_read_on() -> None:
     assert answer.has_readers
 
 
-def test_last_asker_that_is_slow_ends_the_answer_whoever_looks_on() -> None:
-    answer, _ = begun("x" * UNREAD_CEILING, read=False)
+def test_slow_last_client_ends_the_answer_despite_onlookers() -> None:
+    answer, _ = partial_answer("x" * UNREAD_CEILING, read=False)
     onlooker = answer.open_reader(asked=False)
     assert len(text_now(onlooker)) == UNREAD_CEILING
 
@@ -446,8 +448,8 @@ def test_last_asker_that_is_slow_ends_the_answer_whoever_looks_on() -> None:
     assert not answer.has_readers
 
 
-def test_onlooker_that_is_slow_ends_nothing() -> None:
-    answer, reading = begun(read=False)
+def test_slow_onlooker_ends_nothing() -> None:
+    answer, reading = partial_answer(read=False)
     answer.open_reader(asked=False)
     for _ in range(9):
         answer.append(["x" * (UNREAD_CEILING // 8)], 0.0)
@@ -456,7 +458,7 @@ def test_onlooker_that_is_slow_ends_nothing() -> None:
     assert answer.has_readers
 
 
-def test_answer_of_a_job_that_was_done_earlier_is_read_again() -> None:
+def test_answer_of_a_completed_job_can_be_read_again() -> None:
     choices = (Choice({"content": "a"}), Choice({"content": "b"}, "length"))
     outcome = Outcome("a", choices=choices)
 
@@ -477,10 +479,10 @@ def test_answer_of_a_job_that_was_done_earlier_is_read_again() -> None:
 
 
 @pytest.mark.parametrize(("first", "second", "worker"), [(ONE, TWO, A), (TWO, ONE, B)])
-def test_of_two_leases_the_one_that_writes_first_goes_on(
+def test_first_of_two_leases_to_write_continues(
     first: LeaseNumber, second: LeaseNumber, worker: WorkerId
 ) -> None:
-    answer, _ = begun(read=False)
+    answer, _ = partial_answer(read=False)
     answer.hedge(TWO, B)
 
     assert answer.accepts_lease(first)
@@ -490,10 +492,10 @@ def test_of_two_leases_the_one_that_writes_first_goes_on(
 
 
 @pytest.mark.parametrize(("over", "stays"), [(ONE, TWO), (TWO, ONE)])
-def test_of_two_leases_the_one_that_is_left_goes_on(
+def test_remaining_one_of_two_leases_continues(
     over: LeaseNumber, stays: LeaseNumber
 ) -> None:
-    answer, _ = begun(read=False)
+    answer, _ = partial_answer(read=False)
     answer.hedge(TWO, B)
 
     answer.unhedge(over)
@@ -502,8 +504,8 @@ def test_of_two_leases_the_one_that_is_left_goes_on(
     assert not answer.accepts_lease(over)
 
 
-def test_second_lease_that_comes_after_the_first_piece_writes_nothing() -> None:
-    answer, _ = begun("text", read=False)
+def test_lease_after_the_first_piece_writes_nothing() -> None:
+    answer, _ = partial_answer("text", read=False)
 
     answer.hedge(TWO, B)
     assert not answer.accepts_lease(TWO)
@@ -512,8 +514,8 @@ def test_second_lease_that_comes_after_the_first_piece_writes_nothing() -> None:
     assert answer.lease == ONE
 
 
-def test_lease_that_was_never_given_writes_nothing() -> None:
-    answer, _ = begun(read=False)
+def test_unknown_lease_writes_nothing() -> None:
+    answer, _ = partial_answer(read=False)
     answer.hedge(TWO, B)
 
     assert not answer.accepts_lease(THREE)

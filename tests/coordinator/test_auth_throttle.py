@@ -22,14 +22,14 @@ def fail(
     return [failures.record_failure(address, now) for _ in range(times)]
 
 
-def test_first_failures_cost_nothing_and_later_ones_time() -> None:
+def test_first_failures_are_free_and_later_ones_delay() -> None:
     waits = fail(AuthThrottle(), AWAY, BLOCK_AFTER - 1)
 
     assert waits == [0.0] * DELAY_AFTER + [DELAY] * (BLOCK_AFTER - 1 - DELAY_AFTER)
     assert all(one <= other for one, other in pairwise(waits))
 
 
-def test_address_that_goes_on_is_barred_for_a_while() -> None:
+def test_persistent_address_is_banned_for_a_while() -> None:
     failures = AuthThrottle()
     fail(failures, AWAY, BLOCK_AFTER)
 
@@ -51,7 +51,7 @@ def test_failures_long_ago_are_forgiven() -> None:
     failures.check(AWAY, 9 * WINDOW)
 
 
-def test_bar_is_not_made_longer_by_trying() -> None:
+def test_attempts_do_not_extend_a_ban() -> None:
     failures = AuthThrottle()
     fail(failures, AWAY, BLOCK_AFTER)
 
@@ -65,7 +65,7 @@ def test_bar_is_not_made_longer_by_trying() -> None:
 @pytest.mark.parametrize(
     "address", ["127.0.0.1", "::1", "127.3.2.1", "::ffff:127.0.0.1"]
 )
-def test_own_machine_may_always_present_a_right_key(address: str) -> None:
+def test_loopback_may_always_present_a_valid_key(address: str) -> None:
     failures = AuthThrottle()
     fail(failures, address, BLOCK_AFTER)
 
@@ -74,7 +74,7 @@ def test_own_machine_may_always_present_a_right_key(address: str) -> None:
         failures.record_failure(address, 0.0)
 
 
-def test_whole_network_of_an_ipv6_address_is_one_owner() -> None:
+def test_ipv6_network_counts_as_one_address() -> None:
     failures = AuthThrottle()
 
     for number in range(BLOCK_AFTER):
@@ -85,7 +85,7 @@ def test_whole_network_of_an_ipv6_address_is_one_owner() -> None:
     failures.check("2001:db8:0:2::1", 0.0)
 
 
-def test_ipv4_address_in_ipv6_form_is_the_same_owner() -> None:
+def test_mapped_ipv4_address_counts_as_ipv4() -> None:
     failures = AuthThrottle()
     fail(failures, f"::ffff:{AWAY}", BLOCK_AFTER)
 
@@ -93,7 +93,7 @@ def test_ipv4_address_in_ipv6_form_is_the_same_owner() -> None:
         failures.check(AWAY, 0.0)
 
 
-def test_memory_is_bounded_however_many_addresses_fail() -> None:
+def test_memory_is_bounded() -> None:
     failures = AuthThrottle()
     fail(failures, AWAY, BLOCK_AFTER)
 

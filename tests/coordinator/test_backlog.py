@@ -1,4 +1,4 @@
-"""Jobs that wait for a place in the queue: how many begin, which, and when."""
+"""The backlog: how many jobs enter the queue, which, and when."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,8 +22,8 @@ QUEUE_MAX = 2
 OWNER = "me"
 
 
-class Silent:
-    """Takes no note of what becomes of a job."""
+class IgnoredReports:
+    """Ignores all reports about a job."""
 
     def on_accepted(self, job_id: JobId) -> None:
         pass
@@ -47,7 +47,7 @@ class Silent:
         pass
 
 
-class Bench:
+class BacklogRun:
     """A hub with a worker that holds its only call, and a backlog."""
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -61,7 +61,7 @@ class Bench:
         self.begun.append(number)
         work = call("f")
         job = Job(self.hub.new_id(), work, call_limits(), OWNER, terms=self.terms)
-        self.hub.submit(job, Silent())
+        self.hub.submit(job, IgnoredReports())
 
     def add(self, *numbers: int) -> None:
         for number in numbers:
@@ -69,7 +69,7 @@ class Bench:
         self.backlog.flush()
 
     async def fill(self) -> None:
-        """Give the worker a call, and the queue as many as it takes."""
+        """Give the worker a call, and fill the queue."""
         self.submit(-1)
         await run_pending()
         for _ in range(QUEUE_MAX):
@@ -79,84 +79,84 @@ class Bench:
         self.begun.clear()
 
     async def end_one(self) -> None:
-        """Let the worker finish, and so take one call out of the queue."""
+        """End the running call, so that one call leaves the queue."""
         self.worker.finish()
         await run_pending()
 
 
-def play(script: Callable[[Bench], Awaitable[None]]) -> None:
+def run_script(script: Callable[[BacklogRun], Awaitable[None]]) -> None:
     async def scenario() -> None:
         async with running_coordinator(queue_max=QUEUE_MAX) as coordinator:
-            bench = Bench(coordinator)
+            run = BacklogRun(coordinator)
             await run_pending()
-            await script(bench)
+            await script(run)
 
     virtual.run(scenario())
 
 
-def test_jobs_begin_at_once_while_there_are_places() -> None:
-    async def script(bench: Bench) -> None:
-        bench.add(1)
+def test_jobs_start_at_once_while_there_is_room() -> None:
+    async def script(run: BacklogRun) -> None:
+        run.add(1)
 
-        assert bench.begun == [1]
+        assert run.begun == [1]
 
-    play(script)
+    run_script(script)
 
 
-def test_each_place_that_is_free_takes_the_job_that_waits_longest() -> None:
-    async def script(bench: Bench) -> None:
-        await bench.fill()
-        bench.add(1, 2, 3)
+def test_free_place_goes_to_the_oldest_job() -> None:
+    async def script(run: BacklogRun) -> None:
+        await run.fill()
+        run.add(1, 2, 3)
         await run_pending()
-        assert bench.begun == []
+        assert run.begun == []
 
-        await bench.end_one()
-        assert bench.begun == [1]
+        await run.end_one()
+        assert run.begun == [1]
 
-        await bench.end_one()
-        assert bench.begun == [1, 2]
+        await run.end_one()
+        assert run.begun == [1, 2]
 
-    play(script)
+    run_script(script)
 
 
-def test_job_that_was_removed_does_not_begin() -> None:
-    async def script(bench: Bench) -> None:
-        await bench.fill()
-        bench.add(1, 2)
+def test_removed_job_does_not_start() -> None:
+    async def script(run: BacklogRun) -> None:
+        await run.fill()
+        run.add(1, 2)
 
-        assert bench.backlog.remove(1)
-        assert not bench.backlog.remove(1)
-        await bench.end_one()
+        assert run.backlog.remove(1)
+        assert not run.backlog.remove(1)
+        await run.end_one()
 
-        assert bench.begun == [2]
+        assert run.begun == [2]
 
-    play(script)
+    run_script(script)
 
 
 async def reserved(
-    bench: Bench, *numbers: int
+    run: BacklogRun, *numbers: int
 ) -> list["asyncio.Task[QueueReservation]"]:
     tasks = [
-        asyncio.create_task(bench.backlog.reserve(number), name=str(number))
+        asyncio.create_task(run.backlog.reserve(number), name=str(number))
         for number in numbers
     ]
     await run_pending()
     return tasks
 
 
-def test_place_is_reserved_for_one_until_that_is_released() -> None:
-    async def script(bench: Bench) -> None:
-        await bench.fill()
-        first, second = await reserved(bench, 1, 2)
+def test_reserved_place_is_exclusive_until_released() -> None:
+    async def script(run: BacklogRun) -> None:
+        await run.fill()
+        first, second = await reserved(run, 1, 2)
 
-        await bench.end_one()
+        await run.end_one()
         assert (first.done(), second.done()) == (True, False)
         first.result().release()
         first.result().release()
         await run_pending()
         assert second.done()
 
-    play(script)
+    run_script(script)
 
 
 def cancel(task: "asyncio.Task[QueueReservation]") -> None:
@@ -164,52 +164,52 @@ def cancel(task: "asyncio.Task[QueueReservation]") -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_reservation_of_who_left_goes_to_the_next(when: str) -> None:
-    async def script(bench: Bench) -> None:
-        await bench.fill()
-        first, second = await reserved(bench, 1, 2)
+def test_cancelled_reservation_goes_to_the_next(when: str) -> None:
+    async def script(run: BacklogRun) -> None:
+        await run.fill()
+        first, second = await reserved(run, 1, 2)
         if when == "before":
             first.cancel()
-            await bench.end_one()
+            await run.end_one()
         else:
-            # It is given a place, and does not live to take it.
-            bench.hub.on_queue_room(partial(cancel, first))
-            await bench.end_one()
+            # Its reservation is granted, and cancelled before it resumes.
+            run.hub.on_queue_room(partial(cancel, first))
+            await run.end_one()
 
         assert first.cancelled()
         assert second.done()
 
-    play(script)
+    run_script(script)
 
 
-def test_job_that_was_refused_is_the_next_when_the_queue_has_changed() -> None:
-    async def script(bench: Bench) -> None:
-        await bench.fill()
-        first, second = await reserved(bench, 1, 2)
-        await bench.end_one()
+def test_rejected_job_is_next_when_the_queue_changes() -> None:
+    async def script(run: BacklogRun) -> None:
+        await run.fill()
+        first, second = await reserved(run, 1, 2)
+        await run.end_one()
 
         first.result().release(refused=True)
-        again = asyncio.create_task(bench.backlog.reserve(1, again=True))
+        again = asyncio.create_task(run.backlog.reserve(1, again=True))
         await run_pending()
         assert (again.done(), second.done()) == (False, False)
 
-        await bench.end_one()
+        await run.end_one()
         assert (again.done(), second.done()) == (True, False)
         again.result().release()
         await run_pending()
         assert second.done()
 
-    play(script)
+    run_script(script)
 
 
-def test_jobs_that_nobody_pays_for_keep_no_others_waiting() -> None:
-    async def script(bench: Bench) -> None:
-        await bench.hub.process(BudgetSet(f"user:{OWNER}", 0, "default"))
-        bench.terms = JobTerms(price=1)
+def test_unpaid_jobs_do_not_block_others() -> None:
+    async def script(run: BacklogRun) -> None:
+        await run.hub.process(BudgetSet(f"user:{OWNER}", 0, "default"))
+        run.terms = JobTerms(price=1)
 
-        bench.add(*range(3 * QUEUE_MAX))
+        run.add(*range(3 * QUEUE_MAX))
         await run_pending()
 
-        assert bench.begun == [*range(3 * QUEUE_MAX)]
+        assert run.begun == [*range(3 * QUEUE_MAX)]
 
-    play(script)
+    run_script(script)

@@ -1,4 +1,4 @@
-"""Large values: kept, pinned, given once, and taken from those who have them."""
+"""Large values: stored, pinned, sent once, and received."""
 
 import hashlib
 from collections.abc import Iterable
@@ -17,8 +17,8 @@ DATA = b"large"
 DIGEST = hashlib.sha256(DATA).digest()
 
 
-class Peer:
-    """A worker that notes what it was given."""
+class RecordingWorker:
+    """A worker that records its commands."""
 
     def __init__(self, accepts: Iterable[type] = (SendBlob, RunJob)) -> None:
         self.accepts: frozenset[type] = frozenset(accepts)
@@ -29,11 +29,11 @@ class Peer:
         return True
 
     def disconnect(self, reason: str, code: int, text: str) -> None:
-        raise AssertionError("nobody has a reason to")
+        raise AssertionError("unexpected disconnect")
 
 
-class Pins(MemoryBlobs):
-    """Notes what is pinned."""
+class RecordingPins(MemoryBlobs):
+    """Records pinned digests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,10 +46,10 @@ class Pins(MemoryBlobs):
         self.pinned.remove(digest)
 
 
-async def test_a_worker_is_given_a_value_once_for_each_connection() -> None:
+async def test_value_is_sent_once_per_connection() -> None:
     blobs = BlobTransfer(MemoryBlobs())
     await blobs.keep(DATA)
-    one, other = Peer(), Peer()
+    one, other = RecordingWorker(), RecordingWorker()
 
     for peer in (one, one, other):
         blobs.send(peer, (DIGEST, DIGEST))
@@ -59,20 +59,20 @@ async def test_a_worker_is_given_a_value_once_for_each_connection() -> None:
     assert len(one.given) == 2
 
 
-async def test_a_wire_that_cannot_carry_values_is_given_none() -> None:
+async def test_value_is_not_sent_on_a_wire_without_blobs() -> None:
     blobs = BlobTransfer(MemoryBlobs())
     await blobs.keep(DATA)
-    peer = Peer([RunJob])
+    peer = RecordingWorker([RunJob])
 
     blobs.send(peer, (DIGEST,))
 
     assert peer.given == []
 
 
-async def test_a_value_that_is_gone_is_not_given_and_that_is_logged(
+async def test_missing_value_is_logged_and_not_sent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    peer = Peer()
+    peer = RecordingWorker()
 
     BlobTransfer(MemoryBlobs()).send(peer, (DIGEST,))
 
@@ -80,8 +80,8 @@ async def test_a_value_that_is_gone_is_not_given_and_that_is_logged(
     assert DIGEST.hex() in caplog.text
 
 
-async def test_what_an_open_job_needs_is_pinned() -> None:
-    pins = Pins()
+async def test_values_of_open_jobs_are_pinned() -> None:
+    pins = RecordingPins()
     blobs = BlobTransfer(pins)
     job = Job(JobId("j"), Call("f", b"", b"", blobs=(DIGEST,)))
 
@@ -93,7 +93,7 @@ async def test_what_an_open_job_needs_is_pinned() -> None:
     assert pins.pinned == []
 
 
-async def test_whoever_reads_what_is_just_coming_waits_for_it() -> None:
+async def test_reader_waits_for_a_value_in_transfer() -> None:
     blobs = BlobTransfer(MemoryBlobs())
 
     blobs.receive(SendBlob(DIGEST, DATA))
@@ -103,7 +103,7 @@ async def test_whoever_reads_what_is_just_coming_waits_for_it() -> None:
     assert bytes(await blobs.read(DIGEST)) == DATA
 
 
-async def test_what_comes_under_a_wrong_name_is_not_kept(
+async def test_value_with_a_wrong_digest_is_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     blobs = BlobTransfer(MemoryBlobs())
@@ -118,7 +118,7 @@ async def test_what_comes_under_a_wrong_name_is_not_kept(
         await blobs.read(DIGEST)
 
 
-async def test_what_comes_at_once_has_a_limit(
+async def test_concurrent_transfers_are_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert COMING_MAX >= 256 << 20

@@ -1,4 +1,4 @@
-"""What jobs cost, and what is signed about them."""
+"""Prices of jobs, and their receipts."""
 
 import asyncio
 import json
@@ -76,7 +76,7 @@ async def only_receipt(coordinator: Coordinator, job_id: JobId) -> LoggedReceipt
 
 
 @in_virtual_time
-async def test_price_is_held_while_the_job_runs_and_paid_when_it_is_done() -> None:
+async def test_price_is_reserved_and_paid_on_completion() -> None:
     async with running_coordinator(fee=FEE) as coordinator:
         worker = await coordinator.join()
         client = await coordinator.request(
@@ -100,7 +100,7 @@ async def test_price_is_held_while_the_job_runs_and_paid_when_it_is_done() -> No
 
 @pytest.mark.parametrize("how", ["failed", "cancelled"])
 @in_virtual_time
-async def test_what_came_to_nothing_costs_nothing(how: str) -> None:
+async def test_failed_job_costs_nothing(how: str) -> None:
     async with running_coordinator() as coordinator:
         worker = await coordinator.join()
         client = await coordinator.request(owner="al", terms=PRICED)
@@ -118,7 +118,7 @@ async def test_what_came_to_nothing_costs_nothing(how: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "sha256:"])
 @in_virtual_time
-async def test_receipt_of_the_worker_is_verified_paid_and_countersigned(
+async def test_worker_receipt_is_verified_paid_and_countersigned(
     prefix: str,
 ) -> None:
     async with running_coordinator() as coordinator:
@@ -149,7 +149,7 @@ BAD: dict[str, tuple[SignedReceipt, Verdict]] = {
 
 @pytest.mark.parametrize("name", BAD)
 @in_virtual_time
-async def test_bad_receipt_is_recorded_not_paid_and_held_against_the_worker(
+async def test_invalid_receipt_is_recorded_unpaid_and_marks_the_worker(
     name: str,
 ) -> None:
     signed, verdict = BAD[name]
@@ -159,7 +159,7 @@ async def test_bad_receipt_is_recorded_not_paid_and_held_against_the_worker(
         worker.answer(OUTPUT, signed)
         await run_pending()
 
-        assert client.outcome is not None  # the job is done all the same
+        assert client.outcome is not None  # the job still succeeds
         filed = await only_receipt(coordinator, client.job_id)
         assert filed.claims.verdict is verdict
         assert filed.claims.price == 0
@@ -171,7 +171,7 @@ async def test_bad_receipt_is_recorded_not_paid_and_held_against_the_worker(
 
 
 @in_virtual_time
-async def test_worker_whose_receipts_prove_nothing_gets_no_more_work() -> None:
+async def test_worker_with_invalid_receipts_gets_no_more_work() -> None:
     async with running_coordinator() as coordinator:
         worker = await signing(coordinator)
         for number in range(1, 4):
@@ -184,7 +184,7 @@ async def test_worker_whose_receipts_prove_nothing_gets_no_more_work() -> None:
 
 
 @in_virtual_time
-async def test_marks_are_known_after_a_restart(store: SlowStore) -> None:
+async def test_marks_survive_a_restart(store: SlowStore) -> None:
     async with running_coordinator(store) as coordinator:
         worker = await signing(coordinator)
         for number in range(1, 4):
@@ -199,7 +199,7 @@ async def test_marks_are_known_after_a_restart(store: SlowStore) -> None:
 
 
 @in_virtual_time
-async def test_worker_that_gives_no_receipt_is_paid_when_it_does() -> None:
+async def test_late_receipt_is_paid() -> None:
     async with running_coordinator(fee=FEE) as coordinator:
         worker = await signing(coordinator)
         client = await coordinator.request(terms=PRICED)
@@ -226,7 +226,7 @@ async def test_worker_that_gives_no_receipt_is_paid_when_it_does() -> None:
 
 @pytest.mark.parametrize("proven", [True, False])
 @in_virtual_time
-async def test_a_wire_without_receipts_owes_none(proven: bool) -> None:
+async def test_no_receipt_is_due_on_a_wire_without_receipts(proven: bool) -> None:
     async with running_coordinator() as coordinator:
         worker = await coordinator.join(
             "w", public_key=WORKER.public_key.hex(), proven=proven
@@ -245,7 +245,7 @@ async def test_a_wire_without_receipts_owes_none(proven: bool) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_receipt_is_about_the_answer_that_was_first_of_two(
+def test_receipt_covers_the_first_of_two_answers(
     order: tuple[int, int],
 ) -> None:
     signers = (WORKER, OTHER)
@@ -280,7 +280,7 @@ def test_receipt_is_about_the_answer_that_was_first_of_two(
 
 
 @in_virtual_time
-async def test_receipt_right_behind_its_answer_counts_as_if_it_came_with_it() -> None:
+async def test_receipt_directly_after_its_answer_belongs_to_it() -> None:
     async with running_coordinator() as coordinator:
         worker = await signing(coordinator)
         client = await coordinator.request(owner="al", terms=PRICED)
@@ -297,7 +297,7 @@ async def test_receipt_right_behind_its_answer_counts_as_if_it_came_with_it() ->
 
 
 @in_virtual_time
-async def test_receipt_apart_for_the_job_of_another_changes_nothing() -> None:
+async def test_separate_receipt_for_a_foreign_job_is_ignored() -> None:
     async with running_coordinator() as coordinator:
         worker = await signing(coordinator)
         client = await coordinator.request(terms=PRICED)
@@ -314,7 +314,7 @@ async def test_receipt_apart_for_the_job_of_another_changes_nothing() -> None:
 
 
 @in_virtual_time
-async def test_receipt_that_is_replayed_for_another_job_is_worth_nothing() -> None:
+async def test_replayed_receipt_is_invalid() -> None:
     async with running_coordinator() as coordinator:
         worker = await signing(coordinator)
         first = await coordinator.request(terms=PRICED)
@@ -331,7 +331,7 @@ async def test_receipt_that_is_replayed_for_another_job_is_worth_nothing() -> No
 
 
 @in_virtual_time
-async def test_answer_of_nobodys_lease_is_recorded_and_neither_given_nor_paid() -> None:
+async def test_answer_of_an_unknown_lease_is_recorded_only() -> None:
     async with running_coordinator() as coordinator:
         worker = await signing(coordinator)
         client = await coordinator.request(terms=PRICED)
@@ -353,7 +353,7 @@ async def test_answer_of_nobodys_lease_is_recorded_and_neither_given_nor_paid() 
 
 
 @in_virtual_time
-async def test_task_is_done_and_its_output_signed() -> None:
+async def test_output_of_a_task_is_signed() -> None:
     async with running_coordinator() as coordinator:
         tasks = frozenset({JobKind.TASK})
         key = WORKER.public_key.hex()
@@ -369,7 +369,7 @@ async def test_task_is_done_and_its_output_signed() -> None:
 
 
 @in_virtual_time
-async def test_account_with_a_budget_is_not_overdrawn_by_jobs_of_one_moment() -> None:
+async def test_concurrent_jobs_do_not_overdraw_a_budget() -> None:
     async with running_coordinator() as coordinator:
         await coordinator.join(slots=100)
         await coordinator.hub.process(AccountTopUp("user:al", 35_000, "default"))
@@ -391,7 +391,7 @@ async def test_account_with_a_budget_is_not_overdrawn_by_jobs_of_one_moment() ->
 
 
 @in_virtual_time
-async def test_books_go_on_after_a_restart(store: SlowStore) -> None:
+async def test_accounts_survive_a_restart(store: SlowStore) -> None:
     async with running_coordinator(store) as coordinator:
         worker = await coordinator.join()
         await coordinator.hub.process(BudgetSet("user:al", 15_000, "default"))
@@ -431,7 +431,7 @@ async def test_books_go_on_after_a_restart(store: SlowStore) -> None:
 
 
 @in_virtual_time
-async def test_private_job_goes_to_a_paired_worker_that_proved_its_key() -> None:
+async def test_private_job_goes_to_a_paired_worker_with_a_proven_key() -> None:
     private = JobTerms(privacy=Privacy.PRIVATE, user="u1")
     key = WORKER.public_key.hex()
     async with running_coordinator() as coordinator:
@@ -455,7 +455,7 @@ async def test_private_job_goes_to_a_paired_worker_that_proved_its_key() -> None
 
 
 @in_virtual_time
-async def test_pairing_is_known_after_a_restart(store: SlowStore) -> None:
+async def test_pairing_survives_a_restart(store: SlowStore) -> None:
     key = WORKER.public_key.hex()
     async with running_coordinator(store) as coordinator:
         await coordinator.hub.process(WorkerPaired("al", "u1", key))
@@ -470,7 +470,7 @@ async def test_pairing_is_known_after_a_restart(store: SlowStore) -> None:
 
 
 @in_virtual_time
-async def test_bad_receipt_that_comes_later_gives_the_price_back() -> None:
+async def test_later_invalid_receipt_refunds_the_price() -> None:
     async with running_coordinator() as coordinator:
         worker = await signing(coordinator)
         client = await coordinator.request(owner="al", terms=PRICED)
@@ -487,12 +487,12 @@ async def test_bad_receipt_that_comes_later_gives_the_price_back() -> None:
 
 
 @in_virtual_time
-async def test_who_tells_the_hub_something_waits_until_it_is_stored(
+async def test_input_is_handled_once_it_is_stored(
     store: SlowStore,
 ) -> None:
     async with running_coordinator(store, queue_max=3) as coordinator:
         await coordinator.join(slots=2)
-        # More at once than the queue holds, so that the rest of the batch is put off.
+        # More than the queue holds, so that the rest of the batch is deferred.
         clients = [Client(coordinator.hub, coordinator.job()) for _ in range(5)]
         await asyncio.sleep(0)
         await coordinator.hub.process(AccountTopUp("user:al", 5, "default"))
@@ -502,7 +502,7 @@ async def test_who_tells_the_hub_something_waits_until_it_is_stored(
 
 
 @in_virtual_time
-async def test_lost_standing_is_not_regained_by_leaving_out_the_proof() -> None:
+async def test_omitting_the_proof_does_not_clear_marks() -> None:
     key = WORKER.public_key.hex()
     async with running_coordinator() as coordinator:
         proven = await coordinator.join("proven", public_key=key, proven=True)
@@ -517,7 +517,7 @@ async def test_lost_standing_is_not_regained_by_leaving_out_the_proof() -> None:
 
 
 @in_virtual_time
-async def test_who_only_names_a_key_does_not_cost_its_owner_the_standing() -> None:
+async def test_unproven_key_does_not_mark_its_owner() -> None:
     key = WORKER.public_key.hex()
     async with running_coordinator() as coordinator:
         impostor = await coordinator.join("w/unproven", public_key=key)

@@ -14,7 +14,7 @@ from store.in_memory import memory_store
 
 
 class FullDisk(SqliteCredentials[Key]):
-    """A table that accepts nothing while its disk is full."""
+    """A table that rejects writes while its disk is full."""
 
     full = True
 
@@ -71,7 +71,7 @@ async def test_key_is_found_by_its_secret_its_id_and_its_name(
         book.find("bob")
 
 
-async def test_what_was_added_is_stored(store: SqliteCredentials[Key]) -> None:
+async def test_added_key_is_stored(store: SqliteCredentials[Key]) -> None:
     await opened(store).add(key("alice"))
 
     assert list(opened(store, *await store.all())) == [key("alice")]
@@ -87,7 +87,7 @@ async def test_what_was_added_is_stored(store: SqliteCredentials[Key]) -> None:
         ("alice", "there is a key alice already; revoke it first"),
     ],
 )
-async def test_name_that_cannot_be_is_refused(
+async def test_invalid_name_is_rejected(
     store: SqliteCredentials[Key], name: str, said: str
 ) -> None:
     book = opened(store, key("alice"))
@@ -100,7 +100,7 @@ async def test_name_that_cannot_be_is_refused(
     assert len(list(book)) == 1
 
 
-async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it(
+async def test_concurrent_keys_of_one_name_do_not_both_succeed(
     store: SqliteCredentials[Key],
 ) -> None:
     book = opened(store)
@@ -114,7 +114,7 @@ async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it(
     assert len(list(book)) == 1
 
 
-async def test_revoked_key_is_still_known_but_its_name_is_free(
+async def test_revoked_key_is_known_and_frees_its_name(
     store: SqliteCredentials[Key],
 ) -> None:
     book = opened(store)
@@ -132,7 +132,7 @@ async def test_revoked_key_is_still_known_but_its_name_is_free(
     assert [each.revoked_at for each in await store.all()] == [5.0, None]
 
 
-async def test_key_that_could_not_be_stored_is_none(full_disk: FullDisk) -> None:
+async def test_key_that_cannot_be_stored_is_not_created(full_disk: FullDisk) -> None:
     book = opened(full_disk)
 
     with pytest.raises(StoreError, match="full"):
@@ -142,7 +142,7 @@ async def test_key_that_could_not_be_stored_is_none(full_disk: FullDisk) -> None
     book.check_name("alice")
 
 
-async def test_key_that_cannot_be_revoked_for_good_is_revoked_for_now(
+async def test_key_is_revoked_in_memory_if_the_store_fails(
     full_disk: FullDisk,
 ) -> None:
     book = opened(full_disk, key("alice"))
@@ -155,7 +155,7 @@ async def test_key_that_cannot_be_revoked_for_good_is_revoked_for_now(
     assert found.revoked_at == 5.0
 
 
-async def test_revoking_is_tried_again_until_it_is_for_good(
+async def test_revocation_is_retried_until_stored(
     full_disk: FullDisk, store: SqliteCredentials[Key]
 ) -> None:
     await store.add(key("alice"))
@@ -185,7 +185,7 @@ async def test_number_of_keys_is_bounded(
         await book.add(key("c", 3))
 
 
-def test_what_ended_long_ago_is_forgotten(store: SqliteCredentials[Key]) -> None:
+def test_old_expired_keys_are_forgotten(store: SqliteCredentials[Key]) -> None:
     expired = replace(key("a", 1), expires_at=5.0)
     revoked = replace(key("b", 2), revoked_at=8.0)
     book = opened(store, expired, revoked, key("c", 3))

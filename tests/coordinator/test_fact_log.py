@@ -1,4 +1,4 @@
-"""Facts on one line each."""
+"""Log lines of facts."""
 
 import logging
 
@@ -95,12 +95,14 @@ CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_fact_is_one_line_without_prompts_and_answers(fact: Fact, line: str) -> None:
+def test_fact_is_logged_in_one_line_without_prompts_and_answers(
+    fact: Fact, line: str
+) -> None:
     assert describe(fields_of(fact)) == line
 
 
 @pytest.mark.parametrize(("turned", "level"), [(True, "INFO"), (False, "DEBUG")])
-def test_condition_is_news_only_if_it_makes_a_worker_fit_or_unfit(
+def test_load_is_logged_only_if_it_changes_fitness(
     turned: bool, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "shoal.coordinator"):
@@ -109,7 +111,7 @@ def test_condition_is_news_only_if_it_makes_a_worker_fit_or_unfit(
     assert [record.levelname for record in caplog.records] == [level]
 
 
-def test_what_happens_to_calls_is_for_those_who_look_closely(
+def test_facts_of_calls_are_logged_at_debug_level(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     facts = FactLog()
@@ -130,5 +132,5 @@ def test_what_happens_to_calls_is_for_those_who_look_closely(
     ],
     ids=["model", "worker"],
 )
-def test_names_that_others_choose_cannot_forge_a_line(fact: Fact) -> None:
+def test_names_cannot_forge_log_lines(fact: Fact) -> None:
     assert "\n" not in describe(fields_of(fact))

@@ -1,4 +1,4 @@
-"""A second worker for a silent job, from the hub's clock to the client."""
+"""Hedging, from the hub's clock to the client."""
 
 import asyncio
 
@@ -40,13 +40,13 @@ NO_CANCEL: frozenset[type] = frozenset({RunJob, Dismiss})
 async def two_workers(
     coordinator: Coordinator, accepts: frozenset[type] = EVERYTHING
 ) -> list[ScriptedWorker]:
-    """Let two workers join that can do the same, and one with something else."""
+    """Join two equal workers, and one with another model."""
     first = await coordinator.join("a")
     await coordinator.join("busy", "other")
     return [first, await coordinator.join("b", accepts=accepts)]
 
 
-def test_silent_worker_is_overtaken() -> None:
+def test_silent_worker_is_hedged() -> None:
     async def script(coordinator: Coordinator) -> None:
         first, second = await two_workers(coordinator)
         client = await coordinator.request()
@@ -79,7 +79,7 @@ def test_silent_worker_is_overtaken() -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_first_worker_may_still_be_the_quicker_one() -> None:
+def test_first_worker_may_still_win() -> None:
     async def script(coordinator: Coordinator) -> None:
         first, second = await two_workers(coordinator)
         client = await coordinator.request()
@@ -97,7 +97,7 @@ def test_first_worker_may_still_be_the_quicker_one() -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_nobody_is_asked_twice_unless_that_is_wanted() -> None:
+def test_jobs_are_not_hedged_by_default() -> None:
     async def script(coordinator: Coordinator) -> None:
         _, second = await two_workers(coordinator)
         await coordinator.request(limits=LIMITS)
@@ -109,7 +109,7 @@ def test_nobody_is_asked_twice_unless_that_is_wanted() -> None:
     run_script(script)
 
 
-def test_worker_that_becomes_idle_is_asked_then() -> None:
+def test_worker_that_becomes_idle_gets_the_hedge() -> None:
     async def script(coordinator: Coordinator) -> None:
         first = await coordinator.join("a")
         client = await coordinator.request()
@@ -122,7 +122,7 @@ def test_worker_that_becomes_idle_is_asked_then() -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_waiting_jobs_go_before_a_second_worker() -> None:
+def test_waiting_jobs_precede_hedges() -> None:
     async def script(coordinator: Coordinator) -> None:
         await coordinator.join("a")
         await coordinator.request()
@@ -136,7 +136,7 @@ def test_waiting_jobs_go_before_a_second_worker() -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_loser_that_cannot_be_told_keeps_its_slot_and_its_text_to_itself() -> None:
+def test_loser_without_cancellation_keeps_its_slot_and_its_text_is_dropped() -> None:
     async def script(coordinator: Coordinator) -> None:
         first, second = await two_workers(coordinator, accepts=NO_CANCEL)
         client = await coordinator.request()
@@ -160,7 +160,7 @@ def test_loser_that_cannot_be_told_keeps_its_slot_and_its_text_to_itself() -> No
 
 @pytest.mark.parametrize("gone", [0, 1])
 @pytest.mark.parametrize("how", ["lost", "refused", "failed"])
-def test_one_worker_gives_up_and_the_other_goes_on(gone: int, how: str) -> None:
+def test_other_worker_continues_if_one_rejects(gone: int, how: str) -> None:
     async def script(coordinator: Coordinator) -> None:
         workers = await two_workers(coordinator)
         client = await coordinator.request()
@@ -187,7 +187,7 @@ def test_one_worker_gives_up_and_the_other_goes_on(gone: int, how: str) -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_both_workers_give_up() -> None:
+def test_job_is_requeued_if_both_reject() -> None:
     async def script(coordinator: Coordinator) -> None:
         first, second = await two_workers(coordinator)
         client = await coordinator.request()
@@ -203,7 +203,7 @@ def test_both_workers_give_up() -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_third_worker_takes_over_from_both() -> None:
+def test_third_worker_takes_over_from_two_lost() -> None:
     async def script(coordinator: Coordinator) -> None:
         first, second = await two_workers(coordinator)
         client = await coordinator.request()
@@ -226,7 +226,7 @@ def test_third_worker_takes_over_from_both() -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_job_that_takes_both_down_is_given_up_as_soon_as_any_other() -> None:
+def test_hedged_job_that_loses_workers_is_given_up_like_any_other() -> None:
     async def script(coordinator: Coordinator) -> None:
         workers = await two_workers(coordinator)
         client = await coordinator.request()
@@ -244,7 +244,7 @@ def test_job_that_takes_both_down_is_given_up_as_soon_as_any_other() -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_text_that_comes_while_the_second_lease_is_being_stored_decides() -> None:
+def test_text_during_the_commit_of_the_second_lease_wins() -> None:
     async def script(coordinator: Coordinator) -> None:
         first, second = await two_workers(coordinator, accepts=NO_CANCEL)
         client = await coordinator.request()
@@ -255,7 +255,7 @@ def test_text_that_comes_while_the_second_lease_is_being_stored_decides() -> Non
         first.write("just in time")
         coordinator.store.writable.set()
         await run_pending()
-        # It was told, for it cannot be called back, and ends in its own time.
+        # It got the job, which cannot be cancelled, and ends later.
         assert len(second.runs) == 1
         second.write("of no use")
         second.complete()
@@ -268,7 +268,7 @@ def test_text_that_comes_while_the_second_lease_is_being_stored_decides() -> Non
     run_script(script, hedge_after=AFTER)
 
 
-def test_worker_that_is_lost_while_the_second_lease_is_being_stored() -> None:
+def test_worker_is_lost_during_the_commit_of_the_second_lease() -> None:
     async def script(coordinator: Coordinator) -> None:
         first, second = await two_workers(coordinator)
         client = await coordinator.request()
@@ -288,7 +288,7 @@ def test_worker_that_is_lost_while_the_second_lease_is_being_stored() -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_both_write_while_nothing_can_be_stored() -> None:
+def test_both_write_during_a_commit() -> None:
     async def script(coordinator: Coordinator) -> None:
         first, second = await two_workers(coordinator)
         client = await coordinator.request()
@@ -310,7 +310,7 @@ def test_both_write_while_nothing_can_be_stored() -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_time_for_the_first_output_is_that_of_the_first_worker() -> None:
+def test_first_output_limit_counts_from_the_first_worker() -> None:
     async def script(coordinator: Coordinator) -> None:
         first, second = await two_workers(coordinator)
         client = await coordinator.request(limits=LIMITS)
@@ -325,7 +325,7 @@ def test_time_for_the_first_output_is_that_of_the_first_worker() -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_output_of_the_second_worker_ends_the_wait_for_the_first_output() -> None:
+def test_output_of_the_second_worker_meets_the_first_output_limit() -> None:
     async def script(coordinator: Coordinator) -> None:
         _, second = await two_workers(coordinator)
         client = await coordinator.request(limits=LIMITS)
@@ -342,7 +342,7 @@ def test_output_of_the_second_worker_ends_the_wait_for_the_first_output() -> Non
     run_script(script, hedge_after=AFTER)
 
 
-def test_client_that_leaves_frees_both() -> None:
+def test_client_disconnect_frees_both_workers() -> None:
     async def script(coordinator: Coordinator) -> None:
         first, second = await two_workers(coordinator)
         client = await coordinator.request()
@@ -356,7 +356,7 @@ def test_client_that_leaves_frees_both() -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_job_that_two_workers_had_is_taken_up_again_after_a_restart(
+def test_hedged_job_resumes_after_a_restart(
     store: SlowStore,
 ) -> None:
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""The coordinator's centre: stimulus, facts, store, actions."""
+"""The hub: inputs, facts, store, effects."""
 
 import asyncio
 import logging
@@ -69,7 +69,7 @@ from shoal.pool.lifecycle import JobState
 from shoal.protocols.seam.session import CloseCode
 from simulation import virtual
 
-DEAF: frozenset[type] = frozenset({RunJob})  # a wire that can only give out work
+DEAF: frozenset[type] = frozenset({RunJob})  # a wire that can only run jobs
 NO_CANCEL: frozenset[type] = frozenset({RunJob, Dismiss})
 
 
@@ -77,10 +77,10 @@ def kinds(facts: list[Fact]) -> list[type[Fact]]:
     return [type(fact) for fact in facts]
 
 
-# From the question to the answer.
+# From the request to the answer.
 
 
-def test_job_goes_to_a_worker_and_its_text_comes_back() -> None:
+def test_job_runs_and_its_text_is_returned() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         client = await coordinator.request()
@@ -104,7 +104,7 @@ def test_job_goes_to_a_worker_and_its_text_comes_back() -> None:
     run_script(script)
 
 
-def test_job_waits_for_a_worker_that_is_gone_for_the_moment() -> None:
+def test_job_waits_for_a_worker_that_just_left() -> None:
     async def script(coordinator: Coordinator) -> None:
         first = await coordinator.join()
         first.port.on_disconnect("restarted")
@@ -122,7 +122,7 @@ def test_job_waits_for_a_worker_that_is_gone_for_the_moment() -> None:
     run_script(script)
 
 
-def test_worker_that_rejects_passes_the_job_to_another() -> None:
+def test_rejected_job_goes_to_another_worker() -> None:
     async def script(coordinator: Coordinator) -> None:
         first, second = await coordinator.join("a"), await coordinator.join("b")
         client = await coordinator.request()
@@ -140,7 +140,7 @@ def test_worker_that_rejects_passes_the_job_to_another() -> None:
     run_script(script)
 
 
-def test_failed_work_is_not_tried_again() -> None:
+def test_failed_job_is_not_retried() -> None:
     async def script(coordinator: Coordinator) -> None:
         first, second = await coordinator.join("a"), await coordinator.join("b")
         client = await coordinator.request()
@@ -166,7 +166,7 @@ def test_failed_work_is_not_tried_again() -> None:
         (Fault.VALUES, Unprocessable),
     ],
 )
-def test_failure_is_the_error_of_whose_fault_it_is(
+def test_failure_maps_to_the_error_of_its_fault(
     fault: Fault, error: type[ShoalError]
 ) -> None:
     async def script(coordinator: Coordinator) -> None:
@@ -186,7 +186,7 @@ def test_failure_is_the_error_of_whose_fault_it_is(
 @pytest.mark.parametrize(
     "kind", [each for each in JobKind if each not in FUNCTION_KINDS]
 )
-def test_work_of_every_kind_goes_to_a_worker_that_does_it(kind: JobKind) -> None:
+def test_every_kind_of_work_goes_to_a_capable_worker(kind: JobKind) -> None:
     async def script(coordinator: Coordinator) -> None:
         others = frozenset(JobKind) - {kind}
         other = await coordinator.join("other", kinds=others)
@@ -204,7 +204,7 @@ def test_work_of_every_kind_goes_to_a_worker_that_does_it(kind: JobKind) -> None
     run_script(script)
 
 
-def test_work_that_nobody_does_is_refused_at_once() -> None:
+def test_unsupported_work_is_rejected_at_once() -> None:
     async def script(coordinator: Coordinator) -> None:
         await coordinator.join()
 
@@ -216,7 +216,7 @@ def test_work_that_nobody_does_is_refused_at_once() -> None:
     run_script(script)
 
 
-def test_draining_worker_finishes_and_gets_nothing_new() -> None:
+def test_draining_worker_finishes_and_gets_no_new_jobs() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join(slots=2)
         client = await coordinator.request()
@@ -243,7 +243,7 @@ def test_draining_worker_finishes_and_gets_nothing_new() -> None:
         (["x"], "m", "no worker has the model m: there is x"),
     ],
 )
-def test_unknown_model_is_refused_with_a_hint(
+def test_unknown_model_is_rejected_with_a_hint(
     models: list[str], asked: str, said: str
 ) -> None:
     async def script(coordinator: Coordinator) -> None:
@@ -264,7 +264,7 @@ def test_unknown_model_is_refused_with_a_hint(
 @pytest.mark.parametrize(
     ("features", "beginning"), [(CONTINUES, "Hello, "), (NOTHING, "")]
 )
-def test_other_worker_goes_on_where_the_lost_one_was(
+def test_other_worker_continues_after_a_loss(
     features: frozenset[Feature], beginning: str
 ) -> None:
     async def script(coordinator: Coordinator) -> None:
@@ -288,7 +288,7 @@ def test_other_worker_goes_on_where_the_lost_one_was(
     run_script(script)
 
 
-def test_other_answer_after_a_loss_ends_in_an_error_and_a_cancel() -> None:
+def test_different_answer_after_a_loss_is_an_error_and_cancelled() -> None:
     async def script(coordinator: Coordinator) -> None:
         first = await coordinator.join("a")
         client = await coordinator.request()
@@ -307,7 +307,7 @@ def test_other_answer_after_a_loss_ends_in_an_error_and_a_cancel() -> None:
     run_script(script)
 
 
-def test_shorter_answer_after_a_loss_ends_in_an_error() -> None:
+def test_shorter_answer_after_a_loss_is_an_error() -> None:
     async def script(coordinator: Coordinator) -> None:
         first = await coordinator.join("a")
         client = await coordinator.request()
@@ -329,7 +329,7 @@ def test_shorter_answer_after_a_loss_ends_in_an_error() -> None:
 CALL = Delta(0, {"tool_calls": [{"index": 0, "function": {"name": "f"}}]})
 
 
-def test_answer_that_is_more_than_text_comes_piece_by_piece_and_whole() -> None:
+def test_structured_answer_is_streamed_and_assembled() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         client = await coordinator.request()
@@ -350,7 +350,7 @@ def test_answer_that_is_more_than_text_comes_piece_by_piece_and_whole() -> None:
     run_script(script)
 
 
-def test_lost_answer_that_is_more_than_text_ends_in_an_error() -> None:
+def test_lost_structured_answer_is_an_error() -> None:
     async def script(coordinator: Coordinator) -> None:
         first = await coordinator.join("a")
         client = await coordinator.request()
@@ -363,7 +363,7 @@ def test_lost_answer_that_is_more_than_text_ends_in_an_error() -> None:
 
         assert isinstance(client.error, WorkerLost)
         assert "more than text" in str(client.error)
-        # It was told of nothing, so its slot is free though it cannot be called back.
+        # It never got the job, so its slot is free although it cannot cancel.
         assert second.commands == []
         (in_pool,) = coordinator.hub.pool.workers.values()
         assert in_pool.free_slots == 1
@@ -371,7 +371,7 @@ def test_lost_answer_that_is_more_than_text_ends_in_an_error() -> None:
     run_script(script)
 
 
-def test_lost_answer_that_nobody_has_seen_begins_anew() -> None:
+def test_lost_unread_answer_restarts() -> None:
     async def script(coordinator: Coordinator) -> None:
         first = await coordinator.join("a")
         async with coordinator.hub.run_job(coordinator.job()) as reader:
@@ -392,7 +392,7 @@ def test_lost_answer_that_nobody_has_seen_begins_anew() -> None:
     run_script(script)
 
 
-def test_work_that_has_more_than_text_to_it_is_never_continued() -> None:
+def test_structured_work_is_never_continued() -> None:
     async def script(coordinator: Coordinator) -> None:
         can = CONTINUES | {Feature.TOOLS}
         first = await coordinator.join("a", features=can)
@@ -437,7 +437,7 @@ def test_job_that_loses_three_workers_is_given_up() -> None:
     run_script(script)
 
 
-def test_newer_connection_takes_the_place_of_the_older() -> None:
+def test_newer_connection_replaces_the_older() -> None:
     async def script(coordinator: Coordinator) -> None:
         older = await coordinator.join("w")
         client = await coordinator.request()
@@ -460,7 +460,7 @@ def test_newer_connection_takes_the_place_of_the_older() -> None:
     run_script(script)
 
 
-def test_older_connection_that_cannot_be_dismissed_is_hung_up_on() -> None:
+def test_older_connection_without_dismissal_is_disconnected() -> None:
     async def script(coordinator: Coordinator) -> None:
         older = await coordinator.join("w", accepts=DEAF)
 
@@ -472,7 +472,7 @@ def test_older_connection_that_cannot_be_dismissed_is_hung_up_on() -> None:
     run_script(script)
 
 
-def test_worker_that_comes_and_goes_in_one_moment_leaves_nothing() -> None:
+def test_worker_that_joins_and_leaves_at_once_leaves_no_state() -> None:
     async def script(coordinator: Coordinator) -> None:
         for _ in range(5):
             member = ScriptedWorker(coordinator.hub, "w")
@@ -487,7 +487,7 @@ def test_worker_that_comes_and_goes_in_one_moment_leaves_nothing() -> None:
     run_script(script)
 
 
-def test_result_of_a_lease_that_is_over_is_recorded_and_not_delivered() -> None:
+def test_result_of_an_ended_lease_is_recorded_and_not_delivered() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join(accepts=NO_CANCEL)
         limits = TimeLimits(first_output=5.0)
@@ -509,10 +509,10 @@ def test_result_of_a_lease_that_is_over_is_recorded_and_not_delivered() -> None:
     run_script(script)
 
 
-# Nothing is acted on before it is stored.
+# Facts are stored before their effects.
 
 
-def test_job_is_neither_accepted_nor_given_out_before_it_is_stored() -> None:
+def test_job_is_accepted_and_leased_after_it_is_stored() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         coordinator.store.writable.clear()
@@ -565,7 +565,7 @@ def test_text_does_not_wait_for_the_store() -> None:
     run_script(script)
 
 
-def test_word_that_a_job_has_begun_is_stored_soon_though_nothing_follows() -> None:
+def test_start_of_a_job_is_stored_soon() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         client = await coordinator.request()
@@ -581,7 +581,7 @@ def test_word_that_a_job_has_begun_is_stored_soon_though_nothing_follows() -> No
     run_script(script)
 
 
-def test_what_was_decided_for_a_lost_worker_reaches_its_successor() -> None:
+def test_decision_for_a_lost_worker_applies_to_its_successor() -> None:
     async def script(coordinator: Coordinator) -> None:
         older = await coordinator.join("w")
         coordinator.store.writable.clear()
@@ -604,7 +604,7 @@ def test_what_was_decided_for_a_lost_worker_reaches_its_successor() -> None:
 # Limits of the queue and of time.
 
 
-def test_burst_beyond_slots_and_queue_is_refused() -> None:
+def test_burst_beyond_slots_and_queue_is_rejected() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join(slots=2)
 
@@ -622,7 +622,7 @@ def test_burst_beyond_slots_and_queue_is_refused() -> None:
     run_script(script, queue_max=3)
 
 
-def test_refused_jobs_leave_nothing_behind() -> None:
+def test_rejected_jobs_leave_no_state() -> None:
     async def script(coordinator: Coordinator) -> None:
         await coordinator.join()
         for _ in range(3):
@@ -645,7 +645,7 @@ def test_refused_jobs_leave_nothing_behind() -> None:
 FOUR = TimeLimits(queue=10.0, first_output=20.0, silence=5.0, total=60.0)
 
 
-def test_job_that_nobody_takes_expires_and_says_why() -> None:
+def test_expired_job_lists_the_reasons() -> None:
     async def script(coordinator: Coordinator) -> None:
         await coordinator.join()
         await coordinator.request()
@@ -661,7 +661,7 @@ def test_job_that_nobody_takes_expires_and_says_why() -> None:
     run_script(script)
 
 
-def test_worker_that_never_begins_is_cancelled() -> None:
+def test_worker_without_first_output_is_cancelled() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         client = await coordinator.request(limits=FOUR)
@@ -676,7 +676,7 @@ def test_worker_that_never_begins_is_cancelled() -> None:
     run_script(script)
 
 
-def test_silence_between_texts_is_limited_and_each_text_ends_it() -> None:
+def test_silence_is_limited_and_each_text_resets_it() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         client = await coordinator.request(limits=FOUR)
@@ -693,7 +693,7 @@ def test_silence_between_texts_is_limited_and_each_text_ends_it() -> None:
     run_script(script)
 
 
-def test_endless_answer_is_cut_at_the_limit_for_all_of_it() -> None:
+def test_endless_answer_is_cut_at_the_total_limit() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         client = await coordinator.request(limits=FOUR)
@@ -708,7 +708,7 @@ def test_endless_answer_is_cut_at_the_limit_for_all_of_it() -> None:
     run_script(script)
 
 
-def test_silence_of_a_lost_worker_is_not_held_against_the_next() -> None:
+def test_silence_limit_restarts_for_the_next_worker() -> None:
     async def script(coordinator: Coordinator) -> None:
         first = await coordinator.join("a")
         client = await coordinator.request(limits=FOUR)
@@ -716,9 +716,7 @@ def test_silence_of_a_lost_worker_is_not_held_against_the_next() -> None:
         second = await coordinator.join("b", features=CONTINUES)
         await asyncio.sleep(4.5)
         coordinator.store.writable.clear()
-        first.port.on_disconnect(
-            "connection reset"
-        )  # and the disk is slow to take note
+        first.port.on_disconnect("connection reset")  # and the commit is slow
         await asyncio.sleep(1.0)
         coordinator.store.writable.set()
         await run_pending()
@@ -733,7 +731,7 @@ def test_silence_of_a_lost_worker_is_not_held_against_the_next() -> None:
     run_script(script)
 
 
-def test_slow_reader_is_cut_off_and_the_others_read_on() -> None:
+def test_slow_reader_is_disconnected_and_the_others_continue() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         quick = await coordinator.request()
@@ -754,7 +752,7 @@ def test_slow_reader_is_cut_off_and_the_others_read_on() -> None:
     run_script(script)
 
 
-def test_onlooker_reads_from_the_beginning_and_keeps_nothing_going() -> None:
+def test_onlooker_reads_everything_and_keeps_no_job_running() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         client = await coordinator.request()
@@ -775,7 +773,7 @@ def test_onlooker_reads_from_the_beginning_and_keeps_nothing_going() -> None:
     run_script(script)
 
 
-def test_client_that_does_not_read_is_cut_off() -> None:
+def test_client_that_does_not_read_is_disconnected() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         async with coordinator.hub.run_job(coordinator.job()) as reader:
@@ -794,11 +792,11 @@ def test_client_that_does_not_read_is_cut_off() -> None:
     run_script(script)
 
 
-# Clients that leave.
+# Clients that disconnect.
 
 
 @pytest.mark.parametrize("when", ["leased", "streaming"])
-def test_client_that_leaves_frees_its_worker(when: str) -> None:
+def test_client_disconnect_frees_its_worker(when: str) -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         client = await coordinator.request()
@@ -817,7 +815,7 @@ def test_client_that_leaves_frees_its_worker(when: str) -> None:
     run_script(script)
 
 
-def test_client_that_leaves_the_queue_is_never_served() -> None:
+def test_disconnected_client_leaves_the_queue() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         first, second = await coordinator.request(), await coordinator.request()
@@ -833,7 +831,7 @@ def test_client_that_leaves_the_queue_is_never_served() -> None:
     run_script(script)
 
 
-def test_client_that_leaves_before_it_is_accepted_is_never_served() -> None:
+def test_client_that_disconnects_before_acceptance_is_never_served() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         coordinator.store.writable.clear()
@@ -843,7 +841,7 @@ def test_client_that_leaves_before_it_is_accepted_is_never_served() -> None:
         coordinator.store.writable.set()
         await run_pending()
 
-        # The lease may be on its way to the disk by then, but not without its end.
+        # The lease may be in a commit by then, but only together with its end.
         assert [run.job_id for run in worker.runs] == worker.cancelled
         assert await coordinator.store.open_jobs() == []
         assert coordinator.hub.pool.jobs == {}
@@ -851,7 +849,7 @@ def test_client_that_leaves_before_it_is_accepted_is_never_served() -> None:
     run_script(script)
 
 
-def test_client_that_asks_and_leaves_in_one_breath_leaves_nothing_behind() -> None:
+def test_immediate_disconnect_leaves_no_state() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         client = Client(coordinator.hub, coordinator.job())
@@ -866,7 +864,7 @@ def test_client_that_asks_and_leaves_in_one_breath_leaves_nothing_behind() -> No
     run_script(script)
 
 
-def test_slot_stays_taken_where_nobody_can_be_told() -> None:
+def test_slot_stays_busy_without_cancellation() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join(accepts=NO_CANCEL)
         client = await coordinator.request()
@@ -885,7 +883,7 @@ def test_slot_stays_taken_where_nobody_can_be_told() -> None:
     run_script(script)
 
 
-def test_operator_can_cancel_what_is_open_and_nothing_else() -> None:
+def test_operator_can_cancel_open_jobs_only() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         client = await coordinator.request()
@@ -900,7 +898,7 @@ def test_operator_can_cancel_what_is_open_and_nothing_else() -> None:
     run_script(script)
 
 
-def test_all_jobs_of_an_owner_can_be_cancelled_at_once() -> None:
+def test_all_jobs_of_an_owner_can_be_cancelled() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         running = await coordinator.request(owner="al")
@@ -923,13 +921,13 @@ def test_all_jobs_of_an_owner_can_be_cancelled_at_once() -> None:
     run_script(script)
 
 
-def test_client_that_leaves_while_a_burst_is_given_out_leaks_no_slot() -> None:
+def test_disconnect_during_a_burst_leaks_no_slot() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join(slots=2, accepts=NO_CANCEL)
 
-        # While something else is being stored, three ask: the third finds the queue
-        # full, so the first two are given out.  And in the same moment the first
-        # leaves, of which its worker cannot be told.
+        # During a commit, three clients submit: the third finds the queue
+        # full, so the first two are leased.  At the same time the first
+        # disconnects, and its worker cannot cancel.
         coordinator.store.writable.clear()
         await coordinator.join("another", "another model")
         clients = [Client(coordinator.hub, coordinator.job()) for _ in range(3)]
@@ -954,7 +952,7 @@ def test_client_that_leaves_while_a_burst_is_given_out_leaks_no_slot() -> None:
 # A store that fails.
 
 
-def test_failing_store_ends_every_job_with_its_error() -> None:
+def test_store_failure_ends_every_job_with_its_error() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         streaming = await coordinator.request()
@@ -977,7 +975,7 @@ def test_failing_store_ends_every_job_with_its_error() -> None:
     run_script(script)
 
 
-def test_who_leaves_before_the_store_fails_spares_the_others() -> None:
+def test_disconnect_before_a_store_failure_affects_no_others() -> None:
     async def script(coordinator: Coordinator) -> None:
         coordinator.store.writable.clear()
         leaving = asyncio.create_task(
@@ -1002,7 +1000,7 @@ def test_who_leaves_before_the_store_fails_spares_the_others() -> None:
     run_script(script)
 
 
-def test_words_after_the_store_has_failed_do_no_harm() -> None:
+def test_events_after_a_store_failure_are_harmless() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         await coordinator.request()
@@ -1020,7 +1018,7 @@ def test_words_after_the_store_has_failed_do_no_harm() -> None:
     run_script(script)
 
 
-def test_coordinator_whose_store_has_failed_can_be_stopped() -> None:
+def test_coordinator_stops_after_a_store_failure() -> None:
     async def script(coordinator: Coordinator) -> None:
         await coordinator.join()
         await coordinator.request()
@@ -1033,10 +1031,10 @@ def test_coordinator_whose_store_has_failed_can_be_stopped() -> None:
     run_script(script)
 
 
-# Beginning and end.
+# Start and stop.
 
 
-def test_open_jobs_are_taken_up_again_after_a_restart(store: SlowStore) -> None:
+def test_open_jobs_resume_after_a_restart(store: SlowStore) -> None:
     async def scenario() -> None:
         async with running_coordinator(store) as coordinator:
             worker = await coordinator.join()
@@ -1045,7 +1043,7 @@ def test_open_jobs_are_taken_up_again_after_a_restart(store: SlowStore) -> None:
             await run_pending()
 
         async with running_coordinator(store) as coordinator:
-            await asyncio.sleep(RESTART_GRACE)  # longer than a job may usually wait
+            await asyncio.sleep(RESTART_GRACE)  # longer than the default queue limit
             worker = await coordinator.join(slots=2)
             assert [(run.job_id, run.lease) for run in worker.runs] == [
                 (begun.job_id, 2),
@@ -1067,7 +1065,7 @@ def test_open_jobs_are_taken_up_again_after_a_restart(store: SlowStore) -> None:
     virtual.run(scenario())
 
 
-def test_models_of_before_a_restart_are_waited_for(store: SlowStore) -> None:
+def test_models_from_before_a_restart_are_awaited(store: SlowStore) -> None:
     async def scenario() -> None:
         async with running_coordinator(store) as coordinator:
             await coordinator.join(model="m")
@@ -1086,7 +1084,7 @@ def test_models_of_before_a_restart_are_waited_for(store: SlowStore) -> None:
     virtual.run(scenario())
 
 
-def test_worker_that_still_runs_a_job_of_the_last_coordinator_is_late(
+def test_result_for_the_previous_coordinator_is_late(
     store: SlowStore,
 ) -> None:
     async def scenario() -> None:
@@ -1112,7 +1110,7 @@ def test_worker_that_still_runs_a_job_of_the_last_coordinator_is_late(
     virtual.run(scenario())
 
 
-def test_job_that_nobody_takes_after_a_restart_expires(store: SlowStore) -> None:
+def test_job_without_a_worker_after_a_restart_expires(store: SlowStore) -> None:
     async def scenario() -> None:
         async with running_coordinator(store) as coordinator:
             await coordinator.join()
@@ -1126,7 +1124,7 @@ def test_job_that_nobody_takes_after_a_restart_expires(store: SlowStore) -> None
     virtual.run(scenario())
 
 
-def test_draining_finishes_what_is_open_and_takes_nothing_new() -> None:
+def test_drain_finishes_open_jobs_and_rejects_new_ones() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         client = await coordinator.request()
@@ -1145,7 +1143,7 @@ def test_draining_finishes_what_is_open_and_takes_nothing_new() -> None:
     run_script(script)
 
 
-def test_draining_waits_for_a_job_that_is_just_being_accepted() -> None:
+def test_drain_waits_for_a_job_in_acceptance() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         coordinator.store.writable.clear()
@@ -1165,7 +1163,7 @@ def test_draining_waits_for_a_job_that_is_just_being_accepted() -> None:
     run_script(script)
 
 
-def test_draining_with_nothing_open_is_done_at_once() -> None:
+def test_drain_without_open_jobs_completes_at_once() -> None:
     async def script(coordinator: Coordinator) -> None:
         await coordinator.join()
         refused = await coordinator.request("unknown")
@@ -1177,7 +1175,7 @@ def test_draining_with_nothing_open_is_done_at_once() -> None:
     run_script(script)
 
 
-def test_draining_after_a_refusal_is_done_at_once() -> None:
+def test_drain_after_a_rejection_completes_at_once() -> None:
     async def script(coordinator: Coordinator) -> None:
         await coordinator.join()
         assert isinstance((await coordinator.request()).error, QueueFull)
@@ -1188,7 +1186,7 @@ def test_draining_after_a_refusal_is_done_at_once() -> None:
     run_script(script, queue_max=0)
 
 
-def test_stopping_coordinator_hangs_up_on_all_its_workers() -> None:
+def test_stop_disconnects_all_workers() -> None:
     async def script(coordinator: Coordinator) -> None:
         workers = [await coordinator.join(name) for name in "abc"]
 
@@ -1202,7 +1200,7 @@ def test_stopping_coordinator_hangs_up_on_all_its_workers() -> None:
     run_script(script)
 
 
-def test_log_tells_every_fact_and_no_prompt_or_answer(
+def test_log_has_every_fact_and_no_prompt_or_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def script(coordinator: Coordinator) -> None:

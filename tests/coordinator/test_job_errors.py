@@ -1,4 +1,4 @@
-"""Which error the end of a job is."""
+"""Errors of ended jobs."""
 
 import pytest
 
@@ -44,7 +44,7 @@ J = JobId("j")
         (JobExpired(J, TimeLimit.TOTAL, "boom"), TookTooLong),
     ],
 )
-def test_every_end_is_an_error_of_its_own(
+def test_every_end_maps_to_its_own_error(
     fact: JobFailed | JobCancelled | JobExpired, error: type[ShoalError]
 ) -> None:
     raised = error_of(fact)

@@ -1,4 +1,4 @@
-"""Workers that say how much they can take, and how often."""
+"""Load reports of workers, and their rate limit."""
 
 import asyncio
 import math
@@ -44,7 +44,7 @@ def condition(coordinator: Coordinator) -> WorkerLoad:
     return worker.load
 
 
-def test_worker_that_is_fit_again_gets_what_waits() -> None:
+def test_recovered_worker_gets_waiting_jobs() -> None:
     async def script(
         coordinator: Coordinator, w: ScriptedWorker, facts: object
     ) -> None:
@@ -63,7 +63,7 @@ def test_worker_that_is_fit_again_gets_what_waits() -> None:
     with_worker(script)
 
 
-def test_change_counts_at_once_and_what_follows_too_soon_a_little_later() -> None:
+def test_first_change_applies_at_once_and_rapid_ones_later() -> None:
     async def script(
         coordinator: Coordinator, w: ScriptedWorker, facts: list[WorkerLoadChanged]
     ) -> None:
@@ -80,7 +80,7 @@ def test_change_counts_at_once_and_what_follows_too_soon_a_little_later() -> Non
     with_worker(script)
 
 
-def test_what_changes_nothing_is_no_fact() -> None:
+def test_unchanged_load_is_no_fact() -> None:
     async def script(
         coordinator: Coordinator, w: ScriptedWorker, facts: list[WorkerLoadChanged]
     ) -> None:
@@ -94,11 +94,11 @@ def test_what_changes_nothing_is_no_fact() -> None:
     with_worker(script)
 
 
-def test_conditions_are_not_stored() -> None:
+def test_load_is_not_stored() -> None:
     async def script(
         coordinator: Coordinator, w: ScriptedWorker, facts: object
     ) -> None:
-        coordinator.store.writable.clear()  # else it would wait for the disk
+        coordinator.store.writable.clear()  # otherwise it would wait for the store
 
         w.emit(HOT)
         await asyncio.sleep(0.05)
@@ -109,7 +109,7 @@ def test_conditions_are_not_stored() -> None:
     with_worker(script)
 
 
-def test_beginnings_that_wait_are_stored_though_conditions_come_between() -> None:
+def test_deferred_starts_are_stored_despite_load_changes() -> None:
     async def script(
         coordinator: Coordinator, w: ScriptedWorker, facts: object
     ) -> None:
@@ -139,9 +139,7 @@ def test_beginnings_that_wait_are_stored_though_conditions_come_between() -> Non
         (WorkerLoad("x" * 1000), WorkerLoad("x" * UNFIT_MAX)),
     ],
 )
-def test_condition_that_cannot_be_is_taken_for_the_nearest(
-    said: WorkerLoad, taken: WorkerLoad
-) -> None:
+def test_invalid_load_is_clamped(said: WorkerLoad, taken: WorkerLoad) -> None:
     async def script(
         coordinator: Coordinator, w: ScriptedWorker, facts: object
     ) -> None:
@@ -153,11 +151,11 @@ def test_condition_that_cannot_be_is_taken_for_the_nearest(
     with_worker(script)
 
 
-def test_worker_that_joins_anew_is_as_fit_as_any() -> None:
+def test_rejoined_worker_starts_fit() -> None:
     async def script(
         coordinator: Coordinator, w: ScriptedWorker, facts: object
     ) -> None:
-        w.emit(HOT, FIT)  # the second is still to be passed on
+        w.emit(HOT, FIT)  # the second is still deferred
         w.emit(Joined("w", Offer(CHAT_ONLY, frozenset({"m"}))))
         w.emit(LoadChanged(WorkerLoad(queued=3)))
         await asyncio.sleep(2 * REPORT_INTERVAL)
@@ -167,7 +165,7 @@ def test_worker_that_joins_anew_is_as_fit_as_any() -> None:
     with_worker(script)
 
 
-def test_worker_that_has_gone_says_nothing_more() -> None:
+def test_disconnected_worker_reports_no_load() -> None:
     async def script(
         coordinator: Coordinator, w: ScriptedWorker, facts: list[WorkerLoadChanged]
     ) -> None:

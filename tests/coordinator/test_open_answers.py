@@ -35,12 +35,12 @@ from simulation import virtual
 
 
 async def submissions(coordinator: Coordinator) -> int:
-    """Count the jobs that were ever accepted."""
+    """Count all accepted jobs."""
     jobs = [await coordinator.history(JobId(f"job{number}")) for number in range(20)]
     return sum(isinstance(fact, JobSubmitted) for story in jobs for fact in story)
 
 
-def test_second_asker_is_given_the_running_job_with_all_its_text() -> None:
+def test_second_client_attaches_to_the_running_job() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         first = await coordinator.request(key="k")
@@ -62,7 +62,7 @@ def test_second_asker_is_given_the_running_job_with_all_its_text() -> None:
     run_script(script)
 
 
-def test_job_that_was_done_is_answered_again_without_a_worker() -> None:
+def test_completed_job_is_answered_again_without_a_worker() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         first = await coordinator.request(key="k")
@@ -82,7 +82,7 @@ def test_job_that_was_done_is_answered_again_without_a_worker() -> None:
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_key_is_known_after_a_restart(done: bool, store: SlowStore) -> None:
+def test_key_survives_a_restart(done: bool, store: SlowStore) -> None:
     async def scenario() -> None:
         async with running_coordinator(store) as coordinator:
             worker = await coordinator.join()
@@ -107,38 +107,38 @@ def test_key_is_known_after_a_restart(done: bool, store: SlowStore) -> None:
     virtual.run(scenario())
 
 
-def test_two_askers_at_the_same_moment_make_one_job() -> None:
+def test_concurrent_clients_create_one_job() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join(slots=9)
 
-        askers = [Client(coordinator.hub, coordinator.job(key="k")) for _ in range(5)]
+        clients = [Client(coordinator.hub, coordinator.job(key="k")) for _ in range(5)]
         await run_pending()
         worker.write("one for all")
         worker.complete()
         await run_pending()
 
-        assert len({asker.job_id for asker in askers}) == 1
-        assert [asker.text for asker in askers] == ["one for all"] * 5
+        assert len({client.job_id for client in clients}) == 1
+        assert [client.text for client in clients] == ["one for all"] * 5
         assert len(worker.runs) == 1
 
     run_script(script)
 
 
-def test_askers_at_the_same_moment_are_refused_together() -> None:
+def test_concurrent_clients_are_rejected_together() -> None:
     async def script(coordinator: Coordinator) -> None:
         await coordinator.join()
 
-        askers = [Client(coordinator.hub, coordinator.job(key="k")) for _ in range(3)]
+        clients = [Client(coordinator.hub, coordinator.job(key="k")) for _ in range(3)]
         await run_pending()
 
-        assert [type(asker.error) for asker in askers] == [QueueFull] * 3
+        assert [type(client.error) for client in clients] == [QueueFull] * 3
         assert coordinator.hub.pool.jobs == {}
 
     run_script(script, queue_max=0)
 
 
 @pytest.mark.parametrize("when", ["open", "done", "restarted"])
-def test_key_stands_for_one_request_only(when: str, store: SlowStore) -> None:
+def test_key_identifies_one_request_only(when: str, store: SlowStore) -> None:
     async def scenario() -> None:
         async with running_coordinator(store) as coordinator:
             worker = await coordinator.join()
@@ -158,7 +158,7 @@ def test_key_stands_for_one_request_only(when: str, store: SlowStore) -> None:
     virtual.run(scenario())
 
 
-def test_keys_belong_to_their_owners() -> None:
+def test_keys_are_scoped_to_their_owner() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join(slots=2)
 
@@ -172,7 +172,7 @@ def test_keys_belong_to_their_owners() -> None:
     run_script(script)
 
 
-def test_job_that_failed_may_be_asked_for_again() -> None:
+def test_failed_job_can_be_requested_again() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         first = await coordinator.request(key="k")
@@ -194,7 +194,7 @@ def test_job_that_failed_may_be_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
-def test_job_that_came_to_nothing_may_be_asked_for_again(end: str) -> None:
+def test_cancelled_job_can_be_requested_again(end: str) -> None:
     async def script(coordinator: Coordinator) -> None:
         await coordinator.join(slots=0)
         first = await coordinator.request(key="k", limits=TimeLimits(queue=5.0))
@@ -211,7 +211,7 @@ def test_job_that_came_to_nothing_may_be_asked_for_again(end: str) -> None:
     run_script(script)
 
 
-def test_refused_request_leaves_its_key_free() -> None:
+def test_rejected_request_frees_its_key() -> None:
     async def script(coordinator: Coordinator) -> None:
         refused = await coordinator.request(key="k")
         assert isinstance(refused.error, UnknownModel)
@@ -225,7 +225,7 @@ def test_refused_request_leaves_its_key_free() -> None:
 
 
 @pytest.mark.parametrize("when", ["unaccepted", "waiting", "streaming"])
-def test_job_goes_on_when_its_client_leaves(when: str) -> None:
+def test_job_continues_when_its_client_disconnects(when: str) -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join(slots=0 if when == "waiting" else 1)
         if when == "unaccepted":
@@ -252,7 +252,7 @@ def test_job_goes_on_when_its_client_leaves(when: str) -> None:
     run_script(script)
 
 
-def test_one_of_two_clients_leaves_and_the_other_reads_on() -> None:
+def test_other_client_continues_when_one_disconnects() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         first, second = (
@@ -270,7 +270,7 @@ def test_one_of_two_clients_leaves_and_the_other_reads_on() -> None:
     run_script(script)
 
 
-def test_job_goes_on_when_nobody_reads_it_fast_enough() -> None:
+def test_keyed_job_continues_without_a_fast_reader() -> None:
     async def script(coordinator: Coordinator) -> None:
         worker = await coordinator.join()
         async with coordinator.hub.run_job(coordinator.job(key="k")) as reader:
@@ -291,22 +291,22 @@ def test_job_goes_on_when_nobody_reads_it_fast_enough() -> None:
     run_script(script)
 
 
-def test_asker_is_told_of_a_store_that_fails() -> None:
+def test_store_failure_reaches_the_client() -> None:
     async def script(coordinator: Coordinator) -> None:
         await coordinator.join()
         coordinator.store.full = True
 
-        askers = [
+        clients = [
             await coordinator.request(key="k"),
             await coordinator.request(key="k"),
         ]
 
-        assert all(isinstance(asker.error, StoreError) for asker in askers)
+        assert all(isinstance(client.error, StoreError) for client in clients)
 
     run_script(script)
 
 
-async def test_same_request_from_the_disk_is_the_same(tmp_path: Path) -> None:
+async def test_request_from_the_store_compares_equal(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "shoal.db")
     await store.open()
     nested: JSON = [{"type": "text", "text": "é"}, {"n": [1, 2.5, None, True]}]
@@ -321,10 +321,10 @@ async def test_same_request_from_the_disk_is_the_same(tmp_path: Path) -> None:
     assert stored.job.work == chat
 
 
-# Restarts with more than one job under way are in tests/simulation.
+# Restarts with several open jobs are in tests/simulation.
 
 
-def test_time_in_the_queue_is_that_of_the_job_and_not_of_the_asker(
+def test_queue_time_counts_from_the_job(
     store: SlowStore,
 ) -> None:
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Pieces of an answer in order, many small ones at little cost."""
+"""The buffer that joins many small pieces of an answer."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ PIECES = st.text(min_size=1, max_size=3) | st.builds(
 
 
 @given(st.lists(PIECES, max_size=20), st.integers(1, 200))
-def test_what_was_joined_makes_the_same_answer(
+def test_joined_pieces_make_the_same_answer(
     some: list[AnswerPiece], times: int
 ) -> None:
     came = some * times
@@ -31,7 +31,7 @@ def test_what_was_joined_makes_the_same_answer(
     assert bool(pieces) == bool(came)
 
 
-def test_taking_leaves_nothing() -> None:
+def test_take_empties_the_buffer() -> None:
     pieces = PieceBuffer()
     for number in range(2 * JOIN_AT + 3):
         pieces.extend([str(number)])
@@ -43,7 +43,7 @@ def test_taking_leaves_nothing() -> None:
     assert (pieces.drain(), bool(pieces)) == ([], False)
 
 
-def test_texts_are_joined_only_where_they_follow_each_other() -> None:
+def test_only_adjacent_texts_are_joined() -> None:
     pieces = PieceBuffer()
     delta = Delta(0, {"content": "b"})
     for _ in range(JOIN_AT // 4):
@@ -54,7 +54,7 @@ def test_texts_are_joined_only_where_they_follow_each_other() -> None:
     assert len(pieces.all()) == JOIN_AT // 2 + 1
 
 
-def test_list_of_all_is_the_callers_own() -> None:
+def test_returned_list_belongs_to_the_caller() -> None:
     pieces = PieceBuffer()
     pieces.extend(["a"])
 

@@ -1,4 +1,4 @@
-"""Jobs that are done again, to see whether others make the same of them."""
+"""Spot checks: jobs repeated on other workers."""
 
 import asyncio
 from random import Random
@@ -21,8 +21,8 @@ from simulation.virtual import in_virtual_time
 MESSAGES = ({"role": "user", "content": "hi"},)
 
 
-class Pool:
-    """A coordinator with workers that each have one answer to everything."""
+class DeviatingPool:
+    """A coordinator whose workers each give one fixed answer."""
 
     def __init__(self, coordinator: Coordinator, answers: dict[str, str]) -> None:
         self.its = coordinator
@@ -36,7 +36,7 @@ class Pool:
             self.members[name] = await self.its.join(name)
 
     async def work(self) -> None:
-        """Let everybody answer until there is nothing to answer."""
+        """Complete all jobs on all workers."""
         for _ in range(8):
             for name, member in self.members.items():
                 for index, run in enumerate(member.runs):
@@ -65,11 +65,11 @@ class Pool:
     ids=["all agree", "first is alone", "second is alone", "all differ", "only two"],
 )
 @in_virtual_time
-async def test_who_is_alone_with_its_answer_loses_its_standing(
+async def test_worker_with_a_deviating_answer_is_marked(
     answers: dict[str, str], accused: list[str]
 ) -> None:
     async with running_coordinator() as coordinator:
-        pool = Pool(coordinator, answers)
+        pool = DeviatingPool(coordinator, answers)
         await pool.join()
         chat = Chat("m", MESSAGES, temperature=0)
         job = Job(
@@ -110,7 +110,7 @@ async def test_who_is_alone_with_its_answer_loses_its_standing(
         (Task("sum", "text"), JobTerms(), "al", False),
     ],
 )
-def test_only_what_every_worker_should_do_alike_is_compared(
+def test_only_deterministic_work_is_compared(
     work: Work, terms: JobTerms, owner: str, *, compared: bool
 ) -> None:
     assert comparable(Job(JobId("j"), work, owner=owner, terms=terms)) is compared
