@@ -18,7 +18,6 @@ ANSWER = {"role": "tool", "content": "4", "tool_call_id": "c1"}
         ({"role": "assistant", "content": "x"}, "assistant"),
         ({"role": "Boss", "content": "x"}, "user"),
         ({"role": "tool", "content": "x"}, "user"),
-        ({"content": "x"}, "user"),
         (ANSWER, "tool"),
     ],
 )
