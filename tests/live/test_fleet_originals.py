@@ -3,7 +3,9 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import pytest
@@ -117,21 +119,59 @@ async def test_older_handshake_is_admitted_if_allowed(
     await transport.disconnect()
 
 
-@FLEETS
+def free_ports() -> int:
+    """Return a port that is free, as is the one after it."""
+    while True:
+        with socket() as first, socket() as second, suppress(OSError):
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            second.bind(("127.0.0.1", port + 1))
+            return port
+
+
+@pytest.mark.parametrize(
+    ("token", "tls", "flags"),
+    [(TOKEN, True, SECURE), ("", False, OPEN), ("", True, (*OPEN, "--macfleet-tls"))],
+    ids=["secure", "open", "open with tls"],
+)
 async def test_worker_is_discovered_by_heartbeat_and_dialled(
-    programs: Programs, token: str, flags: tuple[str, ...]
+    programs: Programs, token: str, tls: bool, flags: tuple[str, ...]
 ) -> None:
-    transport = PeerTransport("mac-5", token)
-    async with transport.listening() as data_port:
-        agent = PoolAgent("mac-5", token, data_port=data_port)
-        async with agent.listening() as port:
-            if not token:
-                return  # an open pong tells no data port, which is the next one then
-            pool = serve(programs, *flags, "--macfleet-peers", f"127.0.0.1:{port}")
-            worker = TaskWorker(await transport.connection_to(HUB), FUNCTIONS)
-            async with worker.running(), calling(pool) as calls:
-                assert await calls.call("demo.add", 19, 23) == 42
-            assert HUB in agent.pings
+    # A pong of an open fleet has no data port: it is the one after the heartbeats'.
+    port = free_ports()
+    transport = PeerTransport("mac-5", token, open_tls=tls)
+    agent = PoolAgent("mac-5", token, open_tls=tls)
+    async with transport.listening(port=port + 1), agent.listening(port=port):
+        agent.data_port = port + 1
+        pool = serve(programs, *flags, "--macfleet-peers", f"127.0.0.1:{port}")
+        worker = TaskWorker(await transport.connection_to(HUB), FUNCTIONS)
+        async with worker.running(), calling(pool) as calls:
+            assert await calls.call("demo.add", 19, 23) == 42
+    assert HUB in agent.pings
+
+
+async def test_worker_that_pings_the_coordinator_is_dialled(programs: Programs) -> None:
+    pool = serve(programs, *SECURE)
+    port = free_ports()
+    transport = PeerTransport("mac-6", TOKEN)
+    agent = PoolAgent("mac-6", TOKEN, data_port=port + 1)
+    async with transport.listening(port=port + 1), agent.listening(port=port):
+        assert await agent.ping(port_of(pool, "heartbeat"))  # --peer HUB, once
+        worker = TaskWorker(await transport.connection_to(HUB), FUNCTIONS)
+        async with worker.running(), calling(pool) as calls:
+            assert await calls.call("demo.add", 19, 23) == 42
+
+
+async def test_our_worker_joins_an_open_fleet_with_tls(programs: Programs) -> None:
+    port = free_ports()
+    transport = PeerTransport("boss-4", open_tls=True)
+    agent = PoolAgent("boss-4", open_tls=True)
+    async with transport.listening(port=port + 1), agent.listening(port=port):
+        flags = ("--wire", "macfleet", "--name", "ours", "--tasks", str(TASKS))
+        programs.run("join", f"tls-any://127.0.0.1:{port}", "--json", *flags)
+        dispatcher = TaskDispatcher([await transport.connection_to("ours")])
+        async with dispatcher.running():
+            assert await dispatcher.submit("demo.add", 19, 23) == 42
 
 
 @FLEETS

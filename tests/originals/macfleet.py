@@ -163,6 +163,7 @@ class PeerTransport:
     node_id: str
     token: str = ""
     fleet: str = ""
+    open_tls: bool = False  # ``--tls`` in an open fleet
     v1: bool = False  # whether it knows no newer handshake
     local: str = ""  # the address that it dials from; empty: any
     port: int = 0
@@ -175,11 +176,13 @@ class PeerTransport:
         return fleet_key(self.token, self.fleet) if self.token else None
 
     @asynccontextmanager
-    async def listening(self, host: str = "127.0.0.1") -> AsyncIterator[int]:
+    async def listening(
+        self, host: str = "127.0.0.1", port: int = 0
+    ) -> AsyncIterator[int]:
         """Accept peers within the block; yield the data port."""
-        context = server_context() if self.token else None
+        context = server_context() if self.token or self.open_tls else None
         server = await asyncio.start_server(
-            self._accepted, host, 0, ssl=context, backlog=100
+            self._accepted, host, port, ssl=context, backlog=100
         )
         self.port = server.sockets[0].getsockname()[1]
         try:
@@ -192,7 +195,7 @@ class PeerTransport:
         self, peer_id: str, port: int, host: str = "127.0.0.1"
     ) -> PeerConnection:
         """Dial a peer whose id must be known, except in an open fleet."""
-        context = client_context() if self.token else None
+        context = client_context() if self.token or self.open_tls else None
         local = (self.local, 0) if self.local else None
         async with asyncio.timeout(scaled(10)):
             reader, writer = await asyncio.open_connection(
@@ -482,6 +485,7 @@ class PoolAgent:
     node_id: str
     token: str = ""
     fleet: str = ""
+    open_tls: bool = False
     data_port: int = 0
     hardware: dict[str, Any] = field(default_factory=dict)
     port: int = 0
@@ -492,9 +496,11 @@ class PoolAgent:
         return fleet_key(self.token, self.fleet) if self.token else None
 
     @asynccontextmanager
-    async def listening(self, host: str = "127.0.0.1") -> AsyncIterator[int]:
-        context = server_context() if self.token else None
-        server = await asyncio.start_server(self._answer, host, 0, ssl=context)
+    async def listening(
+        self, host: str = "127.0.0.1", port: int = 0
+    ) -> AsyncIterator[int]:
+        context = server_context() if self.token or self.open_tls else None
+        server = await asyncio.start_server(self._answer, host, port, ssl=context)
         self.port = server.sockets[0].getsockname()[1]
         async with server:
             yield self.port
@@ -516,14 +522,17 @@ class PoolAgent:
             async with asyncio.timeout(scaled(1)):
                 line = await reader.readline()
             if self._is_sound(line, "PING"):
-                self.pings.append(line.decode().split(" ")[1])
+                self.pings.append(line.decode().split()[1])
                 writer.write(self.line("PONG"))
                 await writer.drain()
         await hang_up(writer)
 
     async def ping(self, port: int, host: str = "127.0.0.1") -> dict[str, Any] | None:
-        """Ping a peer; return its id and hardware, or None if it is not believed."""
-        context = client_context() if self.token else None
+        """Ping a peer; return its id and hardware, or None if it is not believed.
+
+        ``--peer`` does this once: the pinged node learns nothing of this one.
+        """
+        context = client_context() if self.token or self.open_tls else None
         async with asyncio.timeout(scaled(10)):
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
             try:

@@ -80,7 +80,7 @@ async def served(
     node = ServedNode(own, limiter, fleet, secure=own.key is not None)
     ways = TransportDialer(lambda node: False, _dial_nobody)
     endpoints: list[tuple[str, Endpoint]] = [
-        ("macfleet", heartbeat_listener(own, limiter, port)),
+        ("macfleet", heartbeat_listener(own, limiter, fleet, port)),
         ("macfleet", FleetGossip(own, fleet, contacts, ways)),
     ]
     means = NetworkContext(node.serve, admission, clock, Random(1), HOST)

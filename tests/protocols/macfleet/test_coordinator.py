@@ -116,9 +116,12 @@ def test_discovery_can_be_disabled() -> None:
     assert not any(isinstance(e, ServiceBrowser) for e in quiet)
 
 
-def dialled(peer: str, *, ours: bool, port: int = 50052) -> list[str]:
+def dialled(
+    peer: str, *, ours: bool, port: int = 50052, config: Config | None = None
+) -> list[str]:
     """Return the URLs a coordinator dials after a node has answered its ping."""
-    found = endpoints(Config(peers=("192.0.2.9:50051",)), fleet_context())
+    peers = replace(config or Config(), peers=("192.0.2.9:50051",))
+    found = endpoints(peers, fleet_context())
     gossip = next(e for e in found if isinstance(e, MembershipProber))
     assert isinstance(gossip, FleetGossip)
     gossip.tick(0.0)
@@ -133,6 +136,17 @@ def dialled(peer: str, *, ours: bool, port: int = 50052) -> list[str]:
 def test_a_node_with_an_announced_transport_is_dialled() -> None:
     assert dialled("node-b", ours=False) == ["tls-any://192.0.2.9:50052"]
     assert dialled("node-b", ours=False, port=0) == []
+
+
+def test_in_an_open_fleet_the_port_after_the_heartbeats_is_dialled() -> None:
+    plain, encrypted = Config(open=True), Config(open=True, tls=True)
+
+    assert dialled("node-b", ours=False, port=0, config=plain) == [
+        "tcp://192.0.2.9:50052"
+    ]
+    assert dialled("node-b", ours=False, port=0, config=encrypted) == [
+        "tls-any://192.0.2.9:50052"
+    ]
 
 
 def test_of_two_shoal_nodes_the_one_with_the_smaller_id_dials() -> None:

@@ -29,7 +29,8 @@ async def test_a_node_is_found_at_a_configured_address(key: bytes | None) -> Non
         assert found.profile == (ONE if key else HardwareProfile())
         assert found.address == one.address
         await eventually(lambda: "answered" in one.ends)
-        assert not one.fleet.nodes  # a ping does not contain its sender's port
+        known = {node.id: node.state for node in one.fleet.nodes}
+        assert known == ({"other": NodeState.SIGHTED} if key else {})
 
 
 async def test_nodes_configured_with_each_other_become_members() -> None:

@@ -33,6 +33,13 @@ class Config:
             "may serve and submit jobs"
         },
     )
+    tls: bool = field(
+        default=False,
+        metadata={
+            "help": "TLS in an open fleet, as MacFleet's --tls; fleets with a token "
+            "always use it"
+        },
+    )
     v1: bool = field(
         default=False,
         metadata={

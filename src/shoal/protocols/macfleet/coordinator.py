@@ -84,7 +84,11 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
     local = local_node(config, context, token, machine)
     assert local.registry is not None, "a coordinator has a registry"
     member = FleetMember(
-        local.handshake.node_id, local.key, local.profile, context.random_bytes
+        local.handshake.node_id,
+        local.key,
+        local.profile,
+        context.random_bytes,
+        open_tls=config.tls,
     )
     limiter = FleetRateLimiter(context.throttle)
     dialer = TransportDialer(partial(_should_dial, local), partial(_dial, local))
@@ -97,7 +101,11 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
         # Before the heartbeat listener, which announces the transport port.
         _listener(config, local, machine),
         heartbeat_listener(
-            member, limiter, heartbeats, spare=config.heartbeat_port is None
+            member,
+            limiter,
+            local.registry,
+            heartbeats,
+            spare=config.heartbeat_port is None,
         ),
         FleetGossip(member, local.registry, contacts, dialer, peer_addresses),
     ]
@@ -136,6 +144,7 @@ def local_node(
         slots=config.slots,
         limiter=FleetRateLimiter(context.throttle),
         registry=FleetRegistry(name, hardware.profile),
+        open_tls=config.tls,
     )
 
 
@@ -169,7 +178,7 @@ def _port(configured: int | None, default: int) -> int:
 def _listener(
     config: Config, local: FleetLocalNode, machine: _LocalHardware
 ) -> Listener:
-    secure = local.key is not None
+    secure = local.uses_tls
     protection = Protection.TLS if secure else Protection.PLAIN
 
     def accept(address: str, now: float) -> PeerSession:
@@ -192,18 +201,20 @@ def _listener(
 
 
 def _should_dial(local: FleetLocalNode, node: FleetNode) -> bool:
-    """Say whether to dial a node's transport: only if it has announced a port.
+    """Say whether to dial a node's transport.
 
-    Of two Shoal nodes the one with the smaller id dials.
+    Pongs of an open fleet announce no port, so the default is dialled there.  Of two
+    Shoal nodes the one with the smaller id dials.
     """
-    if not node.profile.data_port or local.seats.has_inbound(node.id):
+    has_port = node.stated_port or local.is_open
+    if not has_port or local.seats.has_inbound(node.id):
         return False
     return not node.is_shoal or local.handshake.node_id < node.id
 
 
 def _dial(local: FleetLocalNode, node: FleetNode) -> OutgoingConnection:
     address = replace(node.address, port=node.data_port)
-    secure = local.key is not None
+    secure = local.uses_tls
     protection = Protection.TLS if secure else Protection.PLAIN
     connection = FleetConnectionInfo(
         dialled=True, expected_id=node.id, address=str(address), protection=protection

@@ -16,7 +16,9 @@ from shoal.protocols.macfleet.codec.hardware import (
     SIZE_MAX,
     UNKNOWN_PROFILE,
     HardwareProfile,
+    decode_profile,
 )
+from shoal.protocols.macfleet.codec.heartbeat_lines import HeartbeatLine
 from shoal.protocols.macfleet.codec.keys import service_type
 from shoal.protocols.macfleet.election import compute_score
 from shoal.protocols.macfleet.heartbeat import FleetMember, PongSession
@@ -115,18 +117,27 @@ SHOAL_VERSION = "1"  # of Shoal's announcements
 
 
 def heartbeat_listener(
-    member: FleetMember, limiter: FleetRateLimiter, port: int, *, spare: bool = False
+    member: FleetMember,
+    limiter: FleetRateLimiter,
+    registry: FleetRegistry,
+    port: int,
+    *,
+    spare: bool = False,
 ) -> Listener:
-    """Return the listener for heartbeats; ``spare``: it may use another port."""
+    """Return the listener for heartbeats; ``spare``: it may use another port.
+
+    Nodes that ping this one become known to ``registry``.
+    """
+    on_ping = partial(_on_ping, registry)
 
     def accept(address: str, now: float) -> PeerSession:
-        return PongSession(member, limiter, address)
+        return PongSession(member, limiter, address, on_ping)
 
     return Listener(
         port,
         accept,
         ServiceRecord(service_type(member.key), member.node_id, _TxtRecord(member)),
-        security=ListenerTls.NONE if member.key is None else ListenerTls.SELF_SIGNED,
+        security=ListenerTls.SELF_SIGNED if member.uses_tls else ListenerTls.NONE,
         label=HEARTBEAT_LABEL,
         flag=HEARTBEAT_FLAG,
         falls_back=spare,
@@ -146,6 +157,18 @@ def browser(member: FleetMember, registry: FleetRegistry) -> ServiceBrowser:
         partial(_on_found, member, registry),
         reciprocal=True,
     )
+
+
+def _on_ping(
+    registry: FleetRegistry, ping: HeartbeatLine, address: str, now: float
+) -> None:
+    if ping.hardware is None:
+        return
+    try:
+        profile = decode_profile(ping.hardware)
+    except PeerError:
+        return  # its pong would be rejected as well
+    registry.on_pinged(ping.node_id, address, profile, now)
 
 
 def _on_found(

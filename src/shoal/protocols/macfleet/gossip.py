@@ -242,7 +242,7 @@ class FleetGossip:
         on_pong: Callable[[Pong, float], None],
         on_end: Callable[[str, float], None],
     ) -> Probe:
-        url = transport_url(str(address), secure=self._member.key is not None)
+        url = transport_url(str(address), secure=self._member.uses_tls)
         open_session = partial(
             _open_session, PingExchange(self._member, expected), on_pong
         )

@@ -10,6 +10,7 @@ not UTF-8 count as failures; in an open fleet nothing is secret, so nothing coun
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.macfleet.codec.hardware import (
@@ -62,15 +63,22 @@ class FleetMember:
 
     ``key`` is None in an open fleet.  ``profile`` returns the hardware: a function,
     because the port in it is known only once it is bound.  ``random_bytes`` returns
-    that many random bytes.  ``pings`` and ``pongs`` filter replays.
+    that many random bytes.  ``open_tls``: a fleet without a key uses TLS as well.
+    ``pings`` and ``pongs`` filter replays.
     """
 
     node_id: str
     key: bytes | None
     profile: Callable[[], HardwareProfile]
     random_bytes: Callable[[int], bytes]
+    open_tls: bool = False
     pings: ReplayFilter = field(default_factory=ReplayFilter)
     pongs: ReplayFilter = field(default_factory=ReplayFilter)
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether connections use TLS, as all of a fleet with a key do."""
+        return self.open_tls or self.key is not None
 
     def own_line(self, *, hardware: bool) -> HeartbeatLine:
         """Return this node's line, with a fresh nonce."""
@@ -178,19 +186,34 @@ class PingSession:
 
 LINE_TIMEOUT = 1.0  # seconds after the connection opens
 
+OnPing: TypeAlias = Callable[[HeartbeatLine, str, float], None]
+"""Receives a signed ping, its address and the time."""
+
+
+def _ignore(ping: HeartbeatLine, address: str, now: float) -> None:
+    pass
+
 
 class PongSession:
-    """A connection from ``address``: one ping, at most one pong, and its end."""
+    """A connection from ``address``: one ping, at most one pong, and its end.
+
+    ``on_ping`` receives the ping if it is signed; in an open fleet none is.
+    """
 
     accepts: frozenset[type] = frozenset()
 
     def __init__(
-        self, member: FleetMember, limiter: FleetRateLimiter, address: str
+        self,
+        member: FleetMember,
+        limiter: FleetRateLimiter,
+        address: str,
+        on_ping: OnPing = _ignore,
     ) -> None:
         self.deadline: float | None = None
         self._member = member
         self._limiter = limiter
         self._address = address
+        self._on_signed_ping = on_ping
         self._opened = False
         self._closed = False
         self._line = LineBuffer()
@@ -238,6 +261,8 @@ class PongSession:
         if member.key is not None and member.pings.is_replay(member.key, ping):
             return self._reject(f"the ping of {ping.node_id!r} is a replay", now)
         self._limiter.on_success(self._address, now)
+        if member.key is not None:
+            self._on_signed_ping(ping, self._address, now)
         pong = member.own_line(hardware=ping.hardware is not None)
         return (Send(encode_pong(member.key, pong)), *self._end("answered"))
 

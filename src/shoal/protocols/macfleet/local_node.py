@@ -117,7 +117,8 @@ class FleetLocalNode:
     why a peer refuses this node.  ``on_rejected`` receives the address of a peer that
     disconnected right after the handshake, as upstream nodes do to reject one.
     ``on_id_conflict`` is called if a dialled peer has this node's id; it returns
-    whether this node now has another.
+    whether this node now has another.  ``open_tls``: a fleet without a key uses TLS as
+    well.
     """
 
     role: FleetRole
@@ -130,6 +131,7 @@ class FleetLocalNode:
     on_refused: Callable[[str], None] = _ignore
     on_rejected: Callable[[str], None] = _ignore
     on_id_conflict: Callable[[], bool] = _keep_id
+    open_tls: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -140,6 +142,11 @@ class FleetLocalNode:
     def key(self) -> bytes | None:
         """The fleet's key; None in an open fleet."""
         return self.handshake.key
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether connections use TLS, as all of a fleet with a key do."""
+        return self.open_tls or self.key is not None
 
     def handshake_settings(self) -> HandshakeSettings:
         """Return the settings for a handshake, with the current hardware."""

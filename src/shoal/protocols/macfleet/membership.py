@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from shoal.protocols.macfleet.codec.hardware import UNKNOWN_PROFILE, HardwareProfile
+from shoal.protocols.macfleet.config import HEARTBEAT_PORT
 
 MISSES_MAX = 3  # pings without a pong after which a node is suspected
 FAILED_AFTER = 10.0  # seconds without a pong after which a suspected node has failed
@@ -140,6 +141,20 @@ class FleetRegistry:
             if node.state is NodeState.SIGHTED:
                 node = replace(node, profile=profile, since=now)
             self._nodes[node_id] = node
+
+    def on_pinged(
+        self, node_id: str, host: str, profile: HardwareProfile, now: float
+    ) -> None:
+        """Record a node that has sent a signed ping from a host.
+
+        A ping contains the transport port, not the heartbeat port: that is the one
+        before it, or the default.  The node is a member once it has answered there.  A
+        node without a transport port, such as a Shoal worker, is not recorded.
+        """
+        if profile.data_port > 1:
+            ports = dict.fromkeys((profile.data_port - 1, HEARTBEAT_PORT))
+            addresses = [NodeAddress(host, port) for port in ports]
+            self.on_announced(node_id, addresses, profile, now)
 
     def mark_shoal(self, node_id: str) -> None:
         """Record that a node has passed the strong handshake."""
