@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
@@ -13,7 +14,7 @@ from client.coordinator import KEY, Coordinator, running_coordinator
 from shoal import AsyncPool
 from shoal.client import pending_calls
 from shoal.client.pending_calls import ClientCall
-from shoal.domain.errors import Unauthorized
+from shoal.domain.errors import TooLarge, Unauthorized
 
 
 def pool_of(server: Coordinator, *, durable: bool = True) -> AsyncPool:
@@ -56,6 +57,47 @@ async def test_remote_error_is_raised_with_its_traceback_as_the_cause() -> None:
 
     assert isinstance(caught.value.__cause__, shoal.RemoteTraceback)
     assert 'raise ValueError("zap")' in str(caught.value.__cause__)
+
+
+async def test_large_bytes_are_sent_in_place_to_workers_for_plain_values() -> None:
+    big = bytes(300 << 10)
+    async with (
+        running_coordinator(size=lambda a, b: len(a[0]) + b) as server,
+        pool_of(server) as pool,
+    ):
+        server.refusals.append(["values", "plain values only", {}])
+        assert await pool.call("size", [big], b=1) == len(big) + 1
+
+    first, second = server.calls
+    assert first[5]["needs"] == ["values"]
+    assert not second[5].keys() & {"needs", "blobs"}
+    assert len(second[3]) > len(big)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "named"),
+    [
+        ((1, np.ones(3)), {}, "args[1]"),
+        ((), {"given": {"a": [{1, 2}]}}, "kwargs.given.a[0]"),
+        ((bytes(300 << 10), np.ones(100_000)), {}, "args[1]"),
+    ],
+)
+async def test_refusal_names_the_argument_that_is_not_plain(
+    args: tuple[object, ...], kwargs: dict[str, object], named: str
+) -> None:
+    async with running_coordinator() as server, pool_of(server) as pool:
+        server.refusals.append(["values", "plain values only", {}])
+        with pytest.raises(shoal.PlainValuesOnly, match=re.escape(named)) as caught:
+            await pool.call("f", *args, **kwargs)
+
+    assert str(caught.value) == f"{named}: plain values only"
+
+
+async def test_value_in_place_is_named_if_it_is_too_large() -> None:
+    async with running_coordinator() as server, pool_of(server) as pool:
+        server.refusals.append(["values", "plain values only", {}])
+        with pytest.raises(TooLarge, match=r"args\[1\]"):
+            await pool.call("f", 1, bytes(65 << 20))
 
 
 async def test_large_argument_is_uploaded_once() -> None:

@@ -43,6 +43,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "demo.echo": lambda value: value,
     "demo.fail": fail,
     "demo.zeros": bytes,
+    "demo.size": len,
 }
 
 
@@ -102,6 +103,9 @@ async def test_dialling_worker_runs_the_pools_jobs(
         assert "def fail" not in str(caught.value)
         assert 'raise ValueError("zap")' in str(caught.value.__cause__)
         assert await calls.map("demo.add", range(20), range(20)) == [*range(0, 40, 2)]
+        assert await calls.call("demo.size", bytes(1 << 20)) == 1 << 20
+        with pytest.raises(shoal.PlainValuesOnly, match=r"^args\[1\]\.b: "):
+            await calls.call("demo.add", 1, {"b": {2}})
     await transport.disconnect()
 
     assert worker.dead == ""

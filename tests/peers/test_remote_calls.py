@@ -274,13 +274,15 @@ async def asked(line: ScriptedConnection, work: Work, number: str = "theirs") ->
     await run_pending()
 
 
-def test_a_call_that_a_peer_asks_for_is_a_job_of_ours() -> None:
+def test_a_call_that_a_peer_asks_for_is_a_job_of_ours_in_memory() -> None:
     async def script(
         coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
         line.emit("2", PeerJoined("dispatcher", cancels=True, submits_jobs=True))
         await asked(line, call("add", 1, 2))
         (run,) = line.received("1", RunJob)
+        opened = coordinator.hub.pool.jobs[run.job_id]
+        assert opened.job.owner == "wire:dispatcher"
 
         line.emit("1", Completed(run.job_id, run.lease, value=pack(3)))
         await run_pending()
@@ -288,9 +290,8 @@ def test_a_call_that_a_peer_asks_for_is_a_job_of_ours() -> None:
         (end,) = line.received("2", Completed)
         assert (end.job_id, unpack(end.value)) == ("theirs", 3)
         assert line.received("2", AnswerChunk) == []
-        stored = await coordinator.store.job(run.job_id)
-        assert stored is not None
-        assert stored.job.owner == "wire:dispatcher"
+        # The peer can never ask for it again.
+        assert await coordinator.store.job(run.job_id) is None
 
     with_a_peer(script)
 

@@ -12,6 +12,7 @@ from shoal.client.pending_calls import (
     CallMemory,
     ClientCall,
     CodeCall,
+    PlainCall,
     resolve_future,
 )
 
@@ -27,6 +28,7 @@ class AsyncCallFuture(asyncio.Future[Any]):
         self.carrier = carrier
         self.call: ClientCall | None = None  # once it is submitted
         self.as_code: CodeCall | None = None
+        self.as_plain: PlainCall | None = None
 
     @property
     def job_id(self) -> str:

@@ -290,6 +290,9 @@ class AsyncPool:
         future.as_code = self._builder.build_as_code(
             function, arguments, future.on_ended, len(args), index
         )
+        future.as_plain = self._builder.build_as_plain(
+            function, arguments, future.on_ended, index
+        )
         await self._carrier.submit(future, call)
         return future
 

@@ -11,6 +11,7 @@ import msgspec
 
 from shoal.client.blobs import Blob
 from shoal.client.call_errors import home_module
+from shoal.client.errors import PlainValuesOnly
 from shoal.client.remote_exceptions import MAIN
 from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.domain.work import Feature
@@ -108,7 +109,9 @@ class RemoteFunction:
 class EncodedArguments:
     """The arguments of a call, the features that they need, and their blobs.
 
-    ``digests`` includes those of values uploaded earlier by ``put``.
+    ``digests`` includes those of values uploaded earlier by ``put``.  ``not_plain`` is
+    the path of the first value that a worker for plain values cannot read; empty: all
+    are plain.
     """
 
     args: bytes
@@ -116,6 +119,7 @@ class EncodedArguments:
     needs: tuple[str, ...] = ()
     digests: tuple[bytes, ...] = ()
     blobs: tuple[Blob, ...] = ()
+    not_plain: str = ""
 
 
 def remote_function(
@@ -184,6 +188,7 @@ def encode_arguments(
         tuple(needs),
         first + packed.blobs + named.blobs,
         function.blobs + tuple(collector.blobs.values()),
+        packed.first_extension or named.first_extension,
     )
 
 
@@ -201,6 +206,28 @@ def as_code_arguments(
         tuple(each.digest for each in function.blobs) + arguments.digests,
         function.blobs + arguments.blobs,
     )
+
+
+def inline_arguments(arguments: EncodedArguments) -> EncodedArguments:
+    """Return arguments with their blobs in place, for workers that take plain values.
+
+    Raises PlainValuesOnly naming an argument that is not plain even so, and TooLarge
+    naming the largest.
+    """
+    blobs = {each.digest: b"".join(each.pieces) for each in arguments.blobs}
+    if not blobs.keys() >= set(arguments.digests):  # stored by ``put``
+        raise PlainValuesOnly(arguments.not_plain)
+    reader = ValueReader(blobs.__getitem__)
+    args = _pack_inline(reader.read(arguments.args), "args")
+    kwargs = _pack_inline(reader.read(arguments.kwargs), "kwargs")
+    return EncodedArguments(args, kwargs)
+
+
+def _pack_inline(values: list[object] | dict[str, object], root: str) -> bytes:
+    packed = _pack_all(values, root, None, as_code=False)
+    if packed.first_extension:
+        raise PlainValuesOnly(packed.first_extension)
+    return packed.data
 
 
 def encode_value(value: object) -> Blob:
@@ -268,10 +295,13 @@ def _task_as_code(task: RemoteFunction, sent: RegisteredTask) -> RemoteFunction:
 def _pack_all(
     values: list[object] | dict[str, object],
     root: str,
-    collector: _BlobCollector,
+    collector: _BlobCollector | None,
     as_code: bool,
 ) -> PackedValue:
-    """Encode arguments; if they are too large, the error names the largest."""
+    """Encode arguments; without a collector, large values stay in place.
+
+    If they are too large, the error names the largest.
+    """
     try:
         return _pack(values, root, collector, as_code)
     except TooLarge as error:
@@ -291,11 +321,10 @@ def _pack_all(
 
 
 def _pack(
-    value: object, root: str, collector: _BlobCollector, as_code: bool
+    value: object, root: str, collector: _BlobCollector | None, as_code: bool
 ) -> PackedValue:
-    return pack(
-        value, root, size_max=ARGS_MAX, pickles=as_code, store_blob=collector.store_blob
-    )
+    store_blob = None if collector is None else collector.store_blob
+    return pack(value, root, size_max=ARGS_MAX, pickles=as_code, store_blob=store_blob)
 
 
 def _blob(data: bytes) -> Blob:

@@ -13,10 +13,17 @@ from shoal.client.encoding import (
     ReadResult,
     RemoteFunction,
     as_code_arguments,
+    inline_arguments,
 )
-from shoal.client.errors import CodeRefused
+from shoal.client.errors import CodeRefused, PlainValuesOnly
 from shoal.client.options import OnProgress, Options
-from shoal.domain.errors import Cancelled, InvalidRequest, ShoalError, UnknownTask
+from shoal.domain.errors import (
+    Cancelled,
+    InvalidRequest,
+    ShoalError,
+    TooLarge,
+    UnknownTask,
+)
 from shoal.tasks.registry import PYTHON
 
 OVERHEAD = 1 << 10  # bytes of a call without its arguments, about
@@ -98,6 +105,16 @@ class CodeCall:
     unknown: UnknownTask | None = None
 
 
+@dataclass(slots=True)
+class PlainCall:
+    """What to send if the workers with the function take plain values only.
+
+    ``build`` raises PlainValuesOnly naming an argument that is not plain, and TooLarge.
+    """
+
+    build: Callable[[], ClientCall]
+
+
 class CallResultFuture(Protocol):
     """A future for the result of a call, of ``asyncio`` or of ``concurrent``."""
 
@@ -105,6 +122,7 @@ class CallResultFuture(Protocol):
     read: ReadResult
     carrier: CallCarrier
     as_code: "CodeCall | None"
+    as_plain: "PlainCall | None"
 
     def set_cancelled(self, reason: str) -> None: ...
     def set_result(self, result: Any, /) -> None: ...
@@ -119,6 +137,11 @@ def resolve_future(
         if _send_as_code(future, future.as_code, error):
             return
         error = _error_as_code(future.as_code, error)
+    if future.as_plain is not None and isinstance(error, PlainValuesOnly):
+        unsendable = _send_as_plain(future, future.as_plain, error)
+        if unsendable is None:
+            return
+        error = unsendable
     result = None
     if value is not None:
         try:
@@ -149,6 +172,23 @@ def _send_as_code(future: CallResultFuture, code: CodeCall, error: Exception) ->
         return False
     old, future.call = future.call, call
     return future.carrier.replace(old, call)
+
+
+def _send_as_plain(
+    future: CallResultFuture, plain: PlainCall, error: PlainValuesOnly
+) -> Exception | None:
+    """Send a call again with its blobs in place; return the error if it cannot be."""
+    assert future.call is not None
+    future.as_plain = None
+    try:
+        call = plain.build()
+    except PlainValuesOnly as named:
+        return PlainValuesOnly(f"{named}: {error}")
+    except TooLarge as too_large:
+        return too_large
+    old, future.call = future.call, call
+    future.carrier.replace(old, call)
+    return None
 
 
 def _error_as_code(code: CodeCall, error: Exception) -> Exception:
@@ -295,6 +335,26 @@ class CallBuilder:
             return self.build(code, encoded, on_ended, index)
 
         return CodeCall(build)
+
+    def build_as_plain(
+        self,
+        function: RemoteFunction,
+        arguments: EncodedArguments,
+        on_ended: OnEnded,
+        index: int | None = None,
+    ) -> PlainCall | None:
+        """Return the call with its blobs in place, to send if workers take no others.
+
+        ``index`` is as in ``build``.
+        """
+        if not arguments.not_plain or function.code:
+            return None
+
+        def build() -> ClientCall:
+            inline = inline_arguments(arguments)
+            return self.build(function, inline, on_ended, index)
+
+        return PlainCall(build)
 
     def _key(self, number: int, index: int | None) -> str:
         if not self.options.key:

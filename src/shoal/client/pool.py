@@ -322,6 +322,9 @@ class Pool(Executor):
         future.as_code = self._builder.build_as_code(
             function, arguments, future.on_ended, len(args), index
         )
+        future.as_plain = self._builder.build_as_plain(
+            function, arguments, future.on_ended, index
+        )
         carrier.submit(future, call)
         return future
 

@@ -28,6 +28,7 @@ from shoal.client.pending_calls import (
     CallMemory,
     ClientCall,
     CodeCall,
+    PlainCall,
     resolve_future,
 )
 from shoal.transports.clock import fast_loop_factory
@@ -46,6 +47,7 @@ class CallFuture(Future[Any]):
         self.carrier = carrier
         self.call: ClientCall | None = None  # once it is submitted
         self.as_code: CodeCall | None = None
+        self.as_plain: PlainCall | None = None
 
     @property
     def job_id(self) -> str:

@@ -198,12 +198,14 @@ class InboundJobs:
         limits = self._policy.limits
         if isinstance(work, Call):
             limits = call_limits(work.timeout)
+        # A peer never asks for a call again, so only one that has a receipt is stored.
+        kept = price > 0 or not isinstance(work, Call)
         return Job(
             self._hub.new_id(),
             work,
             limits,
             self._owner,
-            terms=JobTerms(price=price, near=True, peer=self._owner),
+            terms=JobTerms(price=price, near=True, peer=self._owner, kept=kept),
         )
 
 

@@ -232,7 +232,7 @@ class _Packing:
         encoded = data if raw else _encode(data)
         self._check_size(len(encoded), path)
         digest = self._store_blob(encoded)
-        self.first_extension = self.first_extension or "a value that is sent apart"
+        self._record_extension(path)
         self.blobs.append(digest)
         return msgspec.msgpack.Ext(REFERENCE, digest)
 
