@@ -100,7 +100,7 @@ async def test_price_is_reserved_and_paid_on_completion() -> None:
 
 @pytest.mark.parametrize("how", ["failed", "cancelled"])
 @in_virtual_time
-async def test_failed_job_costs_nothing(how: str) -> None:
+async def test_unsuccessful_job_costs_nothing(how: str) -> None:
     async with running_coordinator() as coordinator:
         worker = await coordinator.join()
         client = await coordinator.request(owner="al", terms=PRICED)

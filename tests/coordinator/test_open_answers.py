@@ -194,7 +194,7 @@ def test_failed_job_can_be_requested_again() -> None:
 
 
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
-def test_cancelled_job_can_be_requested_again(end: str) -> None:
+def test_unfinished_job_can_be_requested_again(end: str) -> None:
     async def script(coordinator: Coordinator) -> None:
         await coordinator.join(slots=0)
         first = await coordinator.request(key="k", limits=TimeLimits(queue=5.0))

@@ -1,4 +1,4 @@
-"""Why a worker cannot take a job, in words that reach users."""
+"""Reasons why a worker is ineligible for a job."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ J, W = JobId("j"), WorkerId("w")
         ),
     ],
 )
-def test_offer_decides_who_can_take_a_job(
+def test_eligibility_follows_from_the_offer(
     worker: WorkerJoined, reason: str | None
 ) -> None:
     pool = pool_after(worker, JobSubmitted(job()))
@@ -67,7 +67,7 @@ def test_offer_decides_who_can_take_a_job(
         (frozenset({Feature.STOP}), None),
     ],
 )
-def test_stop_strings_need_a_worker_that_obeys_them(
+def test_stop_strings_need_a_worker_with_the_feature(
     features: frozenset[Feature], reason: str | None
 ) -> None:
     pool = pool_after(joined(features=features), JobSubmitted(job(stop=True)))
@@ -86,7 +86,7 @@ def test_stop_strings_need_a_worker_that_obeys_them(
         (joined(kinds=frozenset({JobKind.EMBEDDING})), "does not run chat jobs"),
     ],
 )
-def test_length_and_owner_of_a_job_count(
+def test_length_and_owner_of_a_job_matter(
     worker: WorkerJoined, reason: str | None
 ) -> None:
     asked = job(owner="al", prompt="x" * 800)
@@ -95,19 +95,19 @@ def test_length_and_owner_of_a_job_count(
     assert ineligibility(pool.jobs[J], pool.workers[W]) == reason
 
 
-def test_worker_that_is_at_a_job_already_does_not_get_it_twice() -> None:
+def test_worker_does_not_get_its_job_twice() -> None:
     pool = pool_after(joined(slots=2), JobSubmitted(job()), leased())
 
     assert ineligibility(pool.jobs[J], pool.workers[W]) == "is at it already"
 
 
-def test_draining_worker_takes_nothing() -> None:
+def test_draining_worker_is_ineligible() -> None:
     pool = pool_after(joined(), WorkerDraining(W, ""), JobSubmitted(job()))
 
     assert ineligibility(pool.jobs[J], pool.workers[W]) == "draining"
 
 
-def test_worker_that_refused_a_job_does_not_get_it_again() -> None:
+def test_worker_does_not_get_a_rejected_job_again() -> None:
     requeued = JobRequeued(J, LeaseNumber(1), "too long", refused_by=W)
     pool = pool_after(joined(), JobSubmitted(job()), leased(), requeued)
 
@@ -115,7 +115,7 @@ def test_worker_that_refused_a_job_does_not_get_it_again() -> None:
     assert assign(pool) == []
 
 
-def test_full_worker_takes_nothing() -> None:
+def test_full_worker_is_ineligible() -> None:
     pool = pool_after(joined(), JobSubmitted(job()), leased(), JobSubmitted(job("k")))
 
     assert ineligibility(pool.jobs[JobId("k")], pool.workers[W]) == "all slots busy"
@@ -161,7 +161,7 @@ def test_explanation_stays_small_in_a_large_pool() -> None:
         ),
     ],
 )
-def test_refusal_says_in_one_line_what_is_missing(
+def test_rejection_names_missing_features_in_one_line(
     workers: list[WorkerJoined], text: str
 ) -> None:
     pool = pool_after(*workers)
@@ -170,7 +170,7 @@ def test_refusal_says_in_one_line_what_is_missing(
     assert no_worker_reason(pool, pool.jobs[J]) == text
 
 
-def test_nobody_is_passed_over_in_an_empty_pool() -> None:
+def test_empty_pool_lists_no_ineligible_workers() -> None:
     pool = pool_after(JobSubmitted(job()))
 
     assert passed_over(pool, pool.jobs[J]) == ()
@@ -186,7 +186,7 @@ def test_nobody_is_passed_over_in_an_empty_pool() -> None:
         (Task("x" * 9999), f"no worker for the task '{'x' * 64}': does not do the ta"),
     ],
 )
-def test_refusal_names_what_was_looked_for(work: Work, said: str) -> None:
+def test_rejection_names_the_requested_model(work: Work, said: str) -> None:
     offer = Offer(frozenset({JobKind.TASK}), tasks=frozenset({"classify"}))
     wanted = Job(J, work)
     pool = pool_after(WorkerJoined(W, offer, cancels=True), JobSubmitted(wanted))
@@ -194,7 +194,7 @@ def test_refusal_names_what_was_looked_for(work: Work, said: str) -> None:
     assert no_worker_reason(pool, pool.jobs[J]).startswith(said)
 
 
-def test_unfit_worker_gets_nothing_and_says_why_in_its_words() -> None:
+def test_unfit_worker_is_ineligible_with_its_reason() -> None:
     pool = pool_after(joined(), load_changed(unfit="is too hot"), JobSubmitted(job()))
 
     assert ineligibility(pool.jobs[J], pool.workers[W]) == "is too hot"
@@ -202,7 +202,7 @@ def test_unfit_worker_gets_nothing_and_says_why_in_its_words() -> None:
     assert assign(pool) == []
 
 
-def test_worker_that_is_fit_again_gets_what_waits() -> None:
+def test_recovered_worker_gets_waiting_jobs() -> None:
     pool = pool_after(joined(), load_changed(unfit="is paused"), JobSubmitted(job()))
     assert assign(pool) == []
 
@@ -211,7 +211,7 @@ def test_worker_that_is_fit_again_gets_what_waits() -> None:
     assert assign(pool) == [("j", "w")]
 
 
-def test_worker_that_becomes_unfit_keeps_what_it_has() -> None:
+def test_unfit_worker_keeps_its_jobs() -> None:
     pool = pool_after(joined(slots=2), JobSubmitted(job()), leased())
 
     pool.apply(load_changed(unfit="is too hot"), 1.0)
@@ -221,7 +221,7 @@ def test_worker_that_becomes_unfit_keeps_what_it_has() -> None:
     assert pool.workers[W].leases == {J: 1}
 
 
-def test_job_from_another_pool_goes_to_no_third_one() -> None:
+def test_job_of_a_peer_pool_is_not_forwarded() -> None:
     pool = pool_after(
         joined("far", neighbour=True),
         JobSubmitted(replace(job(), terms=JobTerms(near=True))),
@@ -235,7 +235,7 @@ def test_job_from_another_pool_goes_to_no_third_one() -> None:
     assert assign(pool) == [("k", "far")]
 
 
-def test_jobs_that_differ_in_where_they_come_from_are_not_taken_for_alike() -> None:
+def test_jobs_of_different_origin_are_planned_separately() -> None:
     pool = pool_after(joined("far", slots=2, neighbour=True))
     handle(pool, Submission(replace(job("a"), terms=JobTerms(near=True))))
     handle(pool, Submission(job("b")))

@@ -32,18 +32,18 @@ FIRST, SECOND = LeaseNumber(1), LeaseNumber(2)
 
 
 @dataclass(frozen=True)
-class At:
+class RecordedAt:
     at: float
     fact: Fact
 
 
-def told(*facts: Fact) -> list[str]:
-    """Return what is said of facts a second apart, without the times."""
-    story = [At(1e9 + second, fact) for second, fact in enumerate(facts)]
+def explained(*facts: Fact) -> list[str]:
+    """Return the explanation of facts a second apart, without the times."""
+    story = [RecordedAt(1e9 + second, fact) for second, fact in enumerate(facts)]
     return [line.split("  ", 1)[1] for line in explain(story)]
 
 
-def test_a_job_that_needed_two_workers() -> None:
+def test_job_with_two_workers_is_explained() -> None:
     facts = (
         JobSubmitted(JOB),
         JobLeased(
@@ -62,7 +62,7 @@ def test_a_job_that_needed_two_workers() -> None:
         JobCompleted(JOB.id, SECOND, Outcome("secret", "length", Usage(3, 4))),
     )
 
-    assert told(*facts) == [
+    assert explained(*facts) == [
         "submitted by al for m1",
         "given to w:one, attempt 1: least busy: 0% of its slots in use",
         "  passed over: w:two, w:three and 7 others: all slots busy",
@@ -74,8 +74,8 @@ def test_a_job_that_needed_two_workers() -> None:
     ]
 
 
-def test_every_turn_and_every_end_says_why() -> None:
-    assert told(
+def test_every_transition_and_end_has_a_reason() -> None:
+    assert explained(
         JobHedged(JOB.id, TWO, SECOND, "attempt 1 silent for 9.0 s; idle"),
         JobUnhedged(JOB.id, FIRST, "the other was quicker", cut=True),
         JobRequeued(JOB.id, FIRST, "no room", ONE),
@@ -96,8 +96,8 @@ def test_every_turn_and_every_end_says_why() -> None:
     ]
 
 
-def test_workers_have_lines_too() -> None:
-    assert told(
+def test_workers_are_explained() -> None:
+    assert explained(
         WorkerJoined(ONE, Offer(frozenset({JobKind.CHAT})), cancels=True),
         WorkerDraining(ONE, "asked to"),
         WorkerLoadChanged(ONE, WorkerLoad("is too hot"), fitness_changed=True),
@@ -113,38 +113,38 @@ def test_workers_have_lines_too() -> None:
 
 
 def test_lines_begin_with_the_time_in_utc() -> None:
-    (line,) = explain([At(1_000_000_000.0625, JobCancelled(JOB.id, "x"))])
+    (line,) = explain([RecordedAt(1_000_000_000.0625, JobCancelled(JOB.id, "x"))])
 
     assert line == "2001-09-09 01:46:40.062  cancelled: x"
 
 
-def test_nothing_that_was_said_is_told() -> None:
-    lines = told(JobSubmitted(JOB), JobCompleted(JOB.id, FIRST, Outcome("secret")))
+def test_explanation_has_no_prompt_and_no_answer() -> None:
+    lines = explained(JobSubmitted(JOB), JobCompleted(JOB.id, FIRST, Outcome("secret")))
 
     assert not any("secret" in line for line in lines)
 
 
-def test_job_without_a_model_is_told_of_in_words() -> None:
+def test_job_without_a_model_is_described() -> None:
     task = JobSubmitted(Job(JOB.id, Task("classify")))
     chat = JobSubmitted(Job(JOB.id, Chat(ANY_MODEL, ())))
 
-    assert told(task, chat) == [
+    assert explained(task, chat) == [
         "submitted for the task 'classify'",
         "submitted for any model",
     ]
 
 
-def test_a_call_says_how_much_it_returned_and_nothing_of_it() -> None:
+def test_call_shows_the_size_of_its_value_only() -> None:
     small = JobCompleted(JOB.id, FIRST, Outcome("", value=b"secret"))
     large = JobCompleted(JOB.id, FIRST, Outcome("", blobs=(bytes(32),)))
 
-    assert told(small, large) == [
+    assert explained(small, large) == [
         "done by attempt 1: it returned a value of 6 B",
         "done by attempt 1: it returned a value that is kept in a file of its own",
     ]
 
 
-def test_of_a_traceback_the_last_line_is_told() -> None:
+def test_traceback_is_cut_to_its_last_line() -> None:
     traceback = 'Traceback (most recent call last):\n  File "t.py"\nValueError: no\n'
 
-    assert told(JobFailed(JOB.id, traceback)) == ["failed: ValueError: no"]
+    assert explained(JobFailed(JOB.id, traceback)) == ["failed: ValueError: no"]

@@ -1,4 +1,4 @@
-"""Which of the free workers is best for a job."""
+"""The choice among free workers."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,7 +31,7 @@ from shoal.pool.plan import plan
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
 
-LONG = "word " * 2000  # about 2,500 tokens, and 1,250 at the least
+LONG = "word " * 2000  # about 2,500 tokens, and at least 1,250
 
 
 def submit(pool: PoolState, *names: str, session: str = "", prompt: str = "hi") -> None:
@@ -46,7 +46,7 @@ def end(pool: PoolState, name: str) -> None:
 
 
 def with_pace(pool: PoolState, name: str, pace: float) -> None:
-    """Let a worker have been measured to write so many tokens a second."""
+    """Set the measured speed of a worker, in tokens per second."""
     worker = pool.workers[WorkerId(name)]
     worker.pace = pace
     pool.roster.index(worker)
@@ -55,18 +55,18 @@ def with_pace(pool: PoolState, name: str, pace: float) -> None:
 # Speed.
 
 
-def test_quick_worker_is_busier_before_a_slow_one_is_better() -> None:
+def test_fast_worker_is_preferred_even_if_busier() -> None:
     pool = pool_after(joined("slow", slots=4), joined("quick", slots=4))
     with_pace(pool, "slow", 16.0)
     with_pace(pool, "quick", 64.0)
     submit(pool, *"abcdef")
 
-    # With three jobs, one more takes the quick one as long as the slow one its first.
+    # A fourth job on the fast one takes as long as the first on the slow one.
     workers = [worker for _, worker in assign(pool)]
     assert workers == ["quick", "quick", "quick", "slow", "quick", "slow"]
 
 
-def test_workers_of_about_the_same_speed_take_turns() -> None:
+def test_workers_of_similar_speed_take_turns() -> None:
     pool = pool_after(*(joined(name) for name in "abc"))
     for name, pace in (("a", 50.0), ("b", 64.0), ("c", 80.0)):
         with_pace(pool, name, pace)
@@ -84,7 +84,7 @@ def test_workers_of_about_the_same_speed_take_turns() -> None:
 @pytest.mark.parametrize(
     ("usual", "expected"), [(None, "known"), (64.0, "new"), (4.0, "known")]
 )
-def test_worker_that_was_never_measured_counts_as_usual(
+def test_unmeasured_worker_counts_as_average(
     usual: float | None, expected: str
 ) -> None:
     pool = pool_after(joined("known"), joined("new"))
@@ -95,7 +95,7 @@ def test_worker_that_was_never_measured_counts_as_usual(
     assert assign(pool) == [("j", expected)]
 
 
-def test_first_worker_that_is_measured_does_not_draw_all_work() -> None:
+def test_first_measured_worker_does_not_get_all_jobs() -> None:
     pool = pool_after(*(joined(name) for name in "abc"))
     served = []
 
@@ -124,9 +124,7 @@ def test_reason_names_the_load_and_the_measured_speed() -> None:
     )
 
 
-def test_worker_that_comes_to_a_cost_by_a_promise_comes_after_those_who_had_it() -> (
-    None
-):
+def test_planned_worker_comes_after_equal_ones() -> None:
     pool = pool_after(joined("two", slots=2), joined("one", slots=1))
     submit(pool, "a", "b", "c")
 
@@ -136,7 +134,7 @@ def test_worker_that_comes_to_a_cost_by_a_promise_comes_after_those_who_had_it()
 # Sessions.
 
 
-def after_a_talk(*others: str, slots: int = 4) -> PoolState:
+def pool_with_session(*others: str, slots: int = 4) -> PoolState:
     """Return a pool in which a worker "had" the session "talk"."""
     pool = pool_after(joined("had", slots=slots))
     submit(pool, "before", session="talk")
@@ -147,8 +145,8 @@ def after_a_talk(*others: str, slots: int = 4) -> PoolState:
     return pool
 
 
-def test_conversation_goes_on_where_it_was() -> None:
-    pool = after_a_talk("other")
+def test_session_stays_at_its_worker() -> None:
+    pool = pool_with_session("other")
     submit(pool, "a", "b", "c")
     for name, worker in (("a", "had"), ("b", "had"), ("c", "other")):
         pool.apply(leased(name, worker), 0.0)
@@ -160,8 +158,8 @@ def test_conversation_goes_on_where_it_was() -> None:
     assert lease.reason == "had the conversation before: 50% of its slots in use"
 
 
-def test_conversation_goes_elsewhere_if_its_worker_is_much_too_busy() -> None:
-    pool = after_a_talk("idle")
+def test_session_leaves_an_overloaded_worker() -> None:
+    pool = pool_with_session("idle")
     submit(pool, "a")
     pool.apply(leased("a", "had"), 0.0)
     submit(pool, "next", session="talk")
@@ -169,8 +167,8 @@ def test_conversation_goes_elsewhere_if_its_worker_is_much_too_busy() -> None:
     assert assign(pool) == [("next", "idle")]
 
 
-def test_questions_that_begin_alike_are_answered_side_by_side() -> None:
-    pool = after_a_talk("idle")
+def test_requests_of_a_session_run_concurrently() -> None:
+    pool = pool_with_session("idle")
     submit(pool, "one", session="talk")
     submit(pool, "two", session="talk")
 
@@ -182,35 +180,35 @@ def test_questions_that_begin_alike_are_answered_side_by_side() -> None:
     [WorkerDraining(WorkerId("had"), ""), WorkerLeft(WorkerId("had"), "")],
     ids=["draining", "lost"],
 )
-def test_conversation_goes_elsewhere_if_its_worker_takes_nothing(
+def test_session_leaves_a_full_worker(
     fact: WorkerDraining | WorkerLeft,
 ) -> None:
-    pool = after_a_talk("idle")
+    pool = pool_with_session("idle")
     pool.apply(fact, 0.0)
     submit(pool, "next", session="talk")
 
     assert assign(pool) == [("next", "idle")]
 
 
-def test_one_plan_does_not_overfill_the_worker_of_a_conversation() -> None:
-    pool = after_a_talk("idle", slots=1)
+def test_plan_does_not_overfill_the_worker_of_a_session() -> None:
+    pool = pool_with_session("idle", slots=1)
     submit(pool, "a", "b", "c", session="talk")
 
     assert assign(pool) == [("a", "had"), ("b", "idle")]
 
 
-def test_conversation_of_another_worker_with_another_model_is_no_reason() -> None:
-    pool = after_a_talk()
+def test_session_with_another_model_does_not_count() -> None:
+    pool = pool_with_session()
     pool.apply(joined("v", "n"), 0.0)
     pool.apply(JobSubmitted(job("next", "n", session="talk")), 0.0)
 
     assert assign(pool) == [("next", "v")]
 
 
-# What a worker can do.
+# Capabilities.
 
 
-def test_long_question_goes_to_a_busier_worker_that_has_room_for_it() -> None:
+def test_long_prompt_goes_to_a_worker_with_enough_context() -> None:
     pool = pool_after(joined("unknown"), joined("roomy", slots=2, context=8192))
     submit(pool, "x")
     pool.apply(leased("x", "roomy"), 0.0)
@@ -222,23 +220,21 @@ def test_long_question_goes_to_a_busier_worker_that_has_room_for_it() -> None:
     assert lease.reason == "has room for it: 50% of its slots in use"
 
 
-def test_long_question_goes_to_one_of_which_nothing_is_known_if_no_other_is_free() -> (
-    None
-):
+def test_long_prompt_goes_to_a_worker_of_unknown_context_last() -> None:
     pool = pool_after(joined("small", context=1000), joined("unknown"))
     submit(pool, "long", prompt=LONG)
 
     assert assign(pool) == [("long", "unknown")]
 
 
-def test_question_that_may_just_fit_is_tried() -> None:
+def test_prompt_that_may_fit_is_tried() -> None:
     pool = pool_after(joined("tight", context=1500))
     submit(pool, "long", prompt=LONG)
 
     assert assign(pool) == [("long", "tight")]
 
 
-def test_worker_of_certain_keys_works_for_these_alone() -> None:
+def test_worker_with_allowed_keys_serves_only_them() -> None:
     pool = pool_after(joined("theirs", slots=2, only_for=frozenset({"al"})))
     pool.apply(JobSubmitted(job("b", owner="bo")), 0.0)
     pool.apply(JobSubmitted(job("a", owner="al")), 0.0)
@@ -248,8 +244,8 @@ def test_worker_of_certain_keys_works_for_these_alone() -> None:
     assert assign(pool) == [("b", "anybodys")]
 
 
-def test_job_does_not_come_back_to_a_worker_that_is_at_it_already() -> None:
-    # As after a race that it has lost on a wire that cannot cancel.
+def test_job_is_not_leased_twice_to_one_worker() -> None:
+    # As after a lost hedge on a wire that cannot cancel.
     pool = pool_after(joined(slots=2, cancels=False))
     submit(pool, "j")
     pool.workers[WorkerId("w")].leases[JobId("j")] = LeaseNumber(1)
@@ -257,11 +253,11 @@ def test_job_does_not_come_back_to_a_worker_that_is_at_it_already() -> None:
     assert assign(pool) == []
 
 
-# Crowds.
+# Large pools.
 
 
-class Looked(dict[WorkerId, Worker]):
-    """Counts how many of its workers were looked at."""
+class CountingDict(dict[WorkerId, Worker]):
+    """Counts how many of its workers are examined."""
 
     looked = 0
 
@@ -271,10 +267,10 @@ class Looked(dict[WorkerId, Worker]):
             yield worker
 
 
-def test_of_thousands_of_idle_workers_no_more_are_looked_at_than_jobs_need() -> None:
+def test_plan_examines_only_as_many_workers_as_jobs() -> None:
     pool = pool_after(*(joined(f"w{number}") for number in range(5000)))
     ((level, workers),) = pool.roster.available["m"].items()
-    counted = pool.roster.available["m"][level] = Looked(workers)
+    counted = pool.roster.available["m"][level] = CountingDict(workers)
     submit(pool, *"abc")
 
     given = plan(pool)
@@ -283,7 +279,7 @@ def test_of_thousands_of_idle_workers_no_more_are_looked_at_than_jobs_need() -> 
     assert counted.looked == 3
 
 
-def test_of_a_thousand_jobs_alike_that_nobody_takes_one_is_tried() -> None:
+def test_only_one_of_many_equal_ineligible_jobs_is_tried() -> None:
     theirs = frozenset({"somebody"})
     pool = pool_after(*(joined(f"w{n}", only_for=theirs) for n in range(100)))
     submit(pool, *(f"j{number}" for number in range(1000)))
@@ -304,7 +300,7 @@ def test_of_a_thousand_jobs_alike_that_nobody_takes_one_is_tried() -> None:
     assert looked == 100 + 1
 
 
-def test_job_that_is_too_long_for_all_does_not_stand_for_shorter_ones() -> None:
+def test_overlong_job_does_not_block_shorter_ones() -> None:
     pool = pool_after(joined(context=1000))
     submit(pool, "long", prompt=LONG)
     submit(pool, "short")
@@ -325,7 +321,7 @@ def test_chat_without_a_question_does_not_stand_for_those_with_one() -> None:
     assert explained == "needs a message besides the system's"
 
 
-def test_job_that_was_refused_does_not_stand_for_others_like_it() -> None:
+def test_rejected_job_does_not_block_equal_ones() -> None:
     pool = pool_after(joined())
     submit(pool, "refused", "other")
     pool.apply(leased("refused"), 0.0)
@@ -334,7 +330,7 @@ def test_job_that_was_refused_does_not_stand_for_others_like_it() -> None:
     assert assign(pool) == [("other", "w")]
 
 
-def test_workers_that_one_job_passed_by_are_there_for_the_next() -> None:
+def test_workers_skipped_by_one_job_remain_for_the_next() -> None:
     pool = pool_after(*(joined(f"w{n}", context=1000) for n in range(3)))
     pool.apply(joined("roomy", context=8192), 0.0)
     submit(pool, "long", prompt=LONG)
@@ -345,17 +341,17 @@ def test_workers_that_one_job_passed_by_are_there_for_the_next() -> None:
     assert given == [("long", "roomy"), ("a", "w0"), ("b", "w1"), ("c", "w2")]
 
 
-# Condition.
+# Load.
 
 
-def test_jobs_that_others_have_there_make_a_worker_dearer_and_take_no_slot() -> None:
+def test_foreign_jobs_raise_cost_and_take_no_slot() -> None:
     pool = pool_after(joined("busy"), joined("idle"), load_changed("busy", queued=1))
     submit(pool, "a", "b", "c")
 
     assert assign(pool) == [("a", "idle"), ("b", "busy")]
 
 
-def test_worker_at_half_its_speed_costs_twice() -> None:
+def test_worker_at_half_speed_costs_twice() -> None:
     pool = pool_after(
         joined("slow", slots=4),
         joined("quick", slots=4),
@@ -363,12 +359,12 @@ def test_worker_at_half_its_speed_costs_twice() -> None:
     )
     submit(pool, *"abcdef")
 
-    # One job more costs the slow one as much as two the quick one.
+    # One more job costs as much on the slow one as two on the fast one.
     workers = [worker for _, worker in assign(pool)]
     assert workers == ["quick", "slow", "quick", "quick", "slow", "quick"]
 
 
-def test_reason_of_a_lease_says_what_its_workers_condition_is() -> None:
+def test_reason_of_a_lease_names_the_load_of_the_worker() -> None:
     pool = pool_after(joined(slots=2), load_changed(queued=1, speed=0.5))
     submit(pool, "a")
 

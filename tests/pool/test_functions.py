@@ -1,4 +1,4 @@
-"""Which calls are refused at once, and who may be given one."""
+"""Admission and eligibility of function calls."""
 
 from dataclasses import replace
 
@@ -59,12 +59,12 @@ def job(work: NamedWork | None = None, name: str = "j", *, near: bool = False) -
     return Job(JobId(name), work or call(), terms=JobTerms(near=near))
 
 
-def test_a_call_may_wait_while_nobody_calls_functions() -> None:
+def test_call_waits_without_function_workers() -> None:
     assert permanent_rejection(PoolState(), job(), 0.0) is None
 
 
 @pytest.mark.parametrize("work", [call("g"), CallStream("g"), call("f")])
-def test_a_function_that_somebody_has_may_be_called(work: NamedWork) -> None:
+def test_offered_function_can_be_called(work: NamedWork) -> None:
     pool = pool_after(calls("a", "f"), calls("b", "g"))
 
     assert permanent_rejection(pool, job(work), 0.0) is None
@@ -83,7 +83,7 @@ def test_a_function_that_somebody_has_may_be_called(work: NamedWork) -> None:
         ((), "xyz", "none of those that are there has any function"),
     ],
 )
-def test_a_name_that_nobody_has_is_told_with_those_there_are(
+def test_unknown_function_is_rejected_with_similar_names(
     tasks: tuple[str, ...], name: str, words: str
 ) -> None:
     error = permanent_rejection(pool_after(calls("w", *tasks)), job(call(name)), 0.0)
@@ -92,14 +92,14 @@ def test_a_name_that_nobody_has_is_told_with_those_there_are(
     assert str(error) == f"no worker has the function {name!r}: {words}"
 
 
-def test_who_names_no_functions_may_have_any_unless_it_is_one_of_ours() -> None:
+def test_only_workers_of_others_have_unnamed_functions() -> None:
     stranger, ours = calls(features=PLAIN), calls(features=OURS)
 
     assert permanent_rejection(pool_after(stranger), job(), 0.0) is None
     assert isinstance(permanent_rejection(pool_after(ours), job(), 0.0), UnknownTask)
 
 
-def test_a_function_whose_worker_just_left_is_waited_for() -> None:
+def test_function_of_a_worker_that_just_left_is_awaited() -> None:
     gone = WorkerLeft(WorkerId("a"), "gone")
     pool = pool_after(calls("a", "f"), calls("b", "g"), gone)
 
@@ -107,7 +107,7 @@ def test_a_function_whose_worker_just_left_is_waited_for() -> None:
     assert permanent_rejection(pool, job(), MODEL_MEMORY + 1) is not None
 
 
-def test_code_is_for_those_who_trust_it() -> None:
+def test_code_needs_a_worker_that_allows_it() -> None:
     sent = job(call("<lambda>", frozenset({Feature.CODE})))
 
     error = permanent_rejection(pool_after(calls("w", "f")), sent, 0.0)
@@ -181,7 +181,7 @@ def test_pool_offers_the_versions_of_python_of_its_workers() -> None:
     assert unstated.pythons == frozenset()
 
 
-def test_rich_values_are_for_workers_of_ours() -> None:
+def test_rich_values_need_a_shoal_worker() -> None:
     rich = job(call("f", OURS))
 
     error = permanent_rejection(pool_after(calls("w", "f", features=PLAIN)), rich, 0.0)
@@ -190,13 +190,13 @@ def test_rich_values_are_for_workers_of_ours() -> None:
     assert error.field == "values"
 
 
-def test_workers_of_others_are_not_asked() -> None:
+def test_workers_for_other_keys_are_not_used() -> None:
     pool = pool_after(calls("w", "f", only_for=frozenset({"somebody"})))
 
     assert isinstance(permanent_rejection(pool, job(), 0.0), Forbidden)
 
 
-def test_what_came_from_a_pool_does_not_go_to_another() -> None:
+def test_call_of_a_peer_pool_is_not_forwarded() -> None:
     pool = pool_after(calls("w", "f", neighbour=True), calls("v", "g"))
 
     assert isinstance(permanent_rejection(pool, job(near=True), 0.0), UnknownTask)
@@ -229,7 +229,7 @@ def test_call_of_a_peer_does_not_go_back_to_it() -> None:
     ],
     ids=["function", "task", "values", "code", "python"],
 )
-def test_who_cannot_take_a_call_says_why_in_a_users_words(
+def test_ineligibility_for_calls_is_explained(
     worker: WorkerJoined, work: NamedWork, why: str
 ) -> None:
     pool = pool_after(worker, JobSubmitted(job(work)))
@@ -238,7 +238,7 @@ def test_who_cannot_take_a_call_says_why_in_a_users_words(
     assert f"{why} (1)" in no_worker_reason(pool, pool.jobs[JobId("j")])
 
 
-def test_a_lane_is_lost_with_its_worker_and_a_call_is_not() -> None:
+def test_call_stream_is_lost_with_its_worker_and_a_call_is_requeued() -> None:
     pool = pool_after(calls("w", "f", slots=2))
     for work, name in ((CallStream("f"), "lane"), (call(), "call")):
         pool.apply(JobSubmitted(job(work, name)), 0.0)
@@ -252,7 +252,7 @@ def test_a_lane_is_lost_with_its_worker_and_a_call_is_not() -> None:
 
 
 def done(pool: PoolState, count: int, took: float) -> None:
-    """Let a worker do calls one after the other."""
+    """Complete calls of a worker one after the other."""
     for number in range(count):
         name = f"{took}-{number}"
         for fact in react(pool, Submission(job(name=name))):
@@ -277,7 +277,7 @@ def leased(pool: PoolState) -> list[str]:
     return [lease.job_id for lease in leases]
 
 
-def test_short_calls_are_given_ahead_of_time_more_and_more() -> None:
+def test_short_calls_are_prefetched_increasingly() -> None:
     pool = pool_after(calls("w", "f", slots=2))
     done(pool, 10, took=0.001)
     waiting(pool, call(), 50)
@@ -285,7 +285,7 @@ def test_short_calls_are_given_ahead_of_time_more_and_more() -> None:
     assert len(leased(pool)) == 2 + 10
 
 
-def test_what_is_given_ahead_has_a_limit() -> None:
+def test_prefetch_is_limited() -> None:
     pool = pool_after(calls("w", "f", slots=2))
 
     done(pool, 2 * PREFETCH_MAX, took=0.001)
@@ -293,7 +293,7 @@ def test_what_is_given_ahead_has_a_limit() -> None:
     assert pool.workers[WorkerId("w")].prefetch == PREFETCH_MAX
 
 
-def test_long_calls_are_not() -> None:
+def test_long_calls_are_not_prefetched() -> None:
     pool = pool_after(calls("w", "f", slots=2))
     done(pool, 10, took=0.001)
     done(pool, 10, took=PREFETCH_BELOW + 1)
@@ -303,7 +303,7 @@ def test_long_calls_are_not() -> None:
 
 
 @pytest.mark.parametrize("work", [CallStream("f"), Task("f")])
-def test_nothing_but_calls_is_given_ahead(work: NamedWork) -> None:
+def test_only_calls_are_prefetched(work: NamedWork) -> None:
     pool = pool_after(calls("w", "f", slots=2))
     done(pool, 10, took=0.001)
     waiting(pool, work, 50)
@@ -311,7 +311,7 @@ def test_nothing_but_calls_is_given_ahead(work: NamedWork) -> None:
     assert len(leased(pool)) == 2
 
 
-def test_no_call_is_put_behind_a_lane() -> None:
+def test_no_call_is_queued_behind_a_call_stream() -> None:
     pool = pool_after(calls("w", "f", slots=2))
     done(pool, 10, took=0.001)
     waiting(pool, CallStream("f"), 1)
@@ -321,7 +321,7 @@ def test_no_call_is_put_behind_a_lane() -> None:
     assert leased(pool) == []
 
 
-def test_a_lane_that_waits_is_not_kept_waiting_by_calls_ahead() -> None:
+def test_prefetched_calls_do_not_delay_a_waiting_call_stream() -> None:
     pool = pool_after(calls("w", "f", slots=2))
     done(pool, 10, took=0.001)
     waiting(pool, call(), 5)
@@ -333,7 +333,7 @@ def test_a_lane_that_waits_is_not_kept_waiting_by_calls_ahead() -> None:
     assert leased(pool) == []
 
 
-def test_a_pool_offers_its_functions_to_others_but_no_lanes() -> None:
+def test_pool_offers_its_functions_without_call_streams() -> None:
     pool = pool_after(calls("a", "f"), calls("b", "g", slots=3))
 
     (offer,) = own_offers(pool)

@@ -1,4 +1,4 @@
-"""Which silent job is given to a second worker as well."""
+"""Hedging: which silent jobs get a second worker."""
 
 from dataclasses import replace
 
@@ -49,29 +49,29 @@ QUICKER = "the other was quicker"
 KINDS = frozenset(JobKind)
 
 
-def silent(*facts: Fact) -> PoolState:
-    """Return a pool in which "a" has had a job since 0.0, and then more happened."""
+def pool_with_silent_job(*facts: Fact) -> PoolState:
+    """Return a pool in which "a" has had a job since 0.0, after more facts."""
     return pool_after(joined("a"), JobSubmitted(job()), leased("j", "a"), *facts)
 
 
-def hedged(*, cancels: bool = True) -> PoolState:
+def pool_with_hedge(*, cancels: bool = True) -> PoolState:
     """Return a pool in which "a" has had a job since 0.0, and "b" since 5.0."""
-    pool = silent(joined("b", cancels=cancels))
+    pool = pool_with_silent_job(joined("b", cancels=cancels))
     for fact in hedges(pool, AFTER, AFTER):
         pool.apply(fact, AFTER)
     assert pool.hedged == 1
     return pool
 
 
-def given(pool: PoolState, now: float = AFTER) -> list[tuple[str, str]]:
+def hedges_of(pool: PoolState, now: float = AFTER) -> list[tuple[str, str]]:
     return [(fact.job_id, fact.worker_id) for fact in hedges(pool, now, AFTER)]
 
 
 # When.
 
 
-def test_silent_job_goes_to_an_idle_worker_as_well() -> None:
-    pool = silent(joined("b"))
+def test_silent_job_is_hedged_to_an_idle_worker() -> None:
+    pool = pool_with_silent_job(joined("b"))
 
     (fact,) = hedges(pool, AFTER, AFTER)
 
@@ -80,15 +80,15 @@ def test_silent_job_goes_to_an_idle_worker_as_well() -> None:
     )
 
 
-def test_job_is_given_time_first() -> None:
-    pool = silent(joined("b"))
+def test_hedge_waits_for_its_delay() -> None:
+    pool = pool_with_silent_job(joined("b"))
 
-    assert given(pool, now=AFTER - 0.1) == []
+    assert hedges_of(pool, now=AFTER - 0.1) == []
     assert next_hedge(pool, AFTER - 0.1, AFTER) == AFTER
     assert next_hedge(pool, AFTER, AFTER) is None
 
 
-def test_next_time_is_that_of_the_longest_silent_job_that_is_not_due() -> None:
+def test_deadline_is_that_of_the_next_silent_job() -> None:
     pool = pool_after(joined(slots=3))
     for at, name in enumerate("abc"):
         pool.apply(JobSubmitted(job(name)), float(at))
@@ -107,49 +107,51 @@ def test_next_time_is_that_of_the_longest_silent_job_that_is_not_due() -> None:
     ],
     ids=["other model", "no slots", "other kind", "other keys"],
 )
-def test_worker_that_cannot_do_it_is_not_asked(second: WorkerJoined) -> None:
-    assert given(silent(second)) == []
+def test_ineligible_worker_gets_no_hedge(second: WorkerJoined) -> None:
+    assert hedges_of(pool_with_silent_job(second)) == []
 
 
-def test_worker_that_has_something_to_do_is_not_asked() -> None:
-    pool = silent(joined("b", slots=9), JobSubmitted(job("k")), leased("k", "b"))
+def test_busy_worker_gets_no_hedge() -> None:
+    pool = pool_with_silent_job(
+        joined("b", slots=9), JobSubmitted(job("k")), leased("k", "b")
+    )
 
-    assert given(pool) == []
+    assert hedges_of(pool) == []
 
 
-def test_worker_does_not_compete_with_itself() -> None:
+def test_worker_does_not_hedge_itself() -> None:
     pool = pool_after(joined("a", slots=9), JobSubmitted(job()), leased("j", "a"))
 
-    assert given(pool) == []
+    assert hedges_of(pool) == []
 
 
-def test_draining_worker_is_not_asked() -> None:
-    pool = silent(joined("b"), WorkerDraining(B, ""))
+def test_draining_worker_gets_no_hedge() -> None:
+    pool = pool_with_silent_job(joined("b"), WorkerDraining(B, ""))
 
-    assert given(pool) == []
+    assert hedges_of(pool) == []
 
 
-def test_of_idle_workers_the_quickest_is_asked() -> None:
-    pool = silent(joined("b"), joined("c"))
+def test_fastest_idle_worker_gets_the_hedge() -> None:
+    pool = pool_with_silent_job(joined("b"), joined("c"))
     quick = pool.workers[WorkerId("c")]
     quick.pace = 100.0
     pool.roster.index(quick)
 
-    assert given(pool) == [("j", "c")]
+    assert hedges_of(pool) == [("j", "c")]
 
 
 @pytest.mark.parametrize(
     ("work", "is_hedged"),
     [(Completion("m", "a"), True), (Embedding("m", ("a",)), False)],
 )
-def test_embeddings_are_not_worth_it(work: Work, is_hedged: bool) -> None:
+def test_embeddings_are_not_hedged(work: Work, is_hedged: bool) -> None:
     each = replace(job(), work=work)
     pool = pool_after(
         joined("a", kinds=KINDS), JobSubmitted(each), leased("j", "a"),
         joined("b", kinds=KINDS),
     )  # fmt: skip
 
-    assert (given(pool) != []) == is_hedged
+    assert (hedges_of(pool) != []) == is_hedged
 
 
 @pytest.mark.parametrize(
@@ -163,42 +165,42 @@ def test_embeddings_are_not_worth_it(work: Work, is_hedged: bool) -> None:
     ],
     ids=["begun", "lost a worker", "begun once"],
 )  # fmt: skip
-def test_job_that_has_begun_or_may_have_killed_a_worker_has_one_at_a_time(
+def test_started_or_suspect_job_is_not_hedged(
     facts: list[Fact],
 ) -> None:
-    pool = silent(joined("b"))
+    pool = pool_with_silent_job(joined("b"))
     for fact in facts:
         pool.apply(fact, 0.0)
 
-    assert given(pool, now=100.0) == []
+    assert hedges_of(pool, now=100.0) == []
 
 
-def test_job_that_was_refused_may_have_a_second_worker_later() -> None:
-    pool = silent(joined("b"), joined("c"))
+def test_rejected_job_may_be_hedged_later() -> None:
+    pool = pool_with_silent_job(joined("b"), joined("c"))
     pool.apply(JobRequeued(J, ONE, "loading", refused_by=A), 1.0)
     assert assign(pool, now=1.0) == [("j", "b")]
 
     (fact,) = hedges(pool, 6.0, AFTER)
 
-    # The idle worker that has refused it is not asked again at once.
+    # The idle worker that rejected it does not get it again at once.
     assert (fact.worker_id, fact.lease) == ("c", THREE)
 
 
-def test_job_has_a_second_worker_once() -> None:
-    pool = hedged()
+def test_job_is_hedged_once() -> None:
+    pool = pool_with_hedge()
     pool.apply(joined("c"), AFTER)
-    assert given(pool, now=100.0) == []
+    assert hedges_of(pool, now=100.0) == []
 
     handle(pool, WorkerDisconnected(B, "reset"), 101.0)
 
-    assert given(pool, now=200.0) == []
+    assert hedges_of(pool, now=200.0) == []
 
 
 # How many.
 
 
-def crowd(running: int, idle: int = 100) -> PoolState:
-    """Return a pool in which so many jobs are silent, each at a worker of its own."""
+def silent_pool(running: int, idle: int = 100) -> PoolState:
+    """Return a pool with ``running`` silent jobs, each at its own worker."""
     pool = pool_after(*(joined(f"w{number}") for number in range(running)))
     for number in range(running):
         pool.apply(JobSubmitted(job(f"j{number}")), 0.0)
@@ -211,10 +213,10 @@ def crowd(running: int, idle: int = 100) -> PoolState:
 @pytest.mark.parametrize(
     ("running", "most"), [(1, 1), (9, 1), (10, 1), (19, 1), (20, 2), (100, 10)]
 )
-def test_a_tenth_of_the_running_jobs_and_always_one_has_two_workers(
+def test_at_most_a_tenth_of_running_jobs_or_one_is_hedged(
     running: int, most: int
 ) -> None:
-    pool = crowd(running)
+    pool = silent_pool(running)
 
     first = hedges(pool, AFTER, AFTER)
     for fact in first:
@@ -222,24 +224,24 @@ def test_a_tenth_of_the_running_jobs_and_always_one_has_two_workers(
 
     assert [fact.job_id for fact in first] == [f"j{number}" for number in range(most)]
     assert len({fact.worker_id for fact in first}) == most
-    assert given(pool) == []
+    assert hedges_of(pool) == []
 
 
-def test_room_that_one_leaves_is_for_the_next() -> None:
-    pool = crowd(5)
+def test_ended_hedge_makes_room_for_the_next() -> None:
+    pool = silent_pool(5)
     (first,) = hedges(pool, AFTER, AFTER)
     pool.apply(first, AFTER)
 
     handle(pool, FirstOutput(first.job_id, first.lease), 6.0)
 
-    assert given(pool, now=6.0) == [("j1", "idle1")]
+    assert hedges_of(pool, now=6.0) == [("j1", "idle1")]
 
 
-def test_one_idle_worker_is_given_one_job() -> None:
-    assert len(given(crowd(100, idle=1))) == 1
+def test_one_idle_worker_gets_one_hedge() -> None:
+    assert len(hedges_of(silent_pool(100, idle=1))) == 1
 
 
-def test_jobs_that_nobody_can_take_do_not_hide_the_others() -> None:
+def test_ineligible_jobs_do_not_block_other_hedges() -> None:
     pool = pool_after(joined("x", "x", slots=200), joined("m", slots=20))
     for number in range(EXAMINED_MAX * 2):
         pool.apply(JobSubmitted(job(f"x{number}", "x")), 0.0)
@@ -248,17 +250,17 @@ def test_jobs_that_nobody_can_take_do_not_hide_the_others() -> None:
     pool.apply(WorkerDraining(WorkerId("x"), ""), 0.0)
     pool.apply(joined("idle"), 0.0)
 
-    assert given(pool) == [("j", "idle")]
+    assert hedges_of(pool) == [("j", "idle")]
 
 
-# What becomes of the two.
+# The end of a hedge.
 
 
 @pytest.mark.parametrize(("winner", "loser", "worker"), [(ONE, TWO, A), (TWO, ONE, B)])
-def test_whoever_begins_goes_on_and_the_other_is_stopped(
+def test_first_to_start_wins_and_the_other_is_stopped(
     winner: LeaseNumber, loser: LeaseNumber, worker: WorkerId
 ) -> None:
-    pool = hedged()
+    pool = pool_with_hedge()
     stopped = JobUnhedged(J, loser, QUICKER, cut=True)
     other = B if worker == A else A
     assert revocations(pool, stopped) == [(other, CancelJob(J, loser))]
@@ -273,8 +275,8 @@ def test_whoever_begins_goes_on_and_the_other_is_stopped(
 
 
 @pytest.mark.parametrize(("winner", "worker"), [(ONE, A), (TWO, B)])
-def test_empty_answer_wins_as_well(winner: LeaseNumber, worker: WorkerId) -> None:
-    pool = hedged()
+def test_empty_answer_wins(winner: LeaseNumber, worker: WorkerId) -> None:
+    pool = pool_with_hedge()
 
     facts = handle(pool, LeaseResult(worker, Completed(J, winner), DONE), 6.0)
 
@@ -286,8 +288,8 @@ def test_empty_answer_wins_as_well(winner: LeaseNumber, worker: WorkerId) -> Non
     assert [worker.free_slots for worker in pool.workers.values()] == [1, 1]
 
 
-def test_second_of_two_that_ends_is_late() -> None:
-    pool = hedged()
+def test_second_result_is_late() -> None:
+    pool = pool_with_hedge()
     handle(pool, FirstOutput(J, TWO), 6.0)
 
     assert handle(pool, FirstOutput(J, ONE), 6.0) == []
@@ -296,8 +298,8 @@ def test_second_of_two_that_ends_is_late() -> None:
     assert late == [LateResult(J, ONE, A, "completed")]
 
 
-def test_loser_that_cannot_be_told_keeps_its_slot_until_it_is_done() -> None:
-    pool = hedged(cancels=False)
+def test_loser_without_cancellation_keeps_its_slot() -> None:
+    pool = pool_with_hedge(cancels=False)
     handle(pool, FirstOutput(J, ONE), 6.0)
     assert pool.workers[B].free_slots == 0
 
@@ -306,8 +308,8 @@ def test_loser_that_cannot_be_told_keeps_its_slot_until_it_is_done() -> None:
     assert pool.workers[B].free_slots == 1
 
 
-def test_loser_that_cannot_be_told_is_not_given_the_same_job_again() -> None:
-    pool = silent(joined("b", slots=2, cancels=False))
+def test_loser_does_not_get_the_same_job_again() -> None:
+    pool = pool_with_silent_job(joined("b", slots=2, cancels=False))
     for fact in hedges(pool, AFTER, AFTER):
         pool.apply(fact, AFTER)
     handle(pool, FirstOutput(J, ONE), 6.0)
@@ -317,17 +319,17 @@ def test_loser_that_cannot_be_told_is_not_given_the_same_job_again() -> None:
     handle(pool, LeaseResult(B, Completed(J, TWO), DONE), 8.0)
 
     assert assign(pool, now=8.0) == [("j", "b")]
-    # The number of the lease that was lost is not used twice.
+    # The number of the lost lease is not reused.
     assert pool.jobs[J].lease == THREE
 
 
 @pytest.mark.parametrize(
     ("gone", "lease", "left"), [(A, ONE, (B, TWO)), (B, TWO, (A, ONE))]
 )
-def test_worker_that_is_lost_leaves_the_other_at_work(
+def test_loss_of_one_leaves_the_other_running(
     gone: WorkerId, lease: LeaseNumber, left: tuple[WorkerId, LeaseNumber]
 ) -> None:
-    pool = hedged()
+    pool = pool_with_hedge()
 
     facts = handle(pool, WorkerDisconnected(gone, "reset"), 6.0)
 
@@ -346,13 +348,13 @@ def test_worker_that_is_lost_leaves_the_other_at_work(
     [(Rejected, "refused it: loading"), (Failed, "failed: loading")],
 )
 @pytest.mark.parametrize(("worker", "lease"), [(A, ONE), (B, TWO)])
-def test_worker_that_does_not_do_it_leaves_the_other_at_work(
+def test_rejection_by_one_leaves_the_other_running(
     worker: WorkerId,
     lease: LeaseNumber,
     kind: type[Rejected | Failed],
     reason: str,
 ) -> None:
-    pool = hedged()
+    pool = pool_with_hedge()
 
     facts = handle(pool, LeaseResult(worker, kind(J, lease, "loading")), 6.0)
 
@@ -363,8 +365,8 @@ def test_worker_that_does_not_do_it_leaves_the_other_at_work(
     assert pool.workers[worker].free_slots == 1
 
 
-def test_last_of_two_workers_is_lost_as_any_other() -> None:
-    pool = hedged()
+def test_loss_of_the_last_requeues_the_job() -> None:
+    pool = pool_with_hedge()
     handle(pool, WorkerDisconnected(A, "reset"), 6.0)
 
     facts = handle(pool, WorkerDisconnected(B, "reset"), 7.0)
@@ -373,8 +375,8 @@ def test_last_of_two_workers_is_lost_as_any_other() -> None:
     assert (pool.jobs[J].lost, pool.queued) == (2, 1)
 
 
-def test_time_for_the_first_output_begins_anew_for_a_worker_that_is_left() -> None:
-    pool = hedged()
+def test_first_output_limit_restarts_for_the_remaining_worker() -> None:
+    pool = pool_with_hedge()
 
     handle(pool, WorkerDisconnected(A, "reset"), 6.0)
 
@@ -382,7 +384,7 @@ def test_time_for_the_first_output_begins_anew_for_a_worker_that_is_left() -> No
 
 
 @pytest.mark.parametrize(
-    ("stimulus", "end"),
+    ("input_", "end"),
     [
         (Cancellation(J, "left"), JobCancelled),
         (LimitReached(J, TimeLimit.FIRST_OUTPUT), JobExpired),
@@ -391,10 +393,10 @@ def test_time_for_the_first_output_begins_anew_for_a_worker_that_is_left() -> No
 )
 @pytest.mark.parametrize("cancels", [True, False])
 def test_end_of_the_job_ends_both(
-    stimulus: HubInput, end: type[Fact], cancels: bool
+    input_: HubInput, end: type[Fact], cancels: bool
 ) -> None:
-    pool = hedged(cancels=cancels)
-    (fact,) = react(pool, stimulus)
+    pool = pool_with_hedge(cancels=cancels)
+    (fact,) = react(pool, input_)
     assert isinstance(fact, end)
 
     stopped = revocations(pool, fact)
@@ -407,7 +409,7 @@ def test_end_of_the_job_ends_both(
     assert pool.workers[B].free_slots == int(cancels)
 
 
-def test_conversation_goes_on_where_it_was_answered() -> None:
+def test_session_stays_at_the_winner() -> None:
     pool = pool_after(
         joined("a"), JobSubmitted(job(session="talk")), leased("j", "a"), joined("b")
     )
@@ -419,16 +421,16 @@ def test_conversation_goes_on_where_it_was_answered() -> None:
     assert pool.sessions == {"talk": (B, J)}
 
 
-def test_nothing_has_two_workers_that_should_not() -> None:
-    pool = hedged()
+def test_only_eligible_jobs_are_hedged() -> None:
+    pool = pool_with_hedge()
     pool.apply(joined("c", features=frozenset({Feature.STOP})), 6.0)
 
     with pytest.raises(AssertionError, match="two workers already"):
         pool.apply(JobHedged(J, WorkerId("c"), THREE, ""), 6.0)
     with pytest.raises(AssertionError, match="has two workers"):
         pool.apply(JobStarted(J, ONE), 6.0)
-    pool = hedged()
+    pool = pool_with_hedge()
     with pytest.raises(AssertionError, match="has no lease 3"):
         pool.apply(JobUnhedged(J, THREE, ""), 6.0)
     with pytest.raises(AssertionError, match="has one worker"):
-        silent().apply(JobUnhedged(J, ONE, ""), 6.0)
+        pool_with_silent_job().apply(JobUnhedged(J, ONE, ""), 6.0)

@@ -1,4 +1,4 @@
-"""Which jobs are refused at once, in which words, and whose fault it is."""
+"""Jobs that are rejected at submission, and the errors."""
 
 from dataclasses import replace
 
@@ -46,11 +46,11 @@ SEEN: JSON = [{"type": "image_url"}]
 PICTURE = ({"role": "user", "content": SEEN},)
 
 
-def asking(model: str = "m", **options: JSON) -> Job:
+def chat_job(model: str = "m", **options: JSON) -> Job:
     return Job(J, Chat(model, HI, options=options))
 
 
-def reason(error: ShoalError | None) -> tuple[type[ShoalError], str] | None:
+def message_of(error: ShoalError | None) -> tuple[type[ShoalError], str] | None:
     return None if error is None else (type(error), str(error))
 
 
@@ -63,27 +63,27 @@ def reason(error: ShoalError | None) -> tuple[type[ShoalError], str] | None:
         (["x"], "m", "no worker has the model m: there is x"),
     ],
 )
-def test_model_that_nobody_has_is_unknown_and_the_near_ones_are_named(
+def test_unknown_model_is_rejected_with_similar_names(
     workers: list[str], asked: str, said: str
 ) -> None:
     pool = pool_after(*(joined(model, model) for model in workers))
 
-    error = permanent_rejection(pool, asking(asked), 0.0)
+    error = permanent_rejection(pool, chat_job(asked), 0.0)
 
     assert isinstance(error, UnknownModel)
     assert said in str(error)
 
 
-def test_model_of_a_worker_that_has_just_gone_is_waited_for() -> None:
+def test_model_of_a_worker_that_just_left_is_awaited() -> None:
     pool = pool_after(joined(), WorkerLeft(WorkerId("w"), ""))
 
-    assert permanent_rejection(pool, asking(), MODEL_MEMORY - 1.0) is None
-    error = permanent_rejection(pool, asking(), MODEL_MEMORY)
+    assert permanent_rejection(pool, chat_job(), MODEL_MEMORY - 1.0) is None
+    error = permanent_rejection(pool, chat_job(), MODEL_MEMORY)
     assert isinstance(error, UnknownModel)
 
 
-def test_job_of_a_pool_is_refused_where_only_other_pools_have_the_model() -> None:
-    near = replace(asking(), terms=JobTerms(near=True))
+def test_job_of_a_peer_pool_is_rejected_without_a_local_worker() -> None:
+    near = replace(chat_job(), terms=JobTerms(near=True))
     far = pool_after(joined("far", neighbour=True))
     both = pool_after(joined("far", neighbour=True), joined("own"))
 
@@ -92,11 +92,11 @@ def test_job_of_a_pool_is_refused_where_only_other_pools_have_the_model() -> Non
     assert isinstance(error, UnknownModel)
     assert str(error) == "only other pools have m, and the job came from one"
     assert permanent_rejection(both, near, 0.0) is None
-    assert permanent_rejection(far, asking(), 0.0) is None
+    assert permanent_rejection(far, chat_job(), 0.0) is None
 
 
 def test_job_of_a_peer_is_refused_where_only_that_peer_has_the_model() -> None:
-    theirs = replace(asking(), terms=JobTerms(near=True, peer="wire:mac"))
+    theirs = replace(chat_job(), terms=JobTerms(near=True, peer="wire:mac"))
     alone = pool_after(joined("wire:mac/m"))
     both = pool_after(joined("wire:mac/m"), joined("wire:mac2/m"))
 
@@ -105,7 +105,7 @@ def test_job_of_a_peer_is_refused_where_only_that_peer_has_the_model() -> None:
     assert isinstance(error, UnknownModel)
     assert str(error) == "only the peer that requests m has it"
     assert permanent_rejection(both, theirs, 0.0) is None
-    assert permanent_rejection(alone, asking(), 0.0) is None
+    assert permanent_rejection(alone, chat_job(), 0.0) is None
 
 
 TOOL_LIST: JSON = [{"type": "function", "function": {"name": "f"}}]
@@ -148,7 +148,7 @@ BOTH = [joined("a", features=TOOLS), joined("b", features=SCHEMA)]
          "the request has more than 1000 tokens, m reads 999 here"),
     ],
 )  # fmt: skip
-def test_what_nobody_can_do_is_refused_by_the_name_of_the_field(
+def test_unsupported_field_is_rejected_by_name(
     workers: list[WorkerJoined],
     work: Work,
     error: type[CannotDo | ContextExceeded],
@@ -178,18 +178,18 @@ def test_what_nobody_can_do_is_refused_by_the_name_of_the_field(
         ([joined(context=10), joined("v")], Chat("m", LONG)),
     ],
 )
-def test_what_somebody_may_do_is_waited_for(
+def test_possibly_supported_field_is_queued(
     workers: list[WorkerJoined], work: Work
 ) -> None:
     assert permanent_rejection(pool_after(*workers), Job(J, work), 0.0) is None
 
 
-def test_worker_that_would_do_it_for_others_only_does_not_do_it() -> None:
+def test_worker_for_other_keys_does_not_count() -> None:
     mine, free = frozenset({"al"}), frozenset[str]()
     pool = pool_after(joined("a", only_for=mine), joined("b", only_for=mine))
 
     assert permanent_rejection(pool, job(owner="al"), 0.0) is None
-    assert reason(permanent_rejection(pool, job(owner="bo"), 0.0)) == (
+    assert message_of(permanent_rejection(pool, job(owner="bo"), 0.0)) == (
         Forbidden,
         "the workers with m work for other keys only",
     )
@@ -197,9 +197,9 @@ def test_worker_that_would_do_it_for_others_only_does_not_do_it() -> None:
     assert permanent_rejection(pool, job(owner="bo"), 0.0) is None
 
 
-def test_where_there_are_too_many_workers_to_ask_nothing_is_impossible() -> None:
+def test_large_pool_rejects_nothing_as_unsupported() -> None:
     crowd = [joined(f"w{number}") for number in range(WORKERS_EXAMINED_MAX + 1)]
-    tools = asking(tools=TOOL_LIST)
+    tools = chat_job(tools=TOOL_LIST)
 
     assert permanent_rejection(pool_after(*crowd), tools, 0.0) is None
     assert permanent_rejection(pool_after(*crowd[1:]), tools, 0.0) is not None
@@ -209,7 +209,7 @@ def test_where_there_are_too_many_workers_to_ask_nothing_is_impossible() -> None
 
 
 def measured(pool: PoolState, seconds: float) -> PoolState:
-    """Let one job have taken so long."""
+    """Complete a job that took ``seconds``."""
     pool.apply(JobSubmitted(job("first")), 0.0)
     assert assign(pool) != []
     end = JobCompleted(JobId("first"), pool.jobs[JobId("first")].lease, Outcome(""))
@@ -218,7 +218,7 @@ def measured(pool: PoolState, seconds: float) -> PoolState:
 
 
 def full(pool: PoolState, waiting: int, owner: str = "al") -> PoolState:
-    """Let all slots be taken, and so many jobs wait."""
+    """Fill all slots, and queue ``waiting`` jobs."""
     slots = sum(worker.offer.slots for worker in pool.workers.values())
     for number in range(slots + waiting):
         pool.apply(JobSubmitted(job(f"j{number}", owner=owner)), 0.0)
@@ -228,37 +228,37 @@ def full(pool: PoolState, waiting: int, owner: str = "al") -> PoolState:
     return pool
 
 
-def asked_by(owner: str, priority: Priority = Priority.NORMAL) -> Job:
+def job_of(owner: str, priority: Priority = Priority.NORMAL) -> Job:
     return job("new", limits=TimeLimits(queue=10.0), owner=owner, priority=priority)
 
 
-def test_full_queue_takes_nobody() -> None:
+def test_full_queue_rejects() -> None:
     pool = full(pool_after(joined()), waiting=3)
 
-    assert queue_rejection(pool, asked_by("bo"), queue_max=4) is None
-    assert reason(queue_rejection(pool, asked_by("bo"), queue_max=3)) == (
+    assert queue_rejection(pool, job_of("bo"), queue_max=4) is None
+    assert message_of(queue_rejection(pool, job_of("bo"), queue_max=3)) == (
         QueueFull,
         "3 jobs are waiting already",
     )
 
 
-def test_last_eighth_of_the_queue_is_for_owners_who_have_less_in_it() -> None:
+def test_last_eighth_of_the_queue_is_for_owners_with_few_jobs() -> None:
     pool = full(pool_after(joined()), waiting=14, owner="al")
 
-    assert queue_rejection(pool, asked_by("bo"), queue_max=16) is None
-    assert reason(queue_rejection(pool, asked_by("al"), queue_max=16)) == (
+    assert queue_rejection(pool, job_of("bo"), queue_max=16) is None
+    assert message_of(queue_rejection(pool, job_of("al"), queue_max=16)) == (
         QueueFull,
         "14 jobs of this key are waiting already; the rest of the queue is kept for "
         "others",
     )
 
 
-def test_wait_that_would_be_too_long_is_not_begun() -> None:
+def test_job_with_a_too_long_estimated_wait_is_rejected() -> None:
     pool = full(measured(pool_after(joined(slots=2)), 4.0), waiting=6)
 
-    refused = queue_rejection(pool, asked_by("al"), queue_max=1000)
+    refused = queue_rejection(pool, job_of("al"), queue_max=1000)
 
-    assert reason(refused) == (
+    assert message_of(refused) == (
         QueueFull,
         "no worker for m: all slots busy (1); 6 jobs are to be done first, which takes "
         "about 12 s: more than the 10 s that this one may wait",
@@ -268,15 +268,15 @@ def test_wait_that_would_be_too_long_is_not_begun() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [asked_by("bo"), asked_by("al", Priority.HIGH)], ids=["other", "higher"]
+    "asked", [job_of("bo"), job_of("al", Priority.HIGH)], ids=["other", "higher"]
 )
-def test_wait_is_short_for_whoever_goes_first(asked: Job) -> None:
+def test_priority_shortens_the_estimated_wait(asked: Job) -> None:
     pool = full(measured(pool_after(joined(slots=2)), 4.0), waiting=6)
 
     assert queue_rejection(pool, asked, queue_max=1000) is None
 
 
-def test_jobs_that_are_too_much_to_remember_are_refused(
+def test_jobs_beyond_the_memory_limit_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.pool.job_admission.SIZE_MAX", 80)
@@ -287,12 +287,12 @@ def test_jobs_that_are_too_much_to_remember_are_refused(
     assert (
         queue_rejection(pool, job("other", owner="bo", prompt="x" * 10), 1000) is None
     )
-    assert reason(queue_rejection(pool, job("more", owner="al"), 1000)) == (
+    assert message_of(queue_rejection(pool, job("more", owner="al"), 1000)) == (
         QueueFull,
         "the open jobs of this key have 70 characters, and this one 2 more; the rest "
         "of the room is kept for others",
     )
-    assert reason(
+    assert message_of(
         queue_rejection(pool, job("all", owner="bo", prompt="x" * 11), 1000)
     ) == (
         QueueFull,
@@ -303,54 +303,54 @@ def test_jobs_that_are_too_much_to_remember_are_refused(
     assert queue_rejection(pool, job("more", owner="al"), 1000) is None
 
 
-def test_where_nobody_is_there_nobody_knows_how_long_it_takes() -> None:
+def test_wait_without_workers_is_unknown() -> None:
     pool = measured(pool_after(joined()), 4.0)
     (worker,) = pool.workers
     pool.apply(WorkerLeft(worker, "gone"), 0.0)
     for number in range(6):
         pool.apply(JobSubmitted(job(f"j{number}", owner="al")), 0.0)
 
-    assert queue_rejection(pool, asked_by("al"), queue_max=1000) is None
+    assert queue_rejection(pool, job_of("al"), queue_max=1000) is None
 
 
-def test_nobody_knows_how_long_the_first_jobs_take() -> None:
+def test_wait_without_measurements_is_unknown() -> None:
     pool = full(pool_after(joined()), waiting=500)
 
-    assert queue_rejection(pool, asked_by("al"), queue_max=1000) is None
+    assert queue_rejection(pool, job_of("al"), queue_max=1000) is None
 
 
-def test_empty_queue_is_joined_however_long_jobs_take() -> None:
+def test_empty_queue_accepts_despite_long_jobs() -> None:
     pool = full(measured(pool_after(joined()), 1000.0), waiting=0)
 
-    assert queue_rejection(pool, asked_by("al"), queue_max=1000) is None
+    assert queue_rejection(pool, job_of("al"), queue_max=1000) is None
 
 
 @pytest.mark.parametrize(
     ("slots", "seconds", "retry_after"),
     [(1, 3.2, 4), (4, 3.2, 1), (1, 1000.0, RETRY_MAX), (1, 0.001, 1)],
 )
-def test_retry_after_is_about_when_a_slot_is_free(
+def test_retry_after_estimates_the_next_free_slot(
     slots: int, seconds: float, retry_after: int
 ) -> None:
     pool = full(measured(pool_after(joined(slots=slots)), seconds), waiting=1)
 
-    refused = queue_rejection(pool, asked_by("al"), queue_max=1)
+    refused = queue_rejection(pool, job_of("al"), queue_max=1)
 
     assert isinstance(refused, QueueFull)
     assert refused.retry_after == retry_after
 
 
-def test_retry_after_is_a_guess_where_nothing_was_measured() -> None:
+def test_retry_after_has_a_default_without_measurements() -> None:
     pool = full(pool_after(joined()), waiting=1)
 
-    refused = queue_rejection(pool, asked_by("al"), queue_max=1)
+    refused = queue_rejection(pool, job_of("al"), queue_max=1)
 
     assert isinstance(refused, QueueFull)
     assert refused.retry_after == 5
 
 
-def test_slots_of_workers_that_take_nothing_new_do_not_shorten_the_wait() -> None:
+def test_slots_of_draining_workers_do_not_shorten_the_wait() -> None:
     pool = pool_after(joined(slots=1), joined("none", slots=0, kinds=CHAT_ONLY))
     full(measured(pool, 4.0), waiting=3)
 
-    assert queue_rejection(pool, asked_by("al"), queue_max=1000) is not None
+    assert queue_rejection(pool, job_of("al"), queue_max=1000) is not None

@@ -1,4 +1,4 @@
-"""Laws of the pool, under whatever order of events hypothesis thinks of."""
+"""Invariants of the pool under any order of events."""
 
 from collections import Counter
 from dataclasses import replace
@@ -89,7 +89,7 @@ JOBS = st.builds(
 
 
 class PoolLaws(RuleBasedStateMachine):
-    """A pool, and beside it the plain truth about who is working on what."""
+    """A pool beside a simple model of the leases."""
 
     @initialize()
     def begin(self) -> None:
@@ -100,30 +100,30 @@ class PoolLaws(RuleBasedStateMachine):
         self.leases: list[JobLeased | JobHedged] = []
         self.at_work: set[tuple[WorkerId, JobId, LeaseNumber]] = set()
 
-    # What may happen.
+    # Events.
 
     @rule(jobs=st.lists(JOBS, min_size=1, max_size=6), terms=TERMS)
     def submit(self, jobs: list[Job], terms: JobTerms) -> None:
         for each in jobs:
             self.submitted += 1
             job_id = JobId(f"j{self.submitted}")
-            self.tell(Submission(replace(each, id=job_id, terms=terms)))
+            self.handle(Submission(replace(each, id=job_id, terms=terms)))
 
     @rule(worker_id=WORKERS, offer=OFFERS, cancels=st.booleans())
-    def arrive(self, worker_id: WorkerId, offer: Offer, cancels: bool) -> None:
-        self.tell(WorkerConnected(worker_id, offer, cancels))
+    def join(self, worker_id: WorkerId, offer: Offer, cancels: bool) -> None:
+        self.handle(WorkerConnected(worker_id, offer, cancels))
 
     @rule(worker_id=WORKERS)
-    def depart(self, worker_id: WorkerId) -> None:
-        self.tell(WorkerDisconnected(worker_id, "gone"))
+    def disconnect(self, worker_id: WorkerId) -> None:
+        self.handle(WorkerDisconnected(worker_id, "gone"))
 
     @rule(worker_id=WORKERS)
     def retire(self, worker_id: WorkerId) -> None:
-        self.tell(DrainAnnounced(worker_id, Draining("")))
+        self.handle(DrainAnnounced(worker_id, Draining("")))
 
     @rule(worker_id=WORKERS, condition=CONDITIONS)
-    def alter(self, worker_id: WorkerId, condition: WorkerLoad) -> None:
-        self.tell(LoadReported(worker_id, condition))
+    def change_load(self, worker_id: WorkerId, condition: WorkerLoad) -> None:
+        self.handle(LoadReported(worker_id, condition))
         assert react(self.pool, LoadReported(worker_id, condition)) == [], "told twice"
 
     @precondition(lambda self: self.leases)
@@ -131,14 +131,14 @@ class PoolLaws(RuleBasedStateMachine):
     def answer(
         self, data: st.DataObject, end: type[Completed | Rejected | Failed]
     ) -> None:
-        """Let a worker end one of the leases it ever had, now or long ago."""
+        """End any current or past lease of a worker."""
         lease = data.draw(st.sampled_from(self.leases))
         if lease.worker_id not in self.pool.workers:
             return
         self.at_work.discard((lease.worker_id, lease.job_id, lease.lease))
         event = end(lease.job_id, lease.lease, "")
         written = Usage(1, data.draw(st.integers(0, 1000)))
-        self.tell(LeaseResult(lease.worker_id, event, Outcome("", usage=written)))
+        self.handle(LeaseResult(lease.worker_id, event, Outcome("", usage=written)))
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -155,17 +155,17 @@ class PoolLaws(RuleBasedStateMachine):
     @precondition(lambda self: self.submitted)
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
-        self.tell(Cancellation(self.any_job(data), "left"))
+        self.handle(Cancellation(self.any_job(data), "left"))
 
     @precondition(lambda self: self.submitted)
     @rule(data=st.data(), limit=st.sampled_from(TimeLimit))
     def expire(self, data: st.DataObject, limit: TimeLimit) -> None:
-        self.tell(LimitReached(self.any_job(data), limit))
+        self.handle(LimitReached(self.any_job(data), limit))
 
     @precondition(lambda self: self.submitted)
     @rule(data=st.data())
     def spoil(self, data: st.DataObject) -> None:
-        self.tell(AnswerRejected(self.any_job(data), "diverged", lost=True))
+        self.handle(AnswerRejected(self.any_job(data), "diverged", lost=True))
 
     @rule(seconds=st.floats(0.0, 1000.0))
     def wait(self, seconds: float) -> None:
@@ -216,10 +216,10 @@ class PoolLaws(RuleBasedStateMachine):
         due = next_hedge(self.pool, self.now, after)
         assert due is None or due > self.now
 
-    # What must always be so.
+    # Invariants.
 
     @invariant()
-    def nobody_works_on_more_than_its_slots(self) -> None:
+    def slots_are_not_exceeded(self) -> None:
         for worker in self.pool.workers.values():
             working = sum(worker_id == worker.id for worker_id, _, _ in self.at_work)
             assert working <= worker.offer.slots
@@ -232,7 +232,7 @@ class PoolLaws(RuleBasedStateMachine):
         assert len(self.pool.jobs) + len(self.ends) == self.submitted
 
     @invariant()
-    def queues_hold_what_waits(self) -> None:
+    def queues_hold_waiting_jobs(self) -> None:
         queued = [
             job.job.id
             for queue in self.pool.queues.values()
@@ -260,12 +260,12 @@ class PoolLaws(RuleBasedStateMachine):
 
         assert held <= taken
         for worker_id, job_id, _ in taken - held:
-            # Cut short where nobody can be told.
+            # Ended at a worker that cannot cancel.
             assert not self.pool.workers[worker_id].cancels
             assert job_id in self.ends or self.pool.jobs[job_id].last_lease > 1
 
     @invariant()
-    def counts_agree_with_counting_anew(self) -> None:
+    def counters_match_a_recount(self) -> None:
         jobs = self.pool.jobs.values()
         running = Counter(job.job.owner for job in jobs if job.worker_id is not None)
         waiting = Counter(job.job.owner for job in jobs if job.worker_id is None)
@@ -280,7 +280,7 @@ class PoolLaws(RuleBasedStateMachine):
         assert since == sorted(since)
 
     @invariant()
-    def index_agrees_with_counting_anew(self) -> None:
+    def index_matches_a_rebuild(self) -> None:
         with_model: dict[str, set[WorkerId]] = {}
         available: dict[str, dict[CostLevel, set[WorkerId]]] = {}
         slots: Counter[str] = Counter()
@@ -303,10 +303,10 @@ class PoolLaws(RuleBasedStateMachine):
         assert +roster.slots == +slots
         assert roster.slots.keys() <= with_model.keys()
 
-    # How it is done.
+    # Helpers.
 
-    def tell(self, stimulus: HubInput) -> None:
-        for fact in react(self.pool, stimulus):
+    def handle(self, input_: HubInput) -> None:
+        for fact in react(self.pool, input_):
             self.apply(fact)
 
     def apply(self, fact: Fact) -> None:

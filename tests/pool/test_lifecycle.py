@@ -1,4 +1,4 @@
-"""The life of a job: what may follow on what."""
+"""The states of a job and their transitions."""
 
 from typing import get_args
 
@@ -71,7 +71,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("state", "fact", "then"), CELLS)
-def test_every_fact_in_every_state_leads_where_the_table_says(
+def test_transitions_match_the_table(
     state: JobState, fact: JobFact, then: JobState | None
 ) -> None:
     if then is None:
@@ -81,16 +81,16 @@ def test_every_fact_in_every_state_leads_where_the_table_says(
         assert after(state, fact) is then
 
 
-def test_the_table_knows_every_state_and_every_fact() -> None:
+def test_table_covers_every_state_and_fact() -> None:
     named = {fact for facts in TRANSITIONS.values() for fact in facts}
 
     assert TRANSITIONS.keys() == set(JobState)
-    # A job begins by being submitted: no state is before that.
+    # Submission is the first fact of a job: it has no state before.
     assert named | {JobSubmitted} == set(get_args(JobFact)) == FACTS.keys()
 
 
 @given(st.lists(st.sampled_from(list(FACTS.values())), max_size=30))
-def test_an_ended_job_stays_ended(facts: list[JobFact]) -> None:
+def test_ended_job_stays_ended(facts: list[JobFact]) -> None:
     state, ends = JobState.QUEUED, 0
 
     for fact in facts:

@@ -1,4 +1,4 @@
-"""What the pool as a whole offers to other pools."""
+"""The offers of a pool to other pools."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ STOPS = frozenset({Feature.STOP, Feature.CONTINUE})
 TASK = frozenset({JobKind.TASK})
 
 
-def doing(name: str, *tasks: str, model: str = "") -> WorkerJoined:
+def task_worker(name: str, *tasks: str, model: str = "") -> WorkerJoined:
     models = frozenset({model} if model else ())
     offer = Offer(TASK, models, tasks=frozenset(tasks))
     return WorkerJoined(WorkerId(name), offer, cancels=True)
@@ -36,14 +36,14 @@ def test_workers_with_one_model_are_one_offer() -> None:
         joined("c", slots=1, features=STOPS),
     )
 
-    # Nobody begins with an answer that has begun: the pool has its own text.
+    # The pool continues answers itself, so it does not offer CONTINUE.
     features = frozenset({Feature.STOP})
     assert own_offers(pool) == (
         Offer(CHAT_ONLY, frozenset({"m"}), 6, features, 4096, neighbour=True),
     )
 
 
-def test_worker_with_several_models_is_in_the_offer_of_each() -> None:
+def test_worker_with_several_models_counts_in_each_offer() -> None:
     pool = pool_after(joined("a", "n", "m"), joined("b", "n"))
 
     offers = own_offers(pool)
@@ -65,11 +65,11 @@ def test_worker_with_several_models_is_in_the_offer_of_each() -> None:
     ],
     ids=["neighbour", "only for some", "no slots", "draining", "no standing"],
 )
-def test_what_others_cannot_have_is_not_offered(facts: list[Fact]) -> None:
+def test_private_and_remote_models_are_not_offered(facts: list[Fact]) -> None:
     assert own_offers(pool_after(*facts)) == ()
 
 
-def test_worker_that_is_unfit_for_a_while_still_counts() -> None:
+def test_unfit_worker_counts() -> None:
     assert len(own_offers(pool_after(joined(), load_changed(unfit="is too hot")))) == 1
 
 
@@ -88,10 +88,10 @@ def test_models_of_peers_that_are_left_out_are_not_offered() -> None:
     assert offering_peers(pool) == {"wire:mac", "wire:pc", "own"}
 
 
-def test_tasks_are_offered_by_name_or_all_of_them() -> None:
-    (named,) = own_offers(pool_after(doing("a", "x"), doing("b", "y")))
-    (any_,) = own_offers(pool_after(doing("a", "x"), doing("b")))
-    with_model = own_offers(pool_after(doing("a", "x", model="m"), joined("b")))
+def test_tasks_are_offered_by_name_or_all() -> None:
+    (named,) = own_offers(pool_after(task_worker("a", "x"), task_worker("b", "y")))
+    (any_,) = own_offers(pool_after(task_worker("a", "x"), task_worker("b")))
+    with_model = own_offers(pool_after(task_worker("a", "x", model="m"), joined("b")))
 
     assert not named.models
     assert named.tasks == {"x", "y"}
@@ -100,7 +100,7 @@ def test_tasks_are_offered_by_name_or_all_of_them() -> None:
     assert with_model[0].tasks == {"x"}
 
 
-def test_answers_stream_only_if_all_workers_do_so() -> None:
+def test_streaming_is_offered_only_if_all_workers_stream() -> None:
     whole = joined("b")
     whole = replace(whole, offer=replace(whole.offer, streams=False))
 
@@ -109,7 +109,7 @@ def test_answers_stream_only_if_all_workers_do_so() -> None:
     assert not offer.streams
 
 
-def test_so_many_models_are_offered_and_no_more() -> None:
+def test_number_of_offered_models_is_limited() -> None:
     models = [f"m{number:03}" for number in range(MODELS_MAX + 1)]
 
     offers = own_offers(pool_after(joined("w", *models)))
@@ -118,7 +118,7 @@ def test_so_many_models_are_offered_and_no_more() -> None:
     assert offers[0].models == {"m000"}
 
 
-def test_the_load_says_how_many_jobs_wait_and_whether_a_slot_is_free() -> None:
+def test_load_has_the_queue_length_and_free_slots() -> None:
     pool = pool_after(joined(slots=2), *(JobSubmitted(job(name)) for name in "abc"))
 
     assert own_load(pool) == WorkerLoad(queued=3, waiting=3)
@@ -128,7 +128,7 @@ def test_the_load_says_how_many_jobs_wait_and_whether_a_slot_is_free() -> None:
     assert own_load(pool) == WorkerLoad(queued=3, waiting=1, full=True)
 
 
-def test_slots_that_peers_cannot_have_do_not_count_as_free() -> None:
+def test_slots_unavailable_to_peers_do_not_count() -> None:
     facts: list[Fact] = [
         joined("full"),
         joined("remote", neighbour=True),

@@ -1,4 +1,4 @@
-"""Who gets which job."""
+"""The plan: which worker gets which job."""
 
 import pytest
 
@@ -37,11 +37,11 @@ def complete(pool: PoolState, name: str) -> None:
     pool.apply(JobCompleted(JobId(name), lease, Outcome("")), 0.0)
 
 
-def test_nothing_waits_and_nothing_is_planned() -> None:
+def test_empty_queue_has_an_empty_plan() -> None:
     assert plan(pool_after(joined())) == []
 
 
-def test_plan_changes_nothing() -> None:
+def test_plan_does_not_change_the_pool() -> None:
     pool = pool_after(joined(slots=2), *submit("a", "b", "c"))
 
     assert plan(pool) == plan(pool)
@@ -55,7 +55,7 @@ def test_oldest_job_goes_first() -> None:
 
 
 def test_least_loaded_worker_goes_first() -> None:
-    # Half of its slots busy against a quarter: not the number of jobs counts.
+    # Half of its slots are busy against a quarter: the share counts, not the number.
     pool = pool_after(
         joined("small", slots=2),
         *submit("a", "b"),
@@ -93,7 +93,7 @@ def test_idle_workers_take_turns() -> None:
     assert served == ["w1", "w2", "w3"] * 3
 
 
-def test_returned_job_goes_before_fresh_ones() -> None:
+def test_requeued_job_goes_first() -> None:
     pool = pool_after(
         joined("lost"),
         *submit("old", "fresh1"),
@@ -107,7 +107,7 @@ def test_returned_job_goes_before_fresh_ones() -> None:
     assert assign(pool) == [("old", "w"), ("fresh1", "w")]
 
 
-def test_job_from_before_a_restart_goes_before_fresh_ones_if_it_had_begun() -> None:
+def test_started_job_of_before_a_restart_goes_first() -> None:
     pool = pool_after(*submit("fresh"))
     pool.restore(job("waited"), LeaseNumber(0), 0.0)
     pool.restore(job("begun"), LeaseNumber(3), 0.0)
@@ -131,7 +131,7 @@ def begun_job(*workers_after: JobLeased) -> PoolState:
     )
 
 
-def test_begun_answer_goes_to_a_busier_worker_that_can_continue_it() -> None:
+def test_started_answer_prefers_a_worker_that_can_continue_it() -> None:
     pool = begun_job()
     pool.apply(joined("idle", slots=4), 0.0)
     pool.apply(joined("busy", slots=2, features=CONTINUES), 0.0)
@@ -141,7 +141,7 @@ def test_begun_answer_goes_to_a_busier_worker_that_can_continue_it() -> None:
     assert assign(pool) == [("j", "busy")]
 
 
-def test_begun_answer_goes_to_one_that_starts_over_if_no_other_is_free() -> None:
+def test_started_answer_restarts_if_no_worker_can_continue_it() -> None:
     pool = begun_job()
     pool.apply(joined("busy", features=CONTINUES), 0.0)
     apply_all(pool, submit("x"))
@@ -151,7 +151,7 @@ def test_begun_answer_goes_to_one_that_starts_over_if_no_other_is_free() -> None
     assert assign(pool) == [("j", "plain")]
 
 
-def test_job_that_has_not_begun_does_not_care_who_continues() -> None:
+def test_new_job_ignores_the_continue_feature() -> None:
     pool = pool_after(
         joined("plain"), joined("continues", features=CONTINUES), *submit("j")
     )
@@ -159,7 +159,7 @@ def test_job_that_has_not_begun_does_not_care_who_continues() -> None:
     assert assign(pool) == [("j", "plain")]
 
 
-def test_models_keep_to_their_workers() -> None:
+def test_jobs_go_to_workers_with_their_model() -> None:
     pool = pool_after(
         joined("a", "x"), joined("b", "y"), *submit("j", model="y"), *submit("k")
     )
@@ -167,7 +167,7 @@ def test_models_keep_to_their_workers() -> None:
     assert assign(pool) == [("j", "b")]
 
 
-def test_worker_with_two_models_is_not_promised_twice() -> None:
+def test_worker_with_two_models_is_not_overbooked() -> None:
     pool = pool_after(
         joined("both", "x", "y"), *submit("j", model="x"), *submit("k", model="y")
     )
@@ -177,9 +177,9 @@ def test_worker_with_two_models_is_not_promised_twice() -> None:
     assert assign(pool) == [("k", "both")]
 
 
-def test_worker_promised_for_one_model_still_counts_for_another() -> None:
-    # "both" has half of its slots promised by the time that "y" is looked at, just as
-    # busy as "half" is.
+def test_planned_worker_still_counts_for_another_model() -> None:
+    # Half of the slots of "both" are planned when "y" is examined, as many as are
+    # busy at "half".
     pool = pool_after(
         joined("both", "x", "y", slots=2),
         joined("half", "y", slots=2),
@@ -192,7 +192,7 @@ def test_worker_promised_for_one_model_still_counts_for_another() -> None:
     assert sorted(assign(pool)) == [("j", "both"), ("k", "half"), ("l", "both")]
 
 
-def test_draining_worker_gets_nothing() -> None:
+def test_draining_worker_gets_no_jobs() -> None:
     pool = pool_after(joined(slots=2), *submit("a"))
     assign(pool)
     pool.apply(WorkerDraining(WorkerId("w"), "bye"), 0.0)
@@ -214,7 +214,7 @@ def test_lease_numbers_count_attempts_and_the_reason_names_the_load() -> None:
 
 
 @pytest.mark.parametrize("slots", [LOAD_SLOTS_MAX, 100_000])
-def test_absurdly_many_slots_do_not_draw_all_work(slots: int) -> None:
+def test_excessive_slots_do_not_attract_all_jobs(slots: int) -> None:
     pool = pool_after(
         joined("boaster", slots=slots),
         joined("honest", slots=LOAD_SLOTS_MAX),

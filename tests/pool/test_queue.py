@@ -1,4 +1,4 @@
-"""Jobs that wait, and whose turn it is."""
+"""The queue, and the order of turns."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -45,18 +45,18 @@ def order(
     return names
 
 
-def test_nothing_waits_in_an_empty_queue() -> None:
+def test_new_queue_is_empty() -> None:
     queue = JobQueue()
 
     assert not queue
     assert (len(queue), order(queue)) == (0, [])
 
 
-def test_jobs_of_one_owner_go_in_the_order_they_came() -> None:
+def test_jobs_of_one_owner_are_first_in_first_out() -> None:
     assert order(queue_of(*map(waiting, "abcd"))) == ["a", "b", "c", "d"]
 
 
-def test_higher_priorities_go_first_and_those_that_had_a_worker_before_them() -> None:
+def test_requeued_jobs_precede_higher_priorities() -> None:
     queue = queue_of(
         waiting("low", priority=LOW),
         waiting("high", priority=HIGH),
@@ -88,7 +88,7 @@ def test_owner_with_the_fewest_jobs_running_goes_first() -> None:
     assert turns == ["b0", "b1", "a0", "b2", "a1", "a2"]
 
 
-def test_owner_whose_job_nobody_can_take_keeps_its_turn() -> None:
+def test_owner_of_an_ineligible_job_keeps_its_turn() -> None:
     queue = queue_of(
         waiting("odd", "al"), waiting("a1", "al"), waiting("b0", "bo"),
     )  # fmt: skip
@@ -98,14 +98,14 @@ def test_owner_whose_job_nobody_can_take_keeps_its_turn() -> None:
     assert turns == ["odd", "b0", "a1"]
 
 
-def test_turns_go_on_from_one_plan_to_the_next() -> None:
+def test_turns_continue_across_plans() -> None:
     queue = queue_of(
         *(waiting(f"a{n}", "al") for n in range(3)),
         *(waiting(f"b{n}", "bo") for n in range(3)),
     )
     served = []
 
-    # Each job is over before the next slot is free, so nothing is ever running.
+    # Each job ends before the next slot is free, so nothing is running.
     while queue:
         first, _ = next(iter(queue.in_order(NOTHING)))
         queue.remove(first)
@@ -117,7 +117,11 @@ def test_turns_go_on_from_one_plan_to_the_next() -> None:
 @pytest.mark.parametrize(
     ("owner", "priority", "ahead"),
     [
-        ("new", NORMAL, 1 + 1 + 2),  # the returned, the high one, one of each other
+        (
+            "new",
+            NORMAL,
+            1 + 1 + 2,
+        ),  # the requeued one, the high one, one of each other owner
         ("al", NORMAL, 1 + 1 + 5 + 2),
         ("bo", NORMAL, 1 + 1 + 2 + 3),
         ("new", HIGH, 1 + 1),
@@ -125,7 +129,7 @@ def test_turns_go_on_from_one_plan_to_the_next() -> None:
         ("cy", HIGH, 1 + 1),
     ],
 )
-def test_how_many_go_first_is_known_before_joining(
+def test_position_is_known_before_joining(
     owner: str, priority: Priority, ahead: int
 ) -> None:
     queue = queue_of(
@@ -150,7 +154,7 @@ RUNNING = st.dictionaries(st.sampled_from(["al", "bo", "cy"]), st.integers(0, 5)
 
 
 @given(JOBS, RUNNING)
-def test_every_job_has_one_turn_in_the_order_that_was_promised(
+def test_every_job_has_one_turn_in_the_predicted_order(
     jobs: Sequence[tuple[str, Priority, int]], running: dict[str, int]
 ) -> None:
     added = [waiting(f"j{n}", *each) for n, each in enumerate(jobs)]
@@ -177,7 +181,7 @@ def test_every_job_has_one_turn_in_the_order_that_was_promised(
 
 
 @given(JOBS, RUNNING, st.integers(1, 30))
-def test_slots_are_shared_so_that_nobody_could_have_more_without_taking_from_less(
+def test_slots_are_shared_max_min_fair(
     jobs: Sequence[tuple[str, Priority, int]], running: dict[str, int], slots: int
 ) -> None:
     added = [waiting(f"j{n}", owner) for n, (owner, _, _) in enumerate(jobs)]
@@ -191,8 +195,8 @@ def test_slots_are_shared_so_that_nobody_could_have_more_without_taking_from_les
         served()
     wanted = Counter(running) + Counter(each.job.owner for each in added)
 
-    # Max-min fairness: whoever has less than it wants has as much as anybody who was
-    # given anything, or one less.
+    # Max-min fairness: an owner with less than it wants has as much as any other owner
+    # with jobs, or one less.
     for poor in wanted:
         for rich in wanted:
             if has[poor] < wanted[poor] and has[rich] > running.get(rich, 0):
@@ -200,7 +204,7 @@ def test_slots_are_shared_so_that_nobody_could_have_more_without_taking_from_les
 
 
 @given(st.data(), JOBS)
-def test_jobs_that_are_removed_are_gone_and_the_others_are_not(
+def test_removed_jobs_leave_the_others(
     data: st.DataObject, jobs: Sequence[tuple[str, Priority, int]]
 ) -> None:
     added = [waiting(f"j{n}", *each) for n, each in enumerate(jobs)]

@@ -1,4 +1,4 @@
-"""What follows from what happened."""
+"""The facts that follow from inputs."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def running() -> PoolState:
 
 
 @pytest.mark.parametrize(
-    ("stimulus", "facts"),
+    ("input_", "facts"),
     [
         (Submission(job("k")), [JobSubmitted(job("k"))]),
         (Cancellation(J, "left"), [JobCancelled(J, "left")]),
@@ -81,14 +81,14 @@ def running() -> PoolState:
         ),
     ],
 )
-def test_what_is_heard_of_a_running_job_becomes_facts(
-    stimulus: HubInput, facts: list[Fact]
+def test_events_of_a_running_job_become_facts(
+    input_: HubInput, facts: list[Fact]
 ) -> None:
-    assert react(running(), stimulus) == facts
+    assert react(running(), input_) == facts
 
 
 @pytest.mark.parametrize(
-    "stimulus",
+    "input_",
     [
         Cancellation(JobId("none"), ""),
         FirstOutput(JobId("none"), ONE),
@@ -100,12 +100,12 @@ def test_what_is_heard_of_a_running_job_becomes_facts(
         DrainAnnounced(WorkerId("none"), Draining("")),
     ],
 )
-def test_words_that_crossed_on_the_way_mean_nothing(stimulus: HubInput) -> None:
-    assert react(running(), stimulus) == []
+def test_events_of_ended_leases_are_ignored(input_: HubInput) -> None:
+    assert react(running(), input_) == []
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_failure_is_of_whoever_the_worker_says(fault: Fault) -> None:
+def test_failure_has_the_fault_that_the_worker_reports(fault: Fault) -> None:
     answered = LeaseResult(W, Failed(J, ONE, "boom", fault))
 
     assert react(running(), answered) == [JobFailed(J, "boom", fault=fault)]
@@ -124,19 +124,19 @@ def test_failure_is_of_whoever_the_worker_says(fault: Fault) -> None:
         (WorkerLeft(W, ""), False),
     ],
 )
-def test_worker_is_stopped_if_it_works_in_vain(fact: Fact, stopped: bool) -> None:
+def test_worker_of_an_ended_job_is_stopped(fact: Fact, stopped: bool) -> None:
     recalled = [(W, CancelJob(J, ONE))] if stopped else []
 
     assert revocations(running(), fact) == recalled
 
 
-def test_nobody_is_stopped_for_a_job_that_nobody_has() -> None:
+def test_queued_job_is_cancelled_without_a_stop() -> None:
     pool = pool_after(JobSubmitted(job()))
 
     assert revocations(pool, JobCancelled(J, "left")) == []
 
 
-def test_first_text_of_a_job_that_waits_again_means_nothing() -> None:
+def test_first_output_of_a_requeued_job_is_ignored() -> None:
     pool = running()
     pool.apply(JobRequeued(J, ONE, "worker lost"), 0.0)
 
@@ -152,7 +152,7 @@ def test_first_text_of_a_job_that_waits_again_means_nothing() -> None:
         (W, Failed(J, LeaseNumber(0), ""), "failed"),
     ],
 )
-def test_result_of_another_lease_is_recorded_and_not_delivered(
+def test_result_of_an_earlier_lease_is_recorded_only(
     worker: WorkerId, event: Completed | Rejected | Failed, what: str
 ) -> None:
     facts = react(running(), LeaseResult(worker, event, WHOLE))
@@ -160,7 +160,7 @@ def test_result_of_another_lease_is_recorded_and_not_delivered(
     assert facts == [LateResult(event.job_id, event.lease, worker, what)]
 
 
-def test_second_worker_cannot_be_overtaken_by_the_first() -> None:
+def test_first_worker_cannot_complete_after_a_takeover() -> None:
     pool = running()
     handle(pool, WorkerDisconnected(W, "reset"))
     pool.apply(joined("second"), 0.0)
@@ -175,7 +175,7 @@ def test_second_worker_cannot_be_overtaken_by_the_first() -> None:
     assert good == [JobCompleted(J, TWO, second)]
 
 
-def test_newer_connection_of_one_identity_replaces_the_older() -> None:
+def test_newer_connection_replaces_the_older() -> None:
     pool = running()
     offer = joined("w", "n", slots=3).offer
 
@@ -254,7 +254,7 @@ def test_refusal_in_mid_answer_counts_like_a_lost_worker() -> None:
     ]
 
 
-def test_lost_worker_gives_back_all_that_it_held_and_nothing_else() -> None:
+def test_jobs_of_a_lost_worker_are_requeued() -> None:
     pool = pool_after(joined(slots=3), joined("v"), *map(JobSubmitted, map(job, "abc")))
     for name, worker in (("a", "w"), ("b", "v"), ("c", "w")):
         pool.apply(leased(name, worker), 0.0)
@@ -265,7 +265,7 @@ def test_lost_worker_gives_back_all_that_it_held_and_nothing_else() -> None:
     assert back == ["a", "c"]
 
 
-def test_job_that_cannot_be_called_back_is_not_given_back_by_a_lost_worker() -> None:
+def test_ended_job_of_a_lost_worker_is_not_requeued() -> None:
     pool = pool_after(joined(cancels=False), JobSubmitted(job()), leased())
     handle(pool, Cancellation(J, "left"))
 
@@ -288,9 +288,7 @@ def test_job_that_cannot_be_called_back_is_not_given_back_by_a_lost_worker() -> 
         ),
     ],
 )
-def test_overdue_job_expires_with_the_limit_in_words(
-    limit: TimeLimit, error: str
-) -> None:
+def test_overdue_job_expires_with_its_limit(limit: TimeLimit, error: str) -> None:
     assert react(running(), LimitReached(J, limit)) == [JobExpired(J, limit, error)]
 
 
@@ -328,11 +326,11 @@ def held(since: float = 0.0) -> OpenJob:
         (held(), 53.0, 48.0, TimeLimit.SILENCE),
         (held(), 99.0, 98.0, 100.0),
         (held(), 100.0, 98.0, TimeLimit.TOTAL),
-        # Text of an earlier lease does not count while the job waits.
+        # Text of an earlier lease does not count while the job is queued.
         (waiting(since=48.0), 50.0, 48.0, 58.0),
     ],
 )
-def test_limit_that_is_nearest_is_the_one_that_counts(
+def test_nearest_limit_applies(
     open_job: OpenJob, now: float, last_output: float | None, due: TimeLimit | float
 ) -> None:
     assert next_limit(open_job, now, last_output) == due

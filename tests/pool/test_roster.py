@@ -1,4 +1,4 @@
-"""Which workers there are for each model."""
+"""The roster: the workers of each model."""
 
 from pool.builders import joined, pool_after
 from shoal.domain.facts import WorkerDraining, WorkerLeft
@@ -9,7 +9,7 @@ from shoal.pool.state import PoolState
 W = WorkerId("w")
 
 
-def test_model_is_known_while_a_worker_has_it_and_for_a_while_after() -> None:
+def test_model_is_known_for_a_while_after_its_last_worker() -> None:
     pool = pool_after(joined("a"), joined("b"))
     assert pool.roster.knows_model("m", 1e9)
     assert not pool.roster.knows_model("other", 0.0)
@@ -22,7 +22,7 @@ def test_model_is_known_while_a_worker_has_it_and_for_a_while_after() -> None:
     assert not pool.roster.knows_model("m", 100.0 + MODEL_MEMORY)
 
 
-def test_models_of_passing_workers_do_not_pile_up() -> None:
+def test_models_of_short_lived_workers_are_forgotten() -> None:
     pool = PoolState()
 
     for number in range(1000):
@@ -35,7 +35,7 @@ def test_models_of_passing_workers_do_not_pile_up() -> None:
     assert not pool.roster.available
 
 
-def test_slots_are_counted_while_their_worker_takes_new_jobs() -> None:
+def test_slots_of_draining_workers_are_not_counted() -> None:
     pool = pool_after(
         joined("a", "x", "y", slots=3), joined("b", "x", slots=2), joined("c", slots=0)
     )

@@ -1,4 +1,4 @@
-"""How fast workers are, as learned from jobs that were done."""
+"""Speeds of workers, estimated from completed jobs."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def written(tokens: int) -> Outcome:
         (Outcome(""), 4.0, None),
     ],
 )
-def test_pace_is_tokens_over_all_of_the_time(
+def test_speed_is_tokens_over_total_time(
     outcome: Outcome, seconds: float, pace: float | None
 ) -> None:
     pool, worker = ready()
@@ -46,7 +46,7 @@ def test_pace_is_tokens_over_all_of_the_time(
     assert speeds.job_seconds == {"m": seconds}
 
 
-def test_answer_that_comes_in_one_piece_at_the_end_makes_nobody_quick() -> None:
+def test_single_piece_answer_is_not_measured_as_fast() -> None:
     pool, worker = ready()
     opened = pool.jobs[J]
     opened.leased_at, opened.since = 10.0, 19.999
@@ -56,7 +56,7 @@ def test_answer_that_comes_in_one_piece_at_the_end_makes_nobody_quick() -> None:
     assert worker.pace == 10.0
 
 
-def test_later_measurements_count_for_a_part() -> None:
+def test_later_measurements_are_averaged() -> None:
     pool, worker = ready()
 
     for seconds in (10.0, 5.0):
@@ -66,7 +66,7 @@ def test_later_measurements_count_for_a_part() -> None:
     assert pool.speeds.job_seconds["m"] == 10.0 + NEWEST * (5.0 - 10.0)
 
 
-def test_model_that_nobody_has_any_more_is_forgotten() -> None:
+def test_model_without_workers_is_forgotten() -> None:
     pool, worker = ready()
     pool.speeds.measure(pool.jobs[J], worker, written(100), 1.0)
 

@@ -1,4 +1,4 @@
-"""What facts do to the pool."""
+"""Application of facts to the pool."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def busy_pool(*, cancels: bool) -> PoolState:
 @pytest.mark.parametrize(
     "end", [JobCompleted(J, ONE, Outcome("")), JobFailed(J, ""), CANCELLED, EXPIRED]
 )
-def test_ended_job_frees_the_slot_of_a_worker_that_can_be_told(end: Fact) -> None:
+def test_ended_job_frees_the_slot_of_a_worker_that_cancels(end: Fact) -> None:
     pool = busy_pool(cancels=True)
 
     pool.apply(end, 1.0)
@@ -49,7 +49,7 @@ def test_ended_job_frees_the_slot_of_a_worker_that_can_be_told(end: Fact) -> Non
 
 
 @pytest.mark.parametrize("end", [CANCELLED, EXPIRED])
-def test_cut_job_holds_the_slot_of_a_worker_that_cannot_be_told(end: Fact) -> None:
+def test_cut_job_keeps_the_slot_of_a_worker_that_cannot_cancel(end: Fact) -> None:
     pool = busy_pool(cancels=False)
     pool.apply(end, 1.0)
     pool.apply(*SECOND, 1.0)
@@ -60,7 +60,7 @@ def test_cut_job_holds_the_slot_of_a_worker_that_cannot_be_told(end: Fact) -> No
     assert assign(pool) == [("k", "w")]
 
 
-def test_cut_job_holds_its_slot_until_the_worker_is_lost() -> None:
+def test_cut_job_keeps_its_slot_until_the_worker_is_lost() -> None:
     pool = busy_pool(cancels=False)
     pool.apply(CANCELLED, 1.0)
 
@@ -71,7 +71,7 @@ def test_cut_job_holds_its_slot_until_the_worker_is_lost() -> None:
     assert assign(pool) == [("k", "w")]
 
 
-def test_late_word_of_an_older_lease_frees_nothing() -> None:
+def test_late_event_of_an_older_lease_frees_nothing() -> None:
     pool = pool_after(joined(slots=1), JobSubmitted(job()), leased(lease=2))
 
     pool.apply(LateResult(J, ONE, W, "completed"), 1.0)
@@ -79,13 +79,13 @@ def test_late_word_of_an_older_lease_frees_nothing() -> None:
     assert pool.workers[W].free_slots == 0
 
 
-def test_late_word_of_a_worker_that_is_gone_is_nothing() -> None:
+def test_late_event_of_a_disconnected_worker_is_ignored() -> None:
     pool = pool_after(LateResult(J, ONE, W, "completed"))
 
     assert pool == PoolState()
 
 
-def test_requeued_job_waits_anew_and_counts_its_losses() -> None:
+def test_requeued_job_restarts_its_wait_and_counts_losses() -> None:
     pool = busy_pool(cancels=True)
     pool.apply(JobStarted(J, ONE), 5.0)
 
@@ -109,14 +109,14 @@ def test_requeued_job_waits_anew_and_counts_its_losses() -> None:
         JobCompleted(J, ONE, Outcome("")),
     ],
 )
-def test_what_cannot_have_happened_is_refused(fact: Fact) -> None:
+def test_impossible_fact_is_an_error(fact: Fact) -> None:
     pool = pool_after(JobSubmitted(job()))
 
     with pytest.raises(ImpossibleTransition):
         pool.apply(fact, 0.0)
 
 
-def test_nothing_happens_twice() -> None:
+def test_repeated_fact_is_an_error() -> None:
     pool = busy_pool(cancels=True)
 
     with pytest.raises(AssertionError, match="submitted twice"):
@@ -128,7 +128,7 @@ def test_nothing_happens_twice() -> None:
         pool.apply(leased("k"), 0.0)
 
 
-def test_job_from_the_store_is_queued_under_its_last_lease() -> None:
+def test_restored_job_is_queued_under_its_last_lease() -> None:
     pool = PoolState()
 
     pool.restore(job(), LeaseNumber(4), 30.0)
@@ -138,7 +138,7 @@ def test_job_from_the_store_is_queued_under_its_last_lease() -> None:
     assert (pool.queued, opened.submitted_at) == (1, 30.0)
 
 
-def test_worker_that_refused_is_asked_again_after_a_pause() -> None:
+def test_rejected_job_returns_to_its_worker_after_a_pause() -> None:
     pool = pool_after(joined(), JobSubmitted(job()), leased())
     pool.apply(JobRequeued(J, ONE, "loading", refused_by=W), 7.0)
 
@@ -155,10 +155,10 @@ def test_job_whose_answer_was_given_up_has_its_whole_time_in_the_queue_again() -
     pool.apply(JobRequeued(J, ONE, "the server died", refused_by=W), 90.0)
 
     assert (pool.jobs[J].queued_at, pool.jobs[J].lost) == (90.0, 1)
-    assert assign(pool) == []  # not by the same worker at once
+    assert assign(pool) == []  # not to the same worker at once
 
 
-def test_points_stand_against_a_worker_that_comes_back_and_are_forgotten() -> None:
+def test_marks_survive_a_reconnection_and_expire() -> None:
     pool = pool_after(joined(), WorkerMarked(W, 2, "", J), WorkerLeft(W, ""))
     pool.apply(joined(), 1.0)
     assert pool.workers[W].points == 2
@@ -170,7 +170,7 @@ def test_points_stand_against_a_worker_that_comes_back_and_are_forgotten() -> No
     assert pool.workers[W].points == 0
 
 
-def test_of_too_many_marks_the_oldest_is_forgotten_and_nothing_else(
+def test_oldest_of_too_many_marks_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.pool.state.PENALTIES_MAX", 1)
@@ -181,10 +181,10 @@ def test_of_too_many_marks_the_oldest_is_forgotten_and_nothing_else(
     pool.apply(WorkerMarked(W, 1, "second", J), 1.0)
 
     assert pool.workers[W].points == 1
-    assert assign(pool, 1.0) == []  # it still is not asked again so soon
+    assert assign(pool, 1.0) == []  # it still does not get it again so soon
 
 
-def test_users_who_trust_nobody_are_not_remembered() -> None:
+def test_users_without_partners_are_not_stored() -> None:
     private = replace(job(), terms=JobTerms(privacy=Privacy.PRIVATE, user="ada"))
 
     pool = pool_after(JobSubmitted(private), JobFailed(J, "no_trusted_worker"))
@@ -193,7 +193,7 @@ def test_users_who_trust_nobody_are_not_remembered() -> None:
     assert pool.sizes_by_owner == {}
 
 
-def test_sessions_are_remembered_by_their_last_worker_and_not_without_end(
+def test_sessions_map_to_their_last_worker_within_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.pool.state.SESSIONS_MAX", 10)

@@ -1,4 +1,4 @@
-"""Which workers can be paired, and why a private job finds none."""
+"""Paired workers, and rejections of private jobs."""
 
 from dataclasses import replace
 

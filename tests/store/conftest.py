@@ -1,4 +1,4 @@
-"""The databases that the tests of the port are tried with."""
+"""The stores with which the tests of the port run."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Stores that end with the block that opened them."""
+"""Stores in memory for one block."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +11,7 @@ MEMORY = Path(":memory:")
 
 @asynccontextmanager
 async def memory_store() -> AsyncIterator[SqliteStore]:
-    """Open a store in memory for the length of the block."""
+    """Open a store in memory within the block."""
     store = SqliteStore(MEMORY)
     await store.open()
     try:

@@ -1,4 +1,4 @@
-"""Large values in files, and in memory: the same for whoever keeps them."""
+"""Large values in files and in memory."""
 
 import hashlib
 from pathlib import Path
@@ -40,7 +40,7 @@ def blobs(request: pytest.FixtureRequest, folder: Path) -> BlobStore:
 
 
 @pytest.mark.parametrize("data", [b"", b"small", LARGE])
-def test_what_is_kept_can_be_read(blobs: BlobStore, data: bytes) -> None:
+def test_stored_value_can_be_read(blobs: BlobStore, data: bytes) -> None:
     assert blobs.keep(data) == digest(data)
     assert blobs.keep(memoryview(data), digest(data)) == digest(data)
 
@@ -48,19 +48,19 @@ def test_what_is_kept_can_be_read(blobs: BlobStore, data: bytes) -> None:
     assert bytes(blobs.read(digest(data))) == data
 
 
-def test_what_is_not_there_is_said_by_its_digest(blobs: BlobStore) -> None:
+def test_missing_value_is_named_by_its_digest(blobs: BlobStore) -> None:
     assert not blobs.has(digest(b"x"))
     with pytest.raises(NotFound, match=digest(b"x").hex()):
         blobs.read(digest(b"x"))
 
 
-def test_what_is_something_else_is_refused(blobs: BlobStore) -> None:
+def test_value_with_a_wrong_digest_is_rejected(blobs: BlobStore) -> None:
     with pytest.raises(InvalidRequest, match="expected"):
         blobs.keep(b"x", digest(b"y"))
     assert not blobs.has(digest(b"x"))
 
 
-def test_files_are_found_again(folder: Path) -> None:
+def test_files_are_found_after_reopening(folder: Path) -> None:
     opened(folder).keep(b"x")
     (folder / "ab").mkdir()
     (folder / "ab" / "half.part").write_bytes(b"y")
@@ -71,7 +71,7 @@ def test_files_are_found_again(folder: Path) -> None:
     assert not (folder / "ab" / "half.part").exists()
 
 
-def test_a_stranger_in_the_folder_is_named(folder: Path) -> None:
+def test_unknown_file_in_the_folder_is_named(folder: Path) -> None:
     (folder / "ab").mkdir(parents=True)
     (folder / "ab" / "notes.txt").write_bytes(b"y")
 
@@ -79,13 +79,13 @@ def test_a_stranger_in_the_folder_is_named(folder: Path) -> None:
         opened(folder)
 
 
-def test_the_least_recently_used_go_first(folder: Path) -> None:
+def test_least_recently_used_values_are_evicted_first(folder: Path) -> None:
     files = opened(folder, size_max=30)
     one, two, three, four = (bytes([number]) * 10 for number in range(4))
     for data in (one, two, three):
         files.keep(data)
 
-    assert files.has(digest(one))  # which is a use
+    assert files.has(digest(one))  # which counts as a use
     files.keep(four)
 
     assert not files.has(digest(two))
@@ -93,7 +93,7 @@ def test_the_least_recently_used_go_first(folder: Path) -> None:
     assert len([*folder.glob("??/*")]) == 3
 
 
-def test_what_is_pinned_stays(folder: Path) -> None:
+def test_pinned_value_is_not_evicted(folder: Path) -> None:
     files = opened(folder, size_max=15)
     files.keep(b"1" * 10)
     files.pin(digest(b"1" * 10))
@@ -118,7 +118,7 @@ J, LEASE = JobId("j"), LeaseNumber(1)
 async def stored(
     tmp_path: Path, files: BlobFiles, args: bytes = b"\x90", value: bytes = b"\xc0"
 ) -> SqliteStore:
-    """Return a store in which a call is done, with its job."""
+    """Return a store with a completed call, and its job."""
     store = SqliteStore(tmp_path / "shoal.db", files)
     await store.open()
     needs = frozenset({Feature.VALUES})
@@ -131,7 +131,7 @@ async def stored(
     return store
 
 
-async def test_a_call_and_its_value_are_stored_as_they_are(
+async def test_call_and_value_are_stored_unchanged(
     tmp_path: Path, folder: Path
 ) -> None:
     store = await stored(tmp_path, opened(folder), b"\x91\xc4\x01\xff", b"\xc4\x01\xff")
@@ -152,9 +152,7 @@ async def test_a_call_and_its_value_are_stored_as_they_are(
     await store.close()
 
 
-async def test_what_is_large_stands_in_a_file_and_not_in_the_row(
-    tmp_path: Path, folder: Path
-) -> None:
+async def test_large_value_is_stored_in_a_file(tmp_path: Path, folder: Path) -> None:
     files = opened(folder)
     store = await stored(tmp_path, files, LARGE, LARGE + b"y")
 
@@ -172,7 +170,7 @@ async def test_what_is_large_stands_in_a_file_and_not_in_the_row(
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_arguments_of_an_open_call_are_never_let_go_of(
+async def test_arguments_of_an_open_call_are_never_evicted(
     tmp_path: Path, folder: Path, restarted: bool
 ) -> None:
     files = opened(folder, size_max=2 * LARGE_FROM)
@@ -201,9 +199,7 @@ async def test_arguments_of_an_open_call_are_never_let_go_of(
     await store.close()
 
 
-async def test_what_happens_to_a_job_in_one_batch_is_all_there(
-    tmp_path: Path, folder: Path
-) -> None:
+async def test_whole_job_in_one_batch_is_stored(tmp_path: Path, folder: Path) -> None:
     store = SqliteStore(tmp_path / "shoal.db", opened(folder))
     await store.open()
     job = Job(J, Call("f", b"\x90", b"\x80"), owner="a", idempotency_key="k")
@@ -233,7 +229,7 @@ async def test_what_happens_to_a_job_in_one_batch_is_all_there(
     await store.close()
 
 
-async def test_a_fact_of_no_job_is_refused_with_all_of_its_batch(
+async def test_fact_of_an_unknown_job_rejects_its_batch(
     tmp_path: Path, folder: Path
 ) -> None:
     store = SqliteStore(tmp_path / "shoal.db", opened(folder))

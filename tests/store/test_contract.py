@@ -1,4 +1,4 @@
-"""What every store keeps, whatever it keeps it in."""
+"""The contract of stores."""
 
 from dataclasses import replace
 from typing import Any, get_args
@@ -156,14 +156,14 @@ OF_ACCOUNTS: list[Fact] = [
 ]
 
 
-async def test_nothing_is_there_at_first(store: Store) -> None:
+async def test_new_store_is_empty(store: Store) -> None:
     assert await store.open_jobs() == []
     assert await store.job(JobId("j")) is None
     assert await store.history(JobId("j")) == []
     assert await store.prune(1e12) == 0
 
 
-def test_every_fact_is_tried_here() -> None:
+def test_every_fact_is_tested() -> None:
     tried = {type(fact) for fact in [*WHOLE_STORY, *OF_WORKERS, *OF_ACCOUNTS]}
 
     assert tried | set(STATES) == {
@@ -175,7 +175,7 @@ def test_every_fact_is_tried_here() -> None:
     }
 
 
-async def test_story_is_told_as_it_was_recorded(store: Store) -> None:
+async def test_history_is_returned_as_recorded(store: Store) -> None:
     for number, fact in enumerate(WHOLE_STORY):
         await store.append([fact], 100.0 + number)
 
@@ -184,7 +184,7 @@ async def test_story_is_told_as_it_was_recorded(store: Store) -> None:
     ]
 
 
-async def test_whole_life_in_one_batch_is_the_same_story(store: Store) -> None:
+async def test_history_of_one_batch_is_the_same(store: Store) -> None:
     await store.append(WHOLE_STORY, 100.0)
 
     told = [each.fact for each in await store.history(JobId("j"))]
@@ -197,14 +197,14 @@ async def test_whole_life_in_one_batch_is_the_same_story(store: Store) -> None:
 @pytest.mark.parametrize(
     "fact", [*OF_WORKERS, *OF_ACCOUNTS], ids=lambda fact: type(fact).__name__
 )
-async def test_facts_of_workers_belong_to_no_job(store: Store, fact: Fact) -> None:
+async def test_facts_of_workers_are_in_no_history(store: Store, fact: Fact) -> None:
     await store.append([fact], 1.0)
 
     assert await store.open_jobs() == []
 
 
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())
-async def test_odd_texts_come_back_as_they_were(store: Store, prompt: str) -> None:
+async def test_unusual_texts_survive_storage(store: Store, prompt: str) -> None:
     given_in = job("odd", prompt, owner=prompt[:100])
     end = JobCompleted(given_in.id, ONE, Outcome(prompt, "stop", None))
 
@@ -234,7 +234,7 @@ CHOICES = (
         (Chat("m", ()), Outcome("", "tool_calls", Usage(1, 2), CHOICES)),
     ],
 )  # fmt: skip
-async def test_work_and_outcomes_of_every_kind_come_back_as_they_were(
+async def test_work_and_outcomes_of_every_kind_survive_storage(
     store: Store, work: Work, outcome: Outcome
 ) -> None:
     given_in = Job(JobId("j"), work, priority=Priority.HIGH)
@@ -251,7 +251,7 @@ async def test_work_and_outcomes_of_every_kind_come_back_as_they_were(
     ]
 
 
-async def test_outlines_and_news_leave_out_what_may_be_large(
+async def test_outlines_and_recent_facts_omit_large_fields(
     store: Store,
 ) -> None:
     form = '{"prompt":"hi"}'
@@ -279,30 +279,30 @@ async def test_outlines_and_news_leave_out_what_may_be_large(
     assert await store.history_since(JobId("none"), 0) == []
 
 
-def named(name: str, owner: str = "al", key: str = "k") -> Job:
+def keyed_job(name: str, owner: str = "al", key: str = "k") -> Job:
     return replace(job(name, owner=owner), idempotency_key=key)
 
 
-async def test_job_is_found_by_its_owners_name_for_it(store: Store) -> None:
-    await store.append([JobSubmitted(named("a")), JobSubmitted(job("plain"))], 1.0)
-    await store.append([JobSubmitted(named("b", owner="bo"))], 2.0)
-    await store.append([JobSubmitted(named("c", key="other"))], 3.0)
+async def test_job_is_found_by_its_owners_idempotency_key(store: Store) -> None:
+    await store.append([JobSubmitted(keyed_job("a")), JobSubmitted(job("plain"))], 1.0)
+    await store.append([JobSubmitted(keyed_job("b", owner="bo"))], 2.0)
+    await store.append([JobSubmitted(keyed_job("c", key="other"))], 3.0)
 
     for owner, key, name in (("al", "k", "a"), ("bo", "k", "b"), ("al", "other", "c")):
         stored = await store.by_idempotency_key(owner, key)
         assert stored is not None
-        assert stored.job == named(name, owner, key)
+        assert stored.job == keyed_job(name, owner, key)
     assert await store.by_idempotency_key("cy", "k") is None
     assert await store.by_idempotency_key("al", "none") is None
 
 
-async def test_name_of_a_job_that_came_to_nothing_is_the_next_ones(
+async def test_key_of_an_unsuccessful_job_is_free(
     store: Store,
 ) -> None:
-    await store.append([JobSubmitted(named("old"))], 1.0)
+    await store.append([JobSubmitted(keyed_job("old"))], 1.0)
     await store.append([leased("old"), end_of(JobFailed, "old")], 2.0)
 
-    await store.append([JobSubmitted(named("new"))], 3.0)
+    await store.append([JobSubmitted(keyed_job("new"))], 3.0)
 
     stored = await store.by_idempotency_key("al", "k")
     assert stored is not None
@@ -312,8 +312,8 @@ async def test_name_of_a_job_that_came_to_nothing_is_the_next_ones(
     assert await store.by_idempotency_key("al", "k") is not None
 
 
-async def test_name_of_a_job_is_forgotten_with_it(store: Store) -> None:
-    done: list[Fact] = [JobSubmitted(named("old")), leased("old")]
+async def test_key_is_deleted_with_its_job(store: Store) -> None:
+    done: list[Fact] = [JobSubmitted(keyed_job("old")), leased("old")]
     done.append(end_of(JobCompleted, "old"))
     await store.append(done, 1.0)
 
@@ -322,7 +322,7 @@ async def test_name_of_a_job_is_forgotten_with_it(store: Store) -> None:
     assert await store.by_idempotency_key("al", "k") is None
 
 
-async def test_job_that_two_workers_have_is_open_under_the_newer_lease(
+async def test_hedged_job_is_open_under_the_newer_lease(
     store: Store,
 ) -> None:
     await store.append([JobSubmitted(job()), leased()], 1.0)
@@ -339,9 +339,7 @@ async def test_job_that_two_workers_have_is_open_under_the_newer_lease(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(text=st.text(max_size=50), number=st.integers())
-async def test_any_error_comes_back_as_it_was(
-    store: Store, text: str, number: int
-) -> None:
+async def test_any_error_survives_storage(store: Store, text: str, number: int) -> None:
     name = f"job {number} {text}"
     if await store.job(JobId(name)) is not None:
         return
@@ -354,7 +352,7 @@ async def test_any_error_comes_back_as_it_was(
 
 
 @pytest.mark.parametrize("kind", STATES, ids=lambda kind: kind.__name__)
-async def test_ended_job_is_kept_with_its_end(store: Store, kind: type[Fact]) -> None:
+async def test_ended_job_is_stored_with_its_end(store: Store, kind: type[Fact]) -> None:
     await store.append([JobSubmitted(job()), leased()], 10.0)
     await store.append([end_of(kind)], 20.0)
 
@@ -371,7 +369,7 @@ async def test_ended_job_is_kept_with_its_end(store: Store, kind: type[Fact]) ->
     assert await store.open_jobs() == []
 
 
-async def test_open_jobs_are_those_that_have_not_ended_oldest_first(
+async def test_open_jobs_are_listed_oldest_first(
     store: Store,
 ) -> None:
     for name in ("c", "a", "b", "d"):
@@ -394,7 +392,7 @@ async def test_open_jobs_are_those_that_have_not_ended_oldest_first(
     [JobSubmitted(job("old")), leased("none"), end_of(JobFailed, "none")],
     ids=["submitted twice", "leased but unknown", "ended but unknown"],
 )
-async def test_impossible_batch_leaves_nothing(store: Store, impossible: Fact) -> None:
+async def test_invalid_batch_stores_nothing(store: Store, impossible: Fact) -> None:
     await store.append([JobSubmitted(job("old"))], 1.0)
     before = await store.open_jobs()
 
@@ -410,7 +408,7 @@ async def test_impossible_batch_leaves_nothing(store: Store, impossible: Fact) -
     await store.append([JobSubmitted(job("new"))], 3.0)
 
 
-async def test_pruning_forgets_what_ended_long_ago_and_nothing_else(
+async def test_prune_deletes_old_ended_jobs_only(
     store: Store,
 ) -> None:
     for name in ("old", "new", "open"):
@@ -428,14 +426,14 @@ async def test_pruning_forgets_what_ended_long_ago_and_nothing_else(
     assert await store.prune(20.0) == 0
 
 
-async def test_late_word_on_a_pruned_job_is_no_story(store: Store) -> None:
+async def test_late_fact_of_a_pruned_job_has_no_history(store: Store) -> None:
     await store.append([LateResult(JobId("gone"), LATE, W, "completed")], 1.0)
 
     assert await store.history(JobId("gone")) == []
     assert await store.job(JobId("gone")) is None
 
 
-async def test_models_that_workers_joined_with_lately_are_known(
+async def test_recent_models_of_workers_are_known(
     store: Store,
 ) -> None:
     def joined(name: str, *models: str) -> WorkerJoined:
@@ -450,7 +448,7 @@ async def test_models_that_workers_joined_with_lately_are_known(
     assert await store.models_since(since=3.0) == set()
 
 
-async def test_jobs_are_found_by_what_is_wanted_of_them(store: Store) -> None:
+async def test_jobs_are_filtered(store: Store) -> None:
     wanted = [
         job("a"),
         replace(job("b"), terms=JobTerms(user="ada")),

@@ -1,4 +1,4 @@
-"""What every store keeps of keys, join tokens and usage."""
+"""The contract of stores for keys, join tokens and usage."""
 
 from dataclasses import replace
 
@@ -62,14 +62,14 @@ def done(
     ]
 
 
-async def test_nothing_is_there_at_first(store: Store) -> None:
+async def test_new_store_is_empty(store: Store) -> None:
     assert await store.keys.keys.all() == []
     assert await store.keys.tokens.all() == []
     assert await store.keys.usage_of("alice", 0) == KeyUsage()
     assert await store.keys.usage_by_owner(0) == {}
 
 
-async def test_keys_come_back_as_they_were(store: Store) -> None:
+async def test_keys_survive_storage(store: Store) -> None:
     for key in (ALICE, BOB):
         await store.keys.keys.add(key)
 
@@ -95,7 +95,7 @@ async def test_key_is_revoked_once(store: Store) -> None:
     ],
     ids=["name", "id", "digest"],
 )
-async def test_no_two_living_keys_are_the_same(store: Store, second: Key) -> None:
+async def test_valid_keys_are_unique(store: Store, second: Key) -> None:
     await store.keys.keys.add(ALICE)
 
     with pytest.raises(StoreError):
@@ -104,7 +104,7 @@ async def test_no_two_living_keys_are_the_same(store: Store, second: Key) -> Non
     assert await store.keys.keys.all() == [ALICE]
 
 
-async def test_name_of_a_revoked_key_can_be_given_again(
+async def test_name_of_a_revoked_key_can_be_reused(
     store: Store,
 ) -> None:
     await store.keys.keys.add(ALICE)
@@ -115,7 +115,7 @@ async def test_name_of_a_revoked_key_can_be_given_again(
     assert [key.name for key in await store.keys.keys.all()] == ["alice", "alice"]
 
 
-async def test_tokens_come_back_with_those_who_joined_by_them(
+async def test_tokens_are_stored_with_their_uses(
     store: Store,
 ) -> None:
     for token in (LAB, OPEN):
@@ -138,7 +138,7 @@ async def test_token_is_revoked_once(store: Store) -> None:
     assert await store.keys.tokens.all() == [replace(OPEN, revoked_at=50.0)]
 
 
-async def test_pruning_forgets_what_is_of_no_use_to_anybody(
+async def test_prune_deletes_expired_keys_and_tokens(
     store: Store,
 ) -> None:
     expired = replace(OPEN, id="token_3", name="c", digest=b"3", expires_at=20.0)
@@ -150,7 +150,7 @@ async def test_pruning_forgets_what_is_of_no_use_to_anybody(
         await store.keys.keys.add(key)
 
     await store.prune(50.0)
-    # Those who have used a token of so many uses may come back after it has expired.
+    # Workers that used a token of limited uses may rejoin after it has expired.
     assert {token.name for token in await store.keys.tokens.all()} == {"lab", "open"}
     assert {key.name for key in await store.keys.keys.all()} == {"alice", "bob"}
 
@@ -163,7 +163,7 @@ async def test_pruning_forgets_what_is_of_no_use_to_anybody(
     assert await store.keys.tokens.all() == []
 
 
-async def test_usage_is_counted_for_each_owner_and_day(
+async def test_usage_is_counted_by_owner_and_day(
     store: Store,
 ) -> None:
     await store.append(done("a"), 5 * DAY + 1.0)
@@ -193,7 +193,7 @@ async def test_usage_outlives_the_jobs(store: Store) -> None:
     [JobCancelled(JobId("a"), "left"), JobExpired(JobId("a"), TimeLimit.TOTAL, "over")],
     ids=["cancelled", "expired"],
 )
-async def test_job_that_is_given_up_counts_as_far_as_it_went(
+async def test_cancelled_job_counts_its_output(
     store: Store, end: JobCancelled | JobExpired, written: int
 ) -> None:
     await store.append([JobSubmitted(Job(end.job_id, CHAT, owner="alice"))], 1.0)
@@ -204,7 +204,7 @@ async def test_job_that_is_given_up_counts_as_far_as_it_went(
     assert await store.keys.usage_of("alice", 0) == so_far
 
 
-async def test_job_that_fails_is_not_counted(store: Store) -> None:
+async def test_failed_job_is_not_counted(store: Store) -> None:
     job_id = JobId("a")
     await store.append([JobSubmitted(Job(job_id, CHAT, owner="alice"))], 1.0)
 
@@ -213,7 +213,7 @@ async def test_job_that_fails_is_not_counted(store: Store) -> None:
     assert await store.keys.usage_of("alice", 0) == KeyUsage()
 
 
-async def test_batch_that_fails_counts_nothing(
+async def test_failed_batch_counts_nothing(
     store: Store,
 ) -> None:
     with pytest.raises(StoreError):
@@ -229,12 +229,12 @@ async def test_batch_that_fails_counts_nothing(
         (CHAT, Outcome(""), KeyUsage(1, 3, 0)),
         (Completion("m", "日本"), Outcome("日"), KeyUsage(1, 2, 1)),
         (Embedding("m", ("1234", "12345")), Outcome(""), KeyUsage(1, 3, 0)),
-        # Workers count, and may say anything.
+        # Workers report usage, and may report anything.
         (CHAT, Outcome("", usage=Usage(-5, 10**30)), KeyUsage(1, 0, 1 << 32)),
     ],
     ids=["text", "nothing", "other scripts", "vectors", "lies"],
 )
-async def test_what_nobody_counted_is_estimated(
+async def test_missing_usage_is_estimated(
     store: Store, work: Work, outcome: Outcome, used: KeyUsage
 ) -> None:
     await store.append(done("a", work=work, outcome=outcome), DAY)

@@ -1,4 +1,4 @@
-"""What every store keeps of receipts, their log and accounts."""
+"""The contract of stores for receipts, their log and accounts."""
 
 import pytest
 
@@ -48,8 +48,8 @@ def claims(job_id: str) -> Claims:
     )
 
 
-class Log:
-    """Seals batches and has a store keep them."""
+class StoredLog:
+    """Seals batches and stores them."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -72,7 +72,7 @@ class Log:
         self.notary.commit(sealed)
 
 
-async def test_nothing_is_there_at_first(store: Store) -> None:
+async def test_new_store_is_empty(store: Store) -> None:
     opening = await store.ledger.load()
 
     assert opening.accounts == {}
@@ -82,8 +82,8 @@ async def test_nothing_is_there_at_first(store: Store) -> None:
     assert await store.ledger.transfers("user:al", 10) == []
 
 
-async def test_receipts_come_back_as_they_were_signed(store: Store) -> None:
-    log = Log(store)
+async def test_receipts_survive_storage(store: Store) -> None:
+    log = StoredLog(store)
     await log.add("j1", "j2", at=5.5)
     await log.add("j1", at=6.5)
 
@@ -96,11 +96,11 @@ async def test_receipts_come_back_as_they_were_signed(store: Store) -> None:
     assert [each.index for each in newest] == [2, 1]
 
 
-async def test_receipts_are_found_by_whose_jobs_they_are(store: Store) -> None:
+async def test_receipts_are_found_by_owner(store: Store) -> None:
     for name, owner in (("j1", "al"), ("j2", "bo")):
         job = Job(JobId(name), Chat("m", ()), owner=owner)
         await store.append([JobSubmitted(job)], 1.0)
-    await Log(store).add("j1", "j2")
+    await StoredLog(store).add("j1", "j2")
 
     (found,) = await store.ledger.recent_receipts("bo", 10)
     assert found.claims.job_id == "j2"
@@ -110,7 +110,7 @@ async def test_receipts_are_found_by_whose_jobs_they_are(store: Store) -> None:
 async def test_log_proves_every_leaf_and_every_growth(
     store: Store, sizes: list[int]
 ) -> None:
-    log, names = Log(store), iter(range(100))
+    log, names = StoredLog(store), iter(range(100))
     for size in sizes:
         await log.add(*(f"j{next(names)}" for _ in range(size)))
     ledger = store.ledger
@@ -133,8 +133,8 @@ async def test_log_proves_every_leaf_and_every_growth(
         assert verify_consistency(size, last.size, head.root, last.root, path)
 
 
-async def test_log_goes_on_from_what_the_store_has(store: Store) -> None:
-    log = Log(store)
+async def test_log_continues_from_the_store(store: Store) -> None:
+    log = StoredLog(store)
     await log.add("j1", "j2", "j3")
     head = (await store.ledger.load()).head
     assert head is not None
@@ -151,7 +151,7 @@ async def test_log_goes_on_from_what_the_store_has(store: Store) -> None:
     assert now.size == 4
 
 
-async def test_accounts_are_the_sum_of_what_moved(store: Store) -> None:
+async def test_balance_is_the_sum_of_transfers(store: Store) -> None:
     al, w = accounts.user_account("al"), "worker:w"
     moved = [
         *accounts.credit(al, 50_000),
@@ -171,7 +171,7 @@ async def test_accounts_are_the_sum_of_what_moved(store: Store) -> None:
     assert len(await store.ledger.transfers("pool:held", 2)) == 2
 
 
-async def test_budget_is_kept_changed_and_lifted(store: Store) -> None:
+async def test_budget_is_set_changed_and_removed(store: Store) -> None:
     for budget in (5_000, 0, None):
         await store.append([AccountLimited("user:al", budget, "default")], 1.0)
 
@@ -179,8 +179,8 @@ async def test_budget_is_kept_changed_and_lifted(store: Store) -> None:
         assert kept == {"user:al": Account("user:al", 0, budget)}
 
 
-async def test_batch_that_cannot_be_stored_moves_nothing(store: Store) -> None:
-    log = Log(store)
+async def test_failed_batch_transfers_nothing(store: Store) -> None:
+    log = StoredLog(store)
     await log.add("j1")
     entries = LedgerEntries(
         accounts.credit("user:al", 1), [], [(0, 0, b"again")], LogHead(9, b"", "", 1.0)
@@ -202,7 +202,7 @@ async def test_payment_is_for_one_job(store: Store) -> None:
     assert await store.ledger.claim_payment("TX2", JobId("b"), 4.0)
 
 
-async def test_payment_stays_used_when_its_job_is_forgotten(store: Store) -> None:
+async def test_payment_stays_used_after_its_job_is_pruned(store: Store) -> None:
     await store.ledger.claim_payment("TX", JobId("a"), 1.0)
 
     await store.prune(1e12)

@@ -1,4 +1,4 @@
-"""Pairing codes, whatever they are kept in."""
+"""The contract of stores for pairing codes."""
 
 from dataclasses import replace
 
@@ -10,21 +10,21 @@ CODE = PairingCode("ABCDEF", "alice", "ada", expires_at=100.0)
 KEY, OTHER = "11" * 32, "22" * 32
 
 
-async def test_code_is_found_as_it_was_added(store: Store) -> None:
+async def test_code_survives_storage(store: Store) -> None:
     assert await store.pairing.add(CODE)
 
     assert await store.pairing.find("ABCDEF") == CODE
     assert await store.pairing.find("abcdef") is None
 
 
-async def test_code_is_kept_once(store: Store) -> None:
+async def test_code_is_unique(store: Store) -> None:
     assert await store.pairing.add(CODE)
 
     assert not await store.pairing.add(replace(CODE, user="bob"))
     assert await store.pairing.find("ABCDEF") == CODE
 
 
-async def test_code_is_claimed_once_and_in_time(store: Store) -> None:
+async def test_code_is_claimed_once_before_it_expires(store: Store) -> None:
     await store.pairing.add(CODE)
     assert not await store.pairing.claim("ABCDEF", KEY, 100.0)
     assert not await store.pairing.claim("000000", KEY, 50.0)
@@ -36,7 +36,7 @@ async def test_code_is_claimed_once_and_in_time(store: Store) -> None:
     assert await store.pairing.find("ABCDEF") == claimed
 
 
-async def test_codes_that_can_be_claimed_are_counted_by_owner(
+async def test_unclaimed_codes_are_counted_by_owner(
     store: Store,
 ) -> None:
     await store.pairing.add(CODE)
@@ -66,7 +66,7 @@ async def test_partners_are_listed_with_the_time_of_their_first_pairing(
     assert await store.pairing.count_paired("bob") == 0
 
 
-async def test_codes_are_forgotten_some_time_after_they_expired(
+async def test_expired_codes_are_deleted_later(
     store: Store,
 ) -> None:
     await store.pairing.add(CODE)

@@ -1,4 +1,4 @@
-"""What only a store on disk can get wrong."""
+"""Durability and files of the SQLite store."""
 
 import sqlite3
 import subprocess
@@ -54,7 +54,7 @@ async def opened(path: Path) -> SqliteStore:
 
 
 def write_until_killed(path: Path, after: int) -> int:
-    """Kill a writer that has reported so many jobs; return how many it reported."""
+    """Kill a writer after ``after`` reported jobs; return how many it reported."""
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
     )
@@ -81,7 +81,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "shoal.db"
 
 
-async def test_everything_is_there_after_opening_again(path: Path) -> None:
+async def test_contents_survive_reopening(path: Path) -> None:
     store = await opened(path)
     lease = JobLeased(JobId("j"), WorkerId("w"), LeaseNumber(1), "")
     await store.append([submitted(), lease], 5.0)
@@ -95,7 +95,7 @@ async def test_everything_is_there_after_opening_again(path: Path) -> None:
     await store.close()
 
 
-async def test_each_commit_waits_for_the_disk(path: Path) -> None:
+async def test_every_commit_is_synchronous(path: Path) -> None:
     store = await opened(path)
     assert store._database is not None
 
@@ -109,16 +109,14 @@ async def test_each_commit_waits_for_the_disk(path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 10, 100])
-async def test_nothing_that_was_stored_is_lost_by_a_kill(
-    path: Path, after: int
-) -> None:
+async def test_stored_jobs_survive_a_kill(path: Path, after: int) -> None:
     stored = write_until_killed(path, after)
 
     store = await opened(path)
 
     jobs = await store.open_jobs()
     names = [job.job.id for job in jobs]
-    # One more may have come to the disk than was heard of.
+    # One more may be stored than was reported.
     assert names == [f"j{number}" for number in range(len(names))]
     assert stored <= len(names) <= stored + 1
     for job_id in names:
@@ -126,7 +124,7 @@ async def test_nothing_that_was_stored_is_lost_by_a_kill(
     await store.close()
 
 
-async def test_second_process_on_the_same_file_is_refused(
+async def test_second_process_on_the_same_file_is_rejected(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_store, "LOCK_TIMEOUT", 0.05)
@@ -144,7 +142,7 @@ async def test_second_process_on_the_same_file_is_refused(
     await third.close()
 
 
-async def test_database_of_a_newer_version_is_left_alone(path: Path) -> None:
+async def test_newer_database_is_not_changed(path: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
 
@@ -173,9 +171,7 @@ async def test_empty_file_becomes_a_database(path: Path) -> None:
     [b"no database at all " * 1000, b"SQLite format 3\0" + b"\xff" * 8192],
     ids=["text", "damaged"],
 )
-async def test_damaged_file_is_refused_and_left_alone(
-    path: Path, content: bytes
-) -> None:
+async def test_damaged_file_is_rejected_unchanged(path: Path, content: bytes) -> None:
     make(path, content)
 
     store = SqliteStore(path)
@@ -186,7 +182,7 @@ async def test_damaged_file_is_refused_and_left_alone(
     assert content_of(path) == content
 
 
-async def test_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+async def test_missing_folder_is_rejected(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "none" / "shoal.db")
 
     with pytest.raises(StoreError, match="unable to open"):
@@ -195,8 +191,8 @@ async def test_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    # A folder in its place, which stops even those whom no permission stops.
+async def test_unwritable_file_is_rejected(tmp_path: Path) -> None:
+    # A folder in its place, which also stops root.
     path = tmp_path / "shoal.db"
     path.mkdir()
     store = SqliteStore(path)
@@ -207,7 +203,7 @@ async def test_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_full_disk_is_an_error_and_not_the_end(path: Path) -> None:
+async def test_full_disk_is_a_recoverable_error(path: Path) -> None:
     store = await opened(path)
     await store.append([submitted("before")], 1.0)
     pages = await store._run(lambda: store._sql("PRAGMA page_count").fetchone()[0])
@@ -226,7 +222,7 @@ async def test_full_disk_is_an_error_and_not_the_end(path: Path) -> None:
     await store.close()
 
 
-async def test_pruning_that_fails_does_not_stop_the_store(path: Path) -> None:
+async def test_failed_prune_does_not_stop_the_store(path: Path) -> None:
     store = await opened(path)
     await store.append([submitted(), JobCancelled(JobId("j"), "")], 1.0)
     await store.transact(
@@ -244,7 +240,7 @@ async def test_pruning_that_fails_does_not_stop_the_store(path: Path) -> None:
     await store.close()
 
 
-async def test_late_words_on_pruned_jobs_do_not_pile_up(path: Path) -> None:
+async def test_late_facts_of_pruned_jobs_are_deleted(path: Path) -> None:
     store = await opened(path)
     late = LateResult(JobId("gone"), LeaseNumber(1), WorkerId("w"), "completed")
 
@@ -257,7 +253,7 @@ async def test_late_words_on_pruned_jobs_do_not_pile_up(path: Path) -> None:
     await store.close()
 
 
-async def test_closed_store_says_so(path: Path) -> None:
+async def test_closed_store_raises_an_error(path: Path) -> None:
     unopened = SqliteStore(path)
 
     with pytest.raises(StoreError, match="not open"):
@@ -267,7 +263,7 @@ async def test_closed_store_says_so(path: Path) -> None:
     assert content_of(path) is None
 
 
-async def test_tables_of_accounts_can_be_read_with_sql(path: Path) -> None:
+async def test_accounts_can_be_queried_with_sql(path: Path) -> None:
     store = await opened(path)
     await store.append([], 1.0, (), LedgerEntries(accounts.credit("user:al", 7)))
     await store.close()

@@ -1,4 +1,4 @@
-"""Databases that earlier versions wrote are opened: one file for each version."""
+"""Databases written by earlier versions: one file for each version."""
 
 import shutil
 import sqlite3
@@ -31,7 +31,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("written", WRITTEN, ids=lambda path: path.stem)
-async def test_what_an_earlier_version_wrote_is_all_there(
+async def test_database_of_an_earlier_version_is_complete(
     written: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "shoal.db"
@@ -60,7 +60,7 @@ async def test_what_an_earlier_version_wrote_is_all_there(
 
 
 @pytest.mark.parametrize("written", WRITTEN, ids=lambda path: path.stem)
-async def test_what_an_earlier_version_wrote_can_be_gone_on_with(
+async def test_database_of_an_earlier_version_accepts_writes(
     written: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "shoal.db"
@@ -109,7 +109,7 @@ async def test_migration_keeps_webhook_deliveries_and_function_calls(
     await store.close()
 
 
-async def test_jobs_of_a_key_are_found_without_looking_at_others(
+async def test_query_by_key_reads_only_its_jobs(
     tmp_path: Path,
 ) -> None:
     store = SqliteStore(tmp_path / "shoal.db")
