@@ -19,7 +19,7 @@ from shoal.domain.addresses import is_loopback, network_key
         ("?", False),
     ],
 )
-def test_addresses_of_this_machine_are_known(address: str, own: bool) -> None:
+def test_loopback_addresses_are_local(address: str, own: bool) -> None:
     assert is_loopback(address) == own
 
 
@@ -34,7 +34,5 @@ def test_addresses_of_this_machine_are_known(address: str, own: bool) -> None:
         ("no address", "no address", True),
     ],
 )
-def test_owner_of_an_address_is_told_by_its_network(
-    one: str, other: str, same: bool
-) -> None:
+def test_owner_of_an_address_is_its_network(one: str, other: str, same: bool) -> None:
     assert (network_key(one) == network_key(other)) == same

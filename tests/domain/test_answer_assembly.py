@@ -1,4 +1,4 @@
-"""How the pieces of an answer become a whole."""
+"""Assembly of answers from pieces."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ USAGE = Usage(3, 4)
 
 
 @dataclass(frozen=True)
-class Call:
-    """A tool call, as it is in the end."""
+class ToolCall:
+    """A complete tool call."""
 
     id: str
     name: str
@@ -35,14 +35,14 @@ class Call:
         return {"id": self.id, "type": "function", "function": function}
 
 
-calls = st.builds(Call, st.text(min_size=1), st.text(min_size=1), st.text())
+calls = st.builds(ToolCall, st.text(min_size=1), st.text(min_size=1), st.text())
 choices = st.tuples(
     st.text(), st.text(), st.lists(calls, max_size=3), st.lists(st.integers())
 )
 
 
 def cut(data: st.DataObject, text: str) -> list[str]:
-    """Split a text anywhere."""
+    """Split a text at any positions."""
     places = data.draw(st.lists(st.integers(0, len(text))))
     ends = sorted({0, len(text), *places})
     return [text[a:b] for a, b in itertools.pairwise(ends)]
@@ -51,11 +51,11 @@ def cut(data: st.DataObject, text: str) -> list[str]:
 def deltas_of(
     data: st.DataObject,
     choice: int,
-    parts: tuple[str, str, list[Call], list[int]],
+    parts: tuple[str, str, list[ToolCall], list[int]],
 ) -> list[Delta]:
-    """Cut a choice into pieces: any way that keeps the order within each part."""
+    """Split a choice into pieces that keep the order within each part."""
     content, reasoning, tools, tokens = parts
-    lanes: list[list[Delta]] = [
+    streams: list[list[Delta]] = [
         [Delta(choice, {"content": text}) for text in cut(data, content)],
         [Delta(choice, {"reasoning_content": t}) for t in cut(data, reasoning)],
         [Delta(choice, logprobs={"content": [{"token": t}]}) for t in tokens],
@@ -67,18 +67,18 @@ def deltas_of(
         for text in cut(data, call.arguments):
             more: JSON = {"index": index, "function": {"arguments": text}}
             lane.append(Delta(choice, {"tool_calls": [more]}))
-        lanes.append(lane)
-    return [*shuffled(data, lanes), Delta(choice, finish_reason="length")]
+        streams.append(lane)
+    return [*shuffled(data, streams), Delta(choice, finish_reason="length")]
 
 
-def shuffled(data: st.DataObject, lanes: Sequence[Sequence[Delta]]) -> list[Delta]:
-    """Put the pieces of several lanes in any order that each lane allows."""
-    turns = [number for number, lane in enumerate(lanes) for _ in lane]
-    rests = [iter(lane) for lane in lanes]
+def shuffled(data: st.DataObject, streams: Sequence[Sequence[Delta]]) -> list[Delta]:
+    """Interleave the pieces of several streams in any order."""
+    turns = [number for number, lane in enumerate(streams) for _ in lane]
+    rests = [iter(lane) for lane in streams]
     return [next(rests[number]) for number in data.draw(st.permutations(turns))]
 
 
-def whole_of(parts: tuple[str, str, list[Call], list[int]]) -> Choice:
+def whole_of(parts: tuple[str, str, list[ToolCall], list[int]]) -> Choice:
     content, reasoning, tools, tokens = parts
     fields: dict[str, JSON] = {"content": content or None}
     if reasoning:
@@ -90,12 +90,12 @@ def whole_of(parts: tuple[str, str, list[Call], list[int]]) -> Choice:
 
 
 @given(st.data(), st.lists(choices, min_size=1, max_size=3))
-def test_pieces_cut_any_way_make_the_same_whole(
-    data: st.DataObject, made: list[tuple[str, str, list[Call], list[int]]]
+def test_any_split_assembles_the_same_answer(
+    data: st.DataObject, made: list[tuple[str, str, list[ToolCall], list[int]]]
 ) -> None:
-    lanes = [deltas_of(data, index, parts) for index, parts in enumerate(made)]
+    streams = [deltas_of(data, index, parts) for index, parts in enumerate(made)]
 
-    outcome = assemble(shuffled(data, lanes), "stop", USAGE)
+    outcome = assemble(shuffled(data, streams), "stop", USAGE)
 
     assert outcome.choices == tuple(whole_of(parts) for parts in made)
     assert (outcome.text, outcome.finish_reason) == (made[0][0], "length")
@@ -103,22 +103,22 @@ def test_pieces_cut_any_way_make_the_same_whole(
 
 
 @given(st.lists(st.text()))
-def test_texts_alone_are_joined_and_make_no_choices(texts: list[str]) -> None:
+def test_texts_are_joined_without_choices(texts: list[str]) -> None:
     assert assemble(texts, "length", USAGE) == Outcome("".join(texts), "length", USAGE)
 
 
 @given(st.data(), st.lists(choices, min_size=1, max_size=3))
-def test_a_whole_taken_apart_is_put_together_again(
-    data: st.DataObject, made: list[tuple[str, str, list[Call], list[int]]]
+def test_split_answer_is_reassembled(
+    data: st.DataObject, made: list[tuple[str, str, list[ToolCall], list[int]]]
 ) -> None:
-    lanes = [deltas_of(data, index, parts) for index, parts in enumerate(made)]
-    outcome = assemble(shuffled(data, lanes), "stop", USAGE)
+    streams = [deltas_of(data, index, parts) for index, parts in enumerate(made)]
+    outcome = assemble(shuffled(data, streams), "stop", USAGE)
 
     assert assemble(disassemble(outcome), "stop", USAGE) == outcome
 
 
 @pytest.mark.parametrize("outcome", [Outcome(""), Outcome("text", "length", USAGE)])
-def test_text_taken_apart_is_put_together_again(outcome: Outcome) -> None:
+def test_split_text_is_reassembled(outcome: Outcome) -> None:
     pieces = disassemble(outcome)
 
     assert assemble(pieces, outcome.finish_reason, outcome.usage) == outcome
@@ -137,7 +137,7 @@ def test_text_taken_apart_is_put_together_again(outcome: Outcome) -> None:
                                                  "embedding": "AACAPw=="}),
     ],
 )  # fmt: skip
-def test_fields_are_joined_if_they_are_texts_and_kept_if_not(
+def test_text_fields_are_joined_and_others_kept(
     pieces: list[AnswerPiece], fields: dict[str, JSON]
 ) -> None:
     (choice,) = assemble(pieces).choices
@@ -145,7 +145,7 @@ def test_fields_are_joined_if_they_are_texts_and_kept_if_not(
     assert choice.fields == fields
 
 
-def test_calls_without_a_number_are_counted() -> None:
+def test_calls_without_an_index_are_numbered() -> None:
     made: list[JSON] = [
         {"id": name, "index": None, "function": {"name": name, "arguments": "{}"}}
         for name in "ab"
@@ -153,45 +153,45 @@ def test_calls_without_a_number_are_counted() -> None:
 
     (choice,) = assemble([Delta(0, {"tool_calls": made})]).choices
 
-    assert choice.fields["tool_calls"] == [Call(n, n, "{}").whole for n in "ab"]
+    assert choice.fields["tool_calls"] == [ToolCall(n, n, "{}").whole for n in "ab"]
 
 
 @pytest.mark.parametrize(
     "call",
     [5, None, {"index": -1}, {"index": CALLS_MAX}, {"index": "0"}, {"index": 0.5}],
 )
-def test_what_is_no_call_is_left_out(call: JSON) -> None:
+def test_invalid_call_is_omitted(call: JSON) -> None:
     (choice,) = assemble(["a", Delta(0, {"tool_calls": [call]})]).choices
 
     assert choice == Choice({"content": "a"})
 
 
-def test_call_that_says_nothing_of_a_function_is_empty() -> None:
+def test_call_without_a_function_is_empty() -> None:
     (choice,) = assemble([Delta(0, {"tool_calls": [{"index": 0, "id": 5}]})]).choices
 
-    assert choice.fields["tool_calls"] == [Call("", "", "").whole]
+    assert choice.fields["tool_calls"] == [ToolCall("", "", "").whole]
 
 
 @pytest.mark.parametrize("choice", [-1, CHOICES_MAX])
-def test_choices_beyond_the_limit_are_left_out(choice: int) -> None:
+def test_choices_beyond_the_limit_are_omitted(choice: int) -> None:
     assert assemble([Delta(choice, {"content": "x"}), "a"]).choices == (
         Choice({"content": "a"}),
     )
 
 
-def test_choice_that_never_spoke_is_none_if_others_did() -> None:
+def test_silent_choice_among_others_is_omitted() -> None:
     outcome = assemble([Delta(1, {"content": "b"}), Delta(2, {"content": "c"})])
 
     assert [choice.fields["content"] for choice in outcome.choices] == ["b", "c"]
 
 
-def test_choice_that_only_ended_is_one() -> None:
+def test_choice_with_only_an_end_counts() -> None:
     outcome = assemble([Delta(0, finish_reason="stop"), Delta(1, {"content": "b"})])
 
     assert [choice.fields["content"] for choice in outcome.choices] == [None, "b"]
 
 
-def test_choices_without_an_end_of_their_own_have_that_of_the_answer() -> None:
+def test_choices_inherit_the_end_of_the_answer() -> None:
     outcome = assemble(
         [Delta(0, {"content": "a"}), Delta(1, {"content": "b"}, None, "tool_calls")],
         "length",
@@ -201,7 +201,7 @@ def test_choices_without_an_end_of_their_own_have_that_of_the_answer() -> None:
     assert ends == ["length", "tool_calls"]
 
 
-def test_logprobs_of_a_completion_are_joined_list_by_list() -> None:
+def test_logprobs_of_a_completion_are_concatenated() -> None:
     first: JSON = {"tokens": ["a"], "token_logprobs": [-1], "text_offset": [0]}
     second: JSON = {"tokens": ["b"], "token_logprobs": [None], "top_logprobs": None}
 
@@ -215,7 +215,7 @@ def test_logprobs_of_a_completion_are_joined_list_by_list() -> None:
     }
 
 
-def test_assembling_changes_no_piece() -> None:
+def test_assembly_does_not_change_the_pieces() -> None:
     listed: list[JSON] = [1]
     pieces = [Delta(0, logprobs={"content": listed}) for _ in range(3)]
 
@@ -241,7 +241,7 @@ def test_assembling_changes_no_piece() -> None:
     ],
     ids=str,
 )
-def test_what_is_wrong_with_fields_is_said(
+def test_invalid_fields_are_named(
     fields: Mapping[str, JSON], fault: str | None
 ) -> None:
     assert describe_invalid_fields(fields) == fault

@@ -23,7 +23,7 @@ TOKEN = JoinToken("token_1", "lab", digest_of("jt"), 0.0)
 KEY = Key("key_1", "alice", digest_of("sk"), "", Scope.USE, 0.0)
 
 
-def test_each_scope_includes_those_before_it() -> None:
+def test_scope_includes_lower_scopes() -> None:
     covered = [[each for each in Scope if scope.covers(each)] for scope in Scope]
 
     assert covered == [
@@ -34,33 +34,33 @@ def test_each_scope_includes_those_before_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "Alice", "ci-7.2_x", "me@example.org", "9" * 64])
-def test_name_for_people_and_machines_is_one(name: str) -> None:
+def test_valid_name_is_accepted(name: str) -> None:
     assert NAME_PATTERN.fullmatch(name)
 
 
 @pytest.mark.parametrize(
     "name", ["", "-a", ".a", "a b", "a/b", "a\n", "é", "9" * 65, "a\0", "\u202ea", "@"]
 )
-def test_name_that_a_table_or_a_path_would_misread_is_none(name: str) -> None:
+def test_ambiguous_name_is_rejected(name: str) -> None:
     assert not NAME_PATTERN.fullmatch(name)
 
 
 @given(st.text())
-def test_anything_has_a_digest(secret: str) -> None:
+def test_any_text_has_a_digest(secret: str) -> None:
     assert len(digest_of(secret)) == 32
 
 
-def test_token_without_a_certificate_is_shown_as_it_is() -> None:
+def test_token_without_a_certificate_is_unchanged() -> None:
     assert with_fingerprint("jt-1", None) == "jt-1"
     assert without_fingerprint("jt-1") == ("jt-1", None)
 
 
 @given(st.text(), st.binary(min_size=32, max_size=32))
-def test_token_and_certificate_come_apart_again(token: str, digest: bytes) -> None:
+def test_token_and_certificate_round_trip(token: str, digest: bytes) -> None:
     assert without_fingerprint(with_fingerprint(token, digest)) == (token, digest)
 
 
-def test_whole_token_can_stand_in_a_url_and_on_a_command_line() -> None:
+def test_token_is_safe_in_urls_and_on_command_lines() -> None:
     shown = with_fingerprint("jt-0a", FINGERPRINT)
 
     assert shown.startswith("jt-0a.sha256-")
@@ -80,7 +80,7 @@ def test_whole_token_can_stand_in_a_url_and_on_a_command_line() -> None:
         "",
     ],
 )
-def test_other_tokens_are_left_alone(token: str) -> None:
+def test_other_tokens_are_unchanged(token: str) -> None:
     assert without_fingerprint(token) == (token, None)
 
 
@@ -95,13 +95,13 @@ def test_other_tokens_are_left_alone(token: str) -> None:
         (("[",), {"["}, True),
     ],
 )
-def test_token_is_for_the_models_that_its_patterns_match(
+def test_token_allows_models_matching_its_patterns(
     patterns: tuple[str, ...], models: set[str], may: bool
 ) -> None:
     assert may_offer(replace(TOKEN, models=patterns), models) == may
 
 
-def test_what_has_ended_is_of_no_use_to_anybody() -> None:
+def test_ended_credential_is_useless() -> None:
     for credential in (KEY, TOKEN):
         assert not was_unusable_before(credential, 1e12)
         assert was_unusable_before(replace(credential, revoked_at=5.0), 6.0)
@@ -109,7 +109,7 @@ def test_what_has_ended_is_of_no_use_to_anybody() -> None:
         assert was_unusable_before(replace(credential, expires_at=5.0), 6.0)
 
 
-def test_expired_token_may_still_bring_back_those_who_have_used_it() -> None:
+def test_expired_token_readmits_its_workers() -> None:
     token = replace(TOKEN, expires_at=5.0, uses_max=1)
 
     assert not was_unusable_before(token, 6.0)
@@ -117,7 +117,7 @@ def test_expired_token_may_still_bring_back_those_who_have_used_it() -> None:
 
 
 @given(st.text(max_size=40))
-def test_four_bytes_count_for_a_token(text: str) -> None:
+def test_token_estimate_is_four_bytes(text: str) -> None:
     size = len(text.encode("utf-8", "surrogatepass"))
 
     assert size / 4 <= estimated_tokens(text) < size / 4 + 1

@@ -1,4 +1,4 @@
-"""Errors, named for whose fault they are."""
+"""Errors by fault."""
 
 import pytest
 
@@ -25,15 +25,15 @@ RAISED = [
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: error.__name__)
-def test_every_error_is_at_most_one_ones_fault(error: type[Exception]) -> None:
+def test_every_error_has_at_most_one_fault(error: type[Exception]) -> None:
     faults = [fault for fault in FAULTS if issubclass(error, fault)]
 
     assert len(faults) <= 1
-    # What only a bug here can cause is not caught with the rest.
+    # Errors that only a bug can cause are not caught with the others.
     assert issubclass(error, ShoalError) != issubclass(error, Unsupported)
 
 
-def test_errors_carry_what_is_needed_to_answer() -> None:
+def test_errors_carry_the_fields_of_responses() -> None:
     assert Unavailable("busy").retry_after == 5
     assert InvalidRequest("wrong", "model").field == "model"
     assert Refused(4002, "Invalid token").code == 4002

@@ -1,4 +1,4 @@
-"""How deep JSON may be, and how full."""
+"""Limits on the nesting and the size of JSON."""
 
 import json
 
@@ -13,7 +13,7 @@ from shoal.domain.json_limits import (
 
 
 @pytest.mark.parametrize("pair", ["[]", ('{"a":', "}")], ids=str)
-def test_nesting_has_a_limit(pair: tuple[str, str]) -> None:
+def test_nesting_is_limited(pair: tuple[str, str]) -> None:
     begin, end = pair
 
     def nested(depth: int) -> str:
@@ -26,7 +26,7 @@ def test_nesting_has_a_limit(pair: tuple[str, str]) -> None:
     assert may_be_too_deep(nested(NESTING_MAX + 1))
 
 
-def test_width_is_no_depth() -> None:
+def test_width_does_not_count_as_depth() -> None:
     assert not is_too_deep([[]] * 10 * NESTING_MAX)
     assert not is_too_deep(1)
 
@@ -50,10 +50,10 @@ NOT_FULL = {
 
 
 @pytest.mark.parametrize("text", FULL.values(), ids=FULL)
-def test_more_values_than_wanted_are_told_before_they_are_made(text: str) -> None:
+def test_too_many_values_are_rejected_before_decoding(text: str) -> None:
     assert has_more_values(text, MOST)
 
 
 @pytest.mark.parametrize("text", NOT_FULL.values(), ids=NOT_FULL)
-def test_texts_full_of_commas_and_brackets_are_single_values(text: str) -> None:
+def test_commas_and_brackets_in_strings_do_not_count(text: str) -> None:
     assert not has_more_values(text, MOST)

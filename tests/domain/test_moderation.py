@@ -20,7 +20,7 @@ LIST = Moderation("badword\n\nfoo.?bar\n")
         ([], False),
     ],
 )
-def test_the_last_three_messages_are_looked_at(texts: list[str], refused: bool) -> None:
+def test_last_three_messages_are_checked(texts: list[str], refused: bool) -> None:
     assert LIST.blocks(texts) is refused
 
 
@@ -29,19 +29,19 @@ def test_empty_lines_match_nothing() -> None:
 
 
 @pytest.mark.parametrize("line", ["(", "a{2,1}", "a{99999999999999999999}"])
-def test_a_line_that_is_no_expression_is_named(line: str) -> None:
+def test_invalid_expression_is_named_by_its_line(line: str) -> None:
     with pytest.raises(ConfigError, match="line 2"):
         Moderation(f"fine\n{line}")
 
 
-def test_each_line_stands_for_itself() -> None:
+def test_lines_are_separate_expressions() -> None:
     both = Moderation("(a)x\\1\n(b)y\\1")
 
     assert both.matches("byb")
     assert not both.matches("bya")
 
 
-def test_a_piece_that_is_refused_is_not_shown() -> None:
+def test_rejected_piece_is_not_sent() -> None:
     watch = LIST.moderate_answer()
     pieces = ["x" * 30, "y" * 30, "badword" + "z" * 60, "more"]
 
@@ -49,7 +49,7 @@ def test_a_piece_that_is_refused_is_not_shown() -> None:
     assert watch.blocked
 
 
-def test_a_word_cut_in_two_is_found() -> None:
+def test_split_word_is_found() -> None:
     watch = LIST.moderate_answer()
 
     assert watch.filter(["z" * 60 + "bad"]) == ["z" * 60 + "bad"]
@@ -57,7 +57,7 @@ def test_a_word_cut_in_two_is_found() -> None:
     assert watch.blocked
 
 
-def test_a_short_answer_is_looked_at_when_it_ends() -> None:
+def test_short_answer_is_checked_at_its_end() -> None:
     watch = LIST.moderate_answer()
 
     assert watch.filter(["badword"]) == ["badword"]
@@ -66,7 +66,7 @@ def test_a_short_answer_is_looked_at_when_it_ends() -> None:
 
 
 @given(st.lists(st.text("abdorwBADORW ", max_size=80), max_size=20))
-def test_a_word_no_longer_than_the_overlap_is_always_found(pieces: list[str]) -> None:
+def test_word_within_the_overlap_is_always_found(pieces: list[str]) -> None:
     watch = Moderation("badword").moderate_answer()
 
     shown: list[AnswerPiece] = []
@@ -81,7 +81,7 @@ def test_a_word_no_longer_than_the_overlap_is_always_found(pieces: list[str]) ->
     assert pieces[: len(shown)] == shown
 
 
-def test_the_work_grows_with_the_text_and_not_with_its_square() -> None:
+def test_cost_is_linear_in_the_text() -> None:
     looked_at = 0
 
     class Counting(Moderation):

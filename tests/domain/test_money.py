@@ -20,7 +20,7 @@ from shoal.domain.money import DOLLARS_MAX, MICROS, dollars, parse_dollars
         ("0" * 5000 + "1", MICROS),
     ],
 )
-def test_dollars_are_read_as_people_write_them(text: str, micros: int) -> None:
+def test_usual_dollar_amounts_are_parsed(text: str, micros: int) -> None:
     assert parse_dollars(text) == micros
 
 
@@ -48,12 +48,12 @@ def test_dollars_are_read_as_people_write_them(text: str, micros: int) -> None:
         "1\n",
     ],
 )
-def test_anything_else_is_refused_with_an_example(text: str) -> None:
+def test_other_text_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match="expected dollars such as"):
         parse_dollars(text)
 
 
-def test_a_part_of_a_micro_dollar_is_refused() -> None:
+def test_fraction_of_a_micro_dollar_is_rejected() -> None:
     with pytest.raises(ConfigError, match="7 decimals, and money at most 6"):
         parse_dollars("0.0000010")
 
@@ -61,7 +61,7 @@ def test_a_part_of_a_micro_dollar_is_refused() -> None:
 @pytest.mark.parametrize(
     "text", [f"{DOLLARS_MAX}.000001", f"{DOLLARS_MAX + 1}", "9" * 100_000]
 )
-def test_more_than_the_limit_is_refused_and_shown_in_short(text: str) -> None:
+def test_amount_above_the_limit_is_rejected_and_abbreviated(text: str) -> None:
     with pytest.raises(ConfigError, match=r"more than the limit of \$1,000") as error:
         parse_dollars(text)
 
@@ -80,12 +80,10 @@ def test_more_than_the_limit_is_refused_and_shown_in_short(text: str) -> None:
         (1_234_567_890, "$1234.56789"),
     ],
 )
-def test_dollars_are_written_with_three_decimals_or_more(
-    micros: int, text: str
-) -> None:
+def test_dollars_have_at_least_three_decimals(micros: int, text: str) -> None:
     assert dollars(micros) == text
 
 
 @given(st.integers(0, DOLLARS_MAX * MICROS))
-def test_what_is_written_is_read_as_the_same(micros: int) -> None:
+def test_amounts_round_trip(micros: int) -> None:
     assert parse_dollars(dollars(micros)) == micros

@@ -1,4 +1,4 @@
-"""The table of options: its rows agree with themselves and with each other."""
+"""The table of options is consistent."""
 
 from shoal.domain.options import (
     CHAT_OPTIONS,

@@ -1,7 +1,7 @@
 from shoal.domain.receipts import Verdict
 
 
-def test_every_verdict_is_a_sentence_of_its_own() -> None:
+def test_every_verdict_has_its_own_text() -> None:
     sentences = [verdict.value for verdict in Verdict]
 
     assert len(set(sentences)) == len(Verdict) == 8

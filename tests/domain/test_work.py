@@ -1,4 +1,4 @@
-"""What a user wants done."""
+"""Work: its text, features and size."""
 
 from collections.abc import Mapping
 
@@ -35,7 +35,7 @@ from shoal.domain.work import (
         ({"content": 5}, ""),
     ],
 )
-def test_text_of_a_message_is_its_text_parts_joined(
+def test_text_of_a_message_joins_its_text_parts(
     message: Mapping[str, JSON], text: str
 ) -> None:
     assert message_text(message) == text
@@ -55,7 +55,7 @@ def test_text_of_a_message_is_its_text_parts_joined(
         ({"logprobs": True, "n": 2}, {Feature.LOGPROBS, Feature.CHOICES}),
     ],
 )
-def test_only_what_makes_an_answer_wrong_is_needed(
+def test_only_essential_features_are_needed(
     options: Mapping[str, JSON], needs: set[Feature]
 ) -> None:
     assert Chat("m", (), options=options).needs == needs
@@ -74,7 +74,7 @@ def test_only_what_makes_an_answer_wrong_is_needed(
         ({"content": [{"type": 5}, "stray", {}]}, set()),
     ],
 )
-def test_what_a_conversation_holds_must_be_understood(
+def test_content_of_a_conversation_needs_features(
     message: Mapping[str, JSON], needs: set[Feature]
 ) -> None:
     assert Chat("m", (message,)).needs == needs
@@ -90,7 +90,7 @@ def test_what_a_conversation_holds_must_be_understood(
         (Completion("m", "a", options={"stop": "."}), {Feature.STOP}),
     ],
 )
-def test_completion_needs_what_its_prompt_and_options_ask_for(
+def test_completion_needs_the_features_of_its_fields(
     completion: Completion, needs: set[Feature]
 ) -> None:
     assert completion.needs == needs
@@ -106,9 +106,7 @@ def test_completion_needs_what_its_prompt_and_options_ask_for(
         (Embedding("m", ()), JobKind.EMBEDDING, ""),
     ],
 )
-def test_work_is_of_a_kind_and_has_a_text_to_read(
-    work: Work, kind: JobKind, text: str
-) -> None:
+def test_work_has_a_kind_and_a_text(work: Work, kind: JobKind, text: str) -> None:
     assert (work.kind, work.text) == (kind, text)
     assert WORK_TYPES[kind] is type(work)
 
@@ -121,7 +119,7 @@ def test_work_is_of_a_kind_and_has_a_text_to_read(
         (Delta(0, {"content": "abc"}, finish_reason="stop"), 3),
     ],
 )
-def test_size_of_a_delta_is_that_of_its_texts(delta: Delta, size: int) -> None:
+def test_size_of_a_delta_counts_its_texts(delta: Delta, size: int) -> None:
     assert delta.size == size
 
 
@@ -132,11 +130,11 @@ def test_size_of_a_delta_is_that_of_its_texts(delta: Delta, size: int) -> None:
         Delta(0, {"content": "abc"}, logprobs={"content": ["x" * 1000]}),
     ],
 )
-def test_size_of_a_delta_is_at_least_that_of_what_it_holds(delta: Delta) -> None:
+def test_size_of_a_delta_counts_its_structure(delta: Delta) -> None:
     assert delta.size >= 1003
 
 
-def test_job_is_of_the_kind_and_model_of_its_work() -> None:
+def test_job_has_the_kind_and_model_of_its_work() -> None:
     job = Job(JobId("j"), Chat("m", ()))
 
     assert (job.kind, job.model) == (JobKind.CHAT, "m")

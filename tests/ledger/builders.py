@@ -1,4 +1,4 @@
-"""A coordinator's log, a worker's receipts, and the second verifier, for tests."""
+"""Builders of logs and receipts, and the second verifier."""
 
 import importlib.util
 import json
@@ -49,7 +49,7 @@ def signed(
 
 
 def claims(**changed: Any) -> Claims:
-    """Return what is claimed of a job whose worker signed, or as ``changed``."""
+    """Return the claims of a job with a worker receipt, with fields ``changed``."""
     fields: dict[str, Any] = {
         "job_id": JOB,
         "worker": "w-1",
@@ -68,7 +68,7 @@ def claims(**changed: Any) -> Claims:
 
 
 def unsigned(job_id: str = "job-2") -> Claims:
-    """Return what is claimed of a job on a wire without receipts."""
+    """Return the claims of a job on a wire without receipts."""
     return claims(
         job_id=JobId(job_id),
         worker_key=None,
@@ -78,7 +78,7 @@ def unsigned(job_id: str = "job-2") -> Claims:
 
 
 class Log:
-    """A coordinator's log with all that a store keeps of it."""
+    """A coordinator's log with its stored nodes."""
 
     def __init__(self, signer: Signer = COORDINATOR) -> None:
         self.notary = Notary(signer, Frontier(), 0, EMPTY_ROOT)
@@ -134,7 +134,7 @@ def growth_holds(data: bytes, key: bytes = KEY) -> bool:
 
 
 def second_verifier() -> Any:
-    """Return the module of the verifier that shares no code with ours."""
+    """Return the module of the verifier that shares no code with Shoal."""
     spec = importlib.util.spec_from_file_location("verify_receipt", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
@@ -151,7 +151,7 @@ def second_steps(data: bytes, key: bytes = KEY) -> Iterator[str]:
 
 
 def second_holds(data: bytes, key: bytes = KEY) -> bool:
-    """Say what the second verifier says; what it raises is as in its own file."""
+    """Return the second verifier's result; its errors count as in its own main."""
     try:
         for _ in second_steps(data, key):
             pass

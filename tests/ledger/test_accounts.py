@@ -37,8 +37,8 @@ from shoal.ledger.accounts import (
     worker_account,
 )
 
-Asked: TypeAlias = tuple[JobId, str, int]
-"""A job, who asked for it, and its price."""
+PricedJob: TypeAlias = tuple[JobId, str, int]
+"""A job, its payer and its price."""
 
 JOB = JobId("j")
 ANN = user_account("ann")
@@ -57,25 +57,23 @@ WORKER = worker_account(WorkerId("w"))
         ("", "", "user:"),
     ],
 )
-def test_an_account_is_named_for_its_key_and_whom_it_asks_for(
-    key: str, sub: str, account: str
-) -> None:
+def test_account_is_named_by_key_and_user(key: str, sub: str, account: str) -> None:
     assert user_account(key, sub) == account
     assert parent(account) == (user_account(key) if sub else None)
 
 
 @given(st.text(min_size=1))
-def test_no_name_of_a_user_makes_another_account(sub: str) -> None:
+def test_user_names_cannot_name_another_account(sub: str) -> None:
     assert user_account("ann", sub).count("/") == 1
     assert parent(user_account("ann", sub)) == ANN
 
 
-def test_workers_have_accounts_of_their_own() -> None:
+def test_workers_have_separate_accounts() -> None:
     assert worker_account(WorkerId("w/1")) == "worker:w/1"
     assert parent("worker:w/1") is None
 
 
-def test_a_job_moves_its_price_from_who_asked_to_who_did_it() -> None:
+def test_job_transfers_its_price_from_client_to_worker() -> None:
     assert reserve(JOB, ANN, 100) == [Transfer(ANN, HELD, Micros(100), "reserved", JOB)]
     assert settle(JOB, WORKER, 100, 500) == [
         Transfer(HELD, WORKER, Micros(95), "paid", JOB),
@@ -84,7 +82,7 @@ def test_a_job_moves_its_price_from_who_asked_to_who_did_it() -> None:
     assert release(JOB, ANN, 100) == [Transfer(HELD, ANN, Micros(100), "released", JOB)]
 
 
-def test_a_job_that_is_not_proved_is_paid_once_it_is() -> None:
+def test_job_without_a_receipt_is_paid_later() -> None:
     assert withhold(JOB, 100) == [
         Transfer(HELD, UNPROVEN, Micros(100), "withheld", JOB)
     ]
@@ -104,9 +102,7 @@ def test_a_job_that_is_not_proved_is_paid_once_it_is() -> None:
         (1, BASIS_POINTS, 1),
     ],
 )
-def test_what_cannot_be_divided_is_the_workers(
-    price: int, share: int, fee: int
-) -> None:
+def test_rounding_favours_the_worker(price: int, share: int, fee: int) -> None:
     assert fee_of(price, share) == fee
     assert sum(each.amount for each in settle(JOB, WORKER, price, share)) == price
 
@@ -122,17 +118,17 @@ def test_what_cannot_be_divided_is_the_workers(
         lambda: credit(ANN, 0),
     ],
 )
-def test_what_costs_nothing_moves_nothing(made: Callable[[], list[Transfer]]) -> None:
+def test_free_job_transfers_nothing(made: Callable[[], list[Transfer]]) -> None:
     assert made() == []
 
 
-def test_credit_comes_from_the_world() -> None:
+def test_credit_comes_from_outside() -> None:
     assert credit(ANN, 5) == [Transfer(EXTERNAL, ANN, Micros(5), "credited")]
     with pytest.raises(InvalidRequest, match=r"expected an amount above \$0, got -\$0"):
         credit(ANN, -5)
 
 
-def test_books_go_on_from_what_was_stored() -> None:
+def test_books_continue_from_stored_accounts() -> None:
     books = Books({ANN: -3, CAT: -2, WORKER: 5})
     books.apply(credit(ANN, 10))
 
@@ -143,7 +139,7 @@ def test_books_go_on_from_what_was_stored() -> None:
     assert books.total() == 0
 
 
-def test_accounts_on_which_nothing_is_left_are_forgotten() -> None:
+def test_empty_accounts_are_forgotten() -> None:
     books = Books({WORKER: 0})
     books.apply(reserve(JOB, CAT, 60))
     books.apply(release(JOB, CAT, 60))
@@ -169,11 +165,11 @@ def test_users_of_a_key_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert books.shortfall(user_account("ann", "dog"), 1) is None
 
 
-def test_without_a_budget_anything_is_affordable() -> None:
+def test_account_without_a_budget_is_unlimited() -> None:
     assert Books({}).shortfall(ANN, 10**15) is None
 
 
-def test_a_budget_says_how_far_below_zero_one_may_go() -> None:
+def test_budget_limits_the_debt() -> None:
     books = Books({}, {ANN: 100})
 
     assert books.shortfall(ANN, 100) is None
@@ -187,7 +183,7 @@ def test_a_budget_says_how_far_below_zero_one_may_go() -> None:
     assert books.shortfall(ANN, 41) is None
 
 
-def test_a_budget_of_nothing_allows_what_was_credited() -> None:
+def test_zero_budget_allows_credit_only() -> None:
     books = Books({}, {ANN: 0})
     books.apply(credit(ANN, 10))
 
@@ -196,7 +192,7 @@ def test_a_budget_of_nothing_allows_what_was_credited() -> None:
     assert books.shortfall(ANN, 0) is None
 
 
-def test_the_budget_of_a_key_binds_all_it_asks_for() -> None:
+def test_budget_of_a_key_binds_its_users() -> None:
     books = Books({}, {ANN: 100})
     books.apply(reserve(JOB, CAT, 60))
     books.apply(reserve(JOB, user_account("ann", "dog"), 30))
@@ -210,7 +206,7 @@ def test_the_budget_of_a_key_binds_all_it_asks_for() -> None:
     assert books.shortfall(user_account("bob"), 11) is None
 
 
-def test_a_budget_of_its_own_binds_a_sub_account_as_well() -> None:
+def test_sub_account_has_its_own_budget_as_well() -> None:
     books = Books({}, {ANN: 100, CAT: 10})
 
     refusal = books.shortfall(CAT, 11)
@@ -220,7 +216,7 @@ def test_a_budget_of_its_own_binds_a_sub_account_as_well() -> None:
     assert books.shortfall(ANN, 100) is None
 
 
-def test_a_budget_may_change_and_go() -> None:
+def test_budget_can_be_changed_and_removed() -> None:
     books = Books({ANN: -50, HELD: 50}, {ANN: 100})
 
     books.set_budget(ANN, 20)
@@ -246,10 +242,10 @@ BUDGETS = {ANN: 300, CAT: 100, user_account("bob"): 0}
 
 
 class Accounting(RuleBasedStateMachine):
-    """Jobs and credits in any order, as long as each is asked for before."""
+    """Payments and credits in any valid order."""
 
-    held: Bundle[Asked] = Bundle("held")
-    unproven: Bundle[Asked] = Bundle("unproven")
+    held: Bundle[PricedJob] = Bundle("held")
+    unproven: Bundle[PricedJob] = Bundle("unproven")
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +255,7 @@ class Accounting(RuleBasedStateMachine):
         self.withheld: dict[JobId, int] = {}
 
     @rule(target=held, payer=st.sampled_from(USERS), price=st.integers(0, 120))
-    def ask(self, payer: str, price: int) -> Asked | MultipleResults[Asked]:
+    def ask(self, payer: str, price: int) -> PricedJob | MultipleResults[PricedJob]:
         if self.books.shortfall(payer, price) is not None:
             return multiple()
         self.jobs += 1
@@ -273,26 +269,26 @@ class Accounting(RuleBasedStateMachine):
         to=st.sampled_from(WORKERS),
         share=st.integers(0, BASIS_POINTS),
     )
-    def pay(self, job: Asked, to: str, share: int) -> None:
+    def pay(self, job: PricedJob, to: str, share: int) -> None:
         job_id, _, price = job
         self.books.apply(settle(job_id, to, price, share))
         del self.open[job_id]
 
     @rule(job=consumes(held))
-    def give_back(self, job: Asked) -> None:
+    def give_back(self, job: PricedJob) -> None:
         job_id, payer, price = job
         self.books.apply(release(job_id, payer, price))
         del self.open[job_id]
 
     @rule(target=unproven, job=consumes(held))
-    def keep(self, job: Asked) -> Asked:
+    def keep(self, job: PricedJob) -> PricedJob:
         job_id, _, price = job
         self.books.apply(withhold(job_id, price))
         self.withheld[job_id] = self.open.pop(job_id)
         return job
 
     @rule(job=consumes(unproven), to=st.sampled_from(WORKERS), fee=st.integers(0, 120))
-    def pay_late(self, job: Asked, to: str, fee: int) -> None:
+    def pay_late(self, job: PricedJob, to: str, fee: int) -> None:
         job_id, _, price = job
         self.books.apply(pay_withheld(job_id, to, price, min(fee, price)))
         del self.withheld[job_id]
@@ -306,18 +302,18 @@ class Accounting(RuleBasedStateMachine):
         assert self.books.total() == 0
 
     @invariant()
-    def nobody_is_below_a_budget(self) -> None:
+    def budgets_hold(self) -> None:
         for account, budget in BUDGETS.items():
             mine = [name for name in USERS if account in (name, parent(name))]
             assert sum(map(self.books.balance, mine)) >= -budget
 
     @invariant()
-    def pool_holds_what_open_jobs_cost(self) -> None:
+    def pool_holds_prices_of_open_jobs(self) -> None:
         assert self.books.balance(HELD) == sum(self.open.values())
         assert self.books.balance(UNPROVEN) == sum(self.withheld.values())
 
     @invariant()
-    def nobody_owes_a_worker_or_the_pool(self) -> None:
+    def workers_and_pool_have_no_debt(self) -> None:
         assert all(self.books.balance(name) >= 0 for name in [*WORKERS, FEES])
 
 

@@ -1,4 +1,4 @@
-"""One changed bit of what proves something is noticed, by either verifier."""
+"""Both verifiers detect each changed bit of a proof."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def flips(data: bytes) -> Iterator[bytes]:
     [(0, OUTPUT), (4, None)],
     ids=["signed by the worker, with its output", "of a wire without receipts"],
 )
-def test_every_bit_of_a_bundle_counts(index: int, output: str | None) -> None:
+def test_every_bit_flip_in_a_bundle_is_detected(index: int, output: str | None) -> None:
     data = bundle.write(LOG.bundle(index, output))
 
     assert bundle_holds(data)
@@ -42,7 +42,7 @@ def test_every_bit_of_a_bundle_counts(index: int, output: str | None) -> None:
         assert not second_holds(changed), changed
 
 
-def test_every_bit_of_a_proof_of_growth_counts() -> None:
+def test_every_bit_flip_in_a_consistency_proof_is_detected() -> None:
     data = consistency.write(LOG.growth(3, 5))
 
     assert growth_holds(data)
@@ -52,7 +52,7 @@ def test_every_bit_of_a_proof_of_growth_counts() -> None:
         assert not second_holds(changed), changed
 
 
-def test_every_bit_of_a_checkpoint_counts() -> None:
+def test_every_bit_flip_in_a_checkpoint_is_detected() -> None:
     note = LOG.notes[5].encode()
 
     assert checkpoint.verify(note.decode(), KEY).size == 5

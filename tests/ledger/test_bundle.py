@@ -46,14 +46,14 @@ def of(*batch: Claims) -> ReceiptBundle:
 
 
 def last(bundle: ReceiptBundle, key: bytes = KEY) -> StepResult:
-    """Return the last step of verifying; what is wrong is wrong for both verifiers."""
+    """Return the last verification step; both verifiers must agree."""
     checks = verify(write(bundle), key)
     assert second_holds(write(bundle), key) is checks[-1].ok
     return checks[-1]
 
 
 def forged(given: Claims, index: int = 0, **changed: Any) -> ReceiptBundle:
-    """Return the bundle of a coordinator that signs whatever it likes."""
+    """Return the bundle of a dishonest coordinator."""
     named = changed.pop("checkpoint_size", 0)
     body = changed.pop("body", None) or receipts.body(given, named, merkle.EMPTY_ROOT)
     hash = merkle.leaf_hash(body)
@@ -69,7 +69,7 @@ def forged(given: Claims, index: int = 0, **changed: Any) -> ReceiptBundle:
     return ReceiptBundle(**(fields | changed))
 
 
-def test_a_bundle_is_read_as_it_was_written() -> None:
+def test_bundle_round_trips() -> None:
     bundle = grown(5).bundle(3, None)
 
     assert read(write(bundle)) == bundle
@@ -86,7 +86,7 @@ def test_every_receipt_verifies_with_nothing_but_the_key(size: int) -> None:
         assert second_holds(data)
 
 
-def test_an_output_need_not_go_along() -> None:
+def test_output_is_optional() -> None:
     data = write(grown(3).bundle(output=None))
 
     steps = [check.step for check in verify(data, KEY)]
@@ -109,7 +109,7 @@ def test_an_output_need_not_go_along() -> None:
         (Verdict.BAD_SIGNATURE, SignedReceipt(signed().body, bytes(64))),
     ],
 )
-def test_what_a_worker_signed_is_judged_again(
+def test_worker_receipt_is_verified_again(
     verdict: Verdict, receipt: SignedReceipt | None
 ) -> None:
     said = of(claims(verdict=verdict, worker_receipt=receipt), unsigned())
@@ -117,7 +117,7 @@ def test_what_a_worker_signed_is_judged_again(
     assert last(said) == StepResult(VerificationStep.WORKER)
 
 
-def test_a_coordinator_that_calls_a_bad_receipt_good_is_caught() -> None:
+def test_invalid_receipt_called_valid_is_detected() -> None:
     bad = SignedReceipt(signed().body, bytes(64))
 
     check = last(of(claims(worker_receipt=bad)))
@@ -127,19 +127,19 @@ def test_a_coordinator_that_calls_a_bad_receipt_good_is_caught() -> None:
     assert check.problem.startswith("the signature is not the worker's, and yet")
 
 
-def test_a_coordinator_that_calls_none_good_is_caught() -> None:
+def test_missing_receipt_called_valid_is_detected() -> None:
     assert last(of(claims(worker_receipt=None))).step is VerificationStep.WORKER
     assert last(of(claims(worker_key=None))).step is VerificationStep.WORKER
 
 
-def test_a_coordinator_that_calls_a_good_receipt_bad_is_caught() -> None:
+def test_valid_receipt_called_invalid_is_detected() -> None:
     data = write(of(claims(verdict=Verdict.BAD_SIGNATURE)))
 
     assert verify(data, KEY)[-1].step is VerificationStep.WORKER
     assert not bundle_holds(data)
 
 
-def test_another_coordinators_bundle_is_refused() -> None:
+def test_bundle_of_another_coordinator_is_rejected() -> None:
     check = last(grown(2).bundle(), WORKER.public_key)
 
     assert check == StepResult(
@@ -148,7 +148,7 @@ def test_another_coordinators_bundle_is_refused() -> None:
     )
 
 
-def test_the_key_in_the_file_does_not_vouch_for_it() -> None:
+def test_key_in_the_file_is_not_trusted() -> None:
     log = Log(WORKER)
     log.add(claims())
     bundle = replace(log.bundle(), coordinator_key=KEY.hex())
@@ -156,7 +156,7 @@ def test_the_key_in_the_file_does_not_vouch_for_it() -> None:
     assert last(bundle).step is VerificationStep.SIGNATURE
 
 
-def test_a_signature_for_something_else_is_refused() -> None:
+def test_signature_of_other_data_is_rejected() -> None:
     body = receipts.body(claims(), 0, merkle.EMPTY_ROOT)
 
     assert last(forged(claims(), signature=COORDINATOR.sign(body))).step is (
@@ -164,13 +164,13 @@ def test_a_signature_for_something_else_is_refused() -> None:
     )
 
 
-def test_a_signed_receipt_that_is_none_is_refused() -> None:
+def test_malformed_signed_receipt_is_rejected() -> None:
     body = b'{"type":"shoal/other"}'
 
     assert last(forged(claims(), body=body)).step is VerificationStep.RECEIPT
 
 
-def test_a_checkpoint_of_another_is_refused() -> None:
+def test_checkpoint_of_another_coordinator_is_rejected() -> None:
     log = grown(2)
     note = checkpoint.make(WORKER, 2, bytes(32), AT)
 
@@ -179,7 +179,7 @@ def test_a_checkpoint_of_another_is_refused() -> None:
     )
 
 
-def test_a_receipt_beyond_the_log_is_refused() -> None:
+def test_receipt_beyond_the_log_is_rejected() -> None:
     log = grown(3)
     older = replace(log.bundle(2), checkpoint=log.notes[2])
 
@@ -187,13 +187,13 @@ def test_a_receipt_beyond_the_log_is_refused() -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 0, 2, 3, 2**53 - 1])
-def test_a_receipt_at_another_place_is_refused(index: int) -> None:
+def test_receipt_at_a_wrong_index_is_rejected(index: int) -> None:
     assert (
         last(replace(grown(3).bundle(1), index=index)).step is VerificationStep.LOGGED
     )
 
 
-def test_a_receipt_before_the_checkpoint_it_names_is_refused() -> None:
+def test_receipt_before_its_checkpoint_is_rejected() -> None:
     check = last(forged(claims(), checkpoint_size=1))
 
     assert check == StepResult(
@@ -201,7 +201,7 @@ def test_a_receipt_before_the_checkpoint_it_names_is_refused() -> None:
     )
 
 
-def test_another_output_is_refused() -> None:
+def test_different_output_is_rejected() -> None:
     assert last(replace(grown(2).bundle(), output="{}")).step is VerificationStep.OUTPUT
     assert last(replace(grown(2).bundle(), output="")).step is VerificationStep.OUTPUT
 
@@ -226,7 +226,7 @@ def test_another_output_is_refused() -> None:
     ],
     ids=lambda data: repr(data[:30]),
 )
-def test_what_is_not_in_the_one_form_is_refused(data: bytes) -> None:
+def test_non_canonical_bundle_is_rejected(data: bytes) -> None:
     (check,) = verify(data, KEY)
 
     assert check.step is VerificationStep.FORM
@@ -234,18 +234,18 @@ def test_what_is_not_in_the_one_form_is_refused(data: bytes) -> None:
     assert check.problem.startswith("the file cannot be read: ")
 
 
-def test_a_file_beyond_the_limit_is_refused() -> None:
+def test_oversized_file_is_rejected() -> None:
     with pytest.raises(InvalidRequest, match=f"at most {FILE_MAX}"):
         read(b" " * (FILE_MAX + 1))
 
 
 @given(st.binary(), st.binary(max_size=40))
-def test_no_bytes_and_no_key_do_more_than_fail(data: bytes, key: bytes) -> None:
+def test_arbitrary_bytes_and_keys_only_fail(data: bytes, key: bytes) -> None:
     assert not bundle_holds(data, key)
 
 
 @pytest.mark.parametrize("key", [b"", b"short", bytes(33), bytes([1]) + bytes(31)])
-def test_a_key_that_is_none_verifies_nothing(key: bytes) -> None:
+def test_invalid_key_verifies_nothing(key: bytes) -> None:
     bundle = replace(grown(2).bundle(), coordinator_key=key.hex())
 
     assert not bundle_holds(write(bundle), key)

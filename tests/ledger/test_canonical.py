@@ -32,12 +32,12 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_it_writes_what_rfc_8785_asks_for(value: Any) -> None:
+def test_output_follows_rfc_8785(value: Any) -> None:
     assert encode(value) == rfc8785.dumps(value)
 
 
 @given(st.dictionaries(st.text(st.characters(max_codepoint=0x7F)), SCALARS))
-def test_the_short_cut_writes_the_same(value: Any) -> None:
+def test_fast_path_gives_the_same_output(value: Any) -> None:
     assert encode(value) == rfc8785.dumps(value)
 
 
@@ -74,7 +74,7 @@ def test_names_are_sorted_by_their_utf_16() -> None:
         b"bytes",
     ],
 )
-def test_what_it_cannot_write_is_refused(value: Any) -> None:
+def test_unsupported_value_is_rejected(value: Any) -> None:
     with pytest.raises(ValueError, match=r".+"):
         encode(value)
 
@@ -86,15 +86,15 @@ def test_what_it_cannot_write_is_refused(value: Any) -> None:
         ("\u00fc \U0001f600", "\u00fc \U0001f600"),
         ("\ud800", "\ufffd"),
         ("a\udc00b", "a\ufffdb"),
-        ("\ud83d\ude00", "\U0001f600"),  # both halves, apart
+        ("\ud83d\ude00", "\U0001f600"),  # both surrogates, separated
     ],
 )
-def test_half_characters_become_whole(text: str, whole: str) -> None:
+def test_surrogates_are_replaced(text: str, whole: str) -> None:
     assert without_surrogates(text) == whole
 
 
 @given(st.binary())
-def test_base64_is_read_as_it_is_written(data: bytes) -> None:
+def test_base64_round_trips(data: bytes) -> None:
     assert from_base64(to_base64(data)) == data
 
 
@@ -135,12 +135,12 @@ def test_time_is_written_with_milliseconds(at: float, text: str) -> None:
 
 
 @given(st.floats(-6e10, 2.5e11))
-def test_time_is_read_as_it_is_written(at: float) -> None:
+def test_time_round_trips(at: float) -> None:
     assert to_time(from_time(to_time(at))) == to_time(at)
 
 
 @pytest.mark.parametrize("at", [1e12, -1e12, 1e300, math.inf])
-def test_what_is_no_time_is_refused(at: float) -> None:
+def test_invalid_time_is_rejected(at: float) -> None:
     with pytest.raises(ValueError, match="no time"):
         to_time(at)
 

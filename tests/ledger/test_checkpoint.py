@@ -39,18 +39,18 @@ def test_a_checkpoint_is_a_signed_note() -> None:
     st.binary(min_size=32, max_size=32),
     st.integers(0, 10**13),
 )
-def test_a_checkpoint_is_read_as_it_was_made(size: int, root: bytes, ms: int) -> None:
+def test_checkpoint_round_trips(size: int, root: bytes, ms: int) -> None:
     at = ms / 1000
 
     assert verify(make(COORDINATOR, size, root, at), KEY) == Checkpoint(size, root, at)
 
 
-def test_checkpoint_of_another_coordinator_is_refused() -> None:
+def test_checkpoint_of_another_coordinator_is_rejected() -> None:
     with pytest.raises(InvalidRequest, match=f"is of {NAME}, not of shoal/"):
         verify(NOTE, WORKER.public_key)
 
 
-def test_checkpoint_that_another_signed_in_its_name_is_refused() -> None:
+def test_checkpoint_signed_by_another_key_is_rejected() -> None:
     other = make(WORKER, 7, ROOT, AT).replace(name_of(WORKER.public_key), NAME)
 
     with pytest.raises(InvalidRequest, match="signed by another key"):
@@ -61,7 +61,7 @@ def test_checkpoint_that_another_signed_in_its_name_is_refused() -> None:
     ("was", "is_"),
     [("\n7\n", "\n8\n"), ("\nAAEC", "\nBAEC"), ("05.123Z", "05.124Z")],
 )
-def test_changed_checkpoint_is_refused(was: str, is_: str) -> None:
+def test_changed_checkpoint_is_rejected(was: str, is_: str) -> None:
     with pytest.raises(InvalidRequest, match="signature is wrong"):
         verify(NOTE.replace(was, is_), KEY)
 
@@ -83,7 +83,7 @@ def test_changed_checkpoint_is_refused(was: str, is_: str) -> None:
         NOTE.replace("shoal/", "other/"),
     ],
 )
-def test_what_is_no_checkpoint_of_ours_is_refused(note: str) -> None:
+def test_malformed_checkpoint_is_rejected(note: str) -> None:
     with pytest.raises(InvalidRequest, match="not in the form"):
         verify(note, KEY)
 
@@ -91,18 +91,18 @@ def test_what_is_no_checkpoint_of_ours_is_refused(note: str) -> None:
 @pytest.mark.parametrize(
     "note",
     [
-        NOTE.replace("Hh8=", "Hh9="),  # bits that no byte has room for
+        NOTE.replace("Hh8=", "Hh9="),  # surplus bits
         NOTE.replace("02-09T", "02-30T"),
         NOTE.replace("02-09T", "02-09-"),
     ],
 )
-def test_what_is_written_in_another_way_is_refused(note: str) -> None:
+def test_non_canonical_checkpoint_is_rejected(note: str) -> None:
     assert note != NOTE
     with pytest.raises(InvalidRequest, match="cannot be read"):
         verify(note, KEY)
 
 
 @given(st.text())
-def test_no_text_does_more_than_be_refused(text: str) -> None:
+def test_arbitrary_text_is_rejected(text: str) -> None:
     with pytest.raises(InvalidRequest):
         verify(text, KEY)

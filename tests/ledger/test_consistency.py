@@ -23,19 +23,19 @@ LOG = grown(SIZE)
 
 
 def last(growth: ConsistencyProof, key: bytes = KEY) -> StepResult:
-    """Return the last step of verifying; what is wrong is wrong for both verifiers."""
+    """Return the last verification step; both verifiers must agree."""
     checks = verify(write(growth), key)
     assert second_holds(write(growth), key) is checks[-1].ok
     return checks[-1]
 
 
-def test_a_proof_is_read_as_it_was_written() -> None:
+def test_proof_round_trips() -> None:
     growth = LOG.growth(3, 7)
 
     assert read(write(growth)) == growth
 
 
-def test_a_log_that_grew_is_proved_to_have(subtests: pytest.Subtests) -> None:
+def test_growth_of_a_log_is_proved(subtests: pytest.Subtests) -> None:
     for second in range(1, SIZE + 1):
         with subtests.test(second=second):
             for first in range(1, second + 1):
@@ -51,7 +51,7 @@ def test_a_log_that_grew_is_proved_to_have(subtests: pytest.Subtests) -> None:
                 assert second_holds(data)
 
 
-def test_a_log_that_was_rewritten_is_told() -> None:
+def test_rewritten_log_is_detected() -> None:
     note = checkpoint.make(COORDINATOR, 7, bytes(32), AT)
 
     check = last(replace(LOG.growth(3, 7), second=note))
@@ -62,7 +62,7 @@ def test_a_log_that_was_rewritten_is_told() -> None:
 
 
 @pytest.mark.parametrize("root", [bytes(32), EMPTY_ROOT])
-def test_a_log_that_forked_is_told(root: bytes) -> None:
+def test_forked_log_is_detected(root: bytes) -> None:
     other = checkpoint.make(COORDINATOR, 7, root, AT)
 
     assert (
@@ -70,7 +70,7 @@ def test_a_log_that_forked_is_told(root: bytes) -> None:
     )
 
 
-def test_a_log_that_shrank_is_told() -> None:
+def test_shrunk_log_is_detected() -> None:
     growth = LOG.growth(3, 7)
     turned = ConsistencyProof(growth.second, growth.first, growth.path)
 
@@ -78,7 +78,7 @@ def test_a_log_that_shrank_is_told() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 7])
-def test_nothing_is_proved_of_an_empty_log(size: int) -> None:
+def test_empty_log_has_no_proof(size: int) -> None:
     empty = checkpoint.make(COORDINATOR, 0, EMPTY_ROOT, AT)
     later = LOG.notes[size] if size else empty
 
@@ -86,11 +86,11 @@ def test_nothing_is_proved_of_an_empty_log(size: int) -> None:
 
 
 @pytest.mark.parametrize("path", [(), (bytes(32),), (b"",), (b"short",) * 3])
-def test_another_path_proves_nothing(path: tuple[bytes, ...]) -> None:
+def test_wrong_path_proves_nothing(path: tuple[bytes, ...]) -> None:
     assert last(replace(LOG.growth(3, 7), path=path)).step is VerificationStep.GROWN
 
 
-def test_checkpoints_of_another_are_refused() -> None:
+def test_checkpoints_of_another_coordinator_are_rejected() -> None:
     theirs = checkpoint.make(WORKER, 3, bytes(32), AT)
     growth = LOG.growth(3, 7)
 
@@ -100,5 +100,5 @@ def test_checkpoints_of_another_are_refused() -> None:
 
 
 @given(st.binary(), st.binary(max_size=40))
-def test_no_bytes_and_no_key_do_more_than_fail(data: bytes, key: bytes) -> None:
+def test_arbitrary_bytes_and_keys_only_fail(data: bytes, key: bytes) -> None:
     assert not growth_holds(data, key)

@@ -42,7 +42,7 @@ Point: TypeAlias = tuple[int, int]
         ),
     ],
 )
-def test_it_signs_as_the_standard_does(
+def test_signatures_match_rfc_8032(
     seed: str, public_key: str, message: str, signature: str
 ) -> None:
     signer = Signer.from_seed(bytes.fromhex(seed))
@@ -55,7 +55,7 @@ def test_it_signs_as_the_standard_does(
 
 
 @pytest.mark.parametrize("case", VECTORS["verified"], ids=lambda case: case["id"])
-def test_receipts_of_real_workers_verify_or_do_not(case: dict[str, Any]) -> None:
+def test_recorded_receipts_verify_as_expected(case: dict[str, Any]) -> None:
     try:
         signature = base64.b64decode(case["signature"], validate=True)
     except ValueError:
@@ -78,14 +78,14 @@ def test_a_seed_has_32_bytes(size: int) -> None:
     st.binary(min_size=64, max_size=64) | st.binary(max_size=70),
     st.binary(),
 )
-def test_whatever_is_no_signature_is_none(
+def test_malformed_signature_is_invalid(
     public_key: bytes, signature: bytes, message: bytes
 ) -> None:
     assert not verify(public_key, signature, message)
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(), st.integers(0, 64 * 8 - 1))
-def test_a_changed_bit_of_a_signature_is_noticed(
+def test_bit_flip_in_a_signature_is_detected(
     seed: bytes, message: bytes, bit: int
 ) -> None:
     signer = Signer.from_seed(seed)
@@ -95,7 +95,7 @@ def test_a_changed_bit_of_a_signature_is_noticed(
     assert not verify(signer.public_key, bytes(signature), message)
 
 
-def test_a_signature_has_one_form() -> None:
+def test_signature_is_not_malleable() -> None:
     signer = Signer.from_seed(b"s" * 32)
     signature = signer.sign(b"m")
     beyond = int.from_bytes(signature[32:], "little") + ORDER
@@ -105,7 +105,7 @@ def test_a_signature_has_one_form() -> None:
     assert not verify(signer.public_key, again, b"m")
 
 
-def test_keys_of_small_order_are_refused_in_every_form() -> None:
+def test_keys_of_small_order_are_rejected_in_every_form() -> None:
     ys = {y for _, y in small_points()}
     forms = [form for y in ys for form in (y, y + P) if form < 2**255]
     keys = [
@@ -113,11 +113,11 @@ def test_keys_of_small_order_are_refused_in_every_form() -> None:
     ]
 
     assert len(small_points()) == 8
-    assert len(keys) == 14  # the eight, and all other ways to write them
+    assert len(keys) == 14  # the eight, and their non-canonical encodings
     assert not any(is_valid_key(key) for key in keys)
 
 
-def test_a_key_is_written_in_one_way(subtests: pytest.Subtests) -> None:
+def test_non_canonical_key_is_rejected(subtests: pytest.Subtests) -> None:
     for above in range(19):
         with subtests.test(above=above):
             for sign in (0, 1):
@@ -127,7 +127,7 @@ def test_a_key_is_written_in_one_way(subtests: pytest.Subtests) -> None:
 
 
 def test_a_key_of_small_order_signs_nothing() -> None:
-    # R is the neutral point and S is 0: good for whatever message, where this is lax.
+    # R is the neutral point and S is 0: lax verifiers accept it for any message.
     neutral = (1).to_bytes(32, "little")
 
     assert not verify(neutral, neutral + bytes(32), b"whatever")
@@ -139,7 +139,7 @@ def test_a_key_has_32_bytes(size: int) -> None:
 
 
 @given(st.binary(min_size=32, max_size=32))
-def test_a_key_is_read_in_either_case(key: bytes) -> None:
+def test_key_is_case_insensitive(key: bytes) -> None:
     assert public_key_of(key.hex()) == public_key_of(key.hex().upper()) == key
 
 
@@ -159,7 +159,7 @@ def test_a_key_is_read_in_either_case(key: bytes) -> None:
         "a b" * 21 + "a",
     ],
 )
-def test_what_is_no_key_is_none(text: str) -> None:
+def test_malformed_key_is_rejected(text: str) -> None:
     assert public_key_of(text) is None
 
 

@@ -1,4 +1,4 @@
-"""The tree, against RFC 6962's own recursive definitions and its known answers."""
+"""The tree against RFC 6962's recursive definitions and known answers."""
 
 import hashlib
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ from shoal.ledger.merkle import (
 SIZES = range(1, 71)
 LEAVES = [str(number).encode() for number in range(70)]
 
-# The eight leaves of the tests that Certificate Transparency's own programs share, with
-# the roots and proofs that these know.
+# The eight leaves of the tests that Certificate Transparency's programs share, with
+# their roots and proofs.
 KNOWN = [
     bytes.fromhex(text)
     for text in (
@@ -53,7 +53,7 @@ ROOTS = [
 
 
 class Tree:
-    """A frontier, with all the nodes it has given."""
+    """A frontier with all nodes that it has returned."""
 
     def __init__(self, leaves: Sequence[bytes]) -> None:
         self.frontier = Frontier()
@@ -67,7 +67,7 @@ class Tree:
         return self.nodes[level, position]
 
 
-# RFC 6962, sections 2.1, 2.1.1 and 2.1.2, as they stand there.
+# RFC 6962, sections 2.1, 2.1.1 and 2.1.2, verbatim.
 
 
 def sha256(data: bytes) -> bytes:
@@ -108,13 +108,13 @@ def subproof(m: int, d: Sequence[bytes], whole: bool) -> list[bytes]:
     return [*subproof(m - k, d[k:], False), mth(d[:k])]
 
 
-def test_root_is_as_defined(subtests: pytest.Subtests) -> None:
+def test_root_matches_the_definition(subtests: pytest.Subtests) -> None:
     for size in [0, *SIZES]:
         with subtests.test(size=size):
             assert Tree(LEAVES[:size]).frontier.root() == mth(LEAVES[:size])
 
 
-def test_every_leaf_is_proved_to_be_in_the_tree(subtests: pytest.Subtests) -> None:
+def test_inclusion_of_every_leaf_is_proved(subtests: pytest.Subtests) -> None:
     for size in SIZES:
         with subtests.test(size=size):
             tree = Tree(LEAVES)
@@ -129,7 +129,7 @@ def test_every_leaf_is_proved_to_be_in_the_tree(subtests: pytest.Subtests) -> No
                 )
 
 
-def test_every_tree_is_proved_to_have_grown(subtests: pytest.Subtests) -> None:
+def test_consistency_of_every_tree_is_proved(subtests: pytest.Subtests) -> None:
     for second in SIZES:
         with subtests.test(second=second):
             tree = Tree(LEAVES)
@@ -143,11 +143,11 @@ def test_every_tree_is_proved_to_have_grown(subtests: pytest.Subtests) -> None:
 
 
 @pytest.mark.parametrize(("size", "root"), list(enumerate(ROOTS, 1)))
-def test_known_roots_are_found(size: int, root: str) -> None:
+def test_known_roots_match(size: int, root: str) -> None:
     assert Tree(KNOWN[:size]).frontier.root().hex() == root
 
 
-def test_known_proofs_are_found() -> None:
+def test_known_proofs_match() -> None:
     tree = Tree(KNOWN)
 
     inclusion = [each.hex() for each in inclusion_path(5, 8, tree.at)]
@@ -165,7 +165,7 @@ def test_known_proofs_are_found() -> None:
     ]
 
 
-def test_proof_reads_the_nodes_it_says_and_few(subtests: pytest.Subtests) -> None:
+def test_proof_reads_only_the_announced_nodes(subtests: pytest.Subtests) -> None:
     for size in SIZES:
         with subtests.test(size=size):
             tree = Tree(LEAVES[:size])
@@ -173,7 +173,7 @@ def test_proof_reads_the_nodes_it_says_and_few(subtests: pytest.Subtests) -> Non
             for other in range(1, size):
                 read: list[NodePosition] = []
 
-                noted = partial(_noted, tree, read)
+                noted = partial(_record_read, tree, read)
                 inclusion_path(other, size, noted)
                 assert read == nodes_for_inclusion(other, size)
                 assert len(read) <= few
@@ -184,12 +184,14 @@ def test_proof_reads_the_nodes_it_says_and_few(subtests: pytest.Subtests) -> Non
                 assert len(read) <= few
 
 
-def _noted(tree: Tree, read: list[NodePosition], level: int, position: int) -> bytes:
+def _record_read(
+    tree: Tree, read: list[NodePosition], level: int, position: int
+) -> bytes:
     read.append((level, position))
     return tree.at(level, position)
 
 
-def test_a_tree_goes_on_from_its_stored_nodes(subtests: pytest.Subtests) -> None:
+def test_tree_continues_from_its_stored_nodes(subtests: pytest.Subtests) -> None:
     for size in [0, *SIZES]:
         with subtests.test(size=size):
             tree = Tree(LEAVES)
@@ -203,7 +205,7 @@ def test_a_tree_goes_on_from_its_stored_nodes(subtests: pytest.Subtests) -> None
             assert again.root() == tree.frontier.root()
 
 
-def test_a_copy_grows_for_itself() -> None:
+def test_copy_grows_independently() -> None:
     frontier = Frontier()
     frontier.append(b"a")
 
@@ -218,13 +220,13 @@ def test_a_copy_grows_for_itself() -> None:
     ("size", "hashes"),
     [(1, []), (0, [bytes(32)]), (3, [bytes(32)]), (-1, []), (1, [bytes(31)])],
 )
-def test_what_is_no_tree_is_refused(size: int, hashes: list[bytes]) -> None:
+def test_invalid_tree_is_rejected(size: int, hashes: list[bytes]) -> None:
     with pytest.raises(ValueError, match=r"hashes for a tree|a hash has 32 bytes"):
         Frontier(size, hashes)
 
 
 @given(st.data(), st.integers(2, 70))
-def test_a_wrong_proof_of_a_leaf_leads_elsewhere(
+def test_wrong_inclusion_proof_gives_another_root(
     data: st.DataObject, size: int
 ) -> None:
     tree, root = Tree(LEAVES[:size]), mth(LEAVES[:size])
@@ -252,7 +254,7 @@ def test_a_wrong_proof_of_a_leaf_leads_elsewhere(
 
 
 @given(st.data(), st.integers(2, 70))
-def test_a_wrong_proof_of_growth_is_refused(data: st.DataObject, second: int) -> None:
+def test_wrong_consistency_proof_is_rejected(data: st.DataObject, second: int) -> None:
     tree, new = Tree(LEAVES[:second]), mth(LEAVES[:second])
     first = data.draw(st.integers(1, second - 1))
     old = mth(LEAVES[:first])
@@ -270,6 +272,6 @@ def test_a_wrong_proof_of_growth_is_refused(data: st.DataObject, second: int) ->
     assert not verify_consistency(second, first, new, old, proof)
 
 
-def test_a_tree_has_not_grown_from_the_empty_one() -> None:
+def test_empty_tree_has_no_consistency_proof() -> None:
     assert not verify_consistency(0, 1, EMPTY_ROOT, mth([b"a"]), [])
     assert not verify_consistency(0, 0, EMPTY_ROOT, EMPTY_ROOT, [])

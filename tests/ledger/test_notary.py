@@ -21,7 +21,7 @@ def test_every_receipt_of_a_batch_is_signed_and_logged() -> None:
     assert [hash for level, _, hash in sealed.nodes if level == 0] == leaves
 
 
-def test_a_batch_has_one_checkpoint_over_all_of_it() -> None:
+def test_batch_has_one_checkpoint() -> None:
     sealed = notary().seal([claims(), unsigned()], AT)
 
     found = checkpoint.verify(sealed.note, KEY)
@@ -47,7 +47,7 @@ def test_receipts_name_the_checkpoint_before_their_batch() -> None:
     assert second.checkpoint.size == 4
 
 
-def test_a_batch_that_is_not_stored_never_was() -> None:
+def test_unstored_batch_has_no_effect() -> None:
     log = Log()
     log.add(claims())
     lost = log.notary.seal([unsigned("lost")], AT)
@@ -59,11 +59,11 @@ def test_a_batch_that_is_not_stored_never_was() -> None:
     assert lost.checkpoint.root != again.checkpoint.root
 
 
-def test_the_same_batch_is_sealed_the_same() -> None:
+def test_sealing_is_deterministic() -> None:
     assert notary().seal([claims()], AT).note == notary().seal([claims()], AT).note
 
 
-def test_a_batch_is_stored_once_and_in_its_turn() -> None:
+def test_batch_is_committed_once_and_in_order() -> None:
     one = notary()
     sealed = one.seal([claims()], AT)
     one.commit(sealed)
@@ -72,7 +72,7 @@ def test_a_batch_is_stored_once_and_in_its_turn() -> None:
         one.commit(sealed)
 
 
-def test_a_notary_goes_on_after_a_restart() -> None:
+def test_notary_continues_after_a_restart() -> None:
     whole, log = Log(), Log()
     for number in range(9):
         whole.add(unsigned(f"job-{number}"))
@@ -87,6 +87,8 @@ def test_a_notary_goes_on_after_a_restart() -> None:
 
 
 @pytest.mark.parametrize(("size", "root"), [(1, EMPTY_ROOT), (0, bytes(32))])
-def test_a_log_that_is_not_of_its_checkpoint_is_refused(size: int, root: bytes) -> None:
+def test_log_that_differs_from_its_checkpoint_is_rejected(
+    size: int, root: bytes
+) -> None:
     with pytest.raises(ValueError, match="not the one of the last checkpoint"):
         Notary(COORDINATOR, Frontier(), size, root)

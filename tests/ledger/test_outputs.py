@@ -1,4 +1,4 @@
-"""What answers are as the bytes that receipts are about."""
+"""The bytes of answers that receipts cover."""
 
 import json
 
@@ -11,7 +11,7 @@ from shoal.ledger.outputs import output_of
 
 
 @pytest.mark.parametrize("number", [2**53, -(2**53), 10**18, 2**64, 10**400])
-def test_integers_without_a_canonical_form_are_texts(number: int) -> None:
+def test_integers_without_a_canonical_form_become_strings(number: int) -> None:
     fields: dict[str, JSON] = {"odd": number, "nested": [{"odd": number}]}
     outcome = assemble([Delta(0, fields, {"odd": number}, "stop")], "stop", None)
 
@@ -22,7 +22,7 @@ def test_integers_without_a_canonical_form_are_texts(number: int) -> None:
     assert choice["logprobs"] == {"odd": str(number)}
 
 
-def test_integers_that_have_one_stay_numbers() -> None:
+def test_canonical_integers_stay_numbers() -> None:
     fields = {"odd": 2**53 - 1, "flag": True}
     outcome = assemble([Delta(0, fields)], "stop", None)
 

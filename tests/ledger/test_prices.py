@@ -20,13 +20,11 @@ from shoal.ledger.prices import PriceList
         (Policy.FAST, JobKind.CALL, "$0.000"),
     ],
 )
-def test_a_job_costs_what_the_documents_say(
-    policy: Policy, kind: JobKind, price: str
-) -> None:
+def test_prices_match_the_documents(policy: Policy, kind: JobKind, price: str) -> None:
     assert dollars(PriceList().price(policy, kind)) == price
 
 
-def test_every_job_has_the_price_that_was_set_for_it() -> None:
+def test_configured_price_applies_to_every_job() -> None:
     prices = PriceList(Micros(1), Micros(2), Micros(3), Micros(4), Micros(5))
 
     found = [prices.price(policy, kind) for policy in Policy for kind in JobKind]

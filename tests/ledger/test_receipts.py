@@ -36,7 +36,7 @@ CLAIMS = st.builds(
 )
 
 
-def test_a_receipt_says_all_under_plain_names() -> None:
+def test_receipt_has_all_fields() -> None:
     written = json.loads(body(claims(), 5, ROOT))
 
     assert written == {
@@ -64,7 +64,7 @@ def test_a_receipt_says_all_under_plain_names() -> None:
     }
 
 
-def test_a_receipt_of_a_wire_without_receipts_says_so() -> None:
+def test_receipt_of_a_wire_without_receipts_is_unsigned() -> None:
     written = json.loads(body(unsigned(), 0, EMPTY_ROOT))
 
     assert written["verdict"] == "unsigned"
@@ -72,7 +72,7 @@ def test_a_receipt_of_a_wire_without_receipts_says_so() -> None:
     assert written["worker_key"] is None
 
 
-def test_a_worker_receipt_that_is_no_text_is_kept_as_it_is() -> None:
+def test_binary_worker_receipt_is_preserved() -> None:
     odd = SignedReceipt(b"\xff\x00", b"short")
     given = claims(worker_receipt=odd, verdict=Verdict.MALFORMED)
 
@@ -84,7 +84,7 @@ def test_a_worker_receipt_that_is_no_text_is_kept_as_it_is() -> None:
 
 
 @given(CLAIMS, MANY, st.binary(min_size=32, max_size=32))
-def test_a_receipt_is_canonical_and_read_as_it_was_written(
+def test_receipt_is_canonical_and_round_trips(
     given: Claims, size: int, root: bytes
 ) -> None:
     written = body(given, size, root)
@@ -93,7 +93,7 @@ def test_a_receipt_is_canonical_and_read_as_it_was_written(
     assert read(written) == Receipt(given, size, root)
 
 
-def test_half_characters_do_not_stop_a_receipt() -> None:
+def test_surrogates_do_not_prevent_a_receipt() -> None:
     given = claims(job_id=JobId("\ud800"), worker="a\udc00", payment_ref="\udfff")
 
     found = read(body(given, 0, EMPTY_ROOT)).claims
@@ -106,7 +106,7 @@ def test_half_characters_do_not_stop_a_receipt() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "android_seeker_18f", "ab", "g" * 64])
-def test_a_key_that_is_none_is_left_out(key: str) -> None:
+def test_invalid_key_is_omitted(key: str) -> None:
     assert read(body(claims(worker_key=key), 0, EMPTY_ROOT)).claims.worker_key is None
 
 
@@ -172,12 +172,12 @@ def without(name: str) -> bytes:
     ],
     ids=lambda written: repr(written[:40]),
 )
-def test_what_would_not_be_written_so_is_refused(written: bytes) -> None:
+def test_non_canonical_receipt_is_rejected(written: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"the receipt cannot be read: .+"):
         read(written)
 
 
 @given(st.binary())
-def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_rejected(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         read(data)

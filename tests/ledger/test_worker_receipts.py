@@ -12,7 +12,7 @@ from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt, Verdict
 from shoal.ledger.worker_receipts import output_hash_of, verify, verify_output_hash
 
 
-def judged(receipt: SignedReceipt, **changed: Any) -> Verdict:
+def verdict_of(receipt: SignedReceipt, **changed: Any) -> Verdict:
     known: dict[str, Any] = {
         "job_id": JOB,
         "public_key": WORKER.public_key,
@@ -26,7 +26,7 @@ def malformed(body: bytes) -> SignedReceipt:
 
 
 @pytest.mark.parametrize("case", VECTORS["signed"], ids=lambda case: case["id"])
-def test_receipts_of_real_workers_are_valid(case: dict[str, Any]) -> None:
+def test_recorded_receipts_are_valid(case: dict[str, Any]) -> None:
     body = case["canonical_receipt"].encode()
     receipt = SignedReceipt(body, base64.b64decode(case["signature_base64"]))
     output = case["canonical_output"].encode()
@@ -42,46 +42,46 @@ def test_receipts_of_real_workers_are_valid(case: dict[str, Any]) -> None:
     assert output_hash_of(output) == f"sha256:{case['output_hash']}"
 
 
-def test_hash_may_come_with_its_name_or_without() -> None:
+def test_hash_may_have_a_prefix() -> None:
     named = output_hash_of(OUTPUT.encode())
 
-    assert judged(signed(output_hash=named)) is Verdict.VALID
-    assert judged(signed(output_hash=named[7:])) is Verdict.VALID
+    assert verdict_of(signed(output_hash=named)) is Verdict.VALID
+    assert verdict_of(signed(output_hash=named[7:])) is Verdict.VALID
 
 
-def test_key_may_be_written_in_capitals() -> None:
+def test_key_may_be_upper_case() -> None:
     receipt = signed(provider_pubkey=WORKER.public_key.hex().upper())
 
-    assert judged(receipt) is Verdict.VALID
+    assert verdict_of(receipt) is Verdict.VALID
 
 
-def test_fields_beyond_those_known_are_signed_with_the_rest() -> None:
-    assert judged(signed(extra={"n": [1, None]})) is Verdict.VALID
+def test_unknown_fields_are_signed() -> None:
+    assert verdict_of(signed(extra={"n": [1, None]})) is Verdict.VALID
 
 
-def test_fields_may_come_in_any_order() -> None:
+def test_fields_may_have_any_order() -> None:
     fields = json.loads(signed().body)
     body = json.dumps(dict(reversed(fields.items()))).encode()
 
-    assert judged(malformed(body)) is Verdict.VALID
+    assert verdict_of(malformed(body)) is Verdict.VALID
 
 
-def test_receipt_for_another_job_is_told() -> None:
-    assert judged(signed(job_id="job-0")) is Verdict.WRONG_JOB
+def test_receipt_for_another_job_is_invalid() -> None:
+    assert verdict_of(signed(job_id="job-0")) is Verdict.WRONG_JOB
 
 
-def test_receipt_must_not_vouch_for_itself() -> None:
-    assert judged(signed(COORDINATOR)) is Verdict.WRONG_WORKER
+def test_receipt_must_be_signed_by_the_worker_key() -> None:
+    assert verdict_of(signed(COORDINATOR)) is Verdict.WRONG_WORKER
 
 
-def test_receipt_for_another_output_is_told() -> None:
-    assert judged(signed(), output_json=b"{}") is Verdict.WRONG_OUTPUT
-    assert judged(signed(output_hash="sha512:")) is Verdict.WRONG_OUTPUT
-    assert judged(signed(output_hash="\u00fc")) is Verdict.WRONG_OUTPUT
+def test_receipt_for_another_output_is_invalid() -> None:
+    assert verdict_of(signed(), output_json=b"{}") is Verdict.WRONG_OUTPUT
+    assert verdict_of(signed(output_hash="sha512:")) is Verdict.WRONG_OUTPUT
+    assert verdict_of(signed(output_hash="\u00fc")) is Verdict.WRONG_OUTPUT
 
 
 @pytest.mark.parametrize("change", ["body", "signature", "length", "nothing"])
-def test_signature_that_does_not_fit_is_told(change: str) -> None:
+def test_wrong_signature_is_invalid(change: str) -> None:
     receipt = signed()
     changed = {
         "body": SignedReceipt(receipt.body + b" ", receipt.signature),
@@ -90,7 +90,7 @@ def test_signature_that_does_not_fit_is_told(change: str) -> None:
         "nothing": SignedReceipt(receipt.body, b""),
     }
 
-    assert judged(changed[change]) is Verdict.BAD_SIGNATURE
+    assert verdict_of(changed[change]) is Verdict.BAD_SIGNATURE
 
 
 @pytest.mark.parametrize(
@@ -115,30 +115,30 @@ def test_signature_that_does_not_fit_is_told(change: str) -> None:
     ],
     ids=lambda body: repr(body[:20]),
 )
-def test_what_cannot_be_read_is_malformed(body: bytes) -> None:
-    assert judged(malformed(body)) is Verdict.MALFORMED
+def test_unreadable_receipt_is_malformed(body: bytes) -> None:
+    assert verdict_of(malformed(body)) is Verdict.MALFORMED
 
 
-def test_a_number_of_many_digits_changes_nothing() -> None:
+def test_long_number_is_harmless() -> None:
     body = signed().body[:-1] + b',"n":' + b"9" * 10_000 + b"}"
 
-    assert judged(malformed(body)) is Verdict.VALID
+    assert verdict_of(malformed(body)) is Verdict.VALID
 
 
-def test_the_last_of_two_fields_of_a_name_counts() -> None:
+def test_last_of_duplicate_fields_counts() -> None:
     body = b'{"job_id":"other",' + signed().body[1:]
 
-    assert judged(malformed(body)) is Verdict.VALID
+    assert verdict_of(malformed(body)) is Verdict.VALID
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])
-def test_a_worker_without_a_key_signs_nothing(size: int) -> None:
-    assert judged(signed(), public_key=bytes(size)) is Verdict.WRONG_WORKER
+def test_receipt_without_a_worker_key_is_invalid(size: int) -> None:
+    assert verdict_of(signed(), public_key=bytes(size)) is Verdict.WRONG_WORKER
 
 
 @given(st.binary(), st.binary(max_size=70))
-def test_no_bytes_are_more_than_malformed(body: bytes, signature: bytes) -> None:
-    assert judged(SignedReceipt(body, signature)) is Verdict.MALFORMED
+def test_arbitrary_bytes_are_malformed(body: bytes, signature: bytes) -> None:
+    assert verdict_of(SignedReceipt(body, signature)) is Verdict.MALFORMED
 
 
 @given(
@@ -153,10 +153,10 @@ def test_no_bytes_are_more_than_malformed(body: bytes, signature: bytes) -> None
 def test_every_receipt_gets_a_verdict(fields: dict[str, Any]) -> None:
     body = json.dumps(fields).encode()
 
-    assert judged(malformed(body)) is not Verdict.VALID
+    assert verdict_of(malformed(body)) is not Verdict.VALID
 
 
-def test_the_hash_of_the_output_is_enough() -> None:
+def test_hash_of_the_output_suffices() -> None:
     found = verify_output_hash(
         signed(),
         job_id=JOB,
