@@ -37,6 +37,7 @@ _PLACES = {
     "TaskTimeout": "shoal.client.errors",
     "UnknownTask": "shoal.domain.errors",
     "WorkerLost": "shoal.domain.errors",
+    "current_pool": "shoal.client.ambient_pool",
     "progress": "shoal.tasks.progress",
     "register_joblib": "shoal.client.joblib_backend",
     "task": "shoal.tasks.registry",

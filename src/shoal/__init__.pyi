@@ -1,3 +1,4 @@
+from shoal.client.ambient_pool import current_pool as current_pool
 from shoal.client.async_pool import AsyncPool as AsyncPool
 from shoal.client.errors import CodeRefused as CodeRefused
 from shoal.client.errors import ConnectionLost as ConnectionLost

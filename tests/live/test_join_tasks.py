@@ -20,7 +20,7 @@ from live.programs import (
     Programs,
     eventually,
 )
-from tasks.demo_tasks import Point, add, crash, fail, pid
+from tasks.demo_tasks import Point, add, crash, fail, nests, pid
 
 LONG = "join-me-please"
 FLAGS = ("--join-token", LONG)
@@ -75,6 +75,22 @@ def test_functions_are_called_in_both_ways(
         client.submit(fail, "zap").result(PATIENCE)
     with shoal.Pool(coordinator.url, KEY, durable=False) as quick:
         assert [*quick.map(add, range(500))] == [*range(500)]
+
+
+def test_calls_of_a_task_run_in_the_slot_that_it_lends(
+    programs: Programs, coordinator: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_URL", coordinator.url)
+    monkeypatch.setenv("SHOAL_API_KEY", KEY)
+    worker = programs.run(
+        "join", coordinator.url, "--token", LONG, "--json", "--slots", "1", *DEMO
+    )
+    worker.event("joined")
+
+    with shoal.Pool(coordinator.url, KEY) as client:
+        assert client.submit(nests, 2).result(PATIENCE) == 7
+        in_memory = client.with_options(durable=False)
+        assert [*in_memory.map(nests, [1] * 3, timeout=PATIENCE)] == [3] * 3
 
 
 def test_crash_fails_the_call_and_not_the_worker(

@@ -6,13 +6,19 @@ import pytest
 
 from pool.builders import pool_after
 from shoal.domain.errors import CannotDo, Forbidden, UnknownTask
-from shoal.domain.facts import JobFailed, JobSubmitted, WorkerJoined, WorkerLeft
+from shoal.domain.facts import (
+    JobFailed,
+    JobSubmitted,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLoadChanged,
+)
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, JobTerms
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Completed
 from shoal.domain.work import Call, CallStream, Feature, JobKind, NamedWork, Task
-from shoal.domain.worker import Offer
+from shoal.domain.worker import Offer, WorkerLoad
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import ALL
 from shoal.pool.inputs import LeaseResult, Submission, WorkerDisconnected
@@ -341,3 +347,16 @@ def test_pool_offers_its_functions_without_call_streams() -> None:
     assert offer.kinds == {JobKind.TASK, JobKind.CALL}
     assert offer.tasks == {"f", "g"}
     assert offer.slots == 4
+
+
+def test_slots_that_waiting_tasks_lend_take_calls() -> None:
+    pool = pool_after(
+        calls("w", "f"),
+        JobSubmitted(job(CallStream("f"), "a")),
+        JobSubmitted(job(CallStream("f"), "b")),
+    )
+    assert leased(pool) == ["a"]
+    assert leased(pool) == []
+
+    pool.apply(WorkerLoadChanged(WorkerId("w"), WorkerLoad(lent=1)), 0.0)
+    assert leased(pool) == ["b"]

@@ -42,6 +42,7 @@ class SimCaller:
 
     names = frozenset({NAME})
     trusts_code = False
+    on_lent: Callable[[int], None] | None = None
 
     def __init__(self, slots: int, random: Random, made: Made, refuses: float) -> None:
         self.slots = slots

@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
+from shoal import current_pool
 from shoal.tasks.progress import progress
 from shoal.tasks.registry import task
+from shoal.tasks.slot_lending import slot_lent
 
 
 class TrainConfig(BaseModel):
@@ -164,6 +166,23 @@ def waits(begun: str, go: str) -> None:
     """Report the start of the call to a FIFO, and wait on another."""
     Path(begun).write_text("begun")
     Path(go).read_text()
+
+
+@task(name="lends")
+def lends(begun: str, go: str) -> str:
+    """Wait as ``waits`` does, as for a call of its own."""
+    with slot_lent():
+        waits(begun, go)
+    return "went on"
+
+
+@task(name="nests")
+def nests(depth: int) -> int:
+    """Count the calls below this one, which are made on the same workers."""
+    pool = current_pool()
+    if not depth:
+        return 1
+    return 1 + sum(pool.map(nests, [depth - 1] * 2))
 
 
 @task(name="either")

@@ -691,6 +691,22 @@ def test_health_is_not_measured_without_a_connection() -> None:
     play(script, Network(accepts=ALL | {HealthReported}), measure=meter())
 
 
+def test_lent_slots_are_part_of_the_load() -> None:
+    async def script(its: Membership) -> None:
+        def sent_loads() -> list[WorkerLoad]:
+            return [e.load for e in its.network.sent if isinstance(e, LoadChanged)]
+
+        await asyncio.sleep(2 * REPORT_INTERVAL)
+        its.agent.update_lent_slots(2)
+        its.agent.update_lent_slots(2)
+        its.agent.update_lent_slots(0)
+
+        assert [each.lent for each in sent_loads()] == [2, 0]
+
+    machine = MachineProbe(MachineHealth, WorkerLoad)
+    play(script, Network(accepts=ALL | {LoadChanged}), machine=machine)
+
+
 def test_load_changes_are_sent_once_per_connection() -> None:
     heat = [WorkerLoad()]
 

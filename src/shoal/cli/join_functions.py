@@ -106,7 +106,9 @@ def function_membership(worker: WorkerContext, functions: FunctionBackend) -> Ag
     }
     profile = replace(base_profile(worker, worker.name), offers=(offer,))
     report = partial(_report, worker, about)
-    return make_agent(worker, profile, _decline_models, report, (offer,), functions)
+    agent = make_agent(worker, profile, _decline_models, report, (offer,), functions)
+    caller.on_lent = agent.update_lent_slots
+    return agent
 
 
 def _report(

@@ -19,8 +19,9 @@ from concurrent.futures import Future
 from contextlib import aclosing, closing
 from itertools import islice
 from operator import length_hint
-from time import monotonic
 from typing import Any, Generic, TypeAlias, TypeVar
+
+from shoal.client.waits import next_of, remaining
 
 R = TypeVar("R")
 
@@ -88,7 +89,7 @@ def as_done(
     try:
         while open_futures:
             try:
-                future = done.get(timeout=_remaining(deadline))
+                future = next_of(done, remaining(deadline))
             except queue.Empty:
                 raise TimeoutError from None
             open_futures.remove(future)
@@ -107,7 +108,7 @@ def results(
     """Yield results.  Raises the exception of a call, or TimeoutError."""
     with closing(window):
         for future in window:
-            yield future.result(_remaining(deadline))
+            yield future.result(remaining(deadline))
 
 
 def outcomes(
@@ -117,15 +118,11 @@ def outcomes(
     with closing(window):
         for future in window:
             try:
-                yield future.result(_remaining(deadline))
+                yield future.result(remaining(deadline))
             except Exception as error:
                 if not future.done():  # the wait timed out
                     raise
                 yield error
-
-
-def _remaining(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - monotonic())
 
 
 T = TypeVar("T")

@@ -4,7 +4,6 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent import futures
 from concurrent.futures import Executor, Future
 from itertools import islice
 from pathlib import Path
@@ -29,6 +28,7 @@ from shoal.client.options import (
 )
 from shoal.client.pending_calls import CallBuilder, CallNumbers
 from shoal.client.threaded_calls import CallFuture, ThreadedCalls
+from shoal.client.waits import as_completed
 from shoal.tasks.values import Ref
 
 P = ParamSpec("P")
@@ -254,7 +254,7 @@ class Pool(Executor):
             fs: futures of this or another pool.
             timeout: seconds from this call to the last future; then TimeoutError.
         """
-        return futures.as_completed(fs, timeout)
+        return as_completed(fs, timeout)
 
     def put(self, value: object) -> Ref:
         """Upload a value to the coordinator once, for use in many calls.

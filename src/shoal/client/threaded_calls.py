@@ -31,6 +31,8 @@ from shoal.client.pending_calls import (
     PlainCall,
     resolve_future,
 )
+from shoal.client.waits import wait_for
+from shoal.tasks.slot_lending import runs_tasks, slot_lent
 from shoal.transports.clock import fast_loop_factory
 
 
@@ -57,6 +59,12 @@ class CallFuture(Future[Any]):
     def running(self) -> bool:
         # The base class means calls that cannot be cancelled any more.
         return self.call is not None and self.call.started and not self.done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        return super().result(wait_for(self, timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        return super().exception(wait_for(self, timeout))
 
     def cancel(self) -> bool:
         # The thread that releases the call sets its result.
@@ -189,7 +197,11 @@ class ThreadedCalls:
         if self._thread is None or self._in_thread():
             return
         try:
-            self._thread.join()
+            if runs_tasks():
+                with slot_lent():
+                    self._thread.join()
+            else:
+                self._thread.join()
         except BaseException:
             self.cancel_all()
             raise

@@ -12,6 +12,7 @@ from shoal.transports.clock import Clock, Timer
 REPORT_INTERVAL = 0.25  # seconds between reports of one worker
 SPEED_MIN = 0.01  # of full speed
 QUEUED_MAX = 10_000  # jobs of other pools that a worker may report
+LENT_MAX = 1024  # slots that tasks of a worker lend
 UNFIT_MAX = 200  # characters of the reason why a worker gets no jobs
 
 
@@ -72,4 +73,5 @@ def _bounded(load: WorkerLoad) -> WorkerLoad:
         unfit=load.unfit[:UNFIT_MAX],
         queued=min(max(load.queued, 0), QUEUED_MAX),
         speed=min(max(speed, SPEED_MIN), 1.0),
+        lent=min(max(load.lent, 0), LENT_MAX),
     )

@@ -69,6 +69,8 @@ class WorkerLoad:
 
     A pool that describes itself to peers also says how many of its ``queued`` jobs are
     ``waiting`` for a slot, and whether it is ``full``: it has slots, and none is free.
+    ``lent`` counts slots beyond those of the offer: their tasks wait for calls of their
+    own, so that other calls may run.
     """
 
     unfit: str = ""
@@ -76,6 +78,7 @@ class WorkerLoad:
     speed: float = 1.0
     waiting: int = 0
     full: bool = False
+    lent: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def ineligibility(job: OpenJob, worker: Worker) -> str | None:
             f"offers no slots ({offer.remark})" if offer.remark else "offers no slots"
         )
     if worker.free_slots <= 0 or (
-        job.kind is not JobKind.CALL and len(worker.leases) >= offer.slots
+        job.kind is not JobKind.CALL and len(worker.leases) >= worker.slots
     ):
         return "all slots busy"  # except for calls, which may be prefetched
     if job.job.id in worker.leases:

@@ -204,8 +204,7 @@ class FreeWorkers:
 
     def _has_room(self, job: OpenJob, worker: Worker) -> bool:
         """Return whether a slot is free, or the job may be prefetched."""
-        slots = worker.offer.slots
-        if len(worker.leases) + self._promised.get(worker.id, 0) < slots:
+        if len(worker.leases) + self._promised.get(worker.id, 0) < worker.slots:
             return True
         behind_stream = self._stream_waits or worker.id in self._promised.streaming
         return job.kind is JobKind.CALL and not behind_stream

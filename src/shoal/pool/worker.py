@@ -68,7 +68,12 @@ class Worker:
     @property
     def free_slots(self) -> int:
         """The number of further jobs it may be given."""
-        return self.offer.slots + self.prefetch - len(self.leases)
+        return self.slots + self.prefetch - len(self.leases)
+
+    @property
+    def slots(self) -> int:
+        """The slots of its offer, and those that its waiting tasks lend."""
+        return self.offer.slots + self.load.lent
 
     @property
     def prefetch(self) -> int:

@@ -11,6 +11,7 @@ import mmap
 import os
 import signal
 import sys
+from functools import partial
 from io import FileIO
 from typing import Any
 
@@ -23,6 +24,7 @@ from shoal.tasks.child_io import ChildPipes, ParentExited, TaskOutput
 from shoal.tasks.invocation import FunctionInvoker, Invoke, load_tasks
 from shoal.tasks.limits import MAPPED_MAX
 from shoal.tasks.progress import set_progress_handler
+from shoal.tasks.slot_lending import set_lending_handler
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -73,6 +75,7 @@ def serve(pipes: ChildPipes) -> None:
         raise ParentExited from error
     pipes.send((process_messages.READY, 1), msgspec.msgpack.encode(tasks))
     functions = FunctionInvoker(MappedBlobs(pipes).get, trust=trust)
+    set_lending_handler(partial(_report_waiting, pipes))
     invoke, flush_each = functions.invoker("", code=False), False
     while True:
         head, tail = pipes.next()
@@ -97,6 +100,11 @@ def serve(pipes: ChildPipes) -> None:
             output.mark_call()
             _, name, code, flush_each = head
             invoke = functions.invoker(name, code=code)
+
+
+def _report_waiting(pipes: ChildPipes, waits: bool) -> None:
+    pipes.flush()  # the results of earlier calls do not wait as well
+    pipes.send((process_messages.WAITING, waits))
 
 
 def _run_call(

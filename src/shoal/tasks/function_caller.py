@@ -47,6 +47,8 @@ class FunctionCaller(Protocol):
 
     slots: int
     """Number of concurrent calls."""
+    on_lent: Callable[[int], None] | None
+    """Receives the number of slots whose calls wait for calls of their own."""
     names: frozenset[str]
     trusts_code: bool
 

@@ -19,6 +19,8 @@ OUTPUT_DRAIN_TIMEOUT = 0.5  # to read the output of an exited process
 STDERR_MAX = 4096  # of a process's standard error, for messages
 STDERR_LINES_MAX = 5  # that such a message quotes
 PROCESSES_MAX = 1024
+LENT_MAX = 256  # slots of tasks that wait for calls of their own, and so are lent
+SPARE_TIMEOUT = 30.0  # until a process beyond the slots ends
 
 FLUSH_DELAY = 0.001  # for which a return waits for others, to share a message
 SENT_AHEAD_MAX = 512  # calls of a stream that its process holds, beyond the running one

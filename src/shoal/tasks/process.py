@@ -56,6 +56,8 @@ class CallProcess(Protocol):
     """Makes one call at a time for a user: a child process or an equivalent."""
 
     user: ProcessUser | None
+    on_waiting: "Callable[[CallProcess, bool], None] | None"
+    """Receives whether its call waits for calls of its own."""
 
     @property
     def announces_start(self) -> bool:
@@ -92,6 +94,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self.announces_start = False
         self.slots = 0  # concurrent calls
         self.user: ProcessUser | None = None
+        self.on_waiting: Callable[[CallProcess, bool], None] | None = None
         self.killed = False  # by the worker; later messages are ignored
         self.pid = 0
         self._on_end = on_end
@@ -259,6 +262,9 @@ class ChildProcess(asyncio.SubprocessProtocol):
                 self._ready.set_result(_timeouts.decode(tail))
             else:
                 self._ready.set_exception(ConfigError(head[1]))
+        elif head[0] == process_messages.WAITING:
+            if self.on_waiting is not None:
+                self.on_waiting(self, head[1])
         elif self.user is not None:
             self.user.on_message(head, tail)
 

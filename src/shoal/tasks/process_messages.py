@@ -28,6 +28,7 @@ RAISED = 8
 RETURNS = 9  # the tail: an array of returns, each as in ``CallResult``
 PROGRESS = 10  # number, share, remark
 BLOB_NEEDED = 11  # digest
+WAITING = 16  # whether the running call waits for calls of its own
 
 # Messages to a process with all slots, such as one for a cluster, begin with the slot;
 # its own messages carry the slot after OF_SLOT.

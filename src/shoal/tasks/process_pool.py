@@ -21,7 +21,13 @@ from shoal.domain.work import Call, CallStream, Feature
 from shoal.tasks import process_messages
 from shoal.tasks.function_caller import CallStreamSlot, FetchBlob, OnProgress
 from shoal.tasks.invocation import CODE_NOT_TRUSTED
-from shoal.tasks.limits import PROCESSES_MAX, RESTART_DELAY, WAITING_MAX
+from shoal.tasks.limits import (
+    LENT_MAX,
+    PROCESSES_MAX,
+    RESTART_DELAY,
+    SPARE_TIMEOUT,
+    WAITING_MAX,
+)
 from shoal.tasks.process import CLOSED, CallProcess, ChildProcess, Timeouts
 from shoal.tasks.process_calls import ProcessCall, ProcessCallStream, timeout_message
 from shoal.tasks.registry import PYTHON, unknown_task_message
@@ -52,6 +58,7 @@ class ProcessPool:
     ) -> None:
         assert 0 < slots <= PROCESSES_MAX
         self.slots = slots
+        self.on_lent: Callable[[int], None] | None = None
         self.names: frozenset[str] = frozenset()
         self.trusts_code = trust_code
         self._start: StartProcess = start or partial(
@@ -60,6 +67,9 @@ class ProcessPool:
         self._timeouts: Timeouts = {}
         self._idle: deque[CallProcess] = deque()
         self._all: set[CallProcess] = set()
+        self._starting = 0  # replacements, and further processes
+        self._lent: set[CallProcess] = set()  # their calls wait for calls of their own
+        self._spare_timer: asyncio.TimerHandle | None = None
         self._waiting: deque[OnProcess] = deque()
         self._streams = 0
         self._number = 0
@@ -68,6 +78,7 @@ class ProcessPool:
         self._tasks: set[asyncio.Task[None]] = set()  # awaited in close()
 
     async def start(self) -> None:
+        self._starting = self.slots
         try:
             async with asyncio.TaskGroup() as tasks:
                 starting = [
@@ -81,6 +92,8 @@ class ProcessPool:
                     f"the processes for tasks cannot be started: {error}"
                 ) from error
             raise error from None
+        finally:
+            self._starting -= self.slots
         self._idle.extend(each.result() for each in starting)
         self._timeouts = self._idle[0].timeouts
         self.names = frozenset(self._timeouts)
@@ -132,8 +145,8 @@ class ProcessPool:
         on_returned: Callable[[list[CallResult]], None],
     ) -> CallStreamSlot:
         self._check_supported(stream)
-        if self._streams >= self.slots:
-            raise Unavailable(f"all {self.slots} slots are taken")
+        if self._streams >= self._capacity:
+            raise Unavailable(f"all {self._capacity} slots are taken")
         self._streams += 1
         return ProcessCallStream(
             stream,
@@ -147,6 +160,8 @@ class ProcessPool:
 
     async def close(self) -> None:
         self._closing = True
+        if self._spare_timer is not None:
+            self._spare_timer.cancel()
         self._fail_waiting(CLOSED)
         for process in self._all:
             process.kill()
@@ -156,6 +171,54 @@ class ProcessPool:
             await process.wait_closed()
         if self._tasks:
             await asyncio.wait([*self._tasks])
+
+    @property
+    def _capacity(self) -> int:
+        """The number of calls that may run, or wait for calls of their own."""
+        return self.slots + len(self._lent)
+
+    def _on_waiting(self, process: CallProcess, waits: bool) -> None:
+        """Lend the slot of a process, or end that.
+
+        The call goes on at once after its wait, beside the one that has its slot.
+        """
+        if not waits:
+            self._end_loan(process)
+        elif process.user is not None and process not in self._lent:
+            if len(self._lent) >= LENT_MAX:
+                log.warning(
+                    "more than %d calls wait for calls of their own; they may wait for "
+                    "ever: start more workers",
+                    LENT_MAX,
+                )
+                return
+            self._lent.add(process)
+            self._start_missing()
+            self._report_lent()
+
+    def _end_loan(self, process: CallProcess) -> None:
+        if process in self._lent:
+            self._lent.remove(process)
+            self._report_lent()
+            if self._spare_timer is None:
+                self._set_spare_timer()
+
+    def _report_lent(self) -> None:
+        if self.on_lent is not None and not self._closing:
+            self.on_lent(len(self._lent))
+
+    def _set_spare_timer(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._spare_timer = loop.call_later(SPARE_TIMEOUT, self._end_spare_processes)
+
+    def _end_spare_processes(self) -> None:
+        """End idle processes beyond the slots: they were for slots that were lent."""
+        self._spare_timer = None
+        spare = len(self._all) - self._capacity
+        for _ in range(min(spare, len(self._idle))):
+            self._idle.pop().kill()
+        if spare > 0:
+            self._set_spare_timer()
 
     def _on_stream_closed(self) -> None:
         self._streams -= 1
@@ -228,6 +291,7 @@ class ProcessPool:
 
     def _release(self, process: CallProcess, busy: bool) -> None:
         process.user = None
+        self._end_loan(process)
         if busy:
             process.kill()  # its end starts a replacement
         else:
@@ -247,6 +311,7 @@ class ProcessPool:
 
     async def _start_process(self) -> CallProcess:
         process = await self._start(self._on_end)
+        process.on_waiting = self._on_waiting
         self._all.add(process)
         return process
 
@@ -257,11 +322,24 @@ class ProcessPool:
         with suppress(ValueError):
             self._idle.remove(process)
         if not self._closing:
-            self._spawn(self._replace())
+            self._end_loan(process)
+            self._start_missing()
 
-    async def _replace(self) -> None:
-        """Start a replacement for a process that has ended."""
-        while not self._closing:
+    def _start_missing(self) -> None:
+        """Start processes up to the capacity."""
+        while len(self._all) + self._starting < self._capacity:
+            self._starting += 1
+            self._spawn(self._start_one())
+
+    async def _start_one(self) -> None:
+        try:
+            await self._add_process()
+        finally:
+            self._starting -= 1
+
+    async def _add_process(self) -> None:
+        """Start a process, as often as it takes."""
+        while not self._closing and len(self._all) < self._capacity:
             try:
                 process = await self._start_process()
             except ShoalError as error:

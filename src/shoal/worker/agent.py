@@ -126,6 +126,7 @@ class Agent:
         self._share = share
         self._offers = offers
         self._load = WorkerLoad()  # as reported last
+        self._lent = 0  # slots of tasks that wait for calls of their own
         self._driver: Driver[Command | Admitted, Event] | None = None
         self._online = asyncio.Event()
         self._joined_before = False
@@ -183,6 +184,12 @@ class Agent:
         """Replace the offers at the coordinator."""
         self._offers = offers
         self._send_offers()
+
+    def update_lent_slots(self, lent: int) -> None:
+        """Report how many slots are lent beyond those of the offers."""
+        self._lent = lent
+        if not self._waiting:
+            self._send_load(self._load)
 
     async def _stay_connected(self) -> str:
         delay = RETRY_FIRST
@@ -278,12 +285,15 @@ class Agent:
             return
         if HealthReported in driver.accepts:
             driver.send(HealthReported(replace(machine.measure(), jobs=self._running)))
-        if LoadChanged in driver.accepts:
-            load = machine.load()
-            if load != self._load:
-                self._load = load
-                driver.send(LoadChanged(load))
+        self._send_load(machine.load())
         self._call_after(REPORT_INTERVAL, self._send_health)
+
+    def _send_load(self, load: WorkerLoad) -> None:
+        """Report a load of the machine and the slots that are lent, if it changed."""
+        driver, load = self._driver, replace(load, lent=self._lent)
+        if driver is not None and LoadChanged in driver.accepts and load != self._load:
+            self._load = load
+            driver.send(LoadChanged(load))
 
     def _call_after(self, seconds: float, call: Callable[[], None]) -> None:
         """Schedule the connection's only timer."""

@@ -66,6 +66,7 @@ def encode_offer(
         unfit=load.unfit[: control.TEXT_MAX],
         speed=load.speed,
         pythons=offer.pythons,
+        lent=load.lent,
     )
 
 
@@ -100,7 +101,12 @@ def decode_offer(message: control.OfferMessage, peer: FleetPeer) -> tuple[Offer,
 
 def decode_load(message: control.OfferMessage) -> WorkerLoad:
     """Return a peer's load."""
-    return WorkerLoad(message.unfit, min(message.queued, QUEUED_MAX), message.speed)
+    return WorkerLoad(
+        message.unfit,
+        min(message.queued, QUEUED_MAX),
+        message.speed,
+        lent=min(message.lent, SLOTS_MAX),
+    )
 
 
 def upstream_offer(tasks: frozenset[str] | None, slots: int) -> tuple[Offer, ...]:

@@ -41,6 +41,7 @@ class RaySlot:
         self.timeouts = timeouts
         # Calls may wait in Ray for a processor or a process.
         self.announces_start = True
+        self.on_waiting: Callable[[CallProcess, bool], None] | None = None  # unused
         self._send = send
         self._on_end = on_end
         self._user: ProcessUser | None = None
@@ -128,6 +129,7 @@ class RayCaller:
         self, modules: Sequence[str], address: str, slots: int, *, trust_code: bool
     ) -> None:
         self.slots = slots
+        self.on_lent: Callable[[int], None] | None = None  # Ray lends no slots
         self.names: frozenset[str] = frozenset()
         self.trusts_code = trust_code
         self._modules = modules

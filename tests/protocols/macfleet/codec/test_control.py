@@ -26,7 +26,7 @@ from shoal.protocols.macfleet.codec.control import (
 
 WORDS: list[ControlMessage] = [
     OfferMessage(frozenset({"call", "lane"}), frozenset({"demo.add"}), 4, speed=0.5),
-    OfferMessage(pythons=frozenset({"3.11", "3.12"})),
+    OfferMessage(pythons=frozenset({"3.11", "3.12"}), lent=2),
     OfferMessage(
         unfit="hot", queued=3, device="desktop", only_for=frozenset({"laptop"})
     ),

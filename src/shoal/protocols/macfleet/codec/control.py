@@ -46,6 +46,7 @@ class OfferMessage(
     unfit: Text = ""
     speed: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     pythons: Names = frozenset()
+    lent: Count = 0
 
 
 class DrainingMessage(
