@@ -1,4 +1,4 @@
-"""Users of GrandSage and Dispatch move to Shoal, as the wires' pages describe.
+"""Users of GrandSage, Dispatch and MacFleet move to Shoal, as the pages describe.
 
 The programs that stay are imitated; what is Shoal's is real.
 """
@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
+import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 from openai import AsyncOpenAI
 
@@ -16,6 +17,8 @@ from live.programs import KEY, PATIENCE, TINY, TOKEN, Pool, Programs
 from models.tiny_answers import ANSWERS
 from originals.dispatch import OriginalCoordinator, OriginalWorker, sdk_reports
 from originals.grandsage import OriginalServer, VllmNode
+from originals.macfleet import PeerTransport, TaskDispatcher, TaskWorker
+from shoal import AsyncPool
 from shoal.ledger.keys import Signer
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.WebSocketResponse]]
@@ -23,6 +26,7 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.WebSocketResponse]]
 STORY = "Tell me a story."
 SEED = bytes([0x33] * 32)
 ANSWER = "One two three."
+FLEET_TOKEN = "of the fleet"
 
 
 @asynccontextmanager
@@ -258,3 +262,30 @@ async def test_a_dispatch_worker_is_not_paired_in_vain(programs: Programs) -> No
     assert status == 400
     assert "--dispatch-trust-unproven" in refused["error"]
     assert "--dispatch-trust-unproven" in sdk_reports(*committed)
+
+
+async def test_a_macfleet_fleet_moves_with_its_token_and_ids(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MACFLEET_TOKEN", FLEET_TOKEN)
+    data = ("--data-dir", str(programs.data))
+    pairing = programs.run("fleet", "pair", "--theirs", "--json", *data)
+    assert await asyncio.to_thread(pairing.wait) == 0
+    ports = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
+    pool = programs.serve("--name", "boss-1234abcd", *ports)
+    port = pool.ready["ports"]["macfleet_transport"]
+
+    # Worker and dispatcher know the id of the dispatcher that they had, or of a worker.
+    worker_end = PeerTransport("mac-1", FLEET_TOKEN)
+    worker = TaskWorker(
+        await worker_end.connect("boss-1234abcd", port),
+        {"jobs.double": lambda n: 2 * n},
+    )
+    dispatcher_end = PeerTransport("mac-2", FLEET_TOKEN)
+    dispatcher = TaskDispatcher([await dispatcher_end.connect("boss-1234abcd", port)])
+    async with asyncio.timeout(PATIENCE), worker.running(), dispatcher.running():
+        async with AsyncPool(pool.url, api_key=KEY) as calls:
+            assert await calls.call("jobs.double", 21) == 42
+        assert await dispatcher.map("jobs.double", [1, 2, 3]) == [2, 4, 6]
+    await worker_end.disconnect()
+    await dispatcher_end.disconnect()
