@@ -1,4 +1,4 @@
-"""Who needs an API key, whatever is set: each flag of each wire, at each HTTP route."""
+"""Anonymous access to each HTTP route under each flag of each wire."""
 
 from collections.abc import AsyncIterator
 from dataclasses import fields, replace
@@ -14,11 +14,11 @@ from shoal.config import ServeConfig
 from shoal.gateway.operations import OPERATIONS
 from shoal.protocols import discover
 
-FACES = {"dispatch": ("/v1/quote", "/v1/jobs", "/v1/trust")}
-"""The HTTP API of each wire that has one which may be used without a key."""
+HTTP_APIS = {"dispatch": ("/v1/quote", "/v1/jobs", "/v1/trust")}
+"""The HTTP APIs of wires that allow anonymous access."""
 
 OPENED = {("dispatch", "open"): "dispatch"}
-"""What each flag opens; all others open nothing."""
+"""The API that each flag opens; all other flags open none."""
 
 VALUES = {
     "digest": "00" * 32,
@@ -26,7 +26,7 @@ VALUES = {
     "model": "m",
     "name": "none",
 }
-"""What stands in paths."""
+"""Values of path parameters."""
 
 BODIES: dict[str, object] = {
     "/v1/jobs/commit/fast": COMMIT,
@@ -42,18 +42,18 @@ FLAGS = [
     for each in fields(protocol.config)
     if isinstance(each.default, bool)
 ]
-"""All settings of wires that are on or off."""
+"""All boolean settings of wires."""
 
 
-def turned(wire: str, flag: str) -> Any:
-    """Return a wire's configuration with a flag other than it is by default."""
+def toggled(wire: str, flag: str) -> Any:
+    """Return a wire's configuration with one flag toggled."""
     config = discover()[wire].config()
     ports = {each.name: 0 for each in fields(config) if each.name.endswith("_port")}
     return replace(config, **ports, **{flag: not getattr(config, flag)})
 
 
-async def strangers(url: str) -> AsyncIterator[tuple[str, int]]:
-    """Ask for everything that takes a key, without one; return paths and statuses."""
+async def anonymous_statuses(url: str) -> AsyncIterator[tuple[str, int]]:
+    """Request every route that needs a key without one; return statuses by path."""
     async with ClientSession() as session:
         for each in OPERATIONS:
             if each.scope is None:
@@ -68,13 +68,13 @@ async def strangers(url: str) -> AsyncIterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(("wire", "flag"), FLAGS)
-async def test_flag_opens_no_other_http_api_than_its_wire_s(
+async def test_flag_opens_only_the_http_api_of_its_wire(
     wire: str, flag: str, tmp_path: Path
 ) -> None:
-    own = FACES[OPENED[wire, flag]] if (wire, flag) in OPENED else ()
+    own = HTTP_APIS[OPENED[wire, flag]] if (wire, flag) in OPENED else ()
     config = ServeConfig(port=0, data_dir=tmp_path, drain=0.0, no_discovery=True)
-    async with run_coordinator(config, {wire: turned(wire, flag)}) as running:
-        tried = [each async for each in strangers(running.url)]
+    async with run_coordinator(config, {wire: toggled(wire, flag)}) as running:
+        tried = [each async for each in anonymous_statuses(running.url)]
         async with (
             ClientSession() as session,
             session.post(f"{running.url}/api/chat", json={}) as chat,
@@ -88,5 +88,5 @@ async def test_flag_opens_no_other_http_api_than_its_wire_s(
             assert status == 401, path
 
 
-def test_flags_that_open_something_are_there() -> None:
+def test_flags_that_open_an_api_exist() -> None:
     assert OPENED.keys() <= {*FLAGS}

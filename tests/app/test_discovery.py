@@ -1,4 +1,4 @@
-"""Announcing and looking, with real multicast on the loopback interface."""
+"""Discovery with real multicast on the loopback interface."""
 
 import asyncio
 import logging
@@ -21,13 +21,13 @@ from shoal.protocols.seam.endpoints import (
 )
 from shoal.transports.tcp_server import BoundAddress
 
-PATIENCE = scaled(20.0)  # seconds until what should happen is taken not to
+PATIENCE = scaled(20.0)  # seconds until an expected event counts as missing
 HERE = ("127.0.0.1",)
 kinds = (f"_near{number}x{id(object()) % 9999}._tcp" for number in count())
 
 
 class Finder:
-    """Notes what a browser sees, and calls nobody."""
+    """Records discovered services, and dials none."""
 
     def __init__(self) -> None:
         self.found: dict[str, DiscoveredService] = {}
@@ -49,7 +49,7 @@ class Finder:
 
 
 @asynccontextmanager
-async def looking(
+async def discovering(
     kind: str,
     finder: Finder,
     announced: tuple[AnnouncedService, ...] = (),
@@ -57,7 +57,7 @@ async def looking(
     *,
     shy: bool = False,
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Take part in the local network for the length of the block."""
+    """Announce and browse within the block."""
     async with asyncio.TaskGroup() as tasks:
         calls = DialledPeers().connections()
         browser = ServiceBrowser(kind, finder.meet, shy)
@@ -80,14 +80,14 @@ def announced(kind: str, name: str, port: int) -> AnnouncedService:
 async def test_two_machines_find_each_other() -> None:
     kind, one, other = next(kinds), Finder(), Finder()
     async with (
-        looking(kind, one, (announced(kind, "one", 1),)),
-        looking(kind, other, (announced(kind, "other", 2),)),
+        discovering(kind, one, (announced(kind, "one", 1),)),
+        discovering(kind, other, (announced(kind, "other", 2),)),
     ):
         assert (await one.finds("other")).port == 2
         assert (await other.finds("one")).port == 1
 
 
-async def test_service_follows_its_machine_to_another_network(
+async def test_service_follows_its_machine_across_networks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(discovery, "CHECK_INTERVAL", 0.01)
@@ -95,15 +95,15 @@ async def test_service_follows_its_machine_to_another_network(
     kind, finder, mover = next(kinds), Finder(), Finder()
     place: tuple[str, ...] = ()
     async with (
-        looking(kind, finder),
-        looking(kind, mover, (announced(kind, "mover", 3),), lambda host: place),
+        discovering(kind, finder),
+        discovering(kind, mover, (announced(kind, "mover", 3),), lambda host: place),
     ):
         for address in ("127.0.0.2", "127.0.0.1"):
             place = (address,)
             await finder.finds("mover", address)
 
 
-async def test_machine_without_multicast_is_told_what_to_do_once(
+async def test_missing_multicast_is_explained_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery, "RETRY_AFTER", 0.0)
@@ -116,7 +116,7 @@ async def test_machine_without_multicast_is_told_what_to_do_once(
         return ()
 
     with caplog.at_level(logging.WARNING):
-        async with looking(next(kinds), Finder(), addresses=nowhere) as task:
+        async with discovering(next(kinds), Finder(), addresses=nowhere) as task:
             await asked.wait()
             assert not task.done()
 
@@ -125,7 +125,7 @@ async def test_machine_without_multicast_is_told_what_to_do_once(
     assert "no address on a network with multicast" in told.getMessage()
 
 
-async def test_what_listens_on_loopback_is_not_announced() -> None:
+async def test_loopback_listener_is_not_announced() -> None:
     kind = next(kinds)
     here = AnnouncedService(
         "wire", ServiceRecord(kind, "here", {}), BoundAddress("127.0.0.1", 1)
@@ -136,7 +136,7 @@ async def test_what_listens_on_loopback_is_not_announced() -> None:
         await around.run()  # there is nothing to do
 
 
-async def test_who_listens_on_loopback_can_look_for_others() -> None:
+async def test_loopback_listener_can_browse() -> None:
     kind, finder, looker = next(kinds), Finder(), Finder()
     hidden = AnnouncedService(
         "wire", ServiceRecord(kind, "hidden", {}), BoundAddress("127.0.0.1", 1)
@@ -146,25 +146,25 @@ async def test_who_listens_on_loopback_can_look_for_others() -> None:
         return () if host == "127.0.0.1" else HERE
 
     async with (
-        looking(kind, looker, (hidden,), addresses),
-        looking(kind, finder, (announced(kind, "seen", 2),)),
+        discovering(kind, looker, (hidden,), addresses),
+        discovering(kind, finder, (announced(kind, "seen", 2),)),
     ):
         await looker.finds("seen")
-        await finder.finds("seen")  # each sees itself; the protocol knows
+        await finder.finds("seen")  # each sees itself; the protocol ignores that
 
     assert "hidden" not in finder.found
 
 
-async def test_who_is_shy_looks_only_where_it_is_found_itself() -> None:
+async def test_unannounced_browser_uses_its_own_networks_only() -> None:
     kind, finder = next(kinds), Finder()
     hidden = AnnouncedService(
         "wire", ServiceRecord(kind, "own", {}), BoundAddress("127.0.0.1", 5)
     )
-    async with looking(kind, finder, (hidden,), lambda host: (), shy=True) as alone:
-        await alone  # for there is nothing to be done
+    async with discovering(kind, finder, (hidden,), lambda host: (), shy=True) as alone:
+        await alone  # because there is nothing to do
 
     async with (
-        looking(kind, Finder(), (announced(kind, "other", 4),)),
-        looking(kind, finder, (announced(kind, "own", 5),), shy=True),
+        discovering(kind, Finder(), (announced(kind, "other", 4),)),
+        discovering(kind, finder, (announced(kind, "own", 5),), shy=True),
     ):
         assert (await finder.finds("other")).port == 4

@@ -1,4 +1,4 @@
-"""Ports, calls and looks put together, with real sockets and real multicast."""
+"""Listeners, dialers and discovery, with real sockets and real multicast."""
 
 import asyncio
 import logging
@@ -39,13 +39,13 @@ from transports.certificates import issue
 from transports.links import ended
 from transports.memory_links import ScriptedSession
 
-PATIENCE = scaled(20.0)  # seconds until what should happen is taken not to
+PATIENCE = scaled(20.0)  # seconds until an expected event counts as missing
 kinds = (f"_reach{number}x{id(object()) % 9999}._tcp" for number in count())
 
 
 @dataclass
 class Host:
-    """Serves connections; those that are there can be hung up on."""
+    """Serves connections, and can disconnect them all."""
 
     drivers: list[Driver[Any, Any]] = field(default_factory=list)
     opened: "asyncio.Queue[str]" = field(default_factory=asyncio.Queue)
@@ -84,7 +84,7 @@ async def host() -> AsyncIterator[Host]:
 
 async def means(host: Host) -> NetworkContext:
     clock = LoopClock()
-    async with memory_store() as store:  # nothing is written to it
+    async with memory_store() as store:  # the test writes nothing to it
         admission = WorkerAdmission(
             await load_join_tokens(store.keys), store.keys, clock
         )
@@ -100,7 +100,7 @@ async def echo(host: Host, port: int = 0) -> AsyncIterator[int]:
         host.hang_up()
 
 
-async def test_listener_serves_who_comes_and_its_port_is_told(host: Host) -> None:
+async def test_listener_serves_connections_and_reports_its_port(host: Host) -> None:
     async with echo(host) as port, connect_tcp(f"tcp://127.0.0.1:{port}") as link:
         assert await host.opened.get() == "wire"
         await link.send(b"hello")
@@ -115,9 +115,7 @@ async def test_port_that_is_taken_names_the_flag(host: Host) -> None:
                 pass
 
 
-async def test_secure_listener_has_the_certificate_or_is_not_there(
-    host: Host, tmp_path: Path
-) -> None:
+async def test_tls_listener_requires_a_certificate(host: Host, tmp_path: Path) -> None:
     certificate = issue(tmp_path)
     endpoints = [
         ("wire", Listener(0, echoing)),
@@ -136,7 +134,7 @@ async def test_secure_listener_has_the_certificate_or_is_not_there(
             host.hang_up()
 
 
-async def test_address_that_guesses_is_hung_up_on(
+async def test_guessing_address_is_disconnected(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -155,7 +153,7 @@ async def test_address_that_guesses_is_hung_up_on(
     assert host.opened.empty()
 
 
-async def test_peer_is_called_and_called_again_after_it_was_away(
+async def test_peer_is_dialled_again_after_an_absence(
     host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("shoal.peers.outbound.RETRY_FIRST", 0.01)
@@ -175,7 +173,7 @@ async def test_peer_is_called_and_called_again_after_it_was_away(
     assert caplog.text.count("connection refused") <= 3
 
 
-async def test_who_is_seen_is_called(host: Host) -> None:
+async def test_discovered_peer_is_dialled(host: Host) -> None:
     kind, ours = next(kinds), Host()
 
     def meet(sighting: DiscoveredService, now: float) -> OutgoingConnection | None:
@@ -197,7 +195,7 @@ async def test_who_is_seen_is_called(host: Host) -> None:
         host.hang_up()
 
 
-async def test_connections_that_do_not_end_are_cut_at_the_end(
+async def test_open_connections_are_closed_at_the_end(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CLOSE_TIMEOUT", 0.0)
@@ -216,7 +214,7 @@ async def test_connections_that_do_not_end_are_cut_at_the_end(
     assert ours.drivers == host.drivers == []
 
 
-async def test_start_that_fails_leaves_nothing_open(host: Host) -> None:
+async def test_failed_start_leaves_no_open_port(host: Host) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         endpoints = [
@@ -229,8 +227,8 @@ async def test_start_that_fails_leaves_nothing_open(host: Host) -> None:
 
 
 @dataclass
-class Doorkeeper:
-    """Decides as the test says, and remembers who never became a connection."""
+class ScriptedPolicy:
+    """Decides as scripted, and records failed connections."""
 
     seconds: float | None
     failures: list[str] = field(default_factory=list)
@@ -242,7 +240,7 @@ class Doorkeeper:
         self.failures.append(address)
 
 
-async def test_certificate_of_a_listener_is_its_own_and_known_at_both_ends(
+async def test_listener_certificate_is_known_at_both_ends(
     host: Host,
 ) -> None:
     endpoints = [
@@ -263,11 +261,11 @@ async def test_certificate_of_a_listener_is_its_own_and_known_at_both_ends(
     assert all(len(each) == 32 for each in seen)
 
 
-async def test_gate_keeps_a_connection_waiting_before_anything_is_read(
+async def test_policy_delays_a_connection_before_reading(
     host: Host,
 ) -> None:
     listener = Listener(
-        0, echoing, gate=Doorkeeper(0.2), security=ListenerTls.SELF_SIGNED
+        0, echoing, gate=ScriptedPolicy(0.2), security=ListenerTls.SELF_SIGNED
     )
     async with open_network([("wire", listener)], await means(host)) as ports:
         url = f"tls-any://127.0.0.1:{ports['wire']['own tls']}"
@@ -279,10 +277,10 @@ async def test_gate_keeps_a_connection_waiting_before_anything_is_read(
             host.hang_up()
 
 
-async def test_gate_has_a_connection_hung_up_on_before_its_handshake(
+async def test_policy_rejects_a_connection_before_its_handshake(
     host: Host,
 ) -> None:
-    gate = Doorkeeper(None)
+    gate = ScriptedPolicy(None)
     listener = Listener(0, cursing, gate=gate, security=ListenerTls.SELF_SIGNED)
     async with open_network([("wire", listener)], await means(host)) as ports:
         with pytest.raises(LinkClosed):
@@ -290,14 +288,12 @@ async def test_gate_has_a_connection_hung_up_on_before_its_handshake(
                 pass
 
     assert host.opened.empty()
-    assert gate.failures == []  # it was not let in, and so it did not fail either
+    assert gate.failures == []  # it was not accepted, so it did not fail either
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b""])
-async def test_gate_is_told_of_a_handshake_that_does_not_come_about(
-    host: Host, said: bytes
-) -> None:
-    gate = Doorkeeper(0.0)
+async def test_policy_learns_of_failed_handshakes(host: Host, said: bytes) -> None:
+    gate = ScriptedPolicy(0.0)
     listener = Listener(
         0, cursing, gate=gate, security=ListenerTls.SELF_SIGNED, tls_timeout=0.2
     )
@@ -312,7 +308,7 @@ async def test_gate_is_told_of_a_handshake_that_does_not_come_about(
     assert gate.failures == ["127.0.0.1"]
 
 
-async def test_spare_port_is_taken_where_the_usual_one_is_used(
+async def test_fallback_port_is_used_if_the_default_is_taken(
     host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[int] = []
@@ -336,7 +332,7 @@ async def test_port_that_is_taken_names_the_flag_that_sets_it(host: Host) -> Non
                 pass
 
 
-async def test_who_hides_neither_announces_nor_looks(
+async def test_hidden_listener_neither_announces_nor_browses(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.app.discovery.local_network", cursing)

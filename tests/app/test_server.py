@@ -1,4 +1,4 @@
-"""A coordinator as `shoal serve` runs it: what it tells, and whom it asks to pay."""
+"""A coordinator as `shoal serve` runs it: webhooks, payments and announcements."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ def settings(folder: Path, **more: Any) -> ServeConfig:
     return ServeConfig(port=0, data_dir=folder, join_token="", drain=0.0, **more)
 
 
-async def test_webhook_is_told_of_a_job_that_was_committed(tmp_path: Path) -> None:
+async def test_webhook_is_delivered_for_a_committed_job(tmp_path: Path) -> None:
     async with (
         run_receiver() as receiver,
         run_coordinator(settings(tmp_path, webhooks="any")) as running,
@@ -52,7 +52,7 @@ async def test_webhook_is_told_of_a_job_that_was_committed(tmp_path: Path) -> No
     assert json.loads(body)["data"]["result"] == {"ok": True}
 
 
-async def test_nobody_is_called_when_that_is_off(tmp_path: Path) -> None:
+async def test_disabled_webhooks_are_not_delivered(tmp_path: Path) -> None:
     async with (
         run_coordinator(settings(tmp_path, webhooks="off")) as running,
         ClientSession(
@@ -67,13 +67,13 @@ async def test_nobody_is_called_when_that_is_off(tmp_path: Path) -> None:
         assert "--webhooks off" in (await response.json())["error"]
 
 
-async def test_unknown_reach_of_webhooks_is_named(tmp_path: Path) -> None:
+async def test_unknown_egress_policy_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--webhooks all: expected public or any or"):
         async with run_coordinator(settings(tmp_path, webhooks="all")):
             pass
 
 
-async def test_jobs_are_paid_for_when_a_facilitator_is_named(tmp_path: Path) -> None:
+async def test_jobs_require_payment_with_a_facilitator(tmp_path: Path) -> None:
     async with run_facilitator() as facilitator:
         x402 = replace(PAID, facilitator=facilitator.url)
         async with (
@@ -87,7 +87,7 @@ async def test_jobs_are_paid_for_when_a_facilitator_is_named(tmp_path: Path) -> 
             assert "PAYMENT-REQUIRED" in response.headers
 
 
-async def test_facilitator_that_is_down_at_the_start_is_told_of(
+async def test_unreachable_facilitator_at_start_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -97,7 +97,9 @@ async def test_facilitator_that_is_down_at_the_start_is_told_of(
     assert "no job can be paid for yet, so none is taken" in caplog.text
 
 
-async def test_facilitator_without_the_chain_ends_the_start(tmp_path: Path) -> None:
+async def test_facilitator_without_the_network_prevents_the_start(
+    tmp_path: Path,
+) -> None:
     async with run_facilitator() as facilitator:
         x402 = replace(PAID, facilitator=facilitator.url, network="solana:other")
         with pytest.raises(ConfigError, match="--x402-network"):
@@ -105,18 +107,18 @@ async def test_facilitator_without_the_chain_ends_the_start(tmp_path: Path) -> N
                 pass
 
 
-async def test_missing_package_is_named_with_how_to_install_it(
+async def test_missing_package_is_named_with_its_installation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "shoal.gateway.jobs.x402", raising=False)
-    monkeypatch.setitem(sys.modules, "x402", None)  # as if it were not there
+    monkeypatch.setitem(sys.modules, "x402", None)  # as if it were not installed
 
     with pytest.raises(ConfigError, match=r"pip install 'shoal\[x402\]'"):
         async with run_coordinator(settings(tmp_path), OPEN, PAID):
             pass
 
 
-async def test_ports_beside_http_are_told_to_whoever_reaches_them(
+async def test_additional_ports_are_announced(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -130,6 +132,6 @@ async def test_ports_beside_http_are_told_to_whoever_reaches_them(
                 return (await response.json())["direct"]
 
         assert await told({}) == running.ports
-        # All of it listens on this machine alone, and somebody else asks by a proxy.
+        # Everything listens on loopback, and the request comes through a proxy.
         assert await told({"X-Forwarded-For": "192.0.2.1"}) == {}
         assert await told({"Host": "pool.example"}) == {}

@@ -33,7 +33,7 @@ ACCEPTED: frozenset[type] = frozenset(
 CALLS = frozenset({JobKind.CALL, JobKind.CALL_STREAM})
 VALUES = frozenset({Feature.VALUES})
 RECORD = b"a record"
-"""Of the exceptions of its functions; only clients read it."""
+"""The record of its functions' exceptions, which only clients read."""
 
 
 def pack(value: object) -> bytes:

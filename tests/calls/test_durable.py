@@ -1,4 +1,4 @@
-"""Durable calls in virtual time: what is stored when, and what survives what."""
+"""Durable calls in virtual time: commits, failures and restarts."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -42,7 +42,7 @@ from shoal.pool.lifecycle import JobState
 from shoal.transports.clock import LoopClock
 from simulation import virtual
 
-QUEUE = 60.0  # seconds that a call may wait
+QUEUE = 60.0  # seconds: the queue limit of a call
 ROUTE = CallRoute(CallStream("add"), Priority.NORMAL, QUEUE)
 
 
@@ -305,7 +305,7 @@ def test_a_call_that_finds_no_worker_in_time_expires() -> None:
         assert "no worker is connected" in str(reports.error)
         assert await caller.state(job) is JobState.EXPIRED
         assert await caller.history(job) == [JobSubmitted, JobExpired]
-        assert later.ends == []  # its own time is not over
+        assert later.ends == []  # its own limit has not expired
 
         await join(caller)
         await run_pending()
@@ -346,7 +346,7 @@ def test_a_call_can_be_cancelled(running: bool) -> None:
         assert not caller.its.hub.cancel(job.id, "again")
         if worker is not None:
             assert worker.received(CancelCalls)
-            worker.return_all(3)  # it was under way
+            worker.return_all(3)  # it was in progress
             await run_pending()
             assert len(reports.ends) == 1
 
@@ -372,7 +372,7 @@ def test_all_calls_of_an_owner_can_be_cancelled() -> None:
         other = caller.submit(caller.job(1, 1, owner="you"))
         await run_pending()
 
-        # The fourth is the stream that would have carried them.
+        # The fourth is their call stream.
         assert caller.its.hub.cancel_all_of("me", "the key was revoked") == 4
         await run_pending()
 

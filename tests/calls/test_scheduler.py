@@ -1,4 +1,4 @@
-"""Calls that are not stored, in virtual time: who gets which, and what is lost."""
+"""Calls in memory, in virtual time: scheduling, failures and limits."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -33,11 +33,11 @@ from shoal.transports.clock import LoopClock
 from simulation import virtual
 
 FUNCTIONS: dict[str, Callable[..., object]] = {"add": lambda a, b: a + b}
-WAY = CallRoute(CallStream("add"), Priority.NORMAL, 60.0)
+ROUTE = CallRoute(CallStream("add"), Priority.NORMAL, 60.0)
 
 
-class Caller:
-    """Notes what became of the calls."""
+class RecordedCalls:
+    """Records the reports about calls."""
 
     def __init__(self) -> None:
         self.values: dict[int, object] = {}
@@ -61,24 +61,26 @@ class Caller:
         self.errors[number] = error
 
 
-Script = Callable[[Coordinator, CallScheduler, Caller], Awaitable[None]]
+Script = Callable[[Coordinator, CallScheduler, RecordedCalls], Awaitable[None]]
 
 
-def on_a_board(script: Script, owner: str = "me") -> None:
+def run_scheduler(script: Script, owner: str = "me") -> None:
     async def scenario(coordinator: Coordinator) -> None:
-        caller = Caller()
+        caller = RecordedCalls()
         clock = LoopClock(asyncio.get_running_loop().time)
-        board = CallScheduler(coordinator.hub, clock, owner, caller)
-        await script(coordinator, board, caller)
-        board.close()
+        scheduler = CallScheduler(coordinator.hub, clock, owner, caller)
+        await script(coordinator, scheduler, caller)
+        scheduler.close()
 
     run_script(scenario)
 
 
-async def ask(board: CallScheduler, *numbers: int, way: CallRoute = WAY) -> None:
+async def submit(
+    scheduler: CallScheduler, *numbers: int, route: CallRoute = ROUTE
+) -> None:
     for number in numbers:
-        board.submit(way, StreamedCall(number, pack((number, 1)), pack({})))
-    board.flush()
+        scheduler.submit(route, StreamedCall(number, pack((number, 1)), pack({})))
+    scheduler.flush()
     await run_pending()
 
 
@@ -97,42 +99,42 @@ async def worker(
     return joined
 
 
-def test_calls_go_through_one_lane_and_come_back() -> None:
+def test_calls_pass_through_one_call_stream() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator)
 
-        await ask(board, *range(100))
+        await submit(scheduler, *range(100))
 
         assert caller.values == {number: number + 1 for number in range(100)}
         assert len(one.streams) == 1
-        assert board.pending == {}
+        assert scheduler.pending == {}
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_a_lane_is_neither_stored_nor_receipted() -> None:
+def test_call_stream_is_neither_stored_nor_receipted() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         await worker(coordinator)
 
-        await ask(board, 1)
+        await submit(scheduler, 1)
         await asyncio.sleep(IDLE_MAX + 1)
 
         assert await coordinator.store.recent(JobFilter(), 1) == []
         assert await coordinator.store.ledger.head() is None
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_an_idle_lane_gives_its_slot_back() -> None:
+def test_idle_call_stream_frees_its_slot() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator)
-        await ask(board, 1)
+        await submit(scheduler, 1)
         assert len(coordinator.hub.pool.jobs) == 1
 
         await asyncio.sleep(IDLE_MAX + 1)
@@ -146,31 +148,31 @@ def test_an_idle_lane_gives_its_slot_back() -> None:
         )
         assert one.streams == {}
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_more_lanes_are_opened_while_calls_wait_up_to_the_slots() -> None:
+def test_call_streams_open_up_to_the_slots_while_calls_wait() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, "one", 2, holds=True)
         other = await worker(coordinator, "other", 1, holds=True)
 
-        await ask(board, *range(10))
+        await submit(scheduler, *range(10))
 
         assert len(one.streams) + len(other.streams) == 3
         assert len(one.calls) + len(other.calls) == 3
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_long_calls_are_given_one_at_a_time_to_whoever_is_free() -> None:
+def test_long_calls_go_one_at_a_time_to_free_streams() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, "one", holds=True)
         other = await worker(coordinator, "other", holds=True)
-        await ask(board, 1, 2, 3, 4)
+        await submit(scheduler, 1, 2, 3, 4)
         assert len(one.calls) == len(other.calls) == 1
 
         await asyncio.sleep(1)
@@ -180,18 +182,18 @@ def test_long_calls_are_given_one_at_a_time_to_whoever_is_free() -> None:
         assert len(one.calls) == 2
         assert len(other.calls) == 1
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_calls_behind_one_that_takes_long_are_given_to_others() -> None:
+def test_calls_behind_a_long_call_are_moved() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, "one")
-        await ask(board, *range(50))  # all short, so that many are given ahead
+        await submit(scheduler, *range(50))  # all short, so that many are prefetched
         one.holds = True
 
-        await ask(board, *range(100, 110))
+        await submit(scheduler, *range(100, 110))
         other = await worker(coordinator, "other")
         await asyncio.sleep(1)
 
@@ -199,17 +201,17 @@ def test_calls_behind_one_that_takes_long_are_given_to_others() -> None:
         assert recalled
         assert other.streams
         assert len(caller.values) == 59
-        assert [*board.pending] == [one.calls[0][2].number]
+        assert [*scheduler.pending] == [one.calls[0][2].number]
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_calls_of_a_lost_lane_go_to_others() -> None:
+def test_calls_of_a_lost_stream_are_moved() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, "one", holds=True)
-        await ask(board, 1, 2)
+        await submit(scheduler, 1, 2)
 
         one.drop()
         await worker(coordinator, "other")
@@ -217,14 +219,14 @@ def test_calls_of_a_lost_lane_go_to_others() -> None:
 
         assert caller.values == {1: 2, 2: 3}
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
 def test_a_call_that_ended_two_connections_is_not_given_to_a_third() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
-        await ask(board, 1, 2)
+        await submit(scheduler, 1, 2)
         for name in ("a", "b"):
             (await worker(coordinator, name, holds=True)).drop()
             await run_pending()
@@ -237,18 +239,18 @@ def test_a_call_that_ended_two_connections_is_not_given_to_a_third() -> None:
         assert "connection lost" in str(error)
         assert caller.values == {2: 3}
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
 def test_a_call_that_lost_a_worker_takes_no_other_call_with_it() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         no_stop = ACCEPTED - {CancelJob, CancelCalls}
         one = await worker(coordinator, "one", accepts=no_stop)
-        await ask(board, *range(50))  # all short, so that many are given ahead
+        await submit(scheduler, *range(50))  # all short, so that many are prefetched
         one.holds = True
-        await ask(board, *range(100, 104))
+        await submit(scheduler, *range(100, 104))
         assert len(one.calls) == 4
         one.drop()
         await run_pending()
@@ -267,15 +269,15 @@ def test_a_call_that_lost_a_worker_takes_no_other_call_with_it() -> None:
         assert isinstance(caller.errors[100], WorkerLost)
         assert {*range(101, 104)} <= caller.values.keys()
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_a_lane_that_is_refused_goes_elsewhere_with_its_calls() -> None:
+def test_rejected_call_stream_moves_with_its_calls() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, "one", holds=True)
-        await ask(board, 1)
+        await submit(scheduler, 1)
         await worker(coordinator, "other")
 
         (lane,) = one.streams
@@ -284,15 +286,15 @@ def test_a_lane_that_is_refused_goes_elsewhere_with_its_calls() -> None:
 
         assert caller.values == {1: 2}
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_what_comes_of_a_lane_that_is_over_is_not_told() -> None:
+def test_results_of_an_ended_call_stream_are_dropped() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, "one", holds=True)
-        await ask(board, 1)
+        await submit(scheduler, 1)
         (lane,) = one.streams
         other = await worker(coordinator, "other", holds=True)
         one.port.on_event(Rejected(*lane, "no slot is free"))
@@ -304,19 +306,19 @@ def test_what_comes_of_a_lane_that_is_over_is_not_told() -> None:
         assert caller.values == {}
         assert len(other.calls) == 1
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_a_call_that_is_taken_back_never_returns() -> None:
+def test_cancelled_call_never_returns() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, holds=True)
-        await ask(board, 1, 2)
+        await submit(scheduler, 1, 2)
 
-        assert board.cancel(1)
-        assert board.cancel(2)
-        assert not board.cancel(3)
+        assert scheduler.cancel(1)
+        assert scheduler.cancel(2)
+        assert not scheduler.cancel(3)
         await run_pending()
         one.return_calls(1)
         await run_pending()
@@ -324,42 +326,42 @@ def test_a_call_that_is_taken_back_never_returns() -> None:
         assert one.received(CancelCalls)[0].numbers == (1,)
         assert (caller.values, caller.errors) == ({}, {})
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_a_worker_that_cannot_stop_keeps_its_slot_until_it_returns() -> None:
+def test_worker_without_cancellation_keeps_its_slot_until_it_returns() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, holds=True)
         one.accepts = ACCEPTED - {CancelJob}
-        await ask(board, 1)
-        board.close()
+        await submit(scheduler, 1)
+        scheduler.close()
         await run_pending()
         assert len(coordinator.hub.pool.jobs) == 1
 
-        one.accepts = ACCEPTED  # for any wire with lanes can be told that one is over
+        one.accepts = ACCEPTED  # because every wire with call streams can end one
         one.return_calls(1)
         await run_pending()
 
         assert coordinator.hub.pool.jobs == {}
         assert caller.values == {}
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
 TIMED = CallRoute(CallStream("add", timeout=5.0), Priority.NORMAL, 60.0)
 PATIENCE = 5.0 + CALL_GRACE_SECONDS  # seconds
 
 
-def test_a_call_that_nothing_is_heard_of_is_given_up_and_those_behind_go_on() -> None:
+def test_stuck_call_times_out_and_later_calls_continue() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, holds=True)
         one.accepts = ACCEPTED - {CancelJob}
-        await ask(board, 1, way=TIMED)
-        await ask(board, 2, way=TIMED)
+        await submit(scheduler, 1, route=TIMED)
+        await submit(scheduler, 2, route=TIMED)
         await asyncio.sleep(PATIENCE - 0.5)
         assert caller.errors == {}
         await worker(coordinator, name="two")
@@ -369,15 +371,15 @@ def test_a_call_that_nothing_is_heard_of_is_given_up_and_those_behind_go_on() ->
         assert isinstance(caller.errors.pop(1), NoFirstOutput)
         assert (caller.values, caller.errors) == ({2: 3}, {})
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_a_call_without_a_time_limit_may_take_long() -> None:
+def test_call_without_a_time_limit_may_run_long() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, holds=True)
-        await ask(board, 1)
+        await submit(scheduler, 1)
         await asyncio.sleep(10 * PATIENCE)
 
         one.return_calls(1)
@@ -385,36 +387,36 @@ def test_a_call_without_a_time_limit_may_take_long() -> None:
 
         assert 1 in caller.values
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_what_cannot_be_stopped_is_not_waited_for_without_end_when_all_left() -> None:
+def test_abandoned_calls_are_not_awaited_forever() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, holds=True)
         one.accepts = ACCEPTED - {CancelJob}
-        await ask(board, 1, way=TIMED)
-        board.close()
+        await submit(scheduler, 1, route=TIMED)
+        scheduler.close()
         await asyncio.sleep(PATIENCE - 0.5)
         assert len(coordinator.hub.pool.jobs) == 1
-        one.accepts = ACCEPTED  # for any wire with lanes can be told that one is over
+        one.accepts = ACCEPTED  # because every wire with call streams can end one
 
         await asyncio.sleep(1.0)
 
         assert coordinator.hub.pool.jobs == {}
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_calls_of_those_who_left_are_not_made_again() -> None:
+def test_calls_of_disconnected_clients_are_not_repeated() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, holds=True)
         one.accepts = ACCEPTED - {CancelJob}
-        await ask(board, 1)
-        board.close()
+        await submit(scheduler, 1)
+        scheduler.close()
         two = await worker(coordinator, name="two")
 
         one.drop()
@@ -423,19 +425,19 @@ def test_calls_of_those_who_left_are_not_made_again() -> None:
         assert two.commands == []
         assert coordinator.hub.pool.jobs == {}
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_a_lane_leaves_after_its_turn_while_others_wait() -> None:
+def test_call_stream_yields_its_slot_after_its_turn() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, holds=True)
-        await ask(board, 1, 2, 3)
-        other = Caller()
+        await submit(scheduler, 1, 2, 3)
+        other = RecordedCalls()
         clock = LoopClock(asyncio.get_running_loop().time)
         another = CallScheduler(coordinator.hub, clock, "another", other)
-        another.submit(WAY, StreamedCall(9, pack((9, 1)), pack({})))
+        another.submit(ROUTE, StreamedCall(9, pack((9, 1)), pack({})))
         another.flush()
         await asyncio.sleep(SLOT_TURN + 0.2)
         assert len(one.streams) == 1
@@ -447,97 +449,99 @@ def test_a_lane_leaves_after_its_turn_while_others_wait() -> None:
         assert coordinator.hub.pool.jobs[job_id].job.owner == "another"
         another.close()
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_a_function_that_nobody_has_is_told_at_once() -> None:
+def test_unknown_function_fails_at_once() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         await worker(coordinator)
 
-        await ask(board, 1, way=CallRoute(CallStream("ad"), Priority.NORMAL, 60.0))
+        await submit(
+            scheduler, 1, route=CallRoute(CallStream("ad"), Priority.NORMAL, 60.0)
+        )
 
         assert isinstance(caller.errors[1], UnknownTask)
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
 def test_calls_that_find_no_worker_in_time_fail_with_the_reason() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
-        await ask(board, 1)
+        await submit(scheduler, 1)
         await asyncio.sleep(61)
 
         assert "no worker is connected" in str(caller.errors[1])
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_calls_of_an_owner_who_is_shut_out_fail() -> None:
+def test_calls_of_a_revoked_owner_fail() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         await worker(coordinator, holds=True)
-        await ask(board, 1)
+        await submit(scheduler, 1)
 
         coordinator.hub.cancel_all_of("me", "the key was revoked")
         await run_pending()
 
         assert isinstance(caller.errors[1], Cancelled)
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_one_message_of_calls_is_one_word_to_a_lane() -> None:
+def test_one_message_of_calls_is_one_push() -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator)
-        await ask(board, *range(100))  # which shows how short they are
+        await submit(scheduler, *range(100))  # which shows that they are short
         before = len(one.received(PushCalls))
 
-        await ask(board, *range(200, 220))
+        await submit(scheduler, *range(200, 220))
 
         assert len(one.received(PushCalls)) == before + 1
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_lanes_never_take_more_than_a_workers_slots(slots: int) -> None:
+def test_call_streams_never_exceed_the_slots_of_a_worker(slots: int) -> None:
     async def script(
-        coordinator: Coordinator, board: CallScheduler, caller: Caller
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
     ) -> None:
         one = await worker(coordinator, slots=slots, holds=True)
 
-        await ask(board, *range(20))
+        await submit(scheduler, *range(20))
 
         assert len(one.streams) == slots
         kinds = {job.kind for job in coordinator.hub.pool.jobs.values()}
         assert kinds == {JobKind.CALL_STREAM}
 
-    on_a_board(script)
+    run_scheduler(script)
 
 
-def test_ways_that_wait_for_room_ask_for_no_lane_until_there_is_some() -> None:
+def test_routes_wait_for_room_before_opening_a_call_stream() -> None:
     async def scenario() -> None:
         async with running_coordinator(queue_max=1) as coordinator:
-            caller = Caller()
+            caller = RecordedCalls()
             clock = LoopClock(asyncio.get_running_loop().time)
-            board = CallScheduler(coordinator.hub, clock, "me", caller)
+            scheduler = CallScheduler(coordinator.hub, clock, "me", caller)
             one = await worker(coordinator, holds=True)
             ways = [
                 CallRoute(CallStream("add", float(n)), Priority.NORMAL, 60.0)
                 for n in range(9)
             ]
-            for number, way in enumerate(ways, 1):
-                await ask(board, number, way=way)
+            for number, route in enumerate(ways, 1):
+                await submit(scheduler, number, route=route)
 
             asked = int(coordinator.hub.new_id().removeprefix("job")) - 1
             assert len(one.streams) == 1
             assert asked == 2, "one has the slot, and one a place"
-            board.close()
+            scheduler.close()
 
     virtual.run(scenario())

@@ -1,4 +1,4 @@
-"""Where commands find the coordinator of this machine."""
+"""The file by which commands find the coordinator of this machine."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from shoal.config.runtime_file import URL_FILE, local_url, publish_url
         ("192.168.1.10", False, "http://192.168.1.10:7"),
     ],
 )
-def test_url_is_there_while_the_coordinator_is(
+def test_url_exists_while_the_coordinator_runs(
     tmp_path: Path, host: str, secure: bool, url: str
 ) -> None:
     with publish_url(tmp_path, host, 7, secure=secure):
@@ -29,7 +29,7 @@ def test_url_is_there_while_the_coordinator_is(
 
 
 @pytest.mark.parametrize("kept", [b"", b"ftp://pool", b"\xff\xfe"])
-def test_file_that_holds_no_url_is_as_none(tmp_path: Path, kept: bytes) -> None:
+def test_file_without_a_url_is_ignored(tmp_path: Path, kept: bytes) -> None:
     (tmp_path / URL_FILE).write_bytes(kept)
 
     assert local_url(tmp_path) == "http://127.0.0.1:4010"

@@ -15,13 +15,13 @@ from shoal.config.secret_files import (
 from shoal.domain.errors import ConfigError
 
 
-def test_secrets_are_made_once_and_stay(tmp_path: Path) -> None:
+def test_secrets_are_created_once(tmp_path: Path) -> None:
     assert first_key(tmp_path, "") == first_key(tmp_path, "")
     assert first_token(tmp_path, None) == first_token(tmp_path, None)
     assert first_key(tmp_path, "").startswith("sk-shoal-")
 
 
-def test_nobody_else_can_read_them(tmp_path: Path) -> None:
+def test_secrets_are_readable_by_the_owner_only(tmp_path: Path) -> None:
     first_key(tmp_path, "")
     first_token(tmp_path, None)
     store_certificate(tmp_path, "pem")
@@ -30,13 +30,13 @@ def test_nobody_else_can_read_them(tmp_path: Path) -> None:
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
 
 
-def test_token_that_is_given_is_taken_also_if_it_is_none(tmp_path: Path) -> None:
+def test_configured_token_is_used_even_if_empty(tmp_path: Path) -> None:
     assert first_token(tmp_path, "mine") == "mine"
     assert first_token(tmp_path, "") == ""
     assert not (tmp_path / TOKEN_FILE).exists()
 
 
-def test_empty_file_is_no_secret(tmp_path: Path) -> None:
+def test_empty_file_is_not_a_secret(tmp_path: Path) -> None:
     (tmp_path / KEY_FILE).touch()
 
     with pytest.raises(ConfigError, match="api-key is empty: delete it"):
@@ -44,14 +44,14 @@ def test_empty_file_is_no_secret(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["two words", "é", "a\nb", "\x7f"])
-def test_key_that_no_header_carries_is_refused(tmp_path: Path, key: str) -> None:
+def test_key_that_fits_no_header_is_rejected(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match="--api-key: expected printable ASCII"):
         first_key(tmp_path, key)
 
     assert not (tmp_path / KEY_FILE).exists()
 
 
-def test_certificate_is_forgotten_when_there_is_none(tmp_path: Path) -> None:
+def test_certificate_file_is_removed_without_a_certificate(tmp_path: Path) -> None:
     store_certificate(tmp_path, "pem")
     store_certificate(tmp_path, None)
     store_certificate(tmp_path, None)

@@ -230,7 +230,7 @@ class _PairedLink(MemoryLink):
 async def connected(
     one: PeerCoordinator, other: PeerCoordinator
 ) -> AsyncIterator[None]:
-    """Make two coordinators peers of each other for the length of the block."""
+    """Make two coordinators peers of each other within the block."""
     messages: list[Any] = []
     links = (_PairedLink(), _PairedLink())
     links[0].other, links[1].other = links[1], links[0]

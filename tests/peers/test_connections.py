@@ -61,7 +61,7 @@ CONTINUES = frozenset({Feature.CONTINUE})
 def play(
     script: Callable[[PeerCoordinator, ScriptedConnection], Awaitable[None]],
 ) -> None:
-    """Run a script with a connection on which nobody was met yet, in virtual time."""
+    """Run a script with a connection without peers, in virtual time."""
 
     async def scenario() -> None:
         async with running_coordinator() as coordinator:
@@ -71,24 +71,24 @@ def play(
     virtual.run(scenario())
 
 
-async def says(line: ScriptedConnection, peer: str, *words: object) -> None:
+async def send(line: ScriptedConnection, peer: str, *words: object) -> None:
     line.emit(peer, *words)  # type: ignore[arg-type]  # words of either kind
     await run_pending()
 
 
-# Who is there.
+# Peers.
 
 
 def test_each_model_of_each_peer_is_a_worker() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(
+        await send(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
-        await says(line, "b", PeerJoined("a/b%"), OffersChanged((offer("m"),)))
+        await send(line, "b", PeerJoined("a/b%"), OffersChanged((offer("m"),)))
 
         assert peers.workers == ["wire:a%2Fb%25/m", "wire:mac/m", "wire:mac/n"]
 
-        await says(line, "a", PeerLeft("relay says so"))
+        await send(line, "a", PeerLeft("relay says so"))
 
         assert peers.workers == ["wire:a%2Fb%25/m"]
         await line.end()
@@ -100,7 +100,7 @@ def test_each_model_of_each_peer_is_a_worker() -> None:
 def test_an_offer_of_many_models_is_one_worker_whose_name_is_cut() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         names = [letter * 100 for letter in "abcd"]
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer(*names),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(*names),)))
 
         assert peers.workers == [f"wire:mac/{names[0]},{names[1]},+2"]
         for name in names:
@@ -118,18 +118,18 @@ def test_refused_peers_are_listed_until_they_leave_or_join() -> None:
         refused = peers.connections.refused
         other = await peers.connect()
         for key in "abc":
-            await says(line, key, PeerRefused(key, f"why {key}"))
-        await says(other, "d", PeerRefused("d", "why d"))
+            await send(line, key, PeerRefused(key, f"why {key}"))
+        await send(other, "d", PeerRefused("d", "why d"))
         listed = {f"wire:{each}": f"why {each}" for each in "abcd"}
         assert refused.reasons == listed
 
-        await says(line, "a", PeerLeft("bye"))
-        await says(line, "b", PeerJoined("b"))
+        await send(line, "a", PeerLeft("bye"))
+        await send(line, "b", PeerJoined("b"))
         assert [*refused.reasons] == ["wire:c", "wire:d"]
         await line.end()
         assert [*refused.reasons] == ["wire:d"]
         for number in range(REFUSED_MAX):
-            await says(other, str(number), PeerRefused(str(number), "why"))
+            await send(other, str(number), PeerRefused(str(number), "why"))
         assert len(refused.reasons) == REFUSED_MAX
         assert "wire:d" not in refused.reasons
         assert peers.workers == []
@@ -137,9 +137,9 @@ def test_refused_peers_are_listed_until_they_leave_or_join() -> None:
     play(script)
 
 
-def test_what_an_unknown_peer_says_is_of_no_account() -> None:
+def test_messages_of_unknown_peers_are_ignored() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(
+        await send(
             line, "a", OffersChanged((offer(),)), requested_chat(), PeerLeft("bye")
         )
 
@@ -149,23 +149,23 @@ def test_what_an_unknown_peer_says_is_of_no_account() -> None:
     play(script)
 
 
-def test_newer_peer_of_a_name_takes_the_place_of_the_older() -> None:
+def test_newer_peer_replaces_its_namesake() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         other = await peers.connect()
-        await says(
+        await send(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
         client = await peers.coordinator.request("n")
         line.write("a", "half")
         await run_pending()
 
-        await says(other, "z", PeerJoined("mac"), OffersChanged((offer("n"),)))
+        await send(other, "z", PeerJoined("mac"), OffersChanged((offer("n"),)))
 
         assert line.received("a", Dismiss) == [Dismiss(RENAME)]
         assert peers.workers == ["wire:mac/n"]
         (run,) = other.received("z", RunJob)
         assert run.lease == 2
-        await says(line, "a", OffersChanged((offer("o"),)))
+        await send(line, "a", OffersChanged((offer("o"),)))
         assert peers.workers == ["wire:mac/n"]
         other.write("z", "half", " and whole")
         other.complete("z")
@@ -177,8 +177,8 @@ def test_newer_peer_of_a_name_takes_the_place_of_the_older() -> None:
 
 def test_peer_without_models_is_replaced_as_well() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(line, "a", PeerJoined("mac", submits_jobs=True))
-        await says(line, "b", PeerJoined("mac", submits_jobs=True))
+        await send(line, "a", PeerJoined("mac", submits_jobs=True))
+        await send(line, "b", PeerJoined("mac", submits_jobs=True))
 
         assert len(line.received("a", Dismiss)) == 1
         assert line.received("b", Dismiss) == []
@@ -186,11 +186,11 @@ def test_peer_without_models_is_replaced_as_well() -> None:
     play(script)
 
 
-def test_peer_that_is_met_anew_on_its_connection_is_not_dismissed() -> None:
+def test_rejoined_peer_is_not_dismissed() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
 
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer("n"),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer("n"),)))
 
         assert line.received("a", Dismiss) == []
         assert peers.workers == ["wire:mac/n"]
@@ -201,8 +201,8 @@ def test_peer_that_is_met_anew_on_its_connection_is_not_dismissed() -> None:
 def test_one_name_on_two_wires_is_two_peers() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         other = await peers.connect("other")
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        await says(other, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+        await send(other, "a", PeerJoined("mac"), OffersChanged((offer(),)))
 
         assert peers.workers == ["other:mac/m", "wire:mac/m"]
 
@@ -210,9 +210,9 @@ def test_one_name_on_two_wires_is_two_peers() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * (NAME_MAX + 1)], ids=["none", "long"])
-def test_peer_without_a_proper_name_is_sent_away(name: str) -> None:
+def test_peer_with_an_invalid_name_is_dismissed(name: str) -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(line, "a", PeerJoined(name), OffersChanged((offer(),)))
+        await send(line, "a", PeerJoined(name), OffersChanged((offer(),)))
 
         (dismiss,) = line.received("a", Dismiss)
         assert "1 to 256 characters" in dismiss.reason
@@ -221,7 +221,7 @@ def test_peer_without_a_proper_name_is_sent_away(name: str) -> None:
     play(script)
 
 
-def test_connection_has_so_many_peers_and_no_more() -> None:
+def test_number_of_peers_per_connection_is_limited() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         for number in range(PEERS_MAX + 1):
             line.emit(str(number), PeerJoined(f"peer {number}"))
@@ -239,8 +239,8 @@ def test_bug_in_a_session_ends_its_connection_and_no_other(
 ) -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         other = await peers.connect()
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        await says(other, "a", PeerJoined("pc"), OffersChanged((offer(),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+        await send(other, "a", PeerJoined("pc"), OffersChanged((offer(),)))
 
         line.fail(ZeroDivisionError("a bug"))
         end = await line.serving
@@ -261,10 +261,10 @@ def test_names_of_peers_cannot_forge_log_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(
+        await send(
             line, "a", PeerJoined("mac\nfact=Forged"), OffersChanged((offer("x\ny"),))
         )
-        await says(line, "a", PeerLeft("a\nb"))
+        await send(line, "a", PeerLeft("a\nb"))
 
     with caplog.at_level(logging.DEBUG, "shoal"):
         play(script)
@@ -272,31 +272,31 @@ def test_names_of_peers_cannot_forge_log_lines(
     assert not any("\n" in record.getMessage() for record in caplog.records)
 
 
-# What they can run.
+# Offers.
 
 
-def test_models_come_and_go_with_what_is_offered() -> None:
+def test_models_follow_the_offers() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(
+        await send(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
 
-        await says(line, "a", OffersChanged((offer("n"), offer("o"))))
+        await send(line, "a", OffersChanged((offer("n"), offer("o"))))
 
         assert peers.workers == ["wire:mac/n", "wire:mac/o"]
 
     play(script)
 
 
-def test_changed_model_joins_anew_at_once_if_it_is_idle() -> None:
+def test_changed_idle_model_rejoins_at_once() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
         joined: list[object] = []
         peers.coordinator.hub.subscribe(joined.append)
 
-        await says(line, "a", OffersChanged((offer(),)))
-        assert joined == []  # for nothing has changed
-        await says(line, "a", OffersChanged((offer(slots=3),)))
+        await send(line, "a", OffersChanged((offer(),)))
+        assert joined == []  # because nothing has changed
+        await send(line, "a", OffersChanged((offer(slots=3),)))
 
         (worker,) = peers.coordinator.hub.pool.workers.values()
         assert worker.offer.slots == 3
@@ -305,12 +305,12 @@ def test_changed_model_joins_anew_at_once_if_it_is_idle() -> None:
     play(script)
 
 
-def test_changed_model_that_is_busy_joins_anew_when_it_is_idle() -> None:
+def test_changed_busy_model_rejoins_when_idle() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
         client = await peers.coordinator.request()
 
-        await says(line, "a", OffersChanged((offer(slots=3),)))
+        await send(line, "a", OffersChanged((offer(slots=3),)))
         (worker,) = peers.coordinator.hub.pool.workers.values()
         assert worker.offer.slots == 1
         line.write("a", "whole")
@@ -324,12 +324,12 @@ def test_changed_model_that_is_busy_joins_anew_when_it_is_idle() -> None:
     play(script)
 
 
-def test_unloaded_model_ends_what_it_has_and_takes_nothing_new() -> None:
+def test_unloaded_model_finishes_and_drains() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer(slots=2),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(slots=2),)))
         first = await peers.coordinator.request()
 
-        await says(line, "a", OffersChanged(()))
+        await send(line, "a", OffersChanged(()))
         second = await peers.coordinator.request()
         assert len(line.received("a", RunJob)) == 1
         line.complete("a")
@@ -337,7 +337,7 @@ def test_unloaded_model_ends_what_it_has_and_takes_nothing_new() -> None:
 
         assert first.outcome is not None
         assert peers.workers == []
-        await says(line, "a", OffersChanged((offer(),)))
+        await send(line, "a", OffersChanged((offer(),)))
         assert len(line.received("a", RunJob)) == 2
         line.complete("a")
         await run_pending()
@@ -346,14 +346,14 @@ def test_unloaded_model_ends_what_it_has_and_takes_nothing_new() -> None:
     play(script)
 
 
-def test_model_that_is_loaded_again_before_it_could_leave_stays() -> None:
+def test_reloaded_model_stays() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
         await peers.coordinator.request()
-        await says(line, "a", OffersChanged(()))
-        await says(line, "a", OffersChanged((offer(),)))
-        await says(line, "a", OffersChanged(()))
-        await says(line, "a", OffersChanged((offer(),)))
+        await send(line, "a", OffersChanged(()))
+        await send(line, "a", OffersChanged((offer(),)))
+        await send(line, "a", OffersChanged(()))
+        await send(line, "a", OffersChanged((offer(),)))
 
         line.complete("a")
         await run_pending()
@@ -368,14 +368,14 @@ def test_model_that_is_loaded_again_before_it_could_leave_stays() -> None:
     play(script)
 
 
-def test_offers_beyond_the_limits_are_left_out(
+def test_offers_beyond_the_limits_are_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         many = tuple(offer(f"m{number}") for number in range(MODELS_MAX + 5))
         twice = (offer("x"), offer("x"), offer("y" * (NAME_MAX + 1)))
-        await says(line, "a", PeerJoined("mac"), OffersChanged(many))
-        await says(line, "b", PeerJoined("pc"), OffersChanged(twice))
+        await send(line, "a", PeerJoined("mac"), OffersChanged(many))
+        await send(line, "b", PeerJoined("pc"), OffersChanged(twice))
 
         assert len(peers.workers) == MODELS_MAX + 1
         assert "wire:pc/x" in peers.workers
@@ -385,30 +385,30 @@ def test_offers_beyond_the_limits_are_left_out(
     assert any("offers=5" in record.getMessage() for record in caplog.records)
 
 
-def test_offer_without_models_is_a_worker_by_its_peers_name() -> None:
+def test_offer_without_models_has_the_name_of_its_peer() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
-        await says(line, "a", OffersChanged((replace(offer(), models=frozenset()),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
+        await send(line, "a", OffersChanged((replace(offer(), models=frozenset()),)))
 
         assert peers.workers == ["wire:mac"]
 
     play(script)
 
 
-def test_condition_of_a_peer_is_that_of_all_its_models() -> None:
+def test_load_of_a_peer_applies_to_all_its_models() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         hot = LoadChanged(WorkerLoad("is too hot"))
-        await says(
+        await send(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n"))), hot
         )
         client = await peers.coordinator.request("n")
-        await says(line, "a", OffersChanged((offer("m"), offer("n"), offer("o"))))
+        await send(line, "a", OffersChanged((offer("m"), offer("n"), offer("o"))))
 
         assert line.received("a", RunJob) == []
         conditions = [w.load for w in peers.coordinator.hub.pool.workers.values()]
         assert conditions == [WorkerLoad("is too hot")] * 3
 
-        await says(line, "a", LoadChanged(WorkerLoad(speed=0.5)))
+        await send(line, "a", LoadChanged(WorkerLoad(speed=0.5)))
         await asyncio.sleep(1.0)
         assert len(line.received("a", RunJob)) == 1
         line.complete("a")
@@ -418,12 +418,12 @@ def test_condition_of_a_peer_is_that_of_all_its_models() -> None:
     play(script)
 
 
-def test_job_of_one_model_makes_the_others_of_its_peer_dearer() -> None:
+def test_job_of_one_model_raises_the_cost_of_the_others() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(
+        await send(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
-        await says(line, "b", PeerJoined("pc"), OffersChanged((offer("n"),)))
+        await send(line, "b", PeerJoined("pc"), OffersChanged((offer("n"),)))
         await peers.coordinator.request("m")
         workers = peers.coordinator.hub.pool.workers
 
@@ -439,9 +439,9 @@ def test_job_of_one_model_makes_the_others_of_its_peer_dearer() -> None:
     play(script)
 
 
-def test_busy_peer_is_given_a_second_job_if_nobody_else_is_free() -> None:
+def test_busy_peer_gets_a_second_job_if_no_other_is_free() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(
+        await send(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
         await peers.coordinator.request("m")
@@ -453,15 +453,15 @@ def test_busy_peer_is_given_a_second_job_if_nobody_else_is_free() -> None:
     play(script)
 
 
-def test_draining_and_health_of_a_peer_hold_for_all_its_models() -> None:
+def test_drain_and_health_of_a_peer_apply_to_all_its_models() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(
+        await send(
             line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
         )
-        await says(
+        await send(
             line, "a", HealthReported(MachineHealth(cpu=50.0)), Draining("going home")
         )
-        await says(line, "a", OffersChanged((offer("m"), offer("n"), offer("o"))))
+        await send(line, "a", OffersChanged((offer("m"), offer("n"), offer("o"))))
 
         draining = [w.draining for w in peers.coordinator.hub.pool.workers.values()]
         assert draining == ["going home"] * 3
@@ -470,21 +470,21 @@ def test_draining_and_health_of_a_peer_hold_for_all_its_models() -> None:
     play(script)
 
 
-# Their work.
+# Jobs at peers.
 
 
-def test_peer_that_goes_mid_answer_is_replaced_without_a_gap() -> None:
+def test_takeover_from_a_peer_has_no_gap() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(
+        await send(
             line, "a", PeerJoined("mac"), OffersChanged((offer(features=CONTINUES),))
         )
         client = await peers.coordinator.request()
         line.write("a", "one ", "two ")
-        await says(
+        await send(
             line, "b", PeerJoined("pc"), OffersChanged((offer(features=CONTINUES),))
         )
 
-        await says(line, "a", PeerLeft("silent for 30 s"))
+        await send(line, "a", PeerLeft("silent for 30 s"))
         (run,) = line.received("b", RunJob)
         assert run.continues == "one two "
         line.write("b", "three")
@@ -496,12 +496,12 @@ def test_peer_that_goes_mid_answer_is_replaced_without_a_gap() -> None:
     play(script)
 
 
-def test_client_that_leaves_has_the_job_cancelled_where_the_peer_can_be_told() -> None:
+def test_client_disconnect_cancels_the_job_at_the_peer() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(
+        await send(
             line, "a", PeerJoined("shoal", cancels=True), OffersChanged((offer("m"),))
         )
-        await says(line, "b", PeerJoined("mac"), OffersChanged((offer("n"),)))
+        await send(line, "b", PeerJoined("mac"), OffersChanged((offer("n"),)))
         one, two = (
             await peers.coordinator.request("m"),
             await peers.coordinator.request("n"),
@@ -516,22 +516,22 @@ def test_client_that_leaves_has_the_job_cancelled_where_the_peer_can_be_told() -
             w.id: len(w.leases) for w in peers.coordinator.hub.pool.workers.values()
         }
         assert busy == {"wire:shoal/m": 0, "wire:mac/n": 1}
-        line.complete("b")  # it was not told, so it does the job to its end
-        line.complete("a")  # it had just done it
+        line.complete("b")  # it was not cancelled, so it completes the job
+        line.complete("a")  # it had just completed it
         await run_pending()
         assert not any(w.leases for w in peers.coordinator.hub.pool.workers.values())
 
     play(script)
 
 
-def test_nobody_ends_the_job_of_another_peer() -> None:
+def test_peer_cannot_end_the_job_of_another() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
-        await says(line, "b", PeerJoined("eve"), OffersChanged((offer("n"),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
+        await send(line, "b", PeerJoined("eve"), OffersChanged((offer("n"),)))
         client = await peers.coordinator.request("m")
         (run,) = line.received("a", RunJob)
 
-        await says(line, "b", Completed(run.job_id, run.lease))
+        await send(line, "b", Completed(run.job_id, run.lease))
 
         assert client.outcome is None
         line.write("a", "right")
@@ -542,14 +542,14 @@ def test_nobody_ends_the_job_of_another_peer() -> None:
     play(script)
 
 
-def test_refused_job_goes_to_another_peer() -> None:
+def test_rejected_job_goes_to_another_peer() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
         client = await peers.coordinator.request()
-        await says(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
+        await send(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
         (run,) = line.received("a", RunJob)
 
-        await says(line, "a", Rejected(run.job_id, run.lease, "queue_full"))
+        await send(line, "a", Rejected(run.job_id, run.lease, "queue_full"))
         line.write("b", "whole")
         line.complete("b")
         await run_pending()
@@ -568,7 +568,7 @@ async def token(peers: PeerCoordinator, uses_max: int | None = None) -> JoinToke
     return made
 
 
-def test_peer_counts_only_when_its_token_is_stored() -> None:
+def test_peer_joins_after_its_token_use_is_stored() -> None:
     class SlowKeys(SqliteKeys):
         disk = asyncio.Event()
 
@@ -583,7 +583,7 @@ def test_peer_counts_only_when_its_token_is_stored() -> None:
             line = await peers.connect()
             made = await token(peers, uses_max=1)
             by = AdmissionGrant("t1", "wire:mac")
-            await says(
+            await send(
                 line,
                 "a",
                 PeerJoined("mac", grant=by),
@@ -605,7 +605,7 @@ def test_peer_counts_only_when_its_token_is_stored() -> None:
     virtual.run(scenario())
 
 
-def test_peer_whose_token_cannot_be_stored_is_sent_away() -> None:
+def test_peer_is_dismissed_if_its_token_use_cannot_be_stored() -> None:
     class FullKeys(SqliteKeys):
         async def bind_worker(self, token_id: str, worker: str) -> None:
             raise StoreError("shoal.db: disk I/O error")
@@ -617,7 +617,7 @@ def test_peer_whose_token_cannot_be_stored_is_sent_away() -> None:
             await token(peers, uses_max=1)
             by = AdmissionGrant("t1", "wire:mac")
 
-            await says(
+            await send(
                 line, "a", PeerJoined("mac", grant=by), OffersChanged((offer(),))
             )
 
@@ -628,12 +628,12 @@ def test_peer_whose_token_cannot_be_stored_is_sent_away() -> None:
     virtual.run(scenario())
 
 
-def test_revoked_token_ends_the_peers_that_came_by_it_and_no_others() -> None:
+def test_revoked_token_dismisses_its_peers_only() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         made = await token(peers)
         by = AdmissionGrant("t1", "wire:mac")
-        await says(line, "a", PeerJoined("mac", grant=by), OffersChanged((offer(),)))
-        await says(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
+        await send(line, "a", PeerJoined("mac", grant=by), OffersChanged((offer(),)))
+        await send(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
 
         await peers.admission.revoke(made)
         await run_pending()
@@ -641,28 +641,28 @@ def test_revoked_token_ends_the_peers_that_came_by_it_and_no_others() -> None:
         assert line.received("a", Dismiss) == [Dismiss(REVOKED)]
         assert peers.workers == ["wire:pc/m"]
         assert not line.serving.done()
-        await says(line, "c", PeerJoined("late", grant=by), OffersChanged((offer(),)))
+        await send(line, "c", PeerJoined("late", grant=by), OffersChanged((offer(),)))
         assert line.received("c", Dismiss) == [Dismiss(REVOKED)]
         assert peers.workers == ["wire:pc/m"]
 
     play(script)
 
 
-def test_peer_that_leaves_frees_its_token() -> None:
+def test_leaving_peer_releases_its_token() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         made = await token(peers)
         by = AdmissionGrant("t1", "wire:mac")
-        await says(line, "a", PeerJoined("mac", grant=by))
+        await send(line, "a", PeerJoined("mac", grant=by))
         assert peers.admission.count_connected(made) == 1
 
-        await says(line, "a", PeerLeft("bye"))
+        await send(line, "a", PeerLeft("bye"))
 
         assert peers.admission.count_connected(made) == 0
 
     play(script)
 
 
-def test_peer_that_does_not_wait_until_it_is_let_in_is_sent_away() -> None:
+def test_peer_that_sends_before_admission_is_dismissed() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await token(peers)
         by = AdmissionGrant("t1", "wire:mac")
@@ -680,14 +680,14 @@ def test_peer_that_does_not_wait_until_it_is_let_in_is_sent_away() -> None:
     play(script)
 
 
-# What they are told of us.
+# Messages about the local pool.
 
 
-def test_peers_are_told_what_our_own_workers_can_run() -> None:
+def test_peers_receive_the_offers_of_local_workers() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         assert line.received(ALL_PEERS, OffersChanged) == [OffersChanged(())]
         await peers.coordinator.join("w", "own", slots=2)
-        await says(
+        await send(
             line,
             "a",
             PeerJoined("pool"),
@@ -709,14 +709,14 @@ def test_models_of_a_connection_are_offered_on_all_others_only() -> None:
         other = await peers.connect()
         await peers.coordinator.join("w", "own")
         mac = PeerJoined("mac", submits_jobs=True)
-        await says(line, "a", mac, OffersChanged((offer("m"), offer("own"))))
-        await says(other, "b", PeerJoined("gateway", submits_jobs=True))
+        await send(line, "a", mac, OffersChanged((offer("m"), offer("own"))))
+        await send(other, "b", PeerJoined("gateway", submits_jobs=True))
         await asyncio.sleep(ANNOUNCE_INTERVAL)
 
         assert offered(line) == {"own": 1}
         assert offered(other) == {"m": 1, "own": 2}
         late = await peers.connect()
-        await says(late, "c", PeerJoined("late", submits_jobs=True))
+        await send(late, "c", PeerJoined("late", submits_jobs=True))
         assert offered(late) == {"m": 1, "own": 2}
 
     play(script)
@@ -724,9 +724,9 @@ def test_models_of_a_connection_are_offered_on_all_others_only() -> None:
 
 def test_a_worker_of_this_pool_alone_is_offered_on_its_own_connection() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(line, "a", PeerJoined("gateway", submits_jobs=True))
+        await send(line, "a", PeerJoined("gateway", submits_jobs=True))
         ours = PeerJoined("ours", exclusive=True)
-        await says(line, "b", ours, OffersChanged((offer("m"),)))
+        await send(line, "b", ours, OffersChanged((offer("m"),)))
         await asyncio.sleep(ANNOUNCE_INTERVAL)
 
         assert offered(line) == {"m": 1}
@@ -737,10 +737,10 @@ def test_a_worker_of_this_pool_alone_is_offered_on_its_own_connection() -> None:
 def test_a_peer_that_reconnects_is_not_shown_its_models() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         mac = PeerJoined("mac", submits_jobs=True)
-        await says(line, "a", mac, OffersChanged((offer("m"),)))
+        await send(line, "a", mac, OffersChanged((offer("m"),)))
 
         newer = await peers.connect()
-        await says(newer, "a", mac, OffersChanged((offer("m"),)))
+        await send(newer, "a", mac, OffersChanged((offer("m"),)))
         await asyncio.sleep(ANNOUNCE_INTERVAL)
 
         assert offered(newer) == {}
@@ -753,7 +753,7 @@ def test_slots_of_a_peer_do_not_make_the_pool_look_free_to_it() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         await peers.coordinator.join("w", "own")
         mac = PeerJoined("mac", submits_jobs=True)
-        await says(line, "a", mac, OffersChanged((offer("m"),)))
+        await send(line, "a", mac, OffersChanged((offer("m"),)))
         await peers.coordinator.request("own")
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
 
@@ -768,7 +768,7 @@ def offered(line: ScriptedConnection) -> dict[str, int]:
     return {name: each.slots for each in offers for name in each.models}
 
 
-def test_peers_are_told_how_busy_we_are_once_a_second_at_most() -> None:
+def test_load_is_sent_at_most_once_a_second() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         member = await peers.coordinator.join("w", "own", slots=100)
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
@@ -794,7 +794,7 @@ def test_peers_are_told_how_busy_we_are_once_a_second_at_most() -> None:
     play(script)
 
 
-def test_peers_are_told_when_we_take_nothing_new() -> None:
+def test_peers_learn_of_a_drain() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         peers.connections.drain("stopping")
         late = await peers.connect()
@@ -805,9 +805,9 @@ def test_peers_are_told_when_we_take_nothing_new() -> None:
     play(script)
 
 
-def test_connections_end_when_the_coordinator_stops_and_nobody_is_sent_away() -> None:
+def test_stop_closes_connections_without_dismissals() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
         other = await peers.connect()
 
         peers.coordinator.hub.disconnect_all("stopping")
@@ -823,10 +823,10 @@ def test_connections_end_when_the_coordinator_stops_and_nobody_is_sent_away() ->
     play(script)
 
 
-def test_who_reads_what_a_peer_is_told_can_be_looked_up() -> None:
+def test_readers_of_a_connection_can_be_queried() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         met = PeerJoined("mac/1", protection=Protection.NOISE)
-        await says(line, "a", met, OffersChanged((offer(),)))
+        await send(line, "a", met, OffersChanged((offer(),)))
         await peers.coordinator.join("w")
 
         via = {
@@ -842,19 +842,19 @@ def test_who_reads_what_a_peer_is_told_can_be_looked_up() -> None:
     play(script)
 
 
-# Models to be copied.
+# Shared models.
 
 
-def test_there_are_no_models_to_be_copied_unless_they_are_shared() -> None:
+def test_models_are_not_shared_by_default() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await says(line, "a", PeerJoined("mac"), ModelQuery("m"))
+        await send(line, "a", PeerJoined("mac"), ModelQuery("m"))
 
         assert line.received("a", ModelAnswer) == [ModelAnswer("m", available=False)]
 
     play(script)
 
 
-def test_words_about_models_go_to_who_shares_them() -> None:
+def test_model_messages_go_to_the_model_sharing() -> None:
     class Library:
         def __init__(self) -> None:
             self.heard: list[tuple[str, ModelMessage]] = []
@@ -878,13 +878,13 @@ def test_words_about_models_go_to_who_shares_them() -> None:
             library = Library()
             peers = await accept_peers(coordinator, share=library)
             line = await peers.connect()
-            await says(line, "a", PeerJoined("mac"), ModelQuery("m"))
+            await send(line, "a", PeerJoined("mac"), ModelQuery("m"))
             assert library.heard == [("wire:mac", ModelQuery("m"))]
             assert library.say(ModelAnswer("m", available=True, size=9))
             await run_pending()
             assert len(line.received("a", ModelAnswer)) == 1
 
-            await says(line, "a", PeerLeft("bye"))
+            await send(line, "a", PeerLeft("bye"))
 
             assert library.left == ["wire:mac"]
             assert not library.say(ModelAnswer("m", available=True))
@@ -892,11 +892,11 @@ def test_words_about_models_go_to_who_shares_them() -> None:
     virtual.run(scenario())
 
 
-def test_story_of_a_job_says_who_was_unfit() -> None:
+def test_history_of_a_job_names_unfit_workers() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
         hot = LoadChanged(WorkerLoad("is too hot"))
-        await says(line, "a", PeerJoined("mac"), OffersChanged((offer(),)), hot)
-        await says(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
+        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)), hot)
+        await send(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
         client = await peers.coordinator.request()
         assert client.accepted
 
@@ -910,7 +910,7 @@ def test_story_of_a_job_says_who_was_unfit() -> None:
     play(script)
 
 
-def test_connection_on_which_nobody_can_be_met_is_not_worth_a_line(
+def test_connection_without_peers_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:

@@ -27,20 +27,24 @@ def seen(
     return DiscoveredService(name, addresses or ("10.0.0.1",), port, {"n": text})
 
 
-def meet(sighting: DiscoveredService, now: float) -> OutgoingConnection | None:
+def target_of(sighting: DiscoveredService, now: float) -> OutgoingConnection | None:
     if sighting.text["n"] == "ourselves":
         return None
     return target(f"tcp://{sighting.addresses[0]}:{sighting.port}")
 
 
 @asynccontextmanager
-async def meetings(
+async def run_discovery(
     peers: DialledPeers,
-    meet: Callable[[DiscoveredService, float], OutgoingConnection | None] = meet,
+    target_of: Callable[
+        [DiscoveredService, float], OutgoingConnection | None
+    ] = target_of,
 ) -> AsyncIterator[DiscoveredPeers]:
     calls = peers.connections()
     async with asyncio.TaskGroup() as tasks:
-        made = DiscoveredPeers("wire", ServiceBrowser("_x._tcp", meet), calls, tasks)
+        made = DiscoveredPeers(
+            "wire", ServiceBrowser("_x._tcp", target_of), calls, tasks
+        )
         yield made
         calls.stop()
         for each in made.connections:
@@ -58,9 +62,9 @@ def in_virtual_time(
 
 
 @in_virtual_time
-async def test_each_service_is_met_once_while_it_is_there() -> None:
+async def test_service_is_dialled_once_while_present() -> None:
     peers = DialledPeers(lambda: HOUR)
-    async with meetings(peers) as made:
+    async with run_discovery(peers) as made:
         for _ in range(3):
             made.on_found(seen())
             made.on_found(seen("other", "10.0.0.2"))
@@ -73,9 +77,9 @@ async def test_each_service_is_met_once_while_it_is_there() -> None:
 
 
 @in_virtual_time
-async def test_service_is_met_again_when_its_connection_ended() -> None:
+async def test_service_is_dialled_again_after_its_connection_ends() -> None:
     peers = DialledPeers(lambda: 60.0)
-    async with meetings(peers) as made:
+    async with run_discovery(peers) as made:
         made.on_found(seen())
         await asyncio.sleep(100.0)
 
@@ -83,9 +87,9 @@ async def test_service_is_met_again_when_its_connection_ended() -> None:
 
 
 @in_virtual_time
-async def test_service_that_has_gone_is_not_called_until_it_comes_back() -> None:
+async def test_withdrawn_service_is_not_dialled_until_it_returns() -> None:
     peers = DialledPeers(lambda: 1.0)
-    async with meetings(peers) as made:
+    async with run_discovery(peers) as made:
         made.on_found(seen())
         await asyncio.sleep(0.5)
         made.on_lost("studio")
@@ -100,9 +104,9 @@ async def test_service_that_has_gone_is_not_called_until_it_comes_back() -> None
 
 
 @in_virtual_time
-async def test_connection_outlasts_the_word_that_its_service_has_gone() -> None:
+async def test_connection_outlives_the_withdrawal_of_its_service() -> None:
     peers = DialledPeers(lambda: HOUR)
-    async with meetings(peers) as made:
+    async with run_discovery(peers) as made:
         made.on_found(seen())
         await asyncio.sleep(1.0)
         made.on_all_lost()
@@ -117,7 +121,7 @@ async def test_connection_outlasts_the_word_that_its_service_has_gone() -> None:
 @in_virtual_time
 async def test_all_addresses_are_tried_in_turn() -> None:
     peers = DialledPeers()
-    async with meetings(peers) as made:
+    async with run_discovery(peers) as made:
         made.on_found(seen("studio", "10.0.0.1", "10.0.0.2", "10.0.0.3"))
         await asyncio.sleep(20.0)
 
@@ -126,9 +130,9 @@ async def test_all_addresses_are_tried_in_turn() -> None:
 
 
 @in_virtual_time
-async def test_service_that_changes_is_called_soon_but_not_for_each_change() -> None:
+async def test_changed_service_is_dialled_soon_but_not_per_change() -> None:
     peers = DialledPeers()
-    async with meetings(peers) as made:
+    async with run_discovery(peers) as made:
         made.on_found(seen())
         await asyncio.sleep(10 * RETRY_MAX)
         before = len(peers.calls)
@@ -144,10 +148,10 @@ async def test_service_that_changes_is_called_soon_but_not_for_each_change() -> 
 
 
 @in_virtual_time
-async def test_who_is_not_to_be_met_is_asked_about_again_later() -> None:
+async def test_declined_service_is_considered_again_later() -> None:
     answers = iter([None, None, target("tcp://10.0.0.1:1")])
     peers = DialledPeers(lambda: HOUR)
-    async with meetings(peers, lambda sighting, now: next(answers)) as made:
+    async with run_discovery(peers, lambda sighting, now: next(answers)) as made:
         made.on_found(seen())
         await asyncio.sleep(5.0)
 
@@ -155,9 +159,9 @@ async def test_who_is_not_to_be_met_is_asked_about_again_later() -> None:
 
 
 @in_virtual_time
-async def test_we_do_not_call_ourselves() -> None:
+async def test_own_service_is_not_dialled() -> None:
     peers = DialledPeers()
-    async with meetings(peers) as made:
+    async with run_discovery(peers) as made:
         made.on_found(seen(text="ourselves"))
         made.on_found(DiscoveredService("nowhere", (), 1, {"n": ""}))
         await asyncio.sleep(HOUR)
@@ -165,12 +169,12 @@ async def test_we_do_not_call_ourselves() -> None:
         assert peers.calls == []
 
 
-def test_inventing_services_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invented_services_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovered_peers, "DISCOVERED_MAX", 4)
 
     async def test() -> None:
         peers = DialledPeers()
-        async with meetings(peers) as made:
+        async with run_discovery(peers) as made:
             for number in range(100):
                 made.on_found(seen(f"s{number}"))
                 await asyncio.sleep(0.0)

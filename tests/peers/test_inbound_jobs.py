@@ -1,4 +1,4 @@
-"""Peers that ask: their jobs are done in our pool, and in no third one."""
+"""Jobs that peers submit: they run in the local pool, and in no third one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -59,7 +59,7 @@ from simulation import virtual
 
 ONE = LeaseNumber(1)
 OWN_SLOTS = 100
-ASKS = PeerJoined("mac", submits_jobs=True)
+SUBMITTER = PeerJoined("mac", submits_jobs=True)
 
 
 def play(
@@ -67,38 +67,38 @@ def play(
         [PeerCoordinator, ScriptedConnection, ScriptedWorker], Awaitable[None]
     ],
     queue_max: int = 1000,
-    house: PeerJobPolicy = DEFAULT_POLICY,
+    policy: PeerJobPolicy = DEFAULT_POLICY,
 ) -> None:
-    """Run a script with a peer 'a' that may ask, and a worker of our own."""
+    """Run a script with a peer 'a' that may submit jobs, and a local worker."""
 
     async def scenario() -> None:
         async with running_coordinator(queue_max=queue_max) as coordinator:
-            peers = await accept_peers(coordinator, house)
+            peers = await accept_peers(coordinator, policy)
             own = await coordinator.join("own", slots=OWN_SLOTS)
             line = await peers.connect()
-            line.emit("a", ASKS)
+            line.emit("a", SUBMITTER)
             await run_pending()
             await script(peers, line, own)
 
     virtual.run(scenario())
 
 
-async def says(line: ScriptedConnection, *words: RunJob | CancelJob | PeerLeft) -> None:
+async def send(line: ScriptedConnection, *words: RunJob | CancelJob | PeerLeft) -> None:
     line.emit("a", *words)
     await run_pending()
 
 
-def answers(line: ScriptedConnection) -> list[Event]:
-    """Return the ends that the peer was told of."""
+def ends_of(line: ScriptedConnection) -> list[Event]:
+    """Return the ends of jobs that the peer received."""
     kinds: tuple[type[Event], ...] = (Completed, Rejected, Failed)
     return [end for kind in kinds for end in line.received("a", kind)]
 
 
-def test_answer_to_a_neighbour_comes_piece_by_piece_under_its_own_number() -> None:
+def test_answer_is_streamed_to_a_peer_under_its_job_id() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
-        await says(line, requested_chat("theirs"))
+        await send(line, requested_chat("theirs"))
         own.write("one ", "two")
         await run_pending()
         assert line.received("a", AnswerChunk) == [
@@ -108,19 +108,19 @@ def test_answer_to_a_neighbour_comes_piece_by_piece_under_its_own_number() -> No
         own.complete()
         await run_pending()
 
-        assert answers(line) == [Completed(JobId("theirs"), ONE)]
+        assert ends_of(line) == [Completed(JobId("theirs"), ONE)]
 
     play(script)
 
 
-def test_job_of_a_neighbour_has_its_owner_price_and_limits() -> None:
+def test_job_of_a_peer_has_its_owner_price_and_limits() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         facts: list[object] = []
         peers.coordinator.hub.subscribe(facts.append)
 
-        await says(line, requested_chat())
+        await send(line, requested_chat())
 
         (job,) = [fact.job for fact in facts if isinstance(fact, JobSubmitted)]
         assert job.owner == "wire:mac"
@@ -132,18 +132,18 @@ def test_job_of_a_neighbour_has_its_owner_price_and_limits() -> None:
     play(script)
 
 
-def test_job_without_a_model_is_done_by_any() -> None:
+def test_job_without_a_model_runs_anywhere() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
-        await says(line, requested_chat(model=""))
+        await send(line, requested_chat(model=""))
 
         assert [run.work.model for run in own.runs] == ["*"]
 
     play(script)
 
 
-def test_owner_of_a_neighbours_jobs_is_nobody_elses_account() -> None:
+def test_owner_of_a_peers_jobs_is_a_separate_account() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
@@ -156,37 +156,37 @@ def test_owner_of_a_neighbours_jobs_is_nobody_elses_account() -> None:
     play(script)
 
 
-def test_neighbour_that_cancels_frees_the_worker() -> None:
+def test_cancellation_by_a_peer_frees_the_worker() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
-        await says(line, requested_chat("x"), requested_chat("y"))
+        await send(line, requested_chat("x"), requested_chat("y"))
 
-        await says(line, CancelJob(JobId("x"), ONE), CancelJob(JobId("?"), ONE))
+        await send(line, CancelJob(JobId("x"), ONE), CancelJob(JobId("?"), ONE))
 
         assert len(own.cancelled) == 1
         assert len(peers.coordinator.hub.pool.jobs) == 1
-        assert answers(line) == []
-        await says(line, requested_chat("x"))  # the number is free again
+        assert ends_of(line) == []
+        await send(line, requested_chat("x"))  # the id is free again
         assert len(peers.coordinator.hub.pool.jobs) == 2
 
     play(script)
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "replaced"])
-def test_neighbour_that_goes_leaves_no_jobs(how: str) -> None:
+def test_disconnected_peer_leaves_no_jobs(how: str) -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
-        await says(line, requested_chat("x"), requested_chat("y"))
+        await send(line, requested_chat("x"), requested_chat("y"))
         assert len(peers.coordinator.hub.pool.jobs) == 2
 
         if how == "gone":
-            await says(line, PeerLeft("bye"))
+            await send(line, PeerLeft("bye"))
         elif how == "cut":
             await line.end()
         else:
-            line.emit("b", ASKS)
+            line.emit("b", SUBMITTER)
             await run_pending()
 
         assert not peers.coordinator.hub.pool.jobs
@@ -195,21 +195,21 @@ def test_neighbour_that_goes_leaves_no_jobs(how: str) -> None:
     play(script)
 
 
-def test_job_that_is_asked_for_twice_is_done_once() -> None:
+def test_duplicate_job_runs_once() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
-        await says(line, requested_chat("x"), requested_chat("x"))
+        await send(line, requested_chat("x"), requested_chat("x"))
         own.complete()
         await run_pending()
 
         assert len(own.runs) == 1
-        assert len(answers(line)) == 1
+        assert len(ends_of(line)) == 1
 
     play(script)
 
 
-def test_peer_that_may_not_ask_is_told_how_it_may() -> None:
+def test_unauthorized_peer_is_rejected_with_a_hint() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
@@ -230,10 +230,10 @@ def test_a_job_of_a_peer_never_runs_on_that_peer() -> None:
         line.emit("a", OffersChanged((offer("m"), offer("theirs"))))
         await run_pending()
 
-        await says(
+        await send(
             line, *(requested_chat(f"job {number}") for number in range(OWN_SLOTS))
         )
-        await says(line, requested_chat("circle", "theirs"))
+        await send(line, requested_chat("circle", "theirs"))
 
         assert line.received("a", RunJob) == []
         (rejected,) = line.received("a", Rejected)
@@ -243,11 +243,11 @@ def test_a_job_of_a_peer_never_runs_on_that_peer() -> None:
     play(script)
 
 
-def test_answer_that_has_begun_is_refused() -> None:
+def test_started_answer_is_rejected() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
-        await says(line, requested_chat(continues="once upon"))
+        await send(line, requested_chat(continues="once upon"))
 
         (rejected,) = line.received("a", Rejected)
         assert "another pool began" in rejected.reason
@@ -260,7 +260,7 @@ def test_peer_has_as_many_jobs_open_as_there_are_slots_and_no_more() -> None:
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         assert OWN_SLOTS > JOBS_MAX
-        await says(
+        await send(
             line, *(requested_chat(f"job {number}") for number in range(OWN_SLOTS + 1))
         )
 
@@ -270,19 +270,19 @@ def test_peer_has_as_many_jobs_open_as_there_are_slots_and_no_more() -> None:
         assert str(OWN_SLOTS) in rejected.reason
         own.complete()
         await run_pending()
-        await says(line, requested_chat("another"))
+        await send(line, requested_chat("another"))
         assert len(line.received("a", Rejected)) == 1
 
     play(script)
 
 
-def test_full_queue_is_told() -> None:
+def test_full_queue_is_reported() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
         await peers.coordinator.join("slow", "n")
         for number in range(3):
-            await says(line, requested_chat(f"job {number}", "n"))
+            await send(line, requested_chat(f"job {number}", "n"))
 
         (rejected,) = line.received("a", Rejected)
         assert rejected.job_id == "job 2"
@@ -290,7 +290,7 @@ def test_full_queue_is_told() -> None:
     play(script, queue_max=1)
 
 
-def test_what_only_other_pools_have_is_refused_at_once() -> None:
+def test_model_of_other_pools_is_rejected_at_once() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
@@ -299,7 +299,7 @@ def test_what_only_other_pools_have_is_refused_at_once() -> None:
         )
         await run_pending()
 
-        await says(line, requested_chat("x", "far"))
+        await send(line, requested_chat("x", "far"))
 
         (rejected,) = line.received("a", Rejected)
         assert "only other pools have far" in rejected.reason
@@ -308,16 +308,16 @@ def test_what_only_other_pools_have_is_refused_at_once() -> None:
     play(script)
 
 
-def test_failure_of_a_worker_is_passed_on() -> None:
+def test_failure_of_a_worker_is_forwarded() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
-        await says(line, requested_chat())
+        await send(line, requested_chat())
         (run,) = own.runs
         own.emit(Failed(run.job_id, run.lease, "too long", Fault.CONTEXT))
         await run_pending()
 
-        assert answers(line) == [
+        assert ends_of(line) == [
             Failed(JobId("theirs"), ONE, "too long", Fault.CONTEXT)
         ]
 
@@ -342,7 +342,7 @@ def test_failure_of_a_worker_is_passed_on() -> None:
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, ShoalError) else "",
 )
-def test_whatever_may_go_well_elsewhere_is_rejected(
+def test_recoverable_failure_is_a_rejection(
     error: ShoalError, kind: Fault | None
 ) -> None:
     end = rejection_of(requested_chat("x"), error)
@@ -353,11 +353,11 @@ def test_whatever_may_go_well_elsewhere_is_rejected(
         assert end == Failed(JobId("x"), ONE, "x", kind)
 
 
-def test_neighbour_that_does_not_read_loses_its_job_and_nobody_else_does() -> None:
+def test_slow_peer_loses_only_its_own_job() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
-        await says(line, requested_chat("x"))
+        await send(line, requested_chat("x"))
         line.link.writable.clear()
         client = await peers.coordinator.request()
         piece = "x" * (256 << 10)
@@ -378,7 +378,7 @@ def test_neighbour_that_does_not_read_loses_its_job_and_nobody_else_does() -> No
     play(script)
 
 
-def test_tasks_are_done_for_neighbours_as_well() -> None:
+def test_tasks_run_for_peers() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
@@ -387,7 +387,7 @@ def test_tasks_are_done_for_neighbours_as_well() -> None:
         )
         task = replace(requested_chat("x"), work=Task("classify", {"input": "text"}))
 
-        await says(line, task)
+        await send(line, task)
         doer.write('{"label":"a"}')
         doer.complete()
         await run_pending()
@@ -397,7 +397,7 @@ def test_tasks_are_done_for_neighbours_as_well() -> None:
     play(script)
 
 
-def test_limits_of_the_house_hold() -> None:
+def test_policy_limits_apply() -> None:
     async def scenario() -> None:
         async with running_coordinator() as coordinator:
             peers = await accept_peers(
@@ -405,7 +405,9 @@ def test_limits_of_the_house_hold() -> None:
             )
             await coordinator.join("w", "n")
             line = await peers.connect()
-            line.emit("a", ASKS, requested_chat("x", "n"), requested_chat("y", "n"))
+            line.emit(
+                "a", SUBMITTER, requested_chat("x", "n"), requested_chat("y", "n")
+            )
             await asyncio.sleep(3.0)
 
             (rejected,) = line.received("a", Rejected)
@@ -415,7 +417,7 @@ def test_limits_of_the_house_hold() -> None:
     virtual.run(scenario())
 
 
-# Two coordinators that are each other's neighbours.
+# Two coordinators that are each other's peers.
 
 
 def two_pools(
@@ -430,7 +432,7 @@ def two_pools(
     virtual.run(scenario())
 
 
-def test_pool_does_what_its_neighbour_cannot() -> None:
+def test_pool_runs_jobs_of_its_peer() -> None:
     async def script(peers: PeerCoordinator, there: PeerCoordinator) -> None:
         worker = await there.coordinator.join("w", "m")
         await asyncio.sleep(ANNOUNCE_INTERVAL)
@@ -447,17 +449,17 @@ def test_pool_does_what_its_neighbour_cannot() -> None:
     two_pools(script)
 
 
-def test_no_job_goes_in_a_circle() -> None:
+def test_job_is_not_forwarded_in_a_circle() -> None:
     async def script(peers: PeerCoordinator, there: PeerCoordinator) -> None:
         worker = await there.coordinator.join("w", "m")
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
-        assert there.workers == ["wire:w"]  # what is its own is not offered back
+        assert there.workers == ["wire:w"]  # its own models are not offered back
 
         client = await peers.coordinator.request()
         worker.port.on_disconnect("cut off")
         await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
 
-        # It waits there for somebody who has the model, and nobody is asked for it.
+        # It waits there for a worker with the model, and is not forwarded.
         (mirror,) = peers.coordinator.hub.pool.workers.values()
         assert mirror.draining == "not loaded any more"
         assert there.workers == []
@@ -473,7 +475,7 @@ def test_no_job_goes_in_a_circle() -> None:
     two_pools(script)
 
 
-def test_both_may_have_the_same_model_and_help_each_other() -> None:
+def test_pools_with_the_same_model_share_jobs() -> None:
     async def script(peers: PeerCoordinator, there: PeerCoordinator) -> None:
         near, far = await peers.coordinator.join("w"), await there.coordinator.join("w")
         await asyncio.sleep(ANNOUNCE_INTERVAL)
@@ -493,7 +495,7 @@ def test_both_may_have_the_same_model_and_help_each_other() -> None:
     two_pools(script)
 
 
-def test_client_that_leaves_frees_the_neighbours_worker() -> None:
+def test_client_disconnect_frees_the_worker_of_the_peer() -> None:
     async def script(peers: PeerCoordinator, there: PeerCoordinator) -> None:
         worker = await there.coordinator.join("w")
         await asyncio.sleep(ANNOUNCE_INTERVAL)
@@ -510,31 +512,31 @@ def test_client_that_leaves_frees_the_neighbours_worker() -> None:
     two_pools(script)
 
 
-def test_request_on_the_moderation_list_is_refused() -> None:
+def test_moderated_request_is_rejected() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
-        await says(line, requested_chat())
+        await send(line, requested_chat())
 
-        (failed,) = answers(line)
+        (failed,) = ends_of(line)
         assert isinstance(failed, Failed)
         assert failed.fault is Fault.REQUEST
         assert "moderation" in failed.error
         assert not own.runs
 
-    play(script, house=PeerJobPolicy(moderation=Moderation(".*")))
+    play(script, policy=PeerJobPolicy(moderation=Moderation(".*")))
 
 
-def test_answer_on_the_moderation_list_ends_there_and_frees_the_worker() -> None:
+def test_moderated_answer_ends_and_frees_the_worker() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
     ) -> None:
-        await says(line, requested_chat())
+        await send(line, requested_chat())
 
         own.write("x" * UNCHECKED_MAX, "secret")
         await run_pending()
 
-        assert answers(line) == [Completed(JobId("theirs"), ONE, "content_filter")]
+        assert ends_of(line) == [Completed(JobId("theirs"), ONE, "content_filter")]
         assert any(isinstance(word, CancelJob) for word in own.commands)
 
-    play(script, house=PeerJobPolicy(moderation=Moderation("secret")))
+    play(script, policy=PeerJobPolicy(moderation=Moderation("secret")))

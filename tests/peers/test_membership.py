@@ -1,4 +1,4 @@
-"""Rounds as they are run: in virtual time, and over real sockets."""
+"""The membership runner, in virtual time and over real sockets."""
 
 import asyncio
 import logging
@@ -27,18 +27,18 @@ from shoal.transports.dialer import dial
 from simulation import virtual
 from transports.memory_links import ScriptedSession
 
-Said = tuple[float, str]
+TimedText = tuple[float, str]
 
 
 @dataclass
-class Plan:
-    """Rounds as a test plans them: whom to call at which tick."""
+class ScriptedMembership:
+    """A membership prober with a script of exchanges by tick."""
 
     plan: list[Sequence[Probe | OutgoingConnection]]
     every: float | None = 1.0
     ticks: list[float] = field(default_factory=list)
     to_drop: list[OutgoingConnection] = field(default_factory=list)
-    over: list[Said] = field(default_factory=list)
+    over: list[TimedText] = field(default_factory=list)
     rows: list[ListedNode] = field(default_factory=list)
     due: float | None = None
 
@@ -71,7 +71,9 @@ class Plan:
 
 
 @asynccontextmanager
-async def running(rounds: Plan, peers: DialledPeers) -> AsyncIterator[MembershipRunner]:
+async def running(
+    rounds: ScriptedMembership, peers: DialledPeers
+) -> AsyncIterator[MembershipRunner]:
     assert isinstance(rounds, MembershipProber)
     async with asyncio.TaskGroup() as tasks:
         calls = peers.connections()
@@ -86,8 +88,8 @@ async def running(rounds: Plan, peers: DialledPeers) -> AsyncIterator[Membership
                 each.cancel()
 
 
-def made(rounds: Plan, peers: DialledPeers, seconds: float) -> None:
-    """Make the rounds for so long."""
+def made(rounds: ScriptedMembership, peers: DialledPeers, seconds: float) -> None:
+    """Run the prober for ``seconds``."""
 
     async def test() -> None:
         async with running(rounds, peers):
@@ -97,14 +99,14 @@ def made(rounds: Plan, peers: DialledPeers, seconds: float) -> None:
 
 
 def test_ticks_come_at_their_deadlines() -> None:
-    rounds = Plan([])
+    rounds = ScriptedMembership([])
     made(rounds, DialledPeers(), 3.5)
 
     assert rounds.ticks == pytest.approx([0.0, 1.0, 2.0, 3.0], abs=0.05)
 
 
-def test_deadline_that_moves_is_noticed() -> None:
-    rounds = Plan([], every=None)
+def test_changed_deadline_is_noticed() -> None:
+    rounds = ScriptedMembership([], every=None)
 
     async def test() -> None:
         async with running(rounds, DialledPeers()):
@@ -118,8 +120,8 @@ def test_deadline_that_moves_is_noticed() -> None:
     assert 5.5 <= rounds.ticks[1] <= 5.5 + CHECK_INTERVAL
 
 
-def test_whom_it_does_not_reach_is_told_at_once_and_once() -> None:
-    rounds = Plan([])
+def test_unreachable_node_is_reported_once_at_once() -> None:
+    rounds = ScriptedMembership([])
     rounds.plan = [[rounds.exchange("tcp://far:1")]]
     made(rounds, DialledPeers(), 5.0)
 
@@ -128,8 +130,8 @@ def test_whom_it_does_not_reach_is_told_at_once_and_once() -> None:
     assert "connection refused" in why
 
 
-def test_who_does_not_answer_in_time_is_told_then() -> None:
-    rounds = Plan([])
+def test_timeout_of_an_exchange_is_reported() -> None:
+    rounds = ScriptedMembership([])
     rounds.plan = [[rounds.exchange("tcp://far:1", within=2.0)]]
     made(rounds, DialledPeers(lambda: 60.0), 5.0)
 
@@ -138,8 +140,8 @@ def test_who_does_not_answer_in_time_is_told_then() -> None:
     assert why == "no answer from tcp://far:1 within 2 s"
 
 
-def test_exchanges_are_made_at_the_same_time_but_not_without_end() -> None:
-    rounds = Plan([])
+def test_exchanges_run_concurrently_within_a_limit() -> None:
+    rounds = ScriptedMembership([])
     many = [
         rounds.exchange(f"tcp://far:{n}", within=2.0) for n in range(2 * EXCHANGES_MAX)
     ]
@@ -152,8 +154,8 @@ def test_exchanges_are_made_at_the_same_time_but_not_without_end() -> None:
     assert len(rounds.over) == len(many)
 
 
-def test_end_of_an_exchange_is_news() -> None:
-    rounds = Plan([], every=10.0)
+def test_end_of_an_exchange_is_processed() -> None:
+    rounds = ScriptedMembership([], every=10.0)
 
     def over(why: str, now: float) -> None:
         rounds.due = now
@@ -165,19 +167,19 @@ def test_end_of_an_exchange_is_news() -> None:
     assert rounds.ticks[:2] == pytest.approx([0.0, 2.3], abs=0.05)
 
 
-def test_exchange_that_is_cut_off_is_told_of_too() -> None:
-    rounds = Plan([])
+def test_cut_exchange_is_reported() -> None:
+    rounds = ScriptedMembership([])
     rounds.plan = [[rounds.exchange("tcp://far:1", within=60.0)]]
     made(rounds, DialledPeers(lambda: 60.0), 1.0)
 
     assert [why for _, why in rounds.over] == ["cut off"]
 
 
-def test_bug_in_an_exchange_stays_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_bug_in_an_exchange_is_contained(caplog: pytest.LogCaptureFixture) -> None:
     def broken(now: float) -> Any:
         raise RuntimeError("a bug")
 
-    rounds = Plan([])
+    rounds = ScriptedMembership([])
     rounds.plan = [[rounds.exchange("tcp://far:1", broken)]]
     made(rounds, DialledPeers(lambda: 60.0), 3.5)
 
@@ -186,9 +188,9 @@ def test_bug_in_an_exchange_stays_there(caplog: pytest.LogCaptureFixture) -> Non
     assert "a bug" in caplog.text
 
 
-def test_call_is_kept_up_until_it_is_unwanted() -> None:
+def test_connection_is_maintained_until_dropped() -> None:
     outgoing = OutgoingConnection("tcp://far:1", open_session)
-    rounds, peers = Plan([[outgoing]]), DialledPeers(lambda: 1.0)
+    rounds, peers = ScriptedMembership([[outgoing]]), DialledPeers(lambda: 1.0)
 
     async def test() -> None:
         async with running(rounds, peers) as run:
@@ -208,7 +210,7 @@ def test_call_is_kept_up_until_it_is_unwanted() -> None:
 def test_change_of_a_nodes_state_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rounds = Plan([], rows=[ListedNode("b", "192.0.2.1:5", "alive", 0.0)])
+    rounds = ScriptedMembership([], rows=[ListedNode("b", "192.0.2.1:5", "alive", 0.0)])
 
     async def test() -> None:
         async with running(rounds, DialledPeers()):
@@ -225,10 +227,10 @@ def test_change_of_a_nodes_state_is_logged_once(
     ]
 
 
-def test_this_machine_among_the_nodes_is_no_news(
+def test_own_node_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rounds = Plan([], rows=[ListedNode("us", "", "here", 0.0)])
+    rounds = ScriptedMembership([], rows=[ListedNode("us", "", "here", 0.0)])
 
     async def test() -> None:
         async with running(rounds, DialledPeers()):
@@ -240,7 +242,7 @@ def test_this_machine_among_the_nodes_is_no_news(
     assert caplog.messages == []
 
 
-async def test_question_is_asked_and_answered_over_a_real_socket() -> None:
+async def test_exchange_works_over_a_real_socket() -> None:
     async def answer(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -263,7 +265,7 @@ async def test_question_is_asked_and_answered_over_a_real_socket() -> None:
         await asyncio.start_server(answer, "127.0.0.1") as server,
     ):
         port = server.sockets[0].getsockname()[1]
-        rounds = Plan([])
+        rounds = ScriptedMembership([])
         rounds.plan = [[rounds.exchange(f"tcp://127.0.0.1:{port}", asking)]]
         async with asyncio.TaskGroup() as tasks:
             calls = OutboundConnections(

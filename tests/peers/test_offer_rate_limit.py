@@ -1,4 +1,4 @@
-"""Peers that offer one thing after the other."""
+"""The rate limit on offers of peers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ Offers = tuple[Offer, ...]
 
 
 @dataclass
-class Due:
-    """A call that is due, unless it was cancelled."""
+class ScheduledCall:
+    """A scheduled call, which can be cancelled."""
 
     when: float
     call: Callable[[], None]
@@ -29,11 +29,11 @@ class Due:
 
 
 @dataclass
-class Hands:
-    """A clock that is set by hand."""
+class SteppedClock:
+    """A clock that the test advances."""
 
     time: float = 100.0
-    dues: list[Due] = field(default_factory=list)
+    dues: list[ScheduledCall] = field(default_factory=list)
 
     def now(self) -> float:
         return self.time
@@ -41,8 +41,8 @@ class Hands:
     def wall(self) -> float:
         return self.time
 
-    def call_at(self, when: float, call: Callable[[], None]) -> Due:
-        self.dues.append(Due(when, call))
+    def call_at(self, when: float, call: Callable[[], None]) -> ScheduledCall:
+        self.dues.append(ScheduledCall(when, call))
         return self.dues[-1]
 
     def advance(self, seconds: float) -> None:
@@ -59,8 +59,8 @@ def offer(name: str) -> Offers:
 
 
 @dataclass
-class Taken:
-    """What was passed on, each as ``changes`` models that changed."""
+class ForwardedOffers:
+    """Records forwarded offers; each counts as ``changes`` changed models."""
 
     changes: int
     offers: list[Offers] = field(default_factory=list)
@@ -70,8 +70,8 @@ class Taken:
         return self.changes
 
 
-def test_what_comes_too_often_is_passed_on_later_and_only_the_last_of_it() -> None:
-    clock, taken = Hands(), Taken(changes=2 * CHANGES_AT_ONCE)
+def test_rapid_changes_are_coalesced() -> None:
+    clock, taken = SteppedClock(), ForwardedOffers(changes=2 * CHANGES_AT_ONCE)
     stock = OfferRateLimiter(clock)
 
     for number in range(1000):
@@ -84,8 +84,8 @@ def test_what_comes_too_often_is_passed_on_later_and_only_the_last_of_it() -> No
     assert taken.offers == [offer("0"), offer("999")]
 
 
-def test_a_few_changes_are_passed_on_at_once() -> None:
-    clock, taken = Hands(), Taken(changes=2)
+def test_few_changes_pass_at_once() -> None:
+    clock, taken = SteppedClock(), ForwardedOffers(changes=2)
     stock = OfferRateLimiter(clock)
 
     for number in range(100):
@@ -94,8 +94,8 @@ def test_a_few_changes_are_passed_on_at_once() -> None:
     assert len(taken.offers) == 100
 
 
-def test_in_the_long_run_there_are_only_so_many() -> None:
-    clock, taken = Hands(), Taken(changes=2)
+def test_long_term_rate_is_limited() -> None:
+    clock, taken = SteppedClock(), ForwardedOffers(changes=2)
     stock = OfferRateLimiter(clock)
 
     for number in range(10_000):
@@ -106,9 +106,11 @@ def test_in_the_long_run_there_are_only_so_many() -> None:
     assert at_most - 2 <= len(taken.offers) <= at_most + 2
 
 
-def test_one_that_comes_back_goes_on_where_it_was_and_others_do_not_wait() -> None:
-    clock = Hands()
-    before, back, other = (Taken(changes=2 * CHANGES_AT_ONCE) for _ in range(3))
+def test_limit_is_kept_per_peer_across_reconnections() -> None:
+    clock = SteppedClock()
+    before, back, other = (
+        ForwardedOffers(changes=2 * CHANGES_AT_ONCE) for _ in range(3)
+    )
     stock = OfferRateLimiter(clock)
     stock.submit("p", offer("a"), before)
     stock.submit("p", offer("b"), before)
@@ -123,11 +125,11 @@ def test_one_that_comes_back_goes_on_where_it_was_and_others_do_not_wait() -> No
     assert (before.offers, back.offers) == ([offer("a")], [offer("c")])
 
 
-def test_those_that_may_change_again_are_forgotten(
+def test_peers_with_a_full_allowance_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(offer_rate_limit, "PEERS_FIRST", 8)
-    clock, taken = Hands(), Taken(changes=1)
+    clock, taken = SteppedClock(), ForwardedOffers(changes=1)
     stock = OfferRateLimiter(clock)
 
     for number in range(1000):

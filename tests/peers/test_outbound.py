@@ -1,4 +1,4 @@
-"""Connections that are kept up, in virtual time."""
+"""Outbound connections in virtual time."""
 
 import asyncio
 import logging
@@ -19,8 +19,10 @@ from simulation import virtual
 HOUR = 3600.0
 
 
-async def keep_up(calls: OutboundConnections, aim: FixedTarget, seconds: float) -> None:
-    """Keep one connection up for so long, and then stop."""
+async def maintain(
+    calls: OutboundConnections, aim: FixedTarget, seconds: float
+) -> None:
+    """Maintain one connection for ``seconds``, and then stop."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(calls.maintain("wire", aim))
         await asyncio.sleep(seconds)
@@ -31,14 +33,16 @@ def pauses(peers: DialledPeers) -> list[float]:
     return [later - sooner for (sooner, _), (later, _) in pairwise(peers.calls)]
 
 
-def test_peer_that_is_away_is_called_less_and_less_often_and_told_of_once(
+def test_absent_peer_is_dialled_with_backoff_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     peers = DialledPeers()
 
     async def test() -> None:
         with caplog.at_level(logging.INFO):
-            await keep_up(peers.connections(), FixedTarget(target("tcp://far:1")), HOUR)
+            await maintain(
+                peers.connections(), FixedTarget(target("tcp://far:1")), HOUR
+            )
 
     virtual.run(test())
 
@@ -50,30 +54,30 @@ def test_peer_that_is_away_is_called_less_and_less_often_and_told_of_once(
     assert "tcp://far:1: connection refused" in told.getMessage()
 
 
-def test_peer_that_hangs_up_at_once_is_called_less_and_less_often() -> None:
+def test_peer_that_disconnects_at_once_is_dialled_with_backoff() -> None:
     peers = DialledPeers(lambda: 0.0)
-    virtual.run(_kept(peers, HOUR))
+    virtual.run(_maintain(peers, HOUR))
 
     assert all(each >= RETRY_MAX / 2 for each in pauses(peers)[8:])
 
 
-def test_connection_that_lasted_is_made_again_at_once() -> None:
+def test_long_connection_is_redialled_at_once() -> None:
     peers = DialledPeers(lambda: 2 * STEADY_AFTER)
-    virtual.run(_kept(peers, HOUR))
+    virtual.run(_maintain(peers, HOUR))
 
     assert all(each <= 2 * STEADY_AFTER + RETRY_FIRST + 0.1 for each in pauses(peers))
 
 
-def test_coming_back_and_going_again_is_told_again(
+def test_return_and_loss_are_logged_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     lasting = iter([-1.0, -1.0, 1.0, -1.0, -1.0, HOUR])
-    virtual.run(_kept(DialledPeers(lambda: next(lasting)), 30.0))
+    virtual.run(_maintain(DialledPeers(lambda: next(lasting)), 30.0))
 
     assert caplog.text.count("connection refused") == 2
 
 
-async def _kept(peers: DialledPeers, seconds: float) -> None:
+async def _maintain(peers: DialledPeers, seconds: float) -> None:
     aim = FixedTarget(target("tcp://far:1"))
     async with asyncio.TaskGroup() as tasks:
         calls = peers.connections()
@@ -83,28 +87,28 @@ async def _kept(peers: DialledPeers, seconds: float) -> None:
         keeping.cancel()
 
 
-def test_stopping_leaves_a_connection_to_end_by_itself() -> None:
+def test_stop_lets_an_open_connection_end() -> None:
     peers = DialledPeers(lambda: 60.0)
 
     async def test() -> float:
-        await keep_up(peers.connections(), FixedTarget(target("tcp://far:1")), 1.0)
+        await maintain(peers.connections(), FixedTarget(target("tcp://far:1")), 1.0)
         return asyncio.get_running_loop().time()
 
     assert virtual.run(test()) == pytest.approx(60.0, abs=1.0)
     assert peers.served == 1
 
 
-def test_stopping_ends_a_wait_at_once() -> None:
+def test_stop_ends_a_backoff_at_once() -> None:
     peers = DialledPeers()
 
     async def test() -> float:
-        await keep_up(peers.connections(), FixedTarget(target("tcp://far:1")), 100.0)
+        await maintain(peers.connections(), FixedTarget(target("tcp://far:1")), 100.0)
         return asyncio.get_running_loop().time()
 
     assert virtual.run(test()) == pytest.approx(100.0, abs=0.1)
 
 
-def test_certificate_that_is_asked_for_is_passed_on() -> None:
+def test_fingerprint_is_passed_to_the_dialer() -> None:
     peers = DialledPeers(lambda: HOUR)
     pinned = FixedTarget(target("tls://far:1", bytes(32)))
 

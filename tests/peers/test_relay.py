@@ -18,11 +18,11 @@ from shoal.transports.outbox import OUTBOX_MAX
 Outputs = Sequence[RelaySend | RelayBroadcast]
 
 
-class Telephone:
-    """A switch on which ``NUMBER:TEXT`` goes to the link of that number.
+class NumberedRelay:
+    """A relay machine on which ``NUMBER:TEXT`` goes to the link of that number.
 
-    ``all:A,B`` is spread to all links, to the first link only from ``B`` on, ``pause``
-    has nothing read for a while, ``close`` ends the link, and ``bug`` is one.
+    ``all:A,B`` is broadcast, to the first link only from ``B`` on, ``pause`` stops
+    reading for a while, ``close`` closes the link, and ``bug`` raises an error.
     """
 
     def __init__(self) -> None:
@@ -72,23 +72,23 @@ class Telephone:
         return [RelaySend(each, "tick") for each in self.there]
 
 
-class Forgetful(Telephone):
-    """A switch that cannot be told that a link has gone."""
+class FailingCloseRelay(NumberedRelay):
+    """A relay machine that fails when a link closes."""
 
     def link_closed(self, link: int, now: float) -> Outputs:
         raise LookupError
 
 
-class Exchange:
-    """A switching with links in memory."""
+class RelayRun:
+    """A running relay with links in memory."""
 
-    def __init__(self, make: Callable[[], Telephone] = Telephone) -> None:
+    def __init__(self, make: Callable[[], NumberedRelay] = NumberedRelay) -> None:
         self.switch = make()
         self.switching = RelayRunner("test", self.switch, LoopClock())
         self.serving: list[asyncio.Task[ConnectionEnd]] = []
 
     async def connect(self) -> LocalLink:
-        """Return the end of a new link, once the switch knows it."""
+        """Return the end of a new link that the relay has opened."""
         ours, theirs = local_links("switch", f"peer {len(self.serving) + 1}")
         serving = self.switching.serve(theirs, UpgradeRequest("/x"))
         self.serving.append(asyncio.create_task(serving))
@@ -101,8 +101,8 @@ class Exchange:
         await asyncio.gather(*self.serving)
 
 
-async def farewell(link: LocalLink) -> str:
-    """Return what a link was closed with."""
+async def close_reason(link: LocalLink) -> str:
+    """Return the code and reason with which a link was closed."""
     try:
         while True:
             await link.receive()
@@ -110,8 +110,8 @@ async def farewell(link: LocalLink) -> str:
         return closed.text
 
 
-async def test_messages_go_to_the_links_they_are_for_in_order() -> None:
-    exchange = Exchange()
+async def test_messages_reach_their_links_in_order() -> None:
+    exchange = RelayRun()
     first, second = await exchange.connect(), await exchange.connect()
 
     first.write(["2:a", "2:b", "1:c"])
@@ -121,8 +121,8 @@ async def test_messages_go_to_the_links_they_are_for_in_order() -> None:
     await exchange.close()
 
 
-async def test_what_is_for_nobody_goes_nowhere() -> None:
-    exchange = Exchange()
+async def test_message_for_an_unknown_link_is_dropped() -> None:
+    exchange = RelayRun()
     first = await exchange.connect()
 
     first.write(["77:lost", "1:here"])
@@ -131,8 +131,8 @@ async def test_what_is_for_nobody_goes_nowhere() -> None:
     await exchange.close()
 
 
-async def test_what_is_for_all_reaches_each_from_its_place_on() -> None:
-    exchange = Exchange()
+async def test_broadcast_reaches_each_link_from_its_offset() -> None:
+    exchange = RelayRun()
     first, second = await exchange.connect(), await exchange.connect()
 
     second.write(["all:a,b,c", "2:d"])
@@ -142,8 +142,8 @@ async def test_what_is_for_all_reaches_each_from_its_place_on() -> None:
     await exchange.close()
 
 
-async def test_a_link_that_ends_is_gone_for_the_switch_and_the_others() -> None:
-    exchange = Exchange()
+async def test_ended_link_leaves_the_relay() -> None:
+    exchange = RelayRun()
     first, second = await exchange.connect(), await exchange.connect()
 
     await second.close(1000, "bye")
@@ -156,8 +156,8 @@ async def test_a_link_that_ends_is_gone_for_the_switch_and_the_others() -> None:
     await exchange.close()
 
 
-async def test_a_link_that_the_switch_ends_hears_all_before_and_why() -> None:
-    exchange = Exchange()
+async def test_closed_link_gets_pending_messages_and_the_reason() -> None:
+    exchange = RelayRun()
     first, second = await exchange.connect(), await exchange.connect()
 
     second.write(["1:before", "close:enough"])
@@ -170,11 +170,11 @@ async def test_a_link_that_the_switch_ends_hears_all_before_and_why() -> None:
     await exchange.close()
 
 
-async def test_a_link_that_does_not_read_is_cut_off(
+async def test_slow_link_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.peers.relay.OUTBOX_MAX", 1 << 16)
-    exchange = Exchange()
+    exchange = RelayRun()
     first, deaf, third = [await exchange.connect() for _ in range(3)]
 
     first.write([f"2:{'x' * 1000}"] * 100)
@@ -190,14 +190,14 @@ async def test_a_link_that_does_not_read_is_cut_off(
     await exchange.close()
 
 
-def test_what_a_link_may_leave_unread_is_limited() -> None:
+def test_unread_data_per_link_is_limited() -> None:
     assert OUTBOX_MAX == 16 << 20
 
 
-async def test_a_bug_in_the_switch_ends_the_link_that_met_it_alone(
+async def test_bug_ends_only_the_link_that_triggers_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    exchange = Exchange()
+    exchange = RelayRun()
     first, second = await exchange.connect(), await exchange.connect()
 
     with caplog.at_level(logging.ERROR):
@@ -212,10 +212,10 @@ async def test_a_bug_in_the_switch_ends_the_link_that_met_it_alone(
     await exchange.close()
 
 
-async def test_a_bug_about_a_link_that_has_gone_is_logged(
+async def test_bug_about_a_closed_link_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    exchange = Exchange(Forgetful)
+    exchange = RelayRun(FailingCloseRelay)
     await exchange.connect()
 
     with caplog.at_level(logging.ERROR):
@@ -225,8 +225,8 @@ async def test_a_bug_about_a_link_that_has_gone_is_logged(
     assert exchange.serving[0].result().reason == "the end"
 
 
-async def test_the_switch_is_ticked_at_its_deadline() -> None:
-    exchange = Exchange()
+async def test_relay_is_ticked_at_its_deadline() -> None:
+    exchange = RelayRun()
     first = await exchange.connect()
 
     first.write(["tick"])
@@ -236,8 +236,8 @@ async def test_the_switch_is_ticked_at_its_deadline() -> None:
     await exchange.close()
 
 
-async def test_a_link_that_is_paused_loses_nothing() -> None:
-    exchange = Exchange()
+async def test_paused_link_loses_nothing() -> None:
+    exchange = RelayRun()
     first, second = await exchange.connect(), await exchange.connect()
 
     first.write(["pause"])
@@ -251,22 +251,22 @@ async def test_a_link_that_is_paused_loses_nothing() -> None:
     await exchange.close()
 
 
-async def test_stopping_ends_all_links() -> None:
-    exchange = Exchange()
+async def test_stop_closes_all_links() -> None:
+    exchange = RelayRun()
     links = [await exchange.connect() for _ in range(3)]
 
     exchange.switching.disconnect_all("the coordinator is stopping")
     ends = await asyncio.gather(*exchange.serving)
 
     assert {end.code for end in ends} == {1001}
-    assert [await farewell(link) for link in links] == [
+    assert [await close_reason(link) for link in links] == [
         "the coordinator is stopping"
     ] * 3
     assert len(exchange.switching) == 0
 
 
-async def test_a_link_whose_server_is_cancelled_is_gone() -> None:
-    exchange = Exchange()
+async def test_cancelled_link_leaves_the_relay() -> None:
+    exchange = RelayRun()
     await exchange.connect()
 
     exchange.serving[0].cancel()

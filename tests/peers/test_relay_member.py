@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from peers.test_relay import Telephone
+from peers.test_relay import NumberedRelay
 from shoal.peers.relay import RelayRunner, run_relay_member
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.peer_session import PeerSession
@@ -16,8 +16,8 @@ from shoal.transports.local_link import local_links
 from transports.memory_links import ScriptedSession
 
 
-class House:
-    """Serves the coordinator's own sessions, each of which is written down."""
+class RecordingServer:
+    """Serves and records the coordinator's own sessions."""
 
     def __init__(self, clock: LoopClock) -> None:
         self.clock = clock
@@ -37,28 +37,31 @@ class House:
         return await driver.run()
 
 
-async def test_the_coordinator_takes_part_and_comes_back(
+async def test_coordinator_joins_its_relay_and_rejoins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.peers.relay.RESTART_AFTER", 0.0)
     clock = LoopClock()
-    switching, house = RelayRunner("test", Telephone(), clock), House(clock)
-    residing = asyncio.create_task(
-        run_relay_member(switching, "test", house.begin, house.serve, clock)
+    runner, server = (
+        RelayRunner("test", NumberedRelay(), clock),
+        RecordingServer(clock),
     )
-    assert await house.heard.get() == "you are 1 of "
-    assert await house.heard.get() == "hello"  # said to itself
+    membership = asyncio.create_task(
+        run_relay_member(runner, "test", server.begin, server.serve, clock)
+    )
+    assert await server.heard.get() == "you are 1 of "
+    assert await server.heard.get() == "hello"  # a message to itself
     ours, theirs = local_links("switch", "a peer")
-    other = asyncio.create_task(switching.serve(theirs, UpgradeRequest("/x")))
+    other = asyncio.create_task(runner.serve(theirs, UpgradeRequest("/x")))
     assert await ours.receive() == ["you are 2 of /x"]
 
     ours.write(["1:a word", "1:stop"])
 
-    assert await house.heard.get() == "a word"
-    assert await house.heard.get() == "you are 3 of "
-    assert len(house.began) == 2
-    residing.cancel()
-    await asyncio.gather(residing, return_exceptions=True)
-    assert len(switching) == 1
-    switching.disconnect_all("the end")
+    assert await server.heard.get() == "a word"
+    assert await server.heard.get() == "you are 3 of "
+    assert len(server.began) == 2
+    membership.cancel()
+    await asyncio.gather(membership, return_exceptions=True)
+    assert len(runner) == 1
+    runner.disconnect_all("the end")
     await other

@@ -1,4 +1,4 @@
-"""Peers that call functions, and peers that ask for calls."""
+"""Peers that run calls, and peers that submit calls."""
 
 import asyncio
 import hashlib
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from calls.function_workers import call, pack, unpack
-from calls.test_scheduler import WAY, Caller
+from calls.test_scheduler import ROUTE, RecordedCalls
 from coordinator.hubs import Coordinator, run_pending, run_script
 from peers.scripted_peers import PeerCoordinator, ScriptedConnection, accept_peers
 from shoal.calls.group import IDLE_MAX
@@ -52,8 +52,8 @@ BLOB = pack("large")
 DIGEST = hashlib.sha256(BLOB).digest()
 
 
-class Noting:
-    """Notes what it is told of a call."""
+class RecordedReports:
+    """Records the reports about a call."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -81,16 +81,16 @@ class Noting:
         self.end = job.end
 
 
-class Held:
-    """Holds a lane, and does nothing with it."""
+class RecordingStreamOwner:
+    """Opens a call stream without pushing calls."""
 
-    def on_open(self, lane: OpenCallStream) -> None:
+    def on_open(self, stream: OpenCallStream) -> None:
         pass
 
-    def on_results(self, lane: OpenCallStream, returns: list[CallResult]) -> None:
+    def on_results(self, stream: OpenCallStream, returns: list[CallResult]) -> None:
         pass
 
-    def on_end(self, lane: OpenCallStream, error: ShoalError) -> None:
+    def on_end(self, stream: OpenCallStream, error: ShoalError) -> None:
         pass
 
 
@@ -116,15 +116,15 @@ def with_a_peer(
     run_script(scenario)
 
 
-async def ask(coordinator: Coordinator, work: Call) -> Noting:
-    asker = Noting()
+async def ask(coordinator: Coordinator, work: Call) -> RecordedReports:
+    asker = RecordedReports()
     limits = call_limits(work.timeout)
     coordinator.hub.submit(Job(coordinator.hub.new_id(), work, limits, "me"), asker)
     await run_pending()
     return asker
 
 
-def test_a_peer_without_models_is_a_worker_by_its_own_name() -> None:
+def test_peer_without_models_is_a_worker_by_its_name() -> None:
     async def script(
         coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
@@ -133,7 +133,7 @@ def test_a_peer_without_models_is_a_worker_by_its_own_name() -> None:
     with_a_peer(script)
 
 
-def test_a_peer_makes_a_call_and_gives_the_value() -> None:
+def test_peer_runs_a_call_and_returns_the_value() -> None:
     async def script(
         coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
@@ -153,7 +153,7 @@ def test_a_peer_makes_a_call_and_gives_the_value() -> None:
     with_a_peer(script)
 
 
-def test_a_call_that_tells_how_far_it_has_come_is_not_silent() -> None:
+def test_progress_of_a_call_resets_the_silence_limit() -> None:
     async def script(
         coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
@@ -174,15 +174,15 @@ def test_a_call_that_tells_how_far_it_has_come_is_not_silent() -> None:
     with_a_peer(script)
 
 
-def test_lanes_go_to_a_peer_and_back_and_are_closed() -> None:
+def test_call_streams_run_at_a_peer_and_are_closed() -> None:
     async def script(
         coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
-        caller = Caller()
+        caller = RecordedCalls()
         clock = LoopClock(asyncio.get_running_loop().time)
-        board = CallScheduler(coordinator.hub, clock, "me", caller)
-        board.submit(WAY, StreamedCall(7, pack([1]), pack({})))
-        board.flush()
+        scheduler = CallScheduler(coordinator.hub, clock, "me", caller)
+        scheduler.submit(ROUTE, StreamedCall(7, pack([1]), pack({})))
+        scheduler.flush()
         await run_pending()
         (run,) = line.received("1", RunJob)
         (push,) = line.received("1", PushCalls)
@@ -195,23 +195,28 @@ def test_lanes_go_to_a_peer_and_back_and_are_closed() -> None:
         assert push.calls == [StreamedCall(7, pack([1]), pack({}))]
         assert line.received("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
         assert coordinator.hub.pool.jobs == {}
-        board.close()
+        scheduler.close()
 
     with_a_peer(script)
 
 
-def test_a_lane_is_over_where_nothing_can_be_stopped_when_its_worker_says_so() -> None:
+def test_call_stream_without_cancellation_ends_when_its_worker_reports() -> None:
     async def script(
         coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
-        lane = OpenCallStream(
-            coordinator.hub, "me", CallStream("add"), Priority.NORMAL, 9.0, Held()
+        stream = OpenCallStream(
+            coordinator.hub,
+            "me",
+            CallStream("add"),
+            Priority.NORMAL,
+            9.0,
+            RecordingStreamOwner(),
         )
         await run_pending()
         (run,) = line.received("1", RunJob)
         (worker,) = coordinator.hub.pool.workers.values()
 
-        coordinator.hub.cancel(lane.job_id, "its key was revoked")
+        coordinator.hub.cancel(stream.job_id, "its key was revoked")
         await run_pending()
         assert line.received("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
         assert worker.leases == {run.job_id: run.lease}
@@ -223,17 +228,22 @@ def test_a_lane_is_over_where_nothing_can_be_stopped_when_its_worker_says_so() -
     with_a_peer(script, cancels=False)
 
 
-def test_an_idle_lane_is_over_once_its_worker_says_so() -> None:
+def test_idle_call_stream_ends_when_its_worker_reports() -> None:
     async def script(
         coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
-        lane = OpenCallStream(
-            coordinator.hub, "me", CallStream("add"), Priority.NORMAL, 9.0, Held()
+        stream = OpenCallStream(
+            coordinator.hub,
+            "me",
+            CallStream("add"),
+            Priority.NORMAL,
+            9.0,
+            RecordingStreamOwner(),
         )
         await run_pending()
         (run,) = line.received("1", RunJob)
 
-        lane.close(idle=True)
+        stream.close(idle=True)
         await run_pending()
         assert line.received("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
         assert run.job_id in coordinator.hub.pool.jobs
@@ -245,7 +255,7 @@ def test_an_idle_lane_is_over_once_its_worker_says_so() -> None:
     with_a_peer(script, cancels=False)
 
 
-def test_what_a_call_refers_to_goes_before_it_once_and_again_if_it_is_lacking() -> None:
+def test_referenced_value_is_sent_first_and_again_if_missing() -> None:
     async def script(
         coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
@@ -266,7 +276,7 @@ def test_what_a_call_refers_to_goes_before_it_once_and_again_if_it_is_lacking() 
     with_a_peer(script)
 
 
-# What peers ask for.
+# Calls that peers submit.
 
 
 async def asked(line: ScriptedConnection, work: Work, number: str = "theirs") -> None:
@@ -274,7 +284,7 @@ async def asked(line: ScriptedConnection, work: Work, number: str = "theirs") ->
     await run_pending()
 
 
-def test_a_call_that_a_peer_asks_for_is_a_job_of_ours_in_memory() -> None:
+def test_call_of_a_peer_is_a_local_job_in_memory() -> None:
     async def script(
         coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
@@ -290,13 +300,13 @@ def test_a_call_that_a_peer_asks_for_is_a_job_of_ours_in_memory() -> None:
         (end,) = line.received("2", Completed)
         assert (end.job_id, unpack(end.value)) == ("theirs", 3)
         assert line.received("2", AnswerChunk) == []
-        # The peer can never ask for it again.
+        # The peer can never request it again.
         assert await coordinator.store.job(run.job_id) is None
 
     with_a_peer(script)
 
 
-def test_a_call_that_fails_is_told_with_the_traceback() -> None:
+def test_failed_call_is_reported_with_its_traceback() -> None:
     async def script(
         coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
@@ -316,7 +326,7 @@ def test_a_call_that_fails_is_told_with_the_traceback() -> None:
 @pytest.mark.parametrize(
     "work", [CallStream("add"), call("sub")], ids=["lane", "unknown"]
 )
-def test_what_is_not_done_for_peers_is_rejected(work: Work) -> None:
+def test_unsupported_work_of_peers_is_rejected(work: Work) -> None:
     async def script(
         coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:
@@ -329,7 +339,7 @@ def test_what_is_not_done_for_peers_is_rejected(work: Work) -> None:
     with_a_peer(script)
 
 
-def test_a_peer_may_map_a_function_over_much() -> None:
+def test_peer_may_submit_many_calls() -> None:
     async def script(
         coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
     ) -> None:

@@ -1,4 +1,4 @@
-"""Connections that are one worker each, from their beginning to their end."""
+"""Connections of one worker each, from start to end."""
 
 import asyncio
 import logging
@@ -31,15 +31,15 @@ TOKEN = JoinToken("t1", "fleet", digest_of("secret"), 0.0)
 ADMITTED = AdmissionGrant("t1", "wire:w")
 
 
-class SpelledOut(ScriptedSession):
-    """Writes to the worker what it is asked for, in plain words."""
+class TextSession(ScriptedSession):
+    """A session that sends commands as plain text."""
 
     def send(self, message: object, now: float) -> Sequence[Send]:
         text = message.reason if isinstance(message, Dismiss) else ""
         return [Send(f"{type(message).__name__} {text}".strip())]
 
 
-def fail(data: Data) -> Sequence[object]:
+def raise_bug(data: Data) -> Sequence[object]:
     raise ZeroDivisionError("a bug")
 
 
@@ -49,7 +49,7 @@ def connect(
     answer: Callable[[Data], Sequence[object]] = silent,
     grant: AdmissionGrant = NO_JOIN_TOKEN,
 ) -> "asyncio.Task[ConnectionEnd]":
-    session = SoleWorkerSession(SpelledOut(answer, opening=[JOINED]), grant)
+    session = SoleWorkerSession(TextSession(answer, opening=[JOINED]), grant)
     return asyncio.create_task(peers.connections.serve("wire", session, link))
 
 
@@ -67,13 +67,13 @@ def play(
 
 
 def recorded(peers: PeerCoordinator) -> list[Fact]:
-    """Return the facts from now on, as they come."""
+    """Return a list that receives all later facts."""
     facts: list[Fact] = []
     peers.coordinator.hub.subscribe(facts.append)
     return facts
 
 
-def test_worker_is_in_the_pool_for_as_long_as_its_connection_lasts() -> None:
+def test_worker_is_in_the_pool_while_connected() -> None:
     async def script(peers: PeerCoordinator) -> None:
         link = MemoryLink()
         serving = connect(peers, link)
@@ -97,7 +97,7 @@ def test_bug_in_a_session_ends_its_connection_and_no_other(
 ) -> None:
     async def script(peers: PeerCoordinator) -> None:
         link, facts = MemoryLink(), recorded(peers)
-        serving = connect(peers, link, fail)
+        serving = connect(peers, link, raise_bug)
         other = await peers.coordinator.join("other")
         link.deliver("boom")
 
@@ -188,10 +188,10 @@ def test_worker_whose_token_was_revoked_while_it_connected_is_refused() -> None:
     play(script, TOKEN)
 
 
-def test_end_of_the_coordinator_closes_connections_that_have_not_joined() -> None:
+def test_stop_closes_connections_that_have_not_joined() -> None:
     async def script(peers: PeerCoordinator) -> None:
         link = MemoryLink()
-        session = SoleWorkerSession(SpelledOut(), NO_JOIN_TOKEN)
+        session = SoleWorkerSession(TextSession(), NO_JOIN_TOKEN)
         serving = asyncio.create_task(peers.connections.serve("wire", session, link))
         await run_pending()
 

@@ -10,7 +10,7 @@ from shoal.transports.tls import ServerTls, fingerprint_of, server_context
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Where a certificate, its private key and its authority are, in PEM form."""
+    """Files of a certificate, its private key and its authority, in PEM form."""
 
     file: Path
     key: Path
@@ -18,22 +18,22 @@ class Certificate:
 
     @property
     def flags(self) -> tuple[str, str, str, str]:
-        """The flags of a coordinator that has it."""
+        """The flags of a coordinator with this certificate."""
         return "--tls-cert", str(self.file), "--tls-key", str(self.key)
 
     @property
     def fingerprint(self) -> bytes:
-        """What it is known by."""
+        """The SHA-256 fingerprint."""
         return fingerprint_of(self.file.read_text())
 
     @property
     def presented(self) -> ServerTls:
-        """A server's side that shows it."""
+        """The TLS context of a server that presents it."""
         return ServerTls(server_context(self.file, self.key), self.fingerprint)
 
 
 def issue(folder: Path, name: str = "one", host: str = "127.0.0.1") -> Certificate:
-    """Make a certificate under an authority of its own."""
+    """Create a certificate under its own authority."""
     folder.mkdir(parents=True, exist_ok=True)
     authority = trustme.CA()
     leaf = authority.issue_cert(host)

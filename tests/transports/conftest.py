@@ -15,7 +15,7 @@ if sys.platform != "win32":
 
     LOOPS.append(uvloop.new_event_loop)
 
-PATIENCE = scaled(20.0)  # seconds until what should happen is taken not to
+PATIENCE = scaled(20.0)  # seconds until an expected event counts as missing
 
 
 @pytest.fixture(params=LOOPS, ids=lambda made: made.__module__.split(".")[0])

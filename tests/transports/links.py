@@ -1,4 +1,4 @@
-"""Links of both ends of real sockets on 127.0.0.1."""
+"""Both ends of links over real sockets on 127.0.0.1."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ async def serving(
     host: str = "127.0.0.1",
     entrance: ConnectionPolicy = ACCEPT_ALL,
 ) -> AsyncIterator[tuple[str, "asyncio.Queue[TcpLink]"]]:
-    """Accept links until the block ends; give the URL, and the links."""
+    """Accept links within the block; yield the URL and the links."""
     links: asyncio.Queue[TcpLink] = asyncio.Queue()
     done = asyncio.Event()
 
@@ -36,13 +36,13 @@ async def serving(
 
 @asynccontextmanager
 async def pair() -> AsyncIterator[tuple[TcpLink, TcpLink]]:
-    """Give both ends of a connection: the one that dialled first."""
+    """Yield both ends of a connection, the dialling one first."""
     async with serving() as (url, links), connect_tcp(url) as ours:
         yield ours, await links.get()
 
 
 async def received(link: TcpLink, size: int) -> bytes:
-    """Receive that many bytes, in however many pieces they come."""
+    """Receive ``size`` bytes."""
     data = bytearray()
     while len(data) < size:
         for piece in await link.receive():
@@ -52,7 +52,7 @@ async def received(link: TcpLink, size: int) -> bytes:
 
 
 async def ended(link: TcpLink) -> LinkClosed:
-    """Read until the end; return what it was."""
+    """Read until the end; return its cause."""
     try:
         while True:
             await link.receive()

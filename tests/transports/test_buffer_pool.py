@@ -1,4 +1,4 @@
-"""Memory for large messages, used again once nobody looks at it."""
+"""Buffers for large messages, reused once unreferenced."""
 
 import threading
 
@@ -9,15 +9,15 @@ from shoal.transports.buffer_pool import KEPT_MAX, MAPPED_MIN, BufferPool
 MIB = 1 << 20
 
 
-def kept(places: BufferPool) -> list[int]:
-    """Return the sizes of what is kept, in MiB."""
+def retained(places: BufferPool) -> list[int]:
+    """Return the sizes of retained buffers, in MiB."""
     return [len(each) // MIB for each in places._kept]
 
 
 @pytest.mark.parametrize(
     "size", [1, MAPPED_MIN - 1, MAPPED_MIN, MAPPED_MIN + 1, 5 * MIB]
 )
-def test_place_has_the_size_that_was_asked_for(size: int) -> None:
+def test_buffer_has_the_requested_size(size: int) -> None:
     place = BufferPool().allocate(size)
 
     assert (len(place), place.format, place.readonly) == (size, "B", False)
@@ -25,59 +25,59 @@ def test_place_has_the_size_that_was_asked_for(size: int) -> None:
     assert place[-1] == 7
 
 
-def test_place_is_used_again_when_nobody_looks_at_it() -> None:
+def test_unreferenced_buffer_is_reused() -> None:
     places = BufferPool()
     place = places.allocate(3 * MIB)
     place[0] = 7
-    assert kept(places) == []
+    assert retained(places) == []
     del place
-    assert kept(places) == [4]
+    assert retained(places) == [4]
 
     again = places.allocate(2 * MIB)
 
     assert again[0] == 7
-    assert kept(places) == []
+    assert retained(places) == []
 
 
-def test_place_is_not_used_again_while_anybody_looks_at_a_part_of_it() -> None:
+def test_referenced_buffer_is_not_reused() -> None:
     places = BufferPool()
     place = places.allocate(3 * MIB)
     part = place[MIB : MIB + 5].toreadonly()
     part_of_part = memoryview(part)[1:]
     del place, part
-    assert kept(places) == []
+    assert retained(places) == []
 
     del part_of_part
 
-    assert kept(places) == [4]
+    assert retained(places) == [4]
 
 
-def test_place_that_is_too_small_is_not_used() -> None:
+def test_small_buffer_is_not_reused() -> None:
     places = BufferPool()
     places.allocate(2 * MIB)
 
     other = places.allocate(5 * MIB)
 
-    assert kept(places) == [2]
+    assert retained(places) == [2]
     assert len(other) == 5 * MIB
 
 
-def test_no_more_is_kept_than_is_allowed() -> None:
+def test_retained_size_is_limited() -> None:
     places = BufferPool(kept_max=8 * MIB)
     held = [places.allocate(2 * MIB) for _ in range(6)]
-    assert kept(places) == []
+    assert retained(places) == []
 
     held.clear()
-    assert sum(kept(places)) <= 8
+    assert sum(retained(places)) <= 8
 
     places.allocate(8 * MIB)
-    assert kept(places) == [8]
+    assert retained(places) == [8]
     places.allocate(16 * MIB)
-    assert kept(places) == [8]
+    assert retained(places) == [8]
     assert BufferPool()._kept_max == KEPT_MAX
 
 
-def test_last_look_may_be_of_another_thread() -> None:
+def test_last_reference_may_be_in_another_thread() -> None:
     places = BufferPool()
     held = [places.allocate(2 * MIB)]
     thread = threading.Thread(target=held.clear)
@@ -85,4 +85,4 @@ def test_last_look_may_be_of_another_thread() -> None:
     thread.start()
     thread.join()
 
-    assert kept(places) == [2]
+    assert retained(places) == [2]

@@ -1,4 +1,4 @@
-"""Timers that follow a deadline."""
+"""Timers of deadlines."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from shoal.transports.clock import DeadlineTimer
 
 @dataclass(eq=False)
 class Alarm:
-    """A call that the clock has yet to make."""
+    """A scheduled call."""
 
     when: float
     call: Callable[[], None]
@@ -20,7 +20,7 @@ class Alarm:
 
 @dataclass
 class ManualClock:
-    """A clock that a test moves."""
+    """A clock that the test advances."""
 
     time: float = 0.0
     alarms: list[Alarm] = field(default_factory=list)
@@ -37,7 +37,7 @@ class ManualClock:
         return alarm
 
     def advance(self, time: float) -> None:
-        """Move to a time, and make the calls that are due by then."""
+        """Advance to a time, and run the calls that are due."""
         self.time = time
         for alarm in [*self.alarms]:
             if alarm.when <= time:
@@ -67,7 +67,7 @@ def machine_with_timer(deadline: float | None) -> tuple[Machine, DeadlineTimer]:
     return machine, timer
 
 
-def test_the_machine_is_ticked_at_its_deadline_only() -> None:
+def test_machine_is_ticked_at_its_deadline_only() -> None:
     machine, _ = machine_with_timer(5.0)
 
     for time in (4.9, 5.0, 6.0):
@@ -76,7 +76,7 @@ def test_the_machine_is_ticked_at_its_deadline_only() -> None:
     assert machine.ticks == [5.0]
 
 
-def test_a_deadline_that_moves_later_does_not_set_the_timer_again() -> None:
+def test_later_deadline_does_not_reset_the_timer() -> None:
     machine, timer = machine_with_timer(5.0)
 
     for deadline in (6.0, 7.0, 8.0):
@@ -90,7 +90,7 @@ def test_a_deadline_that_moves_later_does_not_set_the_timer_again() -> None:
     assert machine.ticks == [8.0]
 
 
-def test_a_deadline_that_moves_earlier_is_met() -> None:
+def test_earlier_deadline_is_met() -> None:
     machine, timer = machine_with_timer(5.0)
 
     machine.deadline = 2.0
@@ -100,7 +100,7 @@ def test_a_deadline_that_moves_earlier_is_met() -> None:
     assert machine.ticks == [2.0]
 
 
-def test_a_cancelled_timer_does_not_tick() -> None:
+def test_cancelled_timer_does_not_tick() -> None:
     machine, timer = machine_with_timer(5.0)
 
     timer.cancel()
@@ -109,7 +109,7 @@ def test_a_cancelled_timer_does_not_tick() -> None:
     assert machine.ticks == []
 
 
-def test_without_a_deadline_no_timer_is_set() -> None:
+def test_no_timer_is_set_without_a_deadline() -> None:
     machine, _ = machine_with_timer(None)
 
     assert machine.clock.alarms == []

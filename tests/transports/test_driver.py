@@ -29,7 +29,7 @@ CODE_PROTOCOL = 1002
 
 @dataclass
 class Connection:
-    """A driver at work and what came out of it."""
+    """A running driver and its results."""
 
     driver: Driver[object, object]
     link: MemoryLink
@@ -54,30 +54,30 @@ async def connection(
         await asyncio.gather(running, return_exceptions=True)
 
 
-def parrot(data: Data) -> Sequence[object]:
+def echo(data: Data) -> Sequence[object]:
     return (f"heard {data!r}", Send(f"re: {data!r}"))
 
 
-def stumble(data: Data) -> Sequence[object]:
+def raise_bug(data: Data) -> Sequence[object]:
     raise ZeroDivisionError("a bug")
 
 
-def complain(data: Data) -> Sequence[object]:
+def raise_peer_error(data: Data) -> Sequence[object]:
     raise PeerError("frame of 3 bytes, expected a task id of 4")
 
 
-def test_messages_go_in_and_come_out_in_order() -> None:
+def test_messages_pass_in_order() -> None:
     async def scenario() -> None:
-        async with connection(ScriptedSession(parrot, opening=["hello"])) as its:
-            its.link.deliver("a", b"b")
-            assert its.driver.send("mine")
+        async with connection(ScriptedSession(echo, opening=["hello"])) as run:
+            run.link.deliver("a", b"b")
+            assert run.driver.send("mine")
             await asyncio.sleep(1.0)
-            its.link.cut()
+            run.link.cut()
 
-            end = await its.running
+            end = await run.running
 
-        assert its.heard == ["hello", "heard 'a'", "heard b'b'"]
-        assert its.link.sent == ["mine", "re: 'a'", "re: b'b'"]
+        assert run.heard == ["hello", "heard 'a'", "heard b'b'"]
+        assert run.link.sent == ["mine", "re: 'a'", "re: b'b'"]
         assert (end.reason, end.by_peer) == ("connection reset", True)
 
     virtual.run(scenario())
@@ -85,32 +85,32 @@ def test_messages_go_in_and_come_out_in_order() -> None:
 
 def test_session_is_ticked_once_when_the_connection_opens() -> None:
     async def scenario() -> None:
-        async with connection() as its:
+        async with connection() as run:
             await asyncio.sleep(3600.0)
 
-        assert its.session.ticks == [0.0]
+        assert run.session.ticks == [0.0]
 
     virtual.run(scenario())
 
 
 def test_session_is_ticked_at_each_deadline() -> None:
     async def scenario() -> None:
-        async with connection(ScriptedSession(tick_interval=10.0)) as its:
+        async with connection(ScriptedSession(tick_interval=10.0)) as run:
             await asyncio.sleep(35.0)
 
-        assert its.session.ticks == pytest.approx([0.0, 10.0, 20.0, 30.0], abs=0.1)
+        assert run.session.ticks == pytest.approx([0.0, 10.0, 20.0, 30.0], abs=0.1)
 
     virtual.run(scenario())
 
 
-def test_deadline_that_moves_away_is_waited_for() -> None:
+def test_postponed_deadline_is_met() -> None:
     async def scenario() -> None:
         session = ScriptedSession(tick_interval=10.0)
-        async with connection(session) as its:
+        async with connection(session) as run:
             await asyncio.sleep(9.0)
             session.deadline = 15.0
             await asyncio.sleep(3.0)
-            assert len(its.session.ticks) == 1
+            assert len(run.session.ticks) == 1
             await asyncio.sleep(4.0)
 
         assert session.ticks == pytest.approx([0.0, 15.0], abs=0.1)
@@ -119,7 +119,7 @@ def test_deadline_that_moves_away_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("first", [None, 60.0])
-def test_deadline_that_comes_nearer_is_kept(first: float | None) -> None:
+def test_earlier_deadline_is_met(first: float | None) -> None:
     async def scenario() -> None:
         session = ScriptedSession(deadline=first)
 
@@ -128,8 +128,8 @@ def test_deadline_that_comes_nearer_is_kept(first: float | None) -> None:
             return ()
 
         session.answer = set_a_limit
-        async with connection(session) as its:
-            its.link.deliver("answer me within five seconds")
+        async with connection(session) as run:
+            run.link.deliver("answer me within five seconds")
             await asyncio.sleep(4.0)
             assert len(session.ticks) == 1
             await asyncio.sleep(2.0)
@@ -140,7 +140,7 @@ def test_deadline_that_comes_nearer_is_kept(first: float | None) -> None:
     virtual.run(scenario())
 
 
-def test_session_without_a_deadline_any_more_is_left_alone() -> None:
+def test_session_without_a_deadline_is_not_ticked() -> None:
     async def scenario() -> None:
         session = ScriptedSession(tick_interval=10.0)
         async with connection(session):
@@ -152,151 +152,151 @@ def test_session_without_a_deadline_any_more_is_left_alone() -> None:
     virtual.run(scenario())
 
 
-def test_peer_that_breaks_its_protocol_is_told_so() -> None:
+def test_protocol_error_closes_with_its_code() -> None:
     async def scenario() -> None:
-        async with connection(ScriptedSession(complain)) as its:
-            its.link.deliver(b"abc")
+        async with connection(ScriptedSession(raise_peer_error)) as run:
+            run.link.deliver(b"abc")
 
-            end = await its.running
+            end = await run.running
 
         text = "frame of 3 bytes, expected a task id of 4"
         assert end == ConnectionEnd(f"protocol error: {text}", CODE_PROTOCOL, text)
-        assert its.link.closed == [(CODE_PROTOCOL, text)]
+        assert run.link.closed == [(CODE_PROTOCOL, text)]
 
     virtual.run(scenario())
 
 
-def test_bug_of_the_session_ends_its_connection_and_is_raised() -> None:
+def test_session_bug_closes_the_connection_and_is_raised() -> None:
     async def scenario() -> None:
-        async with connection(ScriptedSession(stumble)) as its:
-            its.link.deliver("boom")
+        async with connection(ScriptedSession(raise_bug)) as run:
+            run.link.deliver("boom")
 
             with pytest.raises(ZeroDivisionError):
-                await its.running
+                await run.running
 
-        assert its.link.closed == [(CODE_INTERNAL, "internal error")]
+        assert run.link.closed == [(CODE_INTERNAL, "internal error")]
 
     virtual.run(scenario())
 
 
-def test_bug_in_issue_does_not_hit_the_one_who_issues() -> None:
+def test_bug_in_send_does_not_reach_the_sender() -> None:
     class Clumsy(ScriptedSession):
         def send(self, message: object, now: float) -> Sequence[Send]:
             raise ZeroDivisionError
 
     async def scenario() -> None:
-        async with connection(Clumsy()) as its:
-            assert its.driver.send("something")
+        async with connection(Clumsy()) as run:
+            assert run.driver.send("something")
 
             with pytest.raises(ZeroDivisionError):
-                await its.running
+                await run.running
 
     virtual.run(scenario())
 
 
 @pytest.mark.parametrize("where", ["receiving", "sending"])
-def test_bug_of_the_link_ends_the_connection_and_is_raised(where: str) -> None:
+def test_link_bug_closes_the_connection_and_is_raised(where: str) -> None:
     async def scenario() -> None:
-        async with connection() as its:
+        async with connection() as run:
             if where == "sending":
-                its.link.endless = "something"
-                its.driver.send("x")
-            waiting = asyncio.create_task(its.driver.wait_for_room())
-            its.link.cut(ZeroDivisionError())
+                run.link.endless = "something"
+                run.driver.send("x")
+            waiting = asyncio.create_task(run.driver.wait_for_room())
+            run.link.cut(ZeroDivisionError())
 
             with pytest.raises(ZeroDivisionError):
-                await its.running
+                await run.running
             await waiting
 
-        assert its.link.closed == [(CODE_INTERNAL, "internal error")]
+        assert run.link.closed == [(CODE_INTERNAL, "internal error")]
 
     virtual.run(scenario())
 
 
-def test_last_words_are_sent_before_the_close() -> None:
+def test_pending_messages_are_sent_before_the_close() -> None:
     def part(data: Data) -> Sequence[object]:
         return (Send("sorry"), Close("done", 4000, "Bye"), Send("never"), "never")
 
     async def scenario() -> None:
-        async with connection(ScriptedSession(part)) as its:
-            its.link.deliver("x", "y")
+        async with connection(ScriptedSession(part)) as run:
+            run.link.deliver("x", "y")
 
-            end = await its.running
+            end = await run.running
 
         assert end == ConnectionEnd("done", 4000, "Bye")
-        assert its.link.sent == ["sorry"]
-        assert its.link.closed == [(4000, "Bye")]
-        assert its.heard == []
+        assert run.link.sent == ["sorry"]
+        assert run.link.closed == [(4000, "Bye")]
+        assert run.heard == []
 
     virtual.run(scenario())
 
 
-def test_peer_that_does_not_read_our_last_words_is_left() -> None:
+def test_close_does_not_wait_for_an_unread_peer() -> None:
     async def scenario() -> None:
-        async with connection() as its:
-            its.link.writable.clear()
-            its.driver.send("last words")
-            its.driver.disconnect("stopping", 1001, "bye")
+        async with connection() as run:
+            run.link.writable.clear()
+            run.driver.send("last words")
+            run.driver.disconnect("stopping", 1001, "bye")
 
             async with asyncio.timeout(FLUSH_TIMEOUT + 1.0):
-                end = await its.running
+                end = await run.running
 
         assert end == ConnectionEnd("stopping", 1001, "bye")
-        assert its.link.closed == [(1001, "bye")]
+        assert run.link.closed == [(1001, "bye")]
 
     virtual.run(scenario())
 
 
-def test_nothing_is_issued_before_the_beginning_or_after_the_end() -> None:
+def test_nothing_is_sent_before_start_or_after_end() -> None:
     async def scenario() -> None:
         idle: Driver[object, object] = Driver(
             ScriptedSession(), MemoryLink(), LoopClock(), print
         )
         assert not idle.send("too early")
-        async with connection() as its:
-            its.driver.disconnect("enough")
-            assert not its.driver.send("too late")
-            await its.running
+        async with connection() as run:
+            run.driver.disconnect("enough")
+            assert not run.driver.send("too late")
+            await run.running
 
-            assert not its.driver.send("much too late")
-        assert its.link.sent == []
-
-    virtual.run(scenario())
-
-
-def test_what_arrives_after_the_end_is_not_read() -> None:
-    async def scenario() -> None:
-        async with connection(ScriptedSession(parrot)) as its:
-            its.driver.disconnect("enough")
-            its.link.deliver("late")
-            await its.running
-
-        assert its.heard == []
+            assert not run.driver.send("much too late")
+        assert run.link.sent == []
 
     virtual.run(scenario())
 
 
-def test_first_reason_to_end_is_the_one_that_counts() -> None:
+def test_data_after_the_end_is_not_read() -> None:
     async def scenario() -> None:
-        async with connection() as its:
-            its.driver.disconnect("first")
-            its.driver.disconnect("second")
-            its.link.cut()
+        async with connection(ScriptedSession(echo)) as run:
+            run.driver.disconnect("enough")
+            run.link.deliver("late")
+            await run.running
 
-            assert (await its.running).reason == "first"
+        assert run.heard == []
 
     virtual.run(scenario())
 
 
-def test_peer_that_stops_reading_is_hung_up_on() -> None:
+def test_first_end_reason_wins() -> None:
     async def scenario() -> None:
-        async with connection() as its:
-            its.link.writable.clear()
+        async with connection() as run:
+            run.driver.disconnect("first")
+            run.driver.disconnect("second")
+            run.link.cut()
+
+            assert (await run.running).reason == "first"
+
+    virtual.run(scenario())
+
+
+def test_peer_that_stops_reading_is_disconnected() -> None:
+    async def scenario() -> None:
+        async with connection() as run:
+            run.link.writable.clear()
             issued = 0
-            while its.driver.send("x" * 100_000):
+            while run.driver.send("x" * 100_000):
                 issued += 100_000
 
-            end = await its.running
+            end = await run.running
 
         limit = OUTBOX_MAX * ISSUED_MAX
         assert limit - 200_000 < issued <= limit + 100_000
@@ -305,17 +305,17 @@ def test_peer_that_stops_reading_is_hung_up_on() -> None:
     virtual.run(scenario())
 
 
-def test_whoever_can_wait_waits_for_room() -> None:
+def test_sender_that_can_wait_waits_for_room() -> None:
     async def scenario() -> None:
-        async with connection() as its:
-            await its.driver.wait_for_room()
-            its.link.writable.clear()
-            its.driver.send("x" * (OUTBOX_FULL + 1))
-            waiting = asyncio.create_task(its.driver.wait_for_room())
+        async with connection() as run:
+            await run.driver.wait_for_room()
+            run.link.writable.clear()
+            run.driver.send("x" * (OUTBOX_FULL + 1))
+            waiting = asyncio.create_task(run.driver.wait_for_room())
             await asyncio.sleep(60.0)
             assert not waiting.done()
 
-            its.link.writable.set()
+            run.link.writable.set()
 
             await waiting
 
@@ -323,20 +323,20 @@ def test_whoever_can_wait_waits_for_room() -> None:
 
 
 @pytest.mark.parametrize("how", ["hang up", "cut", "cancel"])
-def test_nobody_waits_for_room_on_a_connection_that_has_ended(how: str) -> None:
+def test_end_releases_waiting_senders(how: str) -> None:
     async def scenario() -> None:
-        async with connection() as its:
-            its.link.writable.clear()
-            its.driver.send("x" * (OUTBOX_FULL + 1))
-            waiting = asyncio.create_task(its.driver.wait_for_room())
+        async with connection() as run:
+            run.link.writable.clear()
+            run.driver.send("x" * (OUTBOX_FULL + 1))
+            waiting = asyncio.create_task(run.driver.wait_for_room())
             await asyncio.sleep(0)
             match how:
                 case "hang up":
-                    its.driver.disconnect("enough")
+                    run.driver.disconnect("enough")
                 case "cut":
-                    its.link.cut()
+                    run.link.cut()
                 case _:
-                    its.running.cancel()
+                    run.running.cancel()
 
             async with asyncio.timeout(FLUSH_TIMEOUT + 1.0):
                 await waiting
@@ -344,7 +344,7 @@ def test_nobody_waits_for_room_on_a_connection_that_has_ended(how: str) -> None:
     virtual.run(scenario())
 
 
-def test_reader_with_endless_data_lets_others_have_their_turn() -> None:
+def test_endless_data_does_not_starve_other_tasks() -> None:
     async def scenario() -> None:
         link = MemoryLink()
         link.endless = "again"
@@ -355,13 +355,13 @@ def test_reader_with_endless_data_lets_others_have_their_turn() -> None:
             read += 1
             return ()
 
-        async with connection(ScriptedSession(count), link) as its:
+        async with connection(ScriptedSession(count), link) as run:
             turns = 0
             for _ in range(10):
                 await asyncio.sleep(0)
                 turns += 1
-            its.driver.disconnect("enough")
-            await its.running
+            run.driver.disconnect("enough")
+            await run.running
 
         assert turns == 10
         assert read <= 12 * READS_IN_A_ROW
@@ -369,15 +369,15 @@ def test_reader_with_endless_data_lets_others_have_their_turn() -> None:
     virtual.run(scenario())
 
 
-def test_flood_of_notices_fills_no_disk(caplog: pytest.LogCaptureFixture) -> None:
+def test_flood_of_notices_is_rate_limited(caplog: pytest.LogCaptureFixture) -> None:
     def grumble(data: Data) -> Sequence[object]:
         return (Notice("text of an unknown extension ignored"),)
 
     async def scenario() -> None:
-        async with connection(ScriptedSession(grumble)) as its:
-            its.link.deliver(*["?"] * (10 * NOTICES_MAX))
-            its.link.cut()
-            await its.running
+        async with connection(ScriptedSession(grumble)) as run:
+            run.link.deliver(*["?"] * (10 * NOTICES_MAX))
+            run.link.cut()
+            await run.running
 
     with caplog.at_level(logging.WARNING):
         virtual.run(scenario())
@@ -386,12 +386,12 @@ def test_flood_of_notices_fills_no_disk(caplog: pytest.LogCaptureFixture) -> Non
     assert "no more of these" in caplog.records[-1].getMessage()
 
 
-def test_farewell_of_the_peer_is_passed_on() -> None:
+def test_close_reason_of_the_peer_is_reported() -> None:
     async def scenario() -> None:
-        async with connection() as its:
-            its.link.cut(LinkClosed("closed by peer: 4002 Invalid token", 4002, "no"))
+        async with connection() as run:
+            run.link.cut(LinkClosed("closed by peer: 4002 Invalid token", 4002, "no"))
 
-            end = await its.running
+            end = await run.running
 
         assert end == ConnectionEnd(
             "closed by peer: 4002 Invalid token", 4002, "no", True
@@ -400,32 +400,32 @@ def test_farewell_of_the_peer_is_passed_on() -> None:
     virtual.run(scenario())
 
 
-def test_long_commands_that_come_at_once_are_no_reason_to_hang_up() -> None:
+def test_long_commands_at_once_do_not_disconnect() -> None:
     async def scenario() -> None:
-        async with connection() as its:
-            for _ in range(4):  # slots, before the writer has had its turn
-                assert its.driver.send("x" * (OUTBOX_MAX - 1))
+        async with connection() as run:
+            for _ in range(4):  # slots, before the writer runs
+                assert run.driver.send("x" * (OUTBOX_MAX - 1))
             await asyncio.sleep(1.0)
 
-            assert not its.running.done()
+            assert not run.running.done()
 
     virtual.run(scenario())
 
 
-class Parted(ScriptedSession):
-    """A session that still has something to say to who has hung up."""
+class LastWordsSession(ScriptedSession):
+    """A session that sends a message when its connection is lost."""
 
     def connection_lost(self, now: float) -> Sequence[Output]:
         return (Send(b"too late?"), Close("half a message"))
 
 
-def test_session_that_wants_to_know_is_told_that_its_peer_has_hung_up() -> None:
+def test_session_may_handle_the_loss_of_its_connection() -> None:
     async def scenario() -> None:
-        async with connection(Parted()) as its:
-            its.link.deliver("half")
-            its.link.cut()
+        async with connection(LastWordsSession()) as run:
+            run.link.deliver("half")
+            run.link.cut()
 
-            end = await its.running
+            end = await run.running
 
         assert end.reason == "half a message"
         assert not end.by_peer
@@ -434,8 +434,8 @@ def test_session_that_wants_to_know_is_told_that_its_peer_has_hung_up() -> None:
 
 
 @dataclass
-class Noting(ScriptedSession):
-    """A session that notes how often it was told that its peer has gone."""
+class LossCountingSession(ScriptedSession):
+    """A session that counts the losses of its connection."""
 
     parted_times: int = 0
 
@@ -445,31 +445,31 @@ class Noting(ScriptedSession):
 
 
 @pytest.mark.parametrize("way", ["stops reading", "breaks", "is refused"])
-def test_session_is_told_once_of_whatever_the_peer_ends_it_by(way: str) -> None:
+def test_session_learns_once_of_any_end_by_the_peer(way: str) -> None:
     async def scenario() -> None:
-        session = Noting(complain if way == "is refused" else parrot)
-        async with connection(session) as its:
+        session = LossCountingSession(raise_peer_error if way == "is refused" else echo)
+        async with connection(session) as run:
             if way == "stops reading":
-                its.link.writable.clear()
-                its.link.deliver(*["x" * OUTBOX_MAX] * 3)
+                run.link.writable.clear()
+                run.link.deliver(*["x" * OUTBOX_MAX] * 3)
             elif way == "breaks":
-                its.link.cut()
-                its.driver.send("to nobody")
+                run.link.cut()
+                run.driver.send("to nobody")
             else:
-                its.link.deliver("nonsense")
-            await its.running
+                run.link.deliver("nonsense")
+            await run.running
 
         assert session.parted_times == 1
 
     virtual.run(scenario())
 
 
-def test_session_is_not_told_that_we_hang_up() -> None:
+def test_session_is_not_notified_of_a_local_close() -> None:
     async def scenario() -> None:
-        session = Noting()
-        async with connection(session) as its:
-            its.driver.disconnect("leaving")
-            await its.running
+        session = LossCountingSession()
+        async with connection(session) as run:
+            run.driver.disconnect("leaving")
+            await run.running
 
         assert session.parted_times == 0
 

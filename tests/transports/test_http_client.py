@@ -1,4 +1,4 @@
-"""What is said of servers that cannot be had, with real ones on 127.0.0.1."""
+"""Connection errors of HTTP clients, with real servers on 127.0.0.1."""
 
 import asyncio
 import ssl
@@ -19,7 +19,7 @@ Ask = Callable[[str], Awaitable[object]]
 
 @asynccontextmanager
 async def server(context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """Hang up on whoever says something."""
+    """Disconnect each client at its first data."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -59,19 +59,19 @@ async def refusal(ask: Ask, url: str) -> str:
     return said
 
 
-async def test_a_server_that_is_not_there_refuses(ask: Ask) -> None:
+async def test_missing_server_refuses(ask: Ask) -> None:
     assert (await refusal(ask, "http://127.0.0.1:1/")).endswith("connection refused")
 
 
-async def test_a_network_that_is_not_there_is_called_so(ask: Ask) -> None:
-    # No machine is asked for an address of this kind (RFC 1122, section 3.2.1.3).
+async def test_unreachable_network_is_named(ask: Ask) -> None:
+    # Addresses of this kind are never routed (RFC 1122, section 3.2.1.3).
     said = await refusal(ask, "http://255.255.255.255:1/")
 
     assert "255.255.255.255" in said
     assert "Connect call failed" not in said
 
 
-async def test_one_without_tls_may_be_behind_another_url(
+async def test_plain_server_is_suggested(
     ask: Ask,
 ) -> None:
     async with server() as port:
@@ -80,14 +80,14 @@ async def test_one_without_tls_may_be_behind_another_url(
     assert "without one with http:// or ws://" in said
 
 
-async def test_one_with_tls_may_be_behind_another_url(ask: Ask, tmp_path: Path) -> None:
+async def test_tls_server_is_suggested(ask: Ask, tmp_path: Path) -> None:
     async with server(secure(tmp_path)) as port:
         said = await refusal(ask, f"http://127.0.0.1:{port}/")
 
     assert "https://" in said
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(
+async def test_untrusted_certificate_is_rejected(
     tmp_path: Path,
 ) -> None:
     async with server(secure(tmp_path)) as port:

@@ -6,7 +6,7 @@ from shoal.transports.link import LinkClosed
 from shoal.transports.local_link import ROOM, local_links
 
 
-async def test_what_one_end_is_given_the_other_receives_together() -> None:
+async def test_sent_messages_are_received_together() -> None:
     here, there = local_links("here", "there")
 
     await here.send("a")
@@ -16,7 +16,7 @@ async def test_what_one_end_is_given_the_other_receives_together() -> None:
     assert (here.peer, there.peer) == ("there", "here")
 
 
-async def test_a_receiver_waits_until_there_is_something() -> None:
+async def test_receiver_waits_for_messages() -> None:
     here, there = local_links("here", "there")
     receiving = asyncio.create_task(there.receive())
     await asyncio.sleep(0)
@@ -26,7 +26,7 @@ async def test_a_receiver_waits_until_there_is_something() -> None:
     assert await receiving == ["a"]
 
 
-async def test_who_can_wait_does_until_most_is_read() -> None:
+async def test_sender_waits_until_most_is_read() -> None:
     here, there = local_links("here", "there")
     await here.send("x" * ROOM)
     sending = asyncio.create_task(here.send("y"))
@@ -39,7 +39,7 @@ async def test_who_can_wait_does_until_most_is_read() -> None:
     assert here.unread == 0
 
 
-async def test_what_was_said_before_the_end_arrives() -> None:
+async def test_messages_before_the_close_arrive() -> None:
     here, there = local_links("here", "there")
     here.write(["last"])
     await here.close(1001, "going")
@@ -56,7 +56,7 @@ async def test_what_was_said_before_the_end_arrives() -> None:
 
 
 @pytest.mark.parametrize("abruptly", [False, True])
-async def test_those_who_wait_learn_of_the_end(abruptly: bool) -> None:
+async def test_close_releases_waiting_tasks(abruptly: bool) -> None:
     here, there = local_links("here", "there")
     receiving = asyncio.create_task(here.receive())
     sending = asyncio.create_task(here.send("x" * (ROOM + 1)))

@@ -20,13 +20,13 @@ from shoal.transports import mdns
 from shoal.transports.mdns import addresses_of, local_network
 
 HERE = ("127.0.0.1",)
-PATIENCE = scaled(20.0)  # seconds until what should happen is taken not to
+PATIENCE = scaled(20.0)  # seconds until an expected event counts as missing
 TEXT = {"deviceID": "8A1C", "chip": "é", "version": "1"}
 kinds = (f"_shoal{number}x{id(object()) % 9999}._tcp" for number in count())
 
 
 class Watcher:
-    """Notes what a browser tells."""
+    """Records the services of a browser."""
 
     def __init__(self) -> None:
         self.there: dict[str, DiscoveredService] = {}
@@ -57,7 +57,7 @@ async def watching(kind: str) -> AsyncIterator[Watcher]:
         yield watcher
 
 
-async def test_what_is_announced_is_found_and_what_is_withdrawn_goes() -> None:
+async def test_announced_service_is_found_until_withdrawn() -> None:
     kind = next(kinds)
     async with watching(kind) as watcher:
         async with local_network(HERE) as network:
@@ -70,7 +70,7 @@ async def test_what_is_announced_is_found_and_what_is_withdrawn_goes() -> None:
         await watcher.sees()
 
 
-async def test_of_two_with_one_name_the_second_gets_another() -> None:
+async def test_duplicate_name_is_changed() -> None:
     kind = next(kinds)
     async with (
         watching(kind) as watcher,
@@ -96,13 +96,11 @@ async def test_of_two_with_one_name_the_second_gets_another() -> None:
         ("\udcff", "-"),
     ],
 )
-def test_name_of_any_host_becomes_one_that_can_be_announced(
-    name: str, announced: str
-) -> None:
+def test_any_host_name_becomes_a_valid_service_name(name: str, announced: str) -> None:
     assert mdns._instance_name(name) == announced
 
 
-async def test_odd_names_and_long_texts_are_announced() -> None:
+async def test_unusual_names_and_long_texts_are_announced() -> None:
     kind = next(kinds)
     async with watching(kind) as watcher, local_network(HERE) as network:
         service = ServiceRecord(kind, "Bäckerei 😀\n" + "é" * 99, {"chip": "é" * 400})
@@ -111,7 +109,7 @@ async def test_odd_names_and_long_texts_are_announced() -> None:
         assert watcher.there[name].text["chip"].startswith("é" * 120)
 
 
-async def test_flood_of_services_is_cut_off_and_told_of_once(
+async def test_flood_of_services_is_limited_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mdns, "SERVICES_MAX", 2)
@@ -128,10 +126,10 @@ async def test_flood_of_services_is_cut_off_and_told_of_once(
 
 
 def ignore(told: object) -> None:
-    """Do nothing about it."""
+    """Ignore a service."""
 
 
-async def test_change_is_seen() -> None:
+async def test_change_of_a_service_is_seen() -> None:
     kind = next(kinds)
     async with watching(kind) as watcher:
         for text in ({"n": "1"}, {"n": "2"}):
@@ -142,7 +140,7 @@ async def test_change_is_seen() -> None:
             await watcher.sees()
 
 
-async def test_names_that_mean_nothing_are_passed_over() -> None:
+async def test_invalid_names_are_ignored() -> None:
     seen: list[DiscoveredService] = []
     async with local_network(HERE) as network, asyncio.TaskGroup() as tasks:
         inner = network._zeroconf.zeroconf
@@ -156,7 +154,7 @@ async def test_names_that_mean_nothing_are_passed_over() -> None:
     assert seen == []
 
 
-def test_texts_and_addresses_of_others_are_bounded() -> None:
+def test_texts_and_addresses_are_bounded() -> None:
     kind = "_x._tcp.local."
     info = AsyncServiceInfo(
         kind,
@@ -175,14 +173,14 @@ def test_texts_and_addresses_of_others_are_bounded() -> None:
     assert sighting.addresses[0].startswith("10.")
 
 
-async def test_machine_without_an_address_says_so() -> None:
+async def test_machine_without_an_address_is_an_error() -> None:
     with pytest.raises(Unavailable, match="no address on a network with multicast"):
         async with local_network(()):
             pass
 
 
-def test_address_that_is_not_ours_says_so() -> None:
-    # In a process of its own, for the library leaves sockets behind.
+def test_foreign_address_is_an_error() -> None:
+    # In a separate process, because the library leaks sockets.
     ran = subprocess.run(
         [sys.executable, "-c", ELSEWHERE],
         check=False,
@@ -201,7 +199,7 @@ asyncio.run(local_network(["203.0.113.9"]).__aenter__())
 
 
 def machine(**interfaces: tuple[bool, str, list[str]]) -> tuple[object, object]:
-    """Return what the system would tell of interfaces: up, flags, addresses."""
+    """Return interfaces as the system lists them: up, flags, addresses."""
     stats = {
         name: SimpleNamespace(isup=up, flags=flags)
         for name, (up, flags, _) in interfaces.items()
@@ -224,7 +222,7 @@ def machine(**interfaces: tuple[bool, str, list[str]]) -> tuple[object, object]:
         ("fe80::5%eth0", ("fe80::5",)),
     ],
 )
-def test_addresses_are_those_that_others_can_reach(
+def test_only_reachable_addresses_are_listed(
     monkeypatch: pytest.MonkeyPatch, host: str, found: tuple[str, ...]
 ) -> None:
     stats, addresses = machine(
@@ -244,11 +242,11 @@ def test_addresses_are_those_that_others_can_reach(
     assert addresses_of(host) == found
 
 
-def test_addresses_of_this_machine_can_be_told() -> None:
+def test_local_addresses_can_be_listed() -> None:
     assert all(":" not in address for address in addresses_of("0.0.0.0"))
 
 
-def test_library_is_loaded_only_when_it_is_used() -> None:
+def test_library_is_imported_lazily() -> None:
     script = "import sys, shoal.app.server; sys.exit('zeroconf' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], check=False, timeout=PATIENCE)
     assert ran.returncode == 0

@@ -1,4 +1,4 @@
-"""What is to be written to one peer, and in which order it goes out."""
+"""The outbox: messages and bulks to one peer, and their order."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ LARGE = 1 << 20
 
 
 class SlowLink(MemoryLink):
-    """Takes one thing at a time, each when the test says so."""
+    """A link that accepts one item at a time, on demand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,14 +32,14 @@ class SlowLink(MemoryLink):
         await self._takes.acquire()
         await super().send(data)
 
-    async def take(self, things: int = 1) -> None:
-        """Take so many, and see what is sent next."""
+    async def accept(self, things: int = 1) -> None:
+        """Accept ``things`` items."""
         for _ in range(things):
             self._takes.release()
             await asyncio.sleep(1.0)
 
 
-def test_message_goes_out_before_bulks_that_came_first() -> None:
+def test_message_overtakes_queued_bulks() -> None:
     async def scenario() -> None:
         link = SlowLink()
         outbox = Outbox(link)
@@ -47,10 +47,10 @@ def test_message_goes_out_before_bulks_that_came_first() -> None:
         outbox.send("before", 1)
         for number in b"12":
             outbox.send_bulk(Bulk((b"head%c" % number, b"body%c" % number)), 1)
-        await link.take(2)
+        await link.accept(2)
         outbox.send("meanwhile", 1)
 
-        await link.take(10)
+        await link.accept(10)
         outbox.close()
         await writing
 
@@ -60,7 +60,7 @@ def test_message_goes_out_before_bulks_that_came_first() -> None:
     virtual.run(scenario())
 
 
-def test_message_goes_out_where_a_bulk_has_a_gap() -> None:
+def test_message_interleaves_a_running_bulk() -> None:
     def chunks() -> Iterator[bytes]:
         for number in range(3):
             yield b"%d" % number * 4
@@ -71,10 +71,10 @@ def test_message_goes_out_where_a_bulk_has_a_gap() -> None:
         outbox = Outbox(link)
         writing = asyncio.create_task(outbox.run())
         outbox.send_bulk(Bulk(chunks(), 12), 1)
-        await link.take()
+        await link.accept()
         outbox.send("small", 1)
 
-        await link.take(10)
+        await link.accept(10)
         outbox.close()
         await writing
 
@@ -83,7 +83,7 @@ def test_message_goes_out_where_a_bulk_has_a_gap() -> None:
     virtual.run(scenario())
 
 
-def test_parts_are_made_as_they_are_written() -> None:
+def test_parts_are_created_when_written() -> None:
     made = []
 
     def parts() -> Iterator[bytes]:
@@ -96,18 +96,18 @@ def test_parts_are_made_as_they_are_written() -> None:
         outbox = Outbox(link)
         writing = asyncio.create_task(outbox.run())
         outbox.send_bulk(Bulk(parts(), 4 * LARGE), 1)
-        await link.take()
+        await link.accept()
 
         assert made == [0, 1]
 
         outbox.close()
-        await link.take(3)
+        await link.accept(3)
         await writing
 
     virtual.run(scenario())
 
 
-def test_others_have_their_turn_where_a_bulk_is_empty() -> None:
+def test_empty_bulk_does_not_block_others() -> None:
     turns = 0
 
     def parts() -> Iterator[bytes]:
@@ -136,7 +136,7 @@ def test_others_have_their_turn_where_a_bulk_is_empty() -> None:
     virtual.run(scenario())
 
 
-def test_bulk_that_is_not_what_it_was_said_to_be_is_a_bug() -> None:
+def test_bulk_of_another_size_is_a_bug() -> None:
     async def scenario() -> None:
         outbox = Outbox(MemoryLink())
         outbox.send_bulk(Bulk(iter([b"12345"]), 6), 1)
@@ -148,7 +148,7 @@ def test_bulk_that_is_not_what_it_was_said_to_be_is_a_bug() -> None:
     virtual.run(scenario())
 
 
-def test_bulk_counts_until_it_is_written() -> None:
+def test_bulk_counts_as_unsent_until_written() -> None:
     async def scenario() -> None:
         link = SlowLink()
         outbox = Outbox(link)
@@ -158,11 +158,11 @@ def test_bulk_counts_until_it_is_written() -> None:
         await asyncio.sleep(1.0)
         assert not room.done()
 
-        await link.take()
+        await link.accept()
         assert room.done()
 
         outbox.close()
-        await link.take()
+        await link.accept()
         await writing
 
     virtual.run(scenario())
@@ -173,12 +173,10 @@ def test_bulk_counts_until_it_is_written() -> None:
     [(1, OUTBOX_MAX), (ISSUED_MAX, OUTBOX_MAX * BULK_MAX)],
     ids=["provoked", "issued"],
 )
-def test_bulks_that_nobody_reads_are_too_much_some_day(
-    patience: int, limit: int
-) -> None:
+def test_unread_bulks_exceed_the_limit(patience: int, limit: int) -> None:
     async def scenario() -> None:
         outbox = Outbox(MemoryLink())
-        body = memoryview(bytes(4 * OUTBOX_MAX))  # more than may be unread of messages
+        body = memoryview(bytes(4 * OUTBOX_MAX))  # above the limit of unread messages
         posted = 0
         while outbox.send_bulk(Bulk((body,)), patience):
             posted += len(body)
@@ -188,7 +186,7 @@ def test_bulks_that_nobody_reads_are_too_much_some_day(
     virtual.run(scenario())
 
 
-def test_message_is_not_too_much_because_a_bulk_is_under_way() -> None:
+def test_running_bulk_does_not_count_against_messages() -> None:
     async def scenario() -> None:
         outbox = Outbox(MemoryLink())
         body = memoryview(bytes(4 * OUTBOX_MAX))
@@ -199,15 +197,15 @@ def test_message_is_not_too_much_because_a_bulk_is_under_way() -> None:
     virtual.run(scenario())
 
 
-def test_end_of_the_link_ends_a_bulk_that_is_half_written() -> None:
+def test_close_ends_a_running_bulk() -> None:
     async def scenario() -> None:
         link = SlowLink()
         outbox = Outbox(link)
         writing = asyncio.create_task(outbox.run())
         outbox.send_bulk(Bulk((b"head", b"body")), 1)
-        await link.take()
+        await link.accept()
         link.cut()
-        await link.take()
+        await link.accept()
 
         with pytest.raises(LinkClosed):
             await writing
@@ -215,8 +213,8 @@ def test_end_of_the_link_ends_a_bulk_that_is_half_written() -> None:
     virtual.run(scenario())
 
 
-class PromptLink(MemoryLink):
-    """Takes messages without waiting while it is ``open``, and cuts some."""
+class ImmediateLink(MemoryLink):
+    """A link that accepts messages at once while it is ``open``."""
 
     certificate = b""
 
@@ -241,9 +239,9 @@ class PromptLink(MemoryLink):
         await self.send(bytes(part))
 
 
-def test_message_that_needs_no_waiting_is_said_at_once() -> None:
+def test_message_is_sent_at_once_if_possible() -> None:
     async def scenario() -> None:
-        link = PromptLink()
+        link = ImmediateLink()
         outbox = Outbox(link)
         writing = asyncio.create_task(outbox.run())
         outbox.send(b"before the writer runs", 1)

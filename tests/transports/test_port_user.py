@@ -30,6 +30,6 @@ def test_a_free_port_has_no_user() -> None:
     assert port_user(port) is None
 
 
-def test_where_the_system_does_not_tell_there_is_none(tmp_path: Path) -> None:
+def test_unknown_user_is_none(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert port_user(server.getsockname()[1], proc=tmp_path) is None

@@ -24,7 +24,7 @@ from transports.certificates import issue
 from transports.conftest import PATIENCE
 from transports.links import ended, pair, received, serving
 
-ONE_READ = 256 << 10  # bytes: what the event loops read at a time, at most
+ONE_READ = 256 << 10  # bytes: the largest read of the event loops
 
 
 def test_bytes_arrive_in_order_both_ways(run: Any) -> None:
@@ -41,7 +41,7 @@ def test_bytes_arrive_in_order_both_ways(run: Any) -> None:
     run(test)
 
 
-def test_more_than_all_buffers_arrives_whole(run: Any) -> None:
+def test_data_beyond_all_buffers_arrives_in_full(run: Any) -> None:
     async def test() -> None:
         data = bytes(range(256)) * (4 * (UNREAD_MAX + UNSENT_MAX) // 256)
         async with pair() as (ours, theirs), asyncio.TaskGroup() as tasks:
@@ -54,16 +54,16 @@ def test_more_than_all_buffers_arrives_whole(run: Any) -> None:
     run(test)
 
 
-def test_who_sends_waits_for_a_peer_that_does_not_read(run: Any) -> None:
+def test_sender_waits_for_a_slow_reader(run: Any) -> None:
     async def test() -> None:
         async with pair() as (ours, theirs):
-            sending = asyncio.create_task(_send_for_ever(ours))
+            sending = asyncio.create_task(_send_forever(ours))
             while not (ours._writing_paused and theirs._reading_paused):  # noqa: ASYNC110  # none tells
                 await asyncio.sleep(0)
 
             assert len(theirs._unread) <= UNREAD_MAX + ONE_READ
             assert ours.transport.get_write_buffer_size() <= 2 * UNSENT_MAX
-            # It goes on when it is read.
+            # It resumes when data is read.
             await received(theirs, 8 * (UNREAD_MAX + ONE_READ + UNSENT_MAX))
             assert not sending.done()
             sending.cancel()
@@ -72,7 +72,7 @@ def test_who_sends_waits_for_a_peer_that_does_not_read(run: Any) -> None:
     run(test)
 
 
-def test_what_was_said_last_arrives_before_the_end(run: Any) -> None:
+def test_last_data_arrives_before_the_end(run: Any) -> None:
     async def test() -> None:
         async with pair() as (ours, theirs):
             await ours.send(b"x" * 3_000_000)
@@ -91,7 +91,7 @@ def test_what_was_said_last_arrives_before_the_end(run: Any) -> None:
     run(test)
 
 
-def test_nothing_can_be_sent_after_the_end_and_closing_twice_is_no_harm(
+def test_send_fails_after_close_and_close_is_idempotent(
     run: Any,
 ) -> None:
     async def test() -> None:
@@ -106,10 +106,10 @@ def test_nothing_can_be_sent_after_the_end_and_closing_twice_is_no_harm(
     run(test)
 
 
-def test_connection_that_breaks_ends_both_who_reads_and_who_writes(run: Any) -> None:
+def test_broken_connection_ends_reader_and_writer(run: Any) -> None:
     async def test() -> None:
         async with pair() as (ours, theirs):
-            writing = asyncio.create_task(_send_for_ever(theirs))
+            writing = asyncio.create_task(_send_forever(theirs))
             ours.abort()
 
             end = await ended(theirs)
@@ -120,7 +120,7 @@ def test_connection_that_breaks_ends_both_who_reads_and_who_writes(run: Any) -> 
     run(test)
 
 
-def test_who_has_said_all_may_still_be_answered(run: Any) -> None:
+def test_half_closed_end_still_receives(run: Any) -> None:
     async def test() -> None:
         loop = asyncio.get_running_loop()
         async with serving() as (url, links):
@@ -146,7 +146,7 @@ def test_who_has_said_all_may_still_be_answered(run: Any) -> None:
     run(test)
 
 
-def test_who_has_said_all_and_then_goes_ends_who_writes(run: Any) -> None:
+def test_half_closed_end_that_leaves_ends_the_writer(run: Any) -> None:
     async def test() -> None:
         async with serving() as (url, links):
             port = int(url.rpartition(":")[2])
@@ -155,7 +155,7 @@ def test_who_has_said_all_and_then_goes_ends_who_writes(run: Any) -> None:
             theirs.shutdown(socket.SHUT_WR)
             with pytest.raises(LinkClosed):
                 await link.receive()
-            writing = asyncio.create_task(_send_for_ever(link))
+            writing = asyncio.create_task(_send_forever(link))
             theirs.close()
 
             with pytest.raises(LinkClosed):
@@ -164,12 +164,12 @@ def test_who_has_said_all_and_then_goes_ends_who_writes(run: Any) -> None:
     run(test)
 
 
-async def _send_for_ever(link: TcpLink) -> None:
+async def _send_forever(link: TcpLink) -> None:
     while True:
         await link.send(bytes(UNSENT_MAX))
 
 
-def test_peer_that_is_reset_is_an_end_with_its_cause(run: Any) -> None:
+def test_reset_is_an_end_with_its_cause(run: Any) -> None:
     async def test() -> None:
         async with serving() as (url, links):
             port = int(url.rpartition(":")[2])
@@ -185,7 +185,7 @@ def test_peer_that_is_reset_is_an_end_with_its_cause(run: Any) -> None:
     run(test)
 
 
-def test_options_keep_small_messages_fast_and_find_out_dead_peers(run: Any) -> None:
+def test_socket_has_nodelay_and_keepalive(run: Any) -> None:
     async def test() -> None:
         async with pair() as both:
             for link in both:
@@ -199,7 +199,7 @@ def test_options_keep_small_messages_fast_and_find_out_dead_peers(run: Any) -> N
     run(test)
 
 
-def test_version_six_is_spoken(run: Any) -> None:
+def test_ipv6_is_supported(run: Any) -> None:
     async def test() -> None:
         async with serving(host="::1") as (url, links), connect_tcp(url) as ours:
             assert url.startswith("tcp://[::1]:")
@@ -211,7 +211,7 @@ def test_version_six_is_spoken(run: Any) -> None:
     run(test)
 
 
-def test_dialling_by_scheme_gives_links_alike(run: Any) -> None:
+def test_schemes_give_equivalent_links(run: Any) -> None:
     async def test() -> None:
         async with (
             serving() as (url, links),
@@ -228,9 +228,7 @@ def test_dialling_by_scheme_gives_links_alike(run: Any) -> None:
 # Over TLS.
 
 
-def test_certificate_of_the_fingerprint_is_taken_without_an_authority(
-    run: Any, tmp_path: Path
-) -> None:
+def test_pinned_certificate_needs_no_authority(run: Any, tmp_path: Path) -> None:
     certificate = issue(tmp_path, host="elsewhere.example")
     fingerprint = certificate.fingerprint
     context = certificate.presented
@@ -251,9 +249,7 @@ def test_certificate_of_the_fingerprint_is_taken_without_an_authority(
     run(test)
 
 
-def test_another_certificate_is_refused_before_anything_is_sent(
-    run: Any, tmp_path: Path
-) -> None:
+def test_other_certificate_is_rejected_before_sending(run: Any, tmp_path: Path) -> None:
     certificate = issue(tmp_path)
     context = certificate.presented
 
@@ -269,7 +265,7 @@ def test_another_certificate_is_refused_before_anything_is_sent(
     run(test)
 
 
-def test_authority_that_is_not_known_is_named(run: Any, tmp_path: Path) -> None:
+def test_unknown_authority_is_named(run: Any, tmp_path: Path) -> None:
     certificate = issue(tmp_path)
     context = certificate.presented
 
@@ -284,7 +280,7 @@ def test_authority_that_is_not_known_is_named(run: Any, tmp_path: Path) -> None:
     run(test)
 
 
-def test_fingerprint_without_tls_is_refused(run: Any) -> None:
+def test_fingerprint_without_tls_is_rejected(run: Any) -> None:
     async def test() -> None:
         with pytest.raises(LinkClosed, match="has no certificate to compare"):
             async with connect_tcp("tcp://127.0.0.1:1", fingerprint=bytes(32)):
@@ -293,7 +289,7 @@ def test_fingerprint_without_tls_is_refused(run: Any) -> None:
     run(test)
 
 
-def test_plain_port_asked_for_tls_says_so(run: Any) -> None:
+def test_plain_port_is_named_when_tls_fails(run: Any) -> None:
     async def test() -> None:
         async def answer(link: TcpLink) -> None:
             await link.receive()
@@ -307,9 +303,7 @@ def test_plain_port_asked_for_tls_says_so(run: Any) -> None:
     run(test)
 
 
-def test_handshake_that_is_none_or_never_comes_disturbs_nobody(
-    run: Any, tmp_path: Path
-) -> None:
+def test_invalid_or_missing_handshake_is_isolated(run: Any, tmp_path: Path) -> None:
     certificate = issue(tmp_path)
     context = certificate.presented
     fingerprint = certificate.fingerprint
@@ -329,10 +323,10 @@ def test_handshake_that_is_none_or_never_comes_disturbs_nobody(
     run(test)
 
 
-# Who cannot be reached.
+# Unreachable addresses.
 
 
-def test_nobody_listens_and_that_is_what_is_said(run: Any) -> None:
+def test_closed_port_is_named(run: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
@@ -356,7 +350,7 @@ def test_nobody_listens_and_that_is_what_is_said(run: Any) -> None:
         "tls://" + "x" * 300 + ":1",
     ],
 )
-def test_address_that_cannot_be_is_an_end_like_any_other(run: Any, url: str) -> None:
+def test_invalid_address_is_an_end(run: Any, url: str) -> None:
     async def test() -> None:
         with pytest.raises(LinkClosed, match="cannot connect"):
             async with connect_tcp(url):
@@ -365,10 +359,10 @@ def test_address_that_cannot_be_is_an_end_like_any_other(run: Any, url: str) -> 
     run(test)
 
 
-# Who comes.
+# Incoming connections.
 
 
-async def test_address_with_too_many_connections_is_hung_up_on(
+async def test_address_with_too_many_connections_is_disconnected(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tcp_server, "LINKS_PER_ADDRESS_MAX", 2)
@@ -387,7 +381,7 @@ async def test_address_with_too_many_connections_is_hung_up_on(
     ]
 
 
-async def test_port_with_too_many_connections_takes_no_more(
+async def test_port_with_too_many_connections_rejects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tcp_server, "LINKS_MAX", 1)
@@ -398,7 +392,7 @@ async def test_port_with_too_many_connections_takes_no_more(
                 await second.receive()
 
 
-async def test_room_comes_back_when_a_connection_ends(
+async def test_ended_connection_makes_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tcp_server, "LINKS_MAX", 1)
@@ -416,7 +410,7 @@ async def test_room_comes_back_when_a_connection_ends(
                     await link.receive()
 
 
-async def test_connections_end_with_their_port(
+async def test_connections_close_with_their_port(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tcp_server, "CLOSE_GRACE", 0.0)
@@ -442,14 +436,14 @@ async def test_connections_end_with_their_port(
     assert ended == ["127.0.0.1"]
 
 
-async def test_connection_that_comes_with_the_cancellation_is_closed() -> None:
+async def test_connection_during_cancellation_is_closed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         accepting = asyncio.create_task(accept(listener))
         await asyncio.sleep(0)
         with socket.create_connection(listener.getsockname()) as client:
             client.settimeout(PATIENCE)
-            # Twice: it has been accepted, and nobody has it yet.
+            # Twice: it has been accepted, but not handed over yet.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             accepting.cancel()
@@ -459,7 +453,7 @@ async def test_connection_that_comes_with_the_cancellation_is_closed() -> None:
             assert client.recv(1) == b""
 
 
-async def test_port_that_is_taken_names_who_has_it() -> None:
+async def test_used_port_is_named_with_its_program() -> None:
     async def nobody(link: TcpLink) -> Awaitable[None] | None:
         return None
 
@@ -473,13 +467,13 @@ async def test_port_that_is_taken_names_who_has_it() -> None:
             pass
 
 
-def test_who_hangs_up_on_tls_may_be_without(run: Any) -> None:
+def test_failed_tls_suggests_a_plain_server(run: Any) -> None:
     async def test() -> None:
         async def reset(
             reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
             await reader.read(1)
-            # What is unread, or a time to linger of nothing, makes it a reset.
+            # Unread data, or a linger time of 0, makes it a reset.
             sock = writer.get_extra_info("socket")
             sock.setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)

@@ -1,4 +1,4 @@
-"""Messages that TCP links cut, over real sockets, plain and with TLS."""
+"""Messages split by TCP links, over real sockets, plain and with TLS."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ def open_to_any(url: str) -> str:
 async def pair(
     tls: ServerTls | None, limit: int = 256 * MIB
 ) -> AsyncIterator[tuple[TcpLink, TcpLink]]:
-    """Give both ends of a connection, the second of which cuts messages."""
+    """Yield both ends of a connection; the second one splits messages."""
     async with (
         serving(tls) as (url, links),
         connect_tcp(url.replace("tls:", "tls-any:")) as ours,
@@ -55,7 +55,7 @@ async def read(link: TcpLink, count: int) -> list[FramedMessage]:
     return got
 
 
-def test_messages_of_all_sizes_arrive_whole_and_checked(
+def test_messages_of_all_sizes_arrive_complete_and_verified(
     run: Any, tls: ServerTls | None
 ) -> None:
     source = random.Random(1)
@@ -77,9 +77,7 @@ def test_messages_of_all_sizes_arrive_whole_and_checked(
     run(test)
 
 
-def test_what_came_before_anybody_could_cut_it_is_cut(
-    run: Any, tls: ServerTls | None
-) -> None:
+def test_early_data_is_split(run: Any, tls: ServerTls | None) -> None:
     body = bytes(range(256)) * 8192
 
     async def test() -> None:
@@ -100,7 +98,7 @@ def test_what_came_before_anybody_could_cut_it_is_cut(
     run(test)
 
 
-def test_both_ends_know_the_certificate(run: Any) -> None:
+def test_both_ends_see_the_certificate(run: Any) -> None:
     tls = self_signed_tls("node")
 
     async def test() -> None:
@@ -112,9 +110,7 @@ def test_both_ends_know_the_certificate(run: Any) -> None:
     run(test)
 
 
-def test_message_that_is_refused_comes_after_those_before_it(
-    run: Any, tls: ServerTls | None
-) -> None:
+def test_messages_before_a_rejected_one_arrive(run: Any, tls: ServerTls | None) -> None:
     async def test() -> None:
         async with pair(tls, limit=1000) as (ours, theirs):
             await ours.send(message(1, b"good") + HEAD.pack(2, 1001))
@@ -127,20 +123,18 @@ def test_message_that_is_refused_comes_after_those_before_it(
     run(test)
 
 
-def test_who_does_not_take_messages_is_sent_no_more(
-    run: Any, tls: ServerTls | None
-) -> None:
+def test_slow_receiver_stops_the_sender(run: Any, tls: ServerTls | None) -> None:
     one = message(1, bytes(100_000))
 
     async def test() -> None:
         async with pair(tls) as (ours, theirs):
-            sending = asyncio.create_task(_send_for_ever(ours, one))
+            sending = asyncio.create_task(_send_forever(ours, one))
             while not (ours._writing_paused and theirs._reading_paused):  # noqa: ASYNC110  # none tells
                 await asyncio.sleep(0)
 
             held = await theirs.messages()
             assert len(held) * len(one) <= 2 * UNTAKEN_MAX
-            # It goes on when they are taken.
+            # It resumes when they are received.
             await read(theirs, 200)
             assert not sending.done()
             sending.cancel()
@@ -149,14 +143,12 @@ def test_who_does_not_take_messages_is_sent_no_more(
     run(test)
 
 
-async def _send_for_ever(link: TcpLink, data: bytes) -> None:
+async def _send_forever(link: TcpLink, data: bytes) -> None:
     while True:
         await link.write(data)
 
 
-def test_messages_that_came_before_the_end_are_given_out(
-    run: Any, tls: ServerTls | None
-) -> None:
+def test_messages_before_the_end_are_delivered(run: Any, tls: ServerTls | None) -> None:
     async def test() -> None:
         async with pair(tls) as (ours, theirs):
             await ours.send(message(1, b"last words") + HEAD.pack(2, 10) + b"cut")
@@ -170,7 +162,7 @@ def test_messages_that_came_before_the_end_are_given_out(
     run(test)
 
 
-def test_messages_go_at_once_to_whoever_hears_while_they_are_waited_for(
+def test_messages_go_directly_to_a_waiting_receiver(
     run: Any, tls: ServerTls | None
 ) -> None:
     async def test() -> None:
@@ -190,7 +182,7 @@ def test_messages_go_at_once_to_whoever_hears_while_they_are_waited_for(
             await some.wait()
             await ours.send(HEAD.pack(2, 1001))
 
-            # What it refuses is told to who waits, as the end is.
+            # Rejections reach the waiting receiver, as the end does.
             with pytest.raises(LimitExceeded):
                 await waiting
             assert [bytes(each.body) for each in heard] == [b"small"]
@@ -198,9 +190,7 @@ def test_messages_go_at_once_to_whoever_hears_while_they_are_waited_for(
     run(test)
 
 
-def test_end_in_the_middle_of_a_large_message_is_an_end(
-    run: Any, tls: ServerTls | None
-) -> None:
+def test_end_within_a_large_message_is_an_end(run: Any, tls: ServerTls | None) -> None:
     async def test() -> None:
         async with pair(tls) as (ours, theirs):
             await ours.send(HEAD.pack(1, 64 * MIB) + bytes(MIB))
@@ -214,7 +204,7 @@ def test_end_in_the_middle_of_a_large_message_is_an_end(
     run(test)
 
 
-def test_large_message_leaves_others_their_turns_at_both_ends(
+def test_large_message_does_not_starve_other_tasks(
     run: Any, tls: ServerTls | None
 ) -> None:
     body = memoryview(bytes(200 * MIB))
@@ -236,15 +226,13 @@ def test_large_message_leaves_others_their_turns_at_both_ends(
             counting.cancel()
 
             assert len(whole.body) == len(body)
-            # Not more than 8 MiB are written or read in one.
+            # At most 8 MiB are written or read at once.
             assert turns >= 25
 
     run(test)
 
 
-def test_what_is_sent_takes_no_memory_beside_it(
-    run: Any, tls: ServerTls | None
-) -> None:
+def test_sending_does_not_copy(run: Any, tls: ServerTls | None) -> None:
     body = memoryview(bytes(200 * MIB))
 
     async def test() -> None:
@@ -289,7 +277,7 @@ def test_small_message_overtakes_large_ones(run: Any, tls: ServerTls | None) -> 
                 await read(theirs, count + 1 - len(got))
                 await writing
 
-            # It waited for what the system had taken, and not for all of it.
+            # It waited for the bytes before it that were already in the kernel only.
             assert len(got) - posted < count / 2
 
     run(test)

@@ -1,4 +1,4 @@
-"""Certificates: read, refused, and known again by those who connect."""
+"""Certificates: loading, validation and pinning."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ MESSAGE_MAX = 1000
 
 @asynccontextmanager
 async def listening(certificate: Certificate) -> AsyncIterator[int]:
-    """Say hello over TLS to whoever connects; give the port."""
+    """Greet every client over TLS; yield the port."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         link, response = await accept(request, {}, MESSAGE_MAX)
@@ -62,7 +62,7 @@ def pem_of(certificate: Certificate) -> str:
     return server_certificate(certificate.file)
 
 
-async def test_worker_that_knows_the_fingerprint_needs_no_authority(
+async def test_pinned_worker_needs_no_authority(
     certificate: Certificate,
 ) -> None:
     fingerprint = fingerprint_of(pem_of(certificate))
@@ -75,7 +75,7 @@ async def test_worker_that_knows_the_fingerprint_needs_no_authority(
         assert await link.receive() == ["hello"]
 
 
-async def test_another_certificate_than_the_token_names_is_refused_for_good(
+async def test_mismatched_certificate_is_a_permanent_error(
     certificate: Certificate, tmp_path: Path
 ) -> None:
     other = fingerprint_of(pem_of(issue(tmp_path, "other")))
@@ -89,7 +89,7 @@ async def test_another_certificate_than_the_token_names_is_refused_for_good(
     assert "hunter2" not in str(caught.value)
 
 
-async def test_without_a_fingerprint_an_authority_is_asked(
+async def test_authority_is_checked_without_a_fingerprint(
     certificate: Certificate,
 ) -> None:
     async with listening(certificate) as port:
@@ -99,12 +99,12 @@ async def test_without_a_fingerprint_an_authority_is_asked(
             async with connect_websocket(f"wss://127.0.0.1:{port}/ws", {}, MESSAGE_MAX):
                 pass
 
-    # It may be put in order without us.
+    # Operators may fix it meanwhile.
     assert caught.value.code != WRONG_CERTIFICATE
 
 
 def connect(port: int, context: ssl.SSLContext, name: str = "127.0.0.1") -> str | None:
-    """Shake hands; return the version of TLS."""
+    """Complete a handshake; return the version of TLS."""
     with (
         socket.create_connection(("127.0.0.1", port)) as plain,
         context.wrap_socket(plain, server_hostname=name) as secure,
@@ -112,7 +112,7 @@ def connect(port: int, context: ssl.SSLContext, name: str = "127.0.0.1") -> str 
         return secure.version()
 
 
-async def test_pinned_certificate_is_good_under_any_name(
+async def test_pinned_certificate_is_valid_under_any_name(
     certificate: Certificate, tmp_path: Path
 ) -> None:
     context = context_pinning(pem_of(certificate))
@@ -125,7 +125,7 @@ async def test_pinned_certificate_is_good_under_any_name(
             await asyncio.to_thread(connect, port, context)
 
 
-async def test_authority_that_is_named_is_trusted_for_the_right_host_only(
+async def test_configured_authority_is_limited_to_the_host(
     certificate: Certificate,
 ) -> None:
     context = context_trusting(certificate.authority)
@@ -135,7 +135,7 @@ async def test_authority_that_is_named_is_trusted_for_the_right_host_only(
             await asyncio.to_thread(connect, port, context, "some.where")
 
 
-async def test_versions_of_tls_before_1_2_are_not_spoken(
+async def test_tls_before_1_2_is_rejected(
     certificate: Certificate,
 ) -> None:
     context = server_context(certificate.file, certificate.key)
@@ -172,9 +172,7 @@ NONE = "it holds no certificate in PEM form"
         ("one", "encrypted", "it is encrypted; write it without a passphrase"),
     ],
 )
-def test_file_that_is_no_good_is_named(
-    tmp_path: Path, cert: str, key: str, said: str
-) -> None:
+def test_invalid_file_is_named(tmp_path: Path, cert: str, key: str, said: str) -> None:
     one = issue(tmp_path)
     issue(tmp_path, "other")
     (tmp_path / "folder.pem").mkdir()
@@ -199,7 +197,7 @@ def test_file_that_is_no_good_is_named(
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\xff\xfe"])
-def test_authority_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
+def test_invalid_authority_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "ca.pem"
     file.write_bytes(content)
 
@@ -207,11 +205,11 @@ def test_authority_that_is_none_is_named(tmp_path: Path, content: bytes) -> None
         context_trusting(file)
 
 
-def test_certificate_that_is_made_is_of_the_kind_that_peers_expect() -> None:
+def test_generated_certificate_has_the_expected_form() -> None:
     made = self_signed_tls("a-node")
     other = self_signed_tls("a-node")
 
-    shown = x509.load_der_x509_certificate(_shown(made.context))
+    shown = x509.load_der_x509_certificate(_presented_certificate(made.context))
     names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     key = shown.public_key()
     now = datetime.datetime.now(datetime.UTC)
@@ -225,8 +223,8 @@ def test_certificate_that_is_made_is_of_the_kind_that_peers_expect() -> None:
     assert made.context.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
-def _shown(context: ssl.SSLContext) -> bytes:
-    """Return what a server shows of itself, in DER form."""
+def _presented_certificate(context: ssl.SSLContext) -> bytes:
+    """Return the certificate that a server presents, in DER form."""
     there, here = ssl.MemoryBIO(), ssl.MemoryBIO()
     client_context = ssl.create_default_context()
     client_context.check_hostname = False

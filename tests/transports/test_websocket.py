@@ -24,8 +24,8 @@ MESSAGE_MAX = 1000
 
 
 @dataclass
-class Server:
-    """Where links are accepted, and those that were."""
+class AcceptedLinks:
+    """A listener with its accepted links."""
 
     url: str
     links: "asyncio.Queue[WebSocketLink]"
@@ -35,8 +35,8 @@ class Server:
 @asynccontextmanager
 async def listening(
     message_max: int = MESSAGE_MAX, idle_max: float | None = None
-) -> AsyncIterator[Server]:
-    """Accept links until the block ends."""
+) -> AsyncIterator[AcceptedLinks]:
+    """Accept links within the block."""
     links: asyncio.Queue[WebSocketLink] = asyncio.Queue()
     done = asyncio.Event()
 
@@ -53,7 +53,7 @@ async def listening(
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        yield Server(f"ws://127.0.0.1:{runner.addresses[0][1]}/ws", links, done)
+        yield AcceptedLinks(f"ws://127.0.0.1:{runner.addresses[0][1]}/ws", links, done)
     finally:
         done.set()
         await runner.cleanup()
@@ -63,7 +63,7 @@ async def listening(
 async def pair(
     message_max: int = MESSAGE_MAX,
 ) -> AsyncIterator[tuple[WebSocketLink, WebSocketLink]]:
-    """Give both ends of a connection: the one that dialled first."""
+    """Yield both ends of a connection, the dialling one first."""
     async with (
         listening(message_max) as server,
         connect_websocket(server.url, {}, message_max) as (ours, _),
@@ -75,7 +75,7 @@ async def pair(
 @pytest.mark.parametrize(
     "data", ["", "text é 😀", b"", b"\x00\xff", "x" * 900], ids=ascii
 )
-async def test_messages_keep_their_bounds_and_their_kind(data: str | bytes) -> None:
+async def test_messages_keep_boundaries_and_type(data: str | bytes) -> None:
     async with pair() as (ours, theirs):
         await ours.send(data)
         await ours.send("next")
@@ -86,14 +86,14 @@ async def test_messages_keep_their_bounds_and_their_kind(data: str | bytes) -> N
 
 
 async def received(link: WebSocketLink, count: int) -> list[Data]:
-    """Receive so many messages, in however many batches they come."""
+    """Receive ``count`` messages, in any number of batches."""
     messages: list[Data] = []
     while len(messages) < count:
         messages += await link.receive()
     return messages
 
 
-async def test_messages_that_came_together_are_received_together() -> None:
+async def test_buffered_messages_are_received_together() -> None:
     async with pair() as (ours, theirs):
         for number in range(2 * BATCH_MAX):
             await ours.send(str(number))
@@ -108,7 +108,7 @@ async def test_messages_that_came_together_are_received_together() -> None:
     assert all(len(batch) <= BATCH_MAX + 1 for batch in batches)
 
 
-async def test_headers_of_the_answer_reach_the_dialler() -> None:
+async def test_response_headers_reach_the_dialer() -> None:
     async with (
         listening() as server,
         connect_websocket(server.url, {}, MESSAGE_MAX) as (_, headers),
@@ -117,7 +117,7 @@ async def test_headers_of_the_answer_reach_the_dialler() -> None:
         server.done.set()
 
 
-async def test_farewell_reaches_the_peer() -> None:
+async def test_close_reason_reaches_the_peer() -> None:
     async with pair() as (ours, theirs):
         closing = asyncio.ensure_future(theirs.close(4002, "Invalid token"))
 
@@ -135,7 +135,7 @@ async def test_farewell_reaches_the_peer() -> None:
     ["x" * 1000, "é" * 100, "😀" * 50],
     ids=["one byte", "two bytes", "four bytes"],
 )
-async def test_farewell_of_any_length_reaches_the_peer(text: str) -> None:
+async def test_long_close_reason_is_truncated(text: str) -> None:
     async with pair() as (ours, theirs):
         closing = asyncio.ensure_future(theirs.close(4000, text))
 
@@ -148,7 +148,7 @@ async def test_farewell_of_any_length_reaches_the_peer(text: str) -> None:
         await closing
 
 
-async def test_closing_twice_is_no_harm() -> None:
+async def test_close_is_idempotent() -> None:
     async with pair() as (ours, theirs):
         receiving = asyncio.ensure_future(theirs.receive())
         await ours.close(1000, "")
@@ -157,7 +157,7 @@ async def test_closing_twice_is_no_harm() -> None:
             await receiving
 
 
-async def test_nothing_can_be_sent_after_the_end() -> None:
+async def test_send_fails_after_the_end() -> None:
     async with pair() as (ours, theirs):
         receiving = asyncio.ensure_future(theirs.receive())
         await ours.close(1000, "")
@@ -168,7 +168,7 @@ async def test_nothing_can_be_sent_after_the_end() -> None:
             await receiving
 
 
-async def test_too_large_a_message_ends_the_link() -> None:
+async def test_oversized_message_ends_the_link() -> None:
     async with pair() as (ours, theirs):
         await ours.send("x" * (MESSAGE_MAX + 1))
 
@@ -176,7 +176,7 @@ async def test_too_large_a_message_ends_the_link() -> None:
             await theirs.receive()
 
 
-async def test_connection_that_breaks_ends_the_link() -> None:
+async def test_broken_connection_ends_the_link() -> None:
     async with pair() as (ours, theirs):
         response = ours._socket
         assert response._conn is not None  # type: ignore[union-attr]  # the dialler's end
@@ -189,7 +189,7 @@ async def test_connection_that_breaks_ends_the_link() -> None:
         assert caught.value.code == 1006
 
 
-async def test_nobody_listens_and_that_is_what_is_said() -> None:
+async def test_closed_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
@@ -201,7 +201,7 @@ async def test_nobody_listens_and_that_is_what_is_said() -> None:
             pass
 
 
-async def test_secrets_of_the_url_are_in_no_error() -> None:
+async def test_errors_contain_no_secrets_of_the_url() -> None:
     with pytest.raises(LinkClosed) as caught:
         async with connect_websocket(
             "ws://127.0.0.1:1/ws?token=hunter2", {}, MESSAGE_MAX
@@ -211,7 +211,7 @@ async def test_secrets_of_the_url_are_in_no_error() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-async def test_server_without_websockets_is_named() -> None:
+async def test_server_without_websockets_is_an_error() -> None:
     async with listening() as server:
         with pytest.raises(LinkClosed, match="does not speak WebSocket here: HTTP 404"):
             async with connect_websocket(server.url + "/other", {}, MESSAGE_MAX):
@@ -219,13 +219,13 @@ async def test_server_without_websockets_is_named() -> None:
 
 
 @pytest.mark.parametrize("url", ["ws://host.invalid/ws", "ws://127.0.0.1:99999/ws"])
-async def test_address_that_cannot_be_is_an_end_like_any_other(url: str) -> None:
+async def test_invalid_address_is_an_end(url: str) -> None:
     with pytest.raises(LinkClosed, match="cannot connect"):
         async with connect_websocket(url, {}, MESSAGE_MAX):
             pass
 
 
-# What a switch does with many messages.
+# Batches of a relay.
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ async def test_address_that_cannot_be_is_an_end_like_any_other(url: str) -> None
     ["", "é😀", b"", b"\xff", "x" * 125, "x" * 126, b"y" * 65_535, b"y" * 65_536],
     ids=lambda data: f"{type(data).__name__} of {len(data)}",
 )
-async def test_messages_that_are_packed_arrive_as_they_are(data: str | bytes) -> None:
+async def test_batched_messages_arrive_unchanged(data: str | bytes) -> None:
     async with pair(1 << 20) as (ours, theirs):
         theirs.write([theirs.pack(data)])
         await theirs.send("between")
@@ -242,7 +242,7 @@ async def test_messages_that_are_packed_arrive_as_they_are(data: str | bytes) ->
         assert await received(ours, 5) == [data, "between", data, "next", data]
 
 
-async def test_long_messages_are_written_together_as_well() -> None:
+async def test_long_messages_are_batched() -> None:
     async with pair(1 << 20) as (ours, theirs):
         long: list[Data] = ["a" * 100_000, b"b" * 100_000]
         theirs.write([theirs.pack(each) for each in long])
@@ -250,7 +250,7 @@ async def test_long_messages_are_written_together_as_well() -> None:
         assert await received(ours, 2) == long
 
 
-async def test_what_was_written_arrives_before_the_farewell() -> None:
+async def test_written_messages_arrive_before_the_close() -> None:
     async with pair() as (ours, theirs):
         theirs.write([theirs.pack("last")])
         closing = asyncio.create_task(theirs.close(4000, "bye"))
@@ -263,7 +263,7 @@ async def test_what_was_written_arrives_before_the_farewell() -> None:
             theirs.write([theirs.pack("late")])
 
 
-async def test_what_the_peer_does_not_read_is_counted_until_it_is_cut_off() -> None:
+async def test_unread_data_is_counted_until_disconnection() -> None:
     async with pair() as (_, theirs):
         assert theirs.unread == 0
         packed = theirs.pack(b"x" * (1 << 20))
@@ -277,7 +277,7 @@ async def test_what_the_peer_does_not_read_is_counted_until_it_is_cut_off() -> N
 
 
 @pytest.mark.parametrize("end", ["ours", "theirs"])
-async def test_closing_drops_what_the_peer_does_not_read(
+async def test_close_drops_unread_data(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.transports.websocket.CLOSE_TIMEOUT", 0.05)
@@ -294,7 +294,7 @@ async def test_closing_drops_what_the_peer_does_not_read(
         await asyncio.gather(*sending, return_exceptions=True)
 
 
-async def test_a_peer_that_answers_no_ping_is_lost() -> None:
+async def test_peer_without_pongs_is_lost() -> None:
     async with listening(idle_max=0.15) as server:
         reader, writer = await upgraded(server.url)
         link = await server.links.get()
@@ -308,7 +308,7 @@ async def test_a_peer_that_answers_no_ping_is_lost() -> None:
 
 
 async def upgraded(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Open a WebSocket whose other end answers nothing."""
+    """Open a WebSocket whose other end never answers."""
     address = URL(url)
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(
