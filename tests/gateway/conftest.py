@@ -17,7 +17,7 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 async def openai(pool: Pool) -> AsyncIterator[AsyncOpenAI]:
-    """The official client, which is told not to try again."""
+    """The official client, without retries."""
     async with client(pool) as each:
         yield each
 

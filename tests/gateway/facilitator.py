@@ -1,4 +1,4 @@
-"""A facilitator of x402 payments: a real HTTP server that says what a test wants."""
+"""A facilitator of x402 payments: a scripted real HTTP server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ FEE_PAYER = "1" * 32
 
 @dataclass(slots=True)
 class Facilitator:
-    """What it was asked, and what it answers: by default that all is well."""
+    """The requests, and scripted responses: by default success."""
 
     url: str = ""
     calls: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Facilitator:
 
 @asynccontextmanager
 async def run_facilitator() -> AsyncIterator[Facilitator]:
-    """Run a facilitator on 127.0.0.1 for the length of the block."""
+    """Run a facilitator on 127.0.0.1 within the block."""
     its = Facilitator()
     app = web.Application()
     app.router.add_get("/supported", its.supported)

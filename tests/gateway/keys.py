@@ -1,4 +1,4 @@
-"""Keys and tokens made over HTTP, and what is asked with them."""
+"""Creation of keys and tokens over HTTP, and requests with them."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ CHAT: dict[str, Any] = {
 
 
 async def make_key(pool: Pool, name: str = "alice", **wanted: Any) -> str:
-    """Make a key; return it."""
+    """Create a key; return it."""
     status, shown = await request(pool, "POST", "/admin/keys", {"name": name, **wanted})
     assert status == 200, shown
     return str(shown["key"])
@@ -31,5 +31,5 @@ async def request(
 
 
 def client(pool: Pool, key: str) -> AsyncOpenAI:
-    """The official client with a key of its own, told not to try again."""
+    """The official client with another key, without retries."""
     return AsyncOpenAI(base_url=f"{pool.url}/v1", api_key=key, max_retries=0)

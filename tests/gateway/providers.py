@@ -82,7 +82,7 @@ class Provider:
 
 
 def to_json(value: Any) -> str:
-    """Write JSON as JavaScript does, for values that it writes as Python does."""
+    """Encode JSON as JavaScript does, for values that need no special case."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -160,7 +160,7 @@ async def provider(
 
 
 async def settle(pool: Pool) -> None:
-    """Wait until the hub has decided about all that it was told before."""
+    """Wait until the hub has processed all earlier inputs."""
     await pool.hub.process(Cancellation(JobId("nobody's"), ""))
 
 
@@ -192,7 +192,7 @@ async def committed(pool: Pool, tier: str = "cheap", **fields: Any) -> str:
 
 
 async def shown(pool: Pool, job_id: str, wait: float = 0) -> Any:
-    """Return a job as it is shown."""
+    """Fetch a job."""
     status, answer = await call(pool, "GET", f"/v1/jobs/{job_id}?wait={wait}")
     assert status == 200, answer
     return answer

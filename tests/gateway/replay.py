@@ -1,4 +1,4 @@
-"""Plays a recorded conversation of clients, nodes and a server against ours."""
+"""Replays recorded conversations of clients, nodes and a server."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ BODY = (
     '{"model":"m1","messages":[{"role":"user","content":"hi"}],'
     '"temperature":0.5,"max_new_tokens":10}'
 )
-STRAY = 0x7FFFFFFF  # a task id that the coordinator never gives
+STRAY = 0x7FFFFFFF  # a task id that the coordinator never assigns
 KEYS = {"alice": "ut-alice", "bob": "ut-bob"}
 
 _PLACEHOLDER = re.compile(r"\{\{(id\w*)\}\}")
@@ -28,7 +28,7 @@ _PLACEHOLDER = re.compile(r"\{\{(id\w*)\}\}")
 
 @dataclass(slots=True)
 class Chat:
-    """A client's request, and what it has been answered so far."""
+    """A client's request and its response so far."""
 
     text: str = ""
     ended: bool = False
@@ -49,7 +49,7 @@ class Chat:
 
 @dataclass(slots=True)
 class Replay:
-    """Plays one step after the other, each until what it led to has come about.
+    """Replays steps in order, and waits for the expected effects of each.
 
     Node names and ``{{id0}}`` are as recorded; ids are bound as the tasks come.
     """
@@ -59,7 +59,7 @@ class Replay:
     chats: dict[str, Chat] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
-    _leaving: set[str] = field(default_factory=set)  # nodes that hung up by themselves
+    _leaving: set[str] = field(default_factory=set)  # nodes that left
     _identities: dict[str, str] = field(default_factory=dict)  # of nodes
     _texts: Counter[str] = field(default_factory=Counter)  # checked, by node
     _lines: defaultdict[str, str] = field(  # expected, by chat
@@ -67,7 +67,7 @@ class Replay:
     )
 
     async def play(self, step: Step) -> None:
-        """Play a step and check what everybody heard."""
+        """Replay a step, and check what all clients and nodes received."""
         await self._act(step)
         for name, texts in step.get("node_received", {}).items():
             for text in texts:
@@ -78,8 +78,8 @@ class Replay:
             await self._expect_close(name, closed["code"])
 
     async def check_silence(self) -> None:
-        """Check that nobody heard anything beyond what was expected."""
-        # What a node says and what it is told keep their order, so an answer to a
+        """Check that nothing unexpected was received."""
+        # Messages to and from a node keep their order, so a response to a
         # stray frame comes after everything else.
         for name, node in self.nodes.items():
             if node.closed is None:
@@ -98,7 +98,7 @@ class Replay:
             self.ids[new[1]] = json.loads(text)["id"]
         for placeholder, task_id in self.ids.items():
             expected = expected.replace("{{" + placeholder + "}}", str(task_id))
-        assert essence(text) == essence(expected.replace("{{now}}", "0"))
+        assert normalized(text) == normalized(expected.replace("{{now}}", "0"))
 
     async def _expect_lines(self, name: str, text: str, *, ended: bool) -> None:
         chat = self.chats[name]
@@ -159,7 +159,7 @@ class Replay:
                 raise AssertionError(f"unknown step: {step}")
 
     async def _settled(self) -> None:
-        """Wait until the pool holds the nodes that are there, and no others."""
+        """Wait until the pool has exactly the connected nodes."""
         workers = self.pool.hub.pool.workers
         await eventually(
             lambda: (
@@ -180,8 +180,8 @@ class Replay:
         return bytes.fromhex(data)
 
 
-def essence(text: str) -> dict[str, Any]:
-    """Return what matters of a text to a node: not the time, nor whose it is.
+def normalized(text: str) -> dict[str, Any]:
+    """Return a message to a node without the time and the user.
 
     The original sends nodes the user's own record.
     """
@@ -195,7 +195,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 async def _raw(pool: Pool, path: str, data: bytes) -> bytes:
-    """Upgrade by hand, write bytes and no more, return all that comes in answer."""
+    """Upgrade on a raw connection, write bytes, and return the whole response."""
     port = urlsplit(pool.url).port
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(

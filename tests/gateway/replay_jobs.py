@@ -1,4 +1,4 @@
-"""Plays a recorded conversation of job clients, workers and a coordinator on ours."""
+"""Replays recorded conversations of job clients, workers and a coordinator."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from protocols.dispatch.recorded import SIGNERS
 Step: TypeAlias = Mapping[str, Any]  # as recorded; the fields depend on the step
 
 HASH = "0" * 64
-NETWORK = "eip155:10143"  # the original's, where ours says "shoal"
+NETWORK = "eip155:10143"  # the original's; Shoal's is "shoal"
 
 PATTERNS = {
     "<sqlite-utc-seconds>": r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d",
@@ -33,7 +33,7 @@ _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request of the recording, what was answered then, and what was now."""
+    """A recorded request, the recorded response, and the current one."""
 
     method: str
     path: str
@@ -45,7 +45,7 @@ class Exchange:
 
 @dataclass(slots=True)
 class Replay:
-    """Plays one step after the other, each until what it led to has come about.
+    """Replays steps in order, and waits for the expected effects of each.
 
     ``{{job0}}`` and the like are bound as they come.
     """
@@ -56,10 +56,10 @@ class Replay:
     exchanges: list[Exchange] = field(default_factory=list)
     bound: dict[str, str] = field(default_factory=dict)
     _read: dict[str, int] = field(default_factory=dict)  # texts checked, by worker
-    _signatures: dict[str, str] = field(default_factory=dict)  # ours by recorded ones
+    _signatures: dict[str, str] = field(default_factory=dict)  # current by recorded
 
     async def play(self, step: Step) -> None:
-        """Play a step, and check what workers heard; requests are kept for later."""
+        """Replay a step, and check what workers received; record its exchanges."""
         await self._act(step)
         for name, texts in step.get("received", {}).items():
             for text in texts:
@@ -87,18 +87,18 @@ class Replay:
                 if "close" in step:
                     await socket.close()
                 else:
-                    connection = socket._conn  # aiohttp itself closes with a farewell
+                    connection = socket._conn  # aiohttp itself sends a close frame
                     assert connection is not None
                     assert connection.transport is not None
                     connection.transport.abort()
                 await eventually(lambda: not self.pool.hub.pool.workers)
             case {"wait_ms": _}:
-                pass  # nothing here comes by the clock
+                pass  # nothing here depends on timers
             case _:
                 raise AssertionError(f"unknown step: {step}")
 
     def _completion(self, how: Step) -> str:
-        """Return an answer, altered as it was when it was recorded."""
+        """Return a completion, altered as in the recording."""
         signer, job_id, output = (
             SIGNERS[how["key"]],
             self.filled(how["job"]),
@@ -137,7 +137,7 @@ class Replay:
         return to_json(message)
 
     def _resign(self, recorded: str, ours: str) -> None:
-        """Note which signature stands for a recorded one: ours is of our job's id."""
+        """Bind a recorded signature to the current one, which covers another job id."""
         old, new = json.loads(recorded), json.loads(ours)
         if "receipt_signature" in old:
             self._signatures[old["receipt_signature"]] = new["receipt_signature"]
@@ -179,7 +179,7 @@ class Replay:
         )
 
     def _bind(self, recorded: str, ours: str) -> None:
-        """Bind the ids of an answer, if it is the answer that was recorded."""
+        """Bind the ids of a response that matches the recorded one."""
         if not recorded.startswith("{"):
             return
         expected, got = json.loads(recorded), json.loads(ours)
@@ -197,19 +197,19 @@ class Replay:
         assert text == self.filled(expected)
 
     def filled(self, text: str) -> str:
-        """Put in what is bound."""
+        """Insert bound values."""
         return _PLACEHOLDER.sub(lambda found: self.bound.get(found[1], found[0]), text)
 
 
-def is_as(expected: Any, ours: Any) -> bool:
-    """Say whether an answer has what was recorded, in its order; more may follow."""
+def matches(expected: Any, ours: Any) -> bool:
+    """Return whether a response has the recorded fields in order; more may follow."""
     match expected, ours:
         case dict(), dict():
             return [*expected] == [*ours][: len(expected)] and all(
-                is_as(value, ours[name]) for name, value in expected.items()
+                matches(value, ours[name]) for name, value in expected.items()
             )
         case list(), list():
-            return len(expected) == len(ours) and all(map(is_as, expected, ours))
+            return len(expected) == len(ours) and all(map(matches, expected, ours))
         case str(), str() if expected in PATTERNS:
             return re.fullmatch(PATTERNS[expected], ours) is not None
         case _:

@@ -1,4 +1,4 @@
-"""Functions called over the WebSocket, by a client that a test plays."""
+"""Function calls over the WebSocket, by a scripted client."""
 
 import hashlib
 import logging
@@ -25,8 +25,8 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
 }
 
 
-class Caller:
-    """A client's connection: what it asks, and what it is told."""
+class CallClient:
+    """A scripted client's connection."""
 
     def __init__(self, socket: ClientWebSocketResponse) -> None:
         self.socket = socket
@@ -42,7 +42,7 @@ class Caller:
         await self.ask(item(number, name, *args, **options))
 
     async def read(self) -> None:
-        """Take one message."""
+        """Receive one message."""
         message = await self.socket.receive(timeout=WAIT_MAX)
         assert message.type is WSMsgType.BINARY, message
         self.messages += 1
@@ -67,12 +67,12 @@ def item(number: int, name: str, *args: object, **options: object) -> list[objec
 
 
 @asynccontextmanager
-async def caller(pool: Pool, key: str = "sk-test") -> AsyncIterator[Caller]:
+async def caller(pool: Pool, key: str = "sk-test") -> AsyncIterator[CallClient]:
     url = f"{pool.url}/v1/calls"
     async with pool.session.ws_connect(
         url, headers=pool.headers(key), max_msg_size=0
     ) as socket:
-        yield Caller(socket)
+        yield CallClient(socket)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ async def worker(pool: Pool) -> FunctionWorker:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_a_function_is_called(
+async def test_function_is_called(
     pool: Pool, worker: FunctionWorker, kept: bool
 ) -> None:
     async with caller(pool) as client:
@@ -92,7 +92,7 @@ async def test_a_function_is_called(
         assert await client.value(7) == 5
 
 
-async def test_a_kept_call_is_accepted_and_told_of_as_a_job(
+async def test_call_with_progress_reports_its_job(
     pool: Pool, worker: FunctionWorker
 ) -> None:
     async with caller(pool) as client:
@@ -105,9 +105,7 @@ async def test_a_kept_call_is_accepted_and_told_of_as_a_job(
     assert end[3] == {"job": "job1", "worker": "wire:w", "attempts": 1}
 
 
-async def test_a_call_in_a_lane_is_no_job_that_anybody_stored(
-    pool: Pool, worker: FunctionWorker
-) -> None:
+async def test_call_in_memory_is_not_stored(pool: Pool, worker: FunctionWorker) -> None:
     async with caller(pool) as client:
         await client.call(1, "add", 2, 3, kept=False)
         assert await client.end(1) == [2, 1, pack(5), {}]
@@ -117,7 +115,7 @@ async def test_a_call_in_a_lane_is_no_job_that_anybody_stored(
 
 
 @pytest.mark.parametrize("options", [{}, {"kept": False}, {"progress": True}])
-async def test_what_a_function_raises_is_told(
+async def test_exception_is_returned(
     pool: Pool, worker: FunctionWorker, options: dict[str, bool]
 ) -> None:
     async with caller(pool) as client:
@@ -151,7 +149,7 @@ async def test_code_is_for_workers_with_its_version_of_python(
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_a_wrong_name_is_told_at_once_with_the_right_one(
+async def test_unknown_function_is_rejected_with_a_suggestion(
     pool: Pool, worker: FunctionWorker, kept: bool
 ) -> None:
     async with caller(pool) as client:
@@ -176,7 +174,7 @@ async def test_code_is_for_workers_that_trust_it(
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_rich_values_are_for_workers_of_ours(pool: Pool, kept: bool) -> None:
+async def test_rich_values_need_a_shoal_worker(pool: Pool, kept: bool) -> None:
     FunctionWorker(pool.hub, FUNCTIONS, features=frozenset())
     await pool.wait_joined()
 
@@ -187,7 +185,7 @@ async def test_rich_values_are_for_workers_of_ours(pool: Pool, kept: bool) -> No
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_many_calls_of_one_message_all_come_back(
+async def test_many_calls_of_one_message_all_return(
     pool: Pool, worker: FunctionWorker, kept: bool
 ) -> None:
     async with caller(pool) as client:
@@ -196,7 +194,7 @@ async def test_many_calls_of_one_message_all_come_back(
         assert [await client.value(n) for n in range(3000)] == [*range(1, 3001)]
 
 
-async def test_returns_that_come_together_are_one_message(
+async def test_simultaneous_results_are_one_message(
     pool: Pool, worker: FunctionWorker
 ) -> None:
     async with caller(pool) as client:
@@ -223,7 +221,7 @@ async def test_a_call_is_cancelled(pool: Pool, kept: bool) -> None:
         )
 
 
-async def test_calls_of_a_client_that_leaves_are_stopped(pool: Pool) -> None:
+async def test_disconnect_cancels_calls(pool: Pool) -> None:
     worker = FunctionWorker(pool.hub, FUNCTIONS, slots=2, holds=True)
     await pool.wait_joined()
     async with caller(pool) as client:
@@ -235,7 +233,7 @@ async def test_calls_of_a_client_that_leaves_are_stopped(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-async def test_a_named_call_goes_on_without_its_client_and_is_made_once(
+async def test_keyed_call_survives_its_client_and_runs_once(
     pool: Pool, fresh: bool
 ) -> None:
     worker = FunctionWorker(pool.hub, FUNCTIONS, holds=True)
@@ -253,7 +251,7 @@ async def test_a_named_call_goes_on_without_its_client_and_is_made_once(
     assert worker.calls == []
 
 
-async def test_a_name_that_is_in_use_is_not_fresh(pool: Pool) -> None:
+async def test_used_key_is_not_fresh(pool: Pool) -> None:
     FunctionWorker(pool.hub, FUNCTIONS, holds=True)
     await pool.wait_joined()
     async with caller(pool) as client:
@@ -267,7 +265,7 @@ async def test_a_name_that_is_in_use_is_not_fresh(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-async def test_named_calls_wait_for_room_as_others_do(
+async def test_keyed_calls_wait_for_room(
     pool: Pool, worker: FunctionWorker, fresh: bool
 ) -> None:
     async with caller(pool) as client:
@@ -289,11 +287,11 @@ class CountingStore(SqliteStore):
         return await super().by_idempotency_key(owner, idempotency_key)
 
 
-async def test_a_named_call_is_not_tried_more_often_the_more_calls_wait(
+async def test_lookups_of_keyed_calls_are_linear(
     tmp_path: Path,
 ) -> None:
-    # A call that a stream carries needs no room in the queue.  Of the others, each is
-    # looked for before it waits, and when it is its turn.
+    # A call in a call stream needs no room in the queue.  Each of the others is
+    # looked up before it waits, and at its turn.
     for count, progress in product((8, 64, 512), (False, True)):
         folder = tmp_path / f"{count}-{progress}"
         async with serving(folder, queue_max=4, open_store=CountingStore) as pool:
@@ -316,7 +314,7 @@ async def test_a_named_call_is_not_tried_more_often_the_more_calls_wait(
             assert store.lookups == (1 + progress) * count
 
 
-async def test_a_named_call_that_was_made_is_told_of_while_the_queue_is_full(
+async def test_completed_keyed_call_returns_despite_a_full_queue(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path, queue_max=1) as pool, caller(pool) as client:
@@ -335,7 +333,7 @@ async def test_a_named_call_that_was_made_is_told_of_while_the_queue_is_full(
         assert await client.value(6) == 2
 
 
-async def test_a_named_call_that_waits_for_room_can_be_cancelled(
+async def test_waiting_keyed_call_can_be_cancelled(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path, queue_max=1) as pool, caller(pool) as client:
@@ -357,7 +355,7 @@ async def test_a_named_call_that_waits_for_room_can_be_cancelled(
         assert len(worker.runs) == 3
 
 
-async def test_a_large_value_is_fetched_apart(
+async def test_large_value_is_fetched_separately(
     pool: Pool, worker: FunctionWorker
 ) -> None:
     async with caller(pool) as client:
@@ -370,7 +368,7 @@ async def test_a_large_value_is_fetched_apart(
             assert unpack(await response.read()) == b"x" * (2 << 20)
 
 
-async def test_what_a_call_refers_to_is_kept_and_given_once(
+async def test_referenced_value_is_stored_and_sent_once(
     pool: Pool, worker: FunctionWorker
 ) -> None:
     data = pack("large")
@@ -393,7 +391,7 @@ async def test_what_a_call_refers_to_is_kept_and_given_once(
     assert kinds.index("SendBlob") < kinds.index("PushCalls")
 
 
-async def test_a_blob_under_a_wrong_name_is_refused(pool: Pool) -> None:
+async def test_blob_with_a_wrong_digest_is_rejected(pool: Pool) -> None:
     url = f"{pool.url}/v1/blobs/{'0' * 64}"
 
     response = await pool.session.put(url, data=b"x", headers=pool.headers())
@@ -402,7 +400,7 @@ async def test_a_blob_under_a_wrong_name_is_refused(pool: Pool) -> None:
     assert "expected 0000" in (await response.json())["error"]["message"]
 
 
-async def test_a_wrong_item_is_told_and_the_others_are_made(
+async def test_invalid_item_does_not_affect_others(
     pool: Pool, worker: FunctionWorker
 ) -> None:
     async with caller(pool) as client:
@@ -421,7 +419,7 @@ async def test_a_wrong_item_is_told_and_the_others_are_made(
 
 
 @pytest.mark.parametrize("data", [b"\xc1", b"\x93\x01", pack(["x"]), pack(7)])
-async def test_what_is_no_message_ends_the_connection_with_the_reason(
+async def test_malformed_message_ends_the_connection_with_a_reason(
     pool: Pool, data: bytes
 ) -> None:
     async with caller(pool) as client:
@@ -433,14 +431,14 @@ async def test_what_is_no_message_ends_the_connection_with_the_reason(
     assert message.extra
 
 
-async def test_the_path_takes_a_key_and_a_websocket(pool: Pool) -> None:
+async def test_path_requires_a_key_and_a_websocket(pool: Pool) -> None:
     response = await pool.session.get(f"{pool.url}/v1/calls")
     assert response.status == 401
     response = await pool.session.get(f"{pool.url}/v1/calls", headers=pool.headers())
     assert response.status == 400
 
 
-async def test_functions_are_listed_with_those_who_have_them(
+async def test_functions_are_listed_with_their_workers(
     pool: Pool, worker: FunctionWorker
 ) -> None:
     FunctionWorker(
@@ -456,7 +454,7 @@ async def test_functions_are_listed_with_those_who_have_them(
     assert (listed["workers"], listed["slots"], listed["code"]) == (2, 4, 1)
 
 
-async def test_a_call_is_shown_among_the_jobs_with_its_value(
+async def test_call_is_listed_as_a_job_with_its_value(
     pool: Pool, worker: FunctionWorker
 ) -> None:
     async with caller(pool) as client:
@@ -473,7 +471,7 @@ async def test_a_call_is_shown_among_the_jobs_with_its_value(
     assert (await response.json())["result"] == 2
 
 
-async def test_the_story_of_a_call_names_its_workers_and_why_there_was_another(
+async def test_history_of_a_call_names_workers_and_requeues(
     pool: Pool,
 ) -> None:
     first = FunctionWorker(pool.hub, FUNCTIONS, "first", holds=True)
@@ -501,7 +499,7 @@ async def test_the_story_of_a_call_names_its_workers_and_why_there_was_another(
     )
 
 
-async def test_a_connection_ends_in_the_log_as_what_it_was(
+async def test_end_of_a_connection_is_logged(
     pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "shoal.gateway")
@@ -514,7 +512,7 @@ async def test_a_connection_ends_in_the_log_as_what_it_was(
     assert "status=101" in line
 
 
-async def test_operators_are_shown_who_made_a_call_and_what_it_returned(
+async def test_operators_see_owner_and_size_of_calls(
     pool: Pool, worker: FunctionWorker
 ) -> None:
     async with caller(pool) as made:

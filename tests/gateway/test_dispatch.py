@@ -1,4 +1,4 @@
-"""Dispatch's HTTP face against exchanges recorded with the original coordinator.
+"""Dispatch's HTTP API against exchanges recorded with the original coordinator.
 
 Every difference from the recordings is in a table here, with its reason.
 """
@@ -14,7 +14,7 @@ import pytest
 
 from gateway.keys import make_key, request
 from gateway.providers import COMMIT, call, committed, provider, shown
-from gateway.replay_jobs import Replay, is_as
+from gateway.replay_jobs import Replay, matches
 from gateway.serving import Pool, serving
 from protocols.dispatch.recorded import CASES, Case, of_kind
 from shoal.protocols.dispatch import Config
@@ -22,9 +22,9 @@ from shoal.protocols.dispatch import Config
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What is different here: the status, and the fields that are.
+    """A difference from the recording: the status, and the fields.
 
-    ``heard`` has the fields of what the worker hears instead, if it hears anything.
+    ``heard`` has the fields that the worker receives instead, if any.
     """
 
     reason: str
@@ -110,7 +110,7 @@ DIFFERENCES: dict[str, dict[int, Difference]] = {
         3: NO_DASHBOARD,
     },
 }
-METHODS = 405  # where a path is there for another method only
+METHODS = 405  # for a path that exists for another method only
 
 HTTP_CASES = [
     case
@@ -128,9 +128,7 @@ async def open_pool(tmp_path: Path) -> AsyncIterator[Pool]:
 
 
 @pytest.mark.parametrize("case", HTTP_CASES, ids=lambda case: case["id"])
-async def test_clients_and_workers_are_answered_as_recorded(
-    tmp_path: Path, case: Case
-) -> None:
+async def test_exchanges_match_the_recordings(tmp_path: Path, case: Case) -> None:
     config = Config(open=True, trust_unproven=case["id"] in BELIEVED)
     differences = DIFFERENCES.get(case["id"], {})
     async with (
@@ -161,7 +159,7 @@ def _check_answer(replay: Replay, other: Difference) -> None:
     status = other.status or exchange.status
     assert exchange.our_status in (status, METHODS if status == 404 else status)
     if exchange.our_status >= 400 and other.status:
-        assert ours["error"]  # how the original puts it, or does not, is its own
+        assert ours["error"]  # the original's text is not reproduced
         return
     if other.status:
         return
@@ -170,10 +168,10 @@ def _check_answer(replay: Replay, other: Difference) -> None:
         expected["receipt"] |= other.body
     else:
         expected |= other.body
-    assert is_as(expected, ours), exchange
+    assert matches(expected, ours), exchange
 
 
-def test_every_difference_is_of_a_recorded_step() -> None:
+def test_every_difference_names_a_recorded_step() -> None:
     recorded = {case["id"]: case["transcript"] for case in HTTP_CASES}
 
     assert all(
@@ -184,7 +182,7 @@ def test_every_difference_is_of_a_recorded_step() -> None:
 
 
 @of_kind("price")
-async def test_prices_are_as_recorded(open_pool: Pool, case: Case) -> None:
+async def test_prices_match_the_recordings(open_pool: Pool, case: Case) -> None:
     path = f"/v1/quote?job_type={case['job_type']}&policy={case['policy']}"
 
     status, quote = await call(open_pool, "GET", path)
@@ -198,7 +196,7 @@ async def test_prices_are_as_recorded(open_pool: Pool, case: Case) -> None:
 
 
 @of_kind("price")
-async def test_job_costs_what_was_quoted(open_pool: Pool, case: Case) -> None:
+async def test_job_costs_its_quote(open_pool: Pool, case: Case) -> None:
     fields = {"job_type": case["job_type"], "payload": {"prompt": "hi"}}
 
     job_id = await committed(open_pool, case["resolved"].lower(), **fields)
@@ -207,7 +205,7 @@ async def test_job_costs_what_was_quoted(open_pool: Pool, case: Case) -> None:
     assert (job["price"], job["policy"]) == (case["price"], case["resolved"])
 
 
-async def test_strangers_are_told_how_to_be_let_in(pool: Pool) -> None:
+async def test_anonymous_clients_are_told_how_to_authenticate(pool: Pool) -> None:
     for method, path in (
         ("GET", "/v1/quote?job_type=TASK"),
         ("POST", "/v1/jobs/commit/fast"),
@@ -225,7 +223,7 @@ async def test_strangers_are_told_how_to_be_let_in(pool: Pool) -> None:
         assert "--dispatch-open" in answer["error"]
 
 
-async def test_health_is_told_to_everybody(pool: Pool) -> None:
+async def test_health_is_public(pool: Pool) -> None:
     status, answer = await call(pool, "GET", "/v1/health")
 
     assert status == 200
@@ -233,7 +231,7 @@ async def test_health_is_told_to_everybody(pool: Pool) -> None:
     assert (answer["status"], answer["workers_online"]) == ("ok", 0)
 
 
-async def test_stranger_with_a_wrong_key_is_no_stranger(open_pool: Pool) -> None:
+async def test_wrong_key_is_not_anonymous(open_pool: Pool) -> None:
     headers = {"Authorization": "Bearer sk-wrong"}
 
     status, answer = await call(
@@ -244,7 +242,7 @@ async def test_stranger_with_a_wrong_key_is_no_stranger(open_pool: Pool) -> None
     assert "incorrect API key" in answer["error"]
 
 
-async def test_strangers_may_use_nothing_else(open_pool: Pool) -> None:
+async def test_anonymous_access_is_limited_to_the_open_api(open_pool: Pool) -> None:
     for method, path in (
         ("POST", "/v1/chat/completions"),
         ("GET", "/v1/models"),
@@ -254,7 +252,7 @@ async def test_strangers_may_use_nothing_else(open_pool: Pool) -> None:
         assert (await call(open_pool, method, path, {}))[0] == 401
 
 
-async def test_strangers_see_only_each_others_jobs(open_pool: Pool) -> None:
+async def test_anonymous_clients_see_anonymous_jobs_only(open_pool: Pool) -> None:
     key = await make_key(open_pool)
     status, answer = await request(
         open_pool, "POST", "/v1/jobs/commit/fast", COMMIT, key=key
@@ -272,14 +270,14 @@ async def test_strangers_see_only_each_others_jobs(open_pool: Pool) -> None:
     assert open_pool.hub.pool.jobs.keys() == {ours, theirs}
 
 
-async def test_no_key_can_be_named_as_strangers_are(open_pool: Pool) -> None:
+async def test_anonymous_owner_name_is_reserved(open_pool: Pool) -> None:
     status, answer = await request(open_pool, "POST", "/admin/keys", {"name": "open"})
 
     assert status == 400
     assert "open" in answer["error"]["message"]
 
 
-async def test_keys_work_where_strangers_are_let_in(open_pool: Pool) -> None:
+async def test_keys_work_beside_anonymous_access(open_pool: Pool) -> None:
     async with provider(open_pool) as worker:
         _, answer = await request(open_pool, "POST", "/v1/jobs/commit/cheap", COMMIT)
         job = await worker.job()

@@ -1,4 +1,4 @@
-"""GrandSage's HTTP face against exchanges recorded with the original server.
+"""GrandSage's HTTP API against exchanges recorded with the original server.
 
 Every difference from the recordings is in a table here, with its reason.
 """
@@ -16,7 +16,7 @@ from aiohttp import ClientResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.replay import BODY, KEYS, Chat, Replay, essence
+from gateway.replay import BODY, KEYS, Chat, Replay, normalized
 from gateway.serving import Pool, eventually, serving
 from protocols.grandsage.recorded import CASES, Case, of_kind
 from shoal.domain.errors import InvalidRequest
@@ -79,10 +79,10 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
 
 
 @of_kind("request_to_task")
-async def test_requests_become_tasks_as_recorded(pool: Pool, case: Case) -> None:
+async def test_tasks_match_the_recordings(pool: Pool, case: Case) -> None:
     chunks = [bytes.fromhex(chunk) for chunk in case.get("request_body_hex_chunks", ())]
     body = b"".join(chunks) or case["request_body"].encode()
-    # A node for every model a case may name, and one that has the default.
+    # A node for every model in the cases, and one with the default model.
     async with pool.node() as m1, pool.node(model="openbuddy-13b-v1.3-fp16") as default:
         await pool.wait_joined(2)
         chat = Chat()
@@ -102,17 +102,17 @@ async def test_requests_become_tasks_as_recorded(pool: Pool, case: Case) -> None
         return
     task_id = node.tasks[0]["id"]
     recorded = case["task_text"].replace("{{id}}", str(task_id)).replace("{{now}}", "0")
-    task = essence(recorded)
+    task = normalized(recorded)
     if case["id"] in CONTENTS:
         task["messages"][0]["content"] = CONTENTS[case["id"]][1]
     if case["id"] in TOKENS:
         task["max_new_tokens"] = TOKENS[case["id"]][1]
-    assert essence(node.texts[0]) == task
+    assert normalized(node.texts[0]) == task
     defaulted = "model" not in json.loads(body)
     assert node is (default if defaulted else m1)
 
 
-async def test_a_body_in_two_pieces_is_assembled(pool: Pool) -> None:
+async def test_split_body_is_assembled(pool: Pool) -> None:
     chunks = CASES["req-split-utf8-body"]["request_body_hex_chunks"]
 
     async def body() -> AsyncIterator[bytes]:
@@ -132,9 +132,7 @@ async def test_a_body_in_two_pieces_is_assembled(pool: Pool) -> None:
 
 
 @of_kind("http_auth")
-async def test_strangers_and_paths_are_answered_as_recorded(
-    pool: Pool, case: Case
-) -> None:
+async def test_anonymous_requests_match_the_recordings(pool: Pool, case: Case) -> None:
     headers = {}
     if case["authorization"] is not None:
         headers["Authorization"] = case["authorization"]
@@ -158,7 +156,7 @@ async def test_strangers_and_paths_are_answered_as_recorded(
 
 
 @of_kind("frames_to_http")
-async def test_frames_become_lines_as_recorded(pool: Pool, case: Case) -> None:
+async def test_lines_match_the_recordings(pool: Pool, case: Case) -> None:
     async with AsyncExitStack() as stack:
         replay = Replay(pool, stack)
         await replay.play({"node": "n1"})
@@ -186,7 +184,7 @@ async def test_frames_become_lines_as_recorded(pool: Pool, case: Case) -> None:
     check_head(chat.response, case)
 
 
-def test_the_tables_name_recorded_cases_and_real_differences() -> None:
+def test_tables_name_recorded_cases_and_real_differences() -> None:
     named = [*BODIES, *CONTENTS, *STRANGERS, *ROUTES, *LINES]
 
     assert set(named) <= CASES.keys()
@@ -228,7 +226,7 @@ async def test_a_body_beyond_the_limit_is_an_error_line(pool: Pool) -> None:
 
 
 @given(st.binary() | st.text().map(str.encode))
-def test_any_bytes_are_a_chat_or_an_invalid_request(data: bytes) -> None:
+def test_any_bytes_decode_or_are_rejected(data: bytes) -> None:
     _decode(data)
 
 
@@ -257,7 +255,7 @@ values = st.recursive(
         },
     )
 )
-def test_any_fields_are_a_chat_or_an_invalid_request(body: dict[str, Any]) -> None:
+def test_any_fields_decode_or_are_rejected(body: dict[str, Any]) -> None:
     _decode(json.dumps(body).encode())
 
 
@@ -342,7 +340,7 @@ def test_instructions_without_a_question_are_one() -> None:
     ]
 
 
-def test_a_bomb_of_messages_is_refused() -> None:
+def test_excessive_messages_are_rejected() -> None:
     array_like = {"length": 1e9} | {str(index): 0 for index in range(20_000)}
     for messages in ("x" * 10_000_000, [0] * 1_000_000, array_like):
         with pytest.raises(InvalidRequest, match="more than"):
@@ -350,7 +348,7 @@ def test_a_bomb_of_messages_is_refused() -> None:
 
 
 def check_head(response: ClientResponse, case: Case) -> None:
-    """Check the status and the headers, but for what is so ``EVERYWHERE``."""
+    """Check the status and the headers, except for the differences ``EVERYWHERE``."""
     recorded = case["response"]
     assert response.status == recorded["status"] == 200
     if recorded["content_type"] is not None:

@@ -1,7 +1,7 @@
-"""Whole conversations recorded with the original server, played against ours.
+"""Complete conversations recorded with the original server, replayed.
 
-Where the original is at fault, or ours means to be better, the conversation that ours
-has stands in a table here, with the reason.
+Where the original has a fault, or Shoal deviates by intent, the conversation of Shoal
+is in a table here, with the reason.
 """
 
 from contextlib import AsyncExitStack
@@ -25,7 +25,7 @@ LIMITS: dict[str, TimeLimits] = {
 
 
 def task(name: str) -> str:
-    """Return the task that the usual chat becomes; ``name`` stands for its id."""
+    """Return the task of the default chat; ``name`` is the placeholder of its id."""
     (recorded,) = CASES["queue-other-model"]["transcript"][2]["node_received"]["n2"]
     assert isinstance(recorded, str)
     return recorded.replace("{{id0}}", "{{" + name + "}}")
@@ -35,13 +35,13 @@ def stop(name: str) -> str:
     return '{"id":{{' + name + '}},"stop":true}'
 
 
-def got(**texts: str) -> dict[str, Any]:
-    """Say what nodes receive in a step."""
+def received(**texts: str) -> dict[str, Any]:
+    """Return the expected messages to nodes in a step."""
     return {"node_received": {node: [text] for node, text in texts.items()}}
 
 
 def lines(chat: str, text: str, *, ended: bool = False) -> dict[str, Any]:
-    """Say what a client reads in a step."""
+    """Return the expected lines to a client in a step."""
     return {"http_new": {chat: {"text": text, "ended": ended}}}
 
 
@@ -62,18 +62,18 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
         [
             {"node": "n1", "q": {"max_concurrency": "2"}},
             {"node": "n2", "q": {"max_concurrency": "2"}},
-            {"chat": "c0", **got(n1=task("id0"))},
-            {"chat": "c1", **got(n2=task("id1"))},
-            {"chat": "c2", **got(n1=task("id2"))},
+            {"chat": "c0", **received(n1=task("id0"))},
+            {"chat": "c1", **received(n2=task("id1"))},
+            {"chat": "c2", **received(n1=task("id2"))},
         ],
     ),
     "stop-on-client-gone": (
         "the stop is sent at once, and once",
         [
             {"node": "n1"},
-            {"chat": "c0", **got(n1=task("id0"))},
+            {"chat": "c0", **received(n1=task("id0"))},
             {"send": "n1", "hex": "{{id0}}61", **lines("c0", '{"o":"a"}\n')},
-            {"abort": "c0", **got(n1=stop("id0"))},
+            {"abort": "c0", **received(n1=stop("id0"))},
             {"send": "n1", "hex": "{{id0}}62"},
             {"send": "n1", "hex": "{{id0}}63"},
         ],
@@ -82,7 +82,7 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
         "a request whose client has gone is dropped from the queue",
         [
             {"node": "n1", **ONE_SLOT},
-            {"chat": "c0", **got(n1=task("id0"))},
+            {"chat": "c0", **received(n1=task("id0"))},
             {"chat": "c1"},
             {"abort": "c1"},
             {"send": "n1", "hex": "{{id0}}", **lines("c0", DONE, ended=True)},
@@ -92,15 +92,15 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
         "frames may be lost with a connection, so the task is begun again",
         [
             {"node": "n1", **ONE_SLOT},
-            {"chat": "c0", **got(n1=task("id0"))},
+            {"chat": "c0", **received(n1=task("id0"))},
             {"send": "n1", "hex": "{{id0}}61", **lines("c0", '{"o":"a"}\n')},
             {
                 "node": "n1b",
                 "path": N1,
                 "node_closed": {"n1": {"code": 4000}},
-                **got(n1b=task("id1")),
+                **received(n1b=task("id1")),
             },
-            {"send": "n1b", "hex": "{{id0}}62", **got(n1b=stop("id0"))},
+            {"send": "n1b", "hex": "{{id0}}62", **received(n1b=stop("id0"))},
             {"send": "n1b", "hex": "{{id1}}6162", **lines("c0", '{"o":"b"}\n')},
             {"send": "n1b", "hex": "{{id1}}", **lines("c0", DONE, ended=True)},
         ],
@@ -109,12 +109,12 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
         "frames may be lost with a connection, so the task is begun again",
         [
             {"node": "n1"},
-            {"chat": "c0", **got(n1=task("id0"))},
+            {"chat": "c0", **received(n1=task("id0"))},
             {
                 "node": "n1b",
                 "path": N1,
                 "node_closed": {"n1": {"code": 4000}},
-                **got(n1b=task("id1")),
+                **received(n1b=task("id1")),
             },
             {"send": "n1", "hex": "{{id0}}61"},
             {"send": "n1b", "hex": "{{id1}}", **lines("c0", DONE, ended=True)},
@@ -124,17 +124,17 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
         "a lost node's task is given out again, and its slot is free",
         [
             {"node": "n1", **ONE_SLOT},
-            {"chat": "c0", **got(n1=task("id0"))},
+            {"chat": "c0", **received(n1=task("id0"))},
             {"send": "n1", "hex": "{{id0}}61", **lines("c0", '{"o":"a"}\n')},
             {"terminate": "n1", "node_closed": {"n1": {"code": 1006}}},
-            {"node": "n1c", "path": N1, **got(n1c=task("id0c"))},
+            {"node": "n1c", "path": N1, **received(n1c=task("id0c"))},
             {"chat": "c1"},
             {"send": "n1c", "hex": "{{id0c}}6162", **lines("c0", '{"o":"b"}\n')},
             {
                 "send": "n1c",
                 "hex": "{{id0c}}",
                 **lines("c0", DONE, ended=True),
-                **got(n1c=task("id1")),
+                **received(n1c=task("id1")),
             },
         ],
     ),
@@ -143,8 +143,8 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
         [
             {"node": "n1", **ONE_SLOT},
             {"node": "n2", **ONE_SLOT},
-            {"chat": "c0", **got(n1=task("id0"))},
-            {"terminate": "n1", **got(n2=task("id1"))},
+            {"chat": "c0", **received(n1=task("id0"))},
+            {"terminate": "n1", **received(n2=task("id1"))},
             {"send": "n2", "hex": "{{id1}}", **lines("c0", DONE, ended=True)},
         ],
     ),
@@ -163,13 +163,13 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
                 "chat": "c0",
                 "body": '{"model":"a","messages":[{"content":"hi"}],'
                 '"temperature":0.5,"max_new_tokens":10}',
-                **got(n1=task("id0")),
+                **received(n1=task("id0")),
             },
             {
                 "chat": "c1",
                 "body": '{"model":"a-b","messages":[{"content":"hi"}],'
                 '"temperature":0.5,"max_new_tokens":10}',
-                **got(n2=task("id1")),
+                **received(n2=task("id1")),
             },
         ],
     ),
@@ -177,11 +177,11 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
         "a node that was just told to stop is not told again",
         [
             {"node": "n1"},
-            {"chat": "c0", **got(n1=task("id0"))},
+            {"chat": "c0", **received(n1=task("id0"))},
             {
                 "send": "n1",
                 "hex": "{{id0}}" + b"x".hex() * 44 + b"fooxbar".hex(),
-                **got(n1=stop("id0")),
+                **received(n1=stop("id0")),
                 **lines("c0", MODERATED, ended=True),
             },
             {"send": "n1", "hex": "{{id0}}6d6f7265"},
@@ -191,7 +191,7 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
         "a node that has ended need not be stopped",
         [
             {"node": "n1"},
-            {"chat": "c0", **got(n1=task("id0"))},
+            {"chat": "c0", **received(n1=task("id0"))},
             {
                 "send": "n1",
                 "hex": "{{id0}}" + b"badword".hex(),
@@ -223,7 +223,7 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
                     "chat": "c0",
                     "body": f'{{"model":"{model}","messages":[{{"content":"hi"}}],'
                     '"temperature":0.5,"max_new_tokens":10}',
-                    **got(n1=task("id0")),
+                    **received(n1=task("id0")),
                 },
                 {"send": "n1", "hex": "{{id0}}", **lines("c0", DONE, ended=True)},
             ],
@@ -239,14 +239,14 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
         [
             {"node": "n1"},
             dict(CASES["authed-bad-frame"]["transcript"][1], server_bytes_hex=""),
-            {"chat": "c0", **got(n1=task("id0"))},
+            {"chat": "c0", **received(n1=task("id0"))},
         ],
     ),
     "timeout-30s": (
         "a request that has been answered is dropped from the queue",
         [
             {"node": "n1", **ONE_SLOT},
-            {"chat": "c0", **got(n1=task("id0"))},
+            {"chat": "c0", **received(n1=task("id0"))},
             {
                 "chat": "c1",
                 **lines("c1", '{"err":"timeout waiting for node"}\n', ended=True),
@@ -258,9 +258,9 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
         "a lost node's task is given out again",
         [
             {"node": "n1", **ONE_SLOT},
-            {"chat": "c0", **got(n1=task("id0"))},
+            {"chat": "c0", **received(n1=task("id0"))},
             {"terminate": "n1"},
-            {"node": "n1d", "path": N1, **got(n1d=task("id0d"))},
+            {"node": "n1d", "path": N1, **received(n1d=task("id0d"))},
             {
                 "chat": "c1",
                 **lines("c1", '{"err":"timeout waiting for node"}\n', ended=True),
@@ -275,18 +275,16 @@ DIFFERENCES: dict[str, tuple[str, list[Step]]] = {
                         "ended": True,
                     },
                 },
-                **got(n1d=stop("id0d")),
+                **received(n1d=stop("id0d")),
             },
-            {"chat": "c2", **got(n1d=task("id2"))},
+            {"chat": "c2", **received(n1d=task("id2"))},
         ],
     ),
 }
 
 
 @of_kind("live")
-async def test_conversations_go_as_recorded_or_better(
-    tmp_path: Path, case: Case
-) -> None:
+async def test_conversations_match_the_recordings(tmp_path: Path, case: Case) -> None:
     listed = case.get("files", {}).get("mod.lst")
     async with (
         serving(
@@ -310,13 +308,13 @@ def test_the_table_names_recorded_cases() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DIFFERENCES))
-def test_every_difference_is_one(name: str) -> None:
+def test_every_difference_is_real(name: str) -> None:
     _, steps = DIFFERENCES[name]
 
     assert steps != CASES[name]["transcript"]
 
 
-def test_every_recorded_kind_is_played_somewhere() -> None:
+def test_every_recorded_kind_is_replayed() -> None:
     here = {"request_to_task", "http_auth", "frames_to_http", "live"}
     elsewhere = {"node_connect", "node_behaviour"}  # with the protocol
 

@@ -19,7 +19,7 @@ NAN = math.nan
         ("0.7", 0.7, 0.7),
         ("  0.7abc", NAN, 0.7),
         ("\ufeff\u2003.5\u2028", 0.5, 0.5),
-        ("\x85.5", NAN, NAN),  # white space in Python alone
+        ("\x85.5", NAN, NAN),  # white space in Python only
         ("1e-1x", NAN, 0.1),
         ("-1.", -1, -1),
         ("0x10", 16, 0),
@@ -90,7 +90,7 @@ def test_numbers_in_texts(value: Any, number: float, beginning: float) -> None:
         ([[[]]], 0),
     ],
 )
-def test_the_integer_a_text_begins_with(value: Any, number: int) -> None:
+def test_parse_int_reads_the_leading_integer(value: Any, number: int) -> None:
     assert javascript.parse_int(value, 999) == number
 
 
@@ -109,14 +109,14 @@ def test_empty_lists_and_objects_are_not_falsy(value: Any, falsy: bool) -> None:
     "data",
     [b"", b"{", b"NaN", b"[Infinity]", b"\xef\xbb\xbf{}", b"[" * 100_000, b"9" * 9999],
 )
-def test_what_is_no_json_is_a_value_error(data: bytes) -> None:
+def test_invalid_json_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         javascript.parse_json(data)
 
 
-def test_bytes_that_are_no_text_become_replacement_characters() -> None:
+def test_invalid_utf_8_is_replaced() -> None:
     assert javascript.parse_json(b'"a\xffb"') == "a\ufffdb"
 
 
-def test_texts_are_counted_in_utf_16() -> None:
+def test_text_length_is_in_utf_16_units() -> None:
     assert javascript.utf16_length("h😀y") == 4

@@ -1,4 +1,4 @@
-"""Measurements keep few labels, whatever clients say."""
+"""Metrics have few labels, whatever clients send."""
 
 import asyncio
 import re
@@ -11,7 +11,7 @@ from gateway.serving import Pool
 PATH = "/v1/chat/completions"
 
 
-async def told(pool: Pool) -> str:
+async def scrape(pool: Pool) -> str:
     async with pool.session.get(pool.url + "/metrics", headers=pool.headers()) as got:
         return await got.text()
 
@@ -20,7 +20,7 @@ def labels(text: str, name: str) -> set[str]:
     return set(re.findall(rf'[{{,]{name}="([^"]*)"', text))
 
 
-async def test_clients_words_become_no_labels(pool: Pool) -> None:
+async def test_client_texts_are_not_labels(pool: Pool) -> None:
     for number in range(20):
         for method, path in (
             ("GET", f"/nothing/{number}"),
@@ -33,7 +33,7 @@ async def test_clients_words_become_no_labels(pool: Pool) -> None:
         body = CHAT | {"model": f"model-{number}"}
         await pool.session.post(pool.url + PATH, json=body, headers=pool.headers())
 
-    text = await told(pool)
+    text = await scrape(pool)
 
     assert labels(text, "http_request_method") == {"GET", "POST", "_OTHER"}
     assert labels(text, "gen_ai_request_model") == {"other"}
@@ -42,7 +42,7 @@ async def test_clients_words_become_no_labels(pool: Pool) -> None:
     }
 
 
-async def test_models_beyond_the_limit_are_the_others(
+async def test_models_beyond_the_limit_share_a_label(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.gateway.monitoring.MODELS_MAX", 2)
@@ -55,6 +55,6 @@ async def test_models_beyond_the_limit_are_the_others(
             await pool.session.post(pool.url + PATH, json=body, headers=pool.headers())
         await pool.wait_joined(0)
 
-    models = labels(await told(pool), "gen_ai_request_model")
+    models = labels(await scrape(pool), "gen_ai_request_model")
 
     assert models == {"model-0", "model-1", "other"}

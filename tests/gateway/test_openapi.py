@@ -1,4 +1,4 @@
-"""The description of the interface: true, and whole."""
+"""The OpenAPI document is correct and complete."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from shoal.gateway.openapi import openapi_document
 from shoal.gateway.operations import OPERATIONS
 
 
-async def test_the_description_is_public(pool: Pool) -> None:
+async def test_document_is_public(pool: Pool) -> None:
     async with pool.session.get(f"{pool.url}/openapi.json") as got:
         assert got.status == 200
         assert await got.json() == openapi_document(OPERATIONS)

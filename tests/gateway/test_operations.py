@@ -13,7 +13,7 @@ from shoal.gateway.operations import OPERATIONS
 
 PARAMETERS = {"digest": "00" * 32, "id": "none", "model": "m", "name": "none"}
 LOWER = {Scope.USE: Scope.READ, Scope.ADMIN: Scope.USE}
-"""The next scope below each that has one."""
+"""The next lower scope, for each scope that has one."""
 
 
 async def test_router_has_the_rows_of_the_table(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whose turn it is, and who is told at once that it will never be, over HTTP."""
+"""Fair sharing and early rejection, over HTTP."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,9 +15,9 @@ PATH = "/v1/chat/completions"
 
 
 async def post(
-    pool: Pool, said: str, key: str = KEY, **headers: str
+    pool: Pool, prompt: str, key: str = KEY, **headers: str
 ) -> tuple[int, dict[str, str], Any]:
-    body = CHAT | {"messages": [{"role": "user", "content": said}]}
+    body = CHAT | {"messages": [{"role": "user", "content": prompt}]}
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     async with pool.session.post(
         pool.url + PATH, json=body, headers=pool.headers(key) | given
@@ -27,7 +27,7 @@ async def post(
 
 @pytest.fixture
 async def busy(pool: Pool) -> AsyncIterator[Node]:
-    """A node whose only slot is taken by the first task."""
+    """A node whose only slot is busy with the first task."""
     async with pool.node(slots="1") as node:
         await pool.wait_joined()
         asking = asyncio.create_task(post(pool, "first"))
@@ -36,15 +36,15 @@ async def busy(pool: Pool) -> AsyncIterator[Node]:
         await asking
 
 
-async def queued(pool: Pool, said: str, key: str = KEY, **headers: str) -> Any:
+async def queued(pool: Pool, prompt: str, key: str = KEY, **headers: str) -> Any:
     waiting = pool.hub.pool.queued
-    asking = asyncio.create_task(post(pool, said, key, **headers))
+    asking = asyncio.create_task(post(pool, prompt, key, **headers))
     await eventually(lambda: pool.hub.pool.queued == waiting + 1)
     return asking
 
 
 async def served(node: Node, count: int) -> list[str]:
-    """Answer the tasks one after the other; return what each was asked."""
+    """Answer the tasks in order; return their prompts."""
     for number in range(count):
         await node.answer("a", number=number)
     return [task["messages"][0]["content"] for task in node.tasks]
@@ -61,9 +61,7 @@ async def test_higher_priorities_go_first(pool: Pool, busy: Node) -> None:
     assert [(await each)[0] for each in asking] == [200, 200, 200]
 
 
-async def test_a_key_that_floods_the_queue_keeps_nobody_out(
-    pool: Pool, busy: Node
-) -> None:
+async def test_flood_of_one_key_does_not_block_others(pool: Pool, busy: Node) -> None:
     alice, bob = await make_key(pool, "alice"), await make_key(pool, "bob")
     asking = [await queued(pool, f"alice {n}", alice) for n in range(6)]
     asking += [await queued(pool, f"bob {n}", bob) for n in range(2)]
@@ -77,10 +75,8 @@ async def test_a_key_that_floods_the_queue_keeps_nobody_out(
     assert {(await each)[0] for each in asking} == {200}
 
 
-async def test_who_could_not_be_served_in_time_is_told_at_once(
-    pool: Pool, busy: Node
-) -> None:
-    # As if jobs had taken so long so far.
+async def test_hopeless_request_is_rejected_at_once(pool: Pool, busy: Node) -> None:
+    # As if earlier jobs had taken that long.
     pool.hub.pool.speeds.job_seconds["m1"] = 60.0
     waiting = await queued(pool, "second")
 
@@ -93,7 +89,7 @@ async def test_who_could_not_be_served_in_time_is_told_at_once(
     assert (await waiting)[0] == 200
 
 
-async def test_a_full_disk_makes_no_key_and_stops_no_work(tmp_path: Path) -> None:
+async def test_full_disk_prevents_new_keys_only(tmp_path: Path) -> None:
     async with serving(tmp_path) as pool, pool.node() as node:
         await pool.wait_joined()
         assert pool.gateway is not None
@@ -121,7 +117,7 @@ async def test_a_full_disk_makes_no_key_and_stops_no_work(tmp_path: Path) -> Non
 
 
 async def _fill(pool: Pool) -> None:
-    """Make keys until there is no room; what is refused says so."""
+    """Create keys until the disk is full; check the error."""
     for number in range(1000):
         body = {"name": f"n{number}"}
         status, answer = await request(pool, "POST", "/admin/keys", body)

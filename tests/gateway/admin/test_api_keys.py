@@ -1,4 +1,4 @@
-"""Keys over HTTP: made, shown, revoked, and all that can be asked wrongly."""
+"""API keys over HTTP: creation, listing, revocation and invalid requests."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ LIMITS = {
 USAGE = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0, "tokens_today": 0}
 
 
-async def test_key_is_told_once_and_its_digest_kept(pool: Pool) -> None:
+async def test_key_is_returned_once_and_its_digest_stored(pool: Pool) -> None:
     status, shown = await request(
         pool, "POST", "/admin/keys", {"name": "alice", "expires_in": 3600} | LIMITS
     )
@@ -41,14 +41,14 @@ async def test_key_is_told_once_and_its_digest_kept(pool: Pool) -> None:
     assert key not in repr(kept)
 
 
-async def test_answer_with_a_key_is_kept_in_no_cache(pool: Pool) -> None:
+async def test_response_with_a_key_is_not_cached(pool: Pool) -> None:
     async with pool.session.post(
         f"{pool.url}/admin/keys", json={"name": "a"}, headers=pool.headers()
     ) as response:
         assert response.headers["Cache-Control"] == "no-store"
 
 
-async def test_admin_that_was_made_can_make_others(pool: Pool) -> None:
+async def test_created_admin_key_can_create_keys(pool: Pool) -> None:
     admin = await make_key(pool, "root", scope="admin")
 
     status, shown = await request(pool, "POST", "/admin/keys", {"name": "b"}, key=admin)
@@ -58,7 +58,7 @@ async def test_admin_that_was_made_can_make_others(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("by", ["name", "id"])
-async def test_revoked_key_is_refused_from_then_on(pool: Pool, by: str) -> None:
+async def test_revoked_key_is_rejected(pool: Pool, by: str) -> None:
     _, shown = await request(pool, "POST", "/admin/keys", {"name": "alice"})
 
     status, revoked = await request(pool, "DELETE", f"/admin/keys/{shown[by]}")
@@ -74,7 +74,7 @@ async def test_revoked_key_is_refused_from_then_on(pool: Pool, by: str) -> None:
     assert (await request(pool, "POST", "/admin/keys", {"name": "alice"}))[0] == 200
 
 
-async def test_key_that_revokes_itself_is_gone(pool: Pool) -> None:
+async def test_key_can_revoke_itself(pool: Pool) -> None:
     admin = await make_key(pool, "root", scope="admin")
 
     assert (await request(pool, "DELETE", "/admin/keys/root", key=admin))[0] == 200
@@ -83,7 +83,7 @@ async def test_key_that_revokes_itself_is_gone(pool: Pool) -> None:
     assert (await request(pool, "GET", "/admin/keys", key=KEY))[0] == 200
 
 
-async def test_expired_key_is_refused_and_said_to_be_that(pool: Pool) -> None:
+async def test_expired_key_is_rejected_as_expired(pool: Pool) -> None:
     key = await make_key(pool, expires_in=1e-6)
 
     status, answer = await request(pool, "GET", "/v1/models", key=key)
@@ -92,7 +92,7 @@ async def test_expired_key_is_refused_and_said_to_be_that(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "loopback"])
-async def test_first_key_is_not_made_or_revoked_here(pool: Pool, name: str) -> None:
+async def test_static_key_is_not_managed_here(pool: Pool, name: str) -> None:
     status, answer = await request(pool, "POST", "/admin/keys", {"name": name})
     assert (status, answer["error"]["param"]) == (400, "name")
 
@@ -102,7 +102,7 @@ async def test_first_key_is_not_made_or_revoked_here(pool: Pool, name: str) -> N
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_key_that_never_was_is_not_found(pool: Pool, method: str) -> None:
+async def test_unknown_key_is_not_found(pool: Pool, method: str) -> None:
     status, answer = await request(pool, method, "/admin/keys/nobody")
 
     assert status == 404
@@ -138,7 +138,7 @@ async def test_key_that_never_was_is_not_found(pool: Pool, method: str) -> None:
     ],
     ids=str,
 )
-async def test_key_that_cannot_be_is_refused_by_field(
+async def test_invalid_key_is_rejected_by_field(
     pool: Pool, body: Any, param: str | None
 ) -> None:
     status, answer = await request(pool, "POST", "/admin/keys", body)
@@ -150,14 +150,14 @@ async def test_key_that_cannot_be_is_refused_by_field(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
-async def test_body_that_is_no_json_is_refused(pool: Pool, body: bytes) -> None:
+async def test_non_json_body_is_rejected(pool: Pool, body: bytes) -> None:
     async with pool.session.post(
         f"{pool.url}/admin/keys", data=body, headers=pool.headers()
     ) as response:
         assert response.status == 400
 
 
-async def test_name_is_taken_only_once(pool: Pool) -> None:
+async def test_name_is_unique(pool: Pool) -> None:
     await make_key(pool)
 
     status, answer = await request(pool, "POST", "/admin/keys", {"name": "alice"})

@@ -1,4 +1,4 @@
-"""Join tokens over HTTP: made, joined by, revoked, and asked for wrongly."""
+"""Join tokens over HTTP: creation, use, revocation and invalid requests."""
 
 import asyncio
 from pathlib import Path
@@ -27,15 +27,15 @@ def path(token: str, name: str = "n1", model: str = "m1") -> str:
     return f"/ws?name={name}&model={model}&token={token}&max_concurrency=1"
 
 
-async def refusal(pool: Pool, path_: str) -> tuple[int, str]:
-    """Join; return with what the connection was closed."""
+async def close_of_join(pool: Pool, path_: str) -> tuple[int, str]:
+    """Join; return the close code and reason."""
     async with pool.node(path=path_) as node:
         await eventually(lambda: node.closed is not None)
     assert node.closed is not None
     return node.closed
 
 
-async def test_token_is_told_once_with_the_command_for_it(pool: Pool) -> None:
+async def test_token_is_returned_once_with_its_command(pool: Pool) -> None:
     shown = await make(pool, uses=3, expires_in=60, models=["m*", "tiny"])
 
     token, join = shown.pop("token"), shown.pop("join")
@@ -53,7 +53,7 @@ async def test_token_is_told_once_with_the_command_for_it(pool: Pool) -> None:
     assert (await request(pool, "GET", "/admin/tokens"))[1] == {"data": [shown]}
 
 
-async def test_worker_of_a_token_is_bound_to_it(pool: Pool) -> None:
+async def test_worker_is_bound_to_its_token(pool: Pool) -> None:
     shown = await make(pool, uses=1)
     assert shown["join"].endswith(f"--token {shown['token']} --name lab")
 
@@ -63,14 +63,14 @@ async def test_worker_of_a_token_is_bound_to_it(pool: Pool) -> None:
         (token,) = listed["data"]
         assert (token["workers"], token["present"]) == (["grandsage:n1"], 1)
 
-        closed = await refusal(pool, path(shown["token"], "n2"))
+        closed = await close_of_join(pool, path(shown["token"], "n2"))
         assert closed == (4002, "The token has been used by other workers")
     await pool.wait_joined(0)
     async with pool.node(path=path(shown["token"])):
         await pool.wait_joined()
 
 
-async def test_use_of_a_token_is_on_disk_before_the_worker_is_served(
+async def test_token_use_is_stored_before_the_worker_joins(
     pool: Pool,
 ) -> None:
     shown = await make(pool, uses=1)
@@ -83,23 +83,23 @@ async def test_use_of_a_token_is_on_disk_before_the_worker_is_served(
         assert token.workers == {"grandsage:n1"}
 
 
-async def test_token_for_other_models_says_so(pool: Pool) -> None:
+async def test_token_for_other_models_is_rejected(pool: Pool) -> None:
     shown = await make(pool, models=["qwen*"])
 
-    closed = await refusal(pool, path(shown["token"], model="llama"))
+    closed = await close_of_join(pool, path(shown["token"], model="llama"))
 
     assert closed == (4002, "The token is not for this model")
 
 
-async def test_expired_token_says_so(pool: Pool) -> None:
+async def test_expired_token_is_rejected(pool: Pool) -> None:
     shown = await make(pool, expires_in=1e-6)
 
-    closed = await refusal(pool, path(shown["token"]))
+    closed = await close_of_join(pool, path(shown["token"]))
 
     assert closed == (4002, "The token has expired")
 
 
-async def test_revoked_token_ends_the_connections_made_by_it(pool: Pool) -> None:
+async def test_revoked_token_closes_its_connections(pool: Pool) -> None:
     one, other = await make(pool, "one"), await make(pool, "other")
     async with (
         pool.node("a", path=path(one["token"], "a")) as gone,
@@ -114,11 +114,11 @@ async def test_revoked_token_ends_the_connections_made_by_it(pool: Pool) -> None
         await pool.wait_joined(2)
         assert gone.closed == (1008, "the join token was revoked")
         assert (stays.closed, first.closed) == (None, None)
-    closed = await refusal(pool, path(one["token"], "a"))
+    closed = await close_of_join(pool, path(one["token"], "a"))
     assert closed == (4002, "The token was revoked")
 
 
-async def test_jobs_of_a_worker_whose_token_is_revoked_go_to_others(
+async def test_jobs_of_a_revoked_worker_are_requeued(
     pool: Pool,
 ) -> None:
     shown = await make(pool)
@@ -136,12 +136,12 @@ async def test_jobs_of_a_worker_whose_token_is_revoked_go_to_others(
             assert (await asking)[0] == 200
 
 
-async def test_guessing_tokens_is_barred_but_not_the_right_one(tmp_path: Path) -> None:
+async def test_guessing_is_banned_but_valid_tokens_are_accepted(tmp_path: Path) -> None:
     config = ServeConfig(port=0, data_dir=tmp_path, api_key=KEY, join_token="nt")
     async with run_coordinator(config) as running, ClientSession() as session:
         pool = Pool(running.url, running.hub, session)
         for number in range(BLOCK_AFTER):
-            closed = await refusal(pool, path(f"guess{number}"))
+            closed = await close_of_join(pool, path(f"guess{number}"))
             assert closed == (4002, "Invalid token")
 
         with pytest.raises(WSServerHandshakeError) as caught:
@@ -172,7 +172,7 @@ async def test_guessing_tokens_is_barred_but_not_the_right_one(tmp_path: Path) -
     ],
     ids=str,
 )
-async def test_token_that_cannot_be_is_refused_by_field(
+async def test_invalid_token_is_rejected_by_field(
     pool: Pool, body: Any, param: str | None
 ) -> None:
     status, answer = await request(pool, "POST", "/admin/tokens", body)
@@ -181,7 +181,7 @@ async def test_token_that_cannot_be_is_refused_by_field(
     assert answer["error"]["param"] == param
 
 
-async def test_token_that_never_was_is_not_found(pool: Pool) -> None:
+async def test_unknown_token_is_not_found(pool: Pool) -> None:
     status, answer = await request(pool, "DELETE", "/admin/tokens/none")
 
     assert status == 404

@@ -1,4 +1,4 @@
-"""What operators see of the nodes that a wire looks after."""
+"""Nodes of a wire's membership, as operators see them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from shoal.protocols.seam.endpoints import ListedNode, OutgoingConnection, Probe
 HERE = ListedNode("me", "", "here", None, 10.0, 1, 0.25)
 
 
-class Looking:
-    """Rounds that have found what a test says."""
+class FixedMembership:
+    """A membership prober with fixed nodes."""
 
     deadline = None
 
@@ -35,11 +35,11 @@ async def get(pool: Pool, path: str) -> Any:
         return await response.json()
 
 
-async def test_nodes_are_shown_with_their_wire_and_since_when(pool: Pool) -> None:
+async def test_nodes_are_listed_with_their_wire_and_age(pool: Pool) -> None:
     assert pool.gateway is not None
     clock = pool.gateway.clock
     there = ListedNode("b", "192.0.2.1:5", "alive", clock.now(), 30.0, 0, 0.75, True)
-    pool.gateway.probers.append(("wire", Looking(HERE, there)))
+    pool.gateway.probers.append(("wire", FixedMembership(HERE, there)))
 
     ours, theirs = (await get(pool, "/admin/nodes"))["data"]
 
@@ -59,13 +59,13 @@ async def test_nodes_are_shown_with_their_wire_and_since_when(pool: Pool) -> Non
     assert len((await get(pool, "/admin/status"))["nodes"]) == 2
 
 
-async def test_who_is_alone_is_not_shown(pool: Pool) -> None:
+async def test_lone_node_is_not_listed(pool: Pool) -> None:
     assert pool.gateway is not None
-    pool.gateway.probers.append(("wire", Looking(HERE)))
+    pool.gateway.probers.append(("wire", FixedMembership(HERE)))
 
     assert (await get(pool, "/admin/nodes"))["data"] == []
 
 
-async def test_nodes_are_for_those_who_may_read(pool: Pool) -> None:
+async def test_nodes_require_the_read_scope(pool: Pool) -> None:
     async with pool.session.get(pool.url + "/admin/nodes") as response:
         assert response.status == 401

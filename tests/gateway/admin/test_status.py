@@ -1,4 +1,4 @@
-"""What operators ask of a coordinator put together as it is for real."""
+"""Operators' requests to a complete coordinator."""
 
 import asyncio
 from pathlib import Path
@@ -91,7 +91,7 @@ async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
     ]
 
 
-async def test_the_status_shows_which_peer_a_worker_is_and_who_can_listen(
+async def test_status_shows_peers_and_plaintext_readers(
     pool: Pool,
 ) -> None:
     assert pool.gateway is not None
@@ -110,7 +110,7 @@ async def test_the_status_shows_which_peer_a_worker_is_and_who_can_listen(
         crowds.serve("wire", ScriptedPeerSession([], opening), link)
     )
     await eventually(lambda: any(w.load.unfit for w in pool.hub.pool.workers.values()))
-    # The pool knows of it a moment before the store does, and others after that.
+    # The pool changes before the store, and other requests see it later.
     await eventually(lambda: all(map(pool.hub.peer_route_of, pool.hub.pool.workers)))
 
     (shown,) = (await get(pool, "/admin/status"))["workers"]
@@ -129,7 +129,7 @@ async def test_the_status_shows_which_peer_a_worker_is_and_who_can_listen(
     assert 'shoal_workers{state="serving"} 0.0' in metrics
 
 
-async def test_a_job_can_be_shown_by_either_name(pool: Pool) -> None:
+async def test_job_is_found_by_id_or_idempotency_key(pool: Pool) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         asked = tasks.create_task(chat(pool))
@@ -149,7 +149,7 @@ async def test_a_job_can_be_shown_by_either_name(pool: Pool) -> None:
     assert shown["error"] is None
 
 
-async def test_a_job_is_explained_without_what_was_said(pool: Pool) -> None:
+async def test_explanation_has_no_prompt_and_no_answer(pool: Pool) -> None:
     async with pool.node("n1") as one, pool.node("n2") as two:
         await pool.wait_joined(2)
         async with asyncio.TaskGroup() as tasks:
@@ -190,7 +190,7 @@ async def test_a_job_can_be_cancelled_once(pool: Pool) -> None:
     assert asked.result()[0] == 499
 
 
-async def test_jobs_that_never_were_are_not_found(pool: Pool) -> None:
+async def test_unknown_jobs_are_not_found(pool: Pool) -> None:
     for path in ("/admin/jobs/x", "/admin/jobs/x/explain"):
         error = (await get(pool, path, 404))["error"]
         assert "no job x" in error["message"]
@@ -206,12 +206,14 @@ async def test_jobs_that_never_were_are_not_found(pool: Pool) -> None:
         ("DELETE", "/admin/jobs/x"),
     ],
 )
-async def test_strangers_are_told_nothing(pool: Pool, method: str, path: str) -> None:
+async def test_anonymous_requests_are_rejected(
+    pool: Pool, method: str, path: str
+) -> None:
     async with pool.session.request(method, pool.url + path) as response:
         assert response.status == 401
 
 
-async def test_health_needs_no_key_and_readiness_says_why_not(pool: Pool) -> None:
+async def test_health_needs_no_key_and_readiness_has_a_reason(pool: Pool) -> None:
     async def ask(path: str) -> tuple[int, Any]:
         async with pool.session.get(pool.url + path) as response:
             return response.status, await response.json()
@@ -230,7 +232,7 @@ async def test_health_needs_no_key_and_readiness_says_why_not(pool: Pool) -> Non
     assert answer["error"]["code"] == "shutting_down"
 
 
-async def test_the_coordinator_is_put_together_with_this_gateway(
+async def test_coordinator_uses_this_gateway(
     tmp_path: Path,
 ) -> None:
     config = ServeConfig(port=0, data_dir=tmp_path, api_key=KEY, join_token="nt")
@@ -284,7 +286,7 @@ async def test_jobs_are_listed_newest_first(pool: Pool) -> None:
         ("limits=1", None),
     ],
 )
-async def test_a_list_that_cannot_be_is_refused_by_name(
+async def test_invalid_filter_is_rejected_by_name(
     pool: Pool, query: str, field: str | None
 ) -> None:
     async with pool.session.get(

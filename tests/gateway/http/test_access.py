@@ -1,4 +1,4 @@
-"""What a key allows, over HTTP and with the official client."""
+"""Permissions and limits of keys, over HTTP and with the official client."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.domain.credentials import KeyUsage, day_of
 from shoal.gateway.http.access import ANSWER_GUESS
 
-TEXT = "12345678"  # two tokens, where nobody counts
+TEXT = "12345678"  # estimated as two tokens
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ async def node(pool: Pool) -> AsyncIterator[Node]:
 
 
 async def answered(pool: Pool, node: Node, key: str, number: int) -> ClientResponse:
-    """Ask with a key, and let the node answer its task of that number."""
+    """Submit with a key, and answer the node's task of that number."""
     async with asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(post(pool, key))
         tasks.create_task(node.answer(TEXT, number=number))
@@ -41,7 +41,7 @@ async def post(pool: Pool, key: str, **more: Any) -> ClientResponse:
         return response
 
 
-async def test_reader_may_look_but_not_ask(pool: Pool, node: Node) -> None:
+async def test_read_scope_may_not_submit(pool: Pool, node: Node) -> None:
     key = await make_key(pool, scope="read")
     async with client(pool, key) as reader:
         assert [model.id for model in (await reader.models.list()).data] == ["m1"]
@@ -57,7 +57,7 @@ async def test_reader_may_look_but_not_ask(pool: Pool, node: Node) -> None:
     assert not pool.hub.pool.jobs
 
 
-async def test_user_may_ask_but_not_make_keys(pool: Pool, node: Node) -> None:
+async def test_use_scope_may_not_create_keys(pool: Pool, node: Node) -> None:
     key = await make_key(pool)
 
     assert (await answered(pool, node, key, 0)).status == 200
@@ -75,7 +75,7 @@ async def test_user_may_ask_but_not_make_keys(pool: Pool, node: Node) -> None:
         assert (status, answer["error"]["code"]) == (403, "insufficient_permissions")
 
 
-async def test_jobs_of_others_are_nobody_elses(pool: Pool, node: Node) -> None:
+async def test_jobs_are_visible_to_their_owner_only(pool: Pool, node: Node) -> None:
     alice, bob = await make_key(pool, "alice"), await make_key(pool, "bob", scope="use")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(post(pool, alice))
@@ -97,9 +97,7 @@ async def test_jobs_of_others_are_nobody_elses(pool: Pool, node: Node) -> None:
     assert status == 200
 
 
-async def test_reader_may_not_cancel_even_what_is_its_own(
-    pool: Pool, node: Node
-) -> None:
+async def test_read_scope_may_not_cancel_its_jobs(pool: Pool, node: Node) -> None:
     reader = await make_key(pool, scope="read")
 
     status, _ = await request(pool, "DELETE", "/admin/jobs/x", key=reader)
@@ -107,9 +105,7 @@ async def test_reader_may_not_cancel_even_what_is_its_own(
     assert status == 403
 
 
-async def test_requests_of_a_minute_are_counted_and_told(
-    pool: Pool, node: Node
-) -> None:
+async def test_rate_limit_is_counted_and_returned(pool: Pool, node: Node) -> None:
     key = await make_key(pool, requests_per_minute=2)
 
     first = await answered(pool, node, key, 0)
@@ -124,11 +120,11 @@ async def test_requests_of_a_minute_are_counted_and_told(
     assert "x-ratelimit-limit-tokens" not in first.headers
     assert 0 < int(third.headers["Retry-After"]) <= 30
     assert (await third.json())["error"]["code"] == "rate_limit_exceeded"
-    # Others are none the wiser.
+    # Other keys see nothing of it.
     assert (await answered(pool, node, KEY, 2)).status == 200
 
 
-async def test_stream_tells_what_is_left_as_well(pool: Pool, node: Node) -> None:
+async def test_stream_has_rate_limit_headers(pool: Pool, node: Node) -> None:
     key = await make_key(pool, requests_per_minute=2, tokens_per_minute=1000)
 
     async with asyncio.TaskGroup() as tasks:
@@ -144,7 +140,7 @@ async def test_stream_tells_what_is_left_as_well(pool: Pool, node: Node) -> None
 async def test_official_client_sees_a_rate_limit(pool: Pool, node: Node) -> None:
     key = await make_key(pool, tokens_per_minute=60)
     assert (await answered(pool, node, key, 0)).status == 200
-    # A second one fits, for the first took less than it might have.
+    # A second one fits, because the first used less than it reserved.
     assert (await answered(pool, node, key, 1)).status == 200
 
     async with client(pool, key) as limited:
@@ -155,23 +151,21 @@ async def test_official_client_sees_a_rate_limit(pool: Pool, node: Node) -> None
     assert caught.value.response.headers["x-ratelimit-limit-tokens"] == "60"
 
 
-async def test_request_larger_than_the_limit_is_told_that_it_never_fits(
-    pool: Pool, node: Node
-) -> None:
+async def test_request_above_the_limit_is_not_retryable(pool: Pool, node: Node) -> None:
     key = await make_key(pool, tokens_per_minute=60)
     async with client(pool, key) as limited:
         with pytest.raises(openai.BadRequestError, match="max_tokens"):
             await limited.chat.completions.create(**{**CHAT, "max_tokens": 61})
 
 
-async def test_budget_is_spent_once_and_for_all(pool: Pool, node: Node) -> None:
+async def test_budget_does_not_renew(pool: Pool, node: Node) -> None:
     key = await make_key(pool, budget=55)
-    # Each takes 51 at first, and uses 3.
+    # Each reserves 51, and uses 3.
     assert (await answered(pool, node, key, 0)).status == 200
     assert (await answered(pool, node, key, 1)).status == 200
     assert (await post(pool, key)).status == 429
 
-    # A new key of the name goes on where the old one was.
+    # A new key of the same name continues the usage of the old one.
     await request(pool, "DELETE", "/admin/keys/alice")
     assert (await post(pool, await make_key(pool, budget=56))).status == 429
     await request(pool, "DELETE", "/admin/keys/alice")
@@ -180,9 +174,7 @@ async def test_budget_is_spent_once_and_for_all(pool: Pool, node: Node) -> None:
     ).status == 200
 
 
-async def test_budget_that_is_spent_says_so_to_the_official_client(
-    pool: Pool, node: Node
-) -> None:
+async def test_official_client_sees_a_spent_budget(pool: Pool, node: Node) -> None:
     key = await make_key(pool, budget=50)
     async with client(pool, key) as limited:
         with pytest.raises(openai.RateLimitError) as caught:
@@ -196,7 +188,7 @@ async def test_budget_that_is_spent_says_so_to_the_official_client(
     assert "retry-after" not in headers
 
 
-async def test_day_that_is_spent_ends_at_midnight(pool: Pool, node: Node) -> None:
+async def test_daily_budget_renews_at_midnight(pool: Pool, node: Node) -> None:
     key = await make_key(pool, tokens_per_day=50)
 
     response = await post(pool, key)
@@ -208,7 +200,7 @@ async def test_day_that_is_spent_ends_at_midnight(pool: Pool, node: Node) -> Non
     assert "midnight UTC" in error["message"]
 
 
-async def test_a_hundred_at_once_spend_no_more_than_the_budget(tmp_path: Path) -> None:
+async def test_concurrent_requests_do_not_exceed_the_budget(tmp_path: Path) -> None:
     async with serving(tmp_path) as pool, pool.node(slots="200") as node:
         await pool.wait_joined()
         key = await make_key(pool, budget=510)
@@ -228,9 +220,7 @@ async def test_a_hundred_at_once_spend_no_more_than_the_budget(tmp_path: Path) -
         assert (await post(pool, key)).status == 429
 
 
-async def test_request_that_came_to_nothing_takes_no_tokens(
-    pool: Pool, node: Node
-) -> None:
+async def test_failed_request_uses_no_tokens(pool: Pool, node: Node) -> None:
     key = await make_key(pool, tokens_per_minute=51)
     for _ in range(3):
         assert (await post(pool, key, model="none")).status == 404
@@ -238,20 +228,20 @@ async def test_request_that_came_to_nothing_takes_no_tokens(
     assert (await answered(pool, node, key, 0)).status == 200
 
 
-async def test_limits_hold_on_the_other_face_too(pool: Pool, node: Node) -> None:
+async def test_limits_apply_to_the_grandsage_api(pool: Pool, node: Node) -> None:
     key = await make_key(pool, requests_per_minute=1)
     assert (await answered(pool, node, key, 0)).status == 200
 
     async with pool.session.post(
         f"{pool.url}/api/chat", json=CHAT, headers=pool.headers(key)
     ) as response:
-        assert response.status == 200  # as ever there
+        assert response.status == 200  # as usual in that API
         line = await response.json(content_type=None)
 
     assert line == {"err": "too many requests"}
 
 
-async def test_scopes_hold_on_the_other_face_too(pool: Pool, node: Node) -> None:
+async def test_scopes_apply_to_the_grandsage_api(pool: Pool, node: Node) -> None:
     key = await make_key(pool, scope="read")
 
     async with pool.session.post(
@@ -260,9 +250,7 @@ async def test_scopes_hold_on_the_other_face_too(pool: Pool, node: Node) -> None
         assert await response.json(content_type=None) == {"err": "unauthorized"}
 
 
-async def test_answer_without_a_limit_is_taken_for_a_usual_one(
-    pool: Pool, node: Node
-) -> None:
+async def test_unlimited_answer_reserves_a_default(pool: Pool, node: Node) -> None:
     key = await make_key(pool, tokens_per_minute=ANSWER_GUESS)
 
     response = await post(pool, key, max_tokens=None)
@@ -271,7 +259,7 @@ async def test_answer_without_a_limit_is_taken_for_a_usual_one(
     assert f"about {ANSWER_GUESS + 1} tokens" in await response.text()
 
 
-async def test_wrong_keys_are_slowed_down_and_then_barred(pool: Pool) -> None:
+async def test_wrong_keys_are_delayed_and_then_banned(pool: Pool) -> None:
     for number in range(BLOCK_AFTER):
         status, _ = await request(pool, "GET", "/v1/models", key=f"sk-{number}")
         assert status == 401
@@ -283,11 +271,11 @@ async def test_wrong_keys_are_slowed_down_and_then_barred(pool: Pool) -> None:
         assert 0 < int(response.headers["Retry-After"]) <= 60
         error = (await response.json())["error"]
     assert error["code"] == "too_many_failures"
-    # This is the user's own machine.
+    # This is the loopback address.
     assert (await request(pool, "GET", "/v1/models", key=KEY))[0] == 200
 
 
-async def test_old_keys_and_no_key_are_no_guesses(pool: Pool) -> None:
+async def test_old_and_missing_keys_are_not_guesses(pool: Pool) -> None:
     key = await make_key(pool)
     await request(pool, "DELETE", "/admin/keys/alice")
 
@@ -298,12 +286,12 @@ async def test_old_keys_and_no_key_are_no_guesses(pool: Pool) -> None:
             assert response.status == 401
 
 
-async def test_own_machine_needs_a_key_unless_told_otherwise(pool: Pool) -> None:
+async def test_loopback_needs_a_key_by_default(pool: Pool) -> None:
     async with pool.session.get(f"{pool.url}/v1/models") as response:
         assert response.status == 401
 
 
-async def test_own_machine_needs_no_key_where_that_is_asked_for(tmp_path: Path) -> None:
+async def test_loopback_needs_no_key_if_configured(tmp_path: Path) -> None:
     async with serving(tmp_path, open_loopback=True) as pool, pool.node() as node:
         await pool.wait_joined()
         async with asyncio.TaskGroup() as tasks:

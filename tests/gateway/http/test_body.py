@@ -1,4 +1,4 @@
-"""Bodies that come slowly, or all at once."""
+"""Limits on slow bodies and on many bodies."""
 
 import asyncio
 import json
@@ -16,8 +16,8 @@ PATH = "/v1/chat/completions"
 MEGABYTE = 1 << 20
 
 
-class Trickle:
-    """A body that comes a byte at a time, when it is told to, and never ends."""
+class SlowBody:
+    """A body that arrives byte by byte, on demand, and never ends."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -51,7 +51,7 @@ async def post(pool: Pool, path: str, body: Any, key: str = "") -> tuple[int, An
         ("/admin/keys", 408, {"code": "request_timeout"}),
     ],
 )
-async def test_a_body_that_trickles_in_ends_at_its_limit(
+async def test_slow_body_times_out(
     pool: Pool,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
@@ -61,7 +61,7 @@ async def test_a_body_that_trickles_in_ends_at_its_limit(
     monkeypatch.setattr("shoal.gateway.http.body.BODY_TIMEOUT", 0.1)
     assert pool.gateway is not None
 
-    got, answer = await post(pool, path, Trickle(b'{"model": "m1"'))
+    got, answer = await post(pool, path, SlowBody(b'{"model": "m1"'))
 
     assert got == status
     assert answer["error"].items() >= said.items()
@@ -69,23 +69,23 @@ async def test_a_body_that_trickles_in_ends_at_its_limit(
     await eventually(lambda: pool.gateway.bodies.held_bytes == 0)  # type: ignore[union-attr]  # see above
 
 
-async def test_the_old_face_says_so_in_a_line(
+async def test_grandsage_api_reports_a_slow_body_in_a_line(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.gateway.http.body.BODY_TIMEOUT", 0.1)
 
-    answer = await post(pool, "/api/chat", Trickle(b'{"model": "m1"'))
+    answer = await post(pool, "/api/chat", SlowBody(b'{"model": "m1"'))
 
     assert answer == (200, {"err": "request timeout"})
 
 
-async def test_the_old_face_takes_small_bodies_only(pool: Pool) -> None:
+async def test_grandsage_api_accepts_small_bodies_only(pool: Pool) -> None:
     answer = await post(pool, "/api/chat", b"[" + b"[]," * MEGABYTE + b"1]")
 
     assert answer == (200, {"err": "request too large"})
 
 
-async def test_all_bodies_together_have_a_limit(
+async def test_total_size_of_bodies_is_limited(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.gateway.http.body.BODIES_MAX", 3 * MEGABYTE)
@@ -94,7 +94,7 @@ async def test_all_bodies_together_have_a_limit(
     large = json.dumps(CHAT | {"metadata": "x" * 2 * MEGABYTE}).encode()
     async with pool.node() as node:
         await pool.wait_joined()
-        # It counts until it is answered, though it was decoded long ago.
+        # It counts until it is answered, although it was decoded long before.
         first = asyncio.create_task(post(pool, PATH, large))
         await node.task()
         assert bodies.held_bytes == len(large)
@@ -113,10 +113,10 @@ async def test_all_bodies_together_have_a_limit(
         assert (await again)[0] == 200
 
 
-async def test_what_a_client_that_left_has_sent_is_forgotten(pool: Pool) -> None:
+async def test_body_of_a_disconnected_client_is_released(pool: Pool) -> None:
     assert pool.gateway is not None
     bodies = pool.gateway.bodies
-    trickle = Trickle(b"x" * 1000)
+    trickle = SlowBody(b"x" * 1000)
     asking = asyncio.create_task(post(pool, PATH, trickle))
     await trickle.begun.wait()
     await eventually(lambda: bodies.held_bytes > 0)
@@ -127,14 +127,12 @@ async def test_what_a_client_that_left_has_sent_is_forgotten(pool: Pool) -> None
 
 
 @pytest.mark.parametrize("path", ["/admin/keys", "/admin/tokens"])
-async def test_a_body_that_comes_slowly_does_not_outlive_its_key(
-    pool: Pool, path: str
-) -> None:
+async def test_slow_body_does_not_outlive_its_key(pool: Pool, path: str) -> None:
     key = await make_key(pool, "chief", scope="admin")
-    trickle = Trickle(b'{"name": "heir"}')
+    trickle = SlowBody(b'{"name": "heir"}')
     sending = asyncio.create_task(post(pool, path, trickle, key))
     await trickle.begun.wait()
-    # It is let in by now, as is whoever asks later.
+    # It is authenticated by now, as are later requests.
     assert (await request(pool, "GET", "/v1/models", key=key))[0] == 200
 
     assert (await request(pool, "DELETE", "/admin/keys/chief"))[0] == 200
@@ -146,7 +144,7 @@ async def test_a_body_that_comes_slowly_does_not_outlive_its_key(
     assert "heir" not in {each["name"] for each in listed["data"]}
 
 
-async def test_a_result_that_is_waited_for_is_not_told_to_a_revoked_key(
+async def test_awaited_result_is_not_sent_to_a_revoked_key(
     pool: Pool,
 ) -> None:
     key = await make_key(pool, "chief", scope="admin")
@@ -166,7 +164,7 @@ async def test_a_result_that_is_waited_for_is_not_told_to_a_revoked_key(
         assert (status, refused["error"]["code"]) == (401, "revoked_api_key")
 
 
-async def test_revoking_a_key_again_ends_no_jobs_of_the_next_one(pool: Pool) -> None:
+async def test_repeated_revocation_does_not_affect_the_next_key(pool: Pool) -> None:
     await make_key(pool, "alice")
     _, old = await request(pool, "DELETE", "/admin/keys/alice")
     key = await make_key(pool, "alice")

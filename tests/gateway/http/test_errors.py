@@ -1,4 +1,4 @@
-"""Each fault has a status, and each status an exception of OpenAI's client."""
+"""Each error has a status, and each status an exception of OpenAI's client."""
 
 import json
 
@@ -75,29 +75,29 @@ def test_every_row_has_an_example() -> None:
     }
 
 
-async def test_what_may_work_later_says_when() -> None:
+async def test_temporary_error_has_retry_after() -> None:
     assert error_response(errors.QueueFull("x", 7)).headers["Retry-After"] == "7"
     for error in (errors.NoWorker("x"), errors.StoreError("x"), errors.TimedOut("x")):
         assert int(error_response(error).headers["Retry-After"]) > 0
 
 
-async def test_what_would_fail_again_is_not_to_be_tried_again() -> None:
+async def test_permanent_error_is_not_retryable() -> None:
     assert error_response(errors.JobError("x")).headers["x-should-retry"] == "false"
 
 
-def test_the_field_is_told() -> None:
+def test_invalid_field_is_named() -> None:
     told = json.loads(error_body(errors.InvalidRequest("x", "messages[0].role")))
 
     assert told["error"]["param"] == "messages[0].role"
 
 
-def test_messages_may_quote_anything() -> None:
+def test_messages_may_contain_any_text() -> None:
     error = errors.UnknownModel("no \ud800, \x00")
 
     assert json.loads(error_body(error))["error"]["message"] == "no \ufffd, \x00"
 
 
-def test_a_new_kind_of_error_gets_the_row_of_its_kin() -> None:
+def test_new_error_class_inherits_its_row() -> None:
     class Strange(errors.NoWorker):
         pass
 

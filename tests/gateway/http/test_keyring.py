@@ -38,13 +38,13 @@ def test_a_key_has_an_owner(header: str, owner: str) -> None:
     assert KEYS.authenticate(header, NOW).name == owner
 
 
-def test_first_keys_may_do_everything_and_others_what_they_are_for() -> None:
+def test_static_keys_have_all_scopes_and_others_their_own() -> None:
     assert KEYS.authenticate("Bearer sk-a", NOW).scope is Scope.ADMIN
     assert KEYS.authenticate("Bearer sk-d", NOW) == DAVE
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic abc", "sk-a"])
-def test_without_a_key_one_is_told_how_to_send_it(header: str | None) -> None:
+def test_missing_key_is_explained(header: str | None) -> None:
     with pytest.raises(Unauthorized, match="Authorization: Bearer KEY"):
         KEYS.authenticate(header, NOW)
 
@@ -64,7 +64,7 @@ def test_without_a_key_one_is_told_how_to_send_it(header: str | None) -> None:
         digest_of("sk-d").hex(),
     ],
 )
-def test_a_wrong_key_is_refused_whatever_it_is_called(key: str) -> None:
+def test_wrong_key_is_rejected(key: str) -> None:
     with pytest.raises(Unauthorized, match=r"incorrect API key.*shoal serve") as caught:
         KEYS.authenticate(f"Bearer {key}", NOW)
 
@@ -72,26 +72,26 @@ def test_a_wrong_key_is_refused_whatever_it_is_called(key: str) -> None:
 
 
 @pytest.mark.parametrize("header", ["bearer sk-a", "Bearer  sk-a"])
-def test_exactly_means_exactly(header: str) -> None:
+def test_keys_match_exactly(header: str) -> None:
     assert KEYS.authenticate("Bearer sk-a", NOW, exact=True).name == "alice"
     with pytest.raises(Unauthorized):
         KEYS.authenticate(header, NOW, exact=True)
 
 
-def test_key_that_has_expired_is_said_to_have() -> None:
+def test_expired_key_is_reported() -> None:
     with pytest.raises(KeyExpired, match="the API key dave has expired"):
         KEYS.authenticate("Bearer sk-d", NOW + 1)
 
 
-def test_key_that_was_revoked_is_said_to_be() -> None:
-    # Whatever the clock says: it may have been put back.
+def test_revoked_key_is_reported() -> None:
+    # At any time: the clock may have been set back.
     keys = keyring(replace(DAVE, revoked_at=NOW + 100))
 
     with pytest.raises(KeyRevoked, match=r"the key was revoked \(dave\)"):
         keys.authenticate("Bearer sk-d", NOW)
 
 
-async def test_key_that_is_revoked_meanwhile_is_no_longer_good() -> None:
+async def test_key_is_rejected_once_revoked() -> None:
     async with memory_store() as store:
         keys = keyring(DAVE, store=store.keys.keys)
         key = keys.authenticate("Bearer sk-d", NOW)
@@ -104,7 +104,7 @@ async def test_key_that_is_revoked_meanwhile_is_no_longer_good() -> None:
     keys.ensure_active(keys.authenticate("Bearer sk-a", NOW))
 
 
-def test_an_empty_key_would_let_anybody_in() -> None:
+def test_empty_static_key_is_an_error() -> None:
     with pytest.raises(ConfigError, match="carol is empty"):
         Keyring(
             CredentialCache("key", (), UNOPENED),

@@ -1,4 +1,4 @@
-"""Who counts as a program of this machine, and who as a page in its browser."""
+"""Detection of local programs, and of pages in a local browser."""
 
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -23,7 +23,7 @@ def local(address: str = "127.0.0.1", *headers: tuple[str, str]) -> bool:
         "127.9.9.9",
     ],
 )
-def test_program_that_names_this_machine_is_local(host: str) -> None:
+def test_request_to_a_loopback_name_is_local(host: str) -> None:
     assert local("127.0.0.1", ("Host", host))
     assert local("::1", ("Host", host))
 
@@ -48,17 +48,17 @@ def test_program_that_names_this_machine_is_local(host: str) -> None:
         " ",
     ],
 )
-def test_request_for_another_name_is_not(host: str) -> None:
+def test_request_to_another_name_is_not_local(host: str) -> None:
     assert not local("127.0.0.1", ("Host", host))
 
 
-def test_request_without_or_with_two_names_is_not() -> None:
+def test_request_without_exactly_one_host_is_not_local() -> None:
     assert not local("127.0.0.1")
     assert not local("127.0.0.1", ("Host", HOST), ("Host", "evil.example"))
 
 
 @pytest.mark.parametrize("address", ["192.168.1.2", "10.0.0.1", "fe80::1", "", "unix"])
-def test_request_from_elsewhere_is_not(address: str) -> None:
+def test_request_from_another_address_is_not_local(address: str) -> None:
     assert not local(address, ("Host", HOST))
 
 
@@ -68,14 +68,14 @@ def test_request_from_elsewhere_is_not(address: str) -> None:
         (f"http://{HOST}", True),
         (f"https://{HOST}", True),
         ("https://evil.example", False),
-        ("http://127.0.0.1:3000", False),  # another program's page
+        ("http://127.0.0.1:3000", False),  # a page of another program
         ("http://localhost:4010", False),
         ("null", False),
         ("", False),
         (f"http://{HOST}.evil.example", False),
     ],
 )
-def test_page_may_only_if_it_was_served_here(origin: str, own: bool) -> None:
+def test_page_is_local_only_from_the_same_origin(origin: str, own: bool) -> None:
     assert local("127.0.0.1", ("Host", HOST), ("Origin", origin)) == own
 
 
@@ -88,12 +88,12 @@ def test_page_may_only_if_it_was_served_here(origin: str, own: bool) -> None:
         ("same-site", False),
     ],
 )
-def test_browser_that_tells_whose_page_it_was_is_believed(site: str, own: bool) -> None:
+def test_fetch_metadata_is_trusted(site: str, own: bool) -> None:
     assert local("127.0.0.1", ("Host", HOST), ("Sec-Fetch-Site", site)) == own
 
 
 @pytest.mark.parametrize(
     "header", ["Forwarded", "X-Forwarded-For", "x-forwarded-for", "X-Real-IP", "Via"]
 )
-def test_proxy_on_this_machine_is_not_its_clients(header: str) -> None:
+def test_proxied_request_is_not_local(header: str) -> None:
     assert not local("127.0.0.1", ("Host", HOST), (header, "127.0.0.1"))

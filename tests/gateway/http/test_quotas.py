@@ -16,7 +16,7 @@ def limiter(**limits: int) -> KeyLimiter:
     return KeyLimiter.of(Quota(**limits), 0.0)
 
 
-def test_requests_of_a_minute_may_come_at_once_and_then_one_by_one() -> None:
+def test_requests_may_burst_and_then_refill() -> None:
     limited = limiter(requests_per_minute=3)
     for _ in range(3):
         limited.reserve(10, 0.0)
@@ -34,7 +34,7 @@ def test_requests_of_a_minute_may_come_at_once_and_then_one_by_one() -> None:
         limited.reserve(10, 20.0)
 
 
-def test_tokens_are_taken_by_estimate_and_corrected_at_the_end() -> None:
+def test_tokens_are_reserved_by_estimate_and_settled() -> None:
     limited = limiter(tokens_per_minute=1000)
     taken = limited.reserve(900, 0.0)
     with pytest.raises(RateLimited, match="1000 tokens a minute"):
@@ -45,7 +45,7 @@ def test_tokens_are_taken_by_estimate_and_corrected_at_the_end() -> None:
     limited.reserve(900, 0.0)
 
 
-def test_answer_longer_than_its_estimate_is_paid_for_by_waiting() -> None:
+def test_longer_answer_delays_the_next_request() -> None:
     limited = limiter(tokens_per_minute=600)
     limited.settle(limited.reserve(100, 0.0), 1200, 0.0)
 
@@ -55,7 +55,7 @@ def test_answer_longer_than_its_estimate_is_paid_for_by_waiting() -> None:
     assert caught.value.retry_after == 61
 
 
-def test_request_that_nobody_counted_keeps_what_it_took() -> None:
+def test_request_without_usage_keeps_its_reservation() -> None:
     limited = limiter(tokens_per_minute=100)
 
     limited.settle(limited.reserve(100, 0.0), None, 0.0)
@@ -64,7 +64,7 @@ def test_request_that_nobody_counted_keeps_what_it_took() -> None:
         limited.reserve(1, 0.0)
 
 
-def test_request_that_is_refused_takes_nothing() -> None:
+def test_rejected_request_uses_nothing() -> None:
     limited = limiter(requests_per_minute=1, tokens_per_minute=100)
     limited.settle(limited.reserve(100, 0.0), 100, 0.0)
 
@@ -75,7 +75,7 @@ def test_request_that_is_refused_takes_nothing() -> None:
     limited.reserve(100, 60.0)
 
 
-def test_request_that_never_fits_is_told_so() -> None:
+def test_impossible_request_is_reported() -> None:
     with pytest.raises(
         InvalidRequest, match=r"about 101 tokens.*100 a minute"
     ) as caught:
@@ -84,7 +84,7 @@ def test_request_that_never_fits_is_told_so() -> None:
     assert caught.value.field == "max_tokens"
 
 
-def test_day_begins_anew_at_midnight() -> None:
+def test_daily_budget_renews_at_midnight() -> None:
     limited = limiter(tokens_per_day=100)
     taken = limited.reserve(50, 0.0)
 
@@ -95,7 +95,7 @@ def test_day_begins_anew_at_midnight() -> None:
     assert caught.value.retry_after == 100
 
 
-def test_budget_in_all_never_comes_back() -> None:
+def test_total_budget_never_renews() -> None:
     limited = limiter(budget=1000)
     taken = limited.reserve(100, 0.0)
 
@@ -104,7 +104,7 @@ def test_budget_in_all_never_comes_back() -> None:
         limited.check_budget(taken, KeyUsage(1, 450, 500, 0), at=0.0)
 
 
-def test_what_others_have_taken_is_not_there_twice() -> None:
+def test_concurrent_reservations_are_counted() -> None:
     limited = limiter(budget=1000)
     taken = [limited.reserve(300, 0.0) for _ in range(4)]
 
@@ -119,7 +119,7 @@ def test_what_others_have_taken_is_not_there_twice() -> None:
     limited.check_budget(again, KeyUsage(1, 150, 150, 300), at=0.0)
 
 
-def test_headers_are_those_that_clients_of_openai_know() -> None:
+def test_headers_follow_openai() -> None:
     limited = limiter(requests_per_minute=60, tokens_per_minute=600_000)
     limited.reserve(75_300, 0.0)
 
@@ -137,7 +137,7 @@ def test_headers_are_those_that_clients_of_openai_know() -> None:
     ("level", "reset"),
     [(60.0, "0ms"), (59.9, "100ms"), (0.0, "1m0s"), (-30.0, "1m30s"), (59.0, "1s")],
 )
-def test_reset_is_written_as_go_does(level: float, reset: str) -> None:
+def test_reset_uses_go_durations(level: float, reset: str) -> None:
     limited = limiter(requests_per_minute=60)
     limited.requests = TokenBucket(60, level, 0.0)
 
@@ -149,7 +149,7 @@ def test_reset_is_written_as_go_does(level: float, reset: str) -> None:
 @given(
     st.lists(st.tuples(st.floats(0, 10), st.integers(1, 100)), min_size=1, max_size=200)
 )
-def test_no_more_is_used_than_a_minutes_worth_beyond_the_first(
+def test_usage_is_at_most_the_burst_plus_the_rate(
     asked: list[tuple[float, int]],
 ) -> None:
     limited, now, used = limiter(tokens_per_minute=100), 0.0, 0
@@ -163,7 +163,9 @@ def test_no_more_is_used_than_a_minutes_worth_beyond_the_first(
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.floats(0, 1e6))
-def test_whoever_waits_as_told_is_let_in(limit: int, asked: int, now: float) -> None:
+def test_request_after_retry_after_is_accepted(
+    limit: int, asked: int, now: float
+) -> None:
     limited = KeyLimiter.of(Quota(tokens_per_minute=limit), now)
     asked = min(limit, asked)
     limited.reserve(limit, now)
@@ -178,7 +180,7 @@ def test_key_without_limits_has_no_limiter() -> None:
     assert KeyLimiters().of(KEY, 0.0) is None
 
 
-def test_keys_do_not_share_what_they_may_use() -> None:
+def test_keys_have_separate_limits() -> None:
     known = KeyLimiters()
     one = replace(KEY, quota=Quota(requests_per_minute=1))
     other = replace(one, id="key_2")

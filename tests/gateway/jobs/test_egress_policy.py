@@ -1,4 +1,4 @@
-"""Which addresses may be called for others."""
+"""Addresses that webhooks may reach."""
 
 import socket
 
@@ -56,16 +56,16 @@ INSIDE = {
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_addresses_of_the_internet_may_be_called(address: str) -> None:
+def test_public_addresses_are_allowed(address: str) -> None:
     assert is_public(address)
 
 
 @pytest.mark.parametrize("address", INSIDE.values(), ids=INSIDE)
-def test_addresses_inside_may_not_be_called(address: str) -> None:
+def test_private_addresses_are_rejected(address: str) -> None:
     assert not is_public(address)
 
 
-def test_no_socket_is_made_for_an_address_inside() -> None:
+def test_no_socket_is_created_for_a_private_address() -> None:
     make = SOCKET_FACTORIES[EgressPolicy.PUBLIC]
     assert make is not None
     info = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 80))
@@ -74,7 +74,7 @@ def test_no_socket_is_made_for_an_address_inside() -> None:
         make(info)
 
 
-def test_a_socket_is_made_for_a_public_address() -> None:
+def test_socket_is_created_for_a_public_address() -> None:
     make = SOCKET_FACTORIES[EgressPolicy.PUBLIC]
     assert make is not None
     info = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 443))

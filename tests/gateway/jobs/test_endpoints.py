@@ -1,4 +1,4 @@
-"""Jobs over HTTP: what becomes of them, and what their owners can do about it."""
+"""Jobs over HTTP: results, failures, waiting, cancellation and lists."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ async def commit(pool: Pool, key: str = KEY, **fields: Any) -> tuple[int, Any]:
 # Results.
 
 
-async def test_result_is_what_the_worker_gave(pool: Pool) -> None:
+async def test_result_is_the_workers(pool: Pool) -> None:
     output = {"b": [1.5, None], "a": "日 \u2028", "1": {}}
     async with provider(pool) as worker:
         job_id = await committed(pool)
@@ -50,11 +50,11 @@ async def test_result_is_what_the_worker_gave(pool: Pool) -> None:
             text = await response.text()
 
     assert json.loads(text)["status"] == "completed"
-    # Keys that are numbers come first where JavaScript wrote it, which was signed.
+    # JavaScript puts numeric keys first, and its text was signed.
     assert f'"result":{to_json({"1": {}} | output)},' in text
 
 
-async def test_job_tells_whose_it_is_and_what_the_coordinator_signed(
+async def test_job_shows_its_owner_and_receipt(
     pool: Pool,
 ) -> None:
     async with provider(pool) as worker:
@@ -73,7 +73,7 @@ async def test_job_tells_whose_it_is_and_what_the_coordinator_signed(
     assert receipt["payment_ref"] == "tx1"
 
 
-async def test_worker_is_given_the_payload_as_it_was_sent(pool: Pool) -> None:
+async def test_worker_receives_the_payload_unchanged(pool: Pool) -> None:
     payload = '{ "z":1.50, "a" : "\\u00e9", "10":1, "2":[] }'
     body = f'{{"job_type":"TASK","user_id":42,"payload":{payload}}}'
     async with provider(pool) as worker:
@@ -89,7 +89,7 @@ async def test_worker_is_given_the_payload_as_it_was_sent(pool: Pool) -> None:
     assert worker.jobs[0]["user_id"] == "42"
 
 
-async def test_ten_megabytes_go_there_and_back(pool: Pool) -> None:
+async def test_ten_megabytes_round_trip(pool: Pool) -> None:
     text = "é," * 4_000_000
     async with provider(pool) as worker:
         job_id = await committed(pool, payload={"task_type": "x", "input": text})
@@ -103,7 +103,7 @@ async def test_ten_megabytes_go_there_and_back(pool: Pool) -> None:
     assert done["receipt"]["verified"]
 
 
-async def test_job_that_is_too_large_is_refused(pool: Pool) -> None:
+async def test_oversized_job_is_rejected(pool: Pool) -> None:
     status, answer = await call(
         pool, "POST", "/v1/jobs/commit/fast", COMMIT | {"payload": "x" * (17 << 20)}
     )
@@ -113,7 +113,7 @@ async def test_job_that_is_too_large_is_refused(pool: Pool) -> None:
     assert not pool.hub.pool.jobs
 
 
-async def test_jobs_of_other_kinds_are_shown_as_well(pool: Pool) -> None:
+async def test_jobs_of_other_kinds_are_shown(pool: Pool) -> None:
     async with pool.node() as node:
         await pool.wait_joined()
         async with asyncio.TaskGroup() as tasks:
@@ -132,7 +132,7 @@ async def test_jobs_of_other_kinds_are_shown_as_well(pool: Pool) -> None:
     assert json.loads(job["coordinator_receipt"]["body"])["verdict"] == "unsigned"
 
 
-async def test_inference_without_a_model_is_done_by_any(pool: Pool) -> None:
+async def test_inference_without_a_model_runs_anywhere(pool: Pool) -> None:
     async with pool.node() as node:
         await pool.wait_joined()
         job_id = await committed(pool, job_type="LLM_INFER", payload={"prompt": "hi"})
@@ -143,7 +143,7 @@ async def test_inference_without_a_model_is_done_by_any(pool: Pool) -> None:
     assert job["result"] == {"model": "m1", "text": "there"}
 
 
-async def test_unknown_model_is_refused(pool: Pool) -> None:
+async def test_unknown_model_is_rejected(pool: Pool) -> None:
     payload = {"prompt": "hi", "model": "nope"}
 
     status, answer = await call(
@@ -157,10 +157,10 @@ async def test_unknown_model_is_refused(pool: Pool) -> None:
     assert "no worker has the model nope" in answer["error"]
 
 
-# Why jobs fail.
+# Failures.
 
 
-async def test_job_for_which_nobody_comes_says_so(tmp_path: Path) -> None:
+async def test_job_without_a_worker_expires_with_the_reason(tmp_path: Path) -> None:
     limits = replace(TimeLimits(), queue=0.05)
     async with serving(tmp_path, limits=limits, wires=WIRES) as pool:
         job = await shown(pool, await committed(pool), wait=WAIT_MAX)
@@ -171,7 +171,7 @@ async def test_job_for_which_nobody_comes_says_so(tmp_path: Path) -> None:
     assert "no worker is connected" in job["detail"]
 
 
-async def test_job_that_loses_its_workers_says_so(pool: Pool) -> None:
+async def test_job_that_loses_its_workers_fails_with_the_reason(pool: Pool) -> None:
     job_id = await committed(pool)
     for _ in range(WORKERS_LOST_MAX):
         async with provider(pool) as worker:
@@ -183,7 +183,7 @@ async def test_job_that_loses_its_workers_says_so(pool: Pool) -> None:
     assert job["attempts"] == WORKERS_LOST_MAX
 
 
-async def test_job_that_an_operator_cancels_says_so(pool: Pool) -> None:
+async def test_job_cancelled_by_an_operator_names_it(pool: Pool) -> None:
     job_id = await committed(pool)
 
     pool.hub.cancel(JobId(job_id), "an operator said so")
@@ -196,7 +196,7 @@ async def test_job_that_an_operator_cancels_says_so(pool: Pool) -> None:
 # Private jobs.
 
 
-async def test_private_job_goes_to_a_worker_that_proved_its_key(pool: Pool) -> None:
+async def test_private_job_goes_to_a_worker_with_a_proven_key(pool: Pool) -> None:
     key = SIGNERS["A"].public_key.hex()
     await pool.hub.process(WorkerPaired("open", "u1", key))
     async with (
@@ -206,7 +206,7 @@ async def test_private_job_goes_to_a_worker_that_proved_its_key(pool: Pool) -> N
         first = await committed(pool, privacy_class="PRIVATE")
         second = await committed(pool, privacy_class="PRIVATE")
         job = await worker.job()
-        assert (await shown(pool, second))["status"] == "pending"  # for it is busy
+        assert (await shown(pool, second))["status"] == "pending"  # because it is busy
         await worker.complete(job["job_id"], {"n": 1})
         await worker.complete((await worker.job(1))["job_id"], {"n": 2})
 
@@ -215,10 +215,10 @@ async def test_private_job_goes_to_a_worker_that_proved_its_key(pool: Pool) -> N
         assert other.jobs == []
 
 
-async def test_private_job_that_nobody_may_have_fails_at_once(pool: Pool) -> None:
+async def test_private_job_without_partners_fails_at_once(pool: Pool) -> None:
     key = SIGNERS["A"].public_key.hex()
     await pool.hub.process(WorkerPaired("open", "u1", key))
-    async with provider(pool) as impostor:  # names the key, and does not prove it
+    async with provider(pool) as impostor:  # names the key without a proof
         status, answer = await call(
             pool, "POST", "/v1/jobs/commit/fast", COMMIT | {"privacy_class": "PRIVATE"}
         )
@@ -234,7 +234,7 @@ async def test_private_job_that_nobody_may_have_fails_at_once(pool: Pool) -> Non
     assert impostor.jobs == []
 
 
-async def test_trust_is_each_users_own(pool: Pool) -> None:
+async def test_partners_are_separate_for_each_user(pool: Pool) -> None:
     await pool.hub.process(WorkerPaired("open", "u1", SIGNERS["A"].public_key.hex()))
     private = {"privacy_class": "PRIVATE"}
     async with provider(pool, proven=True):
@@ -245,7 +245,7 @@ async def test_trust_is_each_users_own(pool: Pool) -> None:
         assert (await call(pool, "POST", path, COMMIT | private))[0] == 201
 
 
-# Asking twice.
+# Idempotency.
 
 
 async def test_same_idempotency_key_gives_the_same_job(pool: Pool) -> None:
@@ -265,7 +265,7 @@ async def test_same_idempotency_key_gives_the_same_job(pool: Pool) -> None:
     "other",
     [{"payload": {"task_type": "x"}}, {"user_id": "u2"}, {"privacy_class": "PRIVATE"}],
 )
-async def test_idempotency_key_stands_for_one_request(
+async def test_idempotency_key_identifies_one_request(
     pool: Pool, other: dict[str, Any]
 ) -> None:
     path, name = "/v1/jobs/commit/fast", {"Idempotency_Key": "once"}
@@ -277,7 +277,7 @@ async def test_idempotency_key_stands_for_one_request(
     assert "stands for another request" in answer["error"]
 
 
-async def test_two_commits_at_once_under_one_key_are_one_job(pool: Pool) -> None:
+async def test_concurrent_commits_of_one_key_are_one_job(pool: Pool) -> None:
     path, name = "/v1/jobs/commit/fast", {"Idempotency_Key": "once"}
     async with asyncio.TaskGroup() as tasks:
         asked = [
@@ -303,13 +303,13 @@ async def test_waiting_ends_with_the_job(pool: Pool) -> None:
     assert waiting.result()["result"] == {"ok": 1}
 
 
-async def test_waiting_ends_by_itself(pool: Pool) -> None:
+async def test_waiting_times_out(pool: Pool) -> None:
     job_id = await committed(pool)
 
     assert (await shown(pool, job_id, wait=0.01))["status"] == "pending"
 
 
-async def test_who_stops_waiting_does_not_stop_the_job(pool: Pool) -> None:
+async def test_disconnect_while_waiting_does_not_cancel_the_job(pool: Pool) -> None:
     job_id = await committed(pool)
     waiting = asyncio.create_task(shown(pool, job_id, wait=WAIT_MAX))
     answer = pool.hub._answers[JobId(job_id)]
@@ -321,7 +321,7 @@ async def test_who_stops_waiting_does_not_stop_the_job(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("wait", ["-1", "61", "x", "nan", "", "1&wait=2"])
-async def test_waiting_has_limits(pool: Pool, wait: str) -> None:
+async def test_wait_is_limited(pool: Pool, wait: str) -> None:
     status, answer = await call(pool, "GET", f"/v1/jobs/x?wait={wait}")
 
     assert status == 400
@@ -345,7 +345,7 @@ async def test_owner_cancels_a_job(pool: Pool) -> None:
     assert "has ended already (failed)" in answer["error"]
 
 
-async def test_job_that_is_done_is_not_cancelled(pool: Pool) -> None:
+async def test_completed_job_is_not_cancelled(pool: Pool) -> None:
     async with provider(pool) as worker:
         job_id = await committed(pool)
         await worker.complete((await worker.job())["job_id"], {"ok": 1})
@@ -356,7 +356,7 @@ async def test_job_that_is_done_is_not_cancelled(pool: Pool) -> None:
     assert "(completed)" in answer["error"]
 
 
-async def test_reader_may_look_but_not_change(pool: Pool) -> None:
+async def test_read_scope_may_not_change_jobs(pool: Pool) -> None:
     await make_key(pool, "alice")
     reader = await make_key(pool, "bob", scope="read")
 
@@ -398,7 +398,7 @@ async def test_jobs_are_listed_and_filtered(pool: Pool) -> None:
         assert await listed(pool, "job_type=TASK&status=failed&user_id=u2") == []
 
 
-async def test_pages_of_jobs_follow_each_other(pool: Pool) -> None:
+async def test_job_list_is_paginated(pool: Pool) -> None:
     jobs = [await committed(pool) for _ in range(5)][::-1]
     seen: list[str] = []
     query = "limit=2"
@@ -425,9 +425,7 @@ async def test_pages_of_jobs_follow_each_other(pool: Pool) -> None:
         ("user_id=" + "u" * 257, "user_id"),
     ],
 )
-async def test_list_that_makes_no_sense_is_refused(
-    pool: Pool, query: str, said: str
-) -> None:
+async def test_invalid_filter_is_rejected(pool: Pool, query: str, said: str) -> None:
     status, answer = await call(pool, "GET", f"/v1/jobs?{query}")
 
     assert status == 400
@@ -437,7 +435,7 @@ async def test_list_that_makes_no_sense_is_refused(
 # Webhooks, moderation, money.
 
 
-async def test_webhook_is_kept_with_the_job(pool: Pool) -> None:
+async def test_webhook_is_stored_with_the_job(pool: Pool) -> None:
     status, answer = await commit(pool, webhook=HOOK)
 
     assert status == 201
@@ -448,7 +446,7 @@ async def test_webhook_is_kept_with_the_job(pool: Pool) -> None:
     assert HOOK["secret"] not in json.dumps(job)
 
 
-async def test_webhook_takes_a_key(pool: Pool) -> None:
+async def test_webhook_requires_a_key(pool: Pool) -> None:
     status, answer = await call(
         pool, "POST", "/v1/jobs/commit/fast", COMMIT | {"webhook": HOOK}
     )
@@ -457,7 +455,7 @@ async def test_webhook_takes_a_key(pool: Pool) -> None:
     assert "only for clients with a key" in answer["error"]
 
 
-async def test_webhook_is_refused_where_nobody_is_called(tmp_path: Path) -> None:
+async def test_webhook_is_rejected_if_disabled(tmp_path: Path) -> None:
     async with serving(tmp_path, webhooks=EgressPolicy.OFF) as pool:
         status, answer = await commit(pool, webhook=HOOK)
 
@@ -466,7 +464,7 @@ async def test_webhook_is_refused_where_nobody_is_called(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "10.0.0.7:8080", "[fe80::1]"])
-async def test_webhook_inside_the_network_is_refused_at_once(
+async def test_webhook_to_a_private_address_is_rejected(
     tmp_path: Path, host: str
 ) -> None:
     async with serving(tmp_path, webhooks=EgressPolicy.PUBLIC) as pool:
@@ -499,8 +497,8 @@ async def test_payload_and_result_are_moderated(tmp_path: Path) -> None:
     assert "moderation list" in job["detail"]
 
 
-async def test_jobs_that_nobody_waits_for_count_for_a_budget(pool: Pool) -> None:
-    # About 256 tokens for an answer, and a few for the question.
+async def test_detached_jobs_count_against_the_budget(pool: Pool) -> None:
+    # About 256 tokens for an answer, and a few for the prompt.
     key = await make_key(pool, budget=600)
 
     assert (await commit(pool, key))[0] == 201
@@ -510,7 +508,7 @@ async def test_jobs_that_nobody_waits_for_count_for_a_budget(pool: Pool) -> None
     assert status == 429
     assert "of its 600 tokens left" in answer["error"]
 
-    # What ends is counted as it was, so that there is room again.
+    # Ended jobs count their actual usage, so that there is room again.
     async with provider(pool) as worker:
         for number in range(2):
             job = await worker.job(number)
@@ -518,7 +516,7 @@ async def test_jobs_that_nobody_waits_for_count_for_a_budget(pool: Pool) -> None
         assert (await commit(pool, key))[0] == 201
 
 
-async def test_job_beyond_the_owners_means_is_refused(pool: Pool) -> None:
+async def test_job_above_the_balance_is_rejected(pool: Pool) -> None:
     account = "/admin/accounts/user:alice/budget"
     key = await make_key(pool)
     status, _ = await request(pool, "PUT", account, {"budget": 1500})
@@ -532,7 +530,7 @@ async def test_job_beyond_the_owners_means_is_refused(pool: Pool) -> None:
     assert len(pool.hub.pool.jobs) == 1
 
 
-async def test_bodies_of_another_type_count_as_empty(pool: Pool) -> None:
+async def test_bodies_of_other_types_count_as_empty(pool: Pool) -> None:
     for headers in ({"Content-Type": "text/plain"}, {}):
         async with pool.session.post(
             f"{pool.url}/v1/jobs/commit/fast",
@@ -545,8 +543,8 @@ async def test_bodies_of_another_type_count_as_empty(pool: Pool) -> None:
     assert not pool.hub.pool.jobs
 
 
-async def test_any_id_may_be_asked_for(pool: Pool) -> None:
-    # An answer has the job's id in a header, which takes only some characters.
+async def test_any_job_id_is_answered(pool: Pool) -> None:
+    # A response has the job's id in a header, which allows only some characters.
     for job_id in ("%12", "%0d%0aX-Evil:1", "%C3%A9", "%00", "a" * 4000):
         for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events")):
             answer = await call(pool, method, f"/v1/jobs/{job_id}{path}")

@@ -1,4 +1,4 @@
-"""What happens to a job, told as it happens, and again from anywhere in its story."""
+"""The event stream of a job, live and resumed from any event."""
 
 import asyncio
 import json
@@ -32,8 +32,8 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
 
 
 @dataclass(slots=True)
-class Listener:
-    """A client that listens, and what it has heard: ids, names and what was told."""
+class EventStreamClient:
+    """A client of the event stream, with the received ids, names and data."""
 
     response: ClientResponse
     text: str = ""
@@ -51,8 +51,8 @@ class Listener:
             self.heard = [_event(each) for each in whole if each.startswith("id: ")]
         self.ended = True
 
-    async def hears(self, *names: str) -> None:
-        """Wait until exactly these events have come."""
+    async def expect(self, *names: str) -> None:
+        """Wait until exactly these events have arrived."""
         await eventually(lambda: self.names == list(names))
 
 
@@ -62,17 +62,17 @@ def _event(text: str) -> tuple[int, str, Any]:
 
 
 @asynccontextmanager
-async def listening(
+async def listen(
     pool: Pool, job_id: str, after: int | None = None, key: str = ""
-) -> AsyncIterator[Listener]:
-    """Listen to a job until the block ends."""
+) -> AsyncIterator[EventStreamClient]:
+    """Listen to a job within the block."""
     headers = {} if after is None else {"Last-Event-ID": str(after)}
     if key:
         headers |= pool.headers(key)
     async with pool.session.get(
         f"{pool.url}/v1/jobs/{job_id}/events", headers=headers
     ) as response:
-        listener = Listener(response)
+        listener = EventStreamClient(response)
         reading = asyncio.create_task(listener.read())
         try:
             yield listener
@@ -81,15 +81,15 @@ async def listening(
             await asyncio.wait([reading])
 
 
-async def test_story_of_a_job_is_told_as_it_happens(pool: Pool) -> None:
+async def test_events_of_a_job_are_streamed(pool: Pool) -> None:
     job_id = await committed(pool)
-    async with listening(pool, job_id) as listener:
-        await listener.hears("queued")
+    async with listen(pool, job_id) as listener:
+        await listener.expect("queued")
         async with provider(pool) as worker:
             job = await worker.job()
-            await listener.hears("queued", "assigned")
+            await listener.expect("queued", "assigned")
             await worker.complete(job["job_id"], {"ok": 1})
-            await listener.hears("queued", "assigned", "completed")
+            await listener.expect("queued", "assigned", "completed")
             await eventually(lambda: listener.ended)
 
     assert listener.response.status == 200
@@ -102,12 +102,12 @@ async def test_story_of_a_job_is_told_as_it_happens(pool: Pool) -> None:
     assert completed["verdict"] == "valid"
 
 
-async def test_job_that_goes_from_worker_to_worker_says_so(pool: Pool) -> None:
+async def test_requeues_are_streamed(pool: Pool) -> None:
     job_id = await committed(pool)
-    async with listening(pool, job_id) as listener:
+    async with listen(pool, job_id) as listener:
         async with provider(pool) as worker:
             await worker.job()
-        await listener.hears("queued", "assigned", "requeued")
+        await listener.expect("queued", "assigned", "requeued")
         async with provider(pool) as worker:
             job = await worker.job()
             reject = {"type": "job_reject", "job_id": job["job_id"], "reason": "busy"}
@@ -123,23 +123,23 @@ async def test_job_that_goes_from_worker_to_worker_says_so(pool: Pool) -> None:
     assert listener.heard[-1][2]["error"] == "cancelled"
 
 
-async def test_worker_that_streams_is_told_of_when_it_begins(pool: Pool) -> None:
+async def test_start_of_a_streaming_worker_is_an_event(pool: Pool) -> None:
     async with pool.node() as node:
         await pool.wait_joined()
         job_id = await committed(pool, job_type="LLM_INFER", payload={"prompt": "hi"})
-        async with listening(pool, job_id) as listener:
+        async with listen(pool, job_id) as listener:
             task = await node.task()
             await node.write(task["id"], "once")
-            await listener.hears("queued", "assigned", "running")
+            await listener.expect("queued", "assigned", "running")
             await node.end(task["id"])
-            await listener.hears("queued", "assigned", "running", "completed")
+            await listener.expect("queued", "assigned", "running", "completed")
 
 
-async def test_job_that_failed_is_told_in_a_word_and_in_many(pool: Pool) -> None:
+async def test_failure_has_a_code_and_a_message(pool: Pool) -> None:
     path = "/v1/jobs/commit/fast"
     _, answer = await call(pool, "POST", path, COMMIT | {"privacy_class": "PRIVATE"})
 
-    async with listening(pool, answer["job_id"]) as listener:
+    async with listen(pool, answer["job_id"]) as listener:
         await eventually(lambda: listener.ended)
 
     assert listener.names == ["queued", "failed"]
@@ -148,33 +148,33 @@ async def test_job_that_failed_is_told_in_a_word_and_in_many(pool: Pool) -> None
     assert "no worker is paired" in told["detail"]
 
 
-async def test_whoever_comes_back_is_told_the_rest(pool: Pool) -> None:
+async def test_reconnected_listener_gets_the_rest(pool: Pool) -> None:
     job_id = await committed(pool)
     async with provider(pool) as worker:
         job = await worker.job()
-        async with listening(pool, job_id, after=1) as listener:
-            await listener.hears("assigned")
+        async with listen(pool, job_id, after=1) as listener:
+            await listener.expect("assigned")
             await worker.complete(job["job_id"], {"ok": 1})
             await eventually(lambda: listener.ended)
     assert [number for number, _, _ in listener.heard] == [2, 3]
 
-    async with listening(pool, job_id, after=2) as listener:
+    async with listen(pool, job_id, after=2) as listener:
         await eventually(lambda: listener.ended)
     assert listener.names == ["completed"]
 
 
-async def test_whoever_has_heard_all_is_told_not_to_come_back(pool: Pool) -> None:
+async def test_complete_listener_is_told_to_stop(pool: Pool) -> None:
     job_id = await committed(pool)
     await call(pool, "DELETE", f"/v1/jobs/{job_id}")
 
     for seen in (2, 3, 10**14):
-        async with listening(pool, job_id, after=seen) as listener:
+        async with listen(pool, job_id, after=seen) as listener:
             assert listener.response.status == 204
 
 
-async def test_id_beyond_the_story_of_an_open_job_is_its_end(pool: Pool) -> None:
+async def test_id_beyond_the_last_event_is_the_end(pool: Pool) -> None:
     job_id = await committed(pool)
-    async with listening(pool, job_id, after=99) as listener:
+    async with listen(pool, job_id, after=99) as listener:
         await call(pool, "DELETE", f"/v1/jobs/{job_id}")
         await eventually(lambda: listener.ended)
 
@@ -182,7 +182,7 @@ async def test_id_beyond_the_story_of_an_open_job_is_its_end(pool: Pool) -> None
 
 
 @pytest.mark.parametrize("seen", ["x", "-1", "1.5", "9" * 16, "²"])
-async def test_id_that_is_none_is_refused(pool: Pool, seen: str) -> None:
+async def test_invalid_event_id_is_rejected(pool: Pool, seen: str) -> None:
     job_id = await committed(pool)
 
     status, answer = await call(
@@ -193,30 +193,30 @@ async def test_id_that_is_none_is_refused(pool: Pool, seen: str) -> None:
     assert answer["error"].startswith("Last-Event-ID: expected the id of an event")
 
 
-async def test_listener_that_leaves_does_not_stop_the_job(pool: Pool) -> None:
+async def test_disconnected_listener_does_not_cancel_the_job(pool: Pool) -> None:
     job_id = await committed(pool)
-    async with listening(pool, job_id) as listener:
-        await listener.hears("queued")
+    async with listen(pool, job_id) as listener:
+        await listener.expect("queued")
 
     assert (await shown(pool, job_id))["status"] == "pending"
 
 
-async def test_silence_is_filled_with_comments(
+async def test_keepalive_comments_are_sent(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "KEEPALIVE_EVERY", 0.01)
     job_id = await committed(pool)
-    async with listening(pool, job_id) as listener:
+    async with listen(pool, job_id) as listener:
         await eventually(lambda: listener.text.count(": keep-alive\n\n") > 1)
 
     assert listener.names == ["queued"]
 
 
-async def test_listener_whose_key_is_revoked_hears_no_more(pool: Pool) -> None:
+async def test_revoked_key_ends_the_event_stream(pool: Pool) -> None:
     key = await make_key(pool)
     _, answer = await request(pool, "POST", "/v1/jobs/commit/fast", COMMIT, key=key)
-    async with listening(pool, answer["job_id"], key=key) as listener:
-        await listener.hears("queued")
+    async with listen(pool, answer["job_id"], key=key) as listener:
+        await listener.expect("queued")
         assert (await request(pool, "DELETE", "/admin/keys/alice"))[0] == 200
         await eventually(lambda: listener.ended)
 
@@ -224,7 +224,7 @@ async def test_listener_whose_key_is_revoked_hears_no_more(pool: Pool) -> None:
     assert "the key was revoked" in listener.text
 
 
-async def test_nothing_is_kept_of_jobs_that_nobody_listens_to() -> None:
+async def test_no_state_is_held_without_listeners() -> None:
     listeners = EventSubscriptions()
     with listeners.subscribe(JOB) as one, listeners.subscribe(JOB) as other:
         listeners.on_fact(JobStarted(JobId("another"), LeaseNumber(1)))
@@ -236,7 +236,7 @@ async def test_nothing_is_kept_of_jobs_that_nobody_listens_to() -> None:
     assert listeners == EventSubscriptions()
 
 
-async def test_only_so_many_listen_at_a_time() -> None:
+async def test_number_of_listeners_is_limited() -> None:
     listeners = EventSubscriptions()
     with listeners.subscribe(JOB):
         listeners._count = SUBSCRIBERS_MAX

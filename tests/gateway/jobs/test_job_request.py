@@ -1,4 +1,4 @@
-"""Bodies of commits: what is read of them, and what is wrong with the others."""
+"""Decoding of commits, and errors of invalid ones."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ def read(
 
 
 def task(payload: str = TASK, **fields: Any) -> str:
-    """Write a commit of a task with that text as its payload."""
+    """Encode a commit of a task with that text as its payload."""
     rest = json.dumps({"job_type": "TASK", "user_id": "u1"} | fields)
     return f'{rest[:-1]},"payload":{payload}}}'
 
@@ -45,7 +45,7 @@ def inference(**payload: Any) -> str:
     return json.dumps({"job_type": "LLM_INFER", "user_id": "u1", "payload": payload})
 
 
-def test_task_is_read() -> None:
+def test_task_is_decoded() -> None:
     work, terms = read(task())
 
     assert work == Task("classify", json.loads(TASK))
@@ -54,7 +54,7 @@ def test_task_is_read() -> None:
     )
 
 
-def test_inference_is_a_conversation_of_one_message() -> None:
+def test_inference_becomes_a_chat_of_one_message() -> None:
     work, terms = read(inference(prompt="hi", max_tokens=8), Policy.FAST)
 
     assert work == Chat(ANY_MODEL, ({"role": "user", "content": "hi"},), 8)
@@ -76,7 +76,7 @@ def test_inference_may_name_a_model() -> None:
         assert read(inference(prompt="hi", model=other))[0].model == ANY_MODEL
 
 
-def test_terms_are_read() -> None:
+def test_terms_are_decoded() -> None:
     _, terms = read(
         task(privacy_class="PRIVATE", payment_ref="tx", webhook=HOOK), Policy.FAST
     )
@@ -101,7 +101,7 @@ def test_terms_are_read() -> None:
         '{"input":"é 日 \U0001f9a6 \u2028"}',
     ],
 )
-def test_payload_of_a_task_stays_as_it_was_sent(payload: str) -> None:
+def test_payload_of_a_task_is_unchanged(payload: str) -> None:
     work, terms = read(task(payload))
 
     assert terms.form == payload
@@ -141,7 +141,7 @@ def test_user_may_be_a_number(given: str, taken: str) -> None:
         f'{{"job_type":"TASK","payload":{TASK}}}',
     ],
 )
-def test_whatever_javascript_takes_for_nothing_is_missing(body: str) -> None:
+def test_falsy_javascript_values_count_as_missing(body: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(body)
 
@@ -149,7 +149,7 @@ def test_whatever_javascript_takes_for_nothing_is_missing(body: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["X", "task", "TASK ", 5, True, ["TASK"], {"a": 1}])
-def test_other_types_of_jobs_are_refused(name: Any) -> None:
+def test_other_job_types_are_rejected(name: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(task(job_type=name))
 
@@ -197,7 +197,7 @@ DEEP = "[" * (NESTING_MAX + 2) + "]" * (NESTING_MAX + 2)
         ),
     ],
 )
-def test_error_names_what_is_wrong(body: str | bytes, said: str) -> None:
+def test_error_names_the_problem(body: str | bytes, said: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(body)
 
@@ -225,20 +225,20 @@ def test_error_names_what_is_wrong(body: str | bytes, said: str) -> None:
         (HOOK | {"other": 1}, "webhook"),
     ],
 )
-def test_webhook_that_cannot_be_told_is_refused(hook: Any, said: str) -> None:
+def test_invalid_webhook_is_rejected(hook: Any, said: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(task(webhook=hook))
 
     assert said in str(caught.value)
 
 
-def test_text_full_of_commas_is_one_value() -> None:
+def test_text_with_commas_is_one_value() -> None:
     payload = json.dumps({"input": ',"' * (2 * VALUES_MAX)})
 
     assert read(task(payload))[1].form == payload
 
 
-def test_half_a_character_is_replaced_in_what_is_read() -> None:
+def test_surrogates_are_replaced() -> None:
     work, terms = read(task('{"task_type":"x\\ud83d","input":""}'))
 
     assert isinstance(work, Task)
@@ -246,12 +246,12 @@ def test_half_a_character_is_replaced_in_what_is_read() -> None:
     assert json.loads(terms.form)["task_type"] == "x\ufffd"
 
 
-def test_job_of_any_size_that_is_read_fits_into_a_message() -> None:
+def test_accepted_job_fits_into_a_message() -> None:
     assert BODY_MAX < MESSAGE_MAX
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_no_body_is_a_fault_of_ours(body: bytes) -> None:
+def test_no_body_causes_an_internal_error(body: bytes) -> None:
     try:
         read(body)
     except InvalidRequest as error:
@@ -268,7 +268,7 @@ JSONS = st.recursive(
 
 
 @given(JSONS, JSONS, JSONS, JSONS, JSONS)
-def test_no_field_is_a_fault_of_ours(
+def test_no_field_causes_an_internal_error(
     kind: Any, payload: Any, user: Any, privacy: Any, hook: Any
 ) -> None:
     fields = {"job_type": kind, "payload": payload, "user_id": user}

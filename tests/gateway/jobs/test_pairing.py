@@ -1,4 +1,4 @@
-"""Pairing codes: made, claimed once, and not to be guessed."""
+"""Pairing codes: creation, claims, limits and guesses."""
 
 import asyncio
 import re
@@ -22,7 +22,7 @@ from shoal.store.pairing import PairingCode
 
 A, B = (SIGNERS[name].public_key.hex() for name in "AB")
 CREATE, CLAIM, LIST = ("/v1/trust/create", "/v1/trust/claim", "/v1/trust/list")
-UNSOUND = "00" * 32  # a key of small order: any signature fits it
+UNSOUND = "00" * 32  # a key of small order: any signature is valid
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
 
 
 async def code_of(pool: Pool, user: str = "u1") -> str:
-    """Make a code; return it."""
+    """Create a code; return it."""
     status, answer = await call(pool, "POST", CREATE, {"user_id": user})
     assert status == 201, answer
     return str(answer["pairing_code"])
@@ -103,7 +103,7 @@ async def test_code_is_claimed_once(pool: Pool) -> None:
     assert await partners(pool) == [A]
 
 
-async def test_of_two_that_claim_at_once_one_is_paired(pool: Pool) -> None:
+async def test_one_of_two_concurrent_claims_succeeds(pool: Pool) -> None:
     code = await code_of(pool)
 
     answers = await asyncio.gather(*(claim(pool, code, key) for key in (A, B)))
@@ -122,7 +122,7 @@ async def test_code_expires(pool: Pool) -> None:
     assert await partners(pool) == []
 
 
-async def test_code_lives_for_an_hour(pool: Pool) -> None:
+async def test_code_is_valid_for_an_hour(pool: Pool) -> None:
     assert pool.gateway is not None
     before = pool.gateway.clock.wall()
 
@@ -133,17 +133,17 @@ async def test_code_lives_for_an_hour(pool: Pool) -> None:
     assert 0 <= found.expires_at - LIFETIME - before < 60
 
 
-async def test_code_is_read_in_any_case(pool: Pool) -> None:
+async def test_code_is_case_insensitive(pool: Pool) -> None:
     code = await code_of(pool)
 
     assert (await claim(pool, f" {code.lower()} ", A.upper()))[0] == 200
     assert await partners(pool) == [A]
 
 
-async def test_claim_that_was_cut_off_is_made_good_by_the_next(pool: Pool) -> None:
+async def test_interrupted_claim_is_completed_by_the_next(pool: Pool) -> None:
     assert pool.gateway is not None
     code = await code_of(pool)
-    # As if the coordinator had been killed just then.
+    # As if the coordinator had been killed at that moment.
     pairing, at = pool.gateway.store.pairing, pool.gateway.clock.wall()
     assert await pairing.claim(code, A, at)
     assert await partners(pool) == []
@@ -165,9 +165,7 @@ async def test_claim_that_was_cut_off_is_made_good_by_the_next(pool: Pool) -> No
         ({"pairing_code": "ABCDEF", "provider_pubkey": 5}, "provider_pubkey: expected"),
     ],
 )
-async def test_claim_that_makes_no_sense_is_refused(
-    pool: Pool, body: Any, said: str
-) -> None:
+async def test_invalid_claim_is_rejected(pool: Pool, body: Any, said: str) -> None:
     status, answer = await call(pool, "POST", CLAIM, body)
 
     assert status == 400
@@ -175,7 +173,7 @@ async def test_claim_that_makes_no_sense_is_refused(
 
 
 @pytest.mark.parametrize("key", ["p", A[:-1], A + "0", "g" * 64, f" {A}", UNSOUND])
-async def test_key_that_is_none_is_refused_and_the_code_stays_good(
+async def test_invalid_key_is_rejected_and_the_code_stays_valid(
     pool: Pool, key: str
 ) -> None:
     code = await code_of(pool)
@@ -197,20 +195,22 @@ async def test_key_that_is_none_is_refused_and_the_code_stays_good(
         ({"user_id": "u" * 257}, "user_id: more than 256 characters"),
     ],
 )
-async def test_code_for_nobody_is_refused(pool: Pool, body: Any, said: str) -> None:
+async def test_code_without_a_user_is_rejected(
+    pool: Pool, body: Any, said: str
+) -> None:
     status, answer = await call(pool, "POST", CREATE, body)
 
     assert status == 400
     assert said in answer["error"]
 
 
-async def test_list_of_nobodys_workers_is_refused(pool: Pool) -> None:
+async def test_list_without_a_user_is_rejected(pool: Pool) -> None:
     for query in ("", "?user_id=", "?other=1"):
         expected = (400, {"error": "Missing user_id query param"})
         assert await call(pool, "GET", LIST + query) == expected
 
 
-async def test_guesses_are_refused_after_a_few(pool: Pool) -> None:
+async def test_guesses_are_rate_limited(pool: Pool) -> None:
     code = await code_of(pool)
     guess = f"{int(code, 16) ^ 1:06X}"
 
@@ -222,10 +222,10 @@ async def test_guesses_are_refused_after_a_few(pool: Pool) -> None:
     assert "try again in" in answer["error"]
 
 
-async def test_address_that_guessed_is_banned_whatever_it_presents(
+async def test_guessing_address_is_banned_even_with_a_valid_code(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On loopback what is right always works: so this is somebody else's address.
+    # Valid codes always work from loopback, so this is a remote address.
     monkeypatch.setattr(
         "shoal.coordinator.auth_throttle.is_loopback", lambda address: False
     )
@@ -238,7 +238,7 @@ async def test_address_that_guessed_is_banned_whatever_it_presents(
     assert await partners(pool) == []
 
 
-async def test_codes_that_wait_are_bounded(pool: Pool) -> None:
+async def test_unclaimed_codes_are_limited(pool: Pool) -> None:
     assert pool.gateway is not None
     at = pool.gateway.clock.wall() + 60
     for number in range(WAITING_MAX):
@@ -249,11 +249,11 @@ async def test_codes_that_wait_are_bounded(pool: Pool) -> None:
 
     assert status == 429
     assert "100 pairing codes of this key are unclaimed" in answer["error"]
-    # Others have their own.
+    # Other addresses have their own limit.
     assert (await request(pool, "POST", CREATE, {"user_id": "u2"}))[0] == 201
 
 
-async def test_workers_of_a_key_are_bounded(
+async def test_partners_of_a_key_are_limited(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairing, "PAIRED_MAX", 1)
@@ -267,14 +267,14 @@ async def test_workers_of_a_key_are_bounded(
 
 
 @pytest.mark.parametrize("path", [CREATE, CLAIM])
-async def test_strangers_cannot_have_much_read(pool: Pool, path: str) -> None:
+async def test_anonymous_bodies_are_limited(pool: Pool, path: str) -> None:
     status, answer = await call(pool, "POST", path, {"pairing_code": "a" * 5000})
 
     assert status == 413
     assert "4096 bytes" in answer["error"]
 
 
-async def test_code_that_is_taken_is_drawn_again(
+async def test_colliding_code_is_redrawn(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert pool.gateway is not None
@@ -286,7 +286,7 @@ async def test_code_that_is_taken_is_drawn_again(
     assert [each.code for each in codes] == ["ABCDEF", "123456"]
 
 
-async def test_workers_of_others_are_nobody_elses(pool: Pool) -> None:
+async def test_partners_are_visible_to_their_owner_only(pool: Pool) -> None:
     key = await make_key(pool)
     status, answer = await request(pool, "POST", CREATE, {"user_id": "u1"}, key=key)
     assert status == 201
@@ -302,7 +302,7 @@ async def test_workers_of_others_are_nobody_elses(pool: Pool) -> None:
         assert (await request(pool, "POST", path, private, key=key))[0] == 201
 
 
-async def test_trust_survives_a_restart(tmp_path: Path) -> None:
+async def test_pairing_survives_a_restart(tmp_path: Path) -> None:
     wires = {"dispatch": Config(open=True)}
     async with serving(tmp_path, wires=wires) as pool:
         await claim(pool, await code_of(pool))

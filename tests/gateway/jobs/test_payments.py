@@ -1,4 +1,4 @@
-"""Jobs that are paid for by x402, before a local facilitator and over real sockets."""
+"""Jobs paid by x402, with a local facilitator over real sockets."""
 
 import asyncio
 import base64
@@ -32,8 +32,8 @@ NOTHING_ACCEPTED: dict[str, Any] = {"jobs": [], "next": None}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What was answered, with the headers of payments decoded."""
+class PaidResponse:
+    """A response with decoded payment headers."""
 
     status: int
     body: str
@@ -56,7 +56,7 @@ class Answer:
 async def selling(
     folder: Path, facilitator: Facilitator, **options: Any
 ) -> AsyncIterator[Pool]:
-    """Run a coordinator whose jobs are paid for."""
+    """Run a coordinator that charges for jobs."""
     payments = X402Payments(
         Seller(facilitator.url, PAY_TO, facilitator.network, ASSET, **options)
     )
@@ -88,16 +88,16 @@ async def commit(
     body: str = CHAT,
     path: str = FAST,
     headers: Mapping[str, str] | None = None,
-) -> Answer:
+) -> PaidResponse:
     async with pool.session.post(
         pool.url + path,
         data=body,
         headers={"Content-Type": "application/json"} | dict(headers or {}),
     ) as response:
-        return Answer(response.status, await response.text(), response.headers)
+        return PaidResponse(response.status, await response.text(), response.headers)
 
 
-async def pay(pool: Pool, payment: object = PAID, **more: str) -> Answer:
+async def pay(pool: Pool, payment: object = PAID, **more: str) -> PaidResponse:
     return await commit(pool, headers={"PAYMENT-SIGNATURE": encoded(payment)} | more)
 
 
@@ -118,11 +118,11 @@ SAME = [
     "x402-solana-invalid-payment",
     "x402-solana-wrong-amount",
 ]
-"""The recorded exchanges that go as they did."""
+"""The recorded exchanges that must match."""
 
 
 @pytest.mark.parametrize("name", SAME)
-async def test_exchange_goes_as_recorded(
+async def test_exchange_matches_the_recording(
     pool: Pool, facilitator: Facilitator, name: str
 ) -> None:
     case = CASES[name]
@@ -152,7 +152,7 @@ async def test_exchange_goes_as_recorded(
     assert facilitator.calls == [each["path"] for each in case["facilitator_calls"]]
 
 
-async def test_every_recorded_exchange_is_tried_here() -> None:
+async def test_every_recorded_exchange_is_tested() -> None:
     recorded = {name for name, case in CASES.items() if case["kind"] == "x402"}
 
     assert recorded == {
@@ -163,10 +163,10 @@ async def test_every_recorded_exchange_is_tried_here() -> None:
     }
 
 
-async def test_price_is_that_of_the_job_and_not_of_the_path(
+async def test_price_depends_on_the_job_and_not_on_the_path(
     pool: Pool, facilitator: Facilitator
 ) -> None:
-    # The original takes the price of a chat for it, three times its own quote.
+    # The original charges the price of a chat, three times its own quote.
     asked = CASES["x402-solana-paid-task-on-fast"]["request"]
     dear = {"PAYMENT-SIGNATURE": encoded(asked["headers"]["decoded"])}
 
@@ -181,7 +181,7 @@ async def test_price_is_that_of_the_job_and_not_of_the_path(
     assert (await commit(pool, asked["body"], asked["path"], headers)).status == 201
 
 
-async def test_nobody_pays_for_a_bad_request(
+async def test_invalid_request_is_not_charged(
     pool: Pool, facilitator: Facilitator
 ) -> None:
     case = CASES["x402-solana-paid-bad-body"]
@@ -192,11 +192,11 @@ async def test_nobody_pays_for_a_bad_request(
     assert answer.status == case["response"]["status"]
     assert answer.body == case["response"]["body"]
     assert answer.paid is None
-    # The original asks for the payment first.
+    # The original requires the payment first.
     assert facilitator.calls == []
 
 
-async def test_chain_that_ends_the_original_is_asked_for(
+async def test_missing_network_is_named(
     tmp_path: Path, facilitator: Facilitator
 ) -> None:
     facilitator.network = "eip155:10143"
@@ -210,7 +210,7 @@ async def test_chain_that_ends_the_original_is_asked_for(
     assert terms["extra"] == domain
 
 
-async def test_facilitator_is_given_the_payment_and_its_terms(
+async def test_facilitator_receives_the_payment_and_its_terms(
     pool: Pool, facilitator: Facilitator
 ) -> None:
     await pay(pool)
@@ -232,7 +232,7 @@ async def test_receipt_names_the_payment(pool: Pool) -> None:
     assert json.loads(receipt["body"])["payment_ref"] == "TX"
 
 
-async def test_payment_is_credited_to_the_account_that_is_charged(pool: Pool) -> None:
+async def test_payment_is_credited_to_the_charged_account(pool: Pool) -> None:
     await pay(pool)
 
     assert balance(pool, "user:open/u") == 0
@@ -240,7 +240,7 @@ async def test_payment_is_credited_to_the_account_that_is_charged(pool: Pool) ->
     assert balance(pool, "world") == -10_000
 
 
-async def test_payment_of_a_job_that_fails_stays_in_the_accounts(pool: Pool) -> None:
+async def test_payment_of_a_failed_job_stays_credited(pool: Pool) -> None:
     job_id = json.loads((await pay(pool)).body)["job_id"]
 
     await pool.session.delete(f"{pool.url}/v1/jobs/{job_id}")
@@ -262,7 +262,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("header", BROKEN.values(), ids=BROKEN)
-async def test_payment_that_cannot_be_read_is_asked_for_again(
+async def test_unreadable_payment_is_requested_again(
     pool: Pool, facilitator: Facilitator, header: str
 ) -> None:
     answer = await commit(pool, headers={"PAYMENT-SIGNATURE": header})
@@ -285,7 +285,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
-async def test_payment_on_other_terms_is_refused(
+async def test_payment_on_other_terms_is_rejected(
     pool: Pool, facilitator: Facilitator, change: dict[str, Any]
 ) -> None:
     answer = await pay(pool, PAID | {"accepted": PAID["accepted"] | change})
@@ -295,7 +295,7 @@ async def test_payment_on_other_terms_is_refused(
     assert facilitator.calls == []
 
 
-async def test_payment_that_does_not_settle_buys_nothing(
+async def test_unsettled_payment_is_rejected(
     pool: Pool, facilitator: Facilitator
 ) -> None:
     facilitator.settlement = {
@@ -316,7 +316,7 @@ async def test_payment_that_does_not_settle_buys_nothing(
 async def test_one_payment_pays_for_one_job(
     pool: Pool, facilitator: Facilitator
 ) -> None:
-    # A facilitator that settles again what was settled, and says so.
+    # A facilitator that settles a payment twice and reports success.
     first = await pay(pool)
 
     second = await pay(pool)
@@ -327,7 +327,7 @@ async def test_one_payment_pays_for_one_job(
     assert balance(pool, "world") == -10_000
 
 
-async def test_two_who_pay_with_the_same_at_once_get_one_job(
+async def test_concurrent_use_of_one_payment_gives_one_job(
     pool: Pool, facilitator: Facilitator
 ) -> None:
     facilitator.holds = True
@@ -340,7 +340,7 @@ async def test_two_who_pay_with_the_same_at_once_get_one_job(
     assert sorted(each.result().status for each in both) == [201, 402]
 
 
-async def test_payment_is_used_up_after_a_restart_too(
+async def test_used_payment_survives_a_restart(
     tmp_path: Path, facilitator: Facilitator
 ) -> None:
     async with selling(tmp_path, facilitator) as pool:
@@ -351,7 +351,7 @@ async def test_payment_is_used_up_after_a_restart_too(
     assert again.status == 402
 
 
-async def test_asking_again_under_one_key_is_not_paid_again(
+async def test_repeated_key_is_not_charged_again(
     pool: Pool, facilitator: Facilitator
 ) -> None:
     first = await pay(pool, **{"Idempotency-Key": "k"})
@@ -363,7 +363,7 @@ async def test_asking_again_under_one_key_is_not_paid_again(
     assert facilitator.calls == ["/verify", "/settle"]
 
 
-async def test_nobody_pays_twice_at_once_under_one_key(
+async def test_concurrent_requests_of_one_key_pay_once(
     pool: Pool, facilitator: Facilitator
 ) -> None:
     facilitator.holds = True
@@ -382,7 +382,7 @@ async def test_nobody_pays_twice_at_once_under_one_key(
     assert facilitator.calls == ["/verify", "/settle"]
 
 
-async def test_client_that_leaves_gets_what_it_pays_for(
+async def test_paid_job_runs_after_a_disconnect(
     pool: Pool, facilitator: Facilitator
 ) -> None:
     facilitator.holds = True
@@ -408,7 +408,7 @@ async def test_client_that_leaves_gets_what_it_pays_for(
     assert opened.job.terms.payment_ref == "TX"
 
 
-async def test_nobody_pays_for_a_private_job_that_nobody_may_have(
+async def test_ineligible_private_job_is_not_charged(
     pool: Pool, facilitator: Facilitator
 ) -> None:
     body = json.dumps(json.loads(CHAT) | {"privacy_class": "PRIVATE"})
@@ -419,7 +419,7 @@ async def test_nobody_pays_for_a_private_job_that_nobody_may_have(
     assert facilitator.calls == []
 
 
-async def test_private_job_is_paid_for_when_somebody_may_have_it(
+async def test_eligible_private_job_is_charged(
     pool: Pool, facilitator: Facilitator
 ) -> None:
     body = json.dumps(json.loads(CHAT) | {"privacy_class": "PRIVATE"})
@@ -433,7 +433,7 @@ async def test_private_job_is_paid_for_when_somebody_may_have_it(
     assert facilitator.calls == ["/verify", "/settle"]
 
 
-async def test_nobody_pays_for_what_the_queue_has_no_room_for(
+async def test_job_rejected_by_a_full_queue_is_not_charged(
     tmp_path: Path, facilitator: Facilitator
 ) -> None:
     payments = X402Payments(Seller(facilitator.url, PAY_TO, SOLANA, ASSET))
@@ -453,7 +453,7 @@ async def test_nobody_pays_for_what_the_queue_has_no_room_for(
 
 @pytest.mark.parametrize("path", ["/supported", "/verify", "/settle"])
 @pytest.mark.parametrize("status", [500, 302, 404])
-async def test_facilitator_that_is_not_well_stops_jobs_with_a_word(
+async def test_failing_facilitator_rejects_jobs_with_a_reason(
     pool: Pool, facilitator: Facilitator, path: str, status: int
 ) -> None:
     facilitator.statuses[path] = status
@@ -469,7 +469,7 @@ async def test_facilitator_that_is_not_well_stops_jobs_with_a_word(
     assert await accepted(pool) == NOTHING_ACCEPTED
 
 
-async def test_facilitator_that_is_down_stops_jobs_until_it_is_back(
+async def test_unreachable_facilitator_rejects_jobs_until_it_returns(
     tmp_path: Path,
 ) -> None:
     absent = Facilitator(url="http://127.0.0.1:1")
@@ -480,7 +480,7 @@ async def test_facilitator_that_is_down_stops_jobs_until_it_is_back(
         assert await accepted(pool) == NOTHING_ACCEPTED
 
 
-async def test_address_of_a_facilitator_that_is_none_is_named() -> None:
+async def test_invalid_facilitator_address_is_named() -> None:
     payments = X402Payments(Seller("http://[::1", PAY_TO, SOLANA, ASSET))
     try:
         with pytest.raises(ConfigError, match=r"--x402-facilitator http://\[::1:"):
@@ -489,7 +489,7 @@ async def test_address_of_a_facilitator_that_is_none_is_named() -> None:
         await payments.close()
 
 
-async def test_facilitator_without_the_chain_is_a_fault_of_the_configuration(
+async def test_facilitator_without_the_network_is_a_configuration_error(
     facilitator: Facilitator,
 ) -> None:
     payments = X402Payments(Seller(facilitator.url, PAY_TO, "eip155:8453", ASSET))
@@ -503,21 +503,17 @@ async def test_facilitator_without_the_chain_is_a_fault_of_the_configuration(
 @pytest.mark.parametrize(
     ("decimals", "amount"), [(6, "10000"), (18, "10000000000000000"), (2, "1")]
 )
-def test_price_is_in_the_smallest_units_of_the_token(
-    decimals: int, amount: str
-) -> None:
+def test_price_is_in_the_smallest_unit_of_the_token(decimals: int, amount: str) -> None:
     seller = Seller("http://f", PAY_TO, SOLANA, ASSET, decimals)
 
     assert seller.amount(10_000) == amount
 
 
-def test_part_of_a_unit_is_paid_as_a_whole_one() -> None:
+def test_fraction_of_a_unit_is_rounded_up() -> None:
     assert Seller("http://f", PAY_TO, SOLANA, ASSET, 2).amount(10_001) == "2"
 
 
-async def test_quotes_and_reading_cost_nothing(
-    pool: Pool, facilitator: Facilitator
-) -> None:
+async def test_quotes_and_reads_are_free(pool: Pool, facilitator: Facilitator) -> None:
     for path in ("/v1/health", "/v1/quote?job_type=TASK", "/v1/jobs"):
         async with pool.session.get(pool.url + path) as response:
             assert response.status == 200

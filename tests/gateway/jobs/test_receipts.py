@@ -1,4 +1,4 @@
-"""Receipts, the log and accounts over HTTP, of a coordinator as it is for real."""
+"""Receipts, the log and accounts over HTTP, of a complete coordinator."""
 
 import json
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ WORKER = SIGNERS["A"].public_key.hex()
 
 @pytest.fixture
 async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
-    """A coordinator that lets workers in without a token, and jobs without a key."""
+    """A coordinator that admits workers without a token, and jobs without a key."""
     wires = {"dispatch": Config(open=True)}
     async with serving(tmp_path, wires=wires) as running:
         yield running
@@ -35,7 +35,7 @@ async def fetched(pool: Pool, path: str, key: str = KEY) -> bytes:
 
 
 async def done(pool: Pool, **fields: Any) -> str:
-    """Have a job done, and return its id."""
+    """Run a job; return its id."""
     async with provider(pool) as worker:
         number = len(worker.jobs)
         job_id = await committed(pool, **fields)
@@ -58,7 +58,7 @@ async def test_exported_receipt_verifies_with_the_public_key_alone(pool: Pool) -
     }
 
 
-async def test_receipts_are_listed_the_newest_first(pool: Pool) -> None:
+async def test_receipts_are_listed_newest_first(pool: Pool) -> None:
     jobs = [await done(pool) for _ in range(3)]
 
     _, listed = await request(pool, "GET", "/v1/receipts?limit=2")
@@ -68,7 +68,7 @@ async def test_receipts_are_listed_the_newest_first(pool: Pool) -> None:
     assert first["worker_key"] == WORKER
 
 
-async def test_log_is_shown_to_have_only_grown(pool: Pool) -> None:
+async def test_consistency_of_the_log_is_proved(pool: Pool) -> None:
     for _ in range(3):
         await done(pool)
 
@@ -89,7 +89,7 @@ async def test_log_is_shown_to_have_only_grown(pool: Pool) -> None:
         ("/v1/receipts?limit=1&limit=2", 400, "more than once"),
     ],
 )
-async def test_what_is_not_there_or_makes_no_sense_is_said(
+async def test_missing_and_invalid_receipts_are_errors(
     pool: Pool, path: str, status: int, says: str
 ) -> None:
     found, answer = await request(pool, "GET", path)
@@ -98,8 +98,8 @@ async def test_what_is_not_there_or_makes_no_sense_is_said(
     assert says in answer["error"]["message"]
 
 
-async def test_receipts_are_shown_to_those_whose_jobs_they_are_of(pool: Pool) -> None:
-    job_id = await done(pool)  # of nobody's key
+async def test_receipts_are_visible_to_their_owner_only(pool: Pool) -> None:
+    job_id = await done(pool)  # of an unknown key
     other = await make_key(pool, "al")
 
     assert (await request(pool, "GET", f"/v1/receipts/{job_id}", key=other))[0] == 403
@@ -107,7 +107,7 @@ async def test_receipts_are_shown_to_those_whose_jobs_they_are_of(pool: Pool) ->
     assert listed["data"] == []
 
 
-async def test_accounts_show_what_a_job_cost_whom(pool: Pool) -> None:
+async def test_accounts_show_transfers_of_jobs(pool: Pool) -> None:
     job_id = await done(pool)
 
     _, listed = await request(pool, "GET", "/admin/accounts")
@@ -122,7 +122,7 @@ async def test_accounts_show_what_a_job_cost_whom(pool: Pool) -> None:
     assert (key["balance"], key["standing"]) == (0, -1_000)
 
 
-async def test_account_is_topped_up_and_bounded(pool: Pool) -> None:
+async def test_account_can_be_credited_and_limited(pool: Pool) -> None:
     _, topped = await request(
         pool, "POST", "/admin/accounts/open/credit", {"amount": 1_500}
     )
@@ -153,7 +153,7 @@ async def test_account_is_topped_up_and_bounded(pool: Pool) -> None:
         ("PUT", "budget", {"budget": "5"}, "budget"),
     ],
 )
-async def test_amounts_that_make_no_sense_are_refused(
+async def test_invalid_amounts_are_rejected(
     pool: Pool, method: str, path: str, body: Any, says: str
 ) -> None:
     status, answer = await request(pool, method, f"/admin/accounts/al/{path}", body)
@@ -164,7 +164,7 @@ async def test_amounts_that_make_no_sense_are_refused(
 
 
 @pytest.mark.parametrize("name", ["pool:fees", "worker:w", "world", "other:x"])
-async def test_only_accounts_of_keys_are_topped_up(pool: Pool, name: str) -> None:
+async def test_only_accounts_of_keys_can_be_credited(pool: Pool, name: str) -> None:
     path = f"/admin/accounts/{name}/credit"
     status, answer = await request(pool, "POST", path, {"amount": 1})
 
@@ -172,7 +172,7 @@ async def test_only_accounts_of_keys_are_topped_up(pool: Pool, name: str) -> Non
     assert "only accounts of keys" in answer["error"]["message"]
 
 
-async def test_others_accounts_take_an_operators_key(pool: Pool) -> None:
+async def test_foreign_accounts_require_the_admin_scope(pool: Pool) -> None:
     await done(pool)
     other = await make_key(pool, "al")
 
@@ -184,7 +184,7 @@ async def test_others_accounts_take_an_operators_key(pool: Pool) -> None:
     assert (await request(pool, "GET", "/admin/accounts/bo"))[0] == 404
 
 
-async def test_job_that_waits_is_explained_by_why_nobody_takes_it(pool: Pool) -> None:
+async def test_explanation_of_a_queued_job_lists_ineligible_workers(pool: Pool) -> None:
     async with provider(pool):
         job_id = await committed(pool)
         other = await committed(pool, payload={"task_type": "fly"})
@@ -197,7 +197,7 @@ async def test_job_that_waits_is_explained_by_why_nobody_takes_it(pool: Pool) ->
     assert not any("still waiting" in line for line in given["lines"])
 
 
-async def test_status_shows_how_a_workers_machine_is(pool: Pool) -> None:
+async def test_status_shows_the_health_of_a_worker(pool: Pool) -> None:
     async with provider(pool) as worker:
         metrics = {"cpu_pct": 45.2, "mem_pct": 62.1, "active_jobs": 1}
         heartbeat = {"type": "heartbeat", "provider_pubkey": WORKER, "metrics": metrics}

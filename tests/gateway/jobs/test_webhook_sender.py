@@ -1,4 +1,4 @@
-"""Webhooks are called, by a whole coordinator, over real sockets."""
+"""Webhook deliveries of a complete coordinator, over real sockets."""
 
 import asyncio
 import base64
@@ -32,11 +32,11 @@ from shoal.transports.clock import Timer
 
 KEY = b"a key of the receiver's"
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
-STUCK = 0.25  # seconds that a receiver gets that never answers
+STUCK = 0.25  # seconds: the timeout of a silent receiver
 
 
-class Hasty:
-    """A clock for which nobody waits: what is due later is due at once."""
+class ImmediateClock:
+    """A clock whose timers fire at once."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -57,15 +57,15 @@ class Hasty:
 
 
 @asynccontextmanager
-async def calling(
+async def sending(
     pool: Pool, reach: EgressPolicy = EgressPolicy.ANY, patience: float = 10.0
 ) -> AsyncIterator[WebhookSender]:
-    """Call the webhooks of a pool for the length of the block."""
+    """Send the webhooks of a pool within the block."""
     assert pool.gateway is not None
     its = WebhookSender(
         pool.hub,
         pool.gateway.store,
-        Hasty(),
+        ImmediateClock(),
         partial(encode_job, pool.gateway),
         reach,
         lambda: 0.5,
@@ -80,10 +80,10 @@ async def calling(
             await running
 
 
-async def have_done(
+async def complete_job(
     pool: Pool, url: str, name: str = "j", secret: str = SECRET
 ) -> None:
-    """Have a job done that has a webhook."""
+    """Complete a job with a webhook."""
     work = Chat("m1", ({"role": "user", "content": "hi"},))
     terms = JobTerms(detached=True, webhook=Webhook(url, secret))
     async with (
@@ -94,8 +94,8 @@ async def have_done(
         await its.outcome()
 
 
-async def over(pool: Pool, name: str = "j") -> DeliveryState:
-    """Wait until nobody will be called any more because of a job."""
+async def wait_delivered(pool: Pool, name: str = "j") -> DeliveryState:
+    """Wait until the delivery of a job has ended."""
     assert pool.gateway is not None
     calls = pool.gateway.store.webhooks
     async with asyncio.timeout(scaled(10)):
@@ -106,10 +106,10 @@ async def over(pool: Pool, name: str = "j") -> DeliveryState:
     return tried
 
 
-async def test_receiver_is_told_what_became_of_a_job(tmp_path: Path) -> None:
-    async with run_receiver() as receiver, serving(tmp_path) as pool, calling(pool):
-        await have_done(pool, receiver.url)
-        tried = await over(pool)
+async def test_end_of_a_job_is_delivered(tmp_path: Path) -> None:
+    async with run_receiver() as receiver, serving(tmp_path) as pool, sending(pool):
+        await complete_job(pool, receiver.url)
+        tried = await wait_delivered(pool)
 
     ((headers, body),) = receiver.requests
     (message,) = receiver.messages
@@ -124,10 +124,10 @@ async def test_receiver_is_told_what_became_of_a_job(tmp_path: Path) -> None:
     assert message["data"]["result"] == {"model": "m1", "text": "Hello"}
 
 
-async def test_message_shows_the_job_as_it_is_fetched(tmp_path: Path) -> None:
-    async with run_receiver() as receiver, serving(tmp_path) as pool, calling(pool):
-        await have_done(pool, receiver.url)
-        await over(pool)
+async def test_message_matches_the_fetched_job(tmp_path: Path) -> None:
+    async with run_receiver() as receiver, serving(tmp_path) as pool, sending(pool):
+        await complete_job(pool, receiver.url)
+        await wait_delivered(pool)
         fetched = await pool.session.get(
             f"{pool.url}/v1/jobs/j", headers=pool.headers()
         )
@@ -135,51 +135,51 @@ async def test_message_shows_the_job_as_it_is_fetched(tmp_path: Path) -> None:
         assert await fetched.json() == receiver.messages[0]["data"]
 
 
-async def test_job_that_was_cancelled_is_told_of(tmp_path: Path) -> None:
-    async with run_receiver() as receiver, serving(tmp_path) as pool, calling(pool):
+async def test_cancellation_is_delivered(tmp_path: Path) -> None:
+    async with run_receiver() as receiver, serving(tmp_path) as pool, sending(pool):
         work = Chat("m1", ({"role": "user", "content": "hi"},))
         terms = JobTerms(detached=True, webhook=Webhook(receiver.url, SECRET))
         async with pool.node() as node:
             async with pool.hub.run_job(Job(JobId("j"), work, terms=terms)):
                 await node.task()
             pool.hub.cancel(JobId("j"), "not wanted any more")
-            await over(pool)
+            await wait_delivered(pool)
 
     (message,) = receiver.messages
     assert message["type"] == "job.cancelled"
     assert message["data"]["result"] == {"error": "cancelled"}
 
 
-async def test_receiver_that_failed_is_told_again_under_the_same_id(
+async def test_failed_delivery_is_retried_under_the_same_id(
     tmp_path: Path,
 ) -> None:
     async with (
         run_receiver(500, 503, 204) as receiver,
         serving(tmp_path) as pool,
-        calling(pool),
+        sending(pool),
     ):
-        await have_done(pool, receiver.url)
-        tried = await over(pool)
+        await complete_job(pool, receiver.url)
+        tried = await wait_delivered(pool)
 
     assert (tried.attempts, tried.error) == (3, None)
     assert {headers["webhook-id"] for headers, _ in receiver.requests} == {"msg_j"}
     assert all(verify(headers, body, KEY) for headers, body in receiver.requests)
 
 
-async def test_receiver_is_given_up_after_eight_attempts(tmp_path: Path) -> None:
-    async with run_receiver(500) as receiver, serving(tmp_path) as pool, calling(pool):
-        await have_done(pool, receiver.url)
-        tried = await over(pool)
+async def test_delivery_fails_after_eight_attempts(tmp_path: Path) -> None:
+    async with run_receiver(500) as receiver, serving(tmp_path) as pool, sending(pool):
+        await complete_job(pool, receiver.url)
+        tried = await wait_delivered(pool)
 
     assert len(receiver.requests) == tried.attempts == ATTEMPTS_MAX
     assert tried.error == "HTTP 500"
     assert tried.delivery.webhook.secret == ""
 
 
-async def test_receiver_that_is_gone_is_not_told_again(tmp_path: Path) -> None:
-    async with run_receiver(410) as receiver, serving(tmp_path) as pool, calling(pool):
-        await have_done(pool, receiver.url)
-        tried = await over(pool)
+async def test_gone_receiver_is_not_retried(tmp_path: Path) -> None:
+    async with run_receiver(410) as receiver, serving(tmp_path) as pool, sending(pool):
+        await complete_job(pool, receiver.url)
+        tried = await wait_delivered(pool)
 
     assert (len(receiver.requests), tried.error) == (1, "HTTP 410")
 
@@ -188,62 +188,62 @@ async def test_redirects_are_not_followed(tmp_path: Path) -> None:
     async with (
         run_receiver(307, 410) as receiver,
         serving(tmp_path) as pool,
-        calling(pool),
+        sending(pool),
     ):
-        await have_done(pool, receiver.url)
-        tried = await over(pool)
+        await complete_job(pool, receiver.url)
+        tried = await wait_delivered(pool)
 
     assert (len(receiver.requests), tried.attempts) == (2, 2)
 
 
-async def test_receiver_that_never_answers_is_left_in_time(tmp_path: Path) -> None:
+async def test_silent_receiver_times_out(tmp_path: Path) -> None:
     async with (
         run_receiver(None) as receiver,
         serving(tmp_path) as pool,
-        calling(pool, patience=STUCK),
+        sending(pool, patience=STUCK),
     ):
-        await have_done(pool, receiver.url)
-        tried = await over(pool)
+        await complete_job(pool, receiver.url)
+        tried = await wait_delivered(pool)
 
     assert (len(receiver.requests), tried.attempts) == (ATTEMPTS_MAX, ATTEMPTS_MAX)
     assert tried.error == f"no answer within {STUCK} s"
 
 
-async def test_host_that_does_not_answer_leaves_room_for_others(tmp_path: Path) -> None:
+async def test_silent_host_does_not_block_others(tmp_path: Path) -> None:
     stuck_jobs = [f"stuck{number}" for number in range(CONCURRENT_MAX)]
     async with (
         run_receiver(None) as stuck,
         run_receiver() as other,
         serving(tmp_path) as pool,
-        calling(pool),
+        sending(pool),
     ):
         for name in stuck_jobs:
-            await have_done(pool, stuck.url, name)
-        # Hosts are told apart by their names, and this is another one.
-        await have_done(pool, other.url.replace("127.0.0.1", "localhost"), "j")
-        tried = await over(pool)
+            await complete_job(pool, stuck.url, name)
+        # Hosts are distinguished by name, and this is another name.
+        await complete_job(pool, other.url.replace("127.0.0.1", "localhost"), "j")
+        tried = await wait_delivered(pool)
 
     assert tried.error is None
     assert len(other.requests) == 1
     assert stuck.open_most == CONCURRENT_PER_HOST_MAX
 
 
-async def test_what_was_not_delivered_is_delivered_after_a_restart(
+async def test_pending_delivery_continues_after_a_restart(
     tmp_path: Path,
 ) -> None:
     async with run_receiver(None, 200) as receiver:
-        async with serving(tmp_path) as pool, calling(pool):
-            await have_done(pool, receiver.url)
+        async with serving(tmp_path) as pool, sending(pool):
+            await complete_job(pool, receiver.url)
             await eventually(lambda: receiver.open == 1)
-        async with serving(tmp_path) as pool, calling(pool):
-            tried = await over(pool)
+        async with serving(tmp_path) as pool, sending(pool):
+            tried = await wait_delivered(pool)
 
     assert (tried.attempts, tried.error) == (1, None)
     first, second = receiver.messages
     assert first == second
 
 
-async def test_job_that_ends_after_a_restart_is_told_of(tmp_path: Path) -> None:
+async def test_end_after_a_restart_is_delivered(tmp_path: Path) -> None:
     work = Chat("m1", ({"role": "user", "content": "hi"},))
     async with run_receiver() as receiver:
         async with serving(tmp_path) as pool, pool.node() as node:
@@ -252,9 +252,9 @@ async def test_job_that_ends_after_a_restart_is_told_of(tmp_path: Path) -> None:
                 await node.task()
         async with serving(tmp_path) as pool:
             await pool.hub.restore()
-            async with calling(pool), pool.node() as node:
+            async with sending(pool), pool.node() as node:
                 await node.answer("Hello")
-                await over(pool)
+                await wait_delivered(pool)
 
     assert [each["type"] for each in receiver.messages] == ["job.completed"]
 
@@ -270,14 +270,14 @@ INSIDE = {
 
 
 @pytest.mark.parametrize("host", INSIDE.values(), ids=INSIDE)
-async def test_nobody_inside_is_called(tmp_path: Path, host: str) -> None:
+async def test_private_addresses_are_not_called(tmp_path: Path, host: str) -> None:
     async with (
         run_receiver() as receiver,
         serving(tmp_path) as pool,
-        calling(pool, EgressPolicy.PUBLIC),
+        sending(pool, EgressPolicy.PUBLIC),
     ):
-        await have_done(pool, receiver.url.replace("127.0.0.1", host))
-        tried = await over(pool)
+        await complete_job(pool, receiver.url.replace("127.0.0.1", host))
+        tried = await wait_delivered(pool)
 
     assert receiver.requests == []
     assert tried.attempts == ATTEMPTS_MAX
@@ -285,22 +285,22 @@ async def test_nobody_inside_is_called(tmp_path: Path, host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433"])
-async def test_odd_ways_to_write_an_address_lead_nowhere(
+async def test_unusual_forms_of_private_addresses_are_rejected(
     tmp_path: Path, host: str
 ) -> None:
     async with (
         run_receiver() as receiver,
         serving(tmp_path) as pool,
-        calling(pool, EgressPolicy.PUBLIC),
+        sending(pool, EgressPolicy.PUBLIC),
     ):
-        await have_done(pool, receiver.url.replace("127.0.0.1", host))
-        tried = await over(pool)
+        await complete_job(pool, receiver.url.replace("127.0.0.1", host))
+        tried = await wait_delivered(pool)
 
     assert (receiver.requests, tried.attempts) == ([], 1)
     assert tried.error == "invalid address"
 
 
-async def test_neither_secret_nor_url_is_logged(
+async def test_secret_and_url_are_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -308,12 +308,12 @@ async def test_neither_secret_nor_url_is_logged(
     async with (
         run_receiver(500, 200) as receiver,
         serving(tmp_path) as pool,
-        calling(pool),
+        sending(pool),
     ):
-        await have_done(pool, receiver.url, "a")
-        await have_done(pool, odd, "b")
-        await over(pool, "a")
-        tried = await over(pool, "b")
+        await complete_job(pool, receiver.url, "a")
+        await complete_job(pool, odd, "b")
+        await wait_delivered(pool, "a")
+        tried = await wait_delivered(pool, "b")
 
     assert tried.error == "connection refused"
     lines = [
@@ -324,7 +324,7 @@ async def test_neither_secret_nor_url_is_logged(
     assert not any("t0p" in line or SECRET in line for line in lines)
 
 
-async def test_store_that_fails_ends_calling_with_a_word(
+async def test_store_failure_stops_deliveries_with_a_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(SqliteStore):
@@ -334,11 +334,11 @@ async def test_store_that_fails_ends_calling_with_a_word(
     receiver = Receiver()
     async with serving(tmp_path, open_store=Failing) as pool:
         assert pool.gateway is not None
-        await have_done(pool, "http://127.0.0.1:1/")
+        await complete_job(pool, "http://127.0.0.1:1/")
         its = WebhookSender(
             pool.hub,
             pool.gateway.store,
-            Hasty(),
+            ImmediateClock(),
             partial(encode_job, pool.gateway),
             EgressPolicy.ANY,
             lambda: 0.5,

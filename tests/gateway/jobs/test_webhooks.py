@@ -1,4 +1,4 @@
-"""Messages that tell of the end of a job."""
+"""Webhook messages, and their signatures."""
 
 import base64
 import hashlib
@@ -104,7 +104,7 @@ def test_secret_that_is_not_the_base64_it_claims_is_refused(secret: str) -> None
         (DeliveryState(CALL, 3), "delivered by attempt 3"),
     ],
 )
-def test_explanation_says_how_far_telling_has_come(
+def test_explanation_shows_the_state_of_the_delivery(
     tried: DeliveryState, line: str
 ) -> None:
     assert describe_delivery(tried) == f"webhook at one.example: {line}"
@@ -119,11 +119,11 @@ def test_eight_attempts_take_about_a_day() -> None:
 
 
 @pytest.mark.parametrize(("chance", "pause"), [(0.0, 20.0), (1.0, 30.0)])
-def test_pauses_are_spread(chance: float, pause: float) -> None:
+def test_delays_have_jitter(chance: float, pause: float) -> None:
     assert retry_delay(2, chance) == pytest.approx(pause)
 
 
-def test_receiver_in_the_document_tells_true_from_false() -> None:
+def test_documented_receiver_verifies_signatures() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)

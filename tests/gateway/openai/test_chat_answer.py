@@ -31,7 +31,7 @@ def events(data: bytes) -> list[dict[str, Any]]:
 
 
 @given(st.lists(st.text(st.characters(codec=None), min_size=1), min_size=1))
-def test_pieces_come_out_as_they_went_in(texts: list[str]) -> None:
+def test_pieces_are_streamed_unchanged(texts: list[str]) -> None:
     first, *rest = events(chunks().encode([*texts]))
 
     assert first["choices"][0]["delta"]["role"] == "assistant"
@@ -39,7 +39,7 @@ def test_pieces_come_out_as_they_went_in(texts: list[str]) -> None:
     assert contents == [well_formed(text) for text in texts]
 
 
-def test_only_the_first_piece_brings_the_role() -> None:
+def test_only_the_first_chunk_has_the_role() -> None:
     writing = chunks()
 
     first, second = writing.encode(["a"]), writing.encode(["b"])
@@ -49,7 +49,7 @@ def test_only_the_first_piece_brings_the_role() -> None:
     assert b"role" not in writing.encode_end(Outcome("ab"))
 
 
-def test_an_answer_without_text_has_a_role_too() -> None:
+def test_empty_answer_has_a_role() -> None:
     end = chunks().encode_end(Outcome("", "length"))
 
     assert end.endswith(DONE)
@@ -64,7 +64,7 @@ def test_an_answer_without_text_has_a_role_too() -> None:
     assert (last["id"], last["created"], last["model"]) == ("chatcmpl-j1", 17, 'm"1')
 
 
-def test_usage_is_the_workers_or_estimated() -> None:
+def test_usage_is_reported_or_estimated() -> None:
     counted = chunks(include_usage=True).encode_end(
         Outcome("abcde", "stop", Usage(3, 4))
     )
@@ -115,7 +115,7 @@ def test_tool_calls_are_streamed_as_the_engine_gave_them() -> None:
     assert last["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_tool_calls_are_put_together_in_a_whole_answer() -> None:
+def test_tool_calls_are_assembled_in_a_complete_answer() -> None:
     whole = encode_chat_completion(JobId("j1"), CHAT, assemble(CALLS, "tool_calls"), 17)
 
     (choice,) = json.loads(whole)["choices"]
@@ -162,7 +162,7 @@ def choices(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [choice for event in written for choice in event["choices"]]
 
 
-def test_thoughts_stand_beside_the_answer() -> None:
+def test_reasoning_is_separate_from_the_answer() -> None:
     pieces: list[AnswerPiece] = [Delta(0, {"reasoning_content": "hm"}), "yes"]
 
     answer = json.loads(encode_chat_completion(JobId("j1"), CHAT, assemble(pieces), 17))
@@ -174,7 +174,7 @@ def test_thoughts_stand_beside_the_answer() -> None:
 @pytest.mark.parametrize(
     ("given", "told"), [("length", "length"), ("eos", "stop"), ("", "stop")]
 )
-def test_clients_get_only_reasons_that_they_know(given: str, told: str) -> None:
+def test_finish_reasons_are_limited_to_known_ones(given: str, told: str) -> None:
     answer = json.loads(
         encode_chat_completion(JobId("j1"), CHAT, Outcome("x", given), 17)
     )

@@ -1,4 +1,4 @@
-"""The fields of a chat request, and what is said about those that are no good."""
+"""The fields of a chat request, and errors of invalid ones."""
 
 import json
 from typing import Any
@@ -46,7 +46,7 @@ def decode(**fields: Any) -> GenerationRequest[Chat]:
     return decode_chat_request(json.dumps(body).encode())
 
 
-def test_a_small_request_is_a_chat() -> None:
+def test_minimal_request_is_decoded() -> None:
     asked = decode()
 
     assert asked.work.model == "m1"
@@ -88,16 +88,14 @@ def test_sampling_fields_become_options() -> None:
 @pytest.mark.parametrize(
     ("stop", "needs"), [("x", {Feature.STOP}), ("", set()), ([], set()), (None, set())]
 )
-def test_stop_is_a_list_if_there_is_anything_to_stop_at(
-    stop: Any, needs: set[Feature]
-) -> None:
+def test_stop_becomes_a_list(stop: Any, needs: set[Feature]) -> None:
     chat = decode(stop=stop).work
 
     assert chat.needs == needs
     assert chat.options.get("stop", ["x"]) == ["x"]
 
 
-def test_what_engines_can_do_is_passed_on_as_it_is() -> None:
+def test_engine_options_are_forwarded_unchanged() -> None:
     more = {
         "n": 2,
         "logprobs": True,
@@ -135,7 +133,7 @@ SAMPLES: dict[OptionType, Any] = {
 }
 
 
-def test_every_plain_option_is_passed_on_within_its_bounds() -> None:
+def test_options_are_forwarded_within_their_bounds() -> None:
     for option in CHAT_OPTIONS:
         if option.type is OptionType.STRUCTURED:
             continue
@@ -167,14 +165,14 @@ def test_every_plain_option_is_passed_on_within_its_bounds() -> None:
     ],
     ids=str,
 )
-def test_what_asks_for_nothing_needs_nothing(nothing: dict[str, Any]) -> None:
+def test_neutral_fields_need_no_features(nothing: dict[str, Any]) -> None:
     work = decode(**nothing).work
 
     assert work.options == {}
     assert work.needs == set()
 
 
-def test_a_conversation_with_tools_is_kept_whole() -> None:
+def test_tool_messages_are_preserved() -> None:
     messages = [
         HI,
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
@@ -187,7 +185,7 @@ def test_a_conversation_with_tools_is_kept_whole() -> None:
     assert work.needs == {Feature.TOOLS}
 
 
-def test_pictures_and_sounds_stay_parts() -> None:
+def test_images_and_audio_stay_parts() -> None:
     sound = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
     parts = [{"type": "text", "text": "what is this?"}, PICTURE, sound]
 
@@ -197,7 +195,7 @@ def test_pictures_and_sounds_stay_parts() -> None:
     assert work.needs == {Feature.IMAGES, Feature.AUDIO}
 
 
-def test_a_client_names_its_session_and_tier() -> None:
+def test_session_and_tier_are_decoded() -> None:
     asked = decode(prompt_cache_key="mine", service_tier="flex")
 
     assert (asked.session, asked.tier) == ("mine", "flex")
@@ -220,7 +218,7 @@ def test_a_client_names_its_session_and_tier() -> None:
         ({"role": "assistant", "content": "x", "tool_calls": []}, None),
     ],
 )
-def test_messages_are_made_alike(given: Any, kept: Any) -> None:
+def test_messages_are_normalized(given: Any, kept: Any) -> None:
     (message,) = decode(messages=[given]).work.messages
 
     assert message == (kept or {"role": "assistant", "content": "x"})
@@ -315,9 +313,7 @@ def test_messages_are_made_alike(given: Any, kept: Any) -> None:
         ({"n": 0}, "n", ">= 1"),
     ],
 )
-def test_a_field_that_is_no_good_is_named(
-    fields: dict[str, Any], field: str, words: str
-) -> None:
+def test_invalid_field_is_named(fields: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         decode(**fields)
 
@@ -327,7 +323,7 @@ def test_a_field_that_is_no_good_is_named(
 
 
 @pytest.mark.parametrize("field", sorted(UNSUPPORTED))
-def test_what_nothing_can_carry_out_is_refused_by_name(field: str) -> None:
+def test_unsupported_field_is_rejected_by_name(field: str) -> None:
     with pytest.raises(InvalidRequest, match="is not supported") as raised:
         decode(**{field: {"type": "json_object"}})
 
@@ -335,7 +331,7 @@ def test_what_nothing_can_carry_out_is_refused_by_name(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", sorted(UNSUPPORTED))
-def test_fields_that_ask_for_nothing_are_no_trouble(field: str) -> None:
+def test_neutral_unsupported_fields_are_accepted(field: str) -> None:
     for harmless in (None, *UNSUPPORTED[field]):
         assert decode(**{field: harmless}).work.model == "m1"
 
@@ -365,11 +361,11 @@ FREE: dict[str, Any] = {
         "tools": [{"type": "function", "function": {"name": "f", "parameters": value}}]
     },
 }
-"""Where clients may send objects of any form, and bodies with one there."""
+"""Fields that accept any object, and bodies with a nested one."""
 
 
 @pytest.mark.parametrize("path", FREE)
-def test_what_may_be_of_any_form_has_limits(path: str) -> None:
+def test_free_form_fields_are_limited(path: str) -> None:
     body = FREE[path]
     field = path.partition("[")[0].partition(".")[0]
 
@@ -385,7 +381,7 @@ def test_what_may_be_of_any_form_has_limits(path: str) -> None:
         assert raised.value.field in (path, field)
 
 
-def test_tools_have_one_limit_together() -> None:
+def test_total_size_of_tools_is_limited() -> None:
     tools = [
         {"function": {"name": f"f{n}", "parameters": {"a": "x" * (OBJECT_MAX // 4)}}}
         for n in range(4)
@@ -396,18 +392,18 @@ def test_tools_have_one_limit_together() -> None:
 
 
 @pytest.mark.parametrize("path", FREE)
-def test_half_characters_are_replaced_wherever_they_are(path: str) -> None:
+def test_surrogates_are_replaced_in_every_field(path: str) -> None:
     options = decode(**FREE[path]({"a": "\ud800"})).work.options
 
     assert "\ufffd" in str(options)
 
 
-def test_half_a_character_in_a_long_body_is_refused() -> None:
+def test_surrogate_in_a_long_body_is_rejected() -> None:
     with pytest.raises(InvalidRequest, match="half a character"):
         decode(messages=[{"role": "user", "content": "\ud800" + "x" * SURROGATES_MAX}])
 
 
-def test_half_characters_are_replaced() -> None:
+def test_surrogates_are_replaced() -> None:
     body = rb'{"model":"m\udc00","messages":[{"role":"user","content":"a\ud800b"}]}'
 
     chat = decode_chat_request(body).work
@@ -416,14 +412,14 @@ def test_half_characters_are_replaced() -> None:
     assert chat.messages[0]["content"] == "a\ufffdb"
 
 
-def test_an_escaped_backslash_is_no_half_character() -> None:
+def test_escaped_backslash_is_not_a_surrogate() -> None:
     body = rb'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}'
 
     assert decode_chat_request(body).work.messages[0]["content"] == r"\ud800"
 
 
 @given(st.binary() | st.text().map(str.encode))
-def test_any_bytes_are_a_chat_or_an_invalid_request(data: bytes) -> None:
+def test_any_bytes_decode_or_are_rejected(data: bytes) -> None:
     _decode(data)
 
 
@@ -448,7 +444,7 @@ names = ["temperature", "max_tokens", "stop", "seed", "top_p", "stream", "n", "t
         optional=dict.fromkeys(names, values),
     )
 )
-def test_any_fields_are_a_chat_or_an_invalid_request(body: dict[str, Any]) -> None:
+def test_any_fields_decode_or_are_rejected(body: dict[str, Any]) -> None:
     _decode(json.dumps(body).encode())
 
 

@@ -1,4 +1,4 @@
-"""Clients that leave, do not read, send too much, or send nonsense."""
+"""Clients that disconnect, do not read, send too much, or send garbage."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ BODY: dict[str, Any] = {
 }
 
 
-async def test_the_worker_of_a_client_that_leaves_a_stream_is_stopped(
+async def test_disconnect_from_a_stream_stops_the_worker(
     pool: Pool,
 ) -> None:
     async with pool.node() as node:
@@ -35,7 +35,7 @@ async def test_the_worker_of_a_client_that_leaves_a_stream_is_stopped(
         await eventually(lambda: not pool.hub.pool.jobs)
 
 
-async def test_the_worker_of_a_client_that_leaves_a_plain_request_is_stopped(
+async def test_disconnect_from_a_plain_request_stops_the_worker(
     pool: Pool,
 ) -> None:
     async with pool.node() as node:
@@ -52,7 +52,7 @@ async def test_the_worker_of_a_client_that_leaves_a_plain_request_is_stopped(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_no_worker_gets_the_job_of_a_client_that_left_the_queue(
+async def test_disconnect_while_queued_cancels_the_job(
     pool: Pool, stream: bool
 ) -> None:
     async with pool.node(slots="1") as node:
@@ -71,7 +71,7 @@ async def test_no_worker_gets_the_job_of_a_client_that_left_the_queue(
 
 
 @pytest.mark.parametrize("path", [CHAT, "/api/chat"])
-async def test_a_client_that_never_reads_is_hung_up_on(
+async def test_client_that_never_reads_is_disconnected(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr("shoal.gateway.http.responses.WRITE_TIMEOUT", 0.2)
@@ -84,7 +84,7 @@ async def test_a_client_that_never_reads_is_hung_up_on(
             await loop.sock_sendall(client, _request(path, len(body)) + body)
             task = await node.task()
 
-            # Less than the hub calls slow by itself.
+            # Below the limit at which the hub disconnects slow readers.
             await node.write(task["id"], *["x" * 100_000] * 70)
 
             await node.wait_stopped(task["id"])
@@ -93,7 +93,7 @@ async def test_a_client_that_never_reads_is_hung_up_on(
 
 
 @pytest.mark.parametrize("announced", [True, False])
-async def test_a_body_of_100_megabytes_is_refused(pool: Pool, announced: bool) -> None:
+async def test_body_of_100_megabytes_is_rejected(pool: Pool, announced: bool) -> None:
     async def body() -> AsyncIterator[bytes]:
         for _ in range(100):
             yield b" " * 1_000_000
@@ -108,7 +108,7 @@ async def test_a_body_of_100_megabytes_is_refused(pool: Pool, announced: bool) -
     assert error["code"] == "request_too_large"
 
 
-async def test_a_strangers_body_is_not_read(pool: Pool) -> None:
+async def test_body_without_a_key_is_not_read(pool: Pool) -> None:
     with _unread(pool) as client:
         loop = asyncio.get_running_loop()
         head = _request(CHAT, 1000).replace(KEY.encode(), b"wrong")
@@ -132,7 +132,7 @@ async def test_a_strangers_body_is_not_read(pool: Pool) -> None:
         (b'{"a":' + b"[" * 100_000, "nested too deeply"),
     ],
 )
-async def test_a_body_that_is_no_request_is_a_bad_request(
+async def test_invalid_body_is_a_bad_request(
     pool: Pool, body: bytes, words: str
 ) -> None:
     async with pool.session.post(
@@ -165,7 +165,7 @@ async def test_a_damaged_body_is_a_bad_request(pool: Pool) -> None:
         ("DELETE", "/v1/models", 405),
     ],
 )
-async def test_other_paths_and_methods_are_refused_in_openais_shape(
+async def test_other_paths_and_methods_have_openai_errors(
     pool: Pool, method: str, path: str, status: int
 ) -> None:
     async with pool.session.request(method, pool.url + path) as response:
@@ -181,7 +181,7 @@ async def test_other_paths_and_methods_are_refused_in_openais_shape(
     ("given", "kept"),
     [("abc-123", True), ("x" * 128, True), ("x" * 129, False), ("a b", False)],
 )
-async def test_every_answer_has_a_request_id(
+async def test_every_response_has_a_request_id(
     pool: Pool, given: str, kept: bool
 ) -> None:
     for path in ("/healthz", "/nothing", "/v1/models"):
@@ -192,7 +192,7 @@ async def test_every_answer_has_a_request_id(
             assert response.headers["x-request-id"]
 
 
-async def test_a_half_character_is_replaced(tmp_path: Path) -> None:
+async def test_surrogate_is_replaced(tmp_path: Path) -> None:
     body = b'{"model":"m1","messages":[{"role":"user","content":"a\\ud800b"}]}'
     async with serving(tmp_path) as pool, pool.node() as node:
         await pool.wait_joined()
@@ -225,7 +225,7 @@ async def _read_all(client: socket.socket) -> bytes:
 
 
 def _unread(pool: Pool) -> socket.socket:
-    """Connect without ever reading more than a little."""
+    """Connect with a tiny receive buffer, and never read."""
     address = urlsplit(pool.url)
     assert address.port is not None
     client = socket.socket()
@@ -253,7 +253,7 @@ def _request(path: str, size: int) -> bytes:
         ("/api/chat", KEY, BODY | {"messages": None}, "invalid_request"),
     ],
 )
-async def test_a_request_is_logged_without_what_was_sent(
+async def test_request_is_logged_without_its_content(
     pool: Pool,
     caplog: pytest.LogCaptureFixture,
     path: str,
@@ -276,7 +276,7 @@ async def test_a_request_is_logged_without_what_was_sent(
     assert key not in line
 
 
-async def test_an_answer_is_logged_with_who_gave_it(
+async def test_answer_is_logged_with_its_worker(
     pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""Older completions, whole and in pieces."""
+"""Legacy completions, complete and streamed."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ def choices(data: bytes) -> list[dict[str, Any]]:
 
 
 @given(st.lists(st.text(st.characters(codec=None), min_size=1), min_size=1))
-def test_pieces_come_out_as_they_went_in(texts: list[str]) -> None:
+def test_pieces_are_streamed_unchanged(texts: list[str]) -> None:
     written = choices(chunks().encode([*texts]))
 
     assert [choice["text"] for choice in written] == [well_formed(t) for t in texts]
@@ -58,13 +58,13 @@ def test_each_choice_ends_once() -> None:
     assert written[0]["logprobs"] == {"tokens": ["a"]}
 
 
-def test_an_answer_without_text_ends_too() -> None:
+def test_empty_answer_ends() -> None:
     (only,) = choices(chunks().encode_end(Outcome("", "length")))
 
     assert (only["text"], only["finish_reason"]) == ("", "length")
 
 
-def test_a_whole_answer_has_its_usage() -> None:
+def test_complete_answer_has_usage() -> None:
     whole = json.loads(
         encode_text_completion(
             JobId("j1"), WORK, Outcome(" upon", "stop", Usage(1, 2)), 17
@@ -83,7 +83,7 @@ def entry(token: str, logprob: float, *tops: tuple[str, float]) -> dict[str, Any
     return {"token": token, "logprob": logprob, "top_logprobs": likeliest}
 
 
-def test_a_chats_log_probabilities_are_written_as_a_completions() -> None:
+def test_chat_logprobs_become_completion_logprobs() -> None:
     pieces: list[AnswerPiece] = [
         Delta(0, {"content": " up"}, {"content": [entry(" up", -1.0, (" a", -0.5))]}),
         Delta(0, {"content": "on"}, {"content": [entry("on", -2.0)]}),
@@ -108,7 +108,7 @@ def test_a_chats_log_probabilities_are_written_as_a_completions() -> None:
 @pytest.mark.parametrize(
     "theirs", [None, 1, {"tokens": ["a"]}, {"content": None}, {"content": [{"id": 1}]}]
 )
-def test_other_log_probabilities_stay_as_they_are(theirs: Any) -> None:
+def test_other_logprobs_are_unchanged(theirs: Any) -> None:
     piece = Delta(0, {"content": "a"}, theirs)
 
     (choice,) = choices(chunks().encode([piece]))

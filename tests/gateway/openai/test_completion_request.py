@@ -1,4 +1,4 @@
-"""The fields of an older completion request."""
+"""The fields of a legacy completion request."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ def decode(**fields: Any) -> GenerationRequest[Completion]:
     return decode_completion_request(json.dumps(body).encode())
 
 
-def test_a_small_request_is_a_completion() -> None:
+def test_minimal_request_is_decoded() -> None:
     assert decode() == GenerationRequest(Completion("m1", "Once"))
 
 
@@ -35,7 +35,7 @@ def test_a_small_request_is_a_completion() -> None:
         ([[1], [2]], [[1], [2]], {Feature.CHOICES}),
     ],
 )
-def test_prompts_of_every_form_are_taken(
+def test_prompts_of_every_form_are_accepted(
     prompt: Any, kept: Any, needs: set[Feature]
 ) -> None:
     work = decode(prompt=prompt).work
@@ -44,7 +44,7 @@ def test_prompts_of_every_form_are_taken(
     assert work.needs == needs
 
 
-def test_options_are_passed_on() -> None:
+def test_options_are_forwarded() -> None:
     work = decode(n=2, best_of=3, echo=True, suffix="end", logprobs=0, stop="x").work
 
     assert work.options == {
@@ -77,7 +77,7 @@ def test_options_are_passed_on() -> None:
     ],
     ids=str,
 )
-def test_a_field_that_is_no_good_is_named(fields: dict[str, Any], field: str) -> None:
+def test_invalid_field_is_named(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         decode(**fields)
 
@@ -89,7 +89,7 @@ def test_a_field_that_is_no_good_is_named(fields: dict[str, Any], field: str) ->
     ["[" + "[]," * 200 + "[]]", "[" * 2000, "[[[1]]]", '[ "a", [1]]', "[1e400]", "{}"],
     ids=lambda prompt: prompt[:10],
 )
-def test_a_prompt_made_to_hurt_is_refused_by_name(prompt: str) -> None:
+def test_hostile_prompt_is_rejected_by_name(prompt: str) -> None:
     body = f'{{"model":"m1","prompt":{prompt}}}'.encode()
 
     with pytest.raises(InvalidRequest):
@@ -97,7 +97,7 @@ def test_a_prompt_made_to_hurt_is_refused_by_name(prompt: str) -> None:
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=6))
-def test_any_prompt_is_taken_or_refused_by_name(prompt: Any) -> None:
+def test_any_prompt_is_accepted_or_rejected_by_name(prompt: Any) -> None:
     assert _field_of(prompt) in (None, "prompt")
 
 

@@ -56,14 +56,14 @@ def test_one_text_is_a_list_of_one() -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_field_that_is_no_good_is_named(fields: dict[str, Any], field: str) -> None:
+def test_invalid_field_is_named(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         decode(**fields)
 
     assert raised.value.field == field
 
 
-def test_vectors_are_numbers_unless_base64_is_asked_for() -> None:
+def test_vectors_are_numbers_or_base64() -> None:
     as_numbers = json.loads(encode_embeddings(decode(), outcome(ENCODED), USAGE))
     asked = decode(encoding_format="base64")
     as_text = json.loads(encode_embeddings(asked, outcome(ENCODED), USAGE))

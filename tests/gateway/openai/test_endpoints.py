@@ -1,4 +1,4 @@
-"""OpenAI's face, spoken to by OpenAI's own client."""
+"""The OpenAI API through OpenAI's client."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ from shoal.domain.moderation import Moderation
 HI: Any = [{"role": "user", "content": "hi"}]
 
 
-async def test_models_are_those_of_the_workers_that_are_there(
+async def test_models_are_those_of_connected_workers(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     assert [model.id async for model in openai.models.list()] == []
@@ -30,7 +30,7 @@ async def test_models_are_those_of_the_workers_that_are_there(
             await openai.models.retrieve("m3")
 
 
-async def test_an_answer_comes_in_one_piece(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_answer_is_returned(pool: Pool, openai: AsyncOpenAI) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         tasks.create_task(node.answer("Hel", "lo", " 日本"))
@@ -55,7 +55,7 @@ async def test_an_answer_comes_in_one_piece(pool: Pool, openai: AsyncOpenAI) -> 
     assert task["temperature"] == 0.5
 
 
-async def test_an_answer_comes_as_chunks(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_answer_is_streamed(pool: Pool, openai: AsyncOpenAI) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         tasks.create_task(node.answer("Hel", "lo"))
@@ -76,7 +76,7 @@ async def test_an_answer_comes_as_chunks(pool: Pool, openai: AsyncOpenAI) -> Non
     assert all(chunk.usage is None for chunk in chunks)
 
 
-async def test_usage_comes_last_in_a_stream_that_asks_for_it(
+async def test_requested_usage_is_the_last_chunk(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
@@ -97,7 +97,7 @@ async def test_usage_comes_last_in_a_stream_that_asks_for_it(
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
 
 
-async def test_an_empty_answer_is_an_answer(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_empty_answer_is_valid(pool: Pool, openai: AsyncOpenAI) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         tasks.create_task(node.answer())
@@ -111,7 +111,7 @@ async def test_an_empty_answer_is_an_answer(pool: Pool, openai: AsyncOpenAI) -> 
     assert chunks[-1].finish_reason == "stop"
 
 
-async def test_the_stream_is_written_as_the_reference_shows(pool: Pool) -> None:
+async def test_stream_matches_the_reference(pool: Pool) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         tasks.create_task(node.answer('"\u2028\n'))
@@ -135,7 +135,7 @@ async def test_a_wrong_key_is_an_authentication_error(pool: Pool) -> None:
     assert raised.value.response.headers["www-authenticate"] == "Bearer"
 
 
-async def test_an_unknown_model_is_not_found_and_a_near_one_named(
+async def test_unknown_model_is_not_found_with_a_suggestion(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     async with pool.node(model="qwen3-8b"):
@@ -170,9 +170,7 @@ async def test_a_full_queue_is_a_rate_limit_error(tmp_path: Path, stream: bool) 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_without_a_worker_in_time_the_reasons_are_told(
-    tmp_path: Path, stream: bool
-) -> None:
+async def test_expired_request_lists_the_reasons(tmp_path: Path, stream: bool) -> None:
     async with (
         serving(tmp_path, limits=TimeLimits(queue=0.05)) as pool,
         client(pool) as openai,
@@ -190,7 +188,7 @@ async def test_without_a_worker_in_time_the_reasons_are_told(
     assert int(raised.value.response.headers["retry-after"]) > 0
 
 
-async def test_stop_strings_go_to_workers_that_obey_them(
+async def test_stop_strings_need_a_worker_with_the_feature(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -251,7 +249,7 @@ async def test_an_error_after_text_is_an_event_without_done(tmp_path: Path) -> N
         asyncio.TaskGroup() as tasks,
     ):
         await pool.wait_joined()
-        tasks.create_task(_say(node, "a"))
+        tasks.create_task(_write(node, "a"))
         text = await _streamed(pool)
 
     *_, last, rest = text.split("\n\n")
@@ -262,7 +260,7 @@ async def test_an_error_after_text_is_an_event_without_done(tmp_path: Path) -> N
     assert "[DONE]" not in text
 
 
-async def test_a_client_that_waits_long_sees_signs_of_life(
+async def test_long_wait_has_keepalive_comments(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.gateway.openai.event_stream.HEADERS_AFTER", 0.01)
@@ -293,7 +291,7 @@ async def test_an_error_event_is_an_error_of_the_client(tmp_path: Path) -> None:
         asyncio.TaskGroup() as tasks,
     ):
         await pool.wait_joined()
-        tasks.create_task(_say(node, "a"))
+        tasks.create_task(_write(node, "a"))
         stream = await openai.chat.completions.create(
             model="m1", messages=HI, stream=True
         )
@@ -302,9 +300,7 @@ async def test_an_error_event_is_an_error_of_the_client(tmp_path: Path) -> None:
             [chunk async for chunk in stream]
 
 
-async def test_what_a_cancelled_job_was_is_not_tried_again(
-    pool: Pool, openai: AsyncOpenAI
-) -> None:
+async def test_cancelled_job_is_not_retryable(pool: Pool, openai: AsyncOpenAI) -> None:
     patient = openai.with_options(max_retries=2)
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
@@ -320,7 +316,7 @@ async def test_what_a_cancelled_job_was_is_not_tried_again(
     assert len(node.tasks) == 1
 
 
-async def test_moderated_questions_are_refused_and_answers_cut(tmp_path: Path) -> None:
+async def test_moderation_rejects_prompts_and_cuts_answers(tmp_path: Path) -> None:
     bad: Any = [{"role": "user", "content": "BADWORD"}]
     async with (
         serving(tmp_path, moderation=Moderation("badword")) as pool,
@@ -333,7 +329,7 @@ async def test_moderated_questions_are_refused_and_answers_cut(tmp_path: Path) -
             await openai.chat.completions.create(model="m1", messages=bad)
         tasks.create_task(node.answer("a badword"))
         whole = await openai.chat.completions.create(model="m1", messages=HI)
-        tasks.create_task(_say(node, "x" * 60, "badword" + "y" * 60, number=1))
+        tasks.create_task(_write(node, "x" * 60, "badword" + "y" * 60, number=1))
         stream = await openai.chat.completions.create(
             model="m1", messages=HI, stream=True
         )
@@ -346,7 +342,7 @@ async def test_moderated_questions_are_refused_and_answers_cut(tmp_path: Path) -
     assert chunks[-1].finish_reason == "content_filter"
 
 
-async def _say(node: Node, *texts: str, number: int = 0) -> None:
+async def _write(node: Node, *texts: str, number: int = 0) -> None:
     task = await node.task(number)
     await node.write(task["id"], *texts)
 

@@ -1,4 +1,4 @@
-"""The calls that Open WebUI makes of an OpenAI connection, in its form.
+"""Requests as Open WebUI sends them to an OpenAI connection.
 
 Source: its ``backend/open_webui``, ``routers/openai.py`` and ``utils/payload.py``.  It
 uses no client of OpenAI's, sends options of its own, and reads a stream's lines itself.
@@ -42,7 +42,7 @@ CHAT: dict[str, Any] = {
 }
 
 
-async def test_it_finds_the_models(pool: Pool) -> None:
+async def test_open_webui_lists_models(pool: Pool) -> None:
     headers = pool.headers() | WHO
     async with pool.node():
         await pool.wait_joined()
@@ -53,7 +53,7 @@ async def test_it_finds_the_models(pool: Pool) -> None:
     assert [model["id"] for model in listed["data"]] == ["m1"]
 
 
-async def test_its_chat_is_streamed(pool: Pool) -> None:
+async def test_open_webui_streams_a_chat(pool: Pool) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         tasks.create_task(node.answer("Fi", "ne."))
@@ -87,7 +87,7 @@ async def test_its_chat_is_streamed(pool: Pool) -> None:
     assert task["max_new_tokens"] == 128
 
 
-async def test_its_title_comes_in_one_piece(pool: Pool) -> None:
+async def test_open_webui_requests_a_title(pool: Pool) -> None:
     asked = {
         "model": "m1",
         "messages": [{"role": "user", "content": "### Task:\nName this chat."}],
@@ -107,7 +107,7 @@ async def test_its_title_comes_in_one_piece(pool: Pool) -> None:
     assert json.loads(content) == {"title": "Greetings"}
 
 
-async def test_it_can_show_an_error(pool: Pool) -> None:
+async def test_open_webui_can_show_an_error(pool: Pool) -> None:
     async with pool.session.post(
         f"{pool.url}/v1/chat/completions",
         json=CHAT | {"model": "gone"},
@@ -138,7 +138,7 @@ async def test_it_can_show_an_error(pool: Pool) -> None:
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_none_of_its_fields_is_refused(
+async def test_open_webui_fields_are_accepted(
     pool: Pool, fields: dict[str, Any]
 ) -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
@@ -153,7 +153,7 @@ async def test_none_of_its_fields_is_refused(
             assert (await answer.text()).endswith("data: [DONE]\n\n")
 
 
-async def test_its_tools_and_pictures_go_there_and_back(pool: Pool) -> None:
+async def test_open_webui_tools_and_images_round_trip(pool: Pool) -> None:
     tool = {
         "type": "function",
         "function": {

@@ -1,4 +1,4 @@
-"""OpenAI's interface beyond plain chats, through its official client."""
+"""The OpenAI API beyond plain chats, through the official client."""
 
 import asyncio
 import base64
@@ -20,7 +20,7 @@ TOOL: Any = {
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 
 
-async def test_tool_calls_come_back(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_tool_calls_are_returned(pool: Pool, openai: AsyncOpenAI) -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(
             openai.chat.completions.create(model="m1", messages=HI, tools=[TOOL])
@@ -47,9 +47,7 @@ async def test_tool_calls_come_back(pool: Pool, openai: AsyncOpenAI) -> None:
     )
 
 
-async def test_what_tools_returned_reaches_the_worker(
-    pool: Pool, openai: AsyncOpenAI
-) -> None:
+async def test_tool_results_reach_the_worker(pool: Pool, openai: AsyncOpenAI) -> None:
     call = {
         "id": "c1",
         "type": "function",
@@ -99,7 +97,7 @@ async def test_several_choices_with_logprobs_are_streamed(
     assert (told.content or [])[0].logprob == -0.1
 
 
-async def test_pictures_and_schemas_reach_the_worker(
+async def test_images_and_schemas_reach_the_worker(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     content: Any = [{"type": "text", "text": "what is it?"}, PICTURE]
@@ -120,9 +118,7 @@ async def test_pictures_and_schemas_reach_the_worker(
     assert more["options"]["response_format"] == schema
 
 
-async def test_a_completion_goes_on_with_a_text(
-    pool: Pool, openai: AsyncOpenAI
-) -> None:
+async def test_completion_continues_a_text(pool: Pool, openai: AsyncOpenAI) -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer(" upon", " a time"))
         answer = await openai.completions.create(model="m1", prompt="Once")
@@ -141,7 +137,7 @@ async def test_a_completion_goes_on_with_a_text(
 
 
 @pytest.mark.parametrize("format", ["float", "base64"])
-async def test_texts_become_vectors(
+async def test_embeddings_are_returned(
     pool: Pool, openai: AsyncOpenAI, format: Any
 ) -> None:
     vectors = [(0.5, -1.0), (2.0, 4.0)]
@@ -183,7 +179,7 @@ async def test_texts_become_vectors(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_what_no_worker_can_do_is_refused_by_name(
+async def test_unsupported_feature_is_rejected_by_name(
     pool: Pool, openai: AsyncOpenAI, more: Any, field: str
 ) -> None:
     async with pool.node():
@@ -198,9 +194,7 @@ async def test_what_no_worker_can_do_is_refused_by_name(
     assert raised.value.code == "unsupported_value"
 
 
-async def test_a_model_that_only_chats_makes_no_vectors(
-    pool: Pool, openai: AsyncOpenAI
-) -> None:
+async def test_chat_model_rejects_embeddings(pool: Pool, openai: AsyncOpenAI) -> None:
     async with pool.node():
         await pool.wait_joined()
 
@@ -214,7 +208,7 @@ async def test_a_model_that_only_chats_makes_no_vectors(
     ("fault", "code"),
     [("request", "invalid_request"), ("context", "context_length_exceeded")],
 )
-async def test_a_fault_of_the_request_is_the_askers(
+async def test_invalid_request_is_a_client_error(
     pool: Pool, openai: AsyncOpenAI, fault: str, code: str
 ) -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
@@ -233,7 +227,7 @@ async def _refused(openai: AsyncOpenAI) -> sdk.BadRequestError:
     return raised.value
 
 
-async def test_a_text_longer_than_any_context_is_refused_at_once(
+async def test_prompt_beyond_every_context_is_rejected(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     long: Any = [{"role": "user", "content": "word " * 10_000}]
@@ -244,7 +238,7 @@ async def test_a_text_longer_than_any_context_is_refused_at_once(
     assert raised.value.code == "context_length_exceeded"
 
 
-async def test_asking_twice_attaches_to_the_same_job(
+async def test_repeated_key_attaches_to_the_same_job(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     named = {"Idempotency-Key": "mine"}
@@ -277,7 +271,7 @@ def _readings(pool: Pool) -> list[object]:
     return [*answer._readings]
 
 
-async def test_another_request_under_the_same_key_is_refused(
+async def test_other_request_under_the_same_key_is_rejected(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     named = {"Idempotency-Key": "mine"}
@@ -296,7 +290,7 @@ async def test_another_request_under_the_same_key_is_refused(
     assert raised.value.code == "idempotency_key_reused"
 
 
-async def test_a_job_with_a_key_goes_on_when_its_client_leaves(
+async def test_keyed_job_continues_after_a_disconnect(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     asking = asyncio.create_task(
@@ -335,7 +329,7 @@ async def test_an_answer_can_be_fetched_by_its_id(
             await openai.chat.completions.retrieve("chatcmpl-other")
 
 
-async def test_an_answer_that_failed_says_so_when_it_is_fetched(
+async def test_fetched_failed_answer_has_its_error(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
     async with extended_node(pool) as worker:
@@ -365,7 +359,7 @@ async def test_an_answer_that_failed_says_so_when_it_is_fetched(
         ("Idempotency-Key", ""),
     ],
 )
-async def test_a_header_that_is_no_good_is_named(
+async def test_invalid_header_is_named(
     openai: AsyncOpenAI, header: str, value: str
 ) -> None:
     with pytest.raises(sdk.BadRequestError) as raised:
@@ -397,9 +391,7 @@ async def test_each_time_limit_has_its_own_error(
     assert (error.status_code, error.code) == (504, code)
 
 
-async def test_a_job_that_nobody_takes_in_time_says_why(
-    pool: Pool, openai: AsyncOpenAI
-) -> None:
+async def test_expired_job_lists_the_reasons(pool: Pool, openai: AsyncOpenAI) -> None:
     async with pool.node(slots="1") as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         first = tasks.create_task(
@@ -426,9 +418,7 @@ async def _timed_out(
     return raised.value
 
 
-async def test_a_near_name_is_offered_for_one_that_nobody_has(
-    pool: Pool, openai: AsyncOpenAI
-) -> None:
+async def test_unknown_model_has_a_suggestion(pool: Pool, openai: AsyncOpenAI) -> None:
     async with pool.node(model="qwen3-8b"):
         await pool.wait_joined()
 
@@ -438,9 +428,7 @@ async def test_a_near_name_is_offered_for_one_that_nobody_has(
     assert raised.value.code == "model_not_found"
 
 
-async def test_a_conversation_goes_back_to_the_worker_that_had_it(
-    pool: Pool, openai: AsyncOpenAI
-) -> None:
+async def test_session_returns_to_its_worker(pool: Pool, openai: AsyncOpenAI) -> None:
     async with pool.node("n1") as one, pool.node("n2") as two:
         await pool.wait_joined(2)
         workers = []
@@ -455,7 +443,7 @@ async def test_a_conversation_goes_back_to_the_worker_that_had_it(
                 )
                 workers.append(raw.headers["x-shoal-worker"])
                 for node in (one, two):
-                    node.texts.append('{"id":0,"state":0}')  # lets the other end
+                    node.texts.append('{"id":0,"state":0}')  # releases the other one
 
     assert len(set(workers)) == 1
 
@@ -466,7 +454,7 @@ async def _answer_next(node: Node, number: int) -> None:
         await node.end(task["id"])
 
 
-async def test_metrics_tell_what_was_done(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_metrics_count_jobs(pool: Pool, openai: AsyncOpenAI) -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer("a"))
         await openai.chat.completions.create(model="m1", messages=HI)
@@ -489,6 +477,6 @@ async def test_metrics_tell_what_was_done(pool: Pool, openai: AsyncOpenAI) -> No
     assert 'http_route="/v1/chat/completions"' in text
 
 
-async def test_metrics_are_for_those_with_a_key(pool: Pool) -> None:
+async def test_metrics_require_a_key(pool: Pool) -> None:
     async with pool.session.get(f"{pool.url}/metrics") as got:
         assert got.status == 401

@@ -1,4 +1,4 @@
-"""Answers that outlive the workers giving them."""
+"""Takeover of answers, through the gateway."""
 
 import asyncio
 import json
@@ -21,7 +21,9 @@ BODY = {
 
 
 @pytest.mark.parametrize("at", range(len(PIECES) + 1))
-async def test_the_text_is_whole_wherever_its_worker_dies(pool: Pool, at: int) -> None:
+async def test_text_is_complete_after_a_worker_dies_anywhere(
+    pool: Pool, at: int
+) -> None:
     async with pool.node("n1") as one, pool.node("n2") as two:
         await pool.wait_joined(2)
         async with asyncio.TaskGroup() as tasks:
@@ -29,7 +31,7 @@ async def test_the_text_is_whole_wherever_its_worker_dies(pool: Pool, at: int) -
             victim, heir = await _holder(one, two)
             await victim.write(victim.tasks[0]["id"], *PIECES[:at])
             if at:
-                await _heard(pool)
+                await _wait_text(pool)
             victim.abort()
             await heir.answer(*PIECES)
 
@@ -47,7 +49,7 @@ async def test_the_text_is_whole_wherever_its_worker_dies(pool: Pool, at: int) -
     assert usage["completion_tokens"] == -(-len(text.encode()) // 4)
 
 
-async def test_without_another_worker_the_stream_ends_with_an_error(
+async def test_stream_without_another_worker_ends_with_an_error(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -59,7 +61,7 @@ async def test_without_another_worker_the_stream_ends_with_an_error(
             asked = tasks.create_task(_stream(pool))
             task = await node.task()
             await node.write(task["id"], "a")
-            await _heard(pool)
+            await _wait_text(pool)
             node.abort()
 
     *_, last = _events(asked.result())
@@ -68,14 +70,14 @@ async def test_without_another_worker_the_stream_ends_with_an_error(
     assert "[DONE]" not in asked.result()
 
 
-async def test_another_text_than_the_one_begun_is_an_error(pool: Pool) -> None:
+async def test_different_text_after_a_takeover_is_an_error(pool: Pool) -> None:
     async with pool.node("n1") as one, pool.node("n2") as two:
         await pool.wait_joined(2)
         async with asyncio.TaskGroup() as tasks:
             asked = tasks.create_task(_stream(pool))
             victim, heir = await _holder(one, two)
             await victim.write(victim.tasks[0]["id"], "a b c")
-            await _heard(pool)
+            await _wait_text(pool)
             victim.abort()
             task = await heir.task()
             await heir.write(task["id"], "a x")
@@ -96,13 +98,13 @@ async def _stream(pool: Pool) -> str:
 
 
 async def _holder(one: Node, two: Node) -> tuple[Node, Node]:
-    """Wait until one of them has the task; return it first."""
+    """Wait until one of them has the task; return that one first."""
     await eventually(lambda: bool(one.tasks or two.tasks))
     return (one, two) if one.tasks else (two, one)
 
 
-async def _heard(pool: Pool) -> None:
-    """Wait until text of the one job has come."""
+async def _wait_text(pool: Pool) -> None:
+    """Wait until the only job has output."""
     (job,) = pool.hub.pool.jobs.values()
     await eventually(lambda: job.started)
 
