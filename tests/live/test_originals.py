@@ -138,6 +138,7 @@ async def test_a_mac_chooses_a_pool_that_has_a_free_slot(programs: Programs) -> 
     async with mac.dialled(lan_port(pool)), slow.joined(relay_url(pool)):
         await asyncio.to_thread(pool.joined, "one")
         await until_offered(pool, MODEL)
+        await mac.until_eligible("tiny")  # offers are announced once a second
         mac.submit(MODEL, STORY)
         await mac.until("inferenceChunk")
         await mac.until("heartbeat", 1 + len(mac.heartbeats))

@@ -81,6 +81,13 @@ class Mac:
         """Return whether it would submit a job for a model to the newest peer."""
         return bool(self.heartbeats) and is_eligible(self.heartbeats[-1], model)
 
+    async def until_eligible(self, model: str) -> None:
+        """Wait until it would submit a job for a model to the newest peer."""
+        async with asyncio.timeout(scaled(20)):
+            while not self.would_choose(model):
+                self.changed.clear()
+                await self.changed.wait()
+
     @property
     def heartbeats(self) -> list[dict[str, Any]]:
         """The heartbeats that it has received."""
