@@ -346,6 +346,7 @@ async def test_unrequested_model_messages_have_no_effect(
         assert not peer.of("modelTransferChunk")
 
 
+@pytest.mark.long
 async def test_peer_that_reads_nothing_is_disconnected(pool: Pool) -> None:
     async with talking(pool), mac(pool, 3, "deaf") as peer:
         await pool.wait_joined(2)
@@ -361,6 +362,7 @@ async def test_peer_that_reads_nothing_is_disconnected(pool: Pool) -> None:
         transport.resume_reading()
 
 
+@pytest.mark.long
 async def test_many_short_connections_leak_nothing(pool: Pool) -> None:
     async with talking(pool):
         for number in range(50):

@@ -125,6 +125,7 @@ def test_only_hanging_tests_fail(tmp_path: Path) -> None:
     assert "hung: not over after 1 seconds" in output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["", KILLED], ids=["with", "before"])
 def test_process_left_by_a_test_ends_with_the_run(tmp_path: Path, end: str) -> None:
     run(tmp_path, leaves=LEAVES + end)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from coordinator.hubs import Coordinator, running_coordinator
-from harness.profiles import some_long
 from peers.scripted_peers import (
     PeerCoordinator,
     ScriptedPeerSession,
@@ -166,7 +165,8 @@ async def served(here: PeerCoordinator, crowd: Crowd) -> "asyncio.Task[object]":
     return asyncio.create_task(here.connections.serve("wire", crowd, crowd.link))
 
 
-@pytest.mark.parametrize("seed", some_long(range(3), short=1))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
 def test_ten_thousand_flaps_leave_nobody_stuck(seed: int) -> None:
     async def scenario() -> None:
         async with running_coordinator() as its:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from harness.profiles import some_long
 from protocols.pairs import streams
 from shoal.domain.facts import JobCompleted, JobLeased
 from shoal.domain.ids import JobId
@@ -68,7 +69,11 @@ async def kill_the_one_at_work(
     await asyncio.gather(workers[name], return_exceptions=True)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize(
+    "protocol",
+    some_long(sorted(PROTOCOLS, key=lambda each: each.name), short=1),
+    ids=lambda protocol: protocol.name,
+)
 @pytest.mark.parametrize("continues", [True, False], ids=["continues", "starts over"])
 def test_an_answer_survives_a_kill_at_every_piece(
     protocol: AnyWireProtocol, continues: bool
