@@ -48,7 +48,7 @@ def climb(index, last, path, new, old=b""):  # RFC 9162, 2.1.3.2 and 2.1.4.2
 
 
 def verify(data, key):
-    yield "the file is whole, and in its one form (RFC 8785)"
+    yield "the file is complete and canonical (RFC 8785)"
     it = json.loads(data, parse_float=int, parse_constant=int)  # there are no fractions
     again = json.dumps(it, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     need(f"{again}\n".encode() == data and it["version"] == 1)
@@ -57,7 +57,7 @@ def verify(data, key):
         yield "the coordinator signed both checkpoints"
         old, old_root = checkpoint(it["first"], key)
         new, new_root = checkpoint(it["second"], key)
-        yield "the later log begins with all of the earlier one"
+        yield "the later log extends the earlier one"
         if not 0 < old < new:
             return need(old and (old, old_root, path) == (new, new_root, []))
         low = (old & -old).bit_length() - 1
@@ -69,15 +69,15 @@ def verify(data, key):
     body, says, index = it["receipt"].encode(), json.loads(it["receipt"]), it["index"]
     seal = unbase64(it["signature"])
     Key.from_public_bytes(key).verify(seal, b"shoal receipt v1\n" + body)
-    yield "the receipt is in the log, of a size that the coordinator signed"
+    yield "the receipt is in the log that the coordinator signed"
     size, root = checkpoint(it["checkpoint"], key)
     need(says["checkpoint"]["size"] <= index < size)
     need(climb(index, size - 1, path, sha256(b"\0", body))[0] == root)
-    yield "the output is the one that the receipt names"
+    yield "the output matches the receipt"
     output, hash = it["output"], says["output_hash"]
     need(output is None or f"sha256:{sha256(output.encode()).hex()}" == hash)
     if says["verdict"] == "valid":
-        yield "the worker signed a receipt of its own for it"
+        yield "the worker signed a receipt"
         given = says["worker_receipt"]
         own = json.loads(given["body"], parse_int=float)
         need(own["job_id"] == says["job_id"] and own["output_hash"] in (hash, hash[7:]))
@@ -95,6 +95,6 @@ if __name__ == "__main__":
     try:
         for step in verify(given.file.read_bytes(), given.key):
             print(step)
-    except Exception:  # whatever it is, it did not verify
+    except Exception:  # any error means: not verified
         raise SystemExit(f"FAILED: {step}") from None
     print("verified")

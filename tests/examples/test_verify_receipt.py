@@ -29,11 +29,11 @@ def test_a_receipt_is_verified_with_nothing_but_the_key(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "the file is whole, and in its one form (RFC 8785)",
+        "the file is complete and canonical (RFC 8785)",
         "the coordinator of this key signed the receipt",
-        "the receipt is in the log, of a size that the coordinator signed",
-        "the output is the one that the receipt names",
-        "the worker signed a receipt of its own for it",
+        "the receipt is in the log that the coordinator signed",
+        "the output matches the receipt",
+        "the worker signed a receipt",
         "verified",
     ]
 
@@ -45,7 +45,7 @@ def test_the_first_step_that_fails_is_named(tmp_path: Path) -> None:
     done = run(file, "--key", KEY.hex())
 
     assert done.returncode == 1
-    assert done.stderr == "FAILED: the output is the one that the receipt names\n"
+    assert done.stderr == "FAILED: the output matches the receipt\n"
     assert "verified" not in done.stdout
 
 
@@ -66,7 +66,7 @@ def test_a_log_that_grew_is_verified(tmp_path: Path) -> None:
     done = run(file, "--key", KEY.hex())
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("begins with all of the earlier one\nverified\n")
+    assert done.stdout.endswith("extends the earlier one\nverified\n")
 
 
 def test_what_is_no_file_of_ours_fails(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_what_is_no_file_of_ours_fails(tmp_path: Path) -> None:
         done = run(file, "--key", KEY.hex())
 
         assert done.returncode == 1
-        assert done.stderr.startswith("FAILED: the file is whole")
+        assert done.stderr.startswith("FAILED: the file is complete")
 
 
 def test_it_is_short_and_stands_alone() -> None:

@@ -124,7 +124,7 @@ def test_invalid_receipt_called_valid_is_detected() -> None:
 
     assert check.step is VerificationStep.WORKER
     assert check.problem is not None
-    assert check.problem.startswith("the signature is not the worker's, and yet")
+    assert check.problem.startswith("the signature is not the worker's, but")
 
 
 def test_missing_receipt_called_valid_is_detected() -> None:
@@ -144,7 +144,7 @@ def test_bundle_of_another_coordinator_is_rejected() -> None:
 
     assert check == StepResult(
         VerificationStep.KEY,
-        f"it is about {KEY.hex()}, the key given is {WORKER.public_key.hex()}",
+        f"the file names {KEY.hex()}, the given key is {WORKER.public_key.hex()}",
     )
 
 
@@ -197,7 +197,7 @@ def test_receipt_before_its_checkpoint_is_rejected() -> None:
     check = last(forged(claims(), checkpoint_size=1))
 
     assert check == StepResult(
-        VerificationStep.LOGGED, "leaf 0 cannot come after a checkpoint of 1 receipts"
+        VerificationStep.LOGGED, "leaf 0 precedes its checkpoint of 1 receipts"
     )
 
 
@@ -235,7 +235,7 @@ def test_non_canonical_bundle_is_rejected(data: bytes) -> None:
 
 
 def test_oversized_file_is_rejected() -> None:
-    with pytest.raises(InvalidRequest, match=f"at most {FILE_MAX}"):
+    with pytest.raises(InvalidRequest, match=f"the limit is {FILE_MAX}"):
         read(b" " * (FILE_MAX + 1))
 
 

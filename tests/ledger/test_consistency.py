@@ -58,7 +58,7 @@ def test_rewritten_log_is_detected() -> None:
 
     assert check.step is VerificationStep.GROWN
     assert check.problem is not None
-    assert "the log of 7 receipts begins with those 3" in check.problem
+    assert "the log of 7 receipts extends the log of 3" in check.problem
 
 
 @pytest.mark.parametrize("root", [bytes(32), EMPTY_ROOT])

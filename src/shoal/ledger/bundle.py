@@ -79,7 +79,9 @@ def _steps(bundle: ReceiptBundle) -> Steps[ReceiptBundle]:
 def _key(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     if bundle.coordinator_key == public_key.hex():
         return None
-    return f"it is about {bundle.coordinator_key}, the key given is {public_key.hex()}"
+    return (
+        f"the file names {bundle.coordinator_key}, the given key is {public_key.hex()}"
+    )
 
 
 def _signature(bundle: ReceiptBundle, public_key: bytes) -> str | None:
@@ -111,9 +113,9 @@ def _logged(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     leaf = merkle.leaf_hash(body)
     root = merkle.root_from_inclusion(bundle.index, head.size, leaf, bundle.path)
     if root != head.root:
-        return f"it does not lead from leaf {bundle.index} to the checkpoint's root"
+        return f"its path does not lead from leaf {bundle.index} to the root"
     if (size := receipts.read(body).checkpoint_size) > bundle.index:
-        return f"leaf {bundle.index} cannot come after a checkpoint of {size} receipts"
+        return f"leaf {bundle.index} precedes its checkpoint of {size} receipts"
     return None
 
 
@@ -128,7 +130,7 @@ def _worker(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     if claims.worker_receipt is None:
         if claims.verdict in _WITHOUT_RECEIPT:
             return None
-        return f"there is none, and yet it is said that {claims.verdict.value}"
+        return f"there is none, but the stated verdict is: {claims.verdict.value}"
     found = verify_output_hash(
         claims.worker_receipt,
         job_id=claims.job_id,
@@ -137,4 +139,4 @@ def _worker(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     )
     if found is claims.verdict:
         return None
-    return f"{found.value}, and yet it is said that {claims.verdict.value}"
+    return f"{found.value}, but the stated verdict is: {claims.verdict.value}"

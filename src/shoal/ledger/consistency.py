@@ -80,6 +80,6 @@ def _grown(growth: ConsistencyProof, public_key: bytes) -> str | None:
     ):
         return None
     return (
-        f"it does not show that the log of {second.size} receipts "
-        f"begins with those {first.size}"
+        f"the proof does not show that the log of {second.size} receipts "
+        f"extends the log of {first.size}"
     )

@@ -19,24 +19,24 @@ FILE_MAX = 32 * 2**20  # bytes; an output may have 10 MB, and escaping may doubl
 
 
 class VerificationStep(Enum):
-    """A step of a verification; the value is what holds if it succeeds."""
+    """A step of a verification; the value is the statement that it verifies."""
 
-    FORM = "the file is whole and in its one form"
-    KEY = "it is about the coordinator whose key was given"
+    FORM = "the file is complete and canonical"
+    KEY = "the file is from the coordinator of the given key"
     SIGNATURE = "the coordinator signed the receipt"
-    RECEIPT = "the receipt says all that a receipt says"
+    RECEIPT = "the receipt has all its fields"
     CHECKPOINT = "the coordinator signed the checkpoint"
     LOGGED = "the receipt is in the log of that checkpoint"
-    OUTPUT = "the output is the one that the receipt names"
-    WORKER = "the worker's own receipt is as the coordinator says"
+    OUTPUT = "the output matches the receipt"
+    WORKER = "the worker's receipt has the verdict that the coordinator states"
     EARLIER = "the coordinator signed the earlier checkpoint"
     LATER = "the coordinator signed the later checkpoint"
-    GROWN = "the later log begins with all of the earlier one"
+    GROWN = "the later log extends the earlier one"
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step that was taken; ``problem`` is None if it succeeded."""
+    """The result of a step; ``problem`` is None if it succeeded."""
 
     step: VerificationStep
     problem: str | None = None
@@ -66,11 +66,11 @@ def decode_file(data: bytes, type: type[T]) -> T:
     Raises InvalidRequest for anything that ``encode_file`` would not have written.
     """
     if len(data) > FILE_MAX:
-        raise InvalidRequest(f"the file has {len(data)} bytes, at most {FILE_MAX} do")
+        raise InvalidRequest(f"the file has {len(data)} bytes; the limit is {FILE_MAX}")
     try:
         value = msgspec.json.decode(data, type=type)
         if encode_file(value) != data:
-            raise ValueError("it is not in its one canonical form")
+            raise ValueError("it is not canonical")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"the file cannot be read: {error}") from error
     return value
@@ -79,9 +79,9 @@ def decode_file(data: bytes, type: type[T]) -> T:
 def verify_file(
     data: bytes, type: type[T], steps_of: Callable[[T], Steps[T]], public_key: bytes
 ) -> list[StepResult]:
-    """Take the steps for a file until one fails: later results would be meaningless.
+    """Run the steps of a file until one fails: later results would be meaningless.
 
-    Returns the steps taken, in order; a failed step is the last.
+    Returns the results in order; a failed step is the last.
     """
     try:
         value = decode_file(data, type)
