@@ -1,6 +1,6 @@
 """Durable calls: stored jobs that call streams carry.
 
-The pool knows the streams only.  A call is on disk before its client hears that it was
+The pool knows the streams only.  A call is on disk before its client learns that it was
 accepted, and its result before the client gets it.  It may run while the first write is
 under way: a call that loses its worker runs again in any case.
 
@@ -113,7 +113,7 @@ class _Owner:
 
 
 class DurableCalls:
-    """All durable calls of a coordinator.  ``run`` writes what happens to them.
+    """All durable calls of a coordinator.  ``run`` records their ends and leases.
 
     Whatever happens during a write goes into the next one, so that a burst of calls
     shares its commits.  New calls wait a moment for their results, so that a short call
@@ -248,7 +248,7 @@ class DurableCalls:
     # For the owner of the calls.
 
     async def run(self) -> None:
-        """Write what happens, until cancelled."""
+        """Record ends and leases until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -300,7 +300,7 @@ class DurableCalls:
             if lost:
                 self._record_lease(call)
             elif self._unrecorded.pop(number, None) is not None:
-                continue  # nobody has seen that lease
+                continue  # no client has seen that lease
             self._record(JobRequeued(call.job_id, call.lease, reason))
 
     def on_results(self, results: Iterable[CallResult]) -> None:

@@ -118,7 +118,7 @@ class CallGroup:
         """Check for streams that are idle, stuck, late, or hold a slot for too long.
 
         ``waiting`` is the number of jobs in the pool that could use such a slot.
-        Returns the number of slots that are given back.
+        Returns the number of released slots.
         """
         now = self._owner.clock.now()
         others = max(0, waiting - (self.opening is not None))
@@ -298,7 +298,7 @@ class CallGroup:
         self._owner.on_pushed(numbers, worker_id)
 
     def _expire(self, now: float, reason: str = "") -> None:
-        """Fail the calls that have waited for too long."""
+        """Fail the calls that have waited too long."""
         late: list[PendingCall] = []
         for each in self.waiting:
             if each.wait_until <= now:

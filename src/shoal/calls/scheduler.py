@@ -97,7 +97,7 @@ class CallScheduler:
         self.schedule_check()
 
     def pause(self) -> None:
-        """Send no more calls.  Each slot is given back when its last call has ended."""
+        """Push no more calls.  Each slot is released when its last call has ended."""
         for group in self._groups.values():
             group.pause()
 

@@ -391,7 +391,7 @@ class CallSession:
         self._count(True, 1)
 
     def on_pushed(self, numbers: Sequence[int], worker_id: WorkerId) -> None:
-        pass  # of calls in memory, a client hears the results only
+        pass  # clients of calls in memory receive results only
 
     def on_requeued(self, numbers: Sequence[int], reason: str, *, lost: bool) -> None:
         pass

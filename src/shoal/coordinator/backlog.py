@@ -28,7 +28,7 @@ class QueueReservation:
 class Backlog:
     """The jobs of one owner that wait for a place in the queue, in their order.
 
-    To let all of them try whenever one place is free would cost the square of their
+    Retrying all of them for each free place would cost the square of their
     number: only as many begin as there are places.
     """
 
@@ -41,7 +41,7 @@ class Backlog:
         self._reserved = 0  # places of jobs that have begun, and are not submitted yet
         self._refused = False  # whether the last of them was, since the queue changed
         self._changes = 0  # of the queue
-        self._listening = False  # whether the hub tells of the next one
+        self._listening = False  # whether the hub announces the next one
 
     def add(self, number: Hashable, submit: Callable[[], None]) -> None:
         """Have ``submit`` called when there is a place, from the next ``flush`` on.
@@ -79,7 +79,7 @@ class Backlog:
             raise
 
     def remove(self, number: Hashable) -> bool:
-        """Take a job out; say whether it was still waiting."""
+        """Remove a job; return whether it was still waiting."""
         return self._waiting.pop(number, None) is not None
 
     def clear(self) -> None:

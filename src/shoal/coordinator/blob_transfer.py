@@ -13,7 +13,7 @@ from shoal.domain.vocabulary import SendBlob
 from shoal.domain.work import Call
 from shoal.store.blobs import BlobStore
 
-COMING_MAX = 1 << 30  # bytes that workers have given and that are not on disk yet
+COMING_MAX = 1 << 30  # bytes received from workers and not stored yet
 
 log = logging.getLogger("shoal.coordinator")
 

@@ -41,7 +41,7 @@ _VALID = Verdict.VALID
 
 @dataclass(slots=True)
 class _BatchDraft:
-    """What the facts of one batch mean for the books."""
+    """The changes that the facts of one batch make to the books."""
 
     transfers: list[Transfer] = field(default_factory=list)
     claims: list[Claims] = field(default_factory=list)

@@ -8,7 +8,7 @@ from shoal.domain.ids import JobId
 
 
 class CarriedJobs(Protocol):
-    """What the hub asks of those who carry jobs; see ``shoal.calls.durable``."""
+    """The port to components that run jobs for the hub; see ``shoal.calls.durable``."""
 
     def cancel(self, job_id: JobId, reason: str) -> bool:
         """Cancel a job; return whether it was open."""

@@ -106,7 +106,7 @@ class Effects:
                 peer.send(cancel)
 
     def forget(self, job_id: JobId) -> None:
-        """Release what a job holds that has ended, or that was refused."""
+        """Release the resources of a job that has ended or was rejected."""
         self._answers.close(job_id)
         self._deadlines.forget(job_id)
 

@@ -313,7 +313,7 @@ class Hub:
         await self._bookkeeper.open()
         stored = await restore_pool(self.pool, self._store, self._clock)
         for each in stored:
-            # Its client is gone, but did not cancel it: it runs, and its result can be
+            # Its client left without cancelling it: it runs, and its result can be
             # fetched.
             self._answers.restore(each.job)
             self._deadlines.check(each.job.id)

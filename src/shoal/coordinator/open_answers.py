@@ -45,7 +45,7 @@ class OpenAnswers(Mapping[JobId, Answer]):
     def submit(self, job: Job, listener: JobListener | None = None) -> Answer:
         """Open the answer of a new job, which is not accepted yet.
 
-        Without a ``listener``, ``wait_accepted`` tells whether it was.
+        Without a ``listener``, ``wait_accepted`` returns whether it was.
         """
         accepting = None
         if listener is None:

@@ -46,7 +46,7 @@ class ReceiptVerifier:
         self._thread_above = thread_above
 
     async def verify_batch(self, mail: Sequence[HubMail]) -> list[HubInput]:
-        """Verify the receipts of a batch; return what the hub decides about.
+        """Verify the receipts of a batch; return the inputs of the hub.
 
         Raises StoreError.
         """

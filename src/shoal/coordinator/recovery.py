@@ -11,7 +11,7 @@ RESTART_GRACE = 120.0  # seconds for workers to come back after a restart
 
 
 async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[StoredJob]:
-    """Fill ``pool`` with what the store knows; return the jobs that are open.
+    """Restore ``pool`` from the store; return the open jobs.
 
     Raises StoreError.
     """

@@ -214,7 +214,7 @@ def _messages(given: Any) -> list[Mapping[str, JSON]]:
 
 
 def _items(given: Any) -> list[Any]:
-    """Return the items of an array or of what is like one: the original counts them.
+    """Return the items of an array or an array-like object, as the original does.
 
     Raises InvalidRequest if there are too many, or one is missing.
     """

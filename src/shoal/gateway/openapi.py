@@ -102,7 +102,7 @@ def _parameters(
 
 
 def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return what a parameter may be when it is given: not null, then."""
+    """Return the schema of a given parameter, without null."""
     for each in schema.get("anyOf", ()):
         if each != {"type": "null"}:
             return dict(each)

@@ -1,3 +1,3 @@
-"""Decisions: which worker gets which job, and what becomes of it.  Pure functions of
+"""Decisions: which worker gets which job, and how it ends.  Pure functions of
 the pool and the time.
 """

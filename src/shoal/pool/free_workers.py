@@ -108,8 +108,8 @@ class FreeWorkers:
         self._pool = pool
         self._promised = promised
         self._count = 0
-        self._stream_waits = False  # then nothing is given ahead, or it would for ever
-        # The fewest tokens with which a job was too much for everybody, among those
+        self._stream_waits = False  # then no call is prefetched, or it would starve
+        # The fewest tokens with which a job exceeded every worker, among those
         # that are alike.  A thousand may wait while workers are free for others only.
         self._unassignable: dict[MatchingClass, int] = {}
         self._groups: dict[float, _CostGroup] = {}

@@ -73,7 +73,7 @@ class WorkerDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class LeaseResult:
-    """What a worker reports about a lease.
+    """A worker's report about a lease.
 
     ``outcome`` is the whole answer, if it is complete.  ``verdict`` is about the
     receipt in the event, and ``output_hash`` the SHA-256 of the output in hexadecimal;

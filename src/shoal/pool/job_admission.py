@@ -29,7 +29,7 @@ from shoal.pool.suggestions import suggest_names
 
 WORKERS_EXAMINED_MAX = 256  # workers examined
 SIZE_MAX = 256 << 20  # characters of all open jobs, which take a few bytes each
-RESERVE_SHARE = 8  # an eighth of both is reserved for owners who use little
+RESERVE_SHARE = 8  # an eighth of both is reserved for owners with few jobs
 RETRY_MAX = 60  # seconds: a longer estimate would be unreliable
 RETRY_UNKNOWN = 5.0  # seconds of a job's duration before the first measurement
 

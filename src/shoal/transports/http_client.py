@@ -68,8 +68,8 @@ def _of_system(error: OSError) -> str:
     return os.strerror(error.errno)
 
 
-ANSWER_MAX = 1 << 16  # bytes; what is longer is taken for something else
-SERVER_ERRORS = 500  # the first HTTP status of those that say the server is not well
+ANSWER_MAX = 1 << 16  # bytes; a longer response is not a coordinator's
+SERVER_ERRORS = 500  # the first HTTP status of server errors
 
 
 class CertificateNotTrusted(Unavailable):
@@ -89,7 +89,7 @@ async def request_json(
     """Return the JSON that a server answers; None if it is none.
 
     With a ``body`` the request is a POST.  The answer's HTTP status does not matter,
-    unless it says that the server is not well.  The caller limits the time.
+    unless it is a server error.  The caller limits the time.
     ``fingerprint`` is as in ``connect_websocket``.
 
     Raises Unavailable if the server cannot be asked now, NotTrusted if that is because
@@ -112,7 +112,7 @@ async def request_json(
             raise CertificateNotTrusted(
                 f"{url}: {describe_http_error(error)}"
             ) from error
-        except ClientResponseError as error:  # only what is no response raises it here
+        except ClientResponseError as error:  # raised only if the response is not HTTP
             raise NotHttp(f"{url}: what answers there speaks no HTTP") from error
         except (ClientError, OSError, ValueError) as error:
             raise Unavailable(f"{url}: {describe_http_error(error)}") from error

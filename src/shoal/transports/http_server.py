@@ -20,7 +20,7 @@ SHUTDOWN_TIMEOUT = 1.0  # seconds that requests get to end when the port is clos
 PORT_MAX = 65_535
 
 log = logging.getLogger("shoal.transports")
-# Anybody can leave early, or send what is no HTTP: aiohttp would quote it, with the
+# Clients may disconnect early or send no HTTP: aiohttp would quote it, with the
 # keys in it.
 log.addFilter(
     lambda record: (
@@ -38,7 +38,7 @@ async def http_listener(
 ) -> AsyncIterator[int]:
     """Serve ``app`` for the length of the block; gives the port, if that was 0.
 
-    Raises ConfigError if the port or the address cannot be had, naming who has it.
+    Raises ConfigError if the port or the address is unavailable, naming its user.
     """
     if port > PORT_MAX:
         raise ConfigError(f"--port {port}: expected at most {PORT_MAX}")
@@ -68,7 +68,7 @@ async def http_listener(
 
 
 def describe_bind_error(error: OSError, port: int) -> str:
-    """Say why a port cannot be listened on; who has it, if that can be known."""
+    """Return why a port cannot be opened, with its user if known."""
     user = port_user(port) if error.errno == errno.EADDRINUSE else None
     return f"it is used by {user}" if user else error.strerror or str(error)
 

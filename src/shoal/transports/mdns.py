@@ -113,7 +113,7 @@ async def local_network(addresses: Sequence[str]) -> AsyncIterator[LocalNetwork]
     try:
         yield LocalNetwork(zeroconf, addresses)
     finally:
-        await zeroconf.async_close()  # says goodbye for what was announced
+        await zeroconf.async_close()  # withdraws the announced services
 
 
 def addresses_of(host: str) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class MessageSplitter:
         self._untaken_size = 0  # bytes of them
         self._held = bytearray()  # of a message that is not whole
         self._needed = self._head_size  # bytes that it has at least
-        self._blocked = False  # what is held is refused until messages have been taken
+        self._blocked = False  # held data is blocked until messages are taken
         self._after_large = False
         self._head = b""  # of the large message that is being read
         self._body: memoryview | None = None  # or its start, see ``buffer_for``
@@ -121,7 +121,7 @@ class MessageSplitter:
             try:
                 size = self._framed.body_size(head)
             except PeerError:
-                # The messages before may change what is allowed.
+                # Earlier messages may change the limits.
                 self._blocked = True
                 break
             if size >= LARGE_BODY:

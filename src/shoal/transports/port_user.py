@@ -1,4 +1,4 @@
-"""Finds the process that listens on a TCP port, where the system tells."""
+"""Finds the process that listens on a TCP port, where the system shows it."""
 
 from pathlib import Path
 

@@ -135,7 +135,7 @@ class WebSocketLink:
         return 0 if transport is None else transport.get_write_buffer_size()
 
     def abort(self) -> None:
-        """End the connection at once, with what is still to be sent."""
+        """Abort the connection; unsent data is lost."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -178,7 +178,7 @@ async def accept(
 ) -> tuple[WebSocketLink, web.StreamResponse]:
     """Answer an upgrade request; return the link and what the handler must return.
 
-    A peer that says nothing for ``idle_max`` seconds, not even to a ping, is lost.
+    A peer that sends nothing for ``idle_max`` seconds, not even a pong, is lost.
     """
     socket = web.WebSocketResponse(
         timeout=CLOSE_TIMEOUT,

@@ -68,8 +68,7 @@ class Keyring:
         self.ensure_active(key)
         if key.expires_at is not None and at >= key.expires_at:
             raise KeyExpired(
-                f"the API key {key.name} has expired: ask whoever gave it to you for "
-                "a new one"
+                f"the API key {key.name} has expired: ask the operator for a new one"
             )
         return key
 
@@ -77,9 +76,7 @@ class Keyring:
         """Raise KeyRevoked if the key has been revoked."""
         now = self.cache.by_id(key.id)
         if now is not None and now.revoked_at is not None:
-            raise KeyRevoked(
-                f"{REVOKED} ({key.name}): ask whoever gave it to you for a new one"
-            )
+            raise KeyRevoked(f"{REVOKED} ({key.name}): ask the operator for a new one")
 
 
 FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")

@@ -62,7 +62,7 @@ class Reservation:
 
 @dataclass(slots=True)
 class KeyLimiter:
-    """The limits of one key, and what is left of them."""
+    """The limits of one key, and the remaining amounts."""
 
     quota: Quota
     requests: TokenBucket | None
@@ -113,7 +113,7 @@ class KeyLimiter:
         return reservation
 
     def check_budget(self, reservation: Reservation, used: KeyUsage, at: float) -> None:
-        """Raise DaySpent or BudgetSpent if the reservation exceeds what is left.
+        """Raise DaySpent or BudgetSpent if the reservation exceeds the rest.
 
         ``used`` is the stored usage, ``at`` the time in Unix seconds.  A request that
         ends while the store is read may count twice; none is ever left out.

@@ -20,7 +20,7 @@ from shoal.gateway.http.decoding import Ignored, ModelName, decode
 INPUTS_MAX = 2048  # texts in one request, as with OpenAI
 DIMENSIONS_MAX = 1 << 16
 FLOAT = 4  # bytes
-LARGE_ANSWER = 256  # vectors: more of them are written beside the loop
+LARGE_ANSWER = 256  # vectors: larger answers are encoded in a thread
 
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -54,7 +54,7 @@ class CreateEmbeddingResponse(msgspec.Struct, frozen=True):
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True):
-    """What a client asked for; ``in_base64`` says how it wants the vectors."""
+    """A decoded request; ``in_base64``: the client wants vectors in base64."""
 
     work: Embedding
     in_base64: bool
@@ -80,7 +80,7 @@ def decode_embedding_request(data: bytes) -> EmbeddingRequest:
 
 
 def encode_embeddings(asked: EmbeddingRequest, outcome: Outcome, usage: Usage) -> bytes:
-    """Write the answer, which may take long: ``LARGE_ANSWER`` says when.
+    """Encode the answer, which is slow above ``LARGE_ANSWER`` vectors.
 
     Raises JobError if the worker did not give one vector for each text.
     """
