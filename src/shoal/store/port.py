@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from shoal.domain.credentials import JoinToken, Key, KeyUsage
-from shoal.domain.facts import Fact, JobCompleted, JobSubmitted, WorkerTrusted
+from shoal.domain.facts import Fact, WorkerTrusted
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job, JobTerms, Priority
 from shoal.domain.outcome import Outcome
@@ -86,17 +86,6 @@ class RecordedFact:
 
     at: float
     fact: Fact
-
-
-def without_content(fact: Fact) -> Fact:
-    """Return a fact without the job's work and outcome."""
-    match fact:
-        case JobSubmitted(job):
-            return JobSubmitted(Job(job.id, OMITTED_WORK))
-        case JobCompleted():
-            return replace(fact, outcome=Outcome(""))
-        case _:
-            return fact
 
 
 @dataclass(frozen=True, slots=True)
