@@ -19,7 +19,7 @@ SHORT, LONG = "short", "long"
 def register() -> None:
     """Register the profiles of Hypothesis; ``--hypothesis-profile`` selects one."""
     settings.register_profile(SHORT, deadline=None, max_examples=25, derandomize=True)
-    settings.register_profile(LONG, deadline=None, max_examples=250, print_blob=True)
+    settings.register_profile(LONG, deadline=None, max_examples=100, print_blob=True)
     settings.load_profile(SHORT)
 
 
