@@ -220,7 +220,7 @@ class CallSession:
         elif self._is_pool_job(request):
             self._backlog.add(request.number, partial(self._submit, request, route))
         elif request.options.kept:
-            self._submit_durable(request, self._job(request, route), route)
+            self._submit_durable(request, route)
         else:
             call = StreamedCall(request.number, request.args, request.kwargs)
             self._scheduler.submit(route, call, request.options.blobs)
@@ -260,8 +260,9 @@ class CallSession:
         """Say whether the pool runs a call: streams carry no receipts, nor progress."""
         return bool(self._price) or request.options.progress
 
-    def _submit_durable(self, request: CallRequest, job: Job, route: CallRoute) -> None:
+    def _submit_durable(self, request: CallRequest, route: CallRoute) -> None:
         try:
+            job = self._job(request, route)
             self._durable.submit(job, route, self._reporter(request))
         except ShoalError as error:
             self.on_failure(request.number, error)
@@ -319,7 +320,7 @@ class CallSession:
             if self._attach(request, job):
                 return
             if not known and not self._is_pool_job(request):
-                self._submit_durable(request, job, route)
+                self._submit_durable(request, route)
                 self._durable.flush(job.owner)
                 return
             # An existing job needs no room in the queue.
