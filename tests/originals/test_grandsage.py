@@ -20,7 +20,7 @@ from shoal.protocols.grandsage.worker import (
     REPEAT_WITHIN,
     GrandSageNodeDialer,
 )
-from shoal.protocols.seam.session import Close, Output, WorkerEnd
+from shoal.protocols.seam.session import Close, Output, Send, WorkerEnd
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -52,6 +52,19 @@ def test_failing_tasks_leave_a_servers_slots_free_and_the_node_connected() -> No
     assert server.taken == 0
     texts = {task.text for task in server.tasks.values()}
     assert texts == {"\n[The node failed to answer.]"}
+
+
+def test_a_failed_task_that_a_server_sends_again_ends_again() -> None:
+    server = OriginalServer()
+    session = GrandSageNodeDialer("ws://host", MEMBER).start_session({})
+    _, text = server.submit(HELLO)
+
+    for _ in range(3):
+        (run,) = session.receive([text], 0.0)
+        assert isinstance(run, RunJob)
+        outputs = session.send(Failed(run.job_id, run.lease, "no GPU"), 0.0)
+        assert not any(isinstance(each, Close) for each in outputs)
+        assert outputs[-1] == Send((1_000).to_bytes(4))
 
 
 def test_a_task_that_fails_between_two_connections_ends_on_the_second() -> None:

@@ -133,7 +133,10 @@ class Effects:
             return
         # If the worker has disconnected meanwhile, this is lost, and the disconnect is
         # in the mailbox.
-        run = RunJob(fact.job_id, fact.lease, job.job.work, beginning, job.job.terms)
+        run = RunJob(
+            *(fact.job_id, fact.lease, job.job.work, beginning, job.job.terms),
+            waited=job.waited(job.leased_at),
+        )
         peer = self._connections.connection_of(fact.worker_id)
         if isinstance(job.job.work, Call):
             self._blobs.send(peer, job.job.work.blobs)
@@ -144,6 +147,11 @@ class Effects:
         # Also if the first worker has begun meanwhile: this one is stopped next, and a
         # wire that cannot cancel frees its slot only when the job ends there.
         self._answers[fact.job_id].hedge(fact.lease, fact.worker_id)
-        job = self._pool.jobs[fact.job_id].job
-        run = RunJob(fact.job_id, fact.lease, job.work, terms=job.terms)
+        opened = self._pool.jobs[fact.job_id]
+        job, hedge = opened.job, opened.hedge
+        run = RunJob(
+            *(fact.job_id, fact.lease, job.work),
+            terms=job.terms,
+            waited=opened.waited(opened.leased_at if hedge is None else hedge.since),
+        )
         self._connections.connection_of(fact.worker_id).send(run)

@@ -37,7 +37,8 @@ class RunJob:
 
     Only a worker with ``Feature.CONTINUE`` is given one; it produces the rest.  With
     ``trim``, a conversation that exceeds the context loses its oldest messages, because
-    the wire cannot report that it is too long.
+    the wire cannot report that it is too long.  ``waited`` is the time since the job
+    was submitted, in seconds.
     """
 
     job_id: JobId
@@ -46,6 +47,7 @@ class RunJob:
     continues: str = ""
     terms: JobTerms = DEFAULT_TERMS
     trim: bool = False
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,11 @@ class OpenJob:
         rest = (self.task, self.python, private, *origin, self.has_question)
         return self.job.owner, self.kind, self.needs, *rest
 
+    def waited(self, since: float) -> float:
+        """Return the seconds from its submission until ``since``."""
+        # Negative for a restored job, whose times begin after a grace period.
+        return max(0.0, since - self.submitted_at)
+
     @property
     def tokens_min(self) -> int:
         """Return the least number of tokens that the prompt can have."""

@@ -317,6 +317,27 @@ def test_created_at_is_in_seconds_since_the_epoch() -> None:
     ]
 
 
+def test_created_at_is_when_the_job_was_submitted() -> None:
+    session = joined()
+    at_once = task(session, run(CHAT, "at once"))
+    waited = task(session, replace(run(CHAT, "waited"), waited=25.0))
+
+    assert at_once["created_at"] - waited["created_at"] == 25
+
+
+def test_the_end_of_an_unknown_task_is_warned_of() -> None:
+    session = joined()
+    task_id = task(session, run(CHAT))["id"]
+
+    first = session.receive([frame(5), frame(task_id), frame(task_id)], NOW)
+
+    assert first == (
+        Notice("end of task 5, which is not running: ignored"),
+        Completed(JOB, LEASE),
+        Notice(f"end of task {task_id}, which is not running: ignored"),
+    )
+
+
 def test_a_silent_node_is_disconnected_at_the_deadline() -> None:
     session = accept().session
     session.tick(5.0)
@@ -387,7 +408,8 @@ def test_shoal_nodes_report_how_a_task_ended() -> None:
     assert session.receive(['{"draining":"update"}'], NOW) == (Draining("update"),)
 
     assert session.receive([ending], NOW) == ()
-    assert session.receive([frame(ids[1])], NOW) == ()
+    (stray,) = session.receive([frame(ids[1])], NOW)
+    assert isinstance(stray, Notice)
     (notice,) = session.receive(['{"id":1,"mood":"fine"}'], NOW)
     assert isinstance(notice, Notice)
     with pytest.raises(PeerError):

@@ -209,7 +209,7 @@ class GrandSageNodeSession:
         if task is not None and self._silent:
             task.characters += _characters(pieces)
         if task is None:
-            outputs += self._stop_stray(task_id, now) if len(data) > 4 else ()
+            outputs += self._on_stray(task_id, bool(data[4:]), now)
         elif len(data) == 4:
             outputs += self._end_task(task_id, task)
             outputs += self._reject_dropped(task, now) if self._silent else ()
@@ -242,7 +242,7 @@ class GrandSageNodeSession:
         return encode_task(
             task_id,
             job,
-            created_at=self._task_ids.created_at(now),
+            created_at=self._task_ids.created_at(now - job.waited),
             max_new_tokens=self._config.max_new_tokens,
             context=self._node.offer.context,
             extended=extended,
@@ -280,9 +280,13 @@ class GrandSageNodeSession:
             )
         return outputs
 
-    def _stop_stray(self, task_id: int, now: float) -> Sequence[Output]:
-        """Answer text for a task that does not run on this connection."""
+    def _on_stray(self, task_id: int, text: bool, now: float) -> Sequence[Output]:
+        """Process text, or the end, of a task that does not run on this connection."""
         stopped_at = self._stopped.get(task_id)
+        if not text:
+            # The end of a stopped task was sent before the node received the stop.
+            unknown = Notice(f"end of task {task_id}, which is not running: ignored")
+            return (unknown,) if stopped_at is None else ()
         if stopped_at is not None and now < stopped_at + STOP_INTERVAL:
             return ()  # sent before the node received the stop
         self._record_stop(task_id, now)
