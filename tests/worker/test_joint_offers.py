@@ -6,9 +6,16 @@ from dataclasses import dataclass, field
 from random import Random
 
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.vocabulary import Completed, Draining, OffersChanged, Rejected, RunJob
+from shoal.domain.vocabulary import (
+    Completed,
+    Draining,
+    LoadChanged,
+    OffersChanged,
+    Rejected,
+    RunJob,
+)
 from shoal.domain.work import ANY_MODEL, Chat, Embedding, Feature, JobKind, Task, Work
-from shoal.domain.worker import Offer, ServedModel
+from shoal.domain.worker import Offer, ServedModel, WorkerLoad
 from shoal.engines.engine import Finished, Item
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, WorkerEvent
@@ -74,6 +81,7 @@ class Stage:
             Random(1),
             report,
             offers=offers,
+            slots=self.slots,
         )
 
     def on_event(self, item: OfferedModel | None, event: WorkerEvent) -> None:
@@ -356,3 +364,21 @@ def test_refused_worker_ends() -> None:
         accepts=ALL | {OffersChanged}, farewell="choose another --name", welcomes=True
     )
     play(Stage([Engine("a", "b")], network), script)
+
+
+def test_the_load_says_whether_a_slot_is_free_and_how_many_jobs_wait() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        for number, model in enumerate(["a", "b", "a"]):
+            its.submit(f"j{number}", chat(model))
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(20.0)
+
+        assert [e.load for e in its.network.sent if isinstance(e, LoadChanged)] == [
+            WorkerLoad(full=True),  # two slots for both models
+            WorkerLoad(full=True, waiting=1),
+            WorkerLoad(full=True),
+            WorkerLoad(),
+        ]
+
+    accepts = (ALL - {Rejected}) | {OffersChanged, LoadChanged}
+    play(Stage([Patient("a", "b")], Network(accepts=accepts, welcomes=True)), script)

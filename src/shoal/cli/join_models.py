@@ -110,7 +110,8 @@ def _joint_offers(
         report: Callable[[WorkerEvent], None],
     ) -> Agent:
         profile = replace(base_profile(worker, worker.name), offers=offers)
-        return make_agent(worker, profile, find, report, offers)
+        slots = [engine.slots for engine in engines]
+        return make_agent(worker, profile, find, report, offers, slots=slots)
 
     def on_event(offered: OfferedModel | None, event: WorkerEvent) -> None:
         about: dict[str, object] = {"wire": worker.target.protocol.name}
@@ -181,6 +182,7 @@ def make_agent(
     report: Callable[[WorkerEvent], None],
     offers: tuple[Offer, ...] | None = None,
     functions: FunctionBackend | None = None,
+    slots: Sequence[EngineSlots] = (),
 ) -> Agent:
     """Return the agent for a member; the caller runs it."""
     target = worker.target
@@ -195,6 +197,7 @@ def make_agent(
         share=worker.share,
         offers=offers,
         functions=functions,
+        slots=slots,
     )
 
 

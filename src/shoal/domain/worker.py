@@ -67,10 +67,10 @@ class WorkerLoad:
     ``queued`` counts the jobs of other pools, and ``speed`` is the share of its full
     speed, above 0 and at most 1.
 
-    A pool that describes itself to peers also says how many of its ``queued`` jobs are
-    ``waiting`` for a slot, and whether it is ``full``: it has slots, and none is free.
-    ``lent`` counts slots beyond those of the offer: their tasks wait for calls of their
-    own, so that other calls may run.
+    A pool or a worker that describes itself to peers also says how many jobs are
+    ``waiting`` for a slot, whoever sent them, and whether it is ``full``: it has slots,
+    and none is free.  ``lent`` counts slots beyond those of the offer: their tasks wait
+    for calls of their own, so that other calls may run.
     """
 
     unfit: str = ""

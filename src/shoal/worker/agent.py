@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from random import Random
@@ -37,7 +37,7 @@ from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import WRONG_CERTIFICATE, Link, LinkClosed
 from shoal.worker.calls import FunctionBackend, RunningCalls
-from shoal.worker.jobs import FindModel, RunningJobs
+from shoal.worker.jobs import EngineSlots, FindModel, RunningJobs
 
 OpenLink: TypeAlias = Callable[
     [str, Mapping[str, str], int],
@@ -101,6 +101,7 @@ class Agent:
         offers: all offers, on wires with one connection for all models, which confirm
             admission; None on other wires.
         functions: runs function calls; None: they are rejected.
+        slots: the slots of all engines, on wires that report whether they are taken.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Agent:
         share: OnModelMessage = decline_sharing,
         offers: tuple[Offer, ...] | None = None,
         functions: FunctionBackend | None = None,
+        slots: Sequence[EngineSlots] = (),
     ) -> None:
         self._dialer = dialer
         self._dial = dial
@@ -126,6 +128,7 @@ class Agent:
         self._share = share
         self._offers = offers
         self._load = WorkerLoad()  # as reported last
+        self._slots = slots
         self._lent = 0  # slots of tasks that wait for calls of their own
         self._driver: Driver[Command | Admitted, Event] | None = None
         self._online = asyncio.Event()
@@ -135,9 +138,7 @@ class Agent:
         self._leaving = asyncio.Event()
         self._leave_reason = STOPPED
         self._tasks = asyncio.TaskGroup()
-        self._jobs = RunningJobs(
-            find, self._send, self._disconnect_if_done, self._tasks
-        )
+        self._jobs = RunningJobs(find, self._send, self._on_job_ended, self._tasks)
         self._calls: RunningCalls | None = None
         if functions is not None:
             self._calls = RunningCalls(
@@ -289,11 +290,21 @@ class Agent:
         self._call_after(REPORT_INTERVAL, self._send_health)
 
     def _send_load(self, load: WorkerLoad) -> None:
-        """Report a load of the machine and the slots that are lent, if it changed."""
-        driver, load = self._driver, replace(load, lent=self._lent)
+        """Report a load of the machine and that of the slots, if it changed."""
+        driver, slots = self._driver, self._slots
+        load = replace(
+            load,
+            lent=self._lent,
+            waiting=sum(each.waiting for each in slots),
+            full=bool(slots) and all(each.is_full for each in slots),
+        )
         if driver is not None and LoadChanged in driver.accepts and load != self._load:
             self._load = load
             driver.send(LoadChanged(load))
+
+    def _send_occupancy(self) -> None:
+        if self._slots:
+            self._send_load(self._load)
 
     def _call_after(self, seconds: float, call: Callable[[], None]) -> None:
         """Schedule the connection's only timer."""
@@ -319,6 +330,8 @@ class Agent:
                 reason = self._jobs.start(command, can_refuse=can_refuse)
                 if reason is not None:
                     self._try_send(Rejected(job_id, lease, reason))
+                else:
+                    self._send_occupancy()
             case CancelJob(job_id):
                 self._jobs.cancel(job_id)
                 if self._calls is not None:
@@ -341,6 +354,10 @@ class Agent:
         if isinstance(event, CallMessage) and type(event) not in driver.accepts:
             return False
         return driver.send(event)
+
+    def _on_job_ended(self) -> None:
+        self._send_occupancy()
+        self._disconnect_if_done()
 
     def _disconnect_if_done(self) -> None:
         if self._leaving.is_set() and self.idle and self._driver is not None:

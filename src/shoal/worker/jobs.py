@@ -42,6 +42,16 @@ class EngineSlots:
         self.running = asyncio.Semaphore(size)
         self.jobs = 0
 
+    @property
+    def waiting(self) -> int:
+        """The number of jobs that wait for a slot."""
+        return max(0, self.jobs - self.size)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no slot is free."""
+        return self.jobs >= self.size
+
     def busy_with_others(self, own: int) -> bool:
         """Return whether all slots are busy, and not only with an agent's ``own`` jobs.
 

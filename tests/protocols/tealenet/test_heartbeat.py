@@ -13,6 +13,7 @@ from protocols.tealenet.peers import (
     PeerPair,
     heartbeat,
     hello,
+    hello_ack,
     local_coordinator,
     local_worker,
 )
@@ -31,6 +32,7 @@ from shoal.domain.work import Chat
 from shoal.domain.worker import MachineHealth, WorkerLoad
 from shoal.protocols.tealenet.codec.messages import HeartbeatAck
 from shoal.protocols.tealenet.link_profile import LAN
+from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
 from shoal.protocols.tealenet.peer_state import PeerLiveness, liveness_after
 
 RUN = RunJob(
@@ -137,6 +139,68 @@ def test_a_heartbeat_reports_the_load(given: dict[str, Any], load: WorkerLoad) -
     mac.deliver(heartbeat(**given))
 
     assert mac.end.messages(LoadChanged) == [LoadChanged(load)]
+
+
+def joined_as(role: TealeRole) -> ForeignPeer:
+    """Return the session of a Mac with a coordinator or a worker."""
+    if role is TealeRole.COORDINATOR:
+        return joined_mac()
+    mac = ForeignPeer(local_worker("w"), dialled=True)
+    mac.deliver(hello_ack())
+    mac.deliver(heartbeat())
+    mac.drain()
+    return mac
+
+
+@pytest.mark.parametrize("role", TealeRole)
+@pytest.mark.parametrize(
+    ("load", "told"),
+    [
+        (WorkerLoad(), (0, False)),
+        (WorkerLoad(full=True), (0, True)),
+        (WorkerLoad(full=True, waiting=3), (3, True)),
+    ],
+)
+def test_the_depth_counts_jobs_that_wait_and_generating_means_no_free_slot(
+    role: TealeRole, load: WorkerLoad, told: tuple[int, bool]
+) -> None:
+    mac = joined_as(role)
+
+    mac.wait(2.0)
+    mac.send(LoadChanged(load))
+    mac.wait(5.0)
+
+    kind, beat = mac.drain()[-1]
+    assert kind == "heartbeat"
+    assert (beat["queueDepth"], beat["isGenerating"]) == told
+
+
+@pytest.mark.parametrize("peer", [local_worker("w"), local_coordinator("b")])
+def test_jobs_of_others_at_a_full_shoal_peer_count_as_load(
+    peer: TealeLocalNode,
+) -> None:
+    pair = PeerPair(peer, local_coordinator("a")).until(2.0)
+
+    pair.dialler.send(LoadChanged(WorkerLoad(full=True)), 2.0)
+    pair.until(4.0)
+    pair.dialler.send(LoadChanged(WorkerLoad(full=True, waiting=2)), 4.0)
+    pair.until(6.0)
+
+    loads = pair.acceptor.messages(LoadChanged)
+    assert [each.load.queued for each in loads] == [1, 2]
+
+
+def test_own_jobs_at_a_shoal_coordinator_do_not_count_as_load() -> None:
+    pair = PeerPair(
+        local_coordinator("a"), local_coordinator("b", offers=(OFFER,))
+    ).until(2.0)
+    pair.dialler.send(RUN, 2.0)
+    pair.settle()
+
+    pair.acceptor.send(LoadChanged(WorkerLoad(queued=3)), 2.0)
+    pair.until(4.0)
+
+    assert pair.dialler.messages(LoadChanged) == [LoadChanged(WorkerLoad(queued=2))]
 
 
 def test_own_jobs_do_not_count_as_load() -> None:

@@ -118,7 +118,7 @@ class HeartbeatSender:
             jobs=machine.jobs,
             cpu=machine.cpu,
             memory=machine.memory,
-            queued=self.load.queued,
+            queued=self.load.queued or None,
             unfit=_truncated(unfit) if unfit else None,
         )
 
@@ -151,7 +151,8 @@ class HeartbeatSender:
             thermal_level=ThermalLevel.NOMINAL.value,
             throttle_level=0 if load.unfit else max(1, round(load.speed * 100)),
             loaded_models=models,
-            # Macs give no job to a peer that is generating, whatever its slots.
+            # No slot is free.  Macs give no job to a peer that is generating, whatever
+            # its slots, so that one running job does not count.
             is_generating=self._busy or load.full,
             queue_depth=load.waiting,
             organization_id=self._local.passcode if peer.knows_passcode else None,

@@ -106,11 +106,8 @@ class PeerHealth:
         answers = isinstance(heartbeat, HeartbeatAck)
         if answers and (software is PeerSoftware.SHOAL or not heartbeat.loaded_models):
             return False
-        self._reported = _reported_load(heartbeat, software, outstanding_jobs)
-        if extension is not None and extension.queued is not None:
-            # The depth has only those that wait.
-            queued = min(extension.queued, QUEUED_MAX)
-            self._reported = replace(self._reported, queued=queued)
+        jobs = None if extension is None else extension.queued
+        self._reported = _reported_load(heartbeat, outstanding_jobs, jobs)
         return True
 
     def note_alive(self, now: float) -> None:
@@ -308,19 +305,22 @@ class TealePeerState:
 
 
 def _reported_load(
-    heartbeat: Heartbeat | HeartbeatAck, software: PeerSoftware, outstanding_jobs: int
+    heartbeat: Heartbeat | HeartbeatAck, outstanding_jobs: int, all_jobs: int | None
 ) -> WorkerLoad:
+    """Return the load of a peer; ``all_jobs``: its jobs in slots and waiting, if told.
+
+    ``queueDepth`` counts the jobs that wait for a slot, and ``isGenerating`` says that
+    no slot is free.  Neither says whose jobs these are: some may be this end's.
+    """
     level = thermal_level(heartbeat.thermal_level)
     speed = SPEED_BY_THERMAL_LEVEL.get(level)
     if speed is None:
         return WorkerLoad(f"too hot: {level.value}")
     if heartbeat.throttle_level <= 0:
         return WorkerLoad("throttled to a standstill")
-    queued = min(max(0, heartbeat.queue_depth), QUEUED_MAX)
-    if software is not PeerSoftware.SHOAL:
-        # The depth includes this end's jobs, and may omit the job that is running.
-        queued = max(0, queued - outstanding_jobs)
-        if heartbeat.is_generating and not outstanding_jobs:
-            queued = max(1, queued)
+    jobs = heartbeat.queue_depth if all_jobs is None else all_jobs
+    queued = max(0, min(jobs, QUEUED_MAX) - outstanding_jobs)
+    if heartbeat.is_generating and not outstanding_jobs:
+        queued = max(1, queued)
     throttle = min(heartbeat.throttle_level, THROTTLE_MAX) / THROTTLE_MAX
     return WorkerLoad(queued=queued, speed=throttle * speed)
