@@ -101,6 +101,29 @@ async def test_a_mac_that_is_dialled_serves_the_pool(programs: Programs) -> None
     assert mac.dropped == []
 
 
+async def test_macs_and_peers_of_the_document_share_a_cluster(
+    programs: Programs,
+) -> None:
+    mac, flat = Mac(["a"], ["wrapped"]), Mac(["b"], ["flat"], flat=True)
+    dialling = Mac(["c"], ["flat, too"], flat=True)
+    async with mac.listening() as mac_port, flat.listening() as flat_port:
+        peers = f"127.0.0.1:{mac_port},127.0.0.1:{flat_port}"
+        pool = programs.serve("--tealenet-open", "--tealenet-peers", peers)
+        async with dialling.dialled(lan_port(pool)):
+            for model, answer in (("a", "wrapped"), ("b", "flat"), ("c", "flat, too")):
+                await until_offered(pool, model)
+                assert await chat(pool, model) == answer
+            for peer, model in ((mac, "b"), (flat, "a"), (dialling, "a")):
+                await peer.until_eligible(model)
+                request_id = peer.submit(model, STORY)
+                await peer.until("inferenceComplete")
+                assert peer.answer_to(request_id) in ("wrapped", "flat")
+
+    assert mac.dropped == dialling.dropped == []
+    # The wrapped hellos, until it has answered.
+    assert {each.partition(":")[0] for each in flat.dropped} == {"unexpected key"}
+
+
 async def test_a_mac_with_another_passcode_is_disconnected(programs: Programs) -> None:
     pool = programs.serve("--tealenet-passcode", "hunter2")
     mac = Mac([MODEL], passcode="hunter3")

@@ -24,7 +24,11 @@ SIZE = struct.Struct(">I")
 
 @dataclass
 class Mac:
-    """A Mac with models, which all give the same answer."""
+    """A Mac with models, which all give the same answer.
+
+    ``flat``: a program that was written from TealeNet's document instead, and therefore
+    reads and writes payloads without the layer ``_0``.
+    """
 
     models: list[str] = field(default_factory=list)
     pieces: Sequence[str] = ("Hel", "lo")
@@ -32,6 +36,7 @@ class Mac:
     folder: Path | None = None  # of models that it shares
     device_id: str = field(default_factory=lambda: str(uuid.uuid4()).upper())
     pause: float = 0.0  # seconds between two pieces
+    flat: bool = False
     received: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     """The reasons for dropping messages."""
@@ -171,7 +176,7 @@ class Mac:
             (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
             raw = await reader.readexactly(size)
             try:
-                kind, payload = swift.read(raw)
+                kind, payload = swift.read(raw, flat=self.flat)
             except swift.Dropped as error:
                 self.dropped.append(f"{error}: {raw[:200]!r}")
                 self.changed.set()
@@ -270,7 +275,7 @@ class Mac:
     def _send(
         self, writer: asyncio.StreamWriter, kind: str, payload: dict[str, Any]
     ) -> None:
-        raw = swift.write(kind, payload)
+        raw = swift.write(kind, payload, flat=self.flat)
         writer.write(SIZE.pack(len(raw)) + raw)
 
     def _introduction(self) -> dict[str, Any]:

@@ -206,8 +206,11 @@ KINDS: dict[str, Check] = {
 }
 
 
-def read(raw: bytes) -> tuple[str, dict[str, Any]]:
-    """Return the kind and payload of a message.  Raises Dropped like a Mac."""
+def read(raw: bytes, *, flat: bool = False) -> tuple[str, dict[str, Any]]:
+    """Return the kind and payload of a message.  Raises Dropped like a Mac.
+
+    ``flat``: reads the document's form instead, and no other.
+    """
     try:
         envelope = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_first)
     except ValueError as error:
@@ -218,17 +221,17 @@ def read(raw: bytes) -> tuple[str, dict[str, Any]]:
         raise Dropped(f"{len(known)} known keys among {list(envelope)}")
     (kind,) = known
     _is(dict)(envelope[kind])
-    if "_0" not in envelope[kind]:
-        raise Dropped("key not found: _0")
-    payload: dict[str, Any] = envelope[kind]["_0"]
+    if ("_0" in envelope[kind]) is flat:
+        raise Dropped("unexpected key: _0" if flat else "key not found: _0")
+    payload: dict[str, Any] = envelope[kind] if flat else envelope[kind]["_0"]
     KINDS[kind](payload)
     return kind, payload
 
 
-def write(kind: str, payload: dict[str, Any]) -> bytes:
+def write(kind: str, payload: dict[str, Any], *, flat: bool = False) -> bytes:
     """Write a message: keys in any order, ``/`` escaped, no nulls."""
     KINDS[kind](payload)
-    shuffled = _shuffled({kind: {"_0": payload}})
+    shuffled = _shuffled({kind: payload if flat else {"_0": payload}})
     written = json.dumps(shuffled, ensure_ascii=False, separators=(",", ":"))
     return written.replace("/", "\\/").encode()
 

@@ -81,11 +81,6 @@ def test_an_invalid_peer_address_is_refused(peer: str) -> None:
         endpoints(Config(peers=(peer,)), CONTEXT)
 
 
-def test_an_unknown_form_is_refused() -> None:
-    with pytest.raises(ConfigError, match="wrapped or flat"):
-        Config(form="round")
-
-
 def test_a_discovered_peer_is_dialled_unless_it_is_this_device() -> None:
     (browser,) = endpoints_of(ServiceBrowser, Config(browse=True))
     assert isinstance(browser, ServiceBrowser)

@@ -173,7 +173,8 @@ def test_hello_is_repeated_until_it_is_answered() -> None:
     assert [kind for kind, _ in mac.drain()] == ["hello"]
 
     mac.wait(4.5)
-    assert [kind for kind, _ in mac.drain()] == ["hello", "hello"]
+    # Twice, in both forms.
+    assert [kind for kind, _ in mac.drain()] == 4 * ["hello"]
     mac.deliver(hello_ack())
     assert [kind for kind, _ in mac.drain()] == ["heartbeat"]
     mac.deliver(heartbeat())

@@ -41,6 +41,7 @@ from shoal.protocols.tealenet.link_profile import LAN
 from shoal.protocols.tealenet.local_node import TealeLocalNode, coordinator_node
 from shoal.protocols.tealenet.membership.node_directory import PinnedKeys
 from shoal.protocols.tealenet.membership.relay_node import RelayNode
+from shoal.protocols.tealenet.payload_form import PayloadForm
 from shoal.protocols.tealenet.peer import TealeConnection
 from shoal.protocols.tealenet.relay.server import RelayServer
 
@@ -130,8 +131,10 @@ def _service_record(local: TealeLocalNode) -> ServiceRecord:
 def _dial(
     local: TealeLocalNode, url: str, connections: DeviceConnections, *, configured: bool
 ) -> OutgoingConnection:
+    form = PayloadForm()
+
     def open_(now: float) -> PeerSession:
-        return dialled_session(local, url, connections, configured=configured)
+        return dialled_session(local, url, connections, form, configured=configured)
 
     return OutgoingConnection(url, open_, message_max=MESSAGE_MAX)
 

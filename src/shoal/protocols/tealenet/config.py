@@ -2,17 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from shoal.domain.errors import ConfigError
-
-FORMS = ("wrapped", "flat")
-
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The admission of peers, and their addresses.
-
-    Raises ConfigError from the constructor for an unknown form.
-    """
+    """The admission of peers, and their addresses."""
 
     token: str = field(
         default="",
@@ -64,22 +57,3 @@ class Config:
             "metavar": "URLS",
         },
     )
-    form: str = field(
-        default="wrapped",
-        metadata={
-            "help": "form of sent messages: wrapped, which all real peers read, or "
-            "flat, as in TealeNet's document",
-            "metavar": "FORM",
-        },
-    )
-
-    def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise ConfigError(
-                f"--tealenet-form {self.form}: expected {' or '.join(FORMS)}"
-            )
-
-    @property
-    def flat(self) -> bool:
-        """Whether messages are written without the layer ``_0``."""
-        return self.form == "flat"

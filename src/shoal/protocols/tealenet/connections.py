@@ -27,6 +27,7 @@ from shoal.protocols.tealenet.link_profile import LAN
 from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole, worker_node
 from shoal.protocols.tealenet.membership.node_directory import PinnedKeys
 from shoal.protocols.tealenet.membership.relay_node import RelayNode
+from shoal.protocols.tealenet.payload_form import PayloadForm
 from shoal.protocols.tealenet.peer import TealeConnection
 from shoal.protocols.tealenet.peer_session import SENDABLE, FromPeer, TealePeerSession
 
@@ -157,12 +158,13 @@ def lan_session(
     local: TealeLocalNode,
     connection: TealeConnection,
     device_connections: DeviceConnections,
+    form: PayloadForm | None = None,
 ) -> PeerSession:
     """Return a session for a new connection.
 
     A worker accepts larger messages, because they come from its coordinator.
     """
-    peer_session = TealePeerSession(local, connection, LAN, device_connections)
+    peer_session = TealePeerSession(local, connection, LAN, device_connections, form)
     message_max = LAN.request_max(to_worker=local.role is TealeRole.WORKER)
     if connection.dialled:
         return LengthPrefixed(SinglePeerSession(peer_session), message_max)
@@ -210,6 +212,7 @@ class TealeDialer:
             self._local.device_id, LAN.disconnected_after
         )
         self._pinned_keys = PinnedKeys()
+        self._form = PayloadForm()
         self._relay_node: RelayNode | None = None  # the last one
         self._warning = ""  # for the next one
         self.url = self._urls[0]
@@ -240,7 +243,9 @@ class TealeDialer:
         return None
 
     def _direct_session(self, now: float) -> PeerSession:
-        return dialled_session(self._local, self.url, self._device_connections)
+        return dialled_session(
+            self._local, self.url, self._device_connections, self._form
+        )
 
     def _relay_session(self, now: float) -> PeerSession:
         warning, self._warning = self._warning, ""
@@ -261,9 +266,10 @@ def dial_peer(url: str, profile: WorkerProfile) -> OutgoingConnection:
     # A worker would replace another worker with the same name.
     local = replace(worker_node(profile), role=TealeRole.COORDINATOR, offers=())
     connections = DeviceConnections(local.device_id, LAN.disconnected_after)
+    form = PayloadForm()
     return OutgoingConnection(
         url,
-        lambda now: dialled_session(local, url, connections),
+        lambda now: dialled_session(local, url, connections, form),
         message_max=MESSAGE_MAX,
     )
 
@@ -272,16 +278,19 @@ def dialled_session(
     local: TealeLocalNode,
     url: str,
     device_connections: DeviceConnections,
+    form: PayloadForm,
     *,
     configured: bool = True,
 ) -> PeerSession:
     """Return a session with a dialled peer.
 
-    ``configured``: its address comes from the configuration.
+    ``form`` is that of all sessions at the address.  ``configured``: the address comes
+    from the configuration.
     """
     protection = DIRECT_SCHEMES[urlsplit(url).scheme]
     return lan_session(
         local,
         TealeConnection(True, configured, protection=protection),
         device_connections,
+        form,
     )

@@ -5,10 +5,11 @@ heartbeat every few seconds, and immediately after a change; see
 ``docs/protocols/tealenet.md``.
 """
 
+from collections.abc import Sequence
+
 from msgspec import UNSET
 
 from shoal.domain.worker import MachineHealth, Offer, WorkerLoad
-from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.codec.extension import (
     HeartbeatExtension,
     wire_offers,
@@ -25,9 +26,11 @@ from shoal.protocols.tealenet.codec.scalars import (
 from shoal.protocols.tealenet.greeting import model_names
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode
+from shoal.protocols.tealenet.payload_form import PayloadForm
 from shoal.protocols.tealenet.peer import TealePeer
 
 WAIT_FACTOR = 1.5  # intervals to wait for the peer's heartbeat before sending one
+REPEAT_DELAY = 2.0  # seconds before the first heartbeat is repeated, as for hello
 CHANGE_INTERVAL = 1.0  # seconds between heartbeats that announce changes
 
 
@@ -39,9 +42,15 @@ class HeartbeatSender:
     """
 
     def __init__(
-        self, local: TealeLocalNode, profile: LinkProfile, *, initiates: bool
+        self,
+        local: TealeLocalNode,
+        profile: LinkProfile,
+        form: PayloadForm,
+        *,
+        initiates: bool,
     ) -> None:
         self._local = local
+        self._form = form
         self._initiates = initiates
         self._profile = profile
         self.set_offers(local.offers)
@@ -77,29 +86,41 @@ class HeartbeatSender:
 
     def heartbeat(
         self, peer: TealePeer, now: float, farewell: str | None = None
-    ) -> bytes:
+    ) -> Sequence[bytes]:
         """Return a heartbeat; the next one is due after the link's interval.
 
+        A peer that has shown no form yet gets it in both forms, from the second one on.
         ``farewell`` is for Shoal peers: why this end closes the session.
         """
         self._sent_at = now
-        self.sent += 1
-        intervals = WAIT_FACTOR if self._waits_for(peer) else 1.0
-        self.due = now + intervals * self._profile.heartbeat_interval
+        self.due = now + self._interval(peer)
         shoal: ShoalField = UNSET
         if peer.runs_shoal:
             shoal = write_extension(self._extension(peer, farewell))
         self.key_proof = ""
-        return self._encode(Heartbeat, peer, shoal, now)
+        message = self._message(Heartbeat, peer, shoal, now)
+        encoded = (
+            self._form.encode_again(message)
+            if self.sent
+            else (self._form.encode(message),)
+        )
+        self.sent += len(encoded)
+        return encoded
 
     def heartbeat_ack(self, peer: TealePeer, now: float) -> bytes:
         """Return the answer to a heartbeat, with the state of this end."""
         if self._waits_for(peer) and self.due is not None:
             # The answer is a sign of life, too.
             self.due = now + WAIT_FACTOR * self._profile.heartbeat_interval
-        return self._encode(HeartbeatAck, peer, UNSET, now)
+        return self._form.encode(self._message(HeartbeatAck, peer, UNSET, now))
 
     # Private parts, in the order in which they are called.
+
+    def _interval(self, peer: TealePeer) -> float:
+        if not self.sent and not self._form.known:
+            return REPEAT_DELAY
+        intervals = WAIT_FACTOR if self._waits_for(peer) else 1.0
+        return intervals * self._profile.heartbeat_interval
 
     def _waits_for(self, peer: TealePeer) -> bool:
         return peer.runs_shoal and not self._initiates
@@ -131,13 +152,13 @@ class HeartbeatSender:
             self._cached_names = (shown, model_names(shown))
         return self._cached_names[1]
 
-    def _encode(
+    def _message(
         self,
         kind: type[Heartbeat] | type[HeartbeatAck],
         peer: TealePeer,
         shoal: ShoalField,
         now: float,
-    ) -> bytes:
+    ) -> Heartbeat | HeartbeatAck:
         load = self.load
         # Plain peers learn from an empty list that this end accepts no new jobs.
         models = (
@@ -145,7 +166,7 @@ class HeartbeatSender:
             if self.draining is not None
             else self._model_names(self._visible_offers(peer))
         )
-        heartbeat = kind(
+        return kind(
             device_id=self._local.device_id,
             timestamp=to_date(now + self._local.epoch),
             thermal_level=ThermalLevel.NOMINAL.value,
@@ -158,7 +179,6 @@ class HeartbeatSender:
             organization_id=self._local.passcode if peer.knows_passcode else None,
             shoal=shoal,
         )
-        return encode(heartbeat, self._local.flat)
 
 
 def _truncated(text: str | None) -> str | None:

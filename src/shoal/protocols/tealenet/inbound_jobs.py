@@ -21,7 +21,7 @@ from shoal.domain.worker import Offer
 from shoal.protocols.seam.session import Notice
 from shoal.protocols.tealenet.admission import MAY_NOT_SUBMIT
 from shoal.protocols.tealenet.codec.chunks import ChunkWriter
-from shoal.protocols.tealenet.codec.envelope import BadMessage, encode
+from shoal.protocols.tealenet.codec.envelope import BadMessage
 from shoal.protocols.tealenet.codec.extension import (
     completion_extension,
     error_extension,
@@ -51,6 +51,7 @@ from shoal.protocols.tealenet.codec.scalars import (
 )
 from shoal.protocols.tealenet.codec.signatures import ReceiptSigner
 from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
+from shoal.protocols.tealenet.payload_form import PayloadForm
 from shoal.protocols.tealenet.peer import TealePeer
 
 OPEN_MAX = 256  # open requests of one peer, or as many as the slots on offer
@@ -75,8 +76,9 @@ class _InboundJob:
 class TealeInboundJobs:
     """The jobs that the peer has submitted in one session."""
 
-    def __init__(self, local: TealeLocalNode) -> None:
+    def __init__(self, local: TealeLocalNode, form: PayloadForm) -> None:
         self._local = local
+        self._form = form
         self._jobs: dict[str, _InboundJob] = {}  # by the request's id in upper case
 
     @property
@@ -174,12 +176,12 @@ class TealeInboundJobs:
             answer = ModelLoaded(request_id, model, 0)
         else:
             answer = ModelLoadError(request_id, model, "the model is not on offer")
-        return encode(answer, self._local.flat)
+        return self._form.encode(answer)
 
     def refuse(self, request_id: str, why: str, code: ErrorCode) -> bytes:
         """Return the error that refuses a request."""
         error = InferenceError(request_id, well_formed(why[:TEXT_MAX]), code)
-        return encode(error, self._local.flat)
+        return self._form.encode(error)
 
     # Private parts, in the order in which they are called.
 
@@ -194,7 +196,7 @@ class TealeInboundJobs:
             usage=wants_usage(message),
             streaming=message.streaming,
             exact=peer.runs_shoal,
-            flat=self._local.flat,
+            flat=self._form.flat,
         )
 
     def _receipt_signer(
@@ -227,7 +229,7 @@ class TealeInboundJobs:
             None if usage is None else min(usage.completion_tokens, EXACT_MAX),
             shoal,
         )
-        return encode(message, self._local.flat)
+        return self._form.encode(message)
 
     def _rejection_code(self, work: Work, offers: Sequence[Offer]) -> ErrorCode:
         named = not isinstance(work, Task) and work.model != ANY_MODEL
@@ -248,4 +250,4 @@ class TealeInboundJobs:
     ) -> bytes:
         shoal = write_extension(error_extension(end)) if peer.runs_shoal else UNSET
         error = InferenceError(request_id, well_formed(why[:TEXT_MAX]), code, shoal)
-        return encode(error, self._local.flat)
+        return self._form.encode(error)

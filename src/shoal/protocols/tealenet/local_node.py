@@ -43,7 +43,6 @@ class TealeLocalNode:
     epoch: float  # seconds
     random_bytes: Callable[[int], bytes]
     identity: Identity | None
-    flat: bool = False
     passcode: str | None = None
     token: str = ""
     admission: AdmissionCheck | None = None
@@ -64,7 +63,6 @@ def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode
         epoch=context.epoch,
         random_bytes=context.random_bytes,
         identity=context.identity,
-        flat=config.flat,
         passcode=passcode_hash(config.passcode) if config.passcode else None,
         admission=context.admission,
         open=config.open,

@@ -15,6 +15,7 @@ from shoal.protocols.tealenet.codec.model_sharing import (
     read_model_message,
 )
 from shoal.protocols.tealenet.link_profile import LinkProfile
+from shoal.protocols.tealenet.payload_form import PayloadForm
 from shoal.protocols.tealenet.peer import TealePeer
 
 
@@ -25,10 +26,10 @@ class ModelExchange:
     message is the bytes of a chunk, for ``receive_raw``.
     """
 
-    def __init__(self, profile: LinkProfile, *, flat: bool) -> None:
+    def __init__(self, profile: LinkProfile, form: PayloadForm) -> None:
         self.accepts = MODEL_MESSAGES if profile.shares_models else frozenset[type]()
         self._allowed = profile.shares_models
-        self._flat = flat
+        self._form = form
         self._head: ModelChunk | None = None  # of a raw chunk
         self._size = 0
         self.expects_raw = False
@@ -61,7 +62,7 @@ class ModelExchange:
         if not self._allowed:
             raise Unsupported("models are shared on local networks only")
         raw = ShoalFeature.RAW in peer.features
-        encoded = encode_model_message(message, raw=raw, flat=self._flat)
+        encoded = encode_model_message(message, raw=raw, flat=self._form.flat)
         return [Send(each) for each in encoded]
 
     def _permits(self, peer: TealePeer) -> bool:

@@ -24,7 +24,7 @@ from shoal.protocols.tealenet.codec.chunks import (
     ChunkTemplate,
     find_template,
 )
-from shoal.protocols.tealenet.codec.envelope import BadMessage, encode
+from shoal.protocols.tealenet.codec.envelope import BadMessage
 from shoal.protocols.tealenet.codec.extension import (
     ShoalFeature,
     fault_of,
@@ -47,7 +47,8 @@ from shoal.protocols.tealenet.codec.server_failures import (
 )
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode, uuid_from
-from shoal.protocols.tealenet.peer import TealePeer
+from shoal.protocols.tealenet.payload_form import PayloadForm
+from shoal.protocols.tealenet.peer import PeerSoftware, TealePeer
 
 ANSWER_KINDS = frozenset({"inferenceChunk", "inferenceComplete", "inferenceError"})
 SEED_SIZE = 32  # bytes
@@ -66,7 +67,8 @@ NOT_STARTED_CODES = frozenset(
 class _OutboundJob:
     """A submitted job; ``pieces`` may grow while the messages of ``batch`` are read.
 
-    ``heartbeats`` is how many this end had sent when it submitted the job.
+    ``heartbeats`` is how many this end had sent when it submitted the job, and ``flat``
+    the form of the request.
     """
 
     job_id: JobId
@@ -74,6 +76,7 @@ class _OutboundJob:
     reader: ChunkReader
     pieces: list[AnswerPiece]
     heartbeats: int
+    flat: bool
     batch: int = 0  # 0: no output yet
     template: ChunkTemplate | None = None
 
@@ -84,8 +87,10 @@ class TealeOutboundJobs:
     Messages about jobs that have ended, or were cancelled at the peer, are ignored.
     """
 
-    def __init__(self, local: TealeLocalNode, profile: LinkProfile) -> None:
-        self._flat = local.flat
+    def __init__(
+        self, local: TealeLocalNode, profile: LinkProfile, form: PayloadForm
+    ) -> None:
+        self._form = form
         self._profile = profile
         # The counter keeps ids unique even if the random bytes are not.
         self._seed = local.random_bytes(SEED_SIZE)
@@ -107,7 +112,7 @@ class TealeOutboundJobs:
         """
         request_id = self._new_request_id()
         request = write_request(job, request_id, extended=peer.runs_shoal)
-        message = encode(request, self._flat)
+        message = self._form.encode(request)
         to_worker = peer.runs_shoal and not peer.is_coordinator
         limit = self._profile.request_max(to_worker=to_worker)
         if len(message) > limit:
@@ -117,7 +122,7 @@ class TealeOutboundJobs:
         several = options.get("n") not in (None, 1)
         reader = ChunkReader(several=several, exact=peer.runs_shoal)
         self._jobs[request_id] = _OutboundJob(
-            job.job_id, job.lease, reader, [], heartbeats
+            job.job_id, job.lease, reader, [], heartbeats, self._form.flat
         )
         self._request_ids[job.job_id, job.lease] = request_id
         return message
@@ -131,7 +136,7 @@ class TealeOutboundJobs:
         if request_id is None or ShoalFeature.CANCEL not in peer.features:
             return None
         self._forget(request_id)
-        return encode(InferenceCancel(request_id), self._flat)
+        return self._form.encode(InferenceCancel(request_id))
 
     def begin_batch(self) -> None:
         """Start a batch: the chunks of one job in it are one event."""
@@ -229,14 +234,22 @@ class TealeOutboundJobs:
             return (Failed(job.job_id, job.lease, reason),)
         return (Rejected(job.job_id, job.lease, reason),)
 
-    def reject_dropped(self, acknowledged: int) -> Sequence[Event]:
-        """Reject the jobs that an idle node has dropped.
+    def reject_dropped(
+        self, acknowledged: int, software: PeerSoftware
+    ) -> Sequence[Event]:
+        """Reject the jobs that an idle peer has dropped.
 
         Its last answer was to heartbeat number ``acknowledged``.  A Rust node processes
         one message at a time, and ignores a request that it cannot decode: after an
-        answer to a heartbeat that followed the request, nothing more comes.
+        answer to a heartbeat that followed the request, nothing more comes.  Other
+        peers have dropped only requests in a form that is not theirs.
         """
-        dropped = [job for job in self._jobs.values() if job.heartbeats < acknowledged]
+        dropped = [
+            job
+            for job in self._jobs.values()
+            if job.heartbeats < acknowledged
+            and (software is PeerSoftware.RUST or self._is_unread(job))
+        ]
         for job in dropped:
             self._forget(self._request_ids[job.job_id, job.lease])
         return [Rejected(job.job_id, job.lease, DROPPED) for job in dropped]
@@ -253,6 +266,10 @@ class TealeOutboundJobs:
         return (Failed(job.job_id, job.lease, str(error)),)
 
     # Private parts.
+
+    def _is_unread(self, job: _OutboundJob) -> bool:
+        """Return whether a request without output has not the peer's form."""
+        return job.flat is not self._form.flat and job.batch == 0
 
     def _progress(
         self, job: _OutboundJob, pieces: list[AnswerPiece]

@@ -21,7 +21,8 @@ from shoal.protocols.tealenet.inbound_jobs import JobReport, TealeInboundJobs
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.outbound_jobs import TealeOutboundJobs
-from shoal.protocols.tealenet.peer import PeerSoftware, TealePeer
+from shoal.protocols.tealenet.payload_form import PayloadForm
+from shoal.protocols.tealenet.peer import TealePeer
 
 JobMessage: TypeAlias = (
     InferenceRequest | InferenceComplete | InferenceError | InferenceCancel | LoadModel
@@ -36,10 +37,14 @@ class PeerJobs:
     """
 
     def __init__(
-        self, local: TealeLocalNode, profile: LinkProfile, heartbeats: HeartbeatSender
+        self,
+        local: TealeLocalNode,
+        profile: LinkProfile,
+        form: PayloadForm,
+        heartbeats: HeartbeatSender,
     ) -> None:
-        self.outbound = TealeOutboundJobs(local, profile)
-        self._inbound = TealeInboundJobs(local)
+        self.outbound = TealeOutboundJobs(local, profile, form)
+        self._inbound = TealeInboundJobs(local, form)
         self._heartbeats = heartbeats
         self.pending: list[Rejected | CancelJob] = []
         self.pending_since = 0.0
@@ -86,10 +91,9 @@ class PeerJobs:
     def receive_ack(self, ack: HeartbeatAck, peer: TealePeer) -> Sequence[Event]:
         """Process the answer to a heartbeat: it may show that jobs were dropped."""
         self._acks += 1
-        busy = ack.is_generating or ack.queue_depth
-        if busy or peer.software is not PeerSoftware.RUST:
+        if ack.is_generating or ack.queue_depth:
             return ()
-        return self.outbound.reject_dropped(self._acks)
+        return self.outbound.reject_dropped(self._acks, peer.software)
 
     def submit(self, job: RunJob, peer: TealePeer, now: float) -> Sequence[Output]:
         """Submit a job to the peer; a job that cannot be encoded is rejected."""

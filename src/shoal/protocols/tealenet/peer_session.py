@@ -51,6 +51,7 @@ from shoal.protocols.tealenet.heartbeat import HeartbeatSender
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.model_exchange import ModelExchange
+from shoal.protocols.tealenet.payload_form import PayloadForm
 from shoal.protocols.tealenet.peer import PeerDescription, TealeConnection, TealePeer
 from shoal.protocols.tealenet.peer_jobs import PeerJobs
 from shoal.protocols.tealenet.peer_state import PeerLiveness, TealePeerState
@@ -79,6 +80,7 @@ class TealePeerSession:
     Args:
         device_connections: the other connections to the same device; None where the
             transport allows one connection to each peer.
+        form: the form of the last session at the dialled address; None: a new one.
     """
 
     def __init__(
@@ -87,16 +89,20 @@ class TealePeerSession:
         connection: TealeConnection,
         profile: LinkProfile,
         device_connections: DeviceConnections | None = None,
+        form: PayloadForm | None = None,
     ) -> None:
+        self._form = form = form or PayloadForm()
         self._local = local
         self._connection = connection
         self._profile = profile
-        self._heartbeats = HeartbeatSender(local, profile, initiates=connection.dialled)
-        self._setup = SessionSetup(
-            local, connection, profile, device_connections, self._heartbeats
+        self._heartbeats = HeartbeatSender(
+            local, profile, form, initiates=connection.dialled
         )
-        self._jobs = PeerJobs(local, profile, self._heartbeats)
-        self._models = ModelExchange(profile, flat=local.flat)
+        self._setup = SessionSetup(
+            local, connection, profile, device_connections, form, self._heartbeats
+        )
+        self._jobs = PeerJobs(local, profile, form, self._heartbeats)
+        self._models = ModelExchange(profile, form)
         self.accepts = SENDABLE | self._models.accepts
         self._peer_state: TealePeerState | None = None  # until the setup is complete
         self._invalid = 0  # consecutive messages
@@ -157,6 +163,7 @@ class TealePeerSession:
                 self._invalid = 0
                 outputs += chunks
                 continue
+            self._form.learn(data)
             try:
                 message = decode(data)
             except BadMessage as error:
@@ -222,6 +229,7 @@ class TealePeerSession:
     # Setup.
 
     def _start(self, now: float) -> Sequence[FromPeer | Output]:
+        self._form.start_session()
         started = self._setup.start(now)
         if not isinstance(started, TealePeerState):
             return self._note_close(started)
@@ -343,7 +351,7 @@ class TealePeerSession:
         peer = self._setup.peer
         if peer is None or peer.refusal:
             return ()
-        return (Send(self._heartbeats.heartbeat(peer, now)),)
+        return [Send(each) for each in self._heartbeats.heartbeat(peer, now)]
 
     def _send_change(self, now: float) -> Sequence[Output]:
         """Announce a change to a peer that may submit jobs."""
@@ -359,10 +367,8 @@ class TealePeerSession:
         peer = self._setup.peer
         if peer is None or not peer.runs_shoal:
             return (self._close(reason),)
-        return (
-            Send(self._heartbeats.heartbeat(peer, now, reason)),
-            self._close(reason),
-        )
+        farewell = self._heartbeats.heartbeat(peer, now, reason)
+        return [*(Send(each) for each in farewell), self._close(reason)]
 
     def _close(self, reason: str) -> Close:
         self._closed = True

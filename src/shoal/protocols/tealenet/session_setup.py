@@ -12,7 +12,6 @@ from shoal.protocols.tealenet.admission import (
     admit,
     passcodes_match,
 )
-from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.codec.extension import ShoalFeature, read_heartbeat
 from shoal.protocols.tealenet.codec.messages import (
     Heartbeat,
@@ -38,6 +37,7 @@ from shoal.protocols.tealenet.handshake import (
 from shoal.protocols.tealenet.heartbeat import HeartbeatSender
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode
+from shoal.protocols.tealenet.payload_form import PayloadForm
 from shoal.protocols.tealenet.peer import PeerSoftware, TealeConnection, TealePeer
 from shoal.protocols.tealenet.peer_state import PeerOffers, TealePeerState
 
@@ -59,12 +59,15 @@ class SessionSetup:
         connection: TealeConnection,
         profile: LinkProfile,
         device_connections: DeviceConnections | None,
+        form: PayloadForm,
         heartbeats: HeartbeatSender,
     ) -> None:
         self._local = local
         self._connection = connection
         self._profile = profile
+        self._form = form
         self._heartbeats = heartbeats
+        self._greeted = False  # whether hello was sent
         self._handshake: HelloHandshake | None = None
         if profile.requires_hello or connection.software is PeerSoftware.SHOAL:
             self._handshake = HelloHandshake(local, connection, device_connections)
@@ -111,7 +114,7 @@ class SessionSetup:
         # This peer need not send a hello, but gets an answer to one.
         visible = self._heartbeats.offers if self.peer.submits_jobs else ()
         answer = hello_ack(self._local, visible, b"", read_greeting(message), now)
-        return (Send(encode(answer, self._local.flat)),)
+        return (Send(self._form.encode(answer)),)
 
     def receive_first_heartbeat(
         self, heartbeat: Heartbeat | HeartbeatAck, now: float
@@ -151,12 +154,9 @@ class SessionSetup:
         """Encode the handshake's outputs; add the first heartbeat after a greeting."""
         handshake = self._handshake
         assert handshake is not None, "the replies are its own"
-        outputs: list[Output] = [
-            each
-            if isinstance(each, Close | Notice)
-            else Send(encode(each, self._local.flat))
-            for each in replies
-        ]
+        outputs: list[Output] = []
+        for each in replies:
+            outputs += self._encode(each)
         if handshake.stage is not HandshakeStage.GREETED or self.peer is not None:
             return outputs
         greeting, permissions = handshake.greeting, handshake.permissions
@@ -167,7 +167,20 @@ class SessionSetup:
         )
         if self._connection.dialled:
             self._heartbeats.key_proof = prove_key(self._local, greeting)
-        return [*outputs, Send(self._heartbeats.heartbeat(self.peer, now))]
+        beats = self._heartbeats.heartbeat(self.peer, now)
+        return [*outputs, *(Send(each) for each in beats)]
+
+    def _encode(self, reply: HandshakeOutput) -> Sequence[Output]:
+        match reply:
+            case Close() | Notice():
+                return (reply,)
+            case HelloAck():
+                return (Send(self._form.encode(reply)),)
+            case Hello() if self._greeted:
+                return [Send(each) for each in self._form.encode_again(reply)]
+            case Hello():
+                self._greeted = True
+                return (Send(self._form.encode(reply)),)
 
 
 def introduced_peer(

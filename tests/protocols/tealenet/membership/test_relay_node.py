@@ -770,6 +770,7 @@ def test_a_gateway_is_answered_in_the_session_of_its_request(flat: bool) -> None
     assert "for the second" in json.dumps(messages_to(end, OTHER_SESSION))
     kinds = [next(iter(each)) for each in messages_to(end, SESSION)]
     assert kinds[-1] == "inferenceComplete"
+    assert ("_0" in messages_to(end, SESSION)[-1]["inferenceComplete"]) is not flat
     assert "inferenceComplete" not in json.dumps(messages_to(end, OTHER_SESSION))
     assert len(host.messages(PeerJoined)) == 1
 

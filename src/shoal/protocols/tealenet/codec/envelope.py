@@ -1,13 +1,14 @@
 """Cluster messages as JSON: an object with one key, the kind, and the payload below it.
 
 Real peers write one more layer, ``{"hello": {"_0": {..}}}``, and Macs read no other;
-both forms are read, and ``_0`` wins.  Source: TealeNet's "Cluster Messages", and what
-real peers do; see ``docs/protocols/tealenet.md``.
+both forms are read, and ``_0`` wins.  ``payload_form`` chooses the form to write.
+Source: TealeNet's "Cluster Messages", and what real peers do; see
+``docs/protocols/tealenet.md``.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -76,6 +77,18 @@ def encode(message: SentMessage, flat: bool = False) -> bytes:
     return b"".join((form.flat_head, body, b"}") if flat else (form.head, body, b"}}"))
 
 
+def is_flat(data: Data) -> bool | None:
+    """Return whether a message is in the document's form, without the layer ``_0``.
+
+    None for an unknown kind, and for data that is no message.
+    """
+    text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+    try:
+        return _split(text.removeprefix(_BOM)).flat
+    except BadMessage:
+        return None
+
+
 # Private parts, in the order in which they are called.
 
 
@@ -108,7 +121,7 @@ class _Ids(msgspec.Struct, rename={"request": "requestID", "transfer": "transfer
 def _decode_any(text: bytes) -> Message | None:
     """Decode a message of any form, in steps, to find out what is wrong with it."""
     text = text.removeprefix(_BOM)
-    kind, payload = _split(text)
+    kind, payload, _ = _split(text)
     if payload is None:
         return None
     form = _FORMS[kind.encode()]
@@ -122,8 +135,16 @@ def _decode_any(text: bytes) -> Message | None:
     return _validated(form, message, text)
 
 
-def _split(text: bytes) -> tuple[str, Raw | None]:
-    """Return a message's kind and payload; None for an unknown kind."""
+class _Parts(NamedTuple):
+    """A message's kind, payload and form; Nones for an unknown kind."""
+
+    kind: str
+    payload: Raw | None
+    flat: bool | None
+
+
+def _split(text: bytes) -> _Parts:
+    """Return the parts of a message.  Raises BadMessage if it is none."""
     try:
         if len(text) > LONG and has_more_values(text.decode(), VALUES_MAX):
             raise BadMessage(f"more than {VALUES_MAX} values")
@@ -135,13 +156,15 @@ def _split(text: bytes) -> tuple[str, Raw | None]:
         found = " and ".join(kinds) or "none"
         raise BadMessage(f"expected one kind, found {found}", *kinds[:1])
     if not kinds:
-        return "", None
+        return _Parts("", None, None)
     payload = entries[kinds[0]]
     try:
         inner = _layers.decode(payload).payload
     except (ValueError, RecursionError) as error:
         raise BadMessage(_error_text(error), kinds[0]) from error
-    return kinds[0], payload if isinstance(inner, UnsetType) else inner
+    if isinstance(inner, UnsetType):
+        return _Parts(kinds[0], payload, flat=True)
+    return _Parts(kinds[0], inner, flat=False)
 
 
 def _decode_leniently(form: _Form, payload: Raw) -> Message:
