@@ -104,6 +104,21 @@ def test_job_runs_and_its_text_is_returned() -> None:
     run_script(script)
 
 
+def test_each_worker_receives_what_remains_of_the_total_limit() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await coordinator.join("a"), await coordinator.join("b")
+        await coordinator.request(limits=TimeLimits(total=100.0))
+        await asyncio.sleep(20.0)
+        runner, other = (first, second) if first.runs else (second, first)
+        runner.reject()
+        await run_pending()
+
+        remaining = [runner.runs[0].remaining, other.runs[0].remaining]
+        assert [round(each or 0.0) for each in remaining] == [100, 80]
+
+    run_script(script)
+
+
 def test_job_waits_for_a_worker_that_just_left() -> None:
     async def script(coordinator: Coordinator) -> None:
         first = await coordinator.join()

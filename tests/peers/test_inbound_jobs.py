@@ -132,6 +132,22 @@ def test_job_of_a_peer_has_its_owner_price_and_limits() -> None:
     play(script)
 
 
+def test_job_of_a_peer_has_what_remains_of_its_limit_there() -> None:
+    async def script(
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        facts: list[object] = []
+        peers.coordinator.hub.subscribe(facts.append)
+
+        await send(line, replace(requested_chat(), remaining=7.0))
+
+        (job,) = [fact.job for fact in facts if isinstance(fact, JobSubmitted)]
+        assert job.limits == replace(DEFAULT_POLICY.limits, total=7.0)
+        assert [run.remaining for run in own.runs] == [7.0]
+
+    play(script)
+
+
 def test_job_without_a_model_runs_anywhere() -> None:
     async def script(
         peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker

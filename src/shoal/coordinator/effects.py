@@ -136,6 +136,7 @@ class Effects:
         run = RunJob(
             *(fact.job_id, fact.lease, job.job.work, beginning, job.job.terms),
             waited=job.waited(job.leased_at),
+            remaining=job.remaining(job.leased_at),
         )
         peer = self._connections.connection_of(fact.worker_id)
         if isinstance(job.job.work, Call):
@@ -147,11 +148,12 @@ class Effects:
         # Also if the first worker has begun meanwhile: this one is stopped next, and a
         # wire that cannot cancel frees its slot only when the job ends there.
         self._answers[fact.job_id].hedge(fact.lease, fact.worker_id)
-        opened = self._pool.jobs[fact.job_id]
-        job, hedge = opened.job, opened.hedge
+        job = self._pool.jobs[fact.job_id]
+        since = job.leased_at if job.hedge is None else job.hedge.since
         run = RunJob(
-            *(fact.job_id, fact.lease, job.work),
-            terms=job.terms,
-            waited=opened.waited(opened.leased_at if hedge is None else hedge.since),
+            *(fact.job_id, fact.lease, job.job.work),
+            terms=job.job.terms,
+            waited=job.waited(since),
+            remaining=job.remaining(since),
         )
         self._connections.connection_of(fact.worker_id).send(run)

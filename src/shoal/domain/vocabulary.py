@@ -38,7 +38,8 @@ class RunJob:
     Only a worker with ``Feature.CONTINUE`` is given one; it produces the rest.  With
     ``trim``, a conversation that exceeds the context loses its oldest messages, because
     the wire cannot report that it is too long.  ``waited`` is the time since the job
-    was submitted, in seconds.
+    was submitted, ``remaining`` what is left of its total limit, both in seconds; None:
+    not known.
     """
 
     job_id: JobId
@@ -48,6 +49,7 @@ class RunJob:
     terms: JobTerms = DEFAULT_TERMS
     trim: bool = False
     waited: float = 0.0
+    remaining: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class InboundJobs:
 
     async def _answer(self, command: RunJob) -> None:
         key = (command.job_id, command.lease)
-        job = self._job(command.work)
+        job = self._job(command.work, command.remaining)
         log.debug(
             "submitted owner=%r job=%s as=%r", self._owner, job.id, command.job_id
         )
@@ -191,13 +191,15 @@ class InboundJobs:
             raise InvalidRequest("the request matches the moderation list")
         return moderation.moderate_answer()
 
-    def _job(self, work: Work) -> Job:
+    def _job(self, work: Work, remaining: float | None) -> Job:
         if not (isinstance(work, NamedWork) or work.model):
             work = replace(work, model=ANY_MODEL)
         price = self._policy.prices.price(Policy.FAST, work.kind)
         limits = self._policy.limits
         if isinstance(work, Call):
             limits = call_limits(work.timeout)
+        if remaining is not None:
+            limits = replace(limits, total=min(limits.total, remaining))
         # A peer never asks for a call again, so only one that has a receipt is stored.
         kept = price > 0 or not isinstance(work, Call)
         return Job(

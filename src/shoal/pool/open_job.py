@@ -118,6 +118,10 @@ class OpenJob:
         # Negative for a restored job, whose times begin after a grace period.
         return max(0.0, since - self.submitted_at)
 
+    def remaining(self, since: float) -> float:
+        """Return the seconds of its total limit that were left at ``since``."""
+        return max(0.0, self.job.limits.total - self.waited(since))
+
     @property
     def tokens_min(self) -> int:
         """Return the least number of tokens that the prompt can have."""

@@ -230,6 +230,41 @@ def test_a_task_of_a_dispatcher_ends_at_its_timeout(
     assert beside.frames == []
 
 
+@pytest.mark.parametrize("timeout", [5.0, None])
+def test_a_call_to_a_shoal_worker_carries_what_remains_of_its_jobs_limit(
+    timeout: float | None,
+) -> None:
+    pair = connect(PROTOCOL)
+    call = replace(CALL, timeout=timeout)
+
+    run = start_job(pair, replace(RUN, work=call, remaining=40.0))
+
+    sent_task = msgspec.msgpack.decode(pair.coordinator_sent[-1][HEAD:])
+    assert sent_task["timeout"] == (timeout or 40.0)
+    # Without a timeout of the caller, that of the function applies.
+    assert run.work == call
+    assert run.remaining == (None if timeout else 40.0)
+
+
+@pytest.mark.parametrize("node", [coordinator_with_node, worker_with_node])
+def test_the_timeout_of_a_dispatcher_limits_the_whole_job(
+    node: Callable[[], UpstreamNode],
+) -> None:
+    beside = node()
+
+    runs = [
+        *beside.task("1", name="f", timeout=5.0),
+        *beside.task("2", name="f", timeout=None),
+        *beside.task("3", name="f"),
+    ]
+
+    assert [each.remaining for each in runs if isinstance(each, RunJob)] == [
+        5.0,
+        None,
+        300.0,
+    ]
+
+
 def test_frames_are_small_before_the_handshake() -> None:
     session = listener(fleet_context()).accept("192.0.2.1", 0.0)
     session.tick(0.0)

@@ -307,6 +307,37 @@ def test_a_task_without_a_result_ends_after_its_timeout(
     assert beside.tick(due + 1) == []
 
 
+@pytest.mark.parametrize(
+    ("work", "timeout"),
+    [
+        (Call("f", packed([]), packed({})), 40.0),
+        (Call("f", packed([]), packed({}), 5), 5.0),
+        (Call("f", packed([]), packed({}), 60.0), 40.0),
+        (TASK, 40.0),
+    ],
+)
+def test_a_task_carries_what_remains_of_its_jobs_limit(
+    work: Call | Task, timeout: float
+) -> None:
+    beside = worker()
+
+    beside.send(replace(RUN, work=work, remaining=40.0))
+
+    sent_timeout = decoded(beside.frames[-1])["timeout"]
+    assert sent_timeout == timeout
+    assert type(sent_timeout) is float
+
+
+def test_a_streamed_call_carries_what_remains_of_its_streams_limit() -> None:
+    beside = worker()
+    beside.send(replace(RUN, work=CallStream("demo.add"), remaining=40.0), 100.0)
+
+    calls = [StreamedCall(1, CALL.args, CALL.kwargs)]
+    beside.send(PushCalls(*NUMBER, calls), 130.0)
+
+    assert decoded(beside.frames[-1])["timeout"] == 10.0
+
+
 def test_a_cancelled_call_frees_its_slot_after_its_timeout() -> None:
     beside = worker()
     beside.send(replace(RUN, work=CallStream("demo.add")))

@@ -19,7 +19,6 @@ from shoal.domain.vocabulary import (
     PushCalls,
     Rejected,
     RunJob,
-    StreamedCall,
 )
 from shoal.domain.work import CallStream
 from shoal.protocols.macfleet.codec import control
@@ -38,7 +37,7 @@ from shoal.protocols.macfleet.outbound_jobs import (
     FleetTaskIds,
     failure,
     refusal,
-    upstream_timeout,
+    task_timeout,
 )
 from shoal.protocols.seam.session import Bulk, Output
 from shoal.protocols.seam.task_deadlines import TaskDeadlines
@@ -50,7 +49,8 @@ class _OpenCallStream:
 
     ``task_id`` identifies it when it ends.  ``calls`` maps the numbers of pending calls
     to the ids of their tasks; results of ``recalled`` calls are dropped.  A stream that
-    is ``closing`` ends with its last pending call.
+    is ``closing`` ends with its last pending call.  ``ends_by`` is when the job's total
+    limit ends it; None: not known.
     """
 
     job_id: JobId
@@ -62,6 +62,7 @@ class _OpenCallStream:
     calls: dict[int, str] = field(default_factory=dict)
     recalled: set[int] = field(default_factory=set)
     closing: bool = False
+    ends_by: float | None = None
 
 
 class ShoalCallStreams:
@@ -77,7 +78,7 @@ class ShoalCallStreams:
         self._by_stream_id: dict[int, _OpenCallStream] = {}
         self._by_task_id: dict[str, _OpenCallStream] = {}
 
-    def open(self, job: RunJob, work: CallStream) -> Output | Rejected:
+    def open(self, job: RunJob, work: CallStream, now: float) -> Output | Rejected:
         """Return the frame that opens a call stream, or a rejection."""
         if reason := refusal(self._peer, work.needs):
             return Rejected(job.job_id, job.lease, reason)
@@ -189,12 +190,13 @@ class UpstreamCallStreams:
         self._by_lease: dict[tuple[JobId, LeaseNumber], _OpenCallStream] = {}
         self._calls: dict[str, tuple[_OpenCallStream, int]] = {}  # by task id
 
-    def open(self, job: RunJob, work: CallStream) -> Rejected | None:
+    def open(self, job: RunJob, work: CallStream, now: float) -> Rejected | None:
         """Open a call stream; return a rejection if the peer does not support it."""
         if reason := refusal(self._peer, work.needs):
             return Rejected(job.job_id, job.lease, reason)
         self._by_lease[job.job_id, job.lease] = _OpenCallStream(
-            job.job_id, job.lease, work
+            *(job.job_id, job.lease, work),
+            ends_by=None if job.remaining is None else now + job.remaining,
         )
         return None
 
@@ -204,16 +206,19 @@ class UpstreamCallStreams:
         if call_stream is None or call_stream.closing:
             return
         failed: list[CallResult] = []
+        name, ends_by = call_stream.work.name, call_stream.ends_by
+        remaining = None if ends_by is None else max(0.0, ends_by - now)
+        timeout = task_timeout(call_stream.work, remaining)
         for call in command.calls:
             task_id = self._task_ids.next()
             try:
-                payload = self._encode_task(task_id, call_stream, call)
+                payload = encode_task(task_id, name, call.args, call.kwargs, timeout)
             except (InvalidRequest, TooLarge) as error:
                 failed.append(CallResult(call.number, b"", str(error)))
                 continue
             call_stream.calls[call.number] = task_id
             self._calls[task_id] = (call_stream, call.number)
-            self._deadlines.add(task_id, upstream_timeout(call_stream.work), now)
+            self._deadlines.add(task_id, timeout, now)
             yield self._writer.write(FrameType.TASK, payload)
         if failed:
             yield CallsReturned(call_stream.job_id, call_stream.lease, failed)
@@ -263,13 +268,6 @@ class UpstreamCallStreams:
     def receive_returns(self, frame: Frame) -> CallsReturned | None:
         """Return None: there are no frame streams."""
         return None
-
-    def _encode_task(
-        self, task_id: str, call_stream: _OpenCallStream, call: StreamedCall
-    ) -> bytes:
-        work = call_stream.work
-        timeout = upstream_timeout(work)
-        return encode_task(task_id, work.name, call.args, call.kwargs, timeout)
 
     def _finish(self, call_stream: _OpenCallStream) -> Sequence[Completed]:
         """Return the end of a closing call stream if no call is pending."""

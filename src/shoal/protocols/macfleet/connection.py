@@ -209,7 +209,7 @@ class FleetConnection:
             case Call() | Task():
                 return (self._parts.outbound.send(job, job.work, now),)
             case CallStream():
-                output = self._parts.call_streams.open(job, job.work)
+                output = self._parts.call_streams.open(job, job.work, now)
                 return () if output is None else (output,)
             case _:
                 raise Unsupported("MacFleet does not run models")

@@ -96,13 +96,13 @@ class FleetInboundJobs:
             # A reply would end the first.
             return Notice(f"ignored task {request.task_id!a}: its id is in use")
         try:
-            work = _call_of(request, self._peer)
+            work, remaining = _call_of(request, self._peer)
         except PeerError as error:
             return self._encode_refusal(request.task_id, str(error))
         if reason := self._refusal(work.needs):
             return self._encode_refusal(request.task_id, reason)
         self._open.add(request.task_id)
-        return RunJob(JobId(request.task_id), LEASE, work)
+        return RunJob(JobId(request.task_id), LEASE, work, remaining=remaining)
 
     @property
     def due(self) -> float | None:
@@ -275,21 +275,26 @@ class FleetInboundJobs:
             del self._task_ids[stream]
 
 
-def _call_of(request: TaskRequest, peer: FleetPeer) -> Call:
-    """Return the call in a task.  Raises PeerError if it needs an unknown feature.
+def _call_of(request: TaskRequest, peer: FleetPeer) -> tuple[Call, float | None]:
+    """Return the call in a task, and what remains of its total limit, if that is known.
 
-    The extension of a task is ignored unless the peer is Shoal's.
+    An upstream peer's timeout is both how long the function may run and the limit of
+    the whole task.  The extension of a task is ignored unless the peer is Shoal's.
+
+    Raises PeerError if it needs an unknown feature.
     """
     required = decode_requirements(request.extension if peer.is_shoal else None)
-    return Call(
+    call = Call(
         request.name,
         bytes(request.args),
         bytes(request.kwargs),
-        request.timeout,
+        request.timeout if required.names_timeout else None,
         features_of(required.needs),
         required.blobs,
         required.python,
     )
+    is_total = not (peer.is_shoal and required.names_timeout)
+    return call, request.timeout if is_total else None
 
 
 def task_id_in(payload: Payload) -> str | None:

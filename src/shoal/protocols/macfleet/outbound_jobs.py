@@ -115,7 +115,8 @@ class FleetOutboundJobs:
             return Rejected(*lease_id, reason)
         task_id = self._task_ids.next()
         try:
-            parts = self._encode_task(task_id, work)
+            timeout = task_timeout(work, job.remaining)
+            parts = self._encode_task(task_id, work, timeout)
         except (NotConvertible, TooLarge) as error:
             return Failed(*lease_id, str(error), Fault.REQUEST)
         except InvalidRequest as error:
@@ -128,7 +129,7 @@ class FleetOutboundJobs:
         self._sent[task_id] = _SentTask(*lease_id, as_json, isinstance(output, Bulk))
         self._ids[lease_id] = task_id
         if not self._peer.is_shoal:
-            self._deadlines.add(task_id, upstream_timeout(work), now)
+            self._deadlines.add(task_id, timeout, now)
         return output
 
     def cancel(self, command: CancelJob) -> Sequence[Output]:
@@ -170,23 +171,17 @@ class FleetOutboundJobs:
         except NotConvertible as error:
             return (Failed(*lease_id, str(error)),)
 
-    def _encode_task(self, task_id: str, work: Call | Task) -> PayloadParts:
-        strict = not self._peer.is_shoal
-        if isinstance(work, Task):
-            args, kwargs = task_arguments(work)
-            timeout = upstream_timeout(work) if strict else None
-            return encode_task_parts(
-                task_id, work.name, args, kwargs, timeout, strict=strict
-            )
-        extension = encode_requirements(work) if self._peer.is_shoal else None
+    def _encode_task(
+        self, task_id: str, work: Call | Task, timeout: float
+    ) -> PayloadParts:
+        is_shoal = self._peer.is_shoal
+        args, kwargs = (
+            task_arguments(work) if isinstance(work, Task) else (work.args, work.kwargs)
+        )
         return encode_task_parts(
-            task_id,
-            work.name,
-            work.args,
-            work.kwargs,
-            upstream_timeout(work) if strict else work.timeout,
-            extension,
-            strict=strict,
+            *(task_id, work.name, args, kwargs, timeout),
+            encode_requirements(work) if is_shoal else None,
+            strict=not is_shoal,
         )
 
     def _forget(self, task_id: str) -> _SentTask:
@@ -196,13 +191,16 @@ class FleetOutboundJobs:
         return sent
 
 
-def upstream_timeout(work: Call | Task | CallStream) -> float:
-    """Return the timeout of a task for a MacFleet worker, in seconds.
+def task_timeout(work: Call | Task | CallStream, remaining: float | None) -> float:
+    """Return the timeout of a task, in seconds.
 
-    Without one, a result that the worker cannot encode would occupy its slot for ever.
+    That is what remains of the job's total limit, or its caller's timeout if that is
+    less.  Without one, a result that MacFleet's own workers cannot encode would occupy
+    a slot for ever.
     """
-    timeout = None if isinstance(work, Task) else work.timeout
-    return TIMEOUT if timeout is None else timeout
+    named = None if isinstance(work, Task) else work.timeout
+    limits = [each for each in (named, remaining) if each is not None]
+    return float(min(limits, default=TIMEOUT))
 
 
 def needs_of(work: Call | Task) -> frozenset[Feature]:

@@ -16,7 +16,7 @@ from msgspec import Meta, Raw
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import CallResult, StreamedCall
-from shoal.domain.work import Call, Feature
+from shoal.domain.work import Call, Feature, Task
 from shoal.protocols.macfleet.codec.frames import PAYLOAD_MAX, Payload
 
 BLOBS_MAX = 4096  # referenced by a task or a result
@@ -32,7 +32,9 @@ Names = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_leng
 class TaskRequirements(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a task requires: features of its worker, and blobs by their SHA-256 digests.
 
-    ``python`` is as in ``Call``.
+    ``python`` is as in ``Call``.  ``names_timeout``: the timeout of the task is its
+    caller's; else it is what remains of the job's total limit, and the function's own
+    timeout applies.
 
     A worker rejects a task that requires a feature unknown to it.
     """
@@ -40,6 +42,7 @@ class TaskRequirements(msgspec.Struct, frozen=True, omit_defaults=True):
     needs: Names = ()
     blobs: Digests = ()
     python: Annotated[str, Meta(max_length=64)] = ""
+    names_timeout: bool = True
 
 
 class ResultDetails(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,10 +67,13 @@ _FEATURES = {each.value: each for each in Feature}
 _FAULTS = {each.value: each for each in Fault}
 
 
-def encode_requirements(work: Call) -> bytes | None:
-    """Encode the requirements of a call; None if there are none."""
+def encode_requirements(work: Call | Task) -> bytes | None:
+    """Encode the requirements of a task; None if there are none."""
+    if isinstance(work, Task):
+        return _TASK_REQUIREMENTS
     needs = tuple(sorted(each.value for each in work.needs))
-    required = TaskRequirements(needs, work.blobs, work.python)
+    names_timeout = work.timeout is not None
+    required = TaskRequirements(needs, work.blobs, work.python, names_timeout)
     return None if required == _NO_REQUIREMENTS else _encode(required)
 
 
@@ -85,6 +91,7 @@ def decode_requirements(extension: Raw | None) -> TaskRequirements:
 
 
 _NO_REQUIREMENTS = TaskRequirements()
+_TASK_REQUIREMENTS = _encode(TaskRequirements(names_timeout=False))
 
 
 def features_of(names: Names | frozenset[str]) -> frozenset[Feature]:
