@@ -23,7 +23,7 @@ import pytest
 from harness.speed import scaled
 
 LIMIT = 120.0  # seconds for a phase of a test, on the reference machine
-LONG_LIMIT = 1200.0  # seconds for one of those that are marked as long
+LONG_LIMIT = 600.0  # seconds for one of those that are marked as long
 AGAIN = 1.0  # seconds between exceptions
 GRACE = 60.0  # seconds from the first exception to the end of the process
 EXIT = 60.0  # seconds for the process to end once all tests have

@@ -91,14 +91,13 @@ class Clients:
         while True:
             if self.world.up:
                 again = replace(job, id=self.world.new_id())
-                asking = asyncio.create_task(self._ask(again, number))
+                asking = self.world.start_client(self._ask(again, number))
                 await asyncio.wait([asking])
                 if not asking.cancelled():  # else the coordinator was killed
                     return asking.result()
             await asyncio.sleep(self.world.random.uniform(0.0, 5.0))
 
     async def _ask(self, job: Job, number: int) -> None:
-        self.world.end_with_us()
         async with self.world.hub.run_job(job) as reader:
             self.accepted[reader.job_id] = number
             try:
@@ -113,13 +112,12 @@ class Clients:
         await asyncio.sleep(random.uniform(0.0, BUSY))
         while not self.world.up:  # noqa: ASYNC110  # nothing tells when it is
             await asyncio.sleep(1.0)
-        asking = asyncio.create_task(self._in_lanes(calls))
+        asking = self.world.start_client(self._in_lanes(calls))
         await asyncio.wait([asking])
         if not asking.cancelled():
             asking.result()
 
     async def _in_lanes(self, calls: int) -> None:
-        self.world.end_with_us()
         random = self.world.random
         told = InLanes(self)
         board = CallScheduler(self.world.hub, self.world.clock, "al", told)

@@ -3,9 +3,11 @@
 import asyncio
 import math
 import selectors
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from functools import wraps
+from types import CoroutineType
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple, Unpack
 
 P = ParamSpec("P")
@@ -13,6 +15,11 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 STEP = 0.01  # seconds
+END = 5 * 3600.0  # seconds; by then, every time limit of every job has passed
+
+
+class NeverEnds(BaseException):
+    """Raised where what is waited for does not happen, however long it takes."""
 
 
 class _Jump(selectors.SelectSelector):
@@ -21,6 +28,7 @@ class _Jump(selectors.SelectSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self._end = END
 
     def select(
         self, timeout: float | None = None
@@ -29,6 +37,9 @@ class _Jump(selectors.SelectSelector):
             raise RuntimeError("everybody waits, and nothing will ever happen")
         # In steps, so that a turn of the loop has more than one thing to do.
         self.now += math.ceil(max(timeout, 0.0) / STEP) * STEP
+        if self.now > self._end:
+            self._end = math.inf  # everything is cancelled now, which may take time
+            raise NeverEnds(f"after {END:g} s, these still wait:\n{_waiting()}")
         return []
 
 
@@ -55,6 +66,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+def _waiting() -> str:
+    """Return for what the tasks of the running loop wait, and how many for each."""
+    waits: Counter[str] = Counter()
+    for task in asyncio.all_tasks():
+        frames: list[str] = []
+        waiting: object = task.get_coro()
+        while isinstance(waiting, CoroutineType) and waiting.cr_frame is not None:
+            name, line = waiting.__qualname__, waiting.cr_frame.f_lineno
+            frames.append(f"{name}, line {line}")
+            waiting = waiting.cr_await
+        waits[" > ".join(frames)] += 1
+    return "\n".join(f"{count} of {where}" for where, count in waits.most_common())
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any, TypeVar
 
 from protocols.contexts import SIGNER, protocol_context, require_token
 from shoal.calls.durable import DurableCalls
@@ -40,6 +41,8 @@ from shoal.worker.calls import FunctionBackend
 from shoal.worker.jobs import EngineSlots, FindModel, only_model
 from simulation.engine import SimEngine, answer_to, words_of
 from simulation.network import Ends, Wire
+
+T = TypeVar("T")
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
 EPOCH = 1_800_000_000.0  # the wall clock at the beginning of every simulation
@@ -90,7 +93,7 @@ class World:
         self._crowds: PeerConnections
         self._serving: dict[asyncio.Task[object], Wire] = {}
         self._running: list[asyncio.Task[None]]
-        self._clients: set[asyncio.Task[None]] = set()
+        self._clients: set[asyncio.Task[Any]] = set()
         self.accepted: dict[JobId, None] = {}  # in order
         self.done: dict[str, JobId] = {}  # the jobs that were done, by their keys
 
@@ -241,7 +244,7 @@ class World:
             return
         try:
             async with asyncio.timeout(patience):
-                text, prompt = await self._answer(self._job(model))
+                text, prompt = await self.start_client(self._answer(self._job(model)))
         except TimeoutError:
             self.tally.left += 1
         except ShoalError:
@@ -275,8 +278,7 @@ class World:
             for each in self._running:
                 if each.done():
                     each.result()
-            # The coordinator's end cuts it off, as its connection would be.
-            asking = asyncio.create_task(self._answer(replace(job, id=self.new_id())))
+            asking = self.start_client(self._answer(replace(job, id=self.new_id())))
             await asyncio.wait([asking])
             if not asking.cancelled() and asking.exception() is None:
                 self._check(*asking.result())
@@ -287,16 +289,19 @@ class World:
             self.tally.asked_again += 1
         self.tally.wrong.append(f"{job.idempotency_key}: asked {TRIES_MAX} times")
 
-    def end_with_us(self) -> None:
-        """Have this task, a client's, cut off when the coordinator is killed."""
-        task = asyncio.current_task()
-        assert task is not None
+    def start_client(self, client: Coroutine[None, None, T]) -> asyncio.Task[T]:
+        """Run a client, which the coordinator's end cuts off, as it would a connection.
+
+        From its creation on: one that begins to run only after the coordinator was
+        killed would otherwise wait for a dead hub.
+        """
+        task = asyncio.create_task(client)
         self._clients.add(task)
         task.add_done_callback(self._clients.discard)
+        return task
 
     async def _answer(self, job: Job) -> tuple[str, str]:
         """Have a job done; return what came, and what was asked."""
-        self.end_with_us()
         text = ""
         async with self.hub.run_job(job) as reader:
             self.accepted[reader.job_id] = None
