@@ -15,6 +15,7 @@ from shoal.cli import join_models as memberships_module
 from shoal.cli.join_models import WorkerContext, model_memberships
 from shoal.cli.join_target import JoinTarget
 from shoal.config import JoinConfig
+from shoal.domain.job import Privacy
 from shoal.domain.work import Feature, Inference, JobKind
 from shoal.domain.worker import DeviceKind, Hardware, Offer, ServedModel
 from shoal.engines.engine import Finished, Item
@@ -110,7 +111,7 @@ def _ignore_event(name: str, about: Mapping[str, object], event: WorkerEvent) ->
 
 async def test_joint_offer_describes_each_model() -> None:
     joined: list[WorkerProfile] = []
-    config = {"only_for": ("alice",), "passcode": "wildlife"}
+    config = {"only_for": ("alice",), "privacy": "public", "passcode": "wildlife"}
     sources = [
         EngineSource("one", Engine(CHATS, EMBEDS)),
         EngineSource("two", Engine(replace(CHATS, name="other"), slots=7)),
@@ -131,6 +132,7 @@ async def test_joint_offer_describes_each_model() -> None:
         features=frozenset({Feature.STOP}),
         context=4096,
         only_for=frozenset({"alice"}),
+        privacy=Privacy.PUBLIC,
         tasks=TASK_NAMES,
         device=DeviceKind.PHONE,
         public_key=SIGNER.public_key.hex(),

@@ -179,6 +179,7 @@ def test_job_of_a_killed_worker_is_requeued(pool: Pool, slow_model: GatedModel) 
             "grandsage has no pairing codes",
         ),
         (("--identity", "/proc/none/key"), "--identity"),
+        (("--privacy", "secret"), "--privacy secret: expected any or public or"),
     ],
 )
 def test_wrong_argument_is_an_error_that_names_it(

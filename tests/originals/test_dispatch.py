@@ -35,6 +35,7 @@ WORKER = replace(
     MEMBER,
     identity=A,
     tasks=frozenset({"classify"}),
+    only_for=frozenset({"42"}),  # the coordinator's user is the number 42
     epoch=1_770_638_400.0,  # 2026-02-09T12:00:00Z
 )
 
@@ -258,6 +259,19 @@ def test_an_unsupported_job_is_answered_with_an_error(
 
     output, verified = service.coordinator.done["j1"]
     assert output["error"].startswith("Unsupported job payload")
+    assert verified
+    assert service.coordinator.forgotten == []
+
+
+def test_a_job_of_a_user_that_the_owner_excludes_does_not_hang() -> None:
+    member = replace(WORKER, only_for=frozenset({"ada"}))
+    service = Service(ProviderDialer("http://127.0.0.1:4010", member))
+    session = service.connect()
+
+    assert service.assign(session, "j1", "LLM_INFER", {"prompt": "x"}) == []
+
+    output, verified = service.coordinator.done["j1"]
+    assert output == {"error": "this worker accepts the jobs of some users only"}
     assert verified
     assert service.coordinator.forgotten == []
 

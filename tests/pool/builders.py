@@ -2,7 +2,7 @@
 
 from shoal.domain.facts import Fact, JobLeased, WorkerJoined, WorkerLoadChanged
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.job import Job, Priority, TimeLimits
+from shoal.domain.job import Job, Priority, Privacy, TimeLimits
 from shoal.domain.work import Chat, Feature, JobKind
 from shoal.domain.worker import Offer, WorkerLoad
 from shoal.pool.inputs import HubInput
@@ -48,6 +48,7 @@ def joined(
     remark: str = "",
     neighbour: bool = False,
     needs_question: bool = False,
+    privacy: Privacy | None = None,
 ) -> WorkerJoined:
     offer = Offer(
         kinds,
@@ -59,6 +60,7 @@ def joined(
         remark,
         neighbour=neighbour,
         needs_question=needs_question,
+        privacy=privacy,
     )
     return WorkerJoined(WorkerId(name), offer, cancels)
 

@@ -22,7 +22,7 @@ from shoal.domain.facts import (
     WorkerJoined,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.job import Job, JobTerms
+from shoal.domain.job import Job, JobTerms, Privacy
 from shoal.domain.work import ANY_MODEL, Chat, Feature, JobKind, Task, Work
 from shoal.domain.worker import Offer
 from shoal.pool.eligibility import (
@@ -83,6 +83,8 @@ def test_stop_strings_need_a_worker_with_the_feature(
         (joined(context=0), None),
         (joined(only_for=frozenset({"bo"})), "works for other keys only"),
         (joined(only_for=frozenset({"al", "bo"})), None),
+        (joined(privacy=Privacy.PRIVATE), "accepts private jobs only"),
+        (joined(privacy=Privacy.PUBLIC), None),
         (joined(kinds=frozenset({JobKind.EMBEDDING})), "does not run chat jobs"),
     ],
 )

@@ -13,6 +13,7 @@ from shoal.domain.facts import (
     WorkerMarked,
 )
 from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.job import Privacy
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import CHAT_ONLY, Offer, WorkerLoad
 from shoal.pool.own_offers import MODELS_MAX, offering_peers, own_load, own_offers
@@ -59,11 +60,19 @@ def test_worker_with_several_models_counts_in_each_offer() -> None:
     [
         [joined(neighbour=True)],
         [joined(only_for=frozenset({"al"}))],
+        [joined(privacy=Privacy.PRIVATE)],
         [joined(slots=0)],
         [joined(), WorkerDraining(W, "bye")],
         [joined(), WorkerMarked(W, 3, "wrong", JobId("j"))],
     ],
-    ids=["neighbour", "only for some", "no slots", "draining", "no standing"],
+    ids=[
+        "neighbour",
+        "only for some",
+        "only private",
+        "no slots",
+        "draining",
+        "no standing",
+    ],
 )
 def test_private_and_remote_models_are_not_offered(facts: list[Fact]) -> None:
     assert own_offers(pool_after(*facts)) == ()

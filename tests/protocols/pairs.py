@@ -8,6 +8,7 @@ from urllib.parse import quote, urlsplit
 
 from protocols.contexts import protocol_context
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import Privacy
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
@@ -63,6 +64,7 @@ MEMBER = WorkerProfile(
     frozenset({"al", "bo, c=d é"}),
     identity=SIGNER,
     random_bytes=bytes,
+    privacy=Privacy.PUBLIC,
 )
 CHAT = Chat("family/model:7b", ({"role": "user", "content": "hi"},))
 RUN = RunJob(JobId("job"), LeaseNumber(2), CHAT)

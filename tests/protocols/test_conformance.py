@@ -118,7 +118,8 @@ def test_a_worker_joins_with_the_offer_it_states(protocol: AnyWireProtocol) -> N
     assert JobKind.CHAT in joined.offer.kinds
     assert joined.offer.kinds <= model.kinds
     assert joined.offer.context in (model.context, 0)
-    assert joined.offer.only_for in (MEMBER.only_for, frozenset())
+    assert joined.offer.only_for == MEMBER.only_for
+    assert joined.offer.privacy is MEMBER.privacy
     assert joined.offer.remark == ""
 
 

@@ -28,6 +28,7 @@ from shoal.cli.worker_report import report_omitted_models, worker_reporter
 from shoal.config import USER_DATA, JoinConfig
 from shoal.config.loader import check_file, load
 from shoal.domain.errors import ConfigError, NotAdmitted, Unavailable
+from shoal.domain.job import PRIVACY_CLASSES
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.worker import DeviceKind
 from shoal.engines import gguf_files, local_servers
@@ -94,6 +95,7 @@ Membership: TypeAlias = SeparateOffers | JointOffers | Agent | FunctionOffers
 DRAIN_TIMEOUT = 60.0  # seconds for running jobs to end after a stop signal
 IDENTITIES = "identities"  # the folder of workers' keys
 _PORT = re.compile(r":[0-9]+$")
+ANY = "any"
 DEVICES = {"DESKTOP": DeviceKind.DESKTOP, "SEEKER": DeviceKind.PHONE}
 
 
@@ -135,6 +137,7 @@ def run(args: argparse.Namespace) -> int:
     for each in args.model:
         parse_model_option(each)
     device = _device(config.provider_type)
+    _check_privacy(config.privacy)
     options = EngineOptions(
         config.engine,
         tuple(args.model),
@@ -256,6 +259,13 @@ def _device(provider_type: str) -> DeviceKind:
         known = " or ".join(DEVICES)
         raise ConfigError(f"--provider-type {provider_type}: expected {known}")
     return DEVICES[provider_type]
+
+
+def _check_privacy(given: str) -> None:
+    """Raise ConfigError for an unknown privacy class."""
+    known = [ANY, *PRIVACY_CLASSES]
+    if given not in known:
+        raise ConfigError(f"--privacy {given}: expected {' or '.join(known)}")
 
 
 def _signer(

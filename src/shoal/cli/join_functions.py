@@ -93,6 +93,7 @@ def function_membership(worker: WorkerContext, functions: FunctionBackend) -> Ag
         slots=caller.slots,
         features=frozenset(features),
         only_for=frozenset(worker.config.only_for),
+        privacy=worker.privacy,
         tasks=caller.names,
         device=worker.device,
         public_key=worker.signer.public_key.hex() if worker.signer else "",

@@ -11,6 +11,7 @@ from functools import partial
 from shoal.cli.join_target import JoinTarget, resolve_direct
 from shoal.config import JoinConfig
 from shoal.domain.errors import Unavailable
+from shoal.domain.job import PRIVACY_CLASSES, Privacy
 from shoal.domain.work import JobKind
 from shoal.domain.worker import DeviceKind, Hardware, Offer, ServedModel
 from shoal.engines.selection import EngineSource
@@ -59,6 +60,11 @@ class WorkerContext:
     on_event: Callable[[str, Mapping[str, object], WorkerEvent], None]
     joined: Callable[[], None]
 
+    @property
+    def privacy(self) -> Privacy | None:
+        """The only privacy class of jobs that it accepts; None: any."""
+        return PRIVACY_CLASSES.get(self.config.privacy)
+
     def report(
         self, name: str, about: Mapping[str, object], event: WorkerEvent
     ) -> None:
@@ -99,6 +105,7 @@ def _joint_offers(
             features=model.features,
             context=model.context,
             only_for=frozenset(worker.config.only_for),
+            privacy=worker.privacy,
             tasks=TASK_NAMES if chats else NO_TASKS,
             device=worker.device,
             public_key=public_key,
@@ -165,6 +172,7 @@ def base_profile(worker: WorkerContext, name: str) -> WorkerProfile:
         1,
         worker.target.token,
         only_for=frozenset(worker.config.only_for),
+        privacy=worker.privacy,
         device=worker.device,
         identity=worker.signer,
         epoch=clock.wall() - clock.now(),

@@ -166,9 +166,15 @@ class JoinConfig:
     token: str = setting("join token of the coordinator", "")
     passcode: str = setting("passcode of the cluster, on wires that require one", "")
     only_for: tuple[str, ...] = setting(
-        "API keys whose jobs to accept, by name, comma-separated (default: all)",
+        "API keys whose jobs to accept, by name, comma-separated (default: all); at "
+        "coordinators of other programs: users, where their jobs name one",
         (),
         "KEYS",
+    )
+    privacy: str = setting(
+        "privacy class of the jobs to accept: any, public, or private (those of users "
+        "who are paired with this worker)",
+        "any",
     )
     engine_key: str = setting("API key of the servers named by --engine", "")
     context: int = setting(

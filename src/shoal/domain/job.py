@@ -26,6 +26,10 @@ class Privacy(Enum):
     __hash__ = object.__hash__  # members are singletons, hashed very often
 
 
+PRIVACY_CLASSES: Mapping[str, Privacy] = {each.value: each for each in Privacy}
+"""Privacy classes by their names in offers and options."""
+
+
 class TimeLimit(Enum):
     """The time limits of a job, by what they bound."""
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
+from shoal.domain.job import Privacy
 from shoal.domain.work import ANY_MODEL, CALL_QUEUE, TASK_QUEUE, Feature, JobKind
 
 CHAT_ONLY = frozenset({JobKind.CHAT})
@@ -86,7 +87,8 @@ class Offer:
     """What a worker will run, as it declared when it joined.
 
     ``context`` is as in ``ServedModel``.  ``only_for`` names the keys whose jobs it
-    accepts; empty: all keys.  ``remark`` describes oddities of the declaration, for
+    accepts; empty: all keys.  ``privacy`` is the only privacy class of jobs that it
+    accepts; None: any.  ``remark`` describes oddities of the declaration, for
     users who ask why the worker gets no jobs.
 
     ``public_key`` verifies the worker's receipts, in hexadecimal; empty if it has
@@ -114,6 +116,12 @@ class Offer:
     receipts: bool = True
     needs_question: bool = False
     pythons: frozenset[str] = frozenset()
+    privacy: Privacy | None = None
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether it accepts the jobs of some clients only."""
+        return bool(self.only_for) or self.privacy is not None
 
     @property
     def queues(self) -> frozenset[str]:

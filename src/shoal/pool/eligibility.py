@@ -85,6 +85,8 @@ def ineligibility(job: OpenJob, worker: Worker) -> str | None:
         return f"reads {offer.context} tokens, fewer than the request has"
     if offer.only_for and job.job.owner not in offer.only_for:
         return "works for other keys only"
+    if offer.privacy is not None and job.job.terms.privacy is not offer.privacy:
+        return f"accepts {offer.privacy.value} jobs only"
     if worker.id in job.refused_by:
         return f"refused it: {job.refused_by[worker.id]}"
     if worker.load.unfit:

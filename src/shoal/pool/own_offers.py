@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 from shoal.domain.ids import peer_of
+from shoal.domain.job import Privacy
 from shoal.domain.job_kinds import INFERENCE_KINDS, SHARED_KINDS
 from shoal.domain.work import Feature
 from shoal.domain.worker import Offer, WorkerLoad
@@ -74,6 +75,8 @@ def own_load(pool: PoolState, without: Collection[str] = ()) -> WorkerLoad:
 def _is_unrestricted(worker: Worker) -> bool:
     offer = worker.offer
     if offer.neighbour or offer.only_for or offer.slots <= 0:
+        return False
+    if offer.privacy is Privacy.PRIVATE:  # jobs of peers are public
         return False
     if not (offer.models or offer.kinds & NAMED_KINDS):
         return False

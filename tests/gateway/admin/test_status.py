@@ -71,6 +71,7 @@ async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
             "features": [],
             "context": 0,
             "only_for": [],
+            "privacy": None,
             "tokens_per_second": None,
             "cancels": True,
             "tasks": [],

@@ -20,6 +20,7 @@ from protocols.dispatch.recorded import (
 )
 from protocols.pairs import MEMBER, MODEL, AcceptedWorker, as_worker, messages_in, sent
 from shoal.domain.errors import ConfigError, NotAdmitted
+from shoal.domain.job import Privacy
 from shoal.domain.vocabulary import CancelJob, Event, Joined
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import DeviceKind, Offer
@@ -315,6 +316,7 @@ def test_a_shoal_workers_offer_has_all_fields() -> None:
         tasks=frozenset({"summarize"}),
         device=DeviceKind.PHONE,
         only_for=frozenset({"al", "bo, c=d é"}),
+        privacy=Privacy.PRIVATE,
     )
     outputs, _ = join(member)
 
@@ -328,6 +330,7 @@ def test_a_shoal_workers_offer_has_all_fields() -> None:
             features=frozenset(Feature),
             context=4096,
             only_for=member.only_for,
+            privacy=Privacy.PRIVATE,
             tasks=frozenset({"summarize"}),
             streams=False,
             device=DeviceKind.PHONE,

@@ -2,6 +2,9 @@
 
 import json
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from protocols.dispatch.recorded import NOW, dispatch_context, summary
 from protocols.pairs import (
@@ -16,6 +19,7 @@ from protocols.pairs import (
     sent,
 )
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import Privacy
 from shoal.domain.outcome import Delta
 from shoal.domain.receipts import Verdict
 from shoal.domain.vocabulary import (
@@ -35,7 +39,7 @@ from shoal.protocols.dispatch import PROTOCOL, Config, endpoints
 from shoal.protocols.dispatch.codec.extension import HEADER
 from shoal.protocols.dispatch.worker_jobs import ANSWER_MAX, JOBS_MAX
 from shoal.protocols.seam.endpoints import UpgradeRequest
-from shoal.protocols.seam.session import Notice
+from shoal.protocols.seam.session import Notice, Send
 
 
 def joined() -> Pair:
@@ -216,3 +220,89 @@ def test_an_invalid_job_is_refused_with_the_reason() -> None:
     (rejected,) = messages_in(pair.coordinator.receive(sent(outputs), NOW))
     assert isinstance(rejected, Rejected)
     assert "shoal" in rejected.reason
+
+
+ASSIGNED = """{
+"type": "job_assign",
+"job_id": "a1b2c3d4-e5f6-7890-abcd-ef1234567890",
+"job_type": "TASK",
+"payload": {
+"task_type": "classify",
+"input": "This product is amazing."
+},
+"policy": "CHEAP",
+"privacy_class": "PUBLIC",
+"user_id": "user_abc123"
+}"""  # as in the document
+
+
+def assigned_by_original(message: str = ASSIGNED, **terms: Any) -> list[object]:
+    """Return what a worker does with a job of an original coordinator."""
+    profile = replace(MEMBER, only_for=frozenset(), privacy=None)
+    session = PROTOCOL.dial("http://host", replace(profile, **terms)).start_session({})
+    session.tick(NOW)
+    session.receive(['{"type":"register_ack","status":"ok","worker_id":"w"}'], NOW)
+    return [*session.receive([message], NOW)]
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {},
+        {"only_for": frozenset({"ada", "user_abc123"})},
+        {"privacy": Privacy.PUBLIC},
+    ],
+)
+def test_a_job_that_the_owner_accepts_is_run(terms: dict[str, Any]) -> None:
+    (run,) = assigned_by_original(**terms)
+
+    assert isinstance(run, RunJob)
+    assert run.work == Task("classify", json.loads(ASSIGNED)["payload"])
+
+
+@pytest.mark.parametrize(
+    ("terms", "reason"),
+    [
+        (
+            {"only_for": frozenset({"ada"})},
+            "this worker accepts the jobs of some users only",
+        ),
+        ({"privacy": Privacy.PRIVATE}, "this worker accepts private jobs only"),
+    ],
+)
+def test_a_job_that_the_owner_does_not_accept_ends_with_an_error(
+    terms: dict[str, Any], reason: str
+) -> None:
+    notice, answer = assigned_by_original(**terms)
+
+    assert isinstance(notice, Notice)
+    assert reason in notice.text
+    assert isinstance(answer, Send)
+    message = json.loads(answer.data)
+    assert message["type"] == "job_complete"  # a rejected job hangs there
+    assert message["output"] == {"error": reason}
+    assert message["receipt_signature"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"user_id": 5}, {"user_id": None}, {"user_id": ["ada"]}, {"user_id": "Ada"}],
+)
+def test_a_restricted_worker_runs_no_job_of_an_unknown_user(
+    field: dict[str, JSON],
+) -> None:
+    message = json.dumps(json.loads(ASSIGNED) | field)
+
+    _, answer = assigned_by_original(message, only_for=frozenset({"ada"}))
+
+    assert isinstance(answer, Send)
+
+
+@pytest.mark.parametrize("privacy", [Privacy.PUBLIC, Privacy.PRIVATE])
+@pytest.mark.parametrize("given", ["public", "", None, 1])
+def test_an_unknown_privacy_class_is_neither(given: JSON, privacy: Privacy) -> None:
+    message = json.dumps(json.loads(ASSIGNED) | {"privacy_class": given})
+
+    _, answer = assigned_by_original(message, privacy=privacy)
+
+    assert isinstance(answer, Send)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.domain.job import Privacy
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import CHAT_ONLY, ServedModel
@@ -23,17 +24,20 @@ NONE = frozenset[Feature]()
     features=st.frozensets(st.sampled_from(Feature)),
     context=st.integers(0, CONTEXT_MAX),
     only_for=st.frozensets(st.text(min_size=1)),
+    privacy=st.sampled_from([None, *Privacy]),
 )
 def test_announcements_round_trip(
     kinds: frozenset[JobKind],
     features: frozenset[Feature],
     context: int,
     only_for: frozenset[str],
+    privacy: Privacy | None,
 ) -> None:
-    written = write_extensions(ServedModel("m", kinds, features, context), only_for)
+    model = ServedModel("m", kinds, features, context)
+    written = write_extensions(model, only_for, privacy)
 
     assert read_extensions(written) == Extensions(
-        True, kinds, features, context, only_for
+        True, kinds, features, context, only_for, privacy
     )
     # It stands in a header, between commas.
     assert written.isascii()
@@ -46,9 +50,10 @@ def test_the_header_is_as_documented() -> None:
     )
 
     assert write_extensions() == "shoal"
-    assert write_extensions(model, {"al", "bo, c=d é"}) == (
+    assert write_extensions(model, {"al", "bo, c=d é"}, Privacy.PUBLIC) == (
         "shoal, chat, completion, embedding, stop, tools, context=4096, "
-        "only-for=al, only-for=bo%2C%20c%3Dd%20%C3%A9"
+        "only-for=al, only-for=bo%2C%20c%3Dd%20%C3%A9, "
+        "privacy=public"
     )
 
 

@@ -9,6 +9,7 @@ from protocols.grandsage.recorded import MEMBER, query_of
 from protocols.pairs import messages_in, sent
 from shoal.domain.errors import ConfigError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import Privacy
 from shoal.domain.outcome import Delta, Fault, Usage
 from shoal.domain.vocabulary import (
     AnswerChunk,
@@ -29,7 +30,8 @@ from shoal.protocols.grandsage.worker import (
     TASKS_MAX,
     GrandSageNodeDialer,
 )
-from shoal.protocols.seam.session import Notice, Send, WorkerEnd
+from shoal.protocols.seam.context import WorkerProfile, unenforceable
+from shoal.protocols.seam.session import Close, Notice, Send, WorkerEnd
 
 OURS = {"Shoal-Extensions": "shoal"}
 JOB = JobId("77")
@@ -153,6 +155,34 @@ def test_some_closes_are_final(
 
     assert (reason is None) == (expected is None)
     assert expected is None or expected in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("restricted", "option"),
+    [
+        (replace(MEMBER, only_for=frozenset({"al"})), "--only-for"),
+        (replace(MEMBER, privacy=Privacy.PUBLIC), "--privacy"),
+    ],
+)
+def test_a_restricted_node_does_not_serve_a_plain_server(
+    restricted: WorkerProfile, option: str
+) -> None:
+    dialer = GrandSageNodeDialer("ws://host", restricted)
+    session = dialer.start_session({})
+
+    assert list(session.tick(0.0)) == [Close(unenforceable(option))]
+    assert list(session.receive([json.dumps(TASK)], 0.0)) == []
+    assert dialer.final_reason(1000, "") == unenforceable(option)
+
+
+def test_a_restricted_node_serves_a_shoal_coordinator() -> None:
+    dialer = GrandSageNodeDialer(
+        "ws://host", replace(MEMBER, only_for=frozenset({"al"}))
+    )
+    session = dialer.start_session(OURS)
+
+    assert list(session.tick(0.0)) == [Send("")]
+    assert given(session).job_id == JOB
 
 
 def test_a_keepalive_is_sent_at_once_and_every_ten_seconds() -> None:

@@ -13,10 +13,12 @@ from shoal.protocols.macfleet.addresses import (
     parse_contact,
     parse_url,
 )
+from shoal.protocols.macfleet.codec.frames import Frame, FrameType, encode_frame
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.config import Config
 from shoal.protocols.macfleet.coordinator import endpoints
 from shoal.protocols.macfleet.dialer import REJECTIONS_MAX, FleetDialer
+from shoal.protocols.seam.context import unenforceable
 from shoal.protocols.seam.endpoints import Listener
 from shoal.protocols.seam.session import Close, CloseCode, Send, WorkerEnd
 
@@ -42,6 +44,25 @@ def test_valid_addresses_have_urls(url: str, token: str, dialled: str) -> None:
 def test_invalid_addresses_are_rejected(url: str) -> None:
     with pytest.raises(ConfigError, match="expected"):
         FleetDialer(url, MEMBER)
+
+
+def test_a_restricted_worker_does_not_serve_an_upstream_node() -> None:
+    only_al = frozenset({"al"})
+    dialer = FleetDialer(
+        "tcp://host:50052", replace(MEMBER, token="", only_for=only_al)
+    )
+    dialer.start_session({})
+    assert dialer.final_reason(1000, "") is None  # no node answered the ping
+    session = dialer.start_session({})
+    session.tick(0.0)
+
+    greeting = encode_frame(Frame(FrameType.CONTROL, 0, 0, 0, b"node-a"))
+    (close,) = [
+        each for each in session.receive([greeting], 0.0) if isinstance(each, Close)
+    ]
+
+    assert close.reason == unenforceable("--only-for")
+    assert dialer.final_reason(1000, "") == unenforceable("--only-for")
 
 
 def test_a_shoal_coordinator_is_dialled_at_its_announced_port() -> None:

@@ -81,6 +81,7 @@ def test_shoal_nodes_authenticate_by_a_token_over_tls() -> None:
         submits_jobs=False,
         protection=Protection.TLS,
         exclusive=True,
+        respects_offers=True,
     )
     assert offered == OffersChanged((OFFER,))
 

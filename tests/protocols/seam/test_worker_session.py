@@ -17,7 +17,14 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Chat
 from shoal.domain.worker import WorkerLoad
-from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft, PeerMessage, ToPeer
+from shoal.protocols.seam.context import unenforceable
+from shoal.protocols.seam.peer_session import (
+    ALL_PEERS,
+    PeerJoined,
+    PeerLeft,
+    PeerMessage,
+    ToPeer,
+)
 from shoal.protocols.seam.session import Admitted, Batch, Close, Notice, Output, Send
 from shoal.protocols.seam.worker_session import (
     JOBS_MAX,
@@ -144,6 +151,53 @@ def test_an_admitted_worker_receives_admitted() -> None:
 
     assert replay(worker, inner, PeerMessage("1", PeerJoined("name"))) == [Admitted()]
     assert state.admitted
+
+
+def test_a_restricted_worker_leaves_a_coordinator_that_ignores_offers() -> None:
+    state = MembershipState(restriction="--only-for")
+    worker, inner = connected(state)
+
+    heard = replay(worker, inner, PeerMessage("1", PeerJoined("theirs")))
+
+    assert heard == [Close(unenforceable("--only-for"))]
+    assert not state.admitted
+
+
+def test_a_restricted_worker_serves_a_coordinator_that_respects_offers() -> None:
+    worker, inner = connected(MembershipState(restriction="--only-for"))
+    joined = PeerJoined("shoal", respects_offers=True)
+
+    heard = replay(worker, inner, PeerMessage("1", joined), PeerMessage("1", RUN))
+
+    assert [type(each) for each in heard] == [Admitted, RunJob]
+
+
+def test_on_a_relay_a_restricted_worker_rejects_jobs_of_other_nodes() -> None:
+    inner = Played()
+    state = MembershipState(restriction="--only-for")
+    worker = WorkerSession(lambda now: inner, ACCEPTS, state, on_relay=True)
+    worker.tick(0.0)
+    ours = PeerMessage("1", PeerJoined("shoal", respects_offers=True))
+    theirs = PeerMessage("2", PeerJoined("theirs"))
+
+    heard = replay(
+        worker, inner, ours, theirs, PeerMessage("2", RUN), PeerMessage("1", RUN)
+    )
+
+    assert [type(each) for each in heard] == [Admitted, Admitted, Send, RunJob]
+    reason = unenforceable("--only-for")
+    assert inner.sent == [ToPeer("2", Rejected(RUN.job_id, RUN.lease, reason))]
+
+
+def test_a_restricted_worker_leaves_a_relay_without_a_coordinator() -> None:
+    inner = Played()
+    state = MembershipState(restriction="--privacy")
+    worker = WorkerSession(lambda now: inner, ACCEPTS, state, on_relay=True)
+    worker.tick(0.0)
+
+    heard = replay(worker, inner, PeerMessage(ALL_PEERS, PeerJoined(ALL_PEERS)))
+
+    assert heard == [Close(unenforceable("--privacy"))]
 
 
 def test_a_refusal_ends_the_connection() -> None:

@@ -8,13 +8,19 @@ import pytest
 from protocols.contexts import protocol_context, require_token
 from protocols.tealenet.network import Network
 from protocols.tealenet.network import local_coordinator as network_coordinator
-from protocols.tealenet.peers import signer
+from protocols.tealenet.peers import heartbeat, hello_ack, signer
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import ServedModel
-from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
+from shoal.protocols.seam.context import (
+    ProtocolContext,
+    WorkerProfile,
+    unenforceable,
+)
 from shoal.protocols.seam.endpoints import DiscoveredService, Listener
+from shoal.protocols.seam.framing import LENGTH
 from shoal.protocols.seam.session import Admitted, Close, Notice, Send
 from shoal.protocols.tealenet import Config, endpoints
+from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.connections import (
     CLOSE_RESTARTING,
     TealeDialer,
@@ -129,6 +135,27 @@ def test_a_refusal_is_final_and_names_the_remedy(
     final = dialer.final_reason(1000, "")
     assert final is not None
     assert reason in final
+
+
+def test_a_restricted_worker_does_not_serve_a_mac() -> None:
+    profile = replace(PROFILE, only_for=frozenset({"al"}))
+    dialer = TealeDialer("tcp://host:4011", profile)
+    worker = dialer.start_session({})
+    worker.tick(0.0)
+    said = [encode(each) for each in (hello_ack(), heartbeat())]
+
+    outputs = worker.receive([LENGTH.pack(len(each)) + each for each in said], 0.0)
+
+    assert Close(unenforceable("--only-for")) in outputs
+    assert Admitted() not in outputs
+    assert dialer.final_reason(1000, "") == unenforceable("--only-for")
+
+
+def test_a_restricted_worker_serves_a_shoal_coordinator() -> None:
+    profile = replace(PROFILE, only_for=frozenset({"al"}))
+    dialer = TealeDialer("tcp://host:4011", profile)
+
+    assert Admitted() in join(dialer, protocol_context(), Config())
 
 
 REPLACED = (1012, "Replaced by newer session")

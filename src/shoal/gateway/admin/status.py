@@ -84,6 +84,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     features: list[str]
     context: int  # tokens; 0: unknown
     only_for: list[str]  # names of keys; empty: all
+    privacy: str | None  # the only privacy class of jobs that it accepts; null: any
     tokens_per_second: float | None  # of one answer, recently
     cancels: bool
     tasks: list[str]  # names; empty: any, if it runs tasks
@@ -164,6 +165,7 @@ def _worker_status(
         sorted(feature.value for feature in offer.features),
         offer.context,
         sorted(offer.only_for),
+        None if offer.privacy is None else offer.privacy.value,
         None if worker.pace is None else round(worker.pace, 1),
         worker.cancels,
         sorted(offer.tasks),

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from msgspec import UnsetType
 
 from shoal.domain.errors import NotAdmitted, PeerError
+from shoal.domain.job import PRIVACY_CLASSES
 from shoal.domain.work import JobKind
 from shoal.domain.worker import DeviceKind, Offer
 from shoal.protocols.dispatch.codec.ecmascript_json import well_formed
@@ -229,6 +230,7 @@ def _offer(
         features=known_features(presented.features),
         context=min(presented.context, CONTEXT_MAX),
         only_for=frozenset(presented.only_for),
+        privacy=PRIVACY_CLASSES.get(presented.privacy),
         remark="" if presentation is not None else remark,
         tasks=frozenset(presented.tasks),
         streams=False,

@@ -29,6 +29,7 @@ from shoal.domain.work import JobKind
 from shoal.protocols.dispatch.codec.extension import read_attempt
 from shoal.protocols.dispatch.codec.jobs import (
     JobAssignment,
+    check_restrictions,
     decode_assignment,
     decode_job,
 )
@@ -157,11 +158,15 @@ class DispatchWorkerSession:
 
     def _on_assignment(self, text: str, now: float) -> Sequence[Command | Output]:
         message = decode_assignment(text)
-        jobs, model = self._jobs, self._encoder.profile.model.name
+        jobs, profile = self._jobs, self._encoder.profile
         try:
             if len(jobs.running) >= JOBS_MAX:
                 raise PeerError(f"more than {JOBS_MAX} jobs at a time")
-            work, lease, continues = decode_job(message, model, extended=self._extended)
+            if not self._extended:  # Shoal's coordinators respect the offer
+                check_restrictions(message, profile.only_for, profile.privacy)
+            work, lease, continues = decode_job(
+                message, profile.model.name, extended=self._extended
+            )
         except PeerError as error:
             return self._refuse(message, str(error), now)
         job_id = jobs.add(message.job_id, lease, work.kind, continues)

@@ -103,6 +103,7 @@ def admit(
         if extensions.known
         else contexts.get(parameters["model"], 0),
         only_for=extensions.only_for,
+        privacy=extensions.privacy,
         remark=remark,
         needs_question=not extensions.known,
     )

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
+from shoal.domain.job import PRIVACY_CLASSES, Privacy
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import CHAT_ONLY, ServedModel
@@ -17,6 +18,7 @@ HEADER = "Shoal-Extensions"
 SHOAL = "shoal"
 CONTEXT = "context"
 ONLY_FOR = "only-for"
+PRIVACY = "privacy"
 
 CONTEXT_MAX = 2**31 - 1  # tokens
 ONLY_FOR_MAX = 256  # most keys that a node may list
@@ -31,6 +33,7 @@ class Extensions:
     features: frozenset[Feature] = frozenset()
     context: int = 0
     only_for: frozenset[str] = frozenset()
+    privacy: Privacy | None = None
 
 
 def read_extensions(value: str) -> Extensions:
@@ -42,17 +45,21 @@ def read_extensions(value: str) -> Extensions:
     settings = [entry.partition("=")[::2] for entry in entries]
     contexts = [number for name, number in settings if name.lower() == CONTEXT]
     only_for = [unquote(key) for name, key in settings if name.lower() == ONLY_FOR]
+    classes = [text.lower() for name, text in settings if name.lower() == PRIVACY]
     return Extensions(
         True,
         frozenset(kind for kind in INFERENCE_KINDS if kind.value in names) or CHAT_ONLY,
         frozenset(feature for feature in Feature if feature.value in names),
         _context(contexts[-1] if contexts else ""),
         frozenset(well_formed(key) for key in only_for[:ONLY_FOR_MAX] if key),
+        PRIVACY_CLASSES.get(classes[-1] if classes else ""),
     )
 
 
 def write_extensions(
-    model: ServedModel | None = None, only_for: Collection[str] = frozenset()
+    model: ServedModel | None = None,
+    only_for: Collection[str] = frozenset(),
+    privacy: Privacy | None = None,
 ) -> str:
     """Return the header value; with ``model``, also its job kinds and features."""
     entries = [SHOAL]
@@ -65,6 +72,8 @@ def write_extensions(
         f"{ONLY_FOR}={quote(key, safe='', errors='replace')}"
         for key in sorted(only_for)
     ]
+    if privacy is not None:
+        entries.append(f"{PRIVACY}={privacy.value}")
     return ", ".join(entries)
 
 

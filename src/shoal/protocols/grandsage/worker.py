@@ -49,9 +49,10 @@ from shoal.protocols.grandsage.extension import (
     write_extensions,
 )
 from shoal.protocols.grandsage.tasks import decode_text, decode_work
-from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.seam.context import WorkerProfile, unenforceable
 from shoal.protocols.seam.session import (
     Batch,
+    Close,
     Data,
     Notice,
     Output,
@@ -114,18 +115,26 @@ class GrandSageNodeDialer:
     def __init__(self, url: str, profile: WorkerProfile) -> None:
         self.url = _address(url, profile)
         self.headers: Mapping[str, str] = {
-            HEADER: write_extensions(profile.model, profile.only_for)
+            HEADER: write_extensions(profile.model, profile.only_for, profile.privacy)
         }
         self._model = profile.model.name
+        self._restriction = profile.restriction
         self._tasks = NodeTasks()
         self._extended = False
+        self._declined = ""  # why the node does not serve this server
 
     def start_session(self, headers: Mapping[str, str]) -> "GrandSageServerSession":
         announced = {name.lower(): value for name, value in headers.items()}
         self._extended = read_extensions(announced.get(HEADER.lower(), "")).known
-        return GrandSageServerSession(self._model, self._tasks, self._extended)
+        if self._restriction and not self._extended:
+            self._declined = unenforceable(self._restriction)
+        return GrandSageServerSession(
+            self._model, self._tasks, self._extended, self._declined
+        )
 
     def final_reason(self, code: int, text: str) -> str | None:
+        if self._declined:
+            return self._declined
         quoted = ascii(text[:123])[1:-1]
         if code == CLOSE_INVALID_TOKEN:
             return f"the coordinator does not know this token ({quoted}): check --token"
@@ -144,10 +153,12 @@ class GrandSageServerSession:
     task, also those that fail, and first repeats the latest end frames: frames written
     to a broken connection are lost, and the end of an unknown task is ignored.
     Shoal's coordinator has requeued the tasks, so the session first cancels those that
-    still run.
+    still run.  If it is ``declined``, the session disconnects with that reason.
     """
 
-    def __init__(self, model: str, tasks: NodeTasks, extended: bool) -> None:
+    def __init__(
+        self, model: str, tasks: NodeTasks, extended: bool, declined: str = ""
+    ) -> None:
         # The URL stands for Joined.  A plain server has no message for Rejected; the
         # session handles the other events that it has no message for.
         self.accepts: frozenset[type] = frozenset(
@@ -163,6 +174,7 @@ class GrandSageServerSession:
         self._tasks = tasks
         self._running = tasks.running
         self._extended = extended
+        self._declined = declined
         self._due: float | None = None
 
     @property
@@ -172,6 +184,8 @@ class GrandSageServerSession:
     def tick(self, now: float) -> Sequence[Command | Output]:
         if self._due is not None and now < self._due:
             return ()
+        if self._declined:
+            return (Close(self._declined),)
         first = self._due is None
         self._due = now + KEEPALIVE_INTERVAL
         outputs: list[Command | Output] = [Send("")]
@@ -186,6 +200,8 @@ class GrandSageServerSession:
         return outputs
 
     def receive(self, batch: Batch, now: float) -> Sequence[Command | Output]:
+        if self._declined:
+            return ()
         received = [self._receive_message(data, now) for data in batch if data]
         return tuple(chain.from_iterable(received))
 

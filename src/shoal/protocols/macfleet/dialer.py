@@ -150,7 +150,7 @@ class FleetDialer:
     def __init__(self, url: str, profile: WorkerProfile) -> None:
         parts = parse_url(url)
         self._joins_shoal = parts.scheme in WEB_SCHEMES
-        self._membership = MembershipState()
+        self._membership = MembershipState(restriction=profile.restriction)
         self._was_rejected = False
         self._rejections = 0  # in a row
         self._retries_ping = False  # under another id
@@ -195,6 +195,8 @@ class FleetDialer:
         return FramedWorkerSession(session_end, session)
 
     def final_reason(self, code: int, text: str) -> str | None:
+        if self._membership.declined:
+            return self._membership.declined
         if self._membership.refusal:
             refusal = f"the coordinator refuses this worker: {self._membership.refusal}"
             names_option = "--" in refusal  # most refusals name an option

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from shoal.domain.job import PRIVACY_CLASSES
 from shoal.domain.vocabulary import (
     Draining,
     Event,
@@ -62,6 +63,7 @@ def encode_offer(
         ),
         device="" if offer.device is None else offer.device.value,
         only_for=frozenset(sorted(offer.only_for)[: control.NAMES_MAX]),
+        privacy="" if offer.privacy is None else offer.privacy.value,
         queued=load.queued,
         unfit=load.unfit[: control.TEXT_MAX],
         speed=load.speed,
@@ -83,6 +85,7 @@ def decode_offer(message: control.OfferMessage, peer: FleetPeer) -> tuple[Offer,
         slots=min(message.slots, SLOTS_MAX),
         features=_allowed_features(features, peer),
         only_for=message.only_for,
+        privacy=PRIVACY_CLASSES.get(message.privacy),
         tasks=message.tasks,
         streams=False,
         device=_DEVICES.get(message.device),

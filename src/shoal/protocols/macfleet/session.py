@@ -89,6 +89,7 @@ def joined(peer: FleetPeer, connection: FleetConnectionInfo) -> PeerJoined:
         grant=peer.admitted,
         protection=connection.protection,
         exclusive=peer.is_shoal and peer.is_worker,
+        respects_offers=peer.is_shoal,
     )
 
 

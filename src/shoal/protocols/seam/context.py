@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from shoal.domain.job import Privacy
 from shoal.domain.worker import (
     UNKNOWN_HARDWARE,
     DeviceKind,
@@ -74,8 +75,9 @@ def _no_randomness(size: int) -> bytes:
 class WorkerProfile:
     """How a worker presents itself to a coordinator, for one model.
 
-    ``only_for`` names the keys that it works for; empty: all.  ``identity`` is set if
-    the wire ``signs``.  ``epoch`` is the Unix time at which the clock passed as ``now``
+    ``only_for`` names the keys that it works for; empty: all.  ``privacy`` is the only
+    privacy class of jobs that it accepts; None: any.  ``identity`` is set if the wire
+    ``signs``.  ``epoch`` is the Unix time at which the clock passed as ``now``
     was at 0.  ``offers`` lists what the worker can run at the start, if one connection
     carries all models.  ``direct_url`` is an address without HTTP that the coordinator
     advertises (``tcp://HOST:PORT``).  ``random_bytes`` returns that many random bytes,
@@ -96,6 +98,25 @@ class WorkerProfile:
     hardware: Hardware = UNKNOWN_HARDWARE
     random_bytes: Callable[[int], bytes] = _no_randomness
     passcode: str = ""
+    privacy: Privacy | None = None
+
+    @property
+    def restriction(self) -> str:
+        """The options that restrict whose jobs it accepts; empty: none."""
+        given = {"--only-for": self.only_for, "--privacy": self.privacy}
+        return " and ".join(option for option, value in given.items() if value)
+
+
+def unenforceable(restriction: str) -> str:
+    """Return why a worker with a restriction cannot serve a coordinator.
+
+    The coordinator does not know Shoal's offers, and its jobs do not name a user.
+    """
+    return (
+        f"{restriction} cannot be enforced: this coordinator is not Shoal's, and on "
+        "this wire its jobs name neither a user nor a privacy class; leave the option "
+        "out, or join a coordinator of `shoal serve`"
+    )
 
 
 class Dialer(Protocol):

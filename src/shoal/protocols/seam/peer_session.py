@@ -32,7 +32,8 @@ class PeerJoined:
 
     ``name`` is its identity, unique within its wire: a newer peer replaces an older one
     of the same name.  ``cancels`` says whether it can cancel jobs, and ``submits_jobs``
-    whether it may submit jobs.
+    whether it may submit jobs.  ``respects_offers``: it knows Shoal's offers, and
+    submits only the jobs that they accept.
 
     An ``exclusive`` peer serves this coordinator only.  The models of any other are not
     offered on its connection: neither to the peer itself, nor to the others of a relay,
@@ -50,6 +51,7 @@ class PeerJoined:
     protection: Protection = Protection.PLAIN
     sole_worker: bool = False
     exclusive: bool = False
+    respects_offers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

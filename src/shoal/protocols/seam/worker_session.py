@@ -34,6 +34,7 @@ from shoal.domain.vocabulary import (
     RunJob,
     SendBlob,
 )
+from shoal.protocols.seam.context import unenforceable
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
@@ -121,11 +122,15 @@ class MembershipState:
     """State that a worker's connections to one coordinator share.
 
     ``admitted`` says whether a peer admitted the worker, and ``refusal`` why none will.
+    ``restriction`` is as in ``WorkerProfile``; ``declined`` is why this worker does not
+    serve the coordinator, which cannot enforce it.
     """
 
     jobs: AcceptedJobs = field(default_factory=AcceptedJobs)
     admitted: bool = False
     refusal: str = ""
+    restriction: str = ""
+    declined: str = ""
 
 
 AboutJob: TypeAlias = AnswerChunk | Completed | Rejected | Failed
@@ -139,6 +144,9 @@ class WorkerSession:
         accepts: the messages that this session accepts.
         state: outlives the connection.  Jobs of a broken connection have been
             reassigned, so the next connection starts by cancelling them.
+        on_relay: other peers of a relay can submit jobs as well.  A job of a peer that
+            does not respect the worker's offers is rejected; on other connections, the
+            worker does not serve such a peer at all.
     """
 
     def __init__(
@@ -146,11 +154,15 @@ class WorkerSession:
         new_session: Callable[[float], PeerSession],
         accepts: frozenset[type],
         state: MembershipState,
+        *,
+        on_relay: bool = False,
     ) -> None:
         self._new_session = new_session
         self._inner: PeerSession | None = None
         self._state = state
         self._jobs = state.jobs
+        self._on_relay = on_relay
+        self._respectful: set[str] = set()  # peers that respect the offers
         forwarded = {
             each for each in accepts if issubclass(each, ModelMessage | CallMessage)
         }
@@ -207,7 +219,7 @@ class WorkerSession:
         translated = [
             *chain.from_iterable(self._translate_one(each, now) for each in outputs)
         ]
-        refusal = self._state.refusal
+        refusal = self._state.declined or self._state.refusal
         if refusal and not any(isinstance(each, Close) for each in translated):
             translated.append(Close(refusal))
         return translated
@@ -222,14 +234,14 @@ class WorkerSession:
                 job_id = self._jobs.find(peer, message)
                 return () if job_id is None else (self._cancel(job_id),)
             case PeerMessage(peer, PeerLeft()):
+                self._respectful.discard(peer)
                 return [self._cancel(job_id) for job_id in self._jobs.of_peer(peer)]
             case PeerMessage(peer, PushCalls() | CancelCalls() as message):
                 return self._call_stream_command(peer, message)
             case PeerMessage(_, Dismiss() | SendBlob() | ModelMessage() as message):
                 return (message,)
-            case PeerMessage(_, PeerJoined()):
-                self._state.admitted = True
-                return (Admitted(),)
+            case PeerMessage(peer, PeerJoined() as joined):
+                return self._on_joined(peer, joined)
             case PeerMessage():
                 return ()  # offers of a peer
             case Send() | Bulk() | Close() | Notice():
@@ -255,11 +267,28 @@ class WorkerSession:
         job_id = self._jobs.find(peer, message)
         return () if job_id is None else (replace(message, job_id=job_id),)
 
+    def _on_joined(self, peer: str, joined: PeerJoined) -> Sequence[Admitted]:
+        state = self._state
+        if joined.respects_offers:
+            self._respectful.add(peer)
+        elif state.restriction and (peer == ALL_PEERS or not self._on_relay):
+            state.declined = unenforceable(state.restriction)
+            return ()
+        state.admitted = True
+        return (Admitted(),)
+
+    def _rejection(self, peer: str) -> str:
+        """Return why a new job of a peer is rejected; empty: it is not."""
+        if self._state.restriction and peer not in self._respectful:
+            return unenforceable(self._state.restriction)
+        if len(self._jobs.running) >= JOBS_MAX:
+            return f"the worker already has {JOBS_MAX} jobs"
+        return ""
+
     def _start_job(
         self, peer: str, request: RunJob, now: float
     ) -> Sequence[Command | Output]:
-        if len(self._jobs.running) >= JOBS_MAX:
-            reason = f"the worker already has {JOBS_MAX} jobs"
+        if reason := self._rejection(peer):
             rejected = Rejected(request.job_id, request.lease, reason)
             assert self._inner is not None, "the job came from the inner session"
             return self._inner.send(ToPeer(peer, rejected), now)

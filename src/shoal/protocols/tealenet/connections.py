@@ -205,7 +205,7 @@ class TealeDialer:
     headers: Mapping[str, str] = {}
 
     def __init__(self, url: str, profile: WorkerProfile) -> None:
-        self._membership = MembershipState()
+        self._membership = MembershipState(restriction=profile.restriction)
         self._local = replace(worker_node(profile), on_rejected=self._on_rejected)
         self._urls = candidate_urls(url, profile)
         self._device_connections = DeviceConnections(
@@ -222,9 +222,13 @@ class TealeDialer:
             return WorkerSession(
                 self._direct_session, SENDABLE | MODEL_MESSAGES, self._membership
             )
-        return WorkerSession(self._relay_session, SENDABLE, self._membership)
+        return WorkerSession(
+            self._relay_session, SENDABLE, self._membership, on_relay=True
+        )
 
     def final_reason(self, code: int, text: str) -> str | None:
+        if self._membership.declined:
+            return self._membership.declined
         if self._membership.refusal:
             refused = f"the coordinator refuses this worker: {self._membership.refusal}"
             # Most refusals name the option to change.

@@ -117,6 +117,7 @@ def _default_offer(profile: WorkerProfile) -> Offer:
         features=model.features,
         context=model.context,
         only_for=profile.only_for,
+        privacy=profile.privacy,
         device=profile.device,
         public_key=key,
     )

@@ -255,6 +255,7 @@ class TealePeerSession:
             protection=self._connection.protection,
             # On a relay this depends on whose relay it is.
             exclusive=peer.is_shoal_worker,
+            respects_offers=peer.runs_shoal,
         )
 
     # Receiving.

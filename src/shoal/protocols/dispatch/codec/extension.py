@@ -64,6 +64,7 @@ class WorkerPresentation(msgspec.Struct, frozen=True, omit_defaults=True):
     context: _Tokens = 0
     tasks: _Names = []
     only_for: _Names = []
+    privacy: _Name = ""
 
 
 class AttemptExtension(msgspec.Struct, frozen=True):
@@ -154,6 +155,7 @@ def present(profile: WorkerProfile, proof: bytes) -> WorkerPresentation:
         model.context,
         sorted(profile.tasks)[:NAMES_MAX],
         sorted(profile.only_for)[:NAMES_MAX],
+        "" if profile.privacy is None else profile.privacy.value,
     )
 
 

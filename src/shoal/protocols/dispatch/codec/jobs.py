@@ -5,7 +5,7 @@ and what original workers read.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -13,6 +13,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import LeaseNumber
+from shoal.domain.job import Privacy
 from shoal.domain.json_limits import is_too_deep
 from shoal.domain.vocabulary import RunJob
 from shoal.domain.work import (
@@ -25,7 +26,11 @@ from shoal.domain.work import (
     Work,
     message_text,
 )
-from shoal.protocols.dispatch.codec.ecmascript_json import to_json, well_formed
+from shoal.protocols.dispatch.codec.ecmascript_json import (
+    to_json,
+    to_string,
+    well_formed,
+)
 from shoal.protocols.dispatch.codec.messages import JobIdText, JobType, Lease
 from shoal.protocols.seam.session import without_calls
 
@@ -71,6 +76,8 @@ class JobAssignment(msgspec.Struct, frozen=True):
     job_id: JobIdText
     job_type: Any = None
     payload: Any = None
+    privacy_class: Any = None
+    user_id: Any = None
     shoal: Raw | UnsetType = UNSET
 
 
@@ -105,6 +112,20 @@ def decode_assignment(text: str) -> JobAssignment:
         return _assignments.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise PeerError(f"job_assign: {error}") from error
+
+
+def check_restrictions(
+    message: JobAssignment, only_for: Collection[str], privacy: Privacy | None
+) -> None:
+    """Raise PeerError if a worker's owner does not accept the job.
+
+    ``only_for`` names users, for an original coordinator has no other names; a job
+    whose user or privacy class is missing is not accepted either.
+    """
+    if only_for and _user_name(message.user_id) not in only_for:
+        raise PeerError("this worker accepts the jobs of some users only")
+    if privacy is not None and message.privacy_class != privacy.name:
+        raise PeerError(f"this worker accepts {privacy.value} jobs only")
 
 
 def decode_job(
@@ -156,6 +177,13 @@ _extensions = msgspec.json.Decoder(JobExtension)
 def _check_depth(*values: object) -> None:
     if any(is_too_deep(value) for value in values):
         raise PeerError("job_assign: nested too deeply")
+
+
+def _user_name(user: object) -> str:
+    """Return a user's name; original coordinators pass on what a client sends."""
+    if isinstance(user, bool) or not isinstance(user, str | int | float):
+        return ""
+    return to_string(user)
 
 
 def _extended_payload(job: RunJob) -> tuple[JSON, JobExtension]:

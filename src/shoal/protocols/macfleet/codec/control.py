@@ -42,6 +42,7 @@ class OfferMessage(
     features: Names = frozenset()
     device: Name = ""
     only_for: Names = frozenset()
+    privacy: Name = ""
     queued: Count = 0
     unfit: Text = ""
     speed: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0

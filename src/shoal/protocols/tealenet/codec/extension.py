@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw, UnsetType
 
 from shoal.domain.errors import PeerError
+from shoal.domain.job import PRIVACY_CLASSES
 from shoal.domain.json_limits import has_more_values
 from shoal.domain.outcome import Fault, Usage
 from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt
@@ -43,6 +44,7 @@ class WireOffer(msgspec.Struct, frozen=True, omit_defaults=True):
     slots: Count = 1
     context: Count = 0
     only_for: list[str] = []
+    privacy: Name = ""
     tasks: list[str] = []
     device: Name = ""
     price: Name = ""
@@ -59,6 +61,7 @@ def wire_offers(offers: Iterable[Offer]) -> list[WireOffer]:
             slots=offer.slots,
             context=offer.context,
             only_for=sorted(offer.only_for)[:NAMES_MAX],
+            privacy=offer.privacy.value if offer.privacy is not None else "",
             tasks=sorted(offer.tasks)[:NAMES_MAX],
             device=offer.device.value if offer.device is not None else "",
             price=offer.price[:NAME_MAX],
@@ -97,6 +100,7 @@ def read_offers(
                 features=frozenset(f for f in Feature if f.value in given.features),
                 context=min(given.context, CONTEXT_MAX),
                 only_for=_limited_names(given.only_for),
+                privacy=PRIVACY_CLASSES.get(given.privacy),
                 tasks=_limited_names(given.tasks),
                 streams=given.streams,
                 device=next((d for d in DeviceKind if d.value == given.device), None),

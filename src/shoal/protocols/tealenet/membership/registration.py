@@ -166,5 +166,5 @@ def _public_offers(offers: Iterable[Offer]) -> Iterable[Offer]:
     return (
         offer
         for offer in offers
-        if JobKind.CHAT in offer.kinds and offer.slots and not offer.only_for
+        if JobKind.CHAT in offer.kinds and offer.slots and not offer.is_restricted
     )
