@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from calls.function_workers import RECORD, FunctionWorker, pack, unpack
+from calls.function_workers import ACCEPTED, RECORD, FunctionWorker, pack, unpack
 from coordinator.hubs import Coordinator, SlowStore, run_pending, running_coordinator
 from shoal.calls import durable
 from shoal.calls.durable import LEASED_AFTER, DurableCalls
@@ -35,7 +35,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job, Priority
 from shoal.domain.outcome import Outcome
-from shoal.domain.vocabulary import CancelCalls, PushCalls
+from shoal.domain.vocabulary import CancelCalls, CancelJob, PushCalls, Rejected
 from shoal.domain.work import Call, CallStream
 from shoal.pool.functions import call_limits
 from shoal.pool.lifecycle import JobState
@@ -349,6 +349,29 @@ def test_a_call_can_be_cancelled(running: bool) -> None:
             worker.return_all(3)  # it was in progress
             await run_pending()
             assert len(reports.ends) == 1
+
+    play(script)
+
+
+def test_a_cancelled_call_does_not_move_with_its_stream() -> None:
+    async def script(caller: Caller) -> None:
+        one = await join(caller, "one", holds=True)
+        one.accepts = ACCEPTED - {CancelJob}  # it runs the call to its end
+        job = caller.job(1, 2)
+        reports = caller.submit(job)
+        await run_pending()
+        other = await join(caller, "other")
+        assert caller.calls.cancel(job.id, "not wanted")
+        (stream,) = one.streams
+
+        one.port.on_event(Rejected(*stream, "no slot is free"))
+        await run_pending()
+        later = caller.submit(caller.job(3, 4))
+        await run_pending()
+
+        assert isinstance(reports.error, Cancelled)
+        assert later.value == 7
+        assert [len(each.calls) for each in other.received(PushCalls)] == [1]
 
     play(script)
 

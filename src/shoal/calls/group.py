@@ -158,34 +158,19 @@ class CallGroup:
     def close(self) -> None:
         """Give all slots back; streams that cannot cancel finish their calls first."""
         self.waiting.clear()
-        if self.opening is not None:
-            self.opening.close(idle=False)
-            self.opening = None
-        for stream, load in list(self._loads.items()):
-            load.closing = True
-            if not load.in_flight or stream.can_cancel:
-                del self._loads[stream]
-                stream.close(idle=not load.in_flight)
+        self._release_slots(cancel=True)
 
     def pause(self) -> None:
         """Give each slot back when its last call has ended; send no more."""
         self._paused = True
-        if self.opening is not None:
-            self.opening.close(idle=False)
-            self.opening = None
-        for stream, load in list(self._loads.items()):
-            load.closing = True
-            if not load.in_flight:
-                del self._loads[stream]
-                stream.close(idle=True)
+        self._release_slots(cancel=False)
 
     # Events of the streams.
 
     def on_open(self, stream: OpenCallStream) -> None:
         now = self._owner.clock.now()
         if (load := self._loads.get(stream)) is not None:
-            load.resend(now)
-            self._report_pushed(load, list(load.in_flight))
+            self._move(stream, load, now)
             return
         self.opening = None
         self._loads[stream] = StreamLoad(stream, now, self._call_timeout, active_at=now)
@@ -233,6 +218,17 @@ class CallGroup:
         self.flush()
         self._owner.remove_finished()
 
+    def _move(self, stream: OpenCallStream, load: StreamLoad, now: float) -> None:
+        """Send the calls of a stream to the worker that has it now."""
+        load.resend(self._wanted(load.in_flight.values()), now)
+        if load.in_flight:
+            self._report_pushed(load, list(load.in_flight))
+        elif load.closing:
+            del self._loads[stream]
+            stream.close(idle=True)
+            self._owner.remove_finished()
+        self.flush()
+
     def _wait_for_room(self) -> None:
         if not self._listening:
             self._listening = True
@@ -242,6 +238,17 @@ class CallGroup:
         self._listening = False
         if self.waiting:
             self.flush()
+
+    def _release_slots(self, *, cancel: bool) -> None:
+        """Close all streams, those with calls only if they ``cancel`` them."""
+        if self.opening is not None:
+            self.opening.close(idle=False)
+            self.opening = None
+        for stream, load in list(self._loads.items()):
+            load.closing = True
+            if not load.in_flight or (cancel and stream.can_cancel):
+                del self._loads[stream]
+                stream.close(idle=not load.in_flight)
 
     def _give_up(self, stream: OpenCallStream) -> None:
         """Fail a call that timed out, and close its stream.
@@ -257,9 +264,7 @@ class CallGroup:
 
     def _requeue(self, calls: list[PendingCall], reason: str) -> None:
         """Requeue the calls of a lost stream, except cancelled ones."""
-        pending = self._owner.pending
-        known = [(pending.get(each.call.number), each) for each in calls]
-        wanted = [each for at, each in known if at is not None and at[0] is each]
+        wanted = self._wanted(calls)
         blamed = f"lost {ATTEMPTS_MAX} workers while they ran it, the last one: "
         tried = [each for each in wanted if each.attempts >= ATTEMPTS_MAX]
         self._owner.fail(tried, WorkerLost(blamed + reason))
@@ -272,6 +277,15 @@ class CallGroup:
         if again:
             numbers = [each.call.number for each in again]
             self._owner.on_requeued(numbers, reason, lost=True)
+
+    def _wanted(self, calls: Iterable[PendingCall]) -> list[PendingCall]:
+        """Return the calls that are not cancelled.
+
+        A worker that cannot cancel runs a cancelled call to its end.
+        """
+        pending = self._owner.pending
+        known = [(pending.get(each.call.number), each) for each in calls]
+        return [each for at, each in known if at is not None and at[0] is each]
 
     def _push(self, load: StreamLoad, most: int) -> None:
         calls: list[PendingCall] = []

@@ -76,12 +76,12 @@ class StreamLoad:
         blobs = {digest: None for each in calls for digest in each.blobs}
         self.stream.push([each.call for each in calls], blobs)
 
-    def resend(self, now: float) -> None:
-        """Send all calls again: another worker has the stream."""
+    def resend(self, calls: list[PendingCall], now: float) -> None:
+        """Send these calls, and forget the others: another worker has the stream."""
         self.active_at = now
-        if self.in_flight:
-            again, self.in_flight = [*self.in_flight.values()], {}
-            self.push(again, now)
+        self.in_flight = {}
+        if calls:
+            self.push(calls, now)
 
     def measure(self, returns: int, now: float) -> None:
         """Update the averages by so many results, and choose the depth."""
