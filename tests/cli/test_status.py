@@ -24,7 +24,31 @@ WORKER: Mapping[str, Any] = {
     "queued": 0,
     "speed": 1.0,
     "peer": None,
+    "peer_name": "",
     "protection": None,
+}
+
+
+REFUSED: Mapping[str, Any] = {"id": "wire:ab\n", "name": "", "hardware": None}
+STUDIO: Mapping[str, Any] = {
+    "id": "wire:ab",
+    "name": "Studio",
+    "hardware": {
+        "chip": "Apple M2 Pro",
+        "memory_gb": 32.0,
+        "gpu_memory_gb": None,
+        "tier": 2,
+    },
+}
+SERVER: Mapping[str, Any] = {
+    "id": "wire:cd",
+    "name": "Linux Server",
+    "hardware": {
+        "chip": "NVIDIA RTX 4090",
+        "memory_gb": 64.0,
+        "gpu_memory_gb": 24.0,
+        "tier": 1,
+    },
 }
 
 
@@ -38,6 +62,7 @@ async def printed(
         "jobs": {"running": 1, "queued": 0},
         "workers": [{**WORKER, **said}],
         "nodes": [],
+        "peers": [],
         "refused": [],
     }
     parser = argparse.ArgumentParser()
@@ -98,6 +123,7 @@ async def test_nodes_of_a_wire_have_their_own_table(
         "why_not": "",
         "jobs": {"running": 0, "queued": 0},
         "workers": [],
+        "peers": [],
         "refused": [],
         "nodes": [node, {**unknown, "since": None, "state": "no answer"}],
     }
@@ -124,7 +150,8 @@ async def test_a_peer_that_is_not_admitted_is_shown_with_the_reason(
         "jobs": {"running": 0, "queued": 0},
         "workers": [],
         "nodes": [],
-        "refused": [{"id": "wire:ab\n", "reason": "start it with --open"}],
+        "peers": [],
+        "refused": [{**REFUSED, "reason": "start it with --open"}],
     }
     parser = argparse.ArgumentParser()
     status.add_arguments(parser)
@@ -134,3 +161,29 @@ async def test_a_peer_that_is_not_admitted_is_shown_with_the_reason(
 
     *_, line = capsys.readouterr().out.splitlines()
     assert line == "  wire:ab\\n  not admitted: start it with --open"
+
+
+async def test_peers_are_shown_by_their_names_with_their_machines(
+    sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {
+        "ready": True,
+        "why_not": "",
+        "jobs": {"running": 0, "queued": 0},
+        "workers": [{**WORKER, "id": "wire:ab/m", "peer_name": "Studio"}],
+        "nodes": [],
+        "peers": [STUDIO, SERVER],
+        "refused": [{**SERVER, "id": "wire:ef", "reason": "start it with --open"}],
+    }
+    parser = argparse.ArgumentParser()
+    status.add_arguments(parser)
+    url = await sites({"/admin/status": told})
+    args = parser.parse_args(["--url", url, "--api-key", "sk-test"])
+    assert await asyncio.to_thread(status.run, args) == 0
+
+    server = "NVIDIA RTX 4090, 64 GB, 24 GB VRAM, tier 1"
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  Studio (wire:ab/m)  m  1 of 2 busy  Apple M2 Pro, 32 GB, tier 2",
+        f"  Linux Server (wire:cd)  {server}  no models",
+        f"  Linux Server (wire:ef)  {server}  not admitted: start it with --open",
+    ]

@@ -36,21 +36,22 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import Feature
-from shoal.domain.worker import MachineHealth, WorkerLoad
+from shoal.domain.worker import Hardware, MachineHealth, WorkerLoad
 from shoal.peers.connections import ANNOUNCE_INTERVAL, PEERS_MAX, RENAME
 from shoal.peers.inbound_jobs import WaitForRoom
+from shoal.peers.peer_directory import PROFILES_MAX, REFUSED_MAX
 from shoal.peers.peer_models import MODELS_MAX, NAME_MAX
-from shoal.peers.refused_peers import REFUSED_MAX
 from shoal.peers.remote_peer import MAY_NOT_SUBMIT, PENDING_MAX
 from shoal.protocols.seam.admission import AdmissionGrant
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
+    PeerDescribed,
     PeerJoined,
     PeerLeft,
     PeerRefused,
     Protection,
 )
-from shoal.protocols.seam.session import CloseCode
+from shoal.protocols.seam.session import UNDESCRIBED, CloseCode, PeerProfile
 from shoal.store.sqlite.keys import SqliteKeys
 from simulation import virtual
 from transports.memory_links import MemoryLink
@@ -115,26 +116,59 @@ def test_an_offer_of_many_models_is_one_worker_whose_name_is_cut() -> None:
 
 def test_refused_peers_are_listed_until_they_leave_or_join() -> None:
     async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        refused = peers.connections.refused
+        directory = peers.connections.directory
         other = await peers.connect()
         for key in "abc":
             await send(line, key, PeerRefused(key, f"why {key}"))
         await send(other, "d", PeerRefused("d", "why d"))
         listed = {f"wire:{each}": f"why {each}" for each in "abcd"}
-        assert refused.reasons == listed
+        assert directory.refusals == listed
 
         await send(line, "a", PeerLeft("bye"))
         await send(line, "b", PeerJoined("b"))
-        assert [*refused.reasons] == ["wire:c", "wire:d"]
+        assert [*directory.refusals] == ["wire:c", "wire:d"]
         await line.end()
-        assert [*refused.reasons] == ["wire:d"]
+        assert [*directory.refusals] == ["wire:d"]
         for number in range(REFUSED_MAX):
             await send(other, str(number), PeerRefused(str(number), "why"))
-        assert len(refused.reasons) == REFUSED_MAX
-        assert "wire:d" not in refused.reasons
+        assert len(directory.refusals) == REFUSED_MAX
+        assert "wire:d" not in directory.refusals
         assert peers.workers == []
 
     play(script)
+
+
+def test_peers_are_described_and_their_descriptions_outlive_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    studio = PeerProfile("Studio", Hardware("Apple M2 Pro", memory_gb=32.0, tier=2))
+
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        directory = peers.connections.directory
+        await send(line, "a", PeerJoined("ab"), PeerDescribed(studio))
+        await send(line, "b", PeerRefused("cd", "why"), PeerDescribed(studio))
+        await send(line, "c", PeerDescribed(studio))  # unknown
+        for _ in range(3):
+            await send(line, "a", PeerDescribed(studio))
+        assert list(directory.connected) == ["wire:ab"]
+
+        await line.end()
+
+        assert list(directory.connected) == []
+        assert directory.profile_of("wire:ab") == studio
+        assert directory.profile_of("wire:cd") == studio
+        for number in range(PROFILES_MAX):
+            directory.describe(str(number), studio)
+        assert directory.profile_of("wire:ab") is UNDESCRIBED
+
+    with caplog.at_level(logging.INFO, "shoal.peers"):
+        play(script)
+
+    lines = [each for each in caplog.messages if each.startswith("described")]
+    machine = "name='Studio' chip='Apple M2 Pro' memory_gb=32.0 gpu_memory_gb=None"
+    assert lines == [
+        f"described peer='wire:{name}' {machine} tier=2" for name in ("ab", "cd")
+    ]
 
 
 def test_messages_of_unknown_peers_are_ignored() -> None:

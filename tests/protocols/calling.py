@@ -18,6 +18,7 @@ from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import Listener
 from shoal.protocols.seam.framing import FramedSession
 from shoal.protocols.seam.peer_session import (
+    PeerDescribed,
     PeerJoined,
     PeerLeft,
     PeerMessage,
@@ -28,7 +29,9 @@ from shoal.protocols.seam.peer_session import (
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.protocols.seam.session import Admitted, Bulk, Close, Notice, Send, WorkerEnd
 
-ReceivedMessage: TypeAlias = PeerJoined | PeerRefused | PeerLeft | Event | Command
+ReceivedMessage: TypeAlias = (
+    PeerJoined | PeerRefused | PeerDescribed | PeerLeft | Event | Command
+)
 
 TOKEN = "a token of the fleet"
 SIGNER = Signer.from_seed(bytes(reversed(range(32))))

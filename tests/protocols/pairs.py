@@ -30,6 +30,7 @@ from shoal.protocols.seam.endpoints import (
     WebSocketRoute,
 )
 from shoal.protocols.seam.peer_session import (
+    PeerDescribed,
     PeerJoined,
     PeerLeft,
     PeerMessage,
@@ -204,6 +205,8 @@ class OneWorker:
                     messages.append(
                         Joined(f"{self._name}/{quote(model, safe='')}", offer)
                     )
+                case PeerDescribed():
+                    pass
                 case PeerRefused() | PeerLeft() | RunJob() | CancelJob() | Dismiss():
                     raise AssertionError("a worker asks for nothing")
                 case event:

@@ -143,7 +143,9 @@ async def run_coordinator(
         )
         sharing = await finally_.enter_async_context(LibraryServer(settings.library))
         policy = PeerJobPolicy(settings.limits, settings.prices, settings.moderation)
-        peers = PeerConnections(hub, clock, admission, policy, sharing, gateway.refused)
+        peers = PeerConnections(
+            hub, clock, admission, policy, sharing, gateway.directory
+        )
         websockets = WebSocketRouter(clock, admission, endpoints, peers.serve)
         app = make_app(gateway, websockets.handle)
         tls = _tls_identity(settings)

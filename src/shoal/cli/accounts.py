@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from shoal.cli import api
 from shoal.cli.arguments import add_action
-from shoal.cli.terminal import format_day, print_table
+from shoal.cli.terminal import format_day, format_peer, print_table
 from shoal.domain.money import dollars, parse_dollars
 
 PATH = "/admin/accounts"
@@ -86,7 +86,7 @@ def _print(args: argparse.Namespace, account: dict[str, Any]) -> int:
 def _row(account: dict[str, Any]) -> tuple[str, ...]:
     budget = account["budget"]
     return (
-        account["name"],
+        format_peer(account["peer"], account["name"]),
         dollars(account["balance"]),
         dollars(account["standing"]),
         "unlimited" if budget is None else dollars(budget),

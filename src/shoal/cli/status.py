@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.cli import api
-from shoal.cli.terminal import format_day, print_table, printable
+from shoal.cli.terminal import format_day, format_peer, print_table, printable
 
 PROTECTIONS = {
     "plain": "plaintext",
@@ -36,31 +36,61 @@ def run(args: argparse.Namespace) -> int:
     )
     if not status["ready"]:
         print(f"no jobs are accepted: {printable(status['why_not'])}")
+    machines = {each["id"]: each["hardware"] for each in status["peers"]}
     rows = [
         (
-            worker["id"],
+            format_peer(worker["peer_name"], worker["id"]),
             ", ".join(worker["models"]),
             f"{worker['busy']} of {worker['slots']} busy",
             _load(worker),
             PROTECTIONS.get(worker["protection"], worker["protection"] or ""),
+            _machine(machines.get(worker["id"].partition("/")[0])),
             _remark(worker),
         )
         for worker in status["workers"]
     ]
     if not rows:
         print("no workers yet: run the `shoal join` line that `shoal serve` printed")
-    widths = [max((len(row[at]) for row in rows), default=0) for at in range(5)]
+    widths = [max((len(row[at]) for row in rows), default=0) for at in range(6)]
     for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-        line = "  ".join([*cells, row[5]]).replace("\n", "\\n")
-        print(f"  {printable(line)}".rstrip())
+        shown = zip(row, widths, strict=False)
+        cells = [cell.ljust(width) for cell, width in shown if width]
+        _print_line([*cells, row[6]])
+    with_models = {worker["id"].partition("/")[0] for worker in status["workers"]}
+    for peer in status["peers"]:
+        if peer["id"] not in with_models:
+            _print_line([*_peer(peer), "no models"])
     for peer in status["refused"]:
-        line = f"{peer['id']}  not admitted: {peer['reason']}".replace("\n", "\\n")
-        print(f"  {printable(line)}")
+        _print_line([*_peer(peer), f"not admitted: {peer['reason']}"])
     if status["nodes"]:
         print()
         print_table(NODE_COLUMNS, [_node(each) for each in status["nodes"]])
     return 0
+
+
+def _print_line(cells: Sequence[str]) -> None:
+    line = "  ".join(cells).replace("\n", "\\n")
+    print(f"  {printable(line)}".rstrip())
+
+
+def _peer(peer: dict[str, Any]) -> Sequence[str]:
+    """Return the cells of a peer that is no worker."""
+    cells = (format_peer(peer["name"], peer["id"]), _machine(peer["hardware"]))
+    return [cell for cell in cells if cell]
+
+
+def _machine(hardware: dict[str, Any] | None) -> str:
+    """Return the hardware of a peer, as far as it reports that."""
+    if hardware is None:
+        return ""
+    vram = hardware["gpu_memory_gb"]
+    parts = (
+        "" if hardware["chip"] == "unknown" else hardware["chip"],
+        f"{hardware['memory_gb']:g} GB" if hardware["memory_gb"] else "",
+        f"{vram:g} GB VRAM" if vram else "",
+        f"tier {hardware['tier']}",
+    )
+    return ", ".join(part for part in parts if part)
 
 
 def _node(node: dict[str, Any]) -> Sequence[str]:

@@ -29,3 +29,11 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def format_day(at: float | None) -> str:
     """Return a Unix time as date and minute in UTC; empty for None."""
     return "" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%MZ}"
+
+
+def format_peer(name: str, id_: str) -> str:
+    """Return what a peer calls itself, then its id; the id alone if that has the name.
+
+    ``name`` is empty if it is unknown.
+    """
+    return id_ if not name or name in id_ else f"{name} ({id_})"

@@ -13,7 +13,7 @@ from shoal.gateway.http.body import BodyReader
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.ledger.prices import PriceList
-from shoal.peers.refused_peers import RefusedPeers
+from shoal.peers.peer_directory import PeerDirectory
 from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.store.port import Store
 from shoal.transports.clock import Clock
@@ -27,8 +27,8 @@ class Gateway:
     names the keys whose requests are not moderated, ``anonymous`` the protocols whose
     HTTP API needs no key.  ``egress_policy`` limits the addresses of webhooks.
     ``payments`` collects payments for jobs; ``being_paid`` holds the owner and
-    idempotency key of each job with a payment in progress.  ``refused`` lists the peers
-    that are not admitted.  ``probers`` are the membership probers, each with the name
+    idempotency key of each job with a payment in progress.  ``directory`` lists the
+    peers.  ``probers`` are the membership probers, each with the name
     of its protocol.
     """
 
@@ -48,7 +48,7 @@ class Gateway:
     payments: Payments = NO_PAYMENTS
     bodies: BodyReader = field(default_factory=BodyReader)
     being_paid: set[tuple[str, str]] = field(default_factory=set)
-    refused: RefusedPeers = field(default_factory=RefusedPeers)
+    directory: PeerDirectory = field(default_factory=PeerDirectory)
     probers: list[tuple[str, MembershipProber]] = field(default_factory=list)
 
     @property

@@ -55,6 +55,11 @@ def worker_account(worker_id: WorkerId) -> str:
     return f"{_WORKER}{worker_id}"
 
 
+def owner_of(account: str) -> str:
+    """Return the key, peer or worker that an account belongs to."""
+    return account.removeprefix(_USER).removeprefix(_WORKER)
+
+
 def parent(account: str) -> str | None:
     """Return the key's account that a sub-account belongs to; None if it is none."""
     if not account.startswith(_USER):

@@ -18,8 +18,8 @@ from shoal.domain.vocabulary import (
 )
 from shoal.peers.inbound_jobs import DEFAULT_POLICY, PeerJobPolicy
 from shoal.peers.offer_rate_limit import OfferRateLimiter
+from shoal.peers.peer_directory import PeerDirectory
 from shoal.peers.peer_models import NAME_MAX
-from shoal.peers.refused_peers import RefusedPeers
 from shoal.peers.remote_peer import (
     ModelSharing,
     NoModelSharing,
@@ -29,6 +29,7 @@ from shoal.peers.remote_peer import (
 from shoal.pool.own_offers import offering_peers, own_load, own_offers
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
+    PeerDescribed,
     PeerJoined,
     PeerLeft,
     PeerMessage,
@@ -36,7 +37,7 @@ from shoal.protocols.seam.peer_session import (
     PeerSession,
     ToPeer,
 )
-from shoal.protocols.seam.session import CloseCode
+from shoal.protocols.seam.session import CloseCode, PeerProfile
 from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link
@@ -58,8 +59,8 @@ class PeerConnections:
     """All connections to peers, and the peers on them.
 
     Announces to peers what this pool can run for them, and its load, on every change.
-    ``sharing`` answers their messages about copies of models, and ``refused`` lists
-    peers that are not admitted.
+    ``sharing`` answers their messages about copies of models, and ``directory`` lists
+    the peers.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class PeerConnections:
         door: WorkerAdmission,
         policy: PeerJobPolicy = DEFAULT_POLICY,
         sharing: ModelSharing | None = None,
-        refused: RefusedPeers | None = None,
+        directory: PeerDirectory | None = None,
     ) -> None:
         offer_limiter = OfferRateLimiter(clock)
         self.context = PeerContext(
@@ -77,7 +78,7 @@ class PeerConnections:
         )
         self.clock = clock
         self.admission = door
-        self.refused = refused or RefusedPeers()
+        self.directory = directory or PeerDirectory()
         self.rejoining: set[RemotePeer] = set()  # with models that wait to rejoin
         self._connections: set[_PeerConnection] = set()
         self._subscribers: set[_PeerConnection] = set()  # that accept announcements
@@ -139,6 +140,8 @@ class PeerConnections:
         if (older := self._peers.get(peer.name)) is not None:
             older.dismiss(REPLACED if peer.identity.sole_worker else RENAME)
         self._peers[peer.name] = peer
+        if not peer.identity.sole_worker:
+            self.directory.add(peer.name, peer.identity)
         peer.admit()
 
     def on_left(self, peer: RemotePeer) -> None:
@@ -146,6 +149,7 @@ class PeerConnections:
         self.rejoining.discard(peer)
         if self._peers.get(peer.name) is peer:
             del self._peers[peer.name]
+            self.directory.remove(peer.name)
 
     def own_state(self, peers: Collection[str]) -> tuple[Event, ...]:
         """Return the events that describe this pool, without the models of ``peers``.
@@ -249,7 +253,9 @@ class _PeerConnection:
                 self._on_joined(key, joined)
             case PeerRefused(name, reason):
                 self._refused[key] = f"{self._wire}:{name}"
-                self._connections.refused.add(self._refused[key], reason)
+                self._connections.directory.refuse(self._refused[key], reason)
+            case PeerDescribed(profile):
+                self._on_described(key, profile)
             case PeerLeft(reason):
                 self._remove(key, reason)
             case message:
@@ -279,6 +285,12 @@ class _PeerConnection:
         else:
             self._connections.admit(peer)
 
+    def _on_described(self, key: str, profile: PeerProfile) -> None:
+        peer = self._peers.get(key)
+        name = self._refused.get(key, "") if peer is None else peer.name
+        if name and self._connections.directory.describe(name, profile):
+            log.info("described peer=%r %s", name, _shown(profile))
+
     def _rejection_reason(self, joined: PeerJoined) -> str | None:
         if not joined.sole_worker and not 0 < len(joined.name) <= NAME_MAX:
             return f"a peer's name has 1 to {NAME_MAX} characters"
@@ -300,7 +312,7 @@ class _PeerConnection:
 
     def _remove(self, key: str, reason: str) -> None:
         if (refused := self._refused.pop(key, None)) is not None:
-            self._connections.refused.discard(refused)
+            self._connections.directory.remove_refused(refused)
         if (peer := self._peers.get(key)) is not None:
             peer.leave(reason)
 
@@ -312,3 +324,16 @@ class _PeerConnection:
         self._connections.on_left(peer)
         if (admitting := self._admitting.pop(peer, None)) is not None:
             admitting.cancel()
+
+
+def _shown(profile: PeerProfile) -> str:
+    """Return the fields of a profile for a log line."""
+    fields: dict[str, object] = {"name": profile.name}
+    if (hardware := profile.hardware) is not None:
+        fields |= {
+            "chip": hardware.chip,
+            "memory_gb": hardware.memory_gb,
+            "gpu_memory_gb": hardware.gpu_memory_gb,
+            "tier": hardware.tier,
+        }
+    return " ".join(f"{name}={value!r}" for name, value in fields.items())

@@ -314,7 +314,11 @@ class Agent:
         driver = self._driver
         assert driver is not None, "commands come through a driver"
         match command:
-            case Admitted():
+            case Admitted(profile):
+                if profile is not None:
+                    hardware = profile.hardware
+                    chip = "" if hardware is None else hardware.chip
+                    log.info("admitted by=%r chip=%r", profile.name, chip)
                 if not self._admitted:
                     self._admitted = True
                     self._timer.cancel()

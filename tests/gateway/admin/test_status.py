@@ -14,9 +14,14 @@ from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.domain.vocabulary import LoadChanged, OffersChanged
-from shoal.domain.worker import WorkerLoad
+from shoal.domain.worker import Hardware, WorkerLoad
 from shoal.peers.connections import PeerConnections
-from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage
+from shoal.protocols.seam.peer_session import (
+    PeerDescribed,
+    PeerJoined,
+    PeerMessage,
+)
+from shoal.protocols.seam.session import PeerProfile
 from shoal.transports.clock import LoopClock
 from transports.memory_links import MemoryLink
 
@@ -87,6 +92,7 @@ async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
             "speed": 1.0,
             "neighbour": False,
             "peer": None,
+            "peer_name": "",
             "protection": None,
         }
     ]
@@ -99,10 +105,15 @@ async def test_status_shows_peers_and_plaintext_readers(
     keys = pool.gateway.store.keys
     clock = LoopClock()
     crowds = PeerConnections(
-        pool.hub, clock, WorkerAdmission(await load_join_tokens(keys), keys, clock)
+        pool.hub,
+        clock,
+        WorkerAdmission(await load_join_tokens(keys), keys, clock),
+        directory=pool.gateway.directory,
     )
+    studio = Hardware("Apple M2 Pro", "m2Pro", 32.0, tier=2)
     opening = [
         PeerMessage("1", PeerJoined("mac/1")),
+        PeerMessage("1", PeerDescribed(PeerProfile("Studio", studio))),
         PeerMessage("1", OffersChanged((offer(neighbour=True),))),
         PeerMessage("1", LoadChanged(WorkerLoad("is too hot", 2, 0.5))),
     ]
@@ -114,7 +125,13 @@ async def test_status_shows_peers_and_plaintext_readers(
     # The pool changes before the store, and other requests see it later.
     await eventually(lambda: all(map(pool.hub.peer_route_of, pool.hub.pool.workers)))
 
-    (shown,) = (await get(pool, "/admin/status"))["workers"]
+    status = await get(pool, "/admin/status")
+    (shown,) = status["workers"]
+    account = "/admin/accounts/user:wire:mac%252F1"
+    async with pool.session.post(
+        f"{pool.url}{account}/credit", json={"amount": 5}, headers=pool.headers()
+    ) as response:
+        credited = await response.json()
     async with pool.session.get(
         f"{pool.url}/metrics", headers=pool.headers()
     ) as response:
@@ -124,6 +141,12 @@ async def test_status_shows_peers_and_plaintext_readers(
 
     assert shown["id"] == "wire:mac%2F1/m"
     assert (shown["peer"], shown["protection"]) == ("mac/1", "plain")
+    assert shown["peer_name"] == "Studio"
+    (peer,) = status["peers"]
+    assert (peer["id"], peer["name"]) == ("wire:mac%2F1", "Studio")
+    assert peer["hardware"]["chip"] == "Apple M2 Pro"
+    assert (peer["hardware"]["memory_gb"], peer["hardware"]["tier"]) == (32.0, 2)
+    assert (credited["name"], credited["peer"]) == ("user:wire:mac%2F1", "Studio")
     assert (shown["unfit"], shown["queued"], shown["speed"]) == ("is too hot", 2, 0.5)
     assert shown["neighbour"]
     assert 'shoal_workers{state="unfit"} 1.0' in metrics
@@ -300,11 +323,18 @@ async def test_invalid_filter_is_rejected_by_name(
 
 async def test_the_status_shows_who_is_connected_and_not_admitted(pool: Pool) -> None:
     assert pool.gateway is not None
-    pool.gateway.refused.add("wire:ab", "relay nodes do not authenticate")
+    directory = pool.gateway.directory
+    directory.refuse("wire:ab", "relay nodes do not authenticate")
+    directory.describe("wire:ab", PeerProfile("a node"))
 
     status = await get(pool, "/admin/status")
 
     assert status["workers"] == []
     assert status["refused"] == [
-        {"id": "wire:ab", "reason": "relay nodes do not authenticate"}
+        {
+            "id": "wire:ab",
+            "name": "a node",
+            "hardware": None,
+            "reason": "relay nodes do not authenticate",
+        }
     ]

@@ -20,12 +20,21 @@ from shoal.domain.worker import WorkerLoad
 from shoal.protocols.seam.context import unenforceable
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
+    PeerDescribed,
     PeerJoined,
     PeerLeft,
     PeerMessage,
     ToPeer,
 )
-from shoal.protocols.seam.session import Admitted, Batch, Close, Notice, Output, Send
+from shoal.protocols.seam.session import (
+    Admitted,
+    Batch,
+    Close,
+    Notice,
+    Output,
+    PeerProfile,
+    Send,
+)
 from shoal.protocols.seam.worker_session import (
     JOBS_MAX,
     MembershipState,
@@ -150,6 +159,8 @@ def test_an_admitted_worker_receives_admitted() -> None:
     worker, inner = connected(state)
 
     assert replay(worker, inner, PeerMessage("1", PeerJoined("name"))) == [Admitted()]
+    described = PeerMessage("1", PeerDescribed(PeerProfile("Studio")))
+    assert replay(worker, inner, described) == [Admitted(PeerProfile("Studio"))]
     assert state.admitted
 
 

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, InvalidRequest, NotFound
+from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.money import DOLLARS_MAX, MICROS
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
@@ -39,10 +40,13 @@ class SetBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AccountInfo(msgspec.Struct, frozen=True):
     """An account, in micro-dollars.
 
-    ``standing`` is the balance including sub-accounts; the budget bounds it.
+    ``standing`` is the balance including sub-accounts; the budget bounds it.  ``peer``
+    is what the peer that the account belongs to calls itself; empty for other accounts,
+    and for peers that have not connected since the start.
     """
 
     name: str
+    peer: str
     balance: int
     standing: int
     budget: int | None
@@ -158,8 +162,13 @@ async def _account_detail(gateway: Gateway, name: str) -> AccountDetail:
 
 def _account_info(gateway: Gateway, name: str) -> AccountInfo:
     books = gateway.hub.books
+    peer = peer_of(WorkerId(accounts.owner_of(name)))
     return AccountInfo(
-        name, books.balance(name), books.total_of(name), books.budget(name)
+        name,
+        gateway.directory.profile_of(peer).name,
+        books.balance(name),
+        books.total_of(name),
+        books.budget(name),
     )
 
 

@@ -5,13 +5,15 @@ from aiohttp import web
 
 import shoal
 from shoal.coordinator.connections import PeerRoute
-from shoal.domain.ids import WorkerId
+from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.worker import MachineHealth
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.responses import json_response
+from shoal.peers.peer_directory import PeerDirectory
 from shoal.pool.worker import Worker
 from shoal.protocols.seam.endpoints import ListedNode
+from shoal.protocols.seam.session import PeerProfile
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
@@ -100,11 +102,38 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     speed: float  # share of its full speed, at most 1
     neighbour: bool  # whether it is another pool
     peer: str | None  # its peer, where one peer is several workers
+    peer_name: str  # what that calls itself, or empty
     protection: str | None  # of its connection: plain, noise, teale or tls
+
+
+class HardwareStatus(msgspec.Struct, frozen=True):
+    """A machine's hardware, as it reports it; sizes in GB, per second for bandwidth."""
+
+    chip: str
+    chip_family: str
+    memory_gb: float
+    gpu_memory_gb: float | None
+    gpu_cores: int
+    bandwidth_gb: float
+    tier: int  # 1: a large server, to 4: a small device
+    gpu_backend: str
+    platform: str
+
+
+class PeerStatus(msgspec.Struct, frozen=True):
+    """A connected peer; it describes itself, and nobody verifies that."""
+
+    id: str  # its wire and name
+    name: str  # what it calls itself, or empty
+    hardware: HardwareStatus | None
+    protection: str
+    submits_jobs: bool
 
 
 class RefusedPeerStatus(msgspec.Struct, frozen=True):
     id: str  # its wire and name
+    name: str  # what it calls itself, or empty
+    hardware: HardwareStatus | None
     reason: str
 
 
@@ -121,6 +150,7 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
     workers: list[WorkerStatus]
     jobs: JobCounts
     nodes: list[NodeStatus]  # of protocols with fleets
+    peers: list[PeerStatus]  # admitted peers, whether or not they have models
     refused: list[RefusedPeerStatus]  # connected peers that are not admitted
 
 
@@ -140,18 +170,53 @@ async def show_status(
                     worker,
                     gateway.hub.health.get(worker.id, UNKNOWN_HEALTH),
                     gateway.hub.peer_route_of(worker.id),
+                    gateway.directory,
                 )
                 for worker in pool.workers.values()
             ],
             JobCounts(pool.queued, running),
             node_statuses(gateway),
-            [RefusedPeerStatus(*each) for each in gateway.refused.reasons.items()],
+            _peer_statuses(gateway.directory),
+            _refused_peer_statuses(gateway.directory),
         )
     )
 
 
+def _peer_statuses(directory: PeerDirectory) -> list[PeerStatus]:
+    return [
+        PeerStatus(
+            peer,
+            *_name_and_hardware(directory.profile_of(peer)),
+            protection=joined.protection.value,
+            submits_jobs=joined.submits_jobs,
+        )
+        for peer, joined in directory.connected.items()
+    ]
+
+
+def _refused_peer_statuses(directory: PeerDirectory) -> list[RefusedPeerStatus]:
+    return [
+        RefusedPeerStatus(
+            peer, *_name_and_hardware(directory.profile_of(peer)), reason=reason
+        )
+        for peer, reason in directory.refusals.items()
+    ]
+
+
+def _name_and_hardware(profile: PeerProfile) -> tuple[str, HardwareStatus | None]:
+    hardware = profile.hardware
+    if hardware is None:
+        return profile.name, None
+    return profile.name, HardwareStatus(
+        **{each: getattr(hardware, each) for each in HardwareStatus.__struct_fields__}
+    )
+
+
 def _worker_status(
-    worker: Worker, health: MachineHealth, via: PeerRoute | None
+    worker: Worker,
+    health: MachineHealth,
+    via: PeerRoute | None,
+    directory: PeerDirectory,
 ) -> WorkerStatus:
     offer, condition = worker.offer, worker.load
     return WorkerStatus(
@@ -181,5 +246,6 @@ def _worker_status(
         condition.speed,
         offer.neighbour,
         None if via is None else via.name,
+        "" if via is None else directory.profile_of(peer_of(worker.id)).name,
         None if via is None else via.protection.value,
     )

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from shoal.domain.vocabulary import Command, Event
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
-from shoal.protocols.seam.session import Session
+from shoal.protocols.seam.session import PeerProfile, Session
 
 ALL_PEERS = ""
 """The peer that stands for all peers of a connection."""
@@ -66,6 +66,13 @@ class PeerRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerDescribed:
+    """A peer describes itself, or anew; it has joined, or was refused."""
+
+    profile: PeerProfile
+
+
+@dataclass(frozen=True, slots=True)
 class PeerLeft:
     """A peer left; the connection stays open."""
 
@@ -81,7 +88,7 @@ class PeerMessage:
     """
 
     peer: str
-    message: PeerJoined | PeerRefused | PeerLeft | Event | Command
+    message: PeerJoined | PeerRefused | PeerDescribed | PeerLeft | Event | Command
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.vocabulary import Command, Event
 from shoal.domain.work import Call, CallStream, JsonWork, Work
+from shoal.domain.worker import Hardware
 
 In = TypeVar("In", covariant=True)
 Out = TypeVar("Out", contravariant=True)
@@ -151,8 +152,27 @@ class HandlesConnectionLoss(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PeerProfile:
+    """What a peer says about itself, for people: nobody verifies it.
+
+    ``name`` is the one that its owner gave it; empty if it tells none.
+    """
+
+    name: str = ""
+    hardware: Hardware | None = None
+
+
+UNDESCRIBED = PeerProfile()
+
+
+@dataclass(frozen=True, slots=True)
 class Admitted:
-    """The worker was admitted; for wires with one connection for all models."""
+    """The worker was admitted; for wires with one connection for all models.
+
+    Comes once more with the ``peer`` that admitted it, if that describes itself.
+    """
+
+    peer: PeerProfile | None = None
 
 
 CoordinatorEnd: TypeAlias = Session[Event, Command]

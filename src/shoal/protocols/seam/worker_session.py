@@ -38,6 +38,7 @@ from shoal.protocols.seam.context import unenforceable
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
+    PeerDescribed,
     PeerJoined,
     PeerLeft,
     PeerMessage,
@@ -242,6 +243,8 @@ class WorkerSession:
                 return (message,)
             case PeerMessage(peer, PeerJoined() as joined):
                 return self._on_joined(peer, joined)
+            case PeerMessage(_, PeerDescribed(profile)):
+                return (Admitted(profile),)
             case PeerMessage():
                 return ()  # offers of a peer
             case Send() | Bulk() | Close() | Notice():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from msgspec import Raw
 
 from shoal.domain.worker import Offer
+from shoal.protocols.seam.session import PeerProfile
 from shoal.protocols.tealenet.admission import passcodes_match
 from shoal.protocols.tealenet.codec.envelope import VERSION as PROTOCOL_VERSION
 from shoal.protocols.tealenet.codec.extension import (
@@ -16,7 +17,12 @@ from shoal.protocols.tealenet.codec.extension import (
     wire_offers,
     write_extension,
 )
-from shoal.protocols.tealenet.codec.hardware import DeviceInfo, device_info
+from shoal.protocols.tealenet.codec.hardware import (
+    DeviceInfo,
+    device_info,
+    read_hardware,
+    shown_name,
+)
 from shoal.protocols.tealenet.codec.messages import Hello, HelloAck
 from shoal.protocols.tealenet.codec.scalars import (
     MODELS_MAX,
@@ -53,6 +59,7 @@ class Greeting:
     models: tuple[str, ...]
     passcode: str | None
     introduction: IntroductionExtension | None
+    profile: PeerProfile
 
     @property
     def is_worker(self) -> bool:
@@ -66,6 +73,13 @@ class Greeting:
         if self.introduction is not None and self.is_worker and self.introduction.name:
             return well_formed(self.introduction.name)
         return self.device_id
+
+    @property
+    def label(self) -> str:
+        """The name for people, with the device's id unless it is the same."""
+        if self.profile.name in ("", self.name):
+            return ascii(self.name)
+        return f"{self.profile.name!a} ({self.name})"
 
     @property
     def key(self) -> bytes:
@@ -94,6 +108,10 @@ def read_greeting(message: Hello | HelloAck) -> Greeting:
         message.loaded_models,
         message.cluster_passcode_hash,
         read_introduction(message.shoal),
+        PeerProfile(
+            shown_name(message.device_info.name),
+            read_hardware(message.device_info.hardware),
+        ),
     )
 
 

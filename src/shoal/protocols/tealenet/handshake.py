@@ -292,7 +292,7 @@ class HelloHandshake:
     def _refuse(
         self, greeting: Greeting, why: str, now: float
     ) -> Sequence[HandshakeOutput]:
-        reason = f"{greeting.name!a} is not admitted: {why}"
+        reason = f"{greeting.label} is not admitted: {why}"
         close = self._reject(reason)
         if self._connection.dialled:
             return (close,)

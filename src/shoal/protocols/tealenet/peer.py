@@ -7,6 +7,7 @@ from shoal.domain.work import Feature
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
 from shoal.protocols.seam.peer_session import Protection
+from shoal.protocols.seam.session import UNDESCRIBED, PeerProfile
 from shoal.protocols.tealenet.codec.extension import CONTEXT_MAX, ShoalFeature
 from shoal.protocols.tealenet.codec.scalars import NAME_MAX, well_formed
 
@@ -34,6 +35,7 @@ class PeerDescription:
     models: tuple[str, ...] = ()
     context: int = 0
     available: bool = True
+    profile: PeerProfile = UNDESCRIBED
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,15 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.protocols.seam.peer_session import PeerJoined, PeerRefused
-from shoal.protocols.seam.session import Close, Data, Notice, Output, Send
+from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined, PeerRefused
+from shoal.protocols.seam.session import (
+    Close,
+    Data,
+    Notice,
+    Output,
+    PeerProfile,
+    Send,
+)
 from shoal.protocols.tealenet.codec.envelope import BadMessage, decode
 from shoal.protocols.tealenet.codec.extension import ShoalFeature
 from shoal.protocols.tealenet.codec.messages import (
@@ -57,7 +64,7 @@ from shoal.protocols.tealenet.peer_jobs import PeerJobs
 from shoal.protocols.tealenet.peer_state import PeerLiveness, TealePeerState
 from shoal.protocols.tealenet.session_setup import SessionSetup
 
-FromPeer: TypeAlias = PeerJoined | PeerRefused | Event | Command
+FromPeer: TypeAlias = PeerJoined | PeerRefused | PeerDescribed | Event | Command
 
 INVALID_MAX = 100  # consecutive invalid messages before the session closes
 
@@ -221,10 +228,18 @@ class TealePeerSession:
         state = self._peer_state
         if self._closed or state is None or state.peer.runs_shoal:
             return ()
+        profile = state.describe(description.profile)
         if state.peer.refusal:
-            return ()
+            return profile
         events = state.update_description(description)
-        return [*events, *state.load_events()]
+        return [*profile, *events, *state.load_events()]
+
+    def describe(self, profile: PeerProfile) -> Sequence[FromPeer]:
+        """Apply what the relay says about a peer that reports its offers elsewhere."""
+        state = self._peer_state
+        if self._closed or state is None or state.peer.runs_shoal:
+            return ()
+        return state.describe(profile)
 
     # Setup.
 
@@ -234,12 +249,13 @@ class TealePeerSession:
         if not isinstance(started, TealePeerState):
             return self._note_close(started)
         self._peer_state = started
-        peer = started.peer
+        peer, description = started.peer, self._connection.description
+        profile = started.describe(description.profile)
         if peer.refusal:
             notice = Notice(f"{peer.name!a} is not admitted: {peer.refusal}")
-            return (notice, PeerRefused(peer.name, peer.refusal))
-        described = started.update_description(self._connection.description)
-        return [self._peer_joined(peer), *described, *started.load_events()]
+            return (notice, PeerRefused(peer.name, peer.refusal), *profile)
+        events = started.update_description(description)
+        return [self._peer_joined(peer), *profile, *events, *started.load_events()]
 
     def _note_close(self, outputs: Sequence[Output]) -> Sequence[Output]:
         """Mark the session as closed if one of the outputs is a Close."""

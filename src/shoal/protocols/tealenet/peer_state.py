@@ -16,6 +16,8 @@ from shoal.domain.vocabulary import (
     OffersChanged,
 )
 from shoal.domain.worker import MachineHealth, Offer, WorkerLoad
+from shoal.protocols.seam.peer_session import PeerDescribed
+from shoal.protocols.seam.session import UNDESCRIBED, PeerProfile
 from shoal.protocols.tealenet.admission import (
     PeerCredentials,
     PeerPermissions,
@@ -216,6 +218,7 @@ class TealePeerState:
         self._unfit = ""
         self._draining: str | None = None
         self._machine_health = MachineHealth()
+        self.profile = UNDESCRIBED
         self.farewell: str | None = None  # why the peer is about to disconnect
 
     @property
@@ -230,6 +233,13 @@ class TealePeerState:
     def note_alive(self, now: float) -> None:
         """Count something else as a sign of life."""
         self._health.note_alive(now)
+
+    def describe(self, profile: PeerProfile) -> Sequence[PeerDescribed]:
+        """Apply what the peer says about itself; return it if it has changed."""
+        if profile == self.profile:
+            return ()
+        self.profile = profile
+        return (PeerDescribed(profile),)
 
     def update_description(self, description: PeerDescription) -> Sequence[Event]:
         """Apply what a relay reports about the peer."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from shoal.domain.errors import NotAdmitted, PeerError
 from shoal.domain.vocabulary import Event
+from shoal.protocols.seam.peer_session import PeerDescribed
 from shoal.protocols.seam.session import Close, Notice, Output, Send
 from shoal.protocols.tealenet.admission import (
     PeerCredentials,
@@ -118,7 +119,7 @@ class SessionSetup:
 
     def receive_first_heartbeat(
         self, heartbeat: Heartbeat | HeartbeatAck, now: float
-    ) -> tuple[TealePeerState, Sequence[Event]] | None:
+    ) -> tuple[TealePeerState, Sequence[PeerDescribed | Event]] | None:
         """Return the peer's state and first events; None before its greeting.
 
         Raises PeerError if the peer has not proved the key that it announces.
@@ -136,7 +137,8 @@ class SessionSetup:
         assert handshake.permissions is not None, "the peer was admitted"
         offers = PeerOffers(self._local, handshake.credentials, handshake.permissions)
         state = TealePeerState(peer, offers, self._profile, now)
-        return state, state.apply_introduction(greeting.introduction, greeting.models)
+        events = state.apply_introduction(greeting.introduction, greeting.models)
+        return state, [*state.describe(greeting.profile), *events]
 
     def note_heartbeat(self, now: float) -> None:
         """Record a sign of life."""

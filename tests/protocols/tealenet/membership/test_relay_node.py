@@ -37,6 +37,7 @@ from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
+    PeerDescribed,
     PeerJoined,
     PeerLeft,
     PeerMessage,
@@ -306,8 +307,9 @@ def test_a_disconnected_worker_leaves_and_joins_again() -> None:
     returned = net.attach(local_worker()[0])
     net.run(1.0)
 
-    assert [type(each.message) for each in host.received[-2:]] == [
+    assert [type(each.message) for each in host.received[-3:]] == [
         PeerJoined,
+        PeerDescribed,
         OffersChanged,
     ]
     assert len(returned.messages(PeerJoined)) == 1
@@ -1115,3 +1117,45 @@ def test_messages_with_arbitrary_fields_raise_nothing(kind: str, payload: Any) -
     for _ in range(2):
         outputs = node.receive([json.dumps({kind: payload})], 0.0)
         assert all(isinstance(o.data, str) for o in outputs if isinstance(o, Send))
+
+
+def test_a_relay_describes_its_nodes_by_their_display_names() -> None:
+    net, host = open_pool()
+    node = rust_node(net)
+    accept_session(net, node, B)
+    net.run(3 * DISCOVER_INTERVAL)
+
+    (described,) = host.messages(PeerDescribed, B)
+    hardware = described.profile.hardware
+    assert described.profile.name == "n"
+    assert hardware is not None
+    assert hardware.memory_gb == RUST_CAPABILITIES["hardware"]["totalRAMGB"]
+
+
+def test_a_node_that_the_relay_has_not_described_yet_is_described_later() -> None:
+    net, host = open_pool()
+    net.run(DISCOVER_INTERVAL)
+    gateway = net.attach_raw()
+    register(net, gateway, NODE_A, loadedModels=[])
+    net.send_raw(gateway, "relayOpen", addresses(A, SESSION))
+    send_in_session(net, gateway, A, SESSION, '{"heartbeat":{}}')
+    joined = host.messages(PeerJoined, A)
+    before = host.messages(PeerDescribed, A)
+
+    net.run(DISCOVER_INTERVAL)
+
+    assert (len(joined), before) == (1, [])
+    assert [each.profile.name for each in host.messages(PeerDescribed, A)] == ["n"]
+
+
+def test_a_node_that_is_not_admitted_is_described() -> None:
+    net = Network()
+    host = net.attach(local_coordinator(admission=require_token("tok")))
+    accept_session(net, rust_node(net), B)
+
+    net.run(DISCOVER_INTERVAL)
+
+    assert [type(each.message) for each in host.received if each.peer == B] == [
+        PeerRefused,
+        PeerDescribed,
+    ]

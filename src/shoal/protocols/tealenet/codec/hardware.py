@@ -113,6 +113,27 @@ def hardware_info(hardware: Hardware) -> HardwareInfo:
     )
 
 
+def read_hardware(info: HardwareInfo) -> Hardware:
+    """Translate hardware from the wire's."""
+    vram = info.gpu_vram_gb
+    return Hardware(
+        chip=_word(info.chip_name),
+        chip_family=_word(info.chip_family),
+        memory_gb=_size(info.total_ram_gb),
+        gpu_cores=int(min(max(0, info.gpu_core_count), CORES_MAX)),
+        bandwidth_gb=_size(info.memory_bandwidth_gbs),
+        tier=int(info.tier) if info.tier in TIERS else TIER_LOWEST,
+        gpu_backend=_word(info.gpu_backend or ""),
+        platform=_word(info.platform or ""),
+        gpu_memory_gb=None if vram is None else _size(vram),
+    )
+
+
+def shown_name(name: str) -> str:
+    """Return the part of a machine's name that is written and shown."""
+    return well_formed(name)[:_NAME_SHOWN]
+
+
 def device_info(
     device_id: str,
     name: str,
@@ -125,7 +146,7 @@ def device_info(
     """Return the description of this device."""
     return DeviceInfo(
         id=device_id,
-        name=well_formed(name)[:_NAME_SHOWN],
+        name=shown_name(name),
         hardware=hardware_info(hardware),
         registered_at=registered_at,
         last_seen_at=seen_at,

@@ -12,11 +12,16 @@ import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from shoal.protocols.seam.session import PeerProfile
 from shoal.protocols.tealenet.codec.extension import (
     IntroductionExtension,
     read_introduction,
 )
-from shoal.protocols.tealenet.codec.hardware import NodeCapabilities
+from shoal.protocols.tealenet.codec.hardware import (
+    NodeCapabilities,
+    read_hardware,
+    shown_name,
+)
 from shoal.protocols.tealenet.codec.relay_messages import NodeEntry
 from shoal.protocols.tealenet.codec.signatures import (
     HEX_KEY,
@@ -151,7 +156,7 @@ class NodeDirectory:
             node_id,
             entry.display_name,
             PeerSoftware.SHOAL if key is not None else _software(capabilities, entry),
-            _description(capabilities),
+            _description(capabilities, entry.display_name),
             "" if shoal is None else shoal.role,
             parse_key(entry.wg_public_key or "") or None,
             key,
@@ -192,9 +197,10 @@ def _software(capabilities: NodeCapabilities, entry: NodeEntry) -> PeerSoftware:
     return PeerSoftware.RUST if rust else PeerSoftware.MAC
 
 
-def _description(capabilities: NodeCapabilities) -> PeerDescription:
+def _description(capabilities: NodeCapabilities, name: str) -> PeerDescription:
     return PeerDescription(
         models=capabilities.loaded_models,
         context=max(0, capabilities.effective_context or 0),
         available=capabilities.is_available,
+        profile=PeerProfile(shown_name(name), read_hardware(capabilities.hardware)),
     )

@@ -26,6 +26,7 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.protocols.seam.peer_session import (
+    PeerDescribed,
     PeerJoined,
     PeerLeft,
     PeerMessage,
@@ -102,6 +103,8 @@ class RelayPeer:
             case OffersChanged() | LoadChanged() | Draining() | HealthReported():
                 if session is not self.reporting:
                     return ()
+            case PeerDescribed() if self.joined and session is not self.reporting:
+                return ()
             case _:
                 pass  # a report on one of this node's jobs
         return (PeerMessage(self.id, message),)

@@ -97,7 +97,11 @@ class RelayPeers:
             # It opened this session before the relay described it, and keeps to it.
             peer.main = peer.reporting
         if peer.main is None:
-            return []
+            session = peer.reporting or next(iter(peer.sessions), None)
+            if session is None:
+                return []
+            described = session.describe(node.description.profile)
+            return self._process(session, described, now)
         outputs = peer.main.update_description(node.description, now)
         return self._process(peer.main, outputs, now)
 

@@ -6,7 +6,15 @@ from typing import TypeAlias
 from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import Command, Event
 from shoal.protocols.seam.peer_session import PeerJoined, Protection
-from shoal.protocols.seam.session import Bulk, Close, Data, Notice, Output, Send
+from shoal.protocols.seam.session import (
+    Bulk,
+    Close,
+    Data,
+    Notice,
+    Output,
+    PeerProfile,
+    Send,
+)
 from shoal.protocols.tealenet.encryption.secure_session import (
     DataToSend,
     MessageReceived,
@@ -109,6 +117,12 @@ class RelaySession:
         if self.closed or self.peer_session is None:
             return ()
         return self._encrypt_all(self.peer_session.update_description(description, now))
+
+    def describe(self, profile: PeerProfile) -> Sequence[FromPeer]:
+        """Apply what the relay says about a peer that reports its offers elsewhere."""
+        if self.closed or self.peer_session is None:
+            return ()
+        return self.peer_session.describe(profile)
 
     def tick(self, now: float) -> Sequence[FromPeer | Output]:
         """Handle deadlines."""

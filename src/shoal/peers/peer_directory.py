@@ -1,0 +1,66 @@
+"""The peers of this coordinator, for people: who is connected, and who was refused.
+
+What a peer says about itself is unverified and decides nothing.
+"""
+
+from collections.abc import Mapping
+
+from shoal.protocols.seam.peer_session import PeerJoined
+from shoal.protocols.seam.session import UNDESCRIBED, PeerProfile
+
+REFUSED_MAX = 256  # peers; anybody can connect, so beyond it the oldest are dropped
+PROFILES_MAX = 4096  # of peers, also of those that have left; then the oldest go
+
+
+class PeerDirectory:
+    """The peers, each by ``WIRE:NAME``.
+
+    A peer's profile outlives its connection, because its account does.
+    """
+
+    def __init__(self) -> None:
+        self._connected: dict[str, PeerJoined] = {}
+        self._refusals: dict[str, str] = {}
+        self._profiles: dict[str, PeerProfile] = {}
+
+    @property
+    def connected(self) -> Mapping[str, PeerJoined]:
+        """The admitted peers that are connected, except single workers."""
+        return self._connected
+
+    @property
+    def refusals(self) -> Mapping[str, str]:
+        """Why connected peers are not admitted, the oldest first."""
+        return self._refusals
+
+    def profile_of(self, peer: str) -> PeerProfile:
+        """Return what a peer says about itself; an empty profile if it says nothing."""
+        return self._profiles.get(peer, UNDESCRIBED)
+
+    def add(self, peer: str, joined: PeerJoined) -> None:
+        """Add an admitted peer."""
+        self._connected[peer] = joined
+
+    def remove(self, peer: str) -> None:
+        """Remove a peer that has left."""
+        self._connected.pop(peer, None)
+
+    def describe(self, peer: str, profile: PeerProfile) -> bool:
+        """Set a peer's profile; return whether it has changed."""
+        if self._profiles.pop(peer, UNDESCRIBED) == profile:
+            self._profiles[peer] = profile
+            return False
+        self._profiles[peer] = profile
+        if len(self._profiles) > PROFILES_MAX:
+            del self._profiles[next(iter(self._profiles))]
+        return True
+
+    def refuse(self, peer: str, reason: str) -> None:
+        """Add a peer that is not admitted, or replace its reason."""
+        self._refusals[peer] = reason
+        if len(self._refusals) > REFUSED_MAX:
+            del self._refusals[next(iter(self._refusals))]
+
+    def remove_refused(self, peer: str) -> None:
+        """Remove a peer that was admitted after all, or has left."""
+        self._refusals.pop(peer, None)

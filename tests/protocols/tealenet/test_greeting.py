@@ -1,0 +1,119 @@
+"""Introductions, as the document's example writes them."""
+
+import pytest
+
+from protocols.tealenet.peers import (
+    ForeignPeer,
+    PeerPair,
+    local_coordinator,
+    local_worker,
+)
+from shoal.domain.worker import Hardware
+from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined
+from shoal.protocols.seam.session import PeerProfile
+from shoal.protocols.tealenet.local_node import TealeRole
+
+# "hello" and "heartbeat" of TealeNet's document, whose acknowledgements are alike.
+INTRODUCTION = b"""{
+"deviceInfo": {
+"id": "550e8400-e29b-41d4-a716-446655440000",
+"name": "Linux Server",
+"hardware": {
+"chipFamily": "nvidiaGPU",
+"chipName": "NVIDIA RTX 4090",
+"totalRAMGB": 64.0,
+"gpuCoreCount": 16384,
+"memoryBandwidthGBs": 1008.0,
+"tier": 1,
+"gpuBackend": "cuda",
+"platform": "linux",
+"gpuVRAMGB": 24.0
+},
+"registeredAt": 798134400.0,
+"lastSeenAt": 798134400.0,
+"isCurrentDevice": true,
+"loadedModels": []
+},
+"protocolVersion": 1,
+"clusterPasscodeHash": null,
+"loadedModels": ["mlx-community/Qwen3-8B-4bit"],
+"ownerUserID": null
+}"""
+HEARTBEAT = b"""{
+"heartbeat": {
+"deviceID": "550e8400-e29b-41d4-a716-446655440000",
+"timestamp": 798134400.0,
+"thermalLevel": "nominal",
+"throttleLevel": 100,
+"loadedModels": ["mlx-community/Qwen3-8B-4bit"],
+"isGenerating": false,
+"queueDepth": 0,
+"organizationID": null,
+"ownerUserID": null
+}
+}"""
+SERVER = Hardware(
+    chip="NVIDIA RTX 4090",
+    chip_family="nvidiaGPU",
+    memory_gb=64.0,
+    gpu_cores=16384,
+    bandwidth_gb=1008.0,
+    tier=1,
+    gpu_backend="cuda",
+    platform="linux",
+    gpu_memory_gb=24.0,
+)
+
+
+def greeted(role: TealeRole, introduction: bytes = INTRODUCTION) -> ForeignPeer:
+    """Return the session of the document's peer with a coordinator or a worker."""
+    dialled = role is TealeRole.WORKER
+    local = local_worker("w") if dialled else local_coordinator("a")
+    peer = ForeignPeer(local, dialled=dialled)
+    kind = b"helloAck" if dialled else b"hello"
+    peer.deliver(b'{"%s":%s}' % (kind, introduction))
+    peer.wait(0.2)
+    return peer
+
+
+@pytest.mark.parametrize("role", TealeRole)
+def test_a_peer_is_described_after_it_has_joined(role: TealeRole) -> None:
+    peer = greeted(role)
+
+    peer.deliver(HEARTBEAT)
+    peer.deliver(HEARTBEAT)
+
+    assert isinstance(peer.end.received[0], PeerJoined)
+    assert isinstance(peer.end.received[1], PeerDescribed)
+    (described,) = peer.end.messages(PeerDescribed)
+    assert described.profile == PeerProfile("Linux Server", SERVER)
+
+
+def test_a_shoal_peer_is_described_to_the_other_one() -> None:
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).until(1.0)
+
+    for end, name in ((pair.dialler, "a"), (pair.acceptor, "w")):
+        (described,) = end.messages(PeerDescribed)
+        assert described.profile.name == name
+        assert described.profile.hardware is not None
+
+
+@pytest.mark.parametrize("tier", [b"0", b"5", b"-1", b"1e300"])
+def test_an_unknown_tier_is_the_lowest(tier: bytes) -> None:
+    odd = INTRODUCTION.replace(b'"tier": 1', b'"tier": ' + tier)
+    peer = greeted(TealeRole.COORDINATOR, odd)
+
+    peer.deliver(HEARTBEAT)
+
+    (described,) = peer.end.messages(PeerDescribed)
+    assert described.profile.hardware.tier == 4
+
+
+def test_a_peer_that_is_not_admitted_is_named_in_the_notice() -> None:
+    peer = ForeignPeer(local_coordinator("a", passcode="p"))
+
+    peer.deliver(b'{"hello":%s}' % INTRODUCTION)
+
+    (notice,) = peer.end.notices
+    expected = "'Linux Server' (550E8400-E29B-41D4-A716-446655440000) is not admitted"
+    assert notice.startswith(expected)
