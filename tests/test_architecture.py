@@ -21,6 +21,7 @@ CATCHES_ALL = {
     "client/options.py",
     "engines/llama_child.py",
     "peers/connections.py",
+    "worker/listening_worker.py",
     "transports/driver.py",
     "peers/membership.py",
     "peers/relay.py",

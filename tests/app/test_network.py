@@ -142,7 +142,7 @@ async def test_guessing_address_is_disconnected(
     )
     given = await means(host)
     for _ in range(BLOCK_AFTER):
-        given.admission._failures.record_failure("127.0.0.1", given.clock.now())
+        given.throttle.failed("127.0.0.1")
     async with (
         open_network([("wire", Listener(0, cursing))], given) as ports,
         connect_tcp(f"tcp://127.0.0.1:{ports['wire']['tcp']}") as link,

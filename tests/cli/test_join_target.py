@@ -1,5 +1,6 @@
 """Resolution of the coordinator to join."""
 
+import argparse
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,8 +11,10 @@ import trustme
 
 from cli.coordinators import NEVER, ORIGINAL, Answers, Sites
 from gateway.serving import serving
-from shoal.cli import join_target
-from shoal.cli.join_target import resolve_direct, resolve_target
+from shoal.app.fleet_files import save_fleet
+from shoal.cli import join, join_target
+from shoal.cli.join_target import listening_target, resolve_direct, resolve_target
+from shoal.config import JoinConfig
 from shoal.config.runtime_file import URL_FILE, publish_url
 from shoal.domain.credentials import with_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
@@ -393,3 +396,54 @@ async def test_coordinator_is_queried_over_http(
     url: str, web: str, tmp_path: Path
 ) -> None:
     assert (await resolve_target(url, "dispatch", "", tmp_path)).http_url == web
+
+
+def arguments(*flags: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    join.add_arguments(parser)
+    return parser.parse_args(flags)
+
+
+LISTENING = JoinConfig(listen=True, token="a-fleet-token")
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "url", "token"),
+    [
+        (LISTENING, (), "", "a-fleet-token"),
+        (LISTENING, ("192.0.2.7:50051",), "192.0.2.7:50051", "a-fleet-token"),
+        (LISTENING, ("--macfleet-token", "another-one"), "", "another-one"),
+        (LISTENING, ("--macfleet-open",), "", ""),
+        (replace(LISTENING, token=""), (), "", "of the pairing"),
+        (replace(LISTENING, token=""), ("--macfleet-open",), "", ""),
+    ],
+)
+def test_listening_worker_has_the_token_of_its_fleet(
+    config: JoinConfig, flags: tuple[str, ...], url: str, token: str, tmp_path: Path
+) -> None:
+    fleets = discover()["macfleet"].fleets
+    assert fleets is not None
+    save_fleet(tmp_path, fleets, "of the pairing", "lab")
+
+    listening = listening_target(arguments(*flags), config, tmp_path)
+
+    assert listening is not None
+    assert listening.target.protocol.name == "macfleet"
+    assert (listening.target.url, listening.target.token) == (url, token)
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "message"),
+    [
+        (LISTENING, ("http://192.0.2.7:4010",), "expected HOST:PORT of a node"),
+        (LISTENING, ("192.0.2.7",), "expected HOST:PORT of a node"),
+        (replace(LISTENING, wire="tealenet"), (), "use --wire macfleet"),
+        (JoinConfig(), ("--macfleet-open",), "--macfleet-open has an effect with"),
+    ],
+)
+def test_contradictory_flags_of_a_listening_worker_are_rejected(
+    config: JoinConfig, flags: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        listening_target(arguments(*flags), config, tmp_path)
+    assert listening_target(arguments(), JoinConfig(), tmp_path) is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import shoal
-from live.programs import KEY, PATIENCE, Pool, Programs, eventually
+from live.programs import KEY, PATIENCE, Pool, Program, Programs, eventually
 from originals.macfleet import (
     RESULT,
     Frame,
@@ -280,6 +280,110 @@ async def test_our_worker_joins_an_original_dispatcher(
                 with pytest.raises(RemoteTaskError):
                     await dispatcher.submit("demo.unserializable")
             assert await asyncio.to_thread(worker.terminate) == 0
+
+
+def listen(programs: Programs, name: str, *flags: str) -> Program:
+    """Start a Shoal worker that listens on loopback; any of its ports is free."""
+    return programs.run(
+        *("join", "--listen", "--listen-host", "127.0.0.1", "--json", "--name", name),
+        *("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0"),
+        *("--tasks", str(TASKS), *flags),
+    )
+
+
+@pytest.mark.short
+async def test_dispatcher_finds_and_dials_our_lone_worker(programs: Programs) -> None:
+    worker = listen(programs, "ours", "--token", TOKEN)
+    ports = (await asyncio.to_thread(worker.event, "listening"))["ports"]
+
+    found = await PoolAgent("boss-5", TOKEN).ping(ports["heartbeat"])  # --peer
+
+    assert found is not None
+    assert (found["id"], found["data_port"]) == ("ours", ports["transport"])
+    transport = PeerTransport("boss-5", TOKEN)
+    connection = await transport.connect(found["id"], found["data_port"])
+    dispatcher = TaskDispatcher([connection])
+    async with dispatcher.running():
+        assert await dispatcher.submit("demo.add", 19, 23) == 42
+        joined = await asyncio.to_thread(worker.event, "joined")
+        assert joined["coordinator"] == "boss-5"
+        with pytest.raises(RemoteTaskError, match=r"Known tasks: .*demo\.add"):
+            await dispatcher.submit("demo.nope")
+        last = asyncio.create_task(dispatcher.submit("demo.sleep", 1))
+        await asyncio.sleep(0.2)
+        leaving = asyncio.create_task(asyncio.to_thread(worker.terminate))
+        assert await last == 1
+        assert await leaving == 0
+    await transport.disconnect()
+
+
+@FLEETS
+async def test_dispatchers_share_our_lone_worker(
+    programs: Programs, token: str, flags: tuple[str, ...]
+) -> None:
+    worker = listen(programs, "ours", "--slots", "1", *flags)
+    port = (await asyncio.to_thread(worker.event, "listening"))["ports"]["transport"]
+    transports = [PeerTransport(name, token) for name in ("boss-6", "boss-7")]
+    one, other = [
+        TaskDispatcher([await each.connect("ours", port)]) for each in transports
+    ]
+
+    async with one.running(), other.running():
+        returned = await asyncio.gather(
+            one.map("demo.ident", range(20)), other.map("demo.ident", range(20))
+        )
+        assert [*returned] == [[*range(20)]] * 2
+        await transports[0].disconnect()
+        assert await other.submit("demo.add", 19, 23) == 42
+    await transports[1].disconnect()
+
+
+async def test_our_lone_worker_dials_a_dispatcher_that_it_is_told_of(
+    programs: Programs,
+) -> None:
+    transport = PeerTransport("boss-8", TOKEN)
+    async with transport.listening() as data_port:
+        agent = PoolAgent("boss-8", TOKEN, data_port=data_port)
+        async with agent.listening() as port:
+            listen(programs, "ours", f"127.0.0.1:{port}", "--token", TOKEN)
+            dispatcher = TaskDispatcher([await transport.connection_to("ours")])
+            async with dispatcher.running():
+                assert await dispatcher.submit("demo.add", 19, 23) == 42
+
+
+async def test_our_lone_worker_admits_no_other_fleet(programs: Programs) -> None:
+    worker = listen(programs, "ours", "--token", TOKEN)
+    ports = (await asyncio.to_thread(worker.event, "listening"))["ports"]
+
+    assert await PoolAgent("boss-9", "another-token").ping(ports["heartbeat"]) is None
+    for stranger in (PeerTransport("boss-9", "another-token"), PeerTransport("boss-9")):
+        with pytest.raises((OSError, EOFError)):
+            await stranger.connect("ours", ports["transport"])
+    assert await asyncio.to_thread(worker.terminate) == 0
+
+
+@pytest.mark.parametrize("name", ["a-worker", "z-worker"])  # the smaller name dials
+async def test_coordinators_and_a_lone_worker_find_each_other(
+    programs: Programs, tmp_path: Path, name: str
+) -> None:
+    """Each is told of the other, so that both may dial at the same time."""
+    worker = listen(programs, name, "--token", TOKEN)
+    ports = (await asyncio.to_thread(worker.event, "listening"))["ports"]
+    contact = ("--macfleet-peers", f"127.0.0.1:{ports['heartbeat']}")
+    pool = serve(programs, *SECURE, *contact)
+    others = Programs(tmp_path / "other")
+    try:
+        other = serve(others, *SECURE, "--name", "another-hub", *contact)
+        for each in (pool, other):
+            await wait_joined(each, name)
+            async with calling(each) as calls:
+                assert await calls.call("demo.add", 19, 23) == 42
+    finally:
+        others.close()
+    async with calling(pool) as calls:
+        assert await calls.call("demo.add", 1, 2) == 3
+    assert await asyncio.to_thread(worker.terminate) == 0
+    await wait_left(pool, name)
 
 
 async def leave(worker: TaskWorker, transport: PeerTransport) -> None:

@@ -16,6 +16,7 @@ from live.sites import Site, check_takeover, with_model
 from models.tiny_answers import ANSWERS
 from transports.certificates import issue
 
+TASKS = Path(__file__).parents[1] / "tasks" / "demo_tasks.py"
 STORY = "Tell me a story."
 EVERYWHERE = ("--host", "0.0.0.0", "--log-level", "info")
 LOOKING = (*EVERYWHERE, "--tealenet-browse", "--tealenet-passcode", "reef")
@@ -132,6 +133,24 @@ def test_worker_without_a_url_finds_the_lan_coordinator(
     worker.event("joined")
 
     assert one.ask(here, STORY, "tiny") == ANSWERS[STORY]
+    assert worker.terminate() == 0
+
+
+def test_listening_worker_and_the_coordinator_of_its_fleet_find_each_other(
+    places: tuple[Site, Site],
+) -> None:
+    one, other = places
+    fleet = ("--token", "a-fleet-token", "--tasks", str(TASKS))
+    with other.machine.inside():
+        worker = other.programs.run(
+            "join", "--listen", "--json", "--name", "far", *fleet
+        )
+    worker.event("listening")
+
+    here = one.serve(*EVERYWHERE, "--macfleet-token", "a-fleet-token")
+
+    assert worker.event("joined")["coordinator"]
+    assert "met peer='macfleet:far' protection=tls" in here.program.errors
     assert worker.terminate() == 0
 
 

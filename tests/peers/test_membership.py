@@ -227,6 +227,23 @@ def test_change_of_a_nodes_state_is_logged_once(
     ]
 
 
+def test_configured_address_without_an_answer_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    unanswered = ListedNode("", "192.0.2.1:5", "no answer", 0.0, note="refused")
+    membership = ScriptedMembership([], rows=[unanswered])
+
+    async def test() -> None:
+        async with running(membership, DialledPeers()):
+            await asyncio.sleep(3.0)
+
+    with caplog.at_level(logging.WARNING):
+        virtual.run(test())
+
+    (message,) = caplog.messages
+    assert "192.0.2.1:5 state='no answer' remark='refused'" in message
+
+
 def test_own_node_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -9,12 +9,12 @@ from random import Random
 from typing import TypeAlias
 
 from shoal.app.discovery import AnnouncedService, LocalDiscovery
-from shoal.coordinator.admission import WorkerAdmission
-from shoal.domain.errors import ConfigError, TooManyFailures
+from shoal.domain.errors import ConfigError, Unavailable
 from shoal.peers.discovered_peers import DiscoveredPeers
 from shoal.peers.membership import MembershipRunner
 from shoal.peers.outbound import FixedTarget, OutboundConnections
 from shoal.peers.relay import ServeSession
+from shoal.protocols.seam.admission import Throttle
 from shoal.protocols.seam.endpoints import (
     Listener,
     ListenerTls,
@@ -40,15 +40,16 @@ log = logging.getLogger("shoal.app")
 
 @dataclass(frozen=True, slots=True)
 class NetworkContext:
-    """What opening the coordinator's ports and connections takes.
+    """What opening the ports and connections of a coordinator or a worker takes.
 
-    ``tls`` is for listeners with the coordinator's certificate; without it such
-    listeners are not opened.  ``addresses`` returns the addresses at which others reach
-    a listener's address.  ``hidden`` turns announcements and browsing off.
+    ``throttle`` refuses addresses that presented too many wrong secrets.  ``tls`` is
+    for listeners with the coordinator's certificate; without it such listeners are not
+    opened.  ``addresses`` returns the addresses at which others reach a listener's
+    address.  ``hidden`` turns announcements and browsing off.
     """
 
     serve: ServeSession
-    admission: WorkerAdmission
+    throttle: Throttle
     clock: Clock
     random: Random
     host: str
@@ -98,8 +99,8 @@ async def _listen(
 ) -> AsyncIterator[BoundAddress]:
     async def serve(link: TcpLink) -> None:
         try:
-            context.admission.check(link.peer)
-        except TooManyFailures as error:
+            context.throttle.check(link.peer)
+        except Unavailable as error:
             log.info("refused wire=%s peer=%s reason=%r", wire, link.peer, str(error))
             listener.gate.failed(link.peer, context.clock.now())
             return

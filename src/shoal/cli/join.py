@@ -12,18 +12,26 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+from shoal.app.worker_ports import WorkerPorts, listening_wires
 from shoal.cli.arguments import add_config, add_config_file, given_flags
 from shoal.cli.command_loop import add_log_arguments, log_to_stderr, run_loop
 from shoal.cli.join_functions import (
     RAY,
+    CreateMember,
     function_membership,
+    listening_membership,
     ray_engines,
     ray_membership,
     resolve_call_target,
     start_functions,
 )
 from shoal.cli.join_models import WorkerContext, base_profile, model_memberships
-from shoal.cli.join_target import JoinTarget, resolve_target
+from shoal.cli.join_target import (
+    JoinTarget,
+    ListeningTarget,
+    listening_target,
+    resolve_target,
+)
 from shoal.cli.worker_report import report_omitted_models, worker_reporter
 from shoal.config import USER_DATA, JoinConfig
 from shoal.config.loader import check_file, load
@@ -45,8 +53,8 @@ from shoal.models.library import shareable_library
 from shoal.models.library_server import LibraryServer
 from shoal.protocols import discover
 from shoal.transports.http_client import request_json
-from shoal.worker.agent import Agent, MachineProbe, WorkerEvent
-from shoal.worker.function_offers import FunctionOffers
+from shoal.worker.agent import MachineProbe, WorkerEvent
+from shoal.worker.function_offers import FunctionMembership
 from shoal.worker.hardware import this_machine
 from shoal.worker.health import HealthMeter
 from shoal.worker.identity import chosen_name, identity_file, load_identity, unique_name
@@ -90,10 +98,12 @@ async def pair_worker(target: JoinTarget, code: str, public_key: bytes) -> Worke
         return WorkerEvent("unpaired", f"{error}; join again")
 
 
-Membership: TypeAlias = SeparateOffers | JointOffers | Agent | FunctionOffers
+Membership: TypeAlias = SeparateOffers | JointOffers | FunctionMembership
 
 DRAIN_TIMEOUT = 60.0  # seconds for running jobs to end after a stop signal
 IDENTITIES = "identities"  # the folder of workers' keys
+# Distinguishes a listening worker from a coordinator of this machine in their fleet.
+LISTENING_SUFFIX = "-worker"
 _PORT = re.compile(r":[0-9]+$")
 ANY = "any"
 DEVICES = {"DESKTOP": DeviceKind.DESKTOP, "SEEKER": DeviceKind.PHONE}
@@ -109,6 +119,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "[SHOAL_URL]",
     )
     add_config(parser, JoinConfig, "join")
+    for wire, protocol in listening_wires().items():
+        add_config(parser, protocol.config, wire)
     parser.add_argument(
         "--model",
         action="append",
@@ -133,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
     )
     data = Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA)
     with_tasks = bool(config.tasks or config.trust_code)
+    listening = listening_target(args, config, data)
     # Report invalid arguments before loading a model.
     for each in args.model:
         parse_model_option(each)
@@ -157,8 +170,12 @@ def run(args: argparse.Namespace) -> int:
         with_models = bool(engines or args.model) or not with_tasks
         url = normalize_url(args.url, config.wire)
         arguments = (url, config.wire, config.token, data)
-        call_target = await resolve_call_target(*arguments) if with_tasks else None
-        model_target = await resolve_target(*arguments) if with_models else None
+        if listening is not None:
+            call_target = listening.target if with_tasks else None
+            model_target = listening.target if with_models else None
+        else:
+            call_target = await resolve_call_target(*arguments) if with_tasks else None
+            model_target = await resolve_target(*arguments) if with_models else None
         if model_target is not None and model_target.protocol.kinds.isdisjoint(
             INFERENCE_KINDS
         ):
@@ -172,9 +189,8 @@ def run(args: argparse.Namespace) -> int:
             check_pairing(target)
         for engine in config.engine:
             _reject_coordinator_as_engine(engine, target.url)
-        description = (
-            f"{target.display_url} with {'functions' if call_target else 'models'}"
-        )
+        joined_url = target.display_url or "its fleet"
+        description = f"{joined_url} with {'functions' if call_target else 'models'}"
         named = (
             chosen_name(data, config.name, description)
             if config.name
@@ -182,6 +198,8 @@ def run(args: argparse.Namespace) -> int:
         )
         async with AsyncExitStack() as stack:
             name = stack.enter_context(named)
+            if listening is not None and not config.name:
+                name += LISTENING_SUFFIX
             joined, meter = asyncio.Event(), HealthMeter()
             caches = [each.folder for each in gguf_files.model_folders(data)]
             library = shareable_library(_files(args.model), caches)
@@ -207,12 +225,15 @@ def run(args: argparse.Namespace) -> int:
                     signer=signer,
                     on_event=worker_reporter(call_target, as_json=args.json),
                 )
-                call_target.protocol.dial(call_target.url, base_profile(caller, name))
-                if RAY in config.engine:
-                    offered.append(await ray_membership(caller, config, stack))
+                create: CreateMember
+                if listening is not None:
+                    ports = _ports(caller, listening)
+                    create = partial(listening_membership, caller, ports.open)
                 else:
-                    functions = await start_functions(config, stack)
-                    offered.append(function_membership(caller, functions))
+                    profile = base_profile(caller, name)
+                    call_target.protocol.dial(call_target.url, profile)
+                    create = partial(function_membership, caller)
+                offered.append(await _functions(caller, create, stack))
             if model_target is not None:
                 wished = replace(options, engines=engines)
                 offered += await _models(worker, wished, locations, stack)
@@ -220,6 +241,32 @@ def run(args: argparse.Namespace) -> int:
             return await _serve(worker, offered, joined, stop)
 
     return run_loop(join)
+
+
+def _ports(worker: WorkerContext, listening: ListeningTarget) -> WorkerPorts:
+    assert worker.signer is not None, "the wires on which workers listen sign"
+    return WorkerPorts(
+        worker.target.protocol,
+        listening.settings,
+        worker.config.listen_host,
+        worker.target.token,
+        worker.target.url,
+        worker.name,
+        worker.hardware,
+        worker.signer,
+    )
+
+
+async def _functions(
+    worker: WorkerContext,
+    create_member: CreateMember,
+    stack: AsyncExitStack,
+) -> FunctionMembership:
+    """Start what runs the functions, and return their offer."""
+    if RAY in worker.config.engine:
+        on_event = partial(worker.on_event, worker.name, {"engine": RAY})
+        return await ray_membership(worker.config, stack, create_member, on_event)
+    return create_member(await start_functions(worker.config, stack))
 
 
 async def _models(

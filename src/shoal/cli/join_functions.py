@@ -5,12 +5,14 @@ offered as well.
 """
 
 import os
+import random
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from shoal.app.fleet_files import load_fleet
@@ -29,20 +31,31 @@ from shoal.domain.work import Feature, JobKind, Work
 from shoal.domain.worker import Offer
 from shoal.engines import local_servers
 from shoal.protocols import discover
+from shoal.protocols.seam.context import Dialer
 from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.tasks.function_caller import FunctionCaller
 from shoal.tasks.limits import PROCESSES_MAX
 from shoal.tasks.on_ray.caller import RayCaller
 from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.registry import PYTHON
-from shoal.worker.agent import Agent, WorkerEvent
+from shoal.transports.clock import LoopClock
+from shoal.worker.agent import Agent, OpenLink, WorkerEvent
 from shoal.worker.blob_cache import BlobCache
 from shoal.worker.calls import FunctionBackend
-from shoal.worker.function_offers import FunctionOffers, RemoteFunctionCaller
+from shoal.worker.function_offers import (
+    FunctionMembership,
+    FunctionOffers,
+    RemoteFunctionCaller,
+)
+from shoal.worker.listening_worker import ListeningWorker, OpenPorts
 
 CODE_WITHOUT_TOKEN = (
     "--trust-code has no effect without --token: in an open fleet, anyone could send "
     "code"
 )
+
+CreateMember: TypeAlias = Callable[[FunctionBackend], FunctionMembership]
+"""Creates what offers functions, to one coordinator or to all that dial."""
 
 
 async def start_functions(config: JoinConfig, stack: AsyncExitStack) -> FunctionBackend:
@@ -85,10 +98,52 @@ def _cores() -> int:
 def function_membership(worker: WorkerContext, functions: FunctionBackend) -> Agent:
     """Return the agent that offers the functions; the caller runs it."""
     caller = functions.caller
+    offer, about = _offer(worker, caller), _about(worker, caller)
+    profile = replace(base_profile(worker, worker.name), offers=(offer,))
+    report = partial(_report, worker, about)
+    agent = make_agent(worker, profile, _decline_models, report, (offer,), functions)
+    caller.on_lent = agent.update_lent_slots
+    return agent
+
+
+def listening_membership(
+    worker: WorkerContext, open_ports: OpenPorts, functions: FunctionBackend
+) -> ListeningWorker:
+    """Return what offers the functions to all that dial; the caller runs it."""
+    caller = functions.caller
+    offer, about = _offer(worker, caller), _about(worker, caller)
+
+    def create_agent(
+        dialer: Dialer, open_link: OpenLink, report: Callable[[WorkerEvent], None]
+    ) -> Agent:
+        return Agent(
+            dialer,
+            open_link,
+            _decline_models,
+            LoopClock(),
+            random.Random(),
+            report,
+            machine=worker.machine,
+            share=worker.share,
+            offers=(offer,),
+            functions=functions,
+            redials=False,
+        )
+
+    def report(details: Mapping[str, object], event: WorkerEvent) -> None:
+        _report(worker, {**about, **details}, event)
+
+    restriction = base_profile(worker, worker.name).restriction
+    member = ListeningWorker(open_ports, create_agent, LoopClock(), report, restriction)
+    caller.on_lent = member.update_lent_slots
+    return member
+
+
+def _offer(worker: WorkerContext, caller: FunctionCaller) -> Offer:
     features = (
         {Feature.VALUES, Feature.CODE} if caller.trusts_code else {Feature.VALUES}
     )
-    offer = Offer(
+    return Offer(
         kinds=frozenset({JobKind.TASK, JobKind.CALL, JobKind.CALL_STREAM}),
         slots=caller.slots,
         features=frozenset(features),
@@ -99,21 +154,20 @@ def function_membership(worker: WorkerContext, functions: FunctionBackend) -> Ag
         public_key=worker.signer.public_key.hex() if worker.signer else "",
         pythons=frozenset({PYTHON}),
     )
-    about: dict[str, object] = {
+
+
+def _about(worker: WorkerContext, caller: FunctionCaller) -> Mapping[str, object]:
+    """Return the details of the offer, for the user."""
+    return {
         "tasks": sorted(caller.names),
         "slots": caller.slots,
         "trust_code": caller.trusts_code,
         "wire": worker.target.protocol.name,
     }
-    profile = replace(base_profile(worker, worker.name), offers=(offer,))
-    report = partial(_report, worker, about)
-    agent = make_agent(worker, profile, _decline_models, report, (offer,), functions)
-    caller.on_lent = agent.update_lent_slots
-    return agent
 
 
 def _report(
-    worker: WorkerContext, about: dict[str, object], event: WorkerEvent
+    worker: WorkerContext, about: Mapping[str, object], event: WorkerEvent
 ) -> None:
     """Report an event, and on joining that --trust-code has no effect."""
     if event.kind == "joined" and about["trust_code"] and not worker.target.token:
@@ -231,9 +285,13 @@ async def ray_engines(
 
 
 async def ray_membership(
-    worker: WorkerContext, config: JoinConfig, stack: AsyncExitStack
+    config: JoinConfig,
+    stack: AsyncExitStack,
+    create_member: CreateMember,
+    on_event: Callable[[WorkerEvent], None],
 ) -> FunctionOffers:
     """Connect to the cluster; leaving ``stack`` disconnects.
+
 
     Raises ConfigError if the cluster or a module with tasks is unusable.
     """
@@ -255,8 +313,8 @@ async def ray_membership(
     offers = FunctionOffers(
         await connect(),
         connect,
-        lambda caller: function_membership(worker, FunctionBackend(caller, blobs)),
-        partial(worker.on_event, worker.name, {"engine": RAY}),
+        lambda caller: create_member(FunctionBackend(caller, blobs)),
+        on_event,
     )
     stack.push_async_callback(offers.close)
     return offers

@@ -1,15 +1,22 @@
-"""Resolves the coordinator that a worker joins: its URL, wire and token."""
+"""Resolves the coordinator or fleet that a worker joins: its URL, wire and token."""
 
+import argparse
 import asyncio
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeGuard
 from urllib.parse import urlsplit
 
+from shoal.app.fleet_files import with_fleet
+from shoal.app.worker_ports import listening_wires
+from shoal.cli.arguments import given_flags
 from shoal.cli.lan_discovery import find_lan_coordinator
+from shoal.config import JoinConfig
+from shoal.config.loader import flag, load
 from shoal.config.runtime_file import local_url
 from shoal.config.secret_files import CERTIFICATE_FILE, TOKEN_FILE
 from shoal.domain.credentials import without_fingerprint
@@ -26,6 +33,7 @@ SECURE = frozenset({"https", "wss", "tls"})
 HEALTH = "/healthz"
 SHOAL_KEY = "shoal"  # in the health report of Shoal's coordinators
 DIRECT_KEY = "direct"  # in that report: other ports, by wire
+ADDRESS = re.compile(r"[^/@\s]+:[0-9]+")  # HOST:PORT
 HEALTH_TIMEOUT = 5.0  # seconds to identify the server at a URL
 
 log = logging.getLogger("shoal.cli")
@@ -300,3 +308,71 @@ def _web_url(url: str) -> str:
     parts = urlsplit(url)
     scheme = HTTP.get(parts.scheme, parts.scheme)
     return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningTarget:
+    """The fleet in which a worker listens: ``shoal join --listen``.
+
+    ``settings`` is the wire's configuration.  ``target.url`` is HOST:PORT of a node to
+    dial; empty: only those that are found.
+    """
+
+    target: JoinTarget
+    settings: object
+
+
+def listening_target(
+    args: argparse.Namespace, config: JoinConfig, data: Path
+) -> ListeningTarget | None:
+    """Return the fleet in which to listen; None without ``--listen``.
+
+    Its token is that of the wire's settings, else of ``--token``, else of the fleet
+    that this machine is paired with.
+
+    Raises ConfigError if the settings contradict each other.
+    """
+    wires = listening_wires()
+    if not config.listen:
+        _reject_fleet_flags(args, wires)
+        return None
+    if config.wire != "auto" and config.wire not in wires:
+        raise ConfigError(
+            f"--listen: workers only dial on the wire {config.wire}; use --wire "
+            f"{' or '.join(wires)}"
+        )
+    if args.url and not ADDRESS.fullmatch(args.url):
+        raise ConfigError(
+            f"--listen: {args.url.partition('?')[0]}: expected HOST:PORT of a node of "
+            "the fleet, or no URL; a worker that joins a coordinator of `shoal serve` "
+            "by its URL needs no port"
+        )
+    protocol = wires.get(config.wire) or next(iter(wires.values()))
+    settings = load(
+        protocol.config,
+        protocol.name,
+        given_flags(args, protocol.config, protocol.name),
+        args.config,
+    )
+    token, _ = without_fingerprint(config.token)
+    fleets = protocol.fleets
+    if fleets is not None:
+        if not token:
+            settings = with_fleet(settings, fleets, data)
+        token = "" if fleets.is_open(settings) else token
+        token = fleets.credentials(settings)[0] or token
+    target = JoinTarget(args.url, protocol, token, None)
+    return ListeningTarget(target, settings)
+
+
+def _reject_fleet_flags(
+    args: argparse.Namespace, wires: Mapping[str, AnyWireProtocol]
+) -> None:
+    """Raise ConfigError if a flag of a fleet is given without ``--listen``."""
+    for name, protocol in wires.items():
+        given = given_flags(args, protocol.config, name)
+        for each in fields(protocol.config):
+            if given[each.name] is not None:
+                raise ConfigError(
+                    f"{flag(name, each)} has an effect with --listen only"
+                )

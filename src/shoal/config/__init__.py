@@ -165,6 +165,12 @@ class JoinConfig:
     )
     token: str = setting("join token of the coordinator", "")
     passcode: str = setting("passcode of the cluster, on wires that require one", "")
+    listen: bool = setting(
+        "ports at which the coordinators of a fleet find and dial this worker; it also "
+        "joins those that it finds, and a URL is the HOST:PORT of one of them",
+        False,
+    )
+    listen_host: str = setting("address to listen on with --listen", "0.0.0.0")
     only_for: tuple[str, ...] = setting(
         "API keys whose jobs to accept, by name, comma-separated (default: all); at "
         "coordinators of other programs: users, where their jobs name one",

@@ -135,9 +135,8 @@ class MembershipRunner:
         for name, each in self._listed.items():
             known = before.get(name)
             if known is None or known.state != each.state:
-                # A node without an address is this machine: log it at DEBUG only.
                 log.log(
-                    logging.INFO if each.address else logging.DEBUG,
+                    _level(each),
                     "node wire=%s name=%r address=%s state=%r remark=%r",
                     self._wire,
                     each.name,
@@ -145,6 +144,14 @@ class MembershipRunner:
                     each.state,
                     each.note,
                 )
+
+
+def _level(node: ListedNode) -> int:
+    """Return the level at which to log a node's state."""
+    if not node.address:
+        return logging.DEBUG  # this machine
+    # A configured address without an answer is unidentified.
+    return logging.INFO if node.name else logging.WARNING
 
 
 def _expect_no_peer(message: PeerMessage) -> None:

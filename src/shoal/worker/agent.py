@@ -102,6 +102,8 @@ class Agent:
             admission; None on other wires.
         functions: runs function calls; None: they are rejected.
         slots: the slots of all engines, on wires that report whether they are taken.
+        redials: False: ``run`` ends with the first connection, and returns why that
+            ended.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Agent:
         offers: tuple[Offer, ...] | None = None,
         functions: FunctionBackend | None = None,
         slots: Sequence[EngineSlots] = (),
+        redials: bool = True,
     ) -> None:
         self._dialer = dialer
         self._dial = dial
@@ -127,6 +130,7 @@ class Agent:
         self._machine = machine
         self._share = share
         self._offers = offers
+        self._redials = redials
         self._load = WorkerLoad()  # as reported last
         self._slots = slots
         self._lent = 0  # slots of tasks that wait for calls of their own
@@ -200,6 +204,8 @@ class Agent:
             if self._leaving.is_set():
                 # After an abrupt end, the coordinator requeues the open jobs.
                 break
+            if not self._redials:
+                return end.reason
             if end.code == WRONG_CERTIFICATE:
                 return end.reason
             url = self._dialer.url

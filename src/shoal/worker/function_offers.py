@@ -8,7 +8,7 @@ from typing import Protocol
 
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.tasks.function_caller import FunctionCaller
-from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.agent import WorkerEvent
 
 RECONNECT_DELAY = 5.0  # seconds between attempts to reconnect
 
@@ -23,6 +23,18 @@ class RemoteFunctionCaller(FunctionCaller, Protocol):
         ...
 
 
+class FunctionMembership(Protocol):
+    """Offers functions to one coordinator, or to all that connect."""
+
+    async def run(self) -> object:
+        """Serve until ``leave`` or a final refusal."""
+        ...
+
+    def leave(self) -> None:
+        """Accept no more calls, finish the running ones, and end ``run``."""
+        ...
+
+
 class FunctionOffers:
     """An offer of functions, withdrawn while the cluster is disconnected.
 
@@ -31,7 +43,7 @@ class FunctionOffers:
     Args:
         caller: the first caller, started.
         connect: starts another caller; raises ConfigError or Unavailable.
-        create_agent: creates the agent that offers a caller's functions.
+        create_member: creates the member that offers a caller's functions.
         report: receives the events unavailable and available.
     """
 
@@ -39,14 +51,14 @@ class FunctionOffers:
         self,
         caller: RemoteFunctionCaller,
         connect: Callable[[], Awaitable[RemoteFunctionCaller]],
-        create_agent: Callable[[RemoteFunctionCaller], Agent],
+        create_member: Callable[[RemoteFunctionCaller], FunctionMembership],
         report: Callable[[WorkerEvent], None],
     ) -> None:
         self._caller = caller
         self._connect = connect
-        self._create_agent = create_agent
+        self._create_member = create_member
         self._report = report
-        self._agent = create_agent(caller)
+        self._member = create_member(caller)
         self._leaving = asyncio.Event()
 
     async def run(self) -> None:
@@ -57,21 +69,21 @@ class FunctionOffers:
             if not await self._reconnect():
                 return
             self._report(WorkerEvent("available"))
-            self._agent = self._create_agent(self._caller)
+            self._member = self._create_member(self._caller)
 
     def leave(self) -> None:
         """Accept no more calls, finish the running ones, and end ``run``."""
         self._leaving.set()
-        self._agent.leave()
+        self._member.leave()
 
     async def close(self) -> None:
         """Abort all calls."""
         await self._caller.close()
 
     async def _serve_until_lost(self) -> str | None:
-        """Serve; return why the caller was lost, or None if the agent ended."""
+        """Serve; return why the caller was lost, or None if the member ended."""
         async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(self._agent.run())
+            serving = tasks.create_task(self._member.run())
             lost = tasks.create_task(self._caller.wait_lost())
             await asyncio.wait((serving, lost), return_when=asyncio.FIRST_COMPLETED)
             reason = None if serving.done() else lost.result()

@@ -16,8 +16,8 @@ from shoal.protocols.macfleet.codec.frames import (
     FrameType,
     encode_frame,
 )
-from shoal.protocols.macfleet.coordinator import endpoints
 from shoal.protocols.macfleet.dialer import FleetDialer
+from shoal.protocols.macfleet.node_endpoints import endpoints
 from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import Listener

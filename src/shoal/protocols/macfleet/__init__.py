@@ -6,8 +6,8 @@ MacFleet's own programs; see ``docs/protocols/macfleet.md``.
 
 from shoal.protocols.macfleet.addresses import FLEETS, SECURE_SCHEME, coordinator_url
 from shoal.protocols.macfleet.config import Config
-from shoal.protocols.macfleet.coordinator import endpoints
 from shoal.protocols.macfleet.dialer import FleetDialer
+from shoal.protocols.macfleet.node_endpoints import endpoints, worker_endpoints
 from shoal.protocols.macfleet.peer_state import CARRIED_KINDS
 from shoal.protocols.seam.protocol import WireProtocol
 
@@ -27,4 +27,5 @@ PROTOCOL = WireProtocol(
     joint=True,
     address=coordinator_url,
     fleets=FLEETS,
+    worker_endpoints=worker_endpoints,
 )

@@ -14,8 +14,8 @@ class Config:
         default="",
         metadata={
             "help": "token of the fleet, 8 characters or more; its holders may serve "
-            "and submit jobs; empty: the coordinator's join token, which admits "
-            "Shoal's workers in any case"
+            "and submit jobs; empty: the join token (--join-token, --token), "
+            "which admits Shoal's workers in any case"
         },
     )
     fleet: str = field(

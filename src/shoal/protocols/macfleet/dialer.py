@@ -31,7 +31,7 @@ from shoal.protocols.macfleet.heartbeat import (
     Pong,
 )
 from shoal.protocols.macfleet.local_node import (
-    WORKER_FEATURE,
+    FEATURES,
     FleetConnectionInfo,
     FleetLocalNode,
     FleetRole,
@@ -285,7 +285,7 @@ def worker_node(
         SentChallenges(),
         digest=digest_of(token) if token else b"",
         fleet=fleet,
-        features=frozenset({WORKER_FEATURE}),
+        features=FEATURES[FleetRole.WORKER],
         identity=profile.identity,
     )
     return FleetLocalNode(

@@ -98,6 +98,13 @@ class FleetRole(Enum):
     WORKER = "worker"  # runs jobs for every peer that may submit, and submits none
 
 
+FEATURES = {
+    FleetRole.COORDINATOR: frozenset[str](),
+    FleetRole.WORKER: frozenset({WORKER_FEATURE}),
+}
+"""What a Shoal node announces in the strong handshake, by its role."""
+
+
 def _ignore(reason: str) -> None:
     pass
 

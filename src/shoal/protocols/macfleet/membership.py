@@ -48,7 +48,8 @@ class FleetNode:
     """A node as it is known now; times are monotonic seconds.
 
     ``addresses`` begins with the one to ping next.  ``is_shoal``: it claims to be a
-    Shoal node.  ``since`` is the time of its last change of state.
+    Shoal node.  ``is_worker``: it is a Shoal node that submits no jobs.  ``since`` is
+    the time of its last change of state.
     """
 
     id: str
@@ -57,6 +58,7 @@ class FleetNode:
     since: float
     profile: HardwareProfile = UNKNOWN_PROFILE
     is_shoal: bool = False
+    is_worker: bool = False
     misses: int = 0
     last_pong: float = float("-inf")
     last_ping: float = float("-inf")
@@ -156,10 +158,10 @@ class FleetRegistry:
             addresses = [NodeAddress(host, port) for port in ports]
             self.on_announced(node_id, addresses, profile, now)
 
-    def mark_shoal(self, node_id: str) -> None:
-        """Record that a node has passed the strong handshake."""
-        if (node := self._nodes.get(node_id)) is not None and not node.is_shoal:
-            self._nodes[node_id] = replace(node, is_shoal=True)
+    def mark_shoal(self, node_id: str, *, is_worker: bool = False) -> None:
+        """Record that a node has passed the strong handshake, and its role."""
+        if (node := self._nodes.get(node_id)) is not None:
+            self._nodes[node_id] = replace(node, is_shoal=True, is_worker=is_worker)
 
     def on_ping_sent(self, node_id: str, now: float) -> None:
         """Record that a ping was sent to a node."""

@@ -108,6 +108,10 @@ def seat_of(peer: FleetPeer, connection: FleetConnectionInfo, now: float) -> Fle
 ANSWERED_IF_TOO_LARGE = frozenset({FrameType.TASK, FrameType.RESULT})
 """Frames of upstream peers that fail their task, and not the connection."""
 
+BOTH_WORKERS = (
+    "both nodes are workers, and workers submit no jobs: give the address of a "
+    "coordinator, or --listen without an address"
+)
 REJECTION_WINDOW = 2.0  # seconds in which upstream disconnects a node it rejects
 
 
@@ -262,12 +266,14 @@ class FleetSession:
             local.limiter.on_success(info.address, now)
         peer = peer_of(local, agreed, encrypted=self._encrypted)
         connection = FleetConnection(local, peer, now)
+        if peer.is_shoal and local.registry is not None:
+            local.registry.mark_shoal(peer.name, is_worker=peer.is_worker)
         try:
             self._seat = self._claim_seat(peer, now)
         except NotAdmitted as error:
+            if info.dialled:
+                local.on_refused(str(error))
             return self._tagged(connection.send(Dismiss(str(error)), now))
-        if peer.is_shoal and local.registry is not None:
-            local.registry.mark_shoal(peer.name)
         self._connection, self._connected_at = connection, now
         self._reader.limit = PAYLOAD_MAX
         if not peer.is_shoal:  # Shoal nodes send neither
@@ -282,9 +288,14 @@ class FleetSession:
         return outputs
 
     def _claim_seat(self, peer: FleetPeer, now: float) -> FleetSeat:
-        """Return the peer's seat.  Raises NotAdmitted if its name is empty or taken."""
+        """Return the peer's seat.
+
+        Raises NotAdmitted if its name is empty or taken, or both nodes are workers.
+        """
         if not peer.name:
             raise NotAdmitted("a node without an id cannot be identified")
+        if peer.is_worker and self._local.role is FleetRole.WORKER:
+            raise NotAdmitted(BOTH_WORKERS)
         seat = seat_of(peer, self._info, now)
         self._local.seats.claim(seat, now)
         return seat

@@ -130,6 +130,11 @@ class WireProtocol(Generic[C]):
     Takes its address, such as ``tcp://HOST:PORT``; raises ConfigError if it is invalid.
     """
     fleets: FleetAccess[C] | None = None
+    worker_endpoints: Callable[[C, ProtocolContext], Sequence[Endpoint]] | None = None
+    """The endpoints of a worker that coordinators dial; None: workers only dial.
+
+    Takes the configuration and the context, whose ``admission`` admits coordinators.
+    """
     anonymous_http: Callable[[C], bool] | None = None
     """Whether this wire's own HTTP API accepts clients without an API key.
 

@@ -7,7 +7,7 @@ therefore ignores offers of peers, and treats jobs of all peers alike.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from shoal.domain.ids import JobId
 from shoal.domain.model_messages import ModelMessage
@@ -124,7 +124,8 @@ class MembershipState:
 
     ``admitted`` says whether a peer admitted the worker, and ``refusal`` why none will.
     ``restriction`` is as in ``WorkerProfile``; ``declined`` is why this worker does not
-    serve the coordinator, which cannot enforce it.
+    serve the coordinator, which cannot enforce it.  ``peer_name`` is the name of the
+    last peer that admitted it.
     """
 
     jobs: AcceptedJobs = field(default_factory=AcceptedJobs)
@@ -132,6 +133,7 @@ class MembershipState:
     refusal: str = ""
     restriction: str = ""
     declined: str = ""
+    peer_name: str = ""
 
 
 AboutJob: TypeAlias = AnswerChunk | Completed | Rejected | Failed
@@ -277,7 +279,7 @@ class WorkerSession:
         elif state.restriction and (peer == ALL_PEERS or not self._on_relay):
             state.declined = unenforceable(state.restriction)
             return ()
-        state.admitted = True
+        state.admitted, state.peer_name = True, joined.name
         return (Admitted(),)
 
     def _rejection(self, peer: str) -> str:
@@ -314,6 +316,7 @@ def _with_peer_job_id(event: AboutJob, job: PeerJob) -> AboutJob:
     return replace(event, job_id=job_id)
 
 
+@runtime_checkable
 class FramedPeerSession(FramedSession[PeerMessage], HandlesConnectionLoss, Protocol):
     """A session with peers on a byte stream that a link splits into messages."""
 

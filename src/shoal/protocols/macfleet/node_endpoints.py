@@ -1,4 +1,8 @@
-"""The coordinator's endpoints in a fleet: listeners, membership and discovery."""
+"""A node's endpoints in a fleet: listeners, membership and discovery.
+
+Coordinators and listening workers have the same ones.  The other nodes of the fleet
+find either, and dial it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +37,7 @@ from shoal.protocols.macfleet.handshake import (
 )
 from shoal.protocols.macfleet.heartbeat import FleetMember
 from shoal.protocols.macfleet.local_node import (
+    FEATURES,
     FleetConnectionInfo,
     FleetLocalNode,
     FleetRole,
@@ -66,23 +71,54 @@ class _LocalHardware:
 
 
 def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
-    """Return every endpoint of the fleet.
+    """Return every endpoint of a coordinator.
 
     Returns none, with a warning, if the join token is too short for a fleet.
 
     Raises ConfigError for an invalid fleet token or peer address.
     """
+    token = _fleet_token(config, context)
+    if 0 < len(token) < TOKEN_MIN:
+        return _no_endpoints(config, context)
+    return _endpoints(config, context, token, FleetRole.COORDINATOR)
+
+
+def worker_endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
+    """Return every endpoint of a listening worker.
+
+    Raises ConfigError for an invalid token or peer address, and without a token if the
+    fleet is not declared open.
+    """
+    token = _fleet_token(config, context)
+    if not token and not config.open:
+        raise ConfigError(
+            "--listen: the nodes of a fleet share a token, and none is set: set "
+            "--token, or --macfleet-open for a fleet without a token"
+        )
+    if 0 < len(token) < TOKEN_MIN:
+        raise ConfigError(
+            f"--listen: a fleet's token has {TOKEN_MIN} characters or more, and this "
+            f"one has {len(token)}"
+        )
+    return _endpoints(config, context, token, FleetRole.WORKER)
+
+
+def _fleet_token(config: Config, context: ProtocolContext) -> str:
+    """Return the fleet's token; empty for an open fleet."""
     if config.open and config.token:
         raise ConfigError(
             "--macfleet-open and --macfleet-token: an open fleet has no token; omit "
             "one of them"
         )
-    token = "" if config.open else config.token or context.token
-    if 0 < len(token) < TOKEN_MIN:
-        return _no_endpoints(config, context)
+    return "" if config.open else config.token or context.token
+
+
+def _endpoints(
+    config: Config, context: ProtocolContext, token: str, role: FleetRole
+) -> Sequence[Endpoint]:
     machine = _LocalHardware(context.hardware)
-    local = local_node(config, context, token, machine)
-    assert local.registry is not None, "a coordinator has a registry"
+    local = local_node(config, context, token, machine, role)
+    assert local.registry is not None, "a node that listens has a registry"
     member = FleetMember(
         local.handshake.node_id,
         local.key,
@@ -115,9 +151,13 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
 
 
 def local_node(
-    config: Config, context: ProtocolContext, token: str, hardware: _LocalHardware
+    config: Config,
+    context: ProtocolContext,
+    token: str,
+    hardware: _LocalHardware,
+    role: FleetRole = FleetRole.COORDINATOR,
 ) -> FleetLocalNode:
-    """Return the coordinator's node.  Raises ConfigError if the token is invalid."""
+    """Return the node.  Raises ConfigError if the token is invalid."""
     name = node_id(context.name)
     accepts = (
         DEFAULT_STRENGTHS | {HandshakeStrength.V1} if config.v1 else DEFAULT_STRENGTHS
@@ -130,6 +170,7 @@ def local_node(
         SentChallenges(),
         digest=digest_of(token) if token else b"",
         fleet=config.fleet,
+        features=FEATURES[role],
         identity=context.identity,
         verifies=context.verify,
         admission=context.admission
@@ -138,7 +179,7 @@ def local_node(
         accepts=accepts,
     )
     return FleetLocalNode(
-        role=FleetRole.COORDINATOR,
+        role=role,
         handshake=node,
         profile=hardware.profile,
         slots=config.slots,
@@ -204,8 +245,11 @@ def _should_dial(local: FleetLocalNode, node: FleetNode) -> bool:
     """Say whether to dial a node's transport.
 
     Pongs of an open fleet announce no port, so the default is dialled there.  Of two
-    Shoal nodes the one with the smaller id dials.
+    Shoal nodes the one with the smaller id dials.  Workers submit no jobs, so they do
+    not dial each other.
     """
+    if node.is_worker and local.role is FleetRole.WORKER:
+        return False
     has_port = node.stated_port or local.is_open
     if not has_port or local.seats.has_inbound(node.id):
         return False
