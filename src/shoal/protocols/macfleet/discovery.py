@@ -22,7 +22,11 @@ from shoal.protocols.macfleet.codec.heartbeat_lines import HeartbeatLine
 from shoal.protocols.macfleet.codec.keys import service_type
 from shoal.protocols.macfleet.election import compute_score
 from shoal.protocols.macfleet.heartbeat import FleetMember, PongSession
-from shoal.protocols.macfleet.membership import FleetRegistry, NodeAddress
+from shoal.protocols.macfleet.membership import (
+    POOL_VERSION,
+    FleetRegistry,
+    NodeAddress,
+)
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.endpoints import (
     DiscoveredService,
@@ -34,7 +38,6 @@ from shoal.protocols.seam.endpoints import (
 )
 from shoal.protocols.seam.peer_session import PeerSession
 
-POOL_VERSION = "2.2.0"  # of the MacFleet programs that this follows
 ID_MAX = 256  # characters
 
 
@@ -45,6 +48,7 @@ class NodeAnnouncement:
     node_id: str
     data_port: int
     profile: HardwareProfile = UNKNOWN_PROFILE
+    pool_version: str = POOL_VERSION
 
 
 def encode_txt(
@@ -96,7 +100,8 @@ def decode_txt(service: DiscoveredService) -> NodeAnnouncement:
         ram_gb=float(_number(text, "ram_gb", int(SIZE_MAX))),
         data_port=data_port,
     )
-    return NodeAnnouncement(node_id, data_port, profile)
+    version = text.get("pool_version", POOL_VERSION)[:ID_MAX]
+    return NodeAnnouncement(node_id, data_port, profile, version)
 
 
 def _number(text: Mapping[str, str], name: str, limit: int) -> int:
@@ -189,6 +194,7 @@ def _on_found(
     )
     addresses = [NodeAddress(host, service.port) for host in service.addresses]
     is_shoal = SHOAL_KEY in service.text
+    registry.on_pool_version(announcement.node_id, announcement.pool_version)
     registry.on_announced(
         announcement.node_id, addresses, record, now, is_shoal=is_shoal
     )

@@ -73,7 +73,7 @@ class ConnectionParts:
 
 
 class UpstreamFrameHandler:
-    """Handles frames of MacFleet's own programs: tasks and results.
+    """Handles frames of peers that are not Shoal's: tasks, results and heartbeats.
 
     Other frame types are ignored, as upstream ignores them.
     """
@@ -81,6 +81,7 @@ class UpstreamFrameHandler:
     def __init__(self, parts: ConnectionParts, probe: FunctionProbe) -> None:
         self._parts = parts
         self._probe = probe
+        self._ignored: set[FrameType] = set()  # reported already
 
     def buffer_for(self, head: bytes, allocate: Allocate) -> memoryview | None:
         """Return None: upstream does not send chunks."""
@@ -93,7 +94,13 @@ class UpstreamFrameHandler:
                 return (self._on_task(frame, now),)
             case FrameType.RESULT:
                 return self._on_result(frame)
+            case FrameType.HEARTBEAT:
+                self._parts.liveness.on_heartbeat(frame.payload)
+                return ()
             case _:
+                if frame.type in self._ignored:
+                    return ()
+                self._ignored.add(frame.type)
                 return (_ignored(frame),)
 
     def expire(self, now: float) -> Iterator[ConnectionOutput]:

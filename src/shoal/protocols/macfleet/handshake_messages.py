@@ -19,19 +19,20 @@ hardware.
 """
 
 import struct
+from dataclasses import replace
 from typing import NamedTuple
 
 from shoal.domain.errors import PeerError
 from shoal.protocols.macfleet.codec.frames import Frame, FrameType
 from shoal.protocols.macfleet.codec.hardware import (
     HARDWARE_MAX,
+    WIRE_VERSION,
     HardwareProfile,
     decode_profile,
 )
 from shoal.protocols.macfleet.codec.keys import KEY_SIZE, is_signed, sign
 from shoal.protocols.macfleet.handshake import CHALLENGE_SIZE, ID_MAX, HandshakeRefused
 
-SUFFIX_VERSION = 1
 SUFFIX_HEADER = struct.Struct("!BH")
 SUFFIX_TRAILER = struct.Struct("!H")
 BLOCK_MIN = SUFFIX_HEADER.size + KEY_SIZE
@@ -50,7 +51,7 @@ def encode_suffix(
     challenge: bytes,
     node_id: str,
     hardware: bytes,
-    version: int = SUFFIX_VERSION,
+    version: int = WIRE_VERSION,
 ) -> bytes:
     """Return the suffix with this node's hardware, bound to the peer's challenge."""
     head = SUFFIX_HEADER.pack(version, len(hardware))
@@ -63,7 +64,8 @@ def decode_suffix(
 ) -> DecodedSuffix:
     """Remove and verify a message's suffix; ``challenge`` is the one sent to the node.
 
-    The hardware is parsed only after its signature has been verified.
+    The hardware is parsed only after its signature has been verified.  Its version is
+    that of the suffix, if that is not this node's.
 
     Raises PeerError if the suffix is missing, malformed or signed by another node.
     """
@@ -84,7 +86,10 @@ def decode_suffix(
     proof = bytes(payload[end - KEY_SIZE : end])
     if not is_signed(key, proof, *_signed_parts(version, challenge, node_id, hardware)):
         raise PeerError(f"the hardware was not signed by {node_id!r} for this fleet")
-    return DecodedSuffix(bytes(payload[:start]), decode_profile(hardware))
+    profile = decode_profile(hardware)
+    if version != WIRE_VERSION:
+        profile = replace(profile, wire_version=version)
+    return DecodedSuffix(bytes(payload[:start]), profile)
 
 
 def _signed_parts(

@@ -74,34 +74,36 @@ JobEnd: TypeAlias = Completed | Rejected | Failed
 
 
 class FleetInboundJobs:
-    """The jobs that one peer has sent to this node."""
+    """The jobs that one peer has sent to this node.
+
+    The answers to a task are sent on the frame stream of the task.
+    """
 
     def __init__(self, peer: FleetPeer, writer: FrameWriter, role: FleetRole) -> None:
         self._peer = peer
         self._writer = writer
         self._is_worker = role is FleetRole.WORKER
-        self._open: set[str] = set()  # ids of tasks and call streams
+        # The frame streams of open tasks and call streams, by task id.
+        self._open: dict[str, int] = {}
         self._task_ids: dict[int, str] = {}  # of call streams, by frame stream
         self._deadlines = TaskDeadlines()  # of an upstream peer's tasks
-        self._streams: dict[str, int] = {}  # frame streams of call streams, by task id
 
     def receive_task(self, frame: Frame) -> InboundOutput:
         """Return the job of a task, or the reply if it cannot be run."""
-        payload = frame.payload
         try:
-            request = decode_task(payload, strict=not self._peer.is_shoal)
+            request = decode_task(frame.payload, strict=not self._peer.is_shoal)
         except PeerError as error:
-            return self._reject_unreadable(payload, error)
+            return self._reject_unreadable(frame, error)
         if request.task_id in self._open:
             # A reply would end the first.
             return Notice(f"ignored task {request.task_id!a}: its id is in use")
         try:
             work, remaining = _call_of(request, self._peer)
         except PeerError as error:
-            return self._encode_refusal(request.task_id, str(error))
+            return self._encode_refusal(request.task_id, frame.stream, str(error))
         if reason := self._refusal(work.needs):
-            return self._encode_refusal(request.task_id, reason)
-        self._open.add(request.task_id)
+            return self._encode_refusal(request.task_id, frame.stream, reason)
+        self._open[request.task_id] = frame.stream
         return RunJob(JobId(request.task_id), LEASE, work, remaining=remaining)
 
     @property
@@ -120,9 +122,9 @@ class FleetInboundJobs:
     def expire(self, now: float) -> Iterator[InboundOutput]:
         """Answer the tasks that have timed out, and cancel their jobs."""
         for task_id, timeout in self._deadlines.take_overdue(now):
-            self._forget(task_id)
+            stream = self._forget(task_id)
             error = timeout_error(timeout)
-            yield self._encode_failure(task_id, error, ResultDetails())
+            yield self._encode_failure(task_id, stream, error, ResultDetails())
             yield CancelJob(JobId(task_id), LEASE)
 
     def refuse_truncated(self, frame: Frame) -> Output:
@@ -131,9 +133,8 @@ class FleetInboundJobs:
         error = arguments_too_large(len(frame.payload) + frame.dropped)
         if task_id is None or task_id in self._open:
             return Notice(f"ignored a task: {error}")
-        return self._encode_failure(
-            task_id, error_text(error), ResultDetails(fault=Fault.REQUEST.value)
-        )
+        details = ResultDetails(fault=Fault.REQUEST.value)
+        return self._encode_failure(task_id, frame.stream, error_text(error), details)
 
     def receive_calls(self, frame: Frame) -> InboundOutput | None:
         """Return calls of a call stream; None if it is closed.
@@ -154,15 +155,14 @@ class FleetInboundJobs:
         if task_id in self._open or stream in self._task_ids:
             raise PeerError(f"call stream {task_id!a} on stream {stream} exists")
         if not self._is_worker:
-            return self._encode_refusal(task_id, NO_CALL_STREAMS)
+            return self._encode_refusal(task_id, stream, NO_CALL_STREAMS)
         try:
             needs = features_of(message.features)
         except PeerError as error:
-            return self._encode_refusal(task_id, str(error))
+            return self._encode_refusal(task_id, stream, str(error))
         if reason := self._refusal(needs):
-            return self._encode_refusal(task_id, reason)
-        self._open.add(task_id)
-        self._task_ids[stream], self._streams[task_id] = task_id, stream
+            return self._encode_refusal(task_id, stream, reason)
+        self._task_ids[stream], self._open[task_id] = task_id, stream
         work = CallStream(message.name, message.timeout, needs, message.python)
         return RunJob(JobId(task_id), LEASE, work)
 
@@ -191,15 +191,15 @@ class FleetInboundJobs:
         task_id = str(event.job_id)
         if task_id not in self._open or event.lease != LEASE:
             return
-        self._forget(task_id)
+        stream = self._forget(task_id)
         match event:
             case Completed():
-                yield self._encode_value(event)
+                yield self._encode_value(event, stream)
             case Rejected(_, _, reason):
-                yield self._encode_refusal(task_id, reason)
+                yield self._encode_refusal(task_id, stream, reason)
             case Failed(_, _, error, fault, exception):
                 details = ResultDetails(fault=fault.value, exception=exception)
-                yield self._encode_failure(task_id, error, details)
+                yield self._encode_failure(task_id, stream, error, details)
 
     def send_progress(self, event: CallProgress) -> Iterator[Output]:
         """Return the progress message of a task; nothing unless the peer is Shoal's."""
@@ -214,20 +214,19 @@ class FleetInboundJobs:
 
     def send_returns(self, event: CallsReturned) -> Iterator[Output]:
         """Return the results of calls in a call stream."""
-        stream = self._streams.get(str(event.job_id))
+        stream = self._open.get(str(event.job_id))
         if stream is not None:
             payload = encode_returns(event.results)
             yield self._writer.write(
                 FrameType.RESULT, payload, stream, in_order=may_reference_blob(payload)
             )
 
-    def _reject_unreadable(self, payload: Payload, error: PeerError) -> Output:
-        task_id = task_id_in(payload)
+    def _reject_unreadable(self, frame: Frame, error: PeerError) -> Output:
+        task_id = task_id_in(frame.payload)
         if task_id is None or task_id in self._open:
             return Notice(f"ignored a task: {error}")
-        return self._encode_failure(
-            task_id, str(error), ResultDetails(fault=Fault.REQUEST.value)
-        )
+        details = ResultDetails(fault=Fault.REQUEST.value)
+        return self._encode_failure(task_id, frame.stream, str(error), details)
 
     def _refusal(self, needs: frozenset[Feature]) -> str:
         if not self._peer.may_submit:
@@ -238,11 +237,11 @@ class FleetInboundJobs:
             return f"{OPEN_JOBS_MAX} tasks of this peer are already open"
         return ""
 
-    def _encode_value(self, event: Completed) -> Send | Bulk:
+    def _encode_value(self, event: Completed, stream: int) -> Send | Bulk:
         task_id, is_shoal = str(event.job_id), self._peer.is_shoal
         value = event.value or NIL
         if not is_shoal and not is_plain_value(value):
-            return self._encode_failure(task_id, NOT_PLAIN, ResultDetails())
+            return self._encode_failure(task_id, stream, NOT_PLAIN, ResultDetails())
         extension = (
             encode_result_details(ResultDetails(blobs=event.blobs))
             if is_shoal
@@ -253,26 +252,31 @@ class FleetInboundJobs:
                 task_id, value, None, extension, strict=not is_shoal
             )
         except (InvalidRequest, TooLarge) as error:
-            return self._encode_failure(task_id, str(error), ResultDetails())
+            return self._encode_failure(task_id, stream, str(error), ResultDetails())
         in_order = is_shoal and may_reference_blob(*parts)
-        return self._writer.write_parts(FrameType.RESULT, *parts, in_order=in_order)
+        return self._writer.write_parts(
+            FrameType.RESULT, *parts, stream=stream, in_order=in_order
+        )
 
-    def _encode_refusal(self, task_id: str, reason: str) -> Send | Bulk:
-        return self._encode_failure(task_id, reason, ResultDetails(rejected=True))
+    def _encode_refusal(self, task_id: str, stream: int, reason: str) -> Send | Bulk:
+        details = ResultDetails(rejected=True)
+        return self._encode_failure(task_id, stream, reason, details)
 
     def _encode_failure(
-        self, task_id: str, error: str, details: ResultDetails
+        self, task_id: str, stream: int, error: str, details: ResultDetails
     ) -> Send | Bulk:
         extension = encode_result_details(details) if self._peer.is_shoal else None
         text = error.encode(errors="replace").decode()  # it may quote a file's name
         payload = encode_result(task_id, None, text, extension)
-        return self._writer.write(FrameType.RESULT, payload)
+        return self._writer.write(FrameType.RESULT, payload, stream)
 
-    def _forget(self, task_id: str) -> None:
-        self._open.discard(task_id)
+    def _forget(self, task_id: str) -> int:
+        """Forget an open task or call stream; return its frame stream."""
+        stream = self._open.pop(task_id)
         self._deadlines.remove(task_id)
-        if (stream := self._streams.pop(task_id, None)) is not None:
+        if self._task_ids.get(stream) == task_id:
             del self._task_ids[stream]
+        return stream
 
 
 def _call_of(request: TaskRequest, peer: FleetPeer) -> tuple[Call, float | None]:

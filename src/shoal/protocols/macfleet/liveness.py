@@ -1,7 +1,8 @@
 """Detects peers that are gone although their connection is still open.
 
 A Shoal node sends heartbeats on the connection, so silence means that it is gone.
-MacFleet's own programs send none there; they are gone when the fleet's gossip says so.
+MacFleet's own programs send none there; they are gone when the fleet's gossip says so,
+unless frames of theirs still arrive.
 """
 
 from shoal.protocols.macfleet.codec.frames import Payload
@@ -13,7 +14,7 @@ from shoal.protocols.macfleet.codec.reserved_frames import (
 from shoal.protocols.macfleet.membership import FleetRegistry
 
 HEARTBEAT_INTERVAL = 3.0  # seconds
-SILENCE_MAX = 10.0  # seconds without a frame from a Shoal node
+SILENCE_MAX = 10.0  # seconds for which a frame is a sign of life
 CHECK_INTERVAL = 1.0  # seconds between looks into the registry
 
 
@@ -63,6 +64,7 @@ class RegistryLiveness:
         self._registry = registry
         self._node_id = node_id
         self._due = now + CHECK_INTERVAL
+        self._last_received = now
 
     @property
     def deadline(self) -> float | None:
@@ -70,17 +72,21 @@ class RegistryLiveness:
         return None if self._registry is None else self._due
 
     def on_activity(self, now: float) -> None:
-        """Do nothing: frames may be seconds apart."""
+        """Record that a frame has arrived."""
+        self._last_received = now
 
     def on_heartbeat(self, payload: Payload) -> None:
-        """Ignore a heartbeat: no upstream node sends one."""
+        """Do nothing: the document specifies no content, and the frame was recorded."""
 
     def lost_reason(self, now: float) -> str:
         """Return why the peer counts as gone; empty: it does not."""
-        if now >= self._due:
-            self._due = now + CHECK_INTERVAL
-            if self._registry is not None and self._registry.has_failed(self._node_id):
-                return "its heartbeats have stopped"
+        if now < self._due:
+            return ""
+        self._due = now + CHECK_INTERVAL
+        if now - self._last_received < SILENCE_MAX or self._registry is None:
+            return ""
+        if self._registry.has_failed(self._node_id):
+            return "its heartbeats have stopped"
         return ""
 
     def next_heartbeat(self, now: float) -> bytes | None:

@@ -13,7 +13,7 @@ from shoal.domain.errors import NotAdmitted
 from shoal.domain.worker import Hardware
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_profile
 from shoal.protocols.macfleet.handshake import ID_MAX, HandshakeSettings
-from shoal.protocols.macfleet.membership import FleetRegistry
+from shoal.protocols.macfleet.membership import FleetRegistry, VersionMismatches
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
 from shoal.protocols.seam.peer_session import Protection
@@ -125,7 +125,7 @@ class FleetLocalNode:
     disconnected right after the handshake, as upstream nodes do to reject one.
     ``on_id_conflict`` is called if a dialled peer has this node's id; it returns
     whether this node now has another.  ``open_tls``: a fleet without a key uses TLS as
-    well.
+    well.  ``mismatches`` are the peers of other versions.
     """
 
     role: FleetRole
@@ -139,6 +139,7 @@ class FleetLocalNode:
     on_rejected: Callable[[str], None] = _ignore
     on_id_conflict: Callable[[], bool] = _keep_id
     open_tls: bool = False
+    mismatches: VersionMismatches = field(default_factory=VersionMismatches)
 
     @property
     def is_open(self) -> bool:

@@ -8,7 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from shoal.protocols.macfleet.codec.hardware import UNKNOWN_PROFILE, HardwareProfile
+from shoal.protocols.macfleet.codec.hardware import (
+    UNKNOWN_PROFILE,
+    WIRE_VERSION,
+    HardwareProfile,
+)
 from shoal.protocols.macfleet.config import HEARTBEAT_PORT
 
 MISSES_MAX = 3  # pings without a pong after which a node is suspected
@@ -79,12 +83,59 @@ class FleetNode:
         return self.stated_port or self.address.port + 1
 
 
-class FleetRegistry:
-    """All nodes of a fleet but this one, by id."""
+POOL_VERSION = "2.2.0"  # of the MacFleet programs that this follows
+MISMATCHES_MAX = 1024  # announcements are not authenticated
 
-    def __init__(self, own_id: str, own_profile: Callable[[], HardwareProfile]) -> None:
+
+class VersionMismatches:
+    """The nodes whose versions differ from this node's; each is reported once.
+
+    They are accepted, as by upstream: what they send is checked field by field.
+    """
+
+    def __init__(self) -> None:
+        self._reported: set[tuple[str, str]] = set()  # id of a node, name of a version
+
+    def check_wire_version(self, node_id: str, version: int) -> str:
+        """Return what to log about a node's wire version; empty: nothing."""
+        return self._check(node_id, "wire_version", version, WIRE_VERSION)
+
+    def check_pool_version(self, node_id: str, version: str) -> str:
+        """Return what to log about a node's pool version; empty: nothing."""
+        return self._check(node_id, "pool_version", version, POOL_VERSION)
+
+    def _check(
+        self, node_id: str, name: str, theirs: int | str, ours: int | str
+    ) -> str:
+        key = (node_id, name)
+        is_known = theirs == ours or key in self._reported
+        if is_known or len(self._reported) >= MISMATCHES_MAX:
+            return ""
+        self._reported.add(key)
+        return f"node {node_id!a} has {name} {theirs!a}, and this node has {ours!a}"
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+class FleetRegistry:
+    """All nodes of a fleet but this one, by id.
+
+    ``warn`` receives what to log about nodes of other versions.
+    """
+
+    def __init__(
+        self,
+        own_id: str,
+        own_profile: Callable[[], HardwareProfile],
+        warn: Callable[[str], None] = _ignore,
+        mismatches: VersionMismatches | None = None,
+    ) -> None:
         self.own_id = own_id
         self.own_profile = own_profile
+        self._warn = warn
+        self._mismatches = mismatches or VersionMismatches()
         self._nodes: dict[str, FleetNode] = {}
 
     @property
@@ -113,6 +164,15 @@ class FleetRegistry:
         return None
 
     # What discovery, gossip and connections find out.
+
+    def on_pool_version(self, node_id: str, version: str) -> None:
+        """Record the version in an announcement."""
+        if text := self._mismatches.check_pool_version(node_id, version):
+            self._warn(text)
+
+    def _on_wire_version(self, node_id: str, version: int) -> None:
+        if text := self._mismatches.check_wire_version(node_id, version):
+            self._warn(text)
 
     def on_announced(
         self,
@@ -153,6 +213,7 @@ class FleetRegistry:
         before it, or the default.  The node is a member once it has answered there.  A
         node without a transport port, such as a Shoal worker, is not recorded.
         """
+        self._on_wire_version(node_id, profile.wire_version)
         if profile.data_port > 1:
             ports = dict.fromkeys((profile.data_port - 1, HEARTBEAT_PORT))
             addresses = [NodeAddress(host, port) for port in ports]
@@ -181,6 +242,8 @@ class FleetRegistry:
         """
         if node_id == self.own_id:
             return
+        if profile is not None:
+            self._on_wire_version(node_id, profile.wire_version)
         if (
             previous := self.find_by_address(address)
         ) is not None and previous.id != node_id:

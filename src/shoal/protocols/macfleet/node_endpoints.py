@@ -44,7 +44,11 @@ from shoal.protocols.macfleet.local_node import (
     hardware_profile,
     node_id,
 )
-from shoal.protocols.macfleet.membership import FleetNode, FleetRegistry
+from shoal.protocols.macfleet.membership import (
+    FleetNode,
+    FleetRegistry,
+    VersionMismatches,
+)
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
@@ -178,14 +182,16 @@ def local_node(
         else _admit_without_token(context.admission),
         accepts=accepts,
     )
+    mismatches = VersionMismatches()
     return FleetLocalNode(
         role=role,
         handshake=node,
         profile=hardware.profile,
         slots=config.slots,
         limiter=FleetRateLimiter(context.throttle),
-        registry=FleetRegistry(name, hardware.profile),
+        registry=FleetRegistry(name, hardware.profile, context.warn, mismatches),
         open_tls=config.tls,
+        mismatches=mismatches,
     )
 
 

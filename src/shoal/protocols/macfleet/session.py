@@ -281,6 +281,10 @@ class FleetSession:
         outputs: list[PeerMessage | Output] = [
             PeerMessage(ALL_PEERS, joined(peer, info))
         ]
+        if agreed.profile is not None:
+            version = agreed.profile.wire_version
+            if text := local.mismatches.check_wire_version(peer.name, version):
+                outputs.append(Notice(text))
         outputs += self._tagged(connection.start())
         for content in self._states.values():
             outputs += self._tagged(connection.send(content, now))

@@ -11,6 +11,7 @@ from shoal.protocols.macfleet.codec.frames import (
     FrameReader,
     FrameType,
     Payload,
+    default_stream,
     encode_frame,
     encode_header,
 )
@@ -36,12 +37,14 @@ class FrameWriter:
         self,
         type: FrameType,
         payload: Payload,
-        stream: int = DEFAULT_STREAM,
+        stream: int | None = None,
         *,
         in_order: bool = False,
     ) -> Send | Bulk:
-        """Return the frame of a payload."""
+        """Return the frame of a payload; ``stream`` is by default that of its type."""
         size = len(payload)
+        if stream is None:
+            stream = default_stream(type)
         if size <= CHUNK_SIZE:
             data = encode_frame(Frame(type, stream, 0, 0, payload))
             return Bulk((data,)) if in_order else Send(data)
@@ -51,18 +54,24 @@ class FrameWriter:
         return Bulk(_whole(type, stream, payload), HEADER.size + size)
 
     def write_parts(
-        self, type: FrameType, *parts: Payload, in_order: bool = False
+        self,
+        type: FrameType,
+        *parts: Payload,
+        stream: int | None = None,
+        in_order: bool = False,
     ) -> Send | Bulk:
         """Return the frame of a payload in several parts, without joining large ones.
 
-        If it is split into chunks, they have a frame stream of their own.
+        Without a ``stream``, chunks have a frame stream of their own.
         """
         size = sum(map(len, parts))
         if size <= CHUNK_SIZE:
-            return self.write(type, b"".join(parts), in_order=in_order)
+            return self.write(type, b"".join(parts), stream, in_order=in_order)
         if self._is_shoal:
-            return self.write_chunks(type, *parts, stream=self.new_stream())
-        return Bulk(_whole(type, DEFAULT_STREAM, *parts), HEADER.size + size)
+            chunk_stream = self.new_stream() if stream is None else stream
+            return self.write_chunks(type, *parts, stream=chunk_stream)
+        whole_stream = default_stream(type) if stream is None else stream
+        return Bulk(_whole(type, whole_stream, *parts), HEADER.size + size)
 
     def write_chunks(
         self, type: FrameType, *parts: Payload, stream: int = DEFAULT_STREAM

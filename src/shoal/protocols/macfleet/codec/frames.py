@@ -22,6 +22,7 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 HEADER = struct.Struct("!IHHIIII")
 PAYLOAD_MAX = 256 << 20  # bytes: the limit of upstream
 START_SIZE = 4 << 10  # bytes that are kept of a frame beyond the limit
+CONTROL_STREAM = 0  # of the handshake, control messages and heartbeats
 DEFAULT_STREAM = 1  # of all upstream frames after the handshake
 
 _SIZE = struct.Struct("!H2xI").unpack_from  # type and size, from byte 4
@@ -41,6 +42,14 @@ class FrameType(IntEnum):
     STATE = 7
     TASK = 8
     RESULT = 9
+
+
+_CONTROL_TYPES = frozenset({FrameType.CONTROL, FrameType.HEARTBEAT})
+
+
+def default_stream(type: FrameType) -> int:
+    """Return the stream of a frame that belongs to no task or tensor."""
+    return CONTROL_STREAM if type in _CONTROL_TYPES else DEFAULT_STREAM
 
 
 class Flag(IntFlag):

@@ -17,6 +17,7 @@ CHIP_NAME_MAX = 64  # characters of a chip's name that are kept
 SIZE_MAX = 1e9  # GB, or GB per second: beyond any machine
 CORES_MAX = 10**9
 PORTS = range(1, 1 << 16)
+WIRE_VERSION = 1  # of the hardware profile, and of the handshake's suffix with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class HardwareProfile:
     mps: bool = False
     mlx: bool = False
     data_port: int = 0
-    wire_version: int = 1
+    wire_version: int = WIRE_VERSION
 
 
 UNKNOWN_PROFILE = HardwareProfile()
@@ -51,7 +52,7 @@ class _ProfileJson(msgspec.Struct, frozen=True):
     mlx_available: bool = False
     mps_available: bool = False
     ram_gb: float = 0.0
-    wire_version: int = 1
+    wire_version: int = WIRE_VERSION
 
 
 _decoder = msgspec.json.Decoder(_ProfileJson)
