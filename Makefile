@@ -21,7 +21,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-
 # Hundreds of processes import the same modules, so that compiling each once pays.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long check format bench clean
+.PHONY: demo test test-long check format fields bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
@@ -47,6 +47,10 @@ check: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# docs/protocols/fields.md: who reads and writes each field of each wire's document.
+fields: $(VENV)/.dev
+	$(BIN)/python scripts/write_fields.py
 
 # make bench NAME=grandsage; with WRITE=1, it goes into bench/RESULTS.md.
 bench: $(VENV)/.dev
