@@ -1,12 +1,11 @@
 """Measurements of this machine."""
 
-from types import SimpleNamespace
-
 import psutil
 import pytest
 
-from shoal.domain.worker import WorkerLoad
+from shoal.domain.worker import ThermalLevel, WorkerLoad
 from shoal.worker.health import HealthMeter
+from shoal.worker.thermal import ThermalReading
 
 
 def test_load_and_memory_are_percentages() -> None:
@@ -33,34 +32,24 @@ def test_unavailable_measurements_are_omitted(
     assert (health.cpu, health.memory) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("driver", "current", "critical", "unfit"),
-    [
-        ("coretemp", 101.0, 100.0, "the processor is at 101 °C"),
-        ("coretemp", 99.0, 100.0, ""),
-        ("k10temp", 99.0, None, ""),
-        ("nvme", 99.0, 80.0, ""),
-    ],
-    ids=["too hot", "hot", "without a limit", "no processor"],
-)
-def test_machine_is_unfit_while_its_processor_overheats(
-    driver: str,
-    current: float,
-    critical: float | None,
-    unfit: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sensor = SimpleNamespace(label="", current=current, high=None, critical=critical)
-    monkeypatch.setattr(
-        psutil, "sensors_temperatures", lambda: {driver: [sensor]}, raising=False
-    )
+async def test_the_load_is_that_of_the_last_reading() -> None:
+    readings = [
+        ThermalReading(ThermalLevel.FAIR, "processor at 92 of 100 °C"),
+        ThermalReading(ThermalLevel.SERIOUS, "processor at 98 of 100 °C"),
+    ]
+    meter = HealthMeter(lambda: readings.pop(0))
+    assert meter.load() == WorkerLoad()
 
-    assert HealthMeter().load() == WorkerLoad(unfit)
+    await meter.read_sensors()
+    assert meter.load() == WorkerLoad(speed=0.8, thermal=ThermalLevel.FAIR)
+    assert meter.load(50).speed == 0.4
+
+    await meter.read_sensors()
+    hot = "too hot: processor at 98 of 100 °C"
+    assert meter.load() == WorkerLoad(hot, thermal=ThermalLevel.SERIOUS)
 
 
-def test_missing_sensors_are_no_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(psutil, "sensors_temperatures", raising=False)
+def test_a_paused_machine_is_unfit() -> None:
+    paused = HealthMeter().load(0)
 
-    assert HealthMeter().load() == WorkerLoad()
+    assert paused == WorkerLoad("paused by its owner", throttle=0)

@@ -238,7 +238,7 @@ def run(args: argparse.Namespace) -> int:
                 wished = replace(options, engines=engines)
                 offered += await _models(worker, wished, locations, stack)
             await stack.enter_async_context(sharing)
-            return await _serve(worker, offered, joined, stop)
+            return await _serve(worker, offered, joined, meter, stop)
 
     return run_loop(join)
 
@@ -339,6 +339,7 @@ async def _serve(
     worker: WorkerContext,
     offered: Sequence[Membership],
     joined: asyncio.Event,
+    meter: HealthMeter,
     stop: asyncio.Event,
 ) -> int:
     """Serve until all offers end; return 0 if ``stop`` was set, else 1."""
@@ -359,7 +360,9 @@ async def _serve(
         worker.on_event(worker.name, {"public_key": signer.public_key.hex()}, paired)
 
     async with asyncio.TaskGroup() as tasks:
-        background = [tasks.create_task(leave()), tasks.create_task(pair())]
+        background = [
+            tasks.create_task(each) for each in (leave(), pair(), meter.watch())
+        ]
         await asyncio.gather(*(each.run() for each in offered))
         for each in background:
             each.cancel()

@@ -16,6 +16,7 @@ PROTECTIONS = {
 }
 """Display names of connections' encryption."""
 
+FULL_SPEED = 100  # percent
 NODE_COLUMNS = ("node", "address", "state", "since", "rank", "weight", "")
 
 
@@ -120,6 +121,10 @@ def _slowdown(worker: dict[str, Any]) -> str:
         parts.append(f"jobs of other coordinators: {worker['queued']}")
     if worker["speed"] < 1:
         parts.append(f"at {worker['speed']:.0%} of its speed")
+    if worker["thermal"] != "nominal":
+        parts.append(f"thermal level {worker['thermal']}")
+    if worker["throttle"] < FULL_SPEED:
+        parts.append(f"throttle {worker['throttle']}%")
     return ", ".join(parts)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shoal.domain.ids import WorkerId
-from shoal.domain.worker import WorkerLoad
+from shoal.domain.worker import THROTTLE_MAX, WorkerLoad
 from shoal.pool.inputs import LoadReported
 from shoal.transports.clock import Clock, Timer
 
@@ -74,4 +74,5 @@ def _bounded(load: WorkerLoad) -> WorkerLoad:
         queued=min(max(load.queued, 0), QUEUED_MAX),
         speed=min(max(speed, SPEED_MIN), 1.0),
         lent=min(max(load.lent, 0), LENT_MAX),
+        throttle=min(max(load.throttle, 0), THROTTLE_MAX),
     )

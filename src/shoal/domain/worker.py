@@ -1,5 +1,6 @@
 """The offer and load of a worker."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -60,6 +61,25 @@ class Hardware:
 UNKNOWN_HARDWARE = Hardware()
 
 
+class ThermalLevel(Enum):
+    """How hot a machine is, from cool to hot."""
+
+    NOMINAL = "nominal"
+    FAIR = "fair"
+    SERIOUS = "serious"
+    CRITICAL = "critical"
+
+
+SPEED_BY_THERMAL_LEVEL: Mapping[ThermalLevel, float] = {
+    ThermalLevel.NOMINAL: 1.0,
+    ThermalLevel.FAIR: 0.8,
+}
+"""The relative speed of a machine; hotter ones get no jobs."""
+
+THROTTLE_MAX = 100  # percent: full speed
+PAUSED = "paused by its owner"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """A worker's load besides this pool's jobs, as it reports it.
@@ -72,6 +92,9 @@ class WorkerLoad:
     ``waiting`` for a slot, whoever sent them, and whether it is ``full``: it has slots,
     and none is free.  ``lent`` counts slots beyond those of the offer: their tasks wait
     for calls of their own, so that other calls may run.
+
+    ``thermal`` and ``throttle``, the percentage of its speed that the owner lends, are
+    as reported; ``unfit`` and ``speed`` follow from them.
     """
 
     unfit: str = ""
@@ -80,6 +103,26 @@ class WorkerLoad:
     waiting: int = 0
     full: bool = False
     lent: int = 0
+    thermal: ThermalLevel = ThermalLevel.NOMINAL
+    throttle: int = THROTTLE_MAX
+
+
+def machine_load(
+    thermal: ThermalLevel, throttle: int = THROTTLE_MAX, *, sensor: str = ""
+) -> WorkerLoad:
+    """Return the load of a machine by its heat, and its owner's throttle in percent.
+
+    ``sensor`` describes the sensor that shows the heat.
+    """
+    throttle = min(max(throttle, 0), THROTTLE_MAX)
+    speed = SPEED_BY_THERMAL_LEVEL.get(thermal)
+    if not throttle:
+        return WorkerLoad(PAUSED, thermal=thermal, throttle=throttle)
+    if speed is None:
+        hot = f"too hot: {sensor or thermal.value}"
+        return WorkerLoad(hot, thermal=thermal, throttle=throttle)
+    speed *= throttle / THROTTLE_MAX
+    return WorkerLoad(speed=speed, thermal=thermal, throttle=throttle)
 
 
 @dataclass(frozen=True, slots=True)

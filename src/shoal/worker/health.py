@@ -1,21 +1,39 @@
-"""Measures this machine's load, and whether it is fit for work."""
+"""Measures this machine's load, and how hot it is."""
+
+import asyncio
+from collections.abc import Callable
 
 import psutil
 
-from shoal.domain.worker import MachineHealth, WorkerLoad
+from shoal.domain.worker import THROTTLE_MAX, MachineHealth, WorkerLoad, machine_load
+from shoal.worker.thermal import ThermalReading, read_thermal_level
 
-PROCESSOR_SENSORS = frozenset({"coretemp", "k10temp", "zenpower", "cpu_thermal"})
-"""Drivers of processors' sensors; others report implausible values."""
+THERMAL_INTERVAL = 10.0  # seconds between readings of the sensors
 
 
 class HealthMeter:
     """Measures the machine; the processor load is that since the last measurement.
 
     psutil stores that time per process, so one meter is enough.
+
+    Args:
+        read: reads the sensors; it may block for seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[], ThermalReading] = read_thermal_level) -> None:
+        self._read = read
+        self._thermal = ThermalReading()
         self.measure()  # the first load covers no time
+
+    async def watch(self) -> None:
+        """Read the sensors periodically, until cancelled."""
+        while True:
+            await self.read_sensors()
+            await asyncio.sleep(THERMAL_INTERVAL)
+
+    async def read_sensors(self) -> None:
+        """Read the sensors, for the loads that follow."""
+        self._thermal = await asyncio.to_thread(self._read)
 
     def measure(self) -> MachineHealth:
         """Return the load; None for values that the system hides, as Android does."""
@@ -29,22 +47,6 @@ class HealthMeter:
             memory = None
         return MachineHealth(cpu, memory)
 
-    def load(self) -> WorkerLoad:
-        """Return whether the machine is fit for work.
-
-        Only Linux reports the temperature of a processor and its limit.
-        """
-        sensors = getattr(psutil, "sensors_temperatures", None)
-        if sensors is None:
-            return WorkerLoad()
-        try:
-            measured = sensors()
-        except (OSError, ValueError):
-            return WorkerLoad()  # a faulty driver
-        for driver in PROCESSOR_SENSORS & measured.keys():
-            for each in measured[driver]:
-                if each.critical and each.current >= each.critical:
-                    return WorkerLoad(
-                        unfit=f"the processor is at {each.current:.0f} °C"
-                    )
-        return WorkerLoad()
+    def load(self, throttle: int = THROTTLE_MAX) -> WorkerLoad:
+        """Return the load by the last reading, and the owner's throttle in percent."""
+        return machine_load(self._thermal.level, throttle, sensor=self._thermal.sensor)

@@ -90,6 +90,8 @@ async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
             "unfit": "",
             "queued": 0,
             "speed": 1.0,
+            "thermal": "nominal",
+            "throttle": 100,
             "neighbour": False,
             "peer": None,
             "peer_name": "",

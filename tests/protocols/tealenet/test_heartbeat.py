@@ -29,7 +29,13 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import Chat
-from shoal.domain.worker import MachineHealth, WorkerLoad
+from shoal.domain.worker import (
+    PAUSED,
+    MachineHealth,
+    ThermalLevel,
+    WorkerLoad,
+    machine_load,
+)
 from shoal.protocols.tealenet.codec.messages import HeartbeatAck
 from shoal.protocols.tealenet.link_profile import LAN
 from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
@@ -38,6 +44,9 @@ from shoal.protocols.tealenet.peer_state import PeerLiveness, liveness_after
 RUN = RunJob(
     JobId("job"), LeaseNumber(1), Chat("m", ({"role": "user", "content": "hi"},))
 )
+
+
+HOT = machine_load(ThermalLevel.SERIOUS, sensor="processor at 98 of 100 °C")
 
 
 def joined_mac() -> ForeignPeer:
@@ -117,16 +126,22 @@ def test_between_two_shoal_peers_one_heartbeat_serves_both() -> None:
 @pytest.mark.parametrize(
     ("given", "load"),
     [
-        ({"thermal_level": "fair"}, WorkerLoad(speed=0.8)),
-        ({"thermal_level": "serious"}, WorkerLoad("too hot: serious")),
-        ({"thermal_level": "critical"}, WorkerLoad("too hot: critical")),
-        ({"throttle_level": 50}, WorkerLoad(speed=0.5)),
+        ({"thermal_level": "fair"}, WorkerLoad(speed=0.8, thermal=ThermalLevel.FAIR)),
+        (
+            {"thermal_level": "serious"},
+            WorkerLoad("too hot: serious", thermal=ThermalLevel.SERIOUS),
+        ),
+        (
+            {"thermal_level": "critical"},
+            WorkerLoad("too hot: critical", thermal=ThermalLevel.CRITICAL),
+        ),
+        ({"throttle_level": 50}, WorkerLoad(speed=0.5, throttle=50)),
         (
             {"throttle_level": 50, "thermal_level": "fair"},
-            WorkerLoad(speed=0.4),
+            WorkerLoad(speed=0.4, thermal=ThermalLevel.FAIR, throttle=50),
         ),
-        ({"throttle_level": 0}, WorkerLoad("throttled to a standstill")),
-        ({"throttle_level": -3}, WorkerLoad("throttled to a standstill")),
+        ({"throttle_level": 0}, WorkerLoad(PAUSED, throttle=0)),
+        ({"throttle_level": -3}, WorkerLoad(PAUSED, throttle=0)),
         ({"is_generating": True}, WorkerLoad(queued=1)),
         ({"queue_depth": 3}, WorkerLoad(queued=3)),
         ({"queue_depth": 2**50}, WorkerLoad(queued=10_000)),
@@ -173,6 +188,44 @@ def test_the_depth_counts_jobs_that_wait_and_generating_means_no_free_slot(
     kind, beat = mac.drain()[-1]
     assert kind == "heartbeat"
     assert (beat["queueDepth"], beat["isGenerating"]) == told
+
+
+@pytest.mark.parametrize("role", TealeRole)
+@pytest.mark.parametrize(
+    ("load", "told", "eligible"),
+    [
+        (machine_load(ThermalLevel.NOMINAL), ("nominal", 100), True),
+        (machine_load(ThermalLevel.FAIR, 50), ("fair", 50), True),
+        (machine_load(ThermalLevel.SERIOUS), ("serious", 100), False),
+        (machine_load(ThermalLevel.CRITICAL, 1), ("critical", 1), False),
+        (machine_load(ThermalLevel.NOMINAL, 0), ("nominal", 0), False),
+        (WorkerLoad("its engine restarts"), ("nominal", 0), False),
+    ],
+)
+def test_heat_and_throttle_are_told_in_the_words_of_the_document(
+    role: TealeRole, load: WorkerLoad, told: tuple[str, int], eligible: bool
+) -> None:
+    mac = joined_as(role)
+
+    mac.wait(2.0)
+    mac.send(LoadChanged(load))
+    mac.wait(5.0)
+
+    kind, beat = mac.drain()[-1]
+    assert kind == "heartbeat"
+    assert (beat["thermalLevel"], beat["throttleLevel"]) == told
+    assert is_eligible(beat, "m") is eligible
+
+
+def test_a_shoal_coordinator_learns_the_heat_and_its_sensor() -> None:
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).until(2.0)
+    loads = [machine_load(ThermalLevel.FAIR, 50), HOT, WorkerLoad()]
+
+    for number, load in enumerate(loads):
+        pair.dialler.send(LoadChanged(load), 2.0 + 2 * number)
+        pair.until(4.0 + 2 * number)
+
+    assert [each.load for each in pair.acceptor.messages(LoadChanged)] == loads
 
 
 @pytest.mark.parametrize("peer", [local_worker("w"), local_coordinator("b")])
@@ -287,7 +340,7 @@ def test_the_state_of_a_shoal_peer_is_reported_once() -> None:
     pair = PeerPair(local_worker("w"), local_coordinator("a")).settle()
     events: list[Event] = [
         HealthReported(MachineHealth(50.0, 25.0, 1)),
-        LoadChanged(WorkerLoad("too hot")),
+        LoadChanged(HOT),
         Draining("leaving"),
         Draining("leaving"),
     ]
@@ -301,7 +354,7 @@ def test_the_state_of_a_shoal_peer_is_reported_once() -> None:
     ]
     assert received == [
         HealthReported(MachineHealth(50.0, 25.0, 1)),
-        LoadChanged(WorkerLoad("too hot")),
+        LoadChanged(HOT),
         Draining("leaving"),
     ]
 

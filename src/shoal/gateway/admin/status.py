@@ -100,6 +100,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     unfit: str  # why it gets no jobs for now, or empty
     queued: int  # jobs of others there
     speed: float  # share of its full speed, at most 1
+    thermal: str  # nominal, fair, serious or critical; nominal if it is not reported
+    throttle: int  # percent of its speed that its owner lends; 0: paused
     neighbour: bool  # whether it is another pool
     peer: str | None  # its peer, where one peer is several workers
     peer_name: str  # what that calls itself, or empty
@@ -244,6 +246,8 @@ def _worker_status(
         condition.unfit,
         condition.queued,
         condition.speed,
+        condition.thermal.value,
+        condition.throttle,
         offer.neighbour,
         None if via is None else via.name,
         "" if via is None else directory.profile_of(peer_of(worker.id)).name,

@@ -17,7 +17,13 @@ from shoal.domain.vocabulary import (
     OffersChanged,
 )
 from shoal.domain.work import Feature, JobKind
-from shoal.domain.worker import DeviceKind, MachineHealth, Offer, WorkerLoad
+from shoal.domain.worker import (
+    DeviceKind,
+    MachineHealth,
+    Offer,
+    ThermalLevel,
+    WorkerLoad,
+)
 from shoal.protocols.macfleet.codec import control
 from shoal.protocols.macfleet.codec.frame_writer import FrameWriter
 from shoal.protocols.macfleet.codec.frames import FrameType
@@ -33,6 +39,7 @@ QUEUED_MAX = 1_000_000
 _KNOWN_FEATURES = frozenset({Feature.VALUES, Feature.CODE})
 _KINDS = {each.value: each for each in CARRIED_KINDS}
 _FEATURES = {each.value: each for each in _KNOWN_FEATURES}
+_THERMAL_LEVELS = {each.value: each for each in ThermalLevel}
 _DEVICES = {each.value: each for each in DeviceKind}
 
 NO_OFFER = control.OfferMessage(slots=0)
@@ -69,6 +76,8 @@ def encode_offer(
         speed=load.speed,
         pythons=offer.pythons,
         lent=load.lent,
+        thermal=load.thermal.value,
+        throttle=load.throttle,
     )
 
 
@@ -109,6 +118,8 @@ def decode_load(message: control.OfferMessage) -> WorkerLoad:
         min(message.queued, QUEUED_MAX),
         message.speed,
         lent=min(message.lent, SLOTS_MAX),
+        thermal=_THERMAL_LEVELS.get(message.thermal, ThermalLevel.FAIR),
+        throttle=message.throttle,
     )
 
 

@@ -9,7 +9,12 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from shoal.domain.worker import MachineHealth, Offer, WorkerLoad
+from shoal.domain.worker import (
+    SPEED_BY_THERMAL_LEVEL,
+    MachineHealth,
+    Offer,
+    WorkerLoad,
+)
 from shoal.protocols.tealenet.codec.extension import (
     HeartbeatExtension,
     wire_offers,
@@ -19,7 +24,6 @@ from shoal.protocols.tealenet.codec.messages import Heartbeat, HeartbeatAck
 from shoal.protocols.tealenet.codec.scalars import (
     TEXT_MAX,
     ShoalField,
-    ThermalLevel,
     to_date,
     well_formed,
 )
@@ -169,8 +173,8 @@ class HeartbeatSender:
         return kind(
             device_id=self._local.device_id,
             timestamp=to_date(now + self._local.epoch),
-            thermal_level=ThermalLevel.NOMINAL.value,
-            throttle_level=0 if load.unfit else max(1, round(load.speed * 100)),
+            thermal_level=load.thermal.value,
+            throttle_level=_throttle_level(load),
             loaded_models=models,
             # No slot is free.  Macs give no job to a peer that is generating, whatever
             # its slots, so that one running job does not count.
@@ -179,6 +183,12 @@ class HeartbeatSender:
             organization_id=self._local.passcode if peer.knows_passcode else None,
             shoal=shoal,
         )
+
+
+def _throttle_level(load: WorkerLoad) -> int:
+    """Return the throttle; 0 if there is a reason to get no jobs but heat."""
+    told = load.thermal not in SPEED_BY_THERMAL_LEVEL
+    return load.throttle if told or not load.unfit else 0
 
 
 def _truncated(text: str | None) -> str | None:

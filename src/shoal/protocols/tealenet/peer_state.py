@@ -4,7 +4,7 @@ Only a heartbeat or its answer counts as a sign of life.  A peer that joined wit
 token can only offer the models that its token permits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -15,7 +15,7 @@ from shoal.domain.vocabulary import (
     LoadChanged,
     OffersChanged,
 )
-from shoal.domain.worker import MachineHealth, Offer, WorkerLoad
+from shoal.domain.worker import MachineHealth, Offer, WorkerLoad, machine_load
 from shoal.protocols.seam.peer_session import PeerDescribed
 from shoal.protocols.seam.session import UNDESCRIBED, PeerProfile
 from shoal.protocols.tealenet.admission import (
@@ -31,11 +31,7 @@ from shoal.protocols.tealenet.codec.extension import (
     read_offers,
 )
 from shoal.protocols.tealenet.codec.messages import Heartbeat, HeartbeatAck
-from shoal.protocols.tealenet.codec.scalars import (
-    ThermalLevel,
-    thermal_level,
-    well_formed,
-)
+from shoal.protocols.tealenet.codec.scalars import thermal_level, well_formed
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.peer import (
@@ -47,14 +43,7 @@ from shoal.protocols.tealenet.peer import (
 
 REASON_MAX = 1000  # characters that are kept of a reason
 QUEUED_MAX = 10_000  # jobs that a peer may report as queued
-THROTTLE_MAX = 100  # percent: full speed
 AFTER_LIMIT = 0.001  # seconds: a time limit counts once it has passed
-
-SPEED_BY_THERMAL_LEVEL: Mapping[ThermalLevel, float] = {
-    ThermalLevel.NOMINAL: 1.0,
-    ThermalLevel.FAIR: 0.8,
-}
-"""The relative speed of a machine; hotter ones get no work."""
 
 
 class PeerLiveness(Enum):
@@ -132,7 +121,7 @@ class PeerHealth:
         if self._liveness is not PeerLiveness.CONNECTED:
             load = WorkerLoad(f"silent for {self._profile.degraded_after:g} s")
         elif unfit:
-            load = WorkerLoad(unfit)
+            load = replace(self._reported, unfit=unfit)
         elif not self.available:
             load = WorkerLoad("not available")
         else:
@@ -322,15 +311,13 @@ def _reported_load(
     ``queueDepth`` counts the jobs that wait for a slot, and ``isGenerating`` says that
     no slot is free.  Neither says whose jobs these are: some may be this end's.
     """
-    level = thermal_level(heartbeat.thermal_level)
-    speed = SPEED_BY_THERMAL_LEVEL.get(level)
-    if speed is None:
-        return WorkerLoad(f"too hot: {level.value}")
-    if heartbeat.throttle_level <= 0:
-        return WorkerLoad("throttled to a standstill")
+    load = machine_load(
+        thermal_level(heartbeat.thermal_level), heartbeat.throttle_level
+    )
+    if load.unfit:
+        return load
     jobs = heartbeat.queue_depth if all_jobs is None else all_jobs
     queued = max(0, min(jobs, QUEUED_MAX) - outstanding_jobs)
     if heartbeat.is_generating and not outstanding_jobs:
         queued = max(1, queued)
-    throttle = min(heartbeat.throttle_level, THROTTLE_MAX) / THROTTLE_MAX
-    return WorkerLoad(queued=queued, speed=throttle * speed)
+    return replace(load, queued=queued)

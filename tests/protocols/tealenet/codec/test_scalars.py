@@ -4,9 +4,9 @@ import pytest
 
 from protocols.tealenet.recordings import Case, recorded
 from shoal.domain.errors import PeerError
+from shoal.domain.worker import ThermalLevel
 from shoal.protocols.tealenet.codec.messages import InferenceError
 from shoal.protocols.tealenet.codec.scalars import (
-    ThermalLevel,
     encode_json,
     normalized_id,
     passcode_hash,

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.domain.errors import LimitExceeded, PeerError
+from shoal.domain.worker import THROTTLE_MAX, ThermalLevel
 from shoal.protocols.macfleet.codec.frames import Payload
 
 CONTROL_MAX = 4 << 20  # bytes of a message
@@ -48,6 +49,8 @@ class OfferMessage(
     speed: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     pythons: Names = frozenset()
     lent: Count = 0
+    thermal: Name = ThermalLevel.NOMINAL.value
+    throttle: Annotated[int, Meta(ge=0, le=THROTTLE_MAX)] = THROTTLE_MAX
 
 
 class DrainingMessage(

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw, UnsetType
 
 from shoal.domain.errors import PeerError
+from shoal.domain.worker import ThermalLevel
 
 REFERENCE_DATE = 978307200.0  # Unix time of 2001-01-01T00:00:00Z, in seconds
 
@@ -55,15 +56,6 @@ _WORDS = {
     "ac": "AC",
     "ip": "IP",
 }
-
-
-class ThermalLevel(StrEnum):
-    """A machine's thermal state, in the order of the document."""
-
-    NOMINAL = "nominal"
-    FAIR = "fair"
-    SERIOUS = "serious"
-    CRITICAL = "critical"
 
 
 _LEVELS = {level.value: level for level in ThermalLevel}
