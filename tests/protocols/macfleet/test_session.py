@@ -48,6 +48,7 @@ from shoal.domain.work import Feature, JobKind
 from shoal.ledger.keys import Signer
 from shoal.protocols.macfleet import PROTOCOL, Config
 from shoal.protocols.macfleet.codec.frames import (
+    PAYLOAD_MAX,
     Flag,
     Frame,
     FrameReader,
@@ -62,6 +63,7 @@ from shoal.protocols.macfleet.codec.reserved_frames import (
     encode_barrier,
 )
 from shoal.protocols.macfleet.dialer import FleetDialer
+from shoal.protocols.macfleet.frame_handlers import CHUNK_TIMEOUT
 from shoal.protocols.macfleet.handshake_messages import (
     decode_first,
     decode_second,
@@ -559,13 +561,135 @@ def test_workers_may_not_submit_jobs() -> None:
     assert b"may not submit jobs" in said
 
 
-def test_chunk_flags_from_upstream_are_ignored() -> None:
-    beside = coordinator_with_node()
+CHUNKED, LAST = int(Flag.CHUNKED), int(Flag.CHUNKED | Flag.LAST)
+both_roles = pytest.mark.parametrize("node", [coordinator_with_node, worker_with_node])
+
+
+def chunks_of(
+    type: FrameType, payload: bytes, *, stream: int = 9, first: int = 0, number: int = 3
+) -> list[bytes]:
+    """Cut a payload into chunks as the document has them: flags and sequence only."""
+    size = -(-len(payload) // number)
+    return [
+        encode_frame(
+            Frame(
+                *(type, stream, LAST if index == number - 1 else CHUNKED),
+                (first + index) % (1 << 32),
+                payload[index * size : (index + 1) * size],
+            )
+        )
+        for index in range(number)
+    ]
+
+
+@both_roles
+@pytest.mark.parametrize("first", [0, 1, 0xFFFFFFFF])
+def test_a_chunked_task_of_any_peer_is_joined_and_answered_on_its_stream(
+    node: Callable[[], UpstreamNode], first: int
+) -> None:
+    beside = node()
+    case = case_of("taskrun/nonzero stream and sequence")
+    recorded_task = bytes.fromhex(case["input"]["frames_hex"][0])[HEAD:]
+    other = frame(FrameType.TASK, {"task_id": "other", "name": "f"})
+    one, two, three = chunks_of(FrameType.TASK, recorded_task, first=first)
+
+    assert beside.says(one) == []
+    assert len(beside.says(other)) == 1  # between the chunks, and on another stream
+    assert beside.says(two) == []
+    (run,) = beside.says(three)
+    assert isinstance(run, RunJob)
+    beside.frames.clear()
+    beside.send(Completed(run.job_id, run.lease, value=packed(1)))
+
+    (result,) = beside.frames
+    reply = bytes.fromhex(case["expect"]["replies"][0]["wire_hex"])[HEAD:]
+    assert (result.stream, result.flags, bytes(result.payload)) == (9, 0, reply)
+    beside.tick(CHUNK_TIMEOUT)
+    assert beside.end == ""
+
+
+@both_roles
+@pytest.mark.parametrize("flag", [LAST, int(Flag.LAST)])
+def test_a_task_in_one_chunk_is_a_whole_task(
+    node: Callable[[], UpstreamNode], flag: int
+) -> None:
+    beside = node()
     task = packed({"task_id": "1", "name": "f"})
 
-    beside.says(encode_frame(Frame(FrameType.TASK, 9, int(Flag.CHUNKED), 7, task)))
+    (run,) = beside.says(encode_frame(Frame(FrameType.TASK, 9, flag, 7, task)))
 
-    assert isinstance(beside.heard[-1], RunJob)
+    assert isinstance(run, RunJob)
+
+
+def test_a_chunked_result_completes_a_call() -> None:
+    beside = coordinator_with_node()
+    beside.send(RUN)
+    task_id = msgspec.msgpack.decode(beside.frames[-1].payload)["task_id"]
+    result = packed({"task_id": task_id, "ok": True, "value": 7, "error": None})
+
+    heard = [
+        each
+        for chunk in chunks_of(FrameType.RESULT, result)
+        for each in beside.says(chunk)
+    ]
+
+    assert heard == [Completed(RUN.job_id, RUN.lease, value=packed(7))]
+
+
+@both_roles
+@pytest.mark.parametrize("type_", [FrameType.TASK, FrameType.RESULT])
+def test_a_compressed_frame_ends_the_connection_with_the_reason(
+    node: Callable[[], UpstreamNode], type_: FrameType
+) -> None:
+    beside = node()
+
+    beside.says(encode_frame(Frame(type_, 1, int(Flag.COMPRESSED), 0, b"x")))
+
+    assert "sent uncompressed" in beside.end
+
+
+@both_roles
+def test_a_missing_chunk_ends_the_connection_with_the_reason(
+    node: Callable[[], UpstreamNode],
+) -> None:
+    beside = node()
+    one, two, _ = chunks_of(FrameType.TASK, packed({"task_id": "1", "name": "f"}))
+
+    beside.says(one, 0.0)
+    beside.says(two, 100.0)
+
+    beside.tick(CHUNK_TIMEOUT)
+    assert beside.end == ""
+    beside.tick(100.0 + CHUNK_TIMEOUT)
+    assert beside.end == "the next chunk on stream 9 did not arrive within 120 s"
+
+
+@both_roles
+def test_chunks_out_of_order_end_the_connection_with_the_reason(
+    node: Callable[[], UpstreamNode],
+) -> None:
+    beside = node()
+    one, _, three = chunks_of(FrameType.TASK, packed({"task_id": "1", "name": "f"}))
+
+    beside.says(one + three)
+
+    assert "chunk 2 (TASK) on stream 9, expected chunk 1" in beside.end
+
+
+@both_roles
+def test_chunks_of_any_peer_take_bounded_memory(
+    node: Callable[[], UpstreamNode],
+) -> None:
+    beside = node()
+    piece = encode_frame(Frame(FrameType.TASK, 9, CHUNKED, 0, bytes(1 << 20)))
+    count = PAYLOAD_MAX >> 20
+
+    for index in range(count):
+        beside.says(piece[:12] + index.to_bytes(4) + piece[16:])
+    assert beside.end == ""
+    beside.says(piece[:12] + count.to_bytes(4) + piece[16:])
+
+    assert "exceeds the limit" in beside.end
 
 
 def test_a_failed_task_returns_its_error() -> None:

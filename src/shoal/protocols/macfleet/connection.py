@@ -111,7 +111,10 @@ class FleetConnection:
         if self._pending:
             return self._pending_since
         parts = self._parts
-        dues = (parts.liveness.deadline, parts.deadlines.due, parts.inbound.due)
+        dues = (
+            *(parts.liveness.deadline, parts.deadlines.due, parts.inbound.due),
+            self._handler.deadline,
+        )
         return min((due for due in dues if due is not None), default=None)
 
     def start(self) -> Sequence[ConnectionOutput]:

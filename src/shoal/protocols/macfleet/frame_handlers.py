@@ -7,7 +7,7 @@ from typing import TypeAlias
 from msgspec import Raw
 from msgspec.structs import replace
 
-from shoal.domain.errors import PeerError
+from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.domain.vocabulary import BlobMissing, CallProgress, Command, Event, RunJob
 from shoal.protocols.macfleet.call_streams import ShoalCallStreams, UpstreamCallStreams
 from shoal.protocols.macfleet.codec import control, reserved_frames
@@ -55,8 +55,12 @@ NO_RESULT = (
     "cannot represent, such as a set or an array"
 )
 RESULT_GRACE = 30.0  # seconds after a task's timeout in which its result may arrive
+CHUNK_TIMEOUT = 120.0  # seconds between chunks, as upstream waits for a frame
 
-_CHUNKED = int(Flag.CHUNKED)  # IntFlag operations cost a microsecond a frame
+# IntFlag operations cost a microsecond a frame.
+_CHUNKED = int(Flag.CHUNKED)
+_CHUNK_FLAGS = int(Flag.CHUNKED | Flag.LAST)
+_COMPRESSED = int(Flag.COMPRESSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +76,42 @@ class ConnectionParts:
     deadlines: TaskDeadlines  # of tasks that an upstream worker has
 
 
+_JOB_FRAMES = frozenset({FrameType.TASK, FrameType.RESULT})
+
+
 class UpstreamFrameHandler:
     """Handles frames of peers that are not Shoal's: tasks, results and heartbeats.
 
-    Other frame types are ignored, as upstream ignores them.
+    Tasks and results may come in chunks, but not compressed: the document specifies no
+    compression of them.  Other frame types are ignored, as upstream ignores them.
     """
 
     def __init__(self, parts: ConnectionParts, probe: FunctionProbe) -> None:
         self._parts = parts
         self._probe = probe
         self._ignored: set[FrameType] = set()  # reported already
+        self._joiner = ChunkJoiner(buffered_max=PAYLOAD_MAX, counts_from_zero=False)
+        self._chunks_due: dict[int, float] = {}  # by frame stream, the next first
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``expire`` has to check for missing chunks; None: never."""
+        return next(iter(self._chunks_due.values()), None)
 
     def buffer_for(self, head: bytes, allocate: Allocate) -> memoryview | None:
-        """Return None: upstream does not send chunks."""
+        """Return None: only Shoal nodes announce the size of a chunked payload."""
         return None
 
     def receive(self, frame: Frame, now: float) -> Sequence[ConnectionOutput]:
-        """Return what a frame means, and any replies."""
+        """Return what a frame means, and any replies; nothing until the last chunk.
+
+        Raises PeerError for a compressed task or result, or a malformed chunk.
+        """
+        if frame.flags & (_CHUNK_FLAGS | _COMPRESSED) and frame.type in _JOB_FRAMES:
+            joined = self._join(frame, now)
+            if joined is None:
+                return ()
+            frame = joined
         match frame.type:
             case FrameType.TASK:
                 return (self._on_task(frame, now),)
@@ -104,13 +127,36 @@ class UpstreamFrameHandler:
                 return (_ignored(frame),)
 
     def expire(self, now: float) -> Iterator[ConnectionOutput]:
-        """Handle the tasks, of either end, that have timed out."""
+        """Handle the tasks, of either end, that have timed out, and missing chunks."""
+        for stream, due in self._chunks_due.items():
+            if now >= due:
+                late = f"the next chunk on stream {stream}"
+                yield Close(f"{late} did not arrive within {CHUNK_TIMEOUT:g} s")
+                return
+            break
         yield from self._parts.inbound.expire(now)
         for task_id, timeout in self._parts.deadlines.take_overdue(now):
             error = f"{timeout_error(timeout)}: {NO_RESULT}"
             yield from _on_task_result(
                 self._parts, TaskResult(task_id, Raw(NIL), error)
             )
+
+    def _join(self, frame: Frame, now: float) -> Frame | None:
+        """Return the whole frame with its last chunk; None before."""
+        if frame.flags & _COMPRESSED:
+            raise PeerError(
+                f"a compressed {frame.type.name} frame: tasks and results have to be "
+                "sent uncompressed"
+            )
+        if frame.dropped:
+            raise LimitExceeded(
+                "chunk", len(frame.payload) + frame.dropped, PAYLOAD_MAX
+            )
+        self._chunks_due.pop(frame.stream, None)
+        joined = self._joiner.add(frame)
+        if joined is None:
+            self._chunks_due[frame.stream] = now + CHUNK_TIMEOUT
+        return joined
 
     def _on_task(self, frame: Frame, now: float) -> ConnectionOutput:
         inbound = self._parts.inbound
@@ -155,6 +201,11 @@ class ShoalFrameHandler:
             FrameType.STATE: self._on_blob,
             FrameType.BARRIER: self._on_barrier,
         }
+
+    @property
+    def deadline(self) -> float | None:
+        """Return None: a Shoal node that sends nothing more is lost."""
+        return None
 
     def receive(self, frame: Frame, now: float) -> Sequence[ConnectionOutput]:
         """Return what a frame means, and any replies; nothing until the last chunk.

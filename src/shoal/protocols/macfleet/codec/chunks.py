@@ -1,9 +1,12 @@
 """Splits large payloads into chunks, so that small frames need not wait for them.
 
-Between Shoal nodes only: the document defines the flags, but upstream does not support
-them.  The chunks of a payload are on a stream of their own, numbered from 0 by the
-sequence; the last is flagged.  Other frames may come between them.  Each header has the
-number of remaining bytes, so chunks can be received straight into the final buffer.
+Sent between Shoal nodes only: the document defines the flags, but upstream does not
+support them.  The chunks of a payload are on a stream of their own, numbered from 0 by
+the sequence; the last is flagged.  Other frames may come between them.  Each header has
+the number of remaining bytes, so chunks can be received straight into the final buffer.
+
+Other peers may send chunks as the document has them: without that number, and numbered
+from any number, because the document orders all frames of a stream by their sequence.
 """
 
 from collections import deque
@@ -24,6 +27,7 @@ from shoal.protocols.macfleet.codec.frames import (
 CHUNK_SIZE = 256 << 10  # bytes: larger payloads are split
 STREAMS_MAX = 16  # chunked payloads in progress at the same time
 BUFFERED_MAX = 2 * PAYLOAD_MAX  # bytes of them together
+SEQUENCES = 1 << 32  # after the last, a stream's sequence is 0 again
 
 Allocate: TypeAlias = Callable[[int], memoryview]
 """Returns memory of so many bytes, with any contents."""
@@ -110,7 +114,7 @@ class _Reservation:
 class _PartialPayload:
     type: FrameType
     reservation: _Reservation | None
-    chunks: int = 0
+    due: int  # sequence of the next chunk
     size: int = 0
     buffer: bytearray = field(default_factory=bytearray)
 
@@ -119,6 +123,7 @@ class ChunkJoiner:
     """Joins the chunks of several payloads at a time.
 
     Memory is bounded by ``buffered_max`` bytes; a payload has at most ``payload_max``.
+    ``counts_from_zero``: the first chunk of each payload has the sequence 0.
     """
 
     def __init__(
@@ -126,8 +131,11 @@ class ChunkJoiner:
         payload_max: int = PAYLOAD_MAX,
         streams_max: int = STREAMS_MAX,
         buffered_max: int = BUFFERED_MAX,
+        *,
+        counts_from_zero: bool = True,
     ) -> None:
         self._payload_max = payload_max
+        self._counts_from_zero = counts_from_zero
         self._streams_max = streams_max
         self._buffered_max = buffered_max
         self._buffered = 0  # bytes
@@ -174,13 +182,14 @@ class ChunkJoiner:
                 raise PeerError(
                     f"more than {self._streams_max} chunked payloads at once"
                 )
+            first = 0 if self._counts_from_zero else sequence
             partial = self._partial[stream] = _PartialPayload(
-                type, self._reservation_of(payload)
+                type, self._reservation_of(payload), first
             )
-        if sequence != partial.chunks or type is not partial.type:
+        if sequence != partial.due or type is not partial.type:
             raise PeerError(
                 f"chunk {sequence} ({type.name}) on stream {stream}, expected chunk "
-                f"{partial.chunks} ({partial.type.name})"
+                f"{partial.due} ({partial.type.name})"
             )
         size = partial.size + len(payload)
         if size > self._payload_max:
@@ -214,7 +223,7 @@ class ChunkJoiner:
 def _append(partial: _PartialPayload, payload: Payload, *, last: bool) -> None:
     """Append a chunk.  Raises PeerError if the size differs from the one announced."""
     at = partial.size
-    partial.chunks += 1
+    partial.due = (partial.due + 1) % SEQUENCES
     partial.size += len(payload)
     if partial.reservation is None:
         partial.buffer += payload
