@@ -44,7 +44,7 @@ from shoal.protocols.dispatch.coordinator import (
     UNREGISTERED_MESSAGE_MAX,
 )
 from shoal.protocols.dispatch.outstanding_jobs import STRAYS_MAX, UNSIGNED_MAX
-from shoal.protocols.seam.session import Close, CoordinatorEnd, Data
+from shoal.protocols.seam.session import Close, CoordinatorEnd, Data, Notice
 
 TASK = RunJob(
     JobId("job"),
@@ -402,11 +402,6 @@ def test_a_worker_without_the_extension_cannot_cancel() -> None:
         ('{"type":"job_assign"}', "UNKNOWN_MSG"),
         ('{"type":"heartbeat"}', "INVALID_MESSAGE"),
         ('{"type":"heartbeat","provider_pubkey":5}', "INVALID_MESSAGE"),
-        (HEARTBEAT[:-1] + ',"metrics":[]}', "INVALID_MESSAGE"),
-        (HEARTBEAT[:-1] + ',"metrics":{"cpu_pct":101}}', "INVALID_MESSAGE"),
-        (HEARTBEAT[:-1] + ',"metrics":{"mem_pct":-1}}', "INVALID_MESSAGE"),
-        (HEARTBEAT[:-1] + ',"metrics":{"mem_pct":1e400}}', "INVALID_MESSAGE"),
-        (HEARTBEAT[:-1] + ',"metrics":{"active_jobs":"1"}}', "INVALID_MESSAGE"),
         (HEARTBEAT.replace(KEY, "0" * 64), "INVALID_MESSAGE"),
         ('{"type":"job_complete","output":{}}', "INVALID_MESSAGE"),
         ('{"type":"job_complete","job_id":null,"output":{}}', "INVALID_MESSAGE"),
@@ -542,6 +537,50 @@ def test_health_reports_are_rate_limited() -> None:
     assert messages_in(
         session.receive([HEARTBEAT[:-1] + ',"metrics":{}}'], NOW + 1)
     ) == [HealthReported(MachineHealth())]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "health"),
+    [
+        (
+            '{"cpu_pct":230.5,"mem_pct":62.1,"active_jobs":1}',
+            MachineHealth(None, 62.1, 1),
+        ),
+        ('{"cpu_pct":101}', MachineHealth()),
+        ('{"cpu_pct":1,"mem_pct":-1}', MachineHealth(1.0)),
+        ('{"cpu_pct":1,"mem_pct":1e400}', MachineHealth(1.0)),
+        ('{"mem_pct":2,"active_jobs":"1"}', MachineHealth(None, 2.0)),
+        ('{"mem_pct":2,"cpu_pct":{"all":1}}', MachineHealth(None, 2.0)),
+        ("[]", MachineHealth()),
+        ('"\\ud800"', MachineHealth()),
+        ('{"\\ud800":1,"cpu_pct":45.2}', MachineHealth()),
+    ],
+)
+def test_unusable_metrics_are_dropped_and_do_not_count_against_a_worker(
+    metrics: str, health: MachineHealth
+) -> None:
+    session = registered()
+    beat = HEARTBEAT[:-1] + f',"metrics":{metrics}}}'
+
+    outputs = [
+        output
+        for number in range(INVALID_IN_A_ROW_MAX + 1)
+        for output in session.receive([beat], NOW + 10 * number)
+    ]
+
+    assert {each["type"] for each in answers(outputs)} == {"heartbeat_ack"}
+    assert messages_in(outputs) == [HealthReported(health)] * (INVALID_IN_A_ROW_MAX + 1)
+    assert [type(each) for each in outputs].count(Notice) == 1  # logged once
+    assert not [each for each in outputs if isinstance(each, Close)]
+
+
+def test_a_heartbeat_without_metrics_reports_no_health() -> None:
+    session = registered()
+
+    for beat in (HEARTBEAT, HEARTBEAT[:-1] + ',"metrics":null}'):
+        outputs = session.receive([beat], NOW)
+        assert answers(outputs) == [{"type": "heartbeat_ack", "status": "ok"}]
+        assert messages_in(outputs) == []
 
 
 def test_a_worker_that_does_not_register_is_disconnected() -> None:

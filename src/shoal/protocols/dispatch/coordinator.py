@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec import UNSET, Raw
+
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.model_messages import ModelMessage
 from shoal.domain.vocabulary import (
@@ -40,6 +42,7 @@ from shoal.protocols.dispatch.codec.messages import (
     RegisterProvider,
     RegisterProviderAck,
     decode,
+    read_metrics,
     unknown_type,
 )
 from shoal.protocols.dispatch.config import Config
@@ -67,6 +70,7 @@ CLOSE_SILENT = 4008
 INVALID_IN_A_ROW_MAX = 100  # consecutive invalid messages before disconnecting
 UNREGISTERED_MESSAGE_MAX = 1 << 20  # characters or bytes before registration
 REPORT_INTERVAL = 1.0  # least seconds between health reports that are passed on
+NULL = Raw(b"null")
 PLAIN_KINDS = frozenset({JobKind.CHAT, JobKind.TASK})
 
 
@@ -91,6 +95,7 @@ class ProviderSession:
         self._jobs = OutstandingJobs()
         self._draining = False
         self._reported: float | None = None
+        self._has_noted_metrics = False
         self._invalid = 0  # consecutive invalid messages
 
     @property
@@ -239,17 +244,22 @@ class ProviderSession:
                 ),
             )
         ack = _send(ProviderHeartbeatAck())
-        metrics = message.metrics
-        if metrics is None or (
+        if message.metrics in (UNSET, NULL) or (
             self._reported is not None and now < self._reported + REPORT_INTERVAL
         ):
             return (ack,)
         self._reported = now
+        metrics, unusable = read_metrics(message)
         jobs = None if metrics.active_jobs is None else int(metrics.active_jobs)
-        return (
-            ack,
-            HealthReported(MachineHealth(metrics.cpu_pct, metrics.mem_pct, jobs)),
-        )
+        report = HealthReported(MachineHealth(metrics.cpu_pct, metrics.mem_pct, jobs))
+        return (ack, report, *self._note_unusable(unusable))
+
+    def _note_unusable(self, metrics: Sequence[str]) -> Sequence[Notice]:
+        """Return a notice for metrics that are unusable, once per connection."""
+        if not metrics or self._has_noted_metrics:
+            return ()
+        self._has_noted_metrics = True
+        return (Notice(f"heartbeat: ignored {', '.join(metrics)}: out of range"),)
 
     def _on_drain(self, reason: str) -> Sequence[Event | Output]:
         if self._draining:

@@ -80,9 +80,10 @@ class WorkerEncoder:
 
     def heartbeat(self, health: MachineHealth | None) -> str:
         """Return a heartbeat, with the machine's health if it is known."""
-        metrics = None
+        metrics: Raw | UnsetType = UNSET
         if health is not None:
-            metrics = MachineMetrics(health.cpu, health.memory, health.jobs)
+            measured = MachineMetrics(health.cpu, health.memory, health.jobs)
+            metrics = Raw(to_json(measured))
         return to_json(ProviderHeartbeat(self.identity.public_key.hex(), metrics))
 
     def draining(self, reason: str) -> str:

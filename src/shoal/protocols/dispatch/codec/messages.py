@@ -4,6 +4,7 @@ Source: the WebSocket protocol document, and what real workers send; see
 ``docs/protocols/dispatch.md``.  Jobs are in ``jobs.py``, answers in ``answers.py``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, TypeAlias
@@ -86,7 +87,7 @@ class ProviderHeartbeat(
     msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"
 ):
     provider_pubkey: KeyText
-    metrics: MachineMetrics | None = None
+    metrics: Raw | UnsetType = UNSET
 
 
 class JobComplete(msgspec.Struct, frozen=True, tag="job_complete"):
@@ -186,10 +187,16 @@ def decode(data: Data) -> FromWorker | InvalidMessage:
     return message
 
 
-_RAW = ("output", "output_hash", "receipt", "receipt_signature", "shoal")
+_METRICS: Mapping[str, msgspec.json.Decoder[float | None]] = {
+    "cpu_pct": msgspec.json.Decoder(_Percent | None),
+    "mem_pct": msgspec.json.Decoder(_Percent | None),
+    "active_jobs": msgspec.json.Decoder(_Count | None),
+}
+_RAW = ("metrics", "output", "output_hash", "receipt", "receipt_signature", "shoal")
 _UNDEFINED: Any = object()
 _NOT_JSON = InvalidMessage(DispatchErrorCode.PARSE_ERROR, "Invalid JSON")
 _messages = msgspec.json.Decoder(FromWorker)
+_objects = msgspec.json.Decoder(dict[str, Raw])
 _coordinator_messages = msgspec.json.Decoder(CoordinatorMessage)
 _known = frozenset(
     str(each.__struct_config__.tag)
@@ -236,6 +243,28 @@ def _invalid(kind: str, error: msgspec.ValidationError) -> InvalidMessage:
     return InvalidMessage(
         DispatchErrorCode.INVALID_MESSAGE, f"{kind}: {error}"[:REASON_MAX], kind
     )
+
+
+def read_metrics(heartbeat: ProviderHeartbeat) -> tuple[MachineMetrics, list[str]]:
+    """Return the metrics of a heartbeat, and the names of those that are unusable.
+
+    An unusable one counts as not measured: the heartbeat is a sign of life all the
+    same, and a sum of all processors' percentages is easily above 100.
+    """
+    if isinstance(heartbeat.metrics, UnsetType):
+        return MachineMetrics(), []
+    try:
+        given = _objects.decode(heartbeat.metrics)
+    except (msgspec.DecodeError, RecursionError):
+        return MachineMetrics(), ["metrics"]
+    usable: dict[str, float | None] = {}
+    unusable = []
+    for name, decoder in _METRICS.items():
+        try:
+            usable[name] = decoder.decode(given.get(name, b"null"))
+        except (msgspec.DecodeError, RecursionError):
+            unusable.append(f"metrics.{name}")
+    return MachineMetrics(**usable), unusable
 
 
 def decode_coordinator_message(data: Data) -> tuple[CoordinatorMessage, str]:
