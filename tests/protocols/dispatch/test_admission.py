@@ -151,7 +151,7 @@ def test_the_registration_decides_the_offer(
         ({"capabilities": "TASK"}, "capabilities"),
         ({"capabilities": ["TASK", 5]}, "capabilities"),
         ({"capabilities": ["JUGGLE"]}, "capabilities"),
-        ({"capabilities": ["TASK"] * 17}, "capabilities"),
+        ({"capabilities": ["TASK"] * 65}, "capabilities"),
         ({"pricing_hint": 5}, "pricing_hint"),
         ({"pricing_hint": "x" * 257}, "pricing_hint"),
     ],
@@ -166,6 +166,18 @@ def test_an_invalid_registration_is_answered_with_the_invalid_field(
     assert fault in refused(outputs)
     assert not messages_in(outputs)
     assert answers(session.receive([REGISTER], NOW))[0]["status"] == "ok"
+
+
+def test_capabilities_of_newer_workers_are_ignored_and_logged() -> None:
+    newer = register(capabilities=["IMAGE_GEN", "TASK", "\u00fc"])
+
+    outputs = list(opened().receive([newer], NOW))
+
+    (joined,) = messages_in(outputs)
+    assert isinstance(joined, Joined)
+    assert joined.offer.kinds == {JobKind.TASK}
+    notices = [each.text for each in outputs if isinstance(each, Notice)]
+    assert "ignored unknown capabilities: ['IMAGE_GEN', '\\xfc']" in notices
 
 
 def test_registering_again_the_same_way_changes_nothing() -> None:

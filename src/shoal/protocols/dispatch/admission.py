@@ -140,11 +140,17 @@ def register_provider(
     elif connection.announced.key:
         # It was admitted under that key.
         raise PeerError(f"register: shoal.proof: missing, for {HEADER} names a key")
-    kinds = frozenset(CAPABILITIES[name] for name in message.capabilities)
+    kinds = frozenset(
+        kind
+        for name, kind in CAPABILITIES.items()
+        if name.value in message.capabilities
+    )
     if presentation is not None and presentation.version:
         kinds = known_kinds(presentation.kinds) or kinds
     if not kinds:
-        raise PeerError("register: capabilities: expected LLM_INFER or TASK, got none")
+        raise PeerError(
+            "register: capabilities: expected LLM_INFER or TASK, got neither"
+        )
     key = message.provider_pubkey.lower()
     proven = presentation is not None
     return RegisteredProvider(

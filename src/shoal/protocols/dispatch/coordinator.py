@@ -20,6 +20,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import JobKind
 from shoal.domain.worker import MachineHealth
 from shoal.protocols.dispatch.admission import (
+    CAPABILITIES,
     ProviderConnection,
     RegisteredProvider,
     register_provider,
@@ -231,7 +232,8 @@ class ProviderSession:
             self.accepts |= {CancelJob}
         joined = Joined(provider.identity, provider.offer)
         remark = provider.offer.remark
-        return (accepted, joined, *((Notice(remark),) if remark else ()))
+        remarks = [remark, _unknown_capabilities(message)]
+        return (accepted, joined, *(Notice(each) for each in remarks if each))
 
     def _on_heartbeat(
         self, message: ProviderHeartbeat, provider: RegisteredProvider, now: float
@@ -285,6 +287,12 @@ class ProviderSession:
     def _close(self, reason: str, code: int, text: str = "") -> Close:
         self._closed = True
         return Close(reason, code, text or reason[:100])
+
+
+def _unknown_capabilities(message: RegisterProvider) -> str:
+    """Return a remark on capabilities that are ignored; empty if there are none."""
+    names = [name for name in message.capabilities if name not in CAPABILITIES]
+    return f"ignored unknown capabilities: {ascii(names)[:REASON_MAX]}" if names else ""
 
 
 def _error_message(code: DispatchErrorCode, text: str) -> Send:

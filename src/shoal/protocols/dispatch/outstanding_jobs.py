@@ -34,6 +34,8 @@ from shoal.protocols.seam.session import Send
 
 _ISSUED_ID = re.compile(r"[!-~]+")  # recorded ids are logged as well
 
+NO_REASON = "no reason given"
+
 STRAYS_MAX = 64  # reports on other jobs that are passed on: each is stored
 UNSIGNED_MAX = 256  # ended jobs whose receipt may still arrive separately
 
@@ -141,7 +143,9 @@ def rejected(jobs: OutstandingJobs, message: JobReject, *, extended: bool) -> Re
     if job is None:
         return (_unknown_job(message.job_id),)
     jobs.end(job, signed=True)
-    reason = well_formed(message.reason[:REASON_MAX])
+    reason = NO_REASON
+    if isinstance(message.reason, str) and message.reason.strip():
+        reason = well_formed(message.reason[:REASON_MAX])
     if not attempt.failed:
         return (Rejected(job.job_id, job.lease, reason),)
     fault = next((each for each in Fault if each.value == attempt.fault), Fault.WORKER)

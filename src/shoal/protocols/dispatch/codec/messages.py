@@ -27,6 +27,7 @@ MESSAGE_MAX = 32 << 20  # bytes of a message: fits an escaped job of 10 MB
 JOB_ID_MAX = 256  # characters
 REPLACED = 4000  # Shoal's close code: a newer connection has replaced this one
 REASON_MAX = 1000  # characters of an error or reason that are kept
+CAPABILITIES_MAX = 64  # unknown ones are ignored, for newer workers
 QUOTED_MAX = 100  # characters of an unknown value that an error quotes
 
 JobIdText: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=JOB_ID_MAX)]
@@ -72,7 +73,7 @@ class JobType(StrEnum):
 class RegisterProvider(msgspec.Struct, frozen=True, tag="register"):
     provider_pubkey: KeyText
     provider_type: ProviderType
-    capabilities: Annotated[list[JobType], msgspec.Meta(max_length=16)]
+    capabilities: Annotated[list[_Short], msgspec.Meta(max_length=CAPABILITIES_MAX)]
     pricing_hint: _Short | UnsetType | None = UNSET
     shoal: Raw | UnsetType = UNSET
 
@@ -101,7 +102,7 @@ class JobComplete(msgspec.Struct, frozen=True, tag="job_complete"):
 
 class JobReject(msgspec.Struct, frozen=True, tag="job_reject"):
     job_id: JobIdText
-    reason: str
+    reason: Any = None
     shoal: Raw | UnsetType = UNSET
 
 
