@@ -31,10 +31,16 @@ WORKER: Mapping[str, Any] = {
 }
 
 
-REFUSED: Mapping[str, Any] = {"id": "wire:ab\n", "name": "", "hardware": None}
+REFUSED: Mapping[str, Any] = {
+    "id": "wire:ab\n",
+    "name": "",
+    "hardware": None,
+    "remark": "",
+}
 STUDIO: Mapping[str, Any] = {
     "id": "wire:ab",
     "name": "Studio",
+    "remark": "speaks version 2",
     "hardware": {
         "chip": "Apple M2 Pro",
         "memory_gb": 32.0,
@@ -45,6 +51,7 @@ STUDIO: Mapping[str, Any] = {
 SERVER: Mapping[str, Any] = {
     "id": "wire:cd",
     "name": "Linux Server",
+    "remark": "",
     "hardware": {
         "chip": "NVIDIA RTX 4090",
         "memory_gb": 64.0,
@@ -189,7 +196,8 @@ async def test_peers_are_shown_by_their_names_with_their_machines(
 
     server = "NVIDIA RTX 4090, 64 GB, 24 GB VRAM, tier 1"
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "  Studio (wire:ab/m)  m  1 of 2 busy  Apple M2 Pro, 32 GB, tier 2",
+        "  Studio (wire:ab/m)  m  1 of 2 busy  Apple M2 Pro, 32 GB, tier 2"
+        "  speaks version 2",
         f"  Linux Server (wire:cd)  {server}  no models",
         f"  Linux Server (wire:ef)  {server}  not admitted: start it with --open",
     ]

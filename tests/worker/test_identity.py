@@ -11,7 +11,7 @@ import pytest
 
 from shoal.domain.errors import ConfigError
 from shoal.ledger.keys import Signer, verify
-from shoal.worker.identity import identity_file, load_identity
+from shoal.worker.identity import created_at, identity_file, load_identity
 
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
 
@@ -48,6 +48,17 @@ def test_no_temporary_file_remains(file: Path) -> None:
 
 
 @posix
+def test_key_keeps_the_time_at_which_it_was_made(file: Path) -> None:
+    assert created_at(file) is None
+    load_identity(file)
+    os.utime(file, (1776441600.0, 1776441600.0))
+
+    load_identity(file)
+
+    assert created_at(file) == 1776441600.0
+    assert created_at(None) is None
+
+
 def test_key_file_is_private(file: Path) -> None:
     load_identity(file)
 

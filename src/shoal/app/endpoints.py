@@ -26,13 +26,15 @@ def make_endpoints(
     name: str = "shoal",
     hardware: Hardware = UNKNOWN_HARDWARE,
     contacts: Sequence[PeerAddress] = (),
+    registered_at: float | None = None,
 ) -> list[tuple[str, Endpoint]]:
     """Return each endpoint with its wire's name.
 
     ``wires`` holds protocols' configurations by name.  ``token`` admits Shoal's workers
     on every wire, beside the token that its configuration has.  ``name`` and
     ``hardware`` are this machine's.
-    ``contacts`` are peers that may speak any of them.
+    ``contacts`` are peers that may speak any of them.  ``registered_at`` is as in
+    ``ProtocolContext``.
     """
     epoch = clock.wall() - clock.now()
     found: list[tuple[str, Endpoint]] = []
@@ -44,6 +46,7 @@ def make_endpoints(
             token=token,
             warn=partial(log.warning, "wire=%s %s", wire),
             peer_addresses=contacts,
+            registered_at=registered_at,
         )
         found += [(wire, each) for each in protocol.endpoints(config, setting)]
     return found

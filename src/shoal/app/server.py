@@ -27,6 +27,7 @@ from shoal.config.secret_files import (
     first_key,
     first_token,
     new_secret,
+    signing_key_created_at,
     signing_seed,
     store_certificate,
 )
@@ -135,6 +136,7 @@ async def run_coordinator(
             config.name or socket.gethostname() or "shoal",
             await asyncio.to_thread(this_machine),
             settings.contacts,
+            signing_key_created_at(config.data_dir),
         )
         gateway.probers.extend(
             (wire, each)

@@ -57,7 +57,13 @@ from shoal.worker.agent import MachineProbe, WorkerEvent
 from shoal.worker.function_offers import FunctionMembership
 from shoal.worker.hardware import this_machine
 from shoal.worker.health import HealthMeter
-from shoal.worker.identity import chosen_name, identity_file, load_identity, unique_name
+from shoal.worker.identity import (
+    chosen_name,
+    created_at,
+    identity_file,
+    load_identity,
+    unique_name,
+)
 from shoal.worker.model_offers import JointOffers, SeparateOffers
 
 PAIR_TIMEOUT = 10.0  # seconds for the coordinator to answer
@@ -215,6 +221,7 @@ def run(args: argparse.Namespace) -> int:
                 partial(sharing.on_message, target.display_url),
                 worker_reporter(target, as_json=args.json),
                 joined.set,
+                created_at(_key_file(target, config, name, data)),
             )
             offered: list[Membership] = []
             if call_target is not None:
@@ -319,11 +326,16 @@ def _signer(
     target: JoinTarget, config: JoinConfig, name: str, data: Path
 ) -> Signer | None:
     """Return the worker's key, on a wire that signs or by --identity; else None."""
+    file = _key_file(target, config, name, data)
+    return None if file is None else load_identity(file)
+
+
+def _key_file(
+    target: JoinTarget, config: JoinConfig, name: str, data: Path
+) -> Path | None:
     if config.identity is not None:
-        return load_identity(config.identity)
-    if target.protocol.signs:
-        return load_identity(identity_file(name, data / IDENTITIES))
-    return None
+        return config.identity
+    return identity_file(name, data / IDENTITIES) if target.protocol.signs else None
 
 
 async def _close_others(

@@ -46,7 +46,8 @@ class WorkerContext:
 
     ``signer`` is None on wires that identify workers by name.  ``on_event`` receives
     the worker's name, details of the offer, and the event; ``joined`` is called when a
-    coordinator has admitted the worker.
+    coordinator has admitted the worker.  ``registered_at`` is the Unix time at which
+    the signer was made.
     """
 
     name: str
@@ -59,6 +60,7 @@ class WorkerContext:
     share: OnModelMessage
     on_event: Callable[[str, Mapping[str, object], WorkerEvent], None]
     joined: Callable[[], None]
+    registered_at: float | None = None
 
     @property
     def privacy(self) -> Privacy | None:
@@ -180,6 +182,8 @@ def base_profile(worker: WorkerContext, name: str) -> WorkerProfile:
         hardware=worker.hardware,
         random_bytes=secrets.token_bytes,
         passcode=worker.config.passcode,
+        owner=worker.config.owner,
+        registered_at=worker.registered_at,
     )
 
 

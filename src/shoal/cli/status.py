@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if not status["ready"]:
         print(f"no jobs are accepted: {printable(status['why_not'])}")
-    machines = {each["id"]: each["hardware"] for each in status["peers"]}
+    peers = {each["id"]: each for each in status["peers"]}
     rows = [
         (
             format_peer(worker["peer_name"], worker["id"]),
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
             f"{worker['busy']} of {worker['slots']} busy",
             _load(worker),
             PROTECTIONS.get(worker["protection"], worker["protection"] or ""),
-            _machine(machines.get(worker["id"].partition("/")[0])),
-            _remark(worker),
+            _machine(peers.get(worker["id"].partition("/")[0])),
+            _remark(worker, peers.get(worker["id"].partition("/")[0])),
         )
         for worker in status["workers"]
     ]
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     with_models = {worker["id"].partition("/")[0] for worker in status["workers"]}
     for peer in status["peers"]:
         if peer["id"] not in with_models:
-            _print_line([*_peer(peer), "no models"])
+            _print_line([*_peer(peer), peer["remark"] or "no models"])
     for peer in status["refused"]:
         _print_line([*_peer(peer), f"not admitted: {peer['reason']}"])
     if status["nodes"]:
@@ -76,13 +76,13 @@ def _print_line(cells: Sequence[str]) -> None:
 
 def _peer(peer: dict[str, Any]) -> Sequence[str]:
     """Return the cells of a peer that is no worker."""
-    cells = (format_peer(peer["name"], peer["id"]), _machine(peer["hardware"]))
+    cells = (format_peer(peer["name"], peer["id"]), _machine(peer))
     return [cell for cell in cells if cell]
 
 
-def _machine(hardware: dict[str, Any] | None) -> str:
+def _machine(peer: dict[str, Any] | None) -> str:
     """Return the hardware of a peer, as far as it reports that."""
-    if hardware is None:
+    if peer is None or (hardware := peer["hardware"]) is None:
         return ""
     vram = hardware["gpu_memory_gb"]
     parts = (
@@ -108,10 +108,11 @@ def _node(node: dict[str, Any]) -> Sequence[str]:
     )
 
 
-def _remark(worker: dict[str, Any]) -> str:
-    """Return why a worker gets no jobs, else its load or remark."""
+def _remark(worker: dict[str, Any], peer: dict[str, Any] | None) -> str:
+    """Return why a worker gets no jobs, else its load or a remark."""
     reason = worker["draining"] or _penalty(worker) or worker["unfit"]
-    return reason or _slowdown(worker) or worker["remark"]
+    reason = reason or _slowdown(worker) or worker["remark"]
+    return reason or ("" if peer is None else peer["remark"])
 
 
 def _slowdown(worker: dict[str, Any]) -> str:

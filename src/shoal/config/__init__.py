@@ -165,6 +165,11 @@ class JoinConfig:
     )
     token: str = setting("join token of the coordinator", "")
     passcode: str = setting("passcode of the cluster, on wires that require one", "")
+    owner: str = setting(
+        "UUID of the user that this machine belongs to, on wires that tell it",
+        "",
+        "UUID",
+    )
     listen: bool = setting(
         "ports at which the coordinators of a fleet find and dial this worker; it also "
         "joins those that it finds, and a URL is the HOST:PORT of one of them",

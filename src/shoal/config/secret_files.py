@@ -63,6 +63,14 @@ def signing_seed(folder: Path) -> bytes:
     return bytes.fromhex(kept)
 
 
+def signing_key_created_at(folder: Path) -> float:
+    """Return the Unix time at which the signing key was made: its file never changes.
+
+    Raises OSError if there is none yet.
+    """
+    return (folder / SEED_FILE).stat().st_mtime
+
+
 def store_certificate(folder: Path, certificate: str | None) -> None:
     """Store the certificate for commands on this machine; None: delete it.
 

@@ -336,4 +336,10 @@ def _shown(profile: PeerProfile) -> str:
             "gpu_memory_gb": hardware.gpu_memory_gb,
             "tier": hardware.tier,
         }
+    optional = {
+        "owner": profile.owner,
+        "organization": profile.organization,
+        "version": profile.protocol_version,
+    }
+    fields |= {name: value for name, value in optional.items() if value}
     return " ".join(f"{name}={value!r}" for name, value in fields.items())

@@ -58,6 +58,14 @@ def load_identity(file: Path) -> Signer:
         ) from error
 
 
+def created_at(file: Path | None) -> float | None:
+    """Return the Unix time at which a key was made: its file never changes.
+
+    None without a file.
+    """
+    return None if file is None or not file.exists() else file.stat().st_mtime
+
+
 def _read(file: Path) -> Signer:
     with file.open("rb") as stream:
         mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)

@@ -337,6 +337,11 @@ async def test_the_status_shows_who_is_connected_and_not_admitted(pool: Pool) ->
             "id": "wire:ab",
             "name": "a node",
             "hardware": None,
+            "owner": "",
+            "organization": "",
+            "protocol_version": None,
+            "registered_at": None,
+            "remark": "",
             "reason": "relay nodes do not authenticate",
         }
     ]

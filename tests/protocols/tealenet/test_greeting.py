@@ -1,5 +1,7 @@
 """Introductions, as the document's example writes them."""
 
+from dataclasses import replace
+
 import pytest
 
 from protocols.tealenet.peers import (
@@ -8,10 +10,14 @@ from protocols.tealenet.peers import (
     local_coordinator,
     local_worker,
 )
-from shoal.domain.worker import Hardware
+from shoal.domain.errors import ConfigError
+from shoal.domain.worker import Hardware, ServedModel
+from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined
 from shoal.protocols.seam.session import PeerProfile
-from shoal.protocols.tealenet.local_node import TealeRole
+from shoal.protocols.tealenet.codec.scalars import passcode_hash
+from shoal.protocols.tealenet.config import Config
+from shoal.protocols.tealenet.local_node import TealeRole, worker_node
 
 # "hello" and "heartbeat" of TealeNet's document, whose acknowledgements are alike.
 INTRODUCTION = b"""{
@@ -52,6 +58,7 @@ HEARTBEAT = b"""{
 "ownerUserID": null
 }
 }"""
+OWNER = "6BA7B810-9DAD-41D1-80B4-00C04FD430C8"
 SERVER = Hardware(
     chip="NVIDIA RTX 4090",
     chip_family="nvidiaGPU",
@@ -86,7 +93,9 @@ def test_a_peer_is_described_after_it_has_joined(role: TealeRole) -> None:
     assert isinstance(peer.end.received[0], PeerJoined)
     assert isinstance(peer.end.received[1], PeerDescribed)
     (described,) = peer.end.messages(PeerDescribed)
-    assert described.profile == PeerProfile("Linux Server", SERVER)
+    assert described.profile == PeerProfile(
+        "Linux Server", SERVER, protocol_version=1, registered_at=1776441600.0
+    )
 
 
 def test_a_shoal_peer_is_described_to_the_other_one() -> None:
@@ -96,6 +105,85 @@ def test_a_shoal_peer_is_described_to_the_other_one() -> None:
         (described,) = end.messages(PeerDescribed)
         assert described.profile.name == name
         assert described.profile.hardware is not None
+
+
+@pytest.mark.parametrize("role", TealeRole)
+def test_the_owner_and_the_organization_are_shown(role: TealeRole) -> None:
+    owned = b'"ownerUserID": "%s"' % OWNER.encode()
+    peer = greeted(role, INTRODUCTION.replace(b'"ownerUserID": null', owned))
+
+    peer.deliver(HEARTBEAT)
+    peer.deliver(
+        HEARTBEAT.replace(b'"organizationID": null', b'"organizationID": "a lab"')
+    )
+
+    first, last = peer.end.messages(PeerDescribed)
+    assert (first.profile.owner, first.profile.organization) == (OWNER, "")
+    assert (last.profile.owner, last.profile.organization) == (OWNER, "a lab")
+
+
+@pytest.mark.parametrize(
+    ("passcode", "shown"), [("p", "this cluster"), ("q", "another cluster")]
+)
+def test_the_hash_of_a_passcode_is_never_shown(passcode: str, shown: str) -> None:
+    peer = ForeignPeer(local_coordinator("a", passcode="p"))
+    known = b'"clusterPasscodeHash": "%s"' % passcode_hash("p").encode()
+    introduction = INTRODUCTION.replace(b'"clusterPasscodeHash": null', known)
+    sent = b'"organizationID": "%s"' % passcode_hash(passcode).upper().encode()
+    if passcode == "p":
+        sent = sent.lower().replace(b"organizationid", b"organizationID")
+
+    peer.deliver(b'{"hello":%s}' % introduction)
+    peer.wait(0.2)
+    peer.deliver(HEARTBEAT.replace(b'"organizationID": null', sent))
+
+    assert peer.end.messages(PeerDescribed)[-1].profile.organization == shown
+
+
+@pytest.mark.parametrize("role", TealeRole)
+def test_a_newer_version_of_the_protocol_is_warned_of_once(role: TealeRole) -> None:
+    newer = INTRODUCTION.replace(b'"protocolVersion": 1', b'"protocolVersion": 2')
+    peer = greeted(role, newer)
+
+    peer.deliver(HEARTBEAT)
+    peer.deliver(HEARTBEAT)
+
+    warning = "speaks version 2 of the protocol; this end speaks 1"
+    assert [each for each in peer.end.notices if "version" in each] == [
+        f"'Linux Server' (550E8400-E29B-41D4-A716-446655440000) {warning}"
+    ]
+    (described,) = peer.end.messages(PeerDescribed)
+    assert described.profile.protocol_version == 2
+    assert described.profile.remark == warning
+
+
+@pytest.mark.parametrize("role", TealeRole)
+def test_an_own_introduction_has_the_owner_and_the_time_of_the_identity(
+    role: TealeRole,
+) -> None:
+    dialled = role is TealeRole.WORKER
+    local = local_worker("w") if dialled else local_coordinator("a")
+    local = replace(local, owner=OWNER, registered_at=1776441600.0)
+    peer = ForeignPeer(local, dialled=dialled)
+
+    kind = b"helloAck" if dialled else b"hello"
+    peer.deliver(b'{"%s":%s}' % (kind, INTRODUCTION))
+    peer.wait(0.2)
+
+    introduction, heartbeat = (payload for _, payload in peer.drain())
+    device = introduction["deviceInfo"]
+    assert introduction["ownerUserID"] == heartbeat["ownerUserID"] == OWNER
+    assert introduction["protocolVersion"] == 1
+    assert device["registeredAt"] == 798134400.0
+    assert device["lastSeenAt"] != device["registeredAt"]
+
+
+def test_an_owner_that_is_no_uuid_is_refused_because_macs_do() -> None:
+    with pytest.raises(ConfigError, match="--tealenet-owner me: expected a UUID"):
+        Config(owner="me")
+    with pytest.raises(ConfigError, match="--owner me: expected a UUID"):
+        worker_node(WorkerProfile("w", ServedModel("m"), 1, owner="me"))
+    assert Config(owner=OWNER.lower()).owner == OWNER.lower()
 
 
 @pytest.mark.parametrize("tier", [b"0", b"5", b"-1", b"1e300"])

@@ -1,5 +1,7 @@
 """The operators' API of workers, open jobs, and the nodes of fleets."""
 
+from typing import Any
+
 import msgspec
 from aiohttp import web
 
@@ -13,7 +15,6 @@ from shoal.gateway.http.responses import json_response
 from shoal.peers.peer_directory import PeerDirectory
 from shoal.pool.worker import Worker
 from shoal.protocols.seam.endpoints import ListedNode
-from shoal.protocols.seam.session import PeerProfile
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
@@ -122,20 +123,29 @@ class HardwareStatus(msgspec.Struct, frozen=True):
     platform: str
 
 
-class PeerStatus(msgspec.Struct, frozen=True):
-    """A connected peer; it describes itself, and nobody verifies that."""
+class PeerDetails(msgspec.Struct, frozen=True):
+    """What a peer says about itself, unverified; empty or null: it does not say."""
 
     id: str  # its wire and name
-    name: str  # what it calls itself, or empty
+    name: str  # what it calls itself
     hardware: HardwareStatus | None
+    owner: str  # the user that it belongs to
+    organization: str
+    protocol_version: int | None
+    registered_at: float | None  # Unix seconds
+    remark: str  # if its protocol is newer
+
+
+class PeerStatus(PeerDetails, frozen=True):
+    """A connected peer."""
+
     protection: str
     submits_jobs: bool
 
 
-class RefusedPeerStatus(msgspec.Struct, frozen=True):
-    id: str  # its wire and name
-    name: str  # what it calls itself, or empty
-    hardware: HardwareStatus | None
+class RefusedPeerStatus(PeerDetails, frozen=True):
+    """A connected peer that is not admitted."""
+
     reason: str
 
 
@@ -187,8 +197,7 @@ async def show_status(
 def _peer_statuses(directory: PeerDirectory) -> list[PeerStatus]:
     return [
         PeerStatus(
-            peer,
-            *_name_and_hardware(directory.profile_of(peer)),
+            **_details(peer, directory),
             protection=joined.protection.value,
             submits_jobs=joined.submits_jobs,
         )
@@ -198,20 +207,27 @@ def _peer_statuses(directory: PeerDirectory) -> list[PeerStatus]:
 
 def _refused_peer_statuses(directory: PeerDirectory) -> list[RefusedPeerStatus]:
     return [
-        RefusedPeerStatus(
-            peer, *_name_and_hardware(directory.profile_of(peer)), reason=reason
-        )
+        RefusedPeerStatus(**_details(peer, directory), reason=reason)
         for peer, reason in directory.refusals.items()
     ]
 
 
-def _name_and_hardware(profile: PeerProfile) -> tuple[str, HardwareStatus | None]:
+def _details(peer: str, directory: PeerDirectory) -> dict[str, Any]:
+    """Return the fields of ``PeerDetails``."""
+    profile = directory.profile_of(peer)
     hardware = profile.hardware
-    if hardware is None:
-        return profile.name, None
-    return profile.name, HardwareStatus(
-        **{each: getattr(hardware, each) for each in HardwareStatus.__struct_fields__}
-    )
+    return {
+        "id": peer,
+        "name": profile.name,
+        "hardware": None
+        if hardware is None
+        else msgspec.convert(hardware, HardwareStatus, from_attributes=True),
+        "owner": profile.owner,
+        "organization": profile.organization,
+        "protocol_version": profile.protocol_version,
+        "registered_at": profile.registered_at,
+        "remark": profile.remark,
+    }
 
 
 def _worker_status(

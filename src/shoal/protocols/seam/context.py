@@ -50,6 +50,7 @@ class ProtocolContext:
     signature and a message.  ``epoch`` is as in ``WorkerProfile``, and ``name`` is the
     name of the machine.  ``throttle`` counts wrong secrets that are not presented to
     ``admission``, and ``token`` is the token of workers on wires that configure none.
+    ``registered_at`` is the Unix time at which the machine got its identity; None: now.
     ``warn`` logs a warning for the operator, and ``peer_addresses`` are peers that may
     speak any wire.
     """
@@ -65,6 +66,7 @@ class ProtocolContext:
     token: str = ""
     warn: Callable[[str], None] = _ignore
     peer_addresses: Sequence[PeerAddress] = ()
+    registered_at: float | None = None
 
 
 def _no_randomness(size: int) -> bytes:
@@ -81,7 +83,9 @@ class WorkerProfile:
     was at 0.  ``offers`` lists what the worker can run at the start, if one connection
     carries all models.  ``direct_url`` is an address without HTTP that the coordinator
     advertises (``tcp://HOST:PORT``).  ``random_bytes`` returns that many random bytes,
-    and ``passcode`` is the cluster's, on wires that have one.
+    and ``passcode`` is the cluster's, on wires that have one.  ``owner`` is the id of
+    the user that the machine belongs to, on wires that tell it, and ``registered_at``
+    is as in ``ProtocolContext``.
     """
 
     name: str
@@ -98,6 +102,8 @@ class WorkerProfile:
     hardware: Hardware = UNKNOWN_HARDWARE
     random_bytes: Callable[[int], bytes] = _no_randomness
     passcode: str = ""
+    owner: str = ""
+    registered_at: float | None = None
     privacy: Privacy | None = None
 
     @property

@@ -155,11 +155,19 @@ class HandlesConnectionLoss(Protocol):
 class PeerProfile:
     """What a peer says about itself, for people: nobody verifies it.
 
-    ``name`` is the one that its owner gave it; empty if it tells none.
+    ``name`` is the one that its owner gave it, ``owner`` the id of the user that it
+    belongs to, and ``organization`` that of a group; empty if it tells none.
+    ``registered_at`` is the Unix time at which it first registered, in its own words.
+    ``remark``: what an operator should know about its protocol's version.
     """
 
     name: str = ""
     hardware: Hardware | None = None
+    owner: str = ""
+    organization: str = ""
+    protocol_version: int | None = None
+    registered_at: float | None = None
+    remark: str = ""
 
 
 UNDESCRIBED = PeerProfile()

@@ -2,10 +2,16 @@
 
 from dataclasses import dataclass, field
 
+from shoal.domain.errors import ConfigError
+from shoal.protocols.tealenet.codec.scalars import is_uuid
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The admission of peers, and their addresses."""
+    """The admission of peers, and their addresses.
+
+    Raises ConfigError from the constructor for an owner that is no UUID.
+    """
 
     token: str = field(
         default="",
@@ -57,3 +63,22 @@ class Config:
             "metavar": "URLS",
         },
     )
+    owner: str = field(
+        default="",
+        metadata={
+            "help": "UUID of the user that this machine belongs to, for peers to show",
+            "metavar": "UUID",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        check_owner(self.owner, "--tealenet-owner")
+
+
+def check_owner(owner: str, flag: str) -> None:
+    """Raise ConfigError unless an owner is empty or a UUID: Macs refuse any other."""
+    if owner and not is_uuid(owner):
+        raise ConfigError(
+            f"{flag} {owner}: expected a UUID such as "
+            "550E8400-E29B-41D4-A716-446655440000"
+        )

@@ -28,6 +28,7 @@ from shoal.protocols.tealenet.codec.scalars import (
     MODELS_MAX,
     NAME_MAX,
     TEXT_MAX,
+    from_date,
     to_date,
     well_formed,
 )
@@ -108,10 +109,27 @@ def read_greeting(message: Hello | HelloAck) -> Greeting:
         message.loaded_models,
         message.cluster_passcode_hash,
         read_introduction(message.shoal),
-        PeerProfile(
-            shown_name(message.device_info.name),
-            read_hardware(message.device_info.hardware),
-        ),
+        _profile(message),
+    )
+
+
+def describe_newer_version(greeting: Greeting) -> str:
+    """Return a warning if the peer's protocol is newer than this end's, else ''."""
+    if not greeting.profile.remark:
+        return ""
+    return f"{greeting.label} {greeting.profile.remark}"
+
+
+def _profile(message: Hello | HelloAck) -> PeerProfile:
+    device, version = message.device_info, message.protocol_version
+    newer = f"speaks version {version} of the protocol; this end speaks"
+    return PeerProfile(
+        shown_name(device.name),
+        read_hardware(device.hardware),
+        owner=well_formed(message.owner_user_id or ""),
+        protocol_version=version,
+        registered_at=from_date(device.registered_at),
+        remark=f"{newer} {PROTOCOL_VERSION}" if version > PROTOCOL_VERSION else "",
     )
 
 
@@ -125,6 +143,7 @@ def hello(
         PROTOCOL_VERSION,
         models,
         local.passcode,
+        local.owner,
         shoal=_introduction(local, offers, challenge, token=well_formed(local.token)),
     )
 
@@ -147,6 +166,7 @@ def hello_ack(
         PROTOCOL_VERSION,
         models,
         local.passcode if passcodes_match(local.passcode, peer.passcode) else None,
+        local.owner,
         shoal=_introduction(local, offers, challenge, proof=prove_key(local, peer)),
     )
 
@@ -204,11 +224,12 @@ def _introduction(
 
 def _device(local: TealeLocalNode, models: Sequence[str], now: float) -> DeviceInfo:
     at = to_date(now + local.epoch)
+    registered_at = local.registered_at
     return device_info(
         local.device_id,
         local.name,
         local.hardware,
-        registered_at=at,
+        registered_at=at if registered_at is None else to_date(registered_at),
         seen_at=at,
         models=models,
     )

@@ -23,6 +23,7 @@ from shoal.protocols.tealenet.codec.messages import Hello, HelloAck
 from shoal.protocols.tealenet.codec.signatures import CHALLENGE_SIZE, proof_text
 from shoal.protocols.tealenet.greeting import (
     Greeting,
+    describe_newer_version,
     hello,
     hello_ack,
     read_greeting,
@@ -202,11 +203,14 @@ class HelloHandshake:
         self.greeting = greeting
         claimed = self._claim_connection(greeting, now)
         if not self._connection.dialled:
-            return self._respond(greeting, offers, now, claimed=claimed)
-        if not claimed:
+            replies = self._respond(greeting, offers, now, claimed=claimed)
+        elif not claimed:
             return (self._close(DUPLICATE_CONNECTION),)
-        self._set_greeted(now)
-        return ()
+        else:
+            self._set_greeted(now)
+            replies = ()
+        newer = describe_newer_version(greeting)
+        return (Notice(newer), *replies) if newer else replies
 
     @property
     def proven_key(self) -> bytes:

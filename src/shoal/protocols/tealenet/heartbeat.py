@@ -181,6 +181,7 @@ class HeartbeatSender:
             is_generating=self._busy or load.full,
             queue_depth=load.waiting,
             organization_id=self._local.passcode if peer.knows_passcode else None,
+            owner_user_id=self._local.owner,
             shoal=shoal,
         )
 

@@ -10,7 +10,7 @@ from shoal.domain.worker import Hardware, Offer
 from shoal.protocols.seam.admission import AdmissionCheck, NoThrottle, Throttle
 from shoal.protocols.seam.context import Identity, ProtocolContext, WorkerProfile
 from shoal.protocols.tealenet.codec.scalars import passcode_hash, well_formed
-from shoal.protocols.tealenet.config import Config
+from shoal.protocols.tealenet.config import Config, check_owner
 
 
 class TealeRole(Enum):
@@ -33,7 +33,8 @@ class TealeLocalNode:
     ``admission``, as at a worker, every dialled peer may submit jobs; without
     ``verify`` no peer has to prove its key.  ``on_rejected`` gets the reason when a
     peer refuses this end or closes the session, and ``throttle`` counts wrong
-    passcodes.  ``offers`` are the first ones.
+    passcodes.  ``offers`` are the first ones.  ``owner`` is a UUID in upper case, or
+    None, and ``registered_at`` the Unix time of the identity; None: the current time.
     """
 
     role: TealeRole
@@ -51,6 +52,8 @@ class TealeLocalNode:
     on_rejected: Callable[[str], None] = _ignore
     throttle: Throttle = NoThrottle()  # noqa: RUF009  # it has no state
     offers: tuple[Offer, ...] = ()
+    owner: str | None = None
+    registered_at: float | None = None
 
 
 def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode:
@@ -68,11 +71,14 @@ def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode
         open=config.open,
         verify=context.verify,
         throttle=context.throttle,
+        owner=config.owner.upper() or None,
+        registered_at=context.registered_at,
     )
 
 
 def worker_node(profile: WorkerProfile) -> TealeLocalNode:
-    """Return a worker's end."""
+    """Return a worker's end.  Raises ConfigError for an owner that is no UUID."""
+    check_owner(profile.owner, "--owner")
     return TealeLocalNode(
         role=TealeRole.WORKER,
         name=profile.name,
@@ -84,6 +90,8 @@ def worker_node(profile: WorkerProfile) -> TealeLocalNode:
         passcode=passcode_hash(profile.passcode) if profile.passcode else None,
         token=profile.token,
         offers=profile.offers or (_default_offer(profile),),
+        owner=profile.owner.upper() or None,
+        registered_at=profile.registered_at,
     )
 
 

@@ -53,6 +53,7 @@ from shoal.protocols.tealenet.codec.messages import (
     ModelLoaded,
     ModelLoadError,
 )
+from shoal.protocols.tealenet.greeting import read_greeting
 from shoal.protocols.tealenet.handshake import DeviceConnections
 from shoal.protocols.tealenet.heartbeat import HeartbeatSender
 from shoal.protocols.tealenet.link_profile import LinkProfile
@@ -284,7 +285,11 @@ class TealePeerSession:
             # Real peers ignore a second one as well.
             if self._peer_state is not None and self._profile.requires_hello:
                 return ()
-            return self._note_close(self._setup.receive_greeting(message, now))
+            outputs = self._note_close(self._setup.receive_greeting(message, now))
+            if self._peer_state is None:
+                return outputs
+            profile = self._peer_state.describe(read_greeting(message).profile)
+            return [*profile, *outputs]
         if isinstance(message, Heartbeat | HeartbeatAck):
             return self._receive_heartbeat(message, now)
         if self._peer_state is None:

@@ -5,7 +5,7 @@ token can only offer the models that its token permits.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import Enum
 
 from shoal.domain.vocabulary import (
@@ -32,6 +32,7 @@ from shoal.protocols.tealenet.codec.extension import (
 )
 from shoal.protocols.tealenet.codec.messages import Heartbeat, HeartbeatAck
 from shoal.protocols.tealenet.codec.scalars import thermal_level, well_formed
+from shoal.protocols.tealenet.codec.signatures import HEX_KEY
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.peer import (
@@ -195,13 +196,22 @@ class PeerOffers:
 
 
 class TealePeerState:
-    """A peer that has joined.  Its state becomes an event whenever it changes."""
+    """A peer that has joined.  Its state becomes an event whenever it changes.
+
+    ``cluster`` is the hash of this end's passcode, or None.
+    """
 
     def __init__(
-        self, peer: TealePeer, offers: PeerOffers, profile: LinkProfile, now: float
+        self,
+        peer: TealePeer,
+        offers: PeerOffers,
+        profile: LinkProfile,
+        now: float,
+        cluster: str | None = None,
     ) -> None:
         self.peer = peer
         self._offers = offers
+        self._cluster = cluster
         self._health = PeerHealth(profile, now)
         self._description = PeerDescription()
         self._unfit = ""
@@ -224,11 +234,17 @@ class TealePeerState:
         self._health.note_alive(now)
 
     def describe(self, profile: PeerProfile) -> Sequence[PeerDescribed]:
-        """Apply what the peer says about itself; return it if it has changed."""
-        if profile == self.profile:
+        """Apply what the peer says about itself; return it if it has changed.
+
+        What ``profile`` leaves out is kept: only hello has the version, only heartbeats
+        have the organization, and both have the owner.
+        """
+        given = {each.name: getattr(profile, each.name) for each in fields(profile)}
+        merged = replace(self.profile, **{k: v for k, v in given.items() if v})
+        if merged == self.profile:
             return ()
-        self.profile = profile
-        return (PeerDescribed(profile),)
+        self.profile = merged
+        return (PeerDescribed(merged),)
 
     def update_description(self, description: PeerDescription) -> Sequence[Event]:
         """Apply what a relay reports about the peer."""
@@ -248,12 +264,16 @@ class TealePeerState:
 
     def receive_heartbeat(
         self, heartbeat: Heartbeat | HeartbeatAck, outstanding_jobs: int, now: float
-    ) -> Sequence[Event]:
+    ) -> Sequence[PeerDescribed | Event]:
         """Apply a heartbeat or the answer to one.
 
         ``outstanding_jobs``: how many jobs of this end the peer has.
         """
-        events: list[Event] = []
+        events: list[PeerDescribed | Event] = []
+        if heartbeat.owner_user_id or heartbeat.organization_id:
+            owner = well_formed(heartbeat.owner_user_id or "")
+            organization = _organization(heartbeat.organization_id, self._cluster)
+            events += self.describe(PeerProfile(owner=owner, organization=organization))
         peer = self.peer
         if (
             peer.software is PeerSoftware.MAC
@@ -301,6 +321,18 @@ class TealePeerState:
 
     def _offer_events(self, offers: tuple[Offer, ...] | None) -> Sequence[Event]:
         return () if offers is None else (OffersChanged(offers),)
+
+
+def _organization(given: str | None, cluster: str | None) -> str:
+    """Return an organization for people.
+
+    Macs write the hash of the cluster's passcode there, which admits whoever has it.
+    """
+    if given is not None and given == cluster:
+        return "this cluster"
+    if given is not None and HEX_KEY.fullmatch(given.lower()):
+        return "another cluster"
+    return well_formed(given or "")
 
 
 def _reported_load(

@@ -23,6 +23,7 @@ from shoal.protocols.tealenet.codec.messages import (
 from shoal.protocols.tealenet.codec.signatures import decode_base64
 from shoal.protocols.tealenet.greeting import (
     Greeting,
+    describe_newer_version,
     hello_ack,
     prove_key,
     read_greeting,
@@ -95,7 +96,7 @@ class SessionSetup:
         offers = PeerOffers(self._local, None, permissions)
         if not self.peer.refusal:
             self._heartbeats.due = now
-        return TealePeerState(self.peer, offers, self._profile, now)
+        return self._state(self.peer, offers, now)
 
     def tick(self, now: float) -> Sequence[Output]:
         """Handle deadlines."""
@@ -114,8 +115,12 @@ class SessionSetup:
             return ()
         # This peer need not send a hello, but gets an answer to one.
         visible = self._heartbeats.offers if self.peer.submits_jobs else ()
-        answer = hello_ack(self._local, visible, b"", read_greeting(message), now)
-        return (Send(self._form.encode(answer)),)
+        greeting = read_greeting(message)
+        answer = Send(
+            self._form.encode(hello_ack(self._local, visible, b"", greeting, now))
+        )
+        newer = describe_newer_version(greeting)
+        return (Notice(newer), answer) if newer else (answer,)
 
     def receive_first_heartbeat(
         self, heartbeat: Heartbeat | HeartbeatAck, now: float
@@ -136,9 +141,12 @@ class SessionSetup:
             peer = self.peer = replace(peer, public_key=greeting.key)
         assert handshake.permissions is not None, "the peer was admitted"
         offers = PeerOffers(self._local, handshake.credentials, handshake.permissions)
-        state = TealePeerState(peer, offers, self._profile, now)
+        state = self._state(peer, offers, now)
         events = state.apply_introduction(greeting.introduction, greeting.models)
         return state, [*state.describe(greeting.profile), *events]
+
+    def _state(self, peer: TealePeer, offers: PeerOffers, now: float) -> TealePeerState:
+        return TealePeerState(peer, offers, self._profile, now, self._local.passcode)
 
     def note_heartbeat(self, now: float) -> None:
         """Record a sign of life."""

@@ -1159,3 +1159,17 @@ def test_a_node_that_is_not_admitted_is_described() -> None:
         PeerRefused,
         PeerDescribed,
     ]
+
+
+def test_a_hello_of_a_relays_node_describes_it() -> None:
+    net, host = open_pool()
+    node = rust_node(net)
+    session_id = accept_session(net, node, B)
+    net.run(1.0)
+    hello = case_of("cluster_rust_emits/hello")["json_text"]
+
+    send_in_session(net, node, B, session_id, hello)
+
+    profile = host.messages(PeerDescribed, B)[-1].profile
+    assert profile.protocol_version == 1
+    assert profile.registered_at is not None

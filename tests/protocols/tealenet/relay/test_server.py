@@ -671,6 +671,27 @@ def test_a_silent_node_is_removed(harness: RelayHarness) -> None:
     assert "registerAck" in answer
 
 
+def test_the_acknowledgement_has_the_time_of_the_first_registration(
+    harness: RelayHarness,
+) -> None:
+    def registered_at(peer: RelayClient) -> float:
+        (answer,) = peer.send(peer.registration())
+        at: float = answer["registerAck"]["registeredAt"]
+        return at
+
+    first = harness.connect(1)
+    began = registered_at(first)
+    harness.now += 10
+    assert registered_at(first) == began
+    again = harness.connect(1)  # its connection is replaced
+    assert registered_at(again) == began
+
+    again.leave()
+    harness.now += 10
+
+    assert registered_at(harness.connect(1)) == began + 20
+
+
 def test_a_link_without_a_registration_is_closed(harness: RelayHarness) -> None:
     stranger, other = harness.connect(1), harness.join(2)
 

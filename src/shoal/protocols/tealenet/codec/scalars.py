@@ -111,6 +111,16 @@ def passcode_hash(passcode: str) -> str:
     return hashlib.sha256(well_formed(passcode).encode()).hexdigest()
 
 
+def from_date(date: Date) -> float:
+    """Return the Unix time of a date, both in seconds."""
+    return date + REFERENCE_DATE
+
+
+def is_uuid(text: str) -> bool:
+    """Return whether a text is a UUID: Macs refuse any other owner."""
+    return re.fullmatch(_UUID, text) is not None
+
+
 def well_formed(text: str) -> str:
     """Return ``text`` with U+FFFD for each character that UTF-8 cannot encode."""
     try:

@@ -67,9 +67,10 @@ class NodeProfile:
 class NodeRecord:
     """A registered node.
 
-    ``last_heard`` is the time of its last message, ``opened_sessions`` the number of
-    open sessions that it opened, and ``announced`` the number of pending announcements
-    that it does not need.
+    ``last_heard`` is the time of its last message, ``registered_at`` that of its first
+    registration, since which it has been here without a break, ``opened_sessions`` the
+    number of open sessions that it opened, and ``announced`` the number of pending
+    announcements that it does not need.
     """
 
     id: str
@@ -77,6 +78,7 @@ class NodeRecord:
     profile: NodeProfile
     last_heard: float
     proven: bool
+    registered_at: float
     address: str = ""
     opened_sessions: int = 0
     announced: int = 0

@@ -160,7 +160,7 @@ class NodeRegistry:
         profile = node_profile(message, self._limits)
         outputs: list[RelayOutput] = [
             *self._store(link, message.node_id, profile, now, proven=proven),
-            self._acknowledge(link.id, message.node_id, profile, now),
+            self._acknowledge(link.id, message.node_id, profile),
         ]
         pending, link.pending_discovery = link.pending_discovery, None
         if pending is not None and link.node is not None:
@@ -243,7 +243,13 @@ class NodeRegistry:
             node.profile, node.proven = profile, proven
             return ()
         link.node = self.nodes[node_id] = node = NodeRecord(
-            node_id, link.id, profile, now, proven, link.origin.address
+            node_id,
+            link.id,
+            profile,
+            now,
+            proven,
+            now if holder is None else holder.registered_at,
+            link.origin.address,
         )
         if holder is None:
             self.presence.add(encode(RelayPeerJoined(node_id, profile.name)), now)
@@ -259,11 +265,12 @@ class NodeRegistry:
         ]
 
     def _acknowledge(
-        self, link_id: int, node_id: str, profile: NodeProfile, now: float
+        self, link_id: int, node_id: str, profile: NodeProfile
     ) -> RelayOutput:
         lifetime = int(self._limits.node_ttl)
         host = self._host if profile.extended else UNSET
-        ack = RelayRegisterAck(node_id, self._epoch + now, lifetime, host)
+        registered_at = self._epoch + self.nodes[node_id].registered_at
+        ack = RelayRegisterAck(node_id, registered_at, lifetime, host)
         return RelaySend(link_id, encode(ack))
 
     def _list_nodes(
