@@ -1,7 +1,11 @@
 """The table of fields: every cell is true, or has a reason (``make fields``)."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +19,70 @@ def test_no_field_is_dropped_without_a_reason(wire: str) -> None:
 
 def test_page_shows_what_the_codecs_do() -> None:
     assert PAGE.read_text() == page(), f"run {COMMAND}"
+
+
+# Messages of real programs.
+
+
+def of_dispatch(value: Mapping[str, Any]) -> tuple[object, object]:
+    return value.get("type"), value
+
+
+def of_grandsage(value: Mapping[str, Any]) -> tuple[object, object]:
+    return "task" if {"state", "id"} <= value.keys() else None, value
+
+
+def of_macfleet(value: Mapping[str, Any]) -> tuple[object, object]:
+    if {"chip_name", "data_port"} <= value.keys():
+        return "hw_json", dict.fromkeys(value)  # the recording describes the values
+    return "result" if {"task_id", "ok"} <= value.keys() else None, value
+
+
+def of_tealenet(value: Mapping[str, Any]) -> tuple[object, object]:
+    kind, payload = next(iter(value.items())) if len(value) == 1 else (None, None)
+    return kind, payload.get("_0", payload) if isinstance(payload, dict) else None
+
+
+RECORDED: Mapping[str, Callable[[Mapping[str, Any]], tuple[object, object]]] = {
+    "dispatch": of_dispatch,
+    "grandsage": of_grandsage,
+    "macfleet": of_macfleet,
+    "tealenet": of_tealenet,
+}
+"""The message that an object in a recording is, if any, and its payload."""
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_fields_of_recorded_messages_are_listed(wire: str) -> None:
+    messages = {each.name: each for each in table_of(wire).messages}
+    path = Path(__file__).parent / wire / "vectors" / f"{wire}.json"
+    unlisted, seen = set[str](), set[str]()
+
+    for value in objects_in(json.loads(path.read_text())["cases"]):
+        name, payload = RECORDED[wire](value)
+        if isinstance(name, str) and name in messages and isinstance(payload, dict):
+            seen.add(name)
+            unlisted |= {f"{name}.{each}" for each in messages[name].unlisted(payload)}
+
+    assert unlisted == set()
+    assert seen, "the recordings have messages"
+
+
+def objects_in(value: object) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects in a recording, also those in texts."""
+    match value:
+        case dict():
+            yield value
+            for inner in value.values():
+                yield from objects_in(inner)
+        case list():
+            for inner in value:
+                yield from objects_in(inner)
+        case str() if value.lstrip().startswith("{"):
+            with suppress(ValueError, RecursionError):
+                yield from objects_in(json.loads(value))
+        case _:
+            pass
 
 
 # What the table notices.

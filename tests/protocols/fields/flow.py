@@ -73,6 +73,10 @@ class Flow:
     writes: dict[tuple[str, str], set[str]] = field(
         default_factory=lambda: defaultdict(set)
     )
+    keys: dict[tuple[str, str], set[str]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
+    """What functions read from mappings, by ``module:function`` and key."""
 
     def lineage(self, name: str) -> Iterator[str]:
         """Yield a class and its bases, as far as they belong to the source."""
@@ -462,6 +466,8 @@ class _Body:
             for parent in ast.walk(node)
             for child in ast.iter_child_nodes(parent)
         }
+        self._prefix = f"{module.rpartition('/')[2]}."
+        self._scope: Scope = {}  # of what is recorded
         self._place = ""
         self._owner = ""  # the class
 
@@ -483,7 +489,7 @@ class _Body:
         scope = outer | _parameters(node)
         owner = f"{self._owner}." if self._owner else ""
         if not before:
-            self._place = f"{owner or self._module.rpartition('/')[2] + '.'}{node.name}"
+            self._place = f"{owner or self._prefix}{node.name}"
         self._statements(node.body, scope)
         self._place = before
 
@@ -553,10 +559,20 @@ class _Body:
                 self._expression(value, scope)
                 classes = self._world.classes_in(self._world.infer(value, scope))
                 if not (isinstance(value, ast.Name) and value.id.isupper()):
+                    self._scope = scope
                     self._record(classes, name, node)  # it is no constant's
                 return
+            case ast.Subscript(slice=ast.Constant(str(key)), ctx=ast.Load()):
+                self._record_key(key, node, scope)
+            case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(key), *_]):
+                self._record_key(key, node, scope)
             case ast.Call():
                 self._record_call(node, scope)
+                match node.args:
+                    case [_, ast.Constant(str(key)), *_]:  # a function that reads it
+                        self._record_key(key, node, scope)
+                    case _:
+                        pass
             case ast.NamedExpr(target=target, value=value):
                 self._expression(value, scope)
                 self._world.bind(target, self._world.infer(value, scope), scope)
@@ -663,6 +679,12 @@ class _Body:
 
     # What is recorded.
 
+    def _record_key(self, key: object, node: ast.expr, scope: Scope) -> None:
+        place = f"{self._module}:{self._place.removeprefix(self._prefix)}"
+        if isinstance(key, str):
+            self._scope = scope
+            self._flow.keys[place, key] |= self._into(node)
+
     def _record(
         self, classes: frozenset[str], name: str, node: ast.AST, captured: str = ""
     ) -> None:
@@ -679,7 +701,7 @@ class _Body:
             inner, at = at, self._parents[at]
             match at:
                 case ast.Call(func=func) if inner is not func:
-                    made = self._world.constructed(func, {})
+                    made = self._made(at)
                     owner = next(iter(made), "")
                     if owner and inner in at.args:
                         names = [*self._flow.fields_of(owner)]
@@ -690,7 +712,7 @@ class _Body:
                     call = self._parents[at]
                     assert isinstance(call, ast.Call | ast.ClassDef)
                     if isinstance(call, ast.Call):
-                        made = self._world.constructed(call.func, {})
+                        made = self._made(call)
                         if made:
                             return frozenset(f"{each}.{name}" for each in made)
                 case ast.Compare() | ast.If() | ast.While() | ast.IfExp(test=_):
@@ -731,18 +753,28 @@ class _Body:
             found.discard(self._place)
         return frozenset(found or {self._place})
 
+    def _made(self, node: ast.Call) -> frozenset[str]:
+        """Return the classes of which a call makes an instance, or a changed copy."""
+        match node:
+            case ast.Call(func=ast.Name("replace") | ast.Attribute(attr="replace")):
+                if not node.args:
+                    return frozenset()
+                given = self._world.infer(node.args[0], self._scope)
+                return self._world.classes_in(given)
+            case _:
+                return self._world.constructed(node.func, self._scope)
+
     def _record_call(self, node: ast.Call, scope: Scope) -> None:
-        made = self._world.constructed(node.func, scope)
-        called = node.func
-        name = called.attr if isinstance(called, ast.Attribute) else ""
-        name = called.id if isinstance(called, ast.Name) else name
-        if name in ("Decoder", "convert") and node.args:
-            self._record_decoder(node.args[-1], scope)
+        self._scope = scope
+        made, by_position = self._made(node), node.args
+        match node.func:
+            case ast.Name(name) | ast.Attribute(attr=name):
+                if name in ("Decoder", "convert") and node.args:
+                    self._record_decoder(node.args[-1], scope)
+                by_position = [] if name == "replace" else by_position
+            case _:
+                pass
         named = {each.arg: each.value for each in node.keywords if each.arg is not None}
-        by_position = node.args
-        if name == "replace" and node.args:
-            made = self._world.classes_in(self._world.infer(node.args[0], scope))
-            by_position = []
         for each in made:
             given = dict(zip(self._flow.fields_of(each), by_position, strict=False))
             for attribute, value in (given | named).items():

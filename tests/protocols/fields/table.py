@@ -11,6 +11,8 @@ cell that is empty; the cells come from the wire's source (``flow``).  A message
     fields = [..]                # of the document; a dot leads to an inner field
     about = ".."                 # what it is, if the document lacks it
     extensions = {..}            # other fields of the class, and what they are
+    inner = {FIELD = "CLASS"}    # fields that are read and written apart
+    open = [..]                  # fields whose content the document leaves open
     at = {FIELD.read = [..]}     # where one field is, if it is elsewhere
     reasons = {"FIELD read" = ".."}
 
@@ -59,6 +61,8 @@ class MessageSpec:
     write: tuple[str, ...]
     fields: tuple[str, ...]
     extensions: Mapping[str, str]
+    open: tuple[str, ...]
+    inner: Mapping[str, str]
     at: Mapping[str, Mapping[str, Sequence[str]]]
     reasons: Mapping[str, str]
 
@@ -67,6 +71,14 @@ class MessageSpec:
         """The fields of the document and of Shoal."""
         return frozenset({*self.fields, *self.extensions})
 
+    def unlisted(self, payload: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the fields of a message that are neither listed nor left open."""
+        for path in _paths_in(payload):
+            if path not in self.listed and not path.startswith(
+                tuple(f"{each}." for each in self.open)
+            ):
+                yield path
+
     def acts(self, role: str, action: str) -> bool:
         """Whether a role reads or writes the message by the document."""
         return self.by == "both" or (self.by == role) is (action == "write")
@@ -74,7 +86,12 @@ class MessageSpec:
     def places(self, name: str, action: str) -> Sequence[str]:
         """Return the classes and functions that read or write a field."""
         given = self.at.get(name, {}).get(action)
-        return given if given is not None else getattr(self, action)
+        if given is not None:
+            return given
+        for outer, class_name in self.inner.items():
+            if name.startswith(f"{outer}."):
+                return [f"{class_name}.{name.removeprefix(outer + '.')}"]
+        return self.read if action == "read" else self.write
 
     def exception(self, name: str, role: str, action: str) -> str:
         """Return why a role leaves out what the code of both could do, or nothing."""
@@ -171,7 +188,7 @@ class WireTable:
         """Return the attribute that a field of a message is decoded into."""
         owner, dot, attribute = class_name.partition(".")
         if dot:
-            return owner, attribute
+            return owner, self.names_of(owner).get(attribute, attribute)
         first, _, rest = path.partition(".")
         names = self.names_of(owner)
         if first not in names:
@@ -253,7 +270,13 @@ class WireTable:
         leaf = word or path.rpartition(".")[2]
         if node is None:
             return ()
-        values = [*_values_under(node, leaf)] if action == "write" else []
+        if action == "write":
+            values = [*_values_under(node, leaf)]
+        else:
+            targets = self.flow.keys.get((f"{module}:{name}", leaf), set())
+            values = [each for each in targets if not self._is_dead(each, set())]
+            if targets and not values:
+                return ()
         if values:
             return values
         return (short,) if _mentions(node, leaf) else ()
@@ -321,7 +344,10 @@ class WireTable:
         claimed = {
             each
             for message in self.messages
-            for places in (message.read, message.write, *_all_places(message))
+            for places in (
+                *(message.read, message.write, message.inner.values()),
+                *_all_places(message),
+            )
             for each in places
         }
         claimed = {each.partition(".")[0] for each in claimed if ":" not in each}
@@ -461,6 +487,8 @@ def _message(name: str, data: Mapping[str, Any]) -> MessageSpec:
         tuple(data.get("write", default)),
         tuple(data.get("fields", ())),
         data.get("extensions", {}),
+        tuple(data.get("open", ())),
+        data.get("inner", {}),
         data.get("at", {}),
         data.get("reasons", {}),
     )
@@ -474,6 +502,8 @@ _KEYS = (
     "write",
     "fields",
     "extensions",
+    "open",
+    "inner",
     "at",
     "reasons",
 )
@@ -482,6 +512,19 @@ _KEYS = (
 def _all_places(message: MessageSpec) -> Iterator[Sequence[str]]:
     for each in message.at.values():
         yield from each.values()
+
+
+def _paths_in(value: object, prefix: str = "") -> Iterator[str]:
+    match value:
+        case dict():
+            for name, inner in value.items():
+                yield f"{prefix}{name}"
+                yield from _paths_in(inner, f"{prefix}{name}.")
+        case list():
+            for inner in value:
+                yield from _paths_in(inner, prefix)
+        case _:
+            pass
 
 
 def _is_struct(made: Any) -> bool:
