@@ -27,6 +27,7 @@ from shoal.domain.moderation import Moderation
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.http.access import Access, key_cache
 from shoal.gateway.http.authentication import Keyring
+from shoal.gateway.http.pages import PagePolicy
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.peers.connections import PeerConnections
@@ -162,6 +163,7 @@ async def serving(
     webhooks: EgressPolicy = EgressPolicy.ANY,
     payments: Payments = NO_PAYMENTS,
     wires: Mapping[str, Any] | None = None,
+    pages: PagePolicy | None = None,
     open_store: Callable[[Path, BlobFiles], SqliteStore] = SqliteStore,
 ) -> AsyncIterator[Pool]:
     """Run a coordinator within the block.
@@ -197,6 +199,7 @@ async def serving(
         moderation,
         bypass,
         anonymous=anonymous_http(wires or {}),
+        pages=pages or PagePolicy(),
         egress_policy=webhooks,
         payments=payments,
     )

@@ -263,6 +263,7 @@ async def _gateway(
         settings.moderation,
         prices=settings.prices,
         anonymous=anonymous_http(wires),
+        pages=settings.pages,
         egress_policy=settings.reach,
         payments=payments,
     )

@@ -45,6 +45,17 @@ class ServeConfig:
         "access without a key for programs on this machine; web pages are refused",
         False,
     )
+    allowed_host: tuple[str, ...] = setting(
+        "name of this coordinator, beside the machine's own, for clients without a key "
+        "and web pages; repeatable",
+        (),
+        "NAME",
+    )
+    allowed_origin: tuple[str, ...] = setting(
+        "web pages of another site that may use this coordinator; repeatable",
+        (),
+        "https://HOST[:PORT]",
+    )
     peer: tuple[str, ...] = setting(
         "address of a peer to connect to, on any wire; repeatable",
         (),

@@ -27,6 +27,7 @@ __all__ = ["Gateway", "make_app"]
 
 RESPONSE_TIMEOUT = 120.0  # seconds for a client to read a whole response
 SWITCHING_PROTOCOLS = 101
+NO_CONTENT = 204
 CLIENT_CLOSED = 499  # nginx's status for a client that left before the response
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -46,8 +47,11 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         wanted = request.headers.get("Upgrade", "").lower()
         if wanted == "websocket" and request.path != CALLS_PATH:
-            return await _handle_upgrade(request, upgrade)
+            return await _handle_upgrade(gateway, request, upgrade)
         record = begin_record(request, gateway.clock.now())
+        preflight = gateway.pages.preflight_headers(request.headers)
+        if request.method == "OPTIONS" and preflight is not None:
+            return web.Response(status=NO_CONTENT, headers=preflight)
         status = CLIENT_CLOSED
         try:
             response = await _handle(request, record, handler)
@@ -62,11 +66,17 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
             metrics.observe_request(request, record, status, now, known)
         return response
 
+    async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(record_of(request).headers)
+        response.headers.update(gateway.pages.cors_headers(request.headers))
+        if (caller := request.get(CALLER)) is not None:
+            response.headers.update(caller.headers)
+
     app = web.Application(middlewares=[answer])
     app[METRICS] = metrics
     app[SUBSCRIPTIONS] = subscriptions
     app[DOCUMENT] = msgspec.json.encode(openapi_document(OPERATIONS))
-    app.on_response_prepare.append(_add_headers)
+    app.on_response_prepare.append(add_headers)
     for operation in OPERATIONS:
         app.add_routes([operation.route(gateway)])
     return app
@@ -89,9 +99,12 @@ async def _handle(
     return response
 
 
-async def _handle_upgrade(request: web.Request, upgrade: Handler) -> web.StreamResponse:
+async def _handle_upgrade(
+    gateway: Gateway, request: web.Request, upgrade: Handler
+) -> web.StreamResponse:
     begin_record(request, 0.0)
     try:
+        gateway.pages.check_upgrade(request.headers)
         return await upgrade(request)
     except ShoalError as error:
         return errors.error_response(error)
@@ -110,10 +123,3 @@ async def _send(request: web.Request, response: web.StreamResponse) -> None:
             request.transport.abort()
     except ConnectionError:
         pass  # the client left; aiohttp notices by itself
-
-
-async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the headers of the request's record and of its caller."""
-    response.headers.update(record_of(request).headers)
-    if (caller := request.get(CALLER)) is not None:
-        response.headers.update(caller.headers)

@@ -45,6 +45,7 @@ async def open_calls(
         max_msg_size=MESSAGE_MAX,
         compress=False,
     )
+    gateway.pages.check_upgrade(request.headers)
     if not socket.can_prepare(request):
         raise InvalidRequest(
             f"{CALLS_PATH} is a WebSocket: connect with ws:// or wss://"

@@ -10,6 +10,7 @@ from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
 from shoal.gateway.http.access import Access
 from shoal.gateway.http.body import BodyReader
+from shoal.gateway.http.pages import PagePolicy
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.ledger.prices import PriceList
@@ -25,11 +26,11 @@ class Gateway:
 
     ``new_secret`` generates the random part of keys and tokens.  ``moderation_bypass``
     names the keys whose requests are not moderated, ``anonymous`` the protocols whose
-    HTTP API needs no key.  ``egress_policy`` limits the addresses of webhooks.
-    ``payments`` collects payments for jobs; ``being_paid`` holds the owner and
-    idempotency key of each job with a payment in progress.  ``directory`` lists the
-    peers.  ``probers`` are the membership probers, each with the name
-    of its protocol.
+    HTTP API needs no key, and ``pages`` the web pages that may use it.
+    ``egress_policy`` limits the addresses of webhooks.  ``payments`` collects payments
+    for jobs; ``being_paid`` holds the owner and idempotency key of each job with a
+    payment in progress.  ``directory`` lists the peers.  ``probers`` are the membership
+    probers, each with the name of its protocol.
     """
 
     hub: Hub
@@ -44,6 +45,7 @@ class Gateway:
     moderation_bypass: frozenset[str] = frozenset()
     prices: PriceList = PriceList()  # noqa: RUF009  # it is frozen
     anonymous: frozenset[str] = frozenset()
+    pages: PagePolicy = PagePolicy()  # noqa: RUF009  # it is frozen
     egress_policy: EgressPolicy = EgressPolicy.ANY
     payments: Payments = NO_PAYMENTS
     bodies: BodyReader = field(default_factory=BodyReader)

@@ -1,13 +1,6 @@
-"""Authenticates callers: by API key, or as a program on this machine.
+"""Authenticates callers: by API key, or as a program on this machine."""
 
-Browsers let any page send requests to 127.0.0.1.  They add the page's origin, except
-for a page whose own name resolves to 127.0.0.1 by now (DNS rebinding): then the Host
-header has that name.
-"""
-
-import ipaddress
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from multidict import CIMultiDictProxy
 
@@ -15,6 +8,7 @@ from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.addresses import is_loopback
 from shoal.domain.credentials import Key, Scope, digest_of
 from shoal.domain.errors import ConfigError, KeyExpired, KeyRevoked, Unauthorized
+from shoal.gateway.http.pages import LOOPBACK_NAME, host_name
 
 NO_KEYS: Mapping[str, str] = {}
 REVOKED = "the key was revoked"
@@ -103,16 +97,5 @@ def is_local(address: str, headers: CIMultiDictProxy[str]) -> bool:
 
 
 def _names_loopback(host: str) -> bool:
-    try:
-        parts = urlsplit(f"//{host}")
-        name, _ = parts.hostname, parts.port  # the port raises if it is none
-    except ValueError:
-        return False
-    if not name or parts.netloc != host or "@" in host:
-        return False
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    name = host_name(host)
+    return name is not None and (name == LOOPBACK_NAME or is_loopback(name))

@@ -45,6 +45,8 @@ class Authorized:
 
     async def _authorize(self, gateway: Gateway, request: web.Request) -> ApiCaller:
         is_open = self.open_wire in gateway.anonymous
+        if is_open and "Authorization" not in request.headers:
+            gateway.pages.check_keyless(request.headers)
         try:
             return await gateway.access.authorize(
                 request, self.scope, anonymous=ANONYMOUS_KEY if is_open else None
