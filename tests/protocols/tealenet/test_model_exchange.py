@@ -4,7 +4,9 @@ from uuid import UUID
 
 import pytest
 
+from protocols.contexts import require_token
 from protocols.tealenet.peers import (
+    ForeignPeer,
     PeerPair,
     hello,
     joined_mac,
@@ -20,7 +22,14 @@ from shoal.domain.model_messages import (
     ModelRequest,
 )
 from shoal.protocols.tealenet.codec.envelope import encode
-from shoal.protocols.tealenet.codec.messages import ModelTransferChunk
+from shoal.protocols.tealenet.codec.messages import (
+    ModelQueryResponse,
+    ModelTransferChunk,
+    ModelTransferComplete,
+)
+from shoal.protocols.tealenet.link_profile import WAN
+from shoal.protocols.tealenet.local_node import TealeRole
+from shoal.protocols.tealenet.peer import PeerSoftware, TealeConnection
 
 ID = str(UUID(int=7))
 DATA = bytes(range(256)) * 16
@@ -120,3 +129,60 @@ def test_a_plain_peer_cannot_announce_a_raw_chunk() -> None:
 
     assert mac.end.messages(ModelMessage) == [ModelChunk(ID, "f", 0, b"")]
     assert mac.end.closed is None
+
+
+@pytest.mark.parametrize("role", TealeRole)
+@pytest.mark.parametrize(
+    "question",
+    [
+        b"""{
+"modelQuery": {
+"modelID": "mlx-community/Qwen3-8B-4bit"
+}
+}""",
+        b"""{
+"modelTransferRequest": {
+"transferID": "550e8400-e29b-41d4-a716-446655440000",
+"modelID": "mlx-community/Qwen3-8B-4bit"
+}
+}""",
+    ],
+    ids=["modelQuery", "modelTransferRequest"],
+)
+@pytest.mark.parametrize("admitted", [True, False])
+def test_models_are_not_available_through_a_relay(
+    role: TealeRole, question: bytes, admitted: bool
+) -> None:
+    local = local_worker("w") if role is TealeRole.WORKER else local_coordinator("a")
+    if role is TealeRole.COORDINATOR:
+        admission = None if admitted else require_token("t")
+        local = local_coordinator("a", open=admitted, admission=admission)
+    connection = TealeConnection(False, name="ab", software=PeerSoftware.RUST)
+    node = ForeignPeer(local, profile=WAN, connection=connection)
+    node.drain()
+
+    node.deliver(question)
+
+    assert node.drain() == [
+        (
+            "modelQueryResponse",
+            {"modelID": "mlx-community/Qwen3-8B-4bit", "available": False},
+        )
+    ]
+    assert not node.end.messages(ModelMessage)
+
+
+def test_model_messages_through_a_relay_that_ask_nothing_get_no_answer() -> None:
+    connection = TealeConnection(False, name="ab", software=PeerSoftware.RUST)
+    node = ForeignPeer(local_worker("w"), profile=WAN, connection=connection)
+    node.drain()
+
+    for message in (
+        ModelTransferChunk(ID, "f", 0, b"x", False),
+        ModelQueryResponse("m", True, 5),
+        ModelTransferComplete(ID, "m"),
+    ):
+        node.deliver(message)
+
+    assert node.drain() == []
+    assert not node.end.messages(ModelMessage)

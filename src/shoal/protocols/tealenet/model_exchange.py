@@ -1,10 +1,16 @@
-"""The messages that copy models in one session, on links that allow it."""
+"""The messages that copy models in one session; on some links, their refusal."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal.domain.errors import PeerError, Unsupported
-from shoal.domain.model_messages import ModelChunk, ModelMessage
+from shoal.domain.model_messages import (
+    ModelAnswer,
+    ModelChunk,
+    ModelMessage,
+    ModelQuery,
+    ModelRequest,
+)
 from shoal.protocols.seam.session import Data, Output, Send
 from shoal.protocols.tealenet.codec.extension import ShoalFeature, read_raw_chunk
 from shoal.protocols.tealenet.codec.messages import ModelTransferChunk
@@ -13,6 +19,7 @@ from shoal.protocols.tealenet.codec.model_sharing import (
     ModelSharingMessage,
     encode_model_message,
     read_model_message,
+    wire_message,
 )
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.payload_form import PayloadForm
@@ -36,9 +43,15 @@ class ModelExchange:
 
     def receive(
         self, message: ModelSharingMessage, peer: TealePeer
-    ) -> Sequence[ModelMessage]:
-        """Return a message's meaning; nothing if the bytes of its chunk follow."""
+    ) -> Sequence[ModelMessage | Send]:
+        """Return a message's meaning; nothing if the bytes of its chunk follow.
+
+        On a link that shares no models, a query or a request gets the answer that the
+        model is not available: the peer would wait for another one.
+        """
         meaning = read_model_message(message)
+        if not self._allowed:
+            return self._decline(meaning)
         if peer.runs_shoal and isinstance(message, ModelTransferChunk):
             announced = read_raw_chunk(message.shoal)
             if announced is not None and isinstance(meaning, ModelChunk):
@@ -64,6 +77,12 @@ class ModelExchange:
         raw = ShoalFeature.RAW in peer.features
         encoded = encode_model_message(message, raw=raw, flat=self._form.flat)
         return [Send(each) for each in encoded]
+
+    def _decline(self, message: ModelMessage) -> Sequence[Send]:
+        if not isinstance(message, ModelQuery | ModelRequest):
+            return ()
+        answer = wire_message(ModelAnswer(message.model, available=False))
+        return (Send(self._form.encode(answer)),)
 
     def _permits(self, peer: TealePeer) -> bool:
         return self._allowed and not peer.refusal
