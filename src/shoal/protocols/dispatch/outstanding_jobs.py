@@ -143,9 +143,8 @@ def rejected(jobs: OutstandingJobs, message: JobReject, *, extended: bool) -> Re
     if job is None:
         return (_unknown_job(message.job_id),)
     jobs.end(job, signed=True)
-    reason = NO_REASON
-    if isinstance(message.reason, str) and message.reason.strip():
-        reason = well_formed(message.reason[:REASON_MAX])
+    given = message.reason
+    reason = well_formed(given[:REASON_MAX]) if isinstance(given, str) else NO_REASON
     if not attempt.failed:
         return (Rejected(job.job_id, job.lease, reason),)
     fault = next((each for each in Fault if each.value == attempt.fault), Fault.WORKER)
