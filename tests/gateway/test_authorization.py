@@ -1,0 +1,193 @@
+"""Who may do what: every operation, by a job's owner, other keys, and nobody.
+
+``STATUSES`` has a row for each operation: a new one without a row fails, and so does
+one that checks the body before the caller.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from gateway.keys import CHAT, make_key, request
+from gateway.serving import KEY, Pool
+from shoal.gateway.http.operation import Operation
+from shoal.gateway.operations import OPERATIONS
+
+ADMIN, OWNER, OTHER, READER, NOBODY = ROLES = (
+    "admin",
+    "owner",
+    "other",
+    "reader",
+    "nobody",
+)
+
+# What the five get, in their order.  Requests have empty bodies: 400 is "permitted".
+ALL = (200, 200, 200, 200, 200)
+ANY_KEY = (200, 200, 200, 200, 401)
+BAD_QUERY = (400, 400, 400, 400, 401)
+SUBMISSION = (400, 400, 400, 403, 401)
+OWN = (200, 200, 404, 404, 401)
+OWN_SHOWN = (200, 200, 403, 403, 401)
+MANAGEMENT = (200, 403, 403, 403, 401)
+CREATION = (400, 403, 403, 403, 401)
+
+STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
+    ("GET", "/v1/models"): ANY_KEY,
+    ("GET", "/v1/models/{model}"): (404, 404, 404, 404, 401),  # its worker has left
+    ("POST", "/v1/chat/completions"): SUBMISSION,
+    ("GET", "/v1/chat/completions/{id}"): OWN,
+    ("POST", "/v1/completions"): SUBMISSION,
+    ("GET", "/v1/completions/{id}"): (404, 404, 404, 404, 401),  # it is a chat
+    ("POST", "/v1/embeddings"): SUBMISSION,
+    ("GET", "/v1/tasks"): ANY_KEY,
+    ("GET", "/v1/calls"): SUBMISSION,
+    # Content is addressed by its SHA-256: who knows it may read it.
+    ("HEAD", "/v1/blobs/{digest}"): (200, 200, 200, 403, 401),
+    ("GET", "/v1/blobs/{digest}"): ANY_KEY,
+    ("PUT", "/v1/blobs/{digest}"): SUBMISSION,
+    ("GET", "/v1/health"): ALL,
+    ("GET", "/v1/quote"): BAD_QUERY,
+    ("POST", "/v1/jobs/commit/fast"): SUBMISSION,
+    ("POST", "/v1/jobs/commit/cheap"): SUBMISSION,
+    ("GET", "/v1/jobs"): ANY_KEY,
+    ("GET", "/v1/jobs/{id}"): OWN,
+    ("DELETE", "/v1/jobs/{id}"): (409, 409, 404, 403, 401),  # it has ended
+    ("GET", "/v1/jobs/{id}/events"): OWN,
+    ("POST", "/v1/trust/create"): SUBMISSION,
+    ("POST", "/v1/trust/claim"): (400, 400, 400, 400, 400),  # a code is its credential
+    ("GET", "/v1/trust/list"): BAD_QUERY,
+    ("GET", "/v1/receipts"): ANY_KEY,
+    ("GET", "/v1/receipts/{id}"): OWN_SHOWN,
+    ("GET", "/v1/log"): ALL,
+    ("GET", "/v1/log/growth"): (400, 400, 400, 400, 400),
+    ("GET", "/admin/accounts"): ANY_KEY,
+    ("GET", "/admin/accounts/{name}"): OWN_SHOWN,
+    ("POST", "/admin/accounts/{name}/credit"): CREATION,
+    ("PUT", "/admin/accounts/{name}/budget"): CREATION,
+    ("GET", "/admin/status"): ANY_KEY,
+    ("GET", "/admin/nodes"): ANY_KEY,
+    ("GET", "/admin/jobs"): ANY_KEY,
+    ("GET", "/admin/jobs/{id}"): OWN_SHOWN,
+    ("DELETE", "/admin/jobs/{id}"): (400, 400, 403, 403, 401),  # it has ended
+    ("GET", "/admin/jobs/{id}/explain"): OWN_SHOWN,
+    ("GET", "/admin/keys"): MANAGEMENT,
+    ("POST", "/admin/keys"): CREATION,
+    ("GET", "/admin/keys/{name}"): MANAGEMENT,
+    ("DELETE", "/admin/keys/{name}"): (404, 403, 403, 403, 401),
+    ("GET", "/admin/tokens"): MANAGEMENT,
+    ("POST", "/admin/tokens"): CREATION,
+    ("DELETE", "/admin/tokens/{name}"): (404, 403, 403, 403, 401),
+    ("GET", "/metrics"): ANY_KEY,
+    ("GET", "/healthz"): ALL,
+    ("GET", "/readyz"): ALL,
+    ("GET", "/openapi.json"): ALL,
+    ("POST", "/api/chat"): ALL,  # its errors are lines of an answer
+}
+
+# Where keys see a list of what is theirs.
+LISTS = ["/v1/jobs", "/v1/receipts", "/admin/jobs", "/admin/accounts"]
+
+VALUE = b"a value of the owner" * 100
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A pool with a finished job of the owner, and the key of each role."""
+
+    pool: Pool
+    keys: Mapping[str, str]
+    job_id: str
+    answer_id: str
+    digest: str
+
+    def path(self, operation: Operation) -> str:
+        is_answer = "completions/{id}" in operation.path
+        deletes = operation.method == "DELETE"  # the keys are still needed
+        return operation.path.format(
+            id=self.answer_id if is_answer else self.job_id,
+            digest=self.digest,
+            model="m1",
+            name="nobodys" if deletes else OWNER,
+        )
+
+    async def get(self, path: str, role: str) -> str:
+        headers = self.pool.headers(self.keys[role])
+        async with self.pool.session.get(self.pool.url + path, headers=headers) as got:
+            return await got.text()
+
+
+async def a_finished_job(pool: Pool, key: str) -> tuple[str, str]:
+    """Have a chat answered; return the ids of its job and of its answer."""
+    async with pool.node() as node:
+        await pool.wait_joined()
+        answering = asyncio.create_task(node.answer("hello"))
+        async with pool.session.post(
+            f"{pool.url}/v1/chat/completions", json=CHAT, headers=pool.headers(key)
+        ) as response:
+            assert response.status == 200
+            answer = await response.json()
+            await answering
+            return response.headers["x-shoal-job"], answer["id"]
+
+
+@pytest.fixture
+async def matrix(pool: Pool) -> Matrix:
+    keys = {
+        ADMIN: KEY,
+        OWNER: await make_key(pool, OWNER),
+        OTHER: await make_key(pool, OTHER),
+        READER: await make_key(pool, READER, scope="read"),
+        NOBODY: "",
+    }
+    job_id, answer_id = await a_finished_job(pool, keys[OWNER])
+    blob = hashlib.sha256(VALUE).hexdigest()
+    async with pool.session.put(
+        f"{pool.url}/v1/blobs/{blob}", data=VALUE, headers=pool.headers(keys[OWNER])
+    ) as stored:
+        assert stored.status < 300, await stored.text()
+    return Matrix(pool, keys, job_id, answer_id, blob)
+
+
+async def test_each_role_gets_its_status(matrix: Matrix) -> None:
+    pool = matrix.pool
+    rows: dict[tuple[str, str], tuple[int, ...]] = {}
+    for operation in OPERATIONS:
+        body: object = {} if operation.method in ("POST", "PUT") else None
+        statuses = []
+        for role in ROLES:
+            key = matrix.keys[role]
+            async with pool.session.request(
+                operation.method,
+                pool.url + matrix.path(operation),
+                json=body,
+                headers=pool.headers(key) if key else None,
+            ) as response:
+                statuses.append(response.status)
+        rows[operation.method, operation.path] = tuple(statuses)
+
+    assert rows == STATUSES
+
+
+@pytest.mark.parametrize("path", LISTS)
+async def test_lists_show_a_key_its_own_alone(matrix: Matrix, path: str) -> None:
+    credit = {"amount": 1_000_000}
+    await request(matrix.pool, "POST", f"/admin/accounts/{OWNER}/credit", credit)
+
+    shown = {role: await matrix.get(path, role) for role in ROLES if role != NOBODY}
+
+    mark = OWNER if path == "/admin/accounts" else matrix.job_id
+    seen_by = {role for role, text in shown.items() if mark in text}
+    assert seen_by - {ADMIN} == {OWNER}
+
+
+@pytest.mark.parametrize("path", ["/admin/status", "/admin/nodes", "/metrics"])
+async def test_what_everybody_sees_names_nobody(matrix: Matrix, path: str) -> None:
+    for role in (OTHER, READER):
+        shown = await matrix.get(path, role)
+
+        assert OWNER not in shown
+        assert matrix.job_id not in shown
+        assert all(key not in shown for key in matrix.keys.values() if key)
