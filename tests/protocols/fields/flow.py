@@ -6,7 +6,6 @@ counts for every class that has the attribute.
 """
 
 import ast
-import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 SOURCE = Path(__file__).parents[3] / "src" / "shoal"
-TEXT_MAX = 60  # characters of an expression that are shown
+TEXT_MAX = 72  # characters of an expression that are shown
 
 Type: TypeAlias = ast.expr | None
 """An annotation; None: unknown."""
@@ -144,6 +143,43 @@ class Flow:
                 case ast.Constant(str(text)) if text.isidentifier() or "|" in text:
                     found |= self.mentioned(ast.parse(text, mode="eval").body)
         return frozenset(found)
+
+    def explained(self, value: ast.expr, within: ast.AST) -> list[str]:
+        """Return an expression as text.
+
+        A variable of the function ``within`` is shown as what it is set to, and a
+        parameter with the function's name.
+        """
+        if not isinstance(value, ast.Name):
+            return [shown(value)]
+        found: list[str] = []
+        for node in ast.walk(within):
+            match node:
+                case (
+                    ast.Assign(targets=[target], value=given)
+                    | ast.AnnAssign(target=target, value=given)
+                    | ast.NamedExpr(target=target, value=given)
+                ):
+                    found.append(_assigned_to(value.id, target, given))
+                case ast.MatchClass(cls=cls):
+                    for attribute, inner in self.captures(node, ast.unparse(cls)):
+                        if isinstance(inner, ast.MatchAs) and inner.name == value.id:
+                            found.append(f"{ast.unparse(cls)}.{attribute}")
+                case _:
+                    pass
+        values = [each for each in found if each not in ("", "UNSET")]
+        if values or not isinstance(within, Function):
+            return values
+        is_parameter = value.id in _parameters(within)
+        return [f"{within.name}({value.id})" if is_parameter else value.id]
+
+    def captures(
+        self, pattern: ast.MatchClass, name: str
+    ) -> Iterator[tuple[str, ast.pattern]]:
+        """Yield the attributes in a pattern of a class, with their own patterns."""
+        fields = self.fields_of(name) if name in self.classes else ()
+        yield from zip(fields, pattern.patterns, strict=False)
+        yield from zip(pattern.kwd_attrs, pattern.kwd_patterns, strict=True)
 
     def written(self, name: str, attribute: str) -> set[str]:
         """Return the expressions that constructors get for a field."""
@@ -639,12 +675,8 @@ class _Body:
                 if isinstance(subject, ast.Name):
                     scope[subject.id] = cls
                 classes = self._world.classes_in(cls)
-                names = [*self._flow.fields_of(next(iter(classes), ""))]
-                pairs = [
-                    *zip(names, pattern.patterns, strict=False),
-                    *zip(pattern.kwd_attrs, pattern.kwd_patterns, strict=True),
-                ]
-                for name, inner in pairs:
+                own = next(iter(classes), "")
+                for name, inner in self._flow.captures(pattern, own):
                     captured = inner.name if isinstance(inner, ast.MatchAs) else ""
                     if captured is not None:  # an underscore reads nothing
                         self._record(classes, name, pattern, captured)
@@ -738,11 +770,7 @@ class _Body:
 
     def _uses(self, name: str, node: ast.AST, depth: int = 1) -> frozenset[str]:
         """Return what a local variable goes into, after its assignment."""
-        function: ast.AST = node
-        while function in self._parents and not isinstance(
-            function, Function | ast.match_case
-        ):
-            function = self._parents[function]
+        function = self._function_of(node, ast.match_case)
         line = getattr(node, "lineno", 0)
         found: set[str] = set()
         for each in ast.walk(function):
@@ -752,6 +780,16 @@ class _Body:
         if len(found) > 1:
             found.discard(self._place)
         return frozenset(found or {self._place})
+
+    def _function_of(
+        self, node: ast.AST, other: type[ast.AST] | None = None
+    ) -> ast.AST:
+        """Return the function that a node is in, or what is nearer, of another type."""
+        while node in self._parents and not isinstance(node, Function):
+            if other is not None and isinstance(node, other):
+                break
+            node = self._parents[node]
+        return node
 
     def _made(self, node: ast.Call) -> frozenset[str]:
         """Return the classes of which a call makes an instance, or a changed copy."""
@@ -775,10 +813,14 @@ class _Body:
             case _:
                 pass
         named = {each.arg: each.value for each in node.keywords if each.arg is not None}
+        places = self._function_of(node, ast.match_case), self._function_of(node)
         for each in made:
             given = dict(zip(self._flow.fields_of(each), by_position, strict=False))
             for attribute, value in (given | named).items():
-                self._flow.writes[each, attribute].add(_shown(value))
+                self._flow.writes[each, attribute].update(
+                    self._flow.explained(value, places[0])
+                    or self._flow.explained(value, places[1])
+                )
 
     def _record_decoder(self, given: ast.expr, scope: Scope) -> None:
         """Record the classes that a decoder makes; it may get them by a variable."""
@@ -847,6 +889,21 @@ def _generic(name: str, *parameters: Type) -> ast.expr:
     return ast.Subscript(ast.Name(name), inner)
 
 
-def _shown(value: ast.expr) -> str:
-    text = ast.unparse(copy.deepcopy(value))
+def _assigned_to(name: str, target: ast.expr, given: ast.expr | None) -> str:
+    """Return the expression that a variable gets from an assignment, or nothing."""
+    match target, given:
+        case ast.Tuple(targets), ast.Tuple(values) if len(targets) == len(values):
+            pairs = zip(targets, values, strict=True)
+            found = [_assigned_to(name, each, value) for each, value in pairs]
+            return "".join(found)
+        case ast.Tuple(targets), ast.expr():
+            return "".join(_assigned_to(name, each, given) for each in targets)
+        case ast.Name(id), ast.expr() if id == name:
+            return shown(given)
+        case _:
+            return ""
+
+
+def shown(value: ast.expr) -> str:
+    text = ast.unparse(value)
     return text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…"

@@ -34,7 +34,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from protocols.fields.flow import SOURCE, Flow, flow_of, parsed, read_elsewhere
+from protocols.fields.flow import (
+    SOURCE,
+    Flow,
+    flow_of,
+    parsed,
+    read_elsewhere,
+)
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "protocols" / "fields.md"
@@ -271,7 +277,7 @@ class WireTable:
         if node is None:
             return ()
         if action == "write":
-            values = [*_values_under(node, leaf)]
+            values = [*_values_under(self.flow, node, leaf)]
         else:
             targets = self.flow.keys.get((f"{module}:{name}", leaf), set())
             values = [each for each in targets if not self._is_dead(each, set())]
@@ -554,17 +560,17 @@ def _definition(wire: str, module: str, name: str) -> ast.AST | None:
     return node
 
 
-def _values_under(node: ast.AST, name: str) -> Iterator[str]:
+def _values_under(flow: Flow, node: ast.AST, name: str) -> Iterator[str]:
     """Yield the values that a dictionary gets under a name."""
     for each in ast.walk(node):
         match each:
             case ast.Dict(keys=keys, values=values):
                 for key, value in zip(keys, values, strict=True):
                     if isinstance(key, ast.Constant) and key.value == name:
-                        yield ast.unparse(value)
+                        yield from flow.explained(value, node)
             case ast.Assign(targets=[ast.Subscript(slice=ast.Constant(key))]):
                 if key == name:
-                    yield ast.unparse(each.value)
+                    yield from flow.explained(each.value, node)
             case _:
                 pass
 
