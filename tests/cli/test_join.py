@@ -9,7 +9,7 @@ import pytest
 from cli.coordinators import NEVER, Sites
 from shoal.cli import join
 from shoal.cli.join import check_pairing, normalize_url, pair_worker
-from shoal.cli.join_target import JoinTarget, resolve_target
+from shoal.cli.worker.join_target import JoinTarget, resolve_target
 from shoal.domain.errors import ConfigError
 from shoal.worker.agent import WorkerEvent
 

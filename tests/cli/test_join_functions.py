@@ -11,13 +11,13 @@ from cli.coordinators import ORIGINAL, Sites
 from cli.test_join_models import worker
 from live.programs import GatedModel
 from shoal.app.fleet_files import save_fleet
-from shoal.cli import join_target
 from shoal.cli.join_functions import (
     function_membership,
     ray_engines,
     resolve_call_target,
 )
-from shoal.cli.join_target import resolve_direct
+from shoal.cli.worker import join_target
+from shoal.cli.worker.join_target import resolve_direct
 from shoal.domain.errors import ConfigError
 from shoal.engines.local_servers import ServerLocation
 from shoal.protocols import discover

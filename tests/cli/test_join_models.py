@@ -13,7 +13,7 @@ import trustme
 from cli.coordinators import Sites
 from shoal.cli import join_models as memberships_module
 from shoal.cli.join_models import WorkerContext, model_memberships
-from shoal.cli.join_target import JoinTarget
+from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.domain.job import Privacy
 from shoal.domain.work import Feature, Inference, JobKind
@@ -30,6 +30,7 @@ from shoal.transports.link import LinkClosed
 from shoal.worker.agent import MachineProbe, WorkerEvent, decline_sharing
 from shoal.worker.health import HealthMeter
 from shoal.worker.model_offers import JointOffers, SeparateOffers
+from shoal.worker.owner_throttle import OwnerThrottle
 
 SIGNER = Signer.from_seed(bytes(range(32)))
 DIRECT = "tcp://host:4011"
@@ -99,6 +100,7 @@ def worker(joined: list[WorkerProfile], *, joint: bool, **config: Any) -> Worker
         Hardware(chip="a chip"),
         SIGNER,
         MachineProbe(HealthMeter().measure),
+        OwnerThrottle(),
         decline_sharing,
         _ignore_event,
         lambda: None,

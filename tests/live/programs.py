@@ -37,7 +37,7 @@ class Program:
         self._log = folder / f"{name}-{time.monotonic_ns()}.log"
         self._lines: queue.Queue[str | None] = queue.Queue()
         environment = dict(os.environ)
-        if name == "join":
+        if name in ("join", "throttle"):
             # Its key does not belong into the folder of whoever runs the tests.
             environment.setdefault("SHOAL_DATA_DIR", str(folder / "worker"))
         with self._log.open("w") as errors:

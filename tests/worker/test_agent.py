@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, pairwise
 from random import Random
 
@@ -44,7 +44,16 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import Chat, Work
-from shoal.domain.worker import CHAT_ONLY, MachineHealth, Offer, ServedModel, WorkerLoad
+from shoal.domain.worker import (
+    CHAT_ONLY,
+    PAUSED,
+    MachineHealth,
+    Offer,
+    ServedModel,
+    ThermalLevel,
+    WorkerLoad,
+    machine_load,
+)
 from shoal.engines.engine import Finished, Item
 from shoal.protocols.seam.session import (
     Admitted,
@@ -69,6 +78,7 @@ from shoal.worker.agent import (
     decline_sharing,
 )
 from shoal.worker.jobs import BACKLOG_MAX, EngineSlots, only_model
+from shoal.worker.owner_throttle import OwnerThrottle
 from simulation import virtual
 from transports.memory_links import MemoryLink
 
@@ -231,6 +241,7 @@ def play(
     machine: MachineProbe | None = None,
     share: OnModelMessage = decline_sharing,
     offers: tuple[Offer, ...] | None = None,
+    throttle: OwnerThrottle | None = None,
 ) -> None:
     if measure is not None:
         machine = MachineProbe(measure)
@@ -253,6 +264,7 @@ def play(
             machine=machine,
             share=share,
             offers=offers,
+            throttle=throttle,
         )
         task = asyncio.create_task(agent.run())
         await asyncio.sleep(1.0)
@@ -588,7 +600,7 @@ def test_job_is_rejected_while_other_models_hold_all_slots() -> None:
 def test_job_waits_on_wires_without_rejection() -> None:
     async def script(its: Membership) -> None:
         its.slots.jobs += 1
-        async with its.slots.running:
+        async with its.slots.take():
             its.network.receive(run_job("j", "fine"))
             await asyncio.sleep(30.0)
             assert its.network.sent == []
@@ -732,6 +744,65 @@ def test_load_changes_are_sent_once_per_connection() -> None:
     accepts = ALL | {LoadChanged}
     machine = MachineProbe(MachineHealth, lambda: heat[0])
     play(script, Network(accepts=accepts), machine=machine)
+
+
+def test_a_paused_worker_finishes_its_jobs_and_starts_no_others() -> None:
+    throttle = OwnerThrottle()
+
+    async def script(its: Membership) -> None:
+        its.network.receive(run_job("j", "fine"))
+        await asyncio.sleep(0.1)
+        its.network.sent.clear()
+
+        throttle.set(0)
+        its.network.receive(run_job("k", "fine"))
+        await asyncio.sleep(0.1)
+        assert its.network.sent == [
+            OffersChanged((replace(OFFER, slots=1),)),
+            LoadChanged(machine_load(ThermalLevel.NOMINAL, 0)),
+            Rejected(JobId("k"), ONE, PAUSED),
+        ]
+        await asyncio.sleep(5.0)
+        assert [e.job_id for e in its.network.sent if isinstance(e, Completed)] == ["j"]
+        assert len(its.network.links) == 1
+        its.network.sent.clear()
+
+        throttle.set(50)
+        assert its.network.sent == [
+            OffersChanged((replace(OFFER, slots=2),)),
+            LoadChanged(machine_load(ThermalLevel.NOMINAL, 50)),
+        ]
+        its.network.receive(run_job("l", "fine"))
+        await asyncio.sleep(5.0)
+        assert [e.job_id for e in its.network.sent if isinstance(e, Completed)] == ["l"]
+
+    accepts = ALL | {OffersChanged, LoadChanged, Rejected}
+    play(
+        script,
+        Network(accepts=accepts, welcomes=True),
+        machine=MachineProbe(
+            MachineHealth, lambda: machine_load(ThermalLevel.NOMINAL, throttle.percent)
+        ),
+        offers=(replace(OFFER, slots=4),),
+        throttle=throttle,
+    )
+
+
+def test_a_throttle_that_changes_between_connections_is_sent_on_the_next() -> None:
+    throttle = OwnerThrottle()
+
+    async def script(its: Membership) -> None:
+        its.network.down = True
+        its.network.links[-1].cut()
+        throttle.set(50)
+        its.network.down = False
+        its.network.sent.clear()
+        await asyncio.sleep(60.0)
+
+        assert its.network.sent == [OffersChanged((replace(OFFER, slots=2),))]
+
+    network = Network(accepts=ALL | {OffersChanged}, welcomes=True)
+    play(script, network, offers=(replace(OFFER, slots=4),), throttle=throttle)
 
 
 def test_offers_are_sent_at_once_and_on_change() -> None:

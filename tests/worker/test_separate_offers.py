@@ -11,13 +11,19 @@ from shoal.domain.errors import Unavailable
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import Completed, Draining, RunJob
 from shoal.domain.work import Chat, Work
-from shoal.domain.worker import ServedModel
+from shoal.domain.worker import PAUSED, ServedModel
 from shoal.engines.engine import Finished, Item
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, WorkerEvent
-from shoal.worker.engine_monitor import CHECK_INTERVAL, CHECK_TIMEOUT, EngineMonitor
+from shoal.worker.engine_monitor import (
+    CHECK_INTERVAL,
+    CHECK_SOON,
+    CHECK_TIMEOUT,
+    EngineMonitor,
+)
 from shoal.worker.jobs import EngineSlots, only_model
 from shoal.worker.model_offers import AGENTS_MAX, CHANGED, NOT_OFFERED, SeparateOffers
+from shoal.worker.owner_throttle import OwnerThrottle
 from simulation import virtual
 from worker.test_agent import Network
 
@@ -72,15 +78,21 @@ class Stage:
     farewell: str | None = None
     watch: EngineMonitor = field(init=False)
 
+    throttle: OwnerThrottle = field(default_factory=OwnerThrottle)
+    slots: EngineSlots = field(init=False)
+    sizes: list[int] = field(default_factory=list)  # slots that agents offered
+
     def __post_init__(self) -> None:
+        self.slots = EngineSlots(4, self.throttle)
         self.watch = EngineMonitor(self.engine, self.reports.append)
 
     def enlist(self, model: ServedModel) -> Agent:
         network, told = Network(farewell=self.farewell), list[WorkerEvent]()
+        self.sizes.append(self.slots.size)
         agent = Agent(
             network,
             network.dial,
-            only_model(self.engine, EngineSlots(2), self.watch.request_check),
+            only_model(self.engine, self.slots, self.watch.request_check),
             LoopClock(),
             Random(1),
             told.append,
@@ -116,7 +128,9 @@ Script = Callable[[Stage, SeparateOffers, "asyncio.Task[None]"], Awaitable[None]
 
 def play(stage: Stage, script: Script) -> None:
     async def scenario() -> None:
-        offering = SeparateOffers(stage.watch, stage.names, stage.enlist)
+        offering = SeparateOffers(
+            stage.watch, stage.names, stage.enlist, stage.slots, stage.throttle
+        )
         task = asyncio.create_task(offering.run())
         await asyncio.sleep(1.0)
         try:
@@ -193,6 +207,47 @@ def test_hanging_engine_is_withdrawn_after_two_checks() -> None:
         its.engine.hangs = False
         await asyncio.sleep(CHECK_TIMEOUT + SOON)
         assert its.offered == ["a"]
+
+    play(Stage(Shelf("a")), script)
+
+
+def test_a_paused_worker_offers_no_model_until_it_resumes() -> None:
+    async def script(its: Stage, _: SeparateOffers, task: "asyncio.Task[None]") -> None:
+        its.submit("a", 30.0)
+        network = its.network("a")
+
+        its.throttle.set(0)
+        await asyncio.sleep(CHECK_SOON + 1.0)
+        assert its.offered == ["a"], "its job is running"
+        assert its.left("b") == PAUSED
+        assert Draining(PAUSED) in network.sent
+
+        await asyncio.sleep(30.0)
+        assert [type(each) for each in network.sent][-1] is Completed
+        assert its.offered == []
+        assert its.left("a") == PAUSED
+        await asyncio.sleep(10 * SOON)
+        assert its.offered == []
+        assert not task.done()
+
+        its.throttle.set(50)
+        await asyncio.sleep(CHECK_SOON + 1.0)
+        assert its.offered == ["a", "b"]
+        assert its.sizes == [4, 4, 2, 2]
+
+    play(Stage(Shelf("a", "b")), script)
+
+
+def test_other_slots_are_offered_anew_once_no_job_runs() -> None:
+    async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
+        its.submit("a", 30.0)
+        its.throttle.set(50)
+        await asyncio.sleep(SOON)
+        assert its.sizes == [4]
+
+        await asyncio.sleep(30.0 + 2 * SOON)
+        assert its.offered == ["a"]
+        assert its.sizes == [4, 2]
 
     play(Stage(Shelf("a")), script)
 

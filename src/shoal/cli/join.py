@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -26,19 +26,20 @@ from shoal.cli.join_functions import (
     start_functions,
 )
 from shoal.cli.join_models import WorkerContext, base_profile, model_memberships
-from shoal.cli.join_target import (
+from shoal.cli.worker.join_target import (
     JoinTarget,
     ListeningTarget,
     listening_target,
     resolve_target,
 )
-from shoal.cli.worker_report import report_omitted_models, worker_reporter
+from shoal.cli.worker.worker_report import report_omitted_models, worker_reporter
 from shoal.config import USER_DATA, JoinConfig
 from shoal.config.loader import check_file, load
+from shoal.config.throttle_file import ThrottleFile, check_throttle
 from shoal.domain.errors import ConfigError, NotAdmitted, Unavailable
 from shoal.domain.job import PRIVACY_CLASSES
 from shoal.domain.job_kinds import INFERENCE_KINDS
-from shoal.domain.worker import DeviceKind
+from shoal.domain.worker import THROTTLE_MAX, DeviceKind
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.selection import (
     EngineOptions,
@@ -65,6 +66,7 @@ from shoal.worker.identity import (
     unique_name,
 )
 from shoal.worker.model_offers import JointOffers, SeparateOffers
+from shoal.worker.owner_throttle import OwnerThrottle
 
 PAIR_TIMEOUT = 10.0  # seconds for the coordinator to answer
 
@@ -157,6 +159,9 @@ def run(args: argparse.Namespace) -> int:
         parse_model_option(each)
     device = _device(config.provider_type)
     _check_privacy(config.privacy)
+    throttle_file = ThrottleFile(data)
+    if config.throttle is not None:
+        check_throttle(config.throttle)
     options = EngineOptions(
         config.engine,
         tuple(args.model),
@@ -207,6 +212,7 @@ def run(args: argparse.Namespace) -> int:
             if listening is not None and not config.name:
                 name += LISTENING_SUFFIX
             joined, meter = asyncio.Event(), HealthMeter()
+            throttle = OwnerThrottle(_throttle(config, throttle_file))
             caches = [each.folder for each in gguf_files.model_folders(data)]
             library = shareable_library(_files(args.model), caches)
             sharing = LibraryServer(library)
@@ -217,7 +223,8 @@ def run(args: argparse.Namespace) -> int:
                 device,
                 await asyncio.to_thread(this_machine),
                 _signer(target, config, name, data),
-                MachineProbe(meter.measure, meter.load),
+                MachineProbe(meter.measure, lambda: meter.load(throttle.percent)),
+                throttle,
                 partial(sharing.on_message, target.display_url),
                 worker_reporter(target, as_json=args.json),
                 joined.set,
@@ -245,7 +252,13 @@ def run(args: argparse.Namespace) -> int:
                 wished = replace(options, engines=engines)
                 offered += await _models(worker, wished, locations, stack)
             await stack.enter_async_context(sharing)
-            return await _serve(worker, offered, joined, meter, stop)
+            watches = [
+                meter.watch(),
+                throttle.watch(throttle_file, partial(_report_throttle, worker)),
+            ]
+            if throttle.percent < THROTTLE_MAX:
+                _report_throttle(worker)
+            return await _serve(worker, offered, joined, watches, stop)
 
     return run_loop(join)
 
@@ -315,6 +328,20 @@ def _device(provider_type: str) -> DeviceKind:
     return DEVICES[provider_type]
 
 
+def _throttle(config: JoinConfig, file: ThrottleFile) -> int:
+    """Return the throttle at the start: that of the settings, else the last one."""
+    if config.throttle is not None:
+        return config.throttle
+    last = file.read()
+    return THROTTLE_MAX if last is None else last
+
+
+def _report_throttle(worker: WorkerContext) -> None:
+    percent = worker.throttle.percent
+    kind = {0: "paused", THROTTLE_MAX: "resumed"}.get(percent, "throttled")
+    worker.on_event(worker.name, {"throttle": percent}, WorkerEvent(kind))
+
+
 def _check_privacy(given: str) -> None:
     """Raise ConfigError for an unknown privacy class."""
     known = [ANY, *PRIVACY_CLASSES]
@@ -351,10 +378,13 @@ async def _serve(
     worker: WorkerContext,
     offered: Sequence[Membership],
     joined: asyncio.Event,
-    meter: HealthMeter,
+    watches: Sequence[Coroutine[None, None, None]],
     stop: asyncio.Event,
 ) -> int:
-    """Serve until all offers end; return 0 if ``stop`` was set, else 1."""
+    """Serve until all offers end; return 0 if ``stop`` was set, else 1.
+
+    ``watches`` run meanwhile.
+    """
 
     async def leave() -> None:
         await stop.wait()
@@ -372,9 +402,7 @@ async def _serve(
         worker.on_event(worker.name, {"public_key": signer.public_key.hex()}, paired)
 
     async with asyncio.TaskGroup() as tasks:
-        background = [
-            tasks.create_task(each) for each in (leave(), pair(), meter.watch())
-        ]
+        background = [tasks.create_task(each) for each in (leave(), pair(), *watches)]
         await asyncio.gather(*(each.run() for each in offered))
         for each in background:
             each.cancel()

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from shoal.app.fleet_files import load_fleet
 from shoal.cli.join_models import WorkerContext, base_profile, make_agent
-from shoal.cli.join_target import (
+from shoal.cli.worker.join_target import (
     HTTP,
     JoinTarget,
     placeholder_direct,
@@ -99,7 +99,8 @@ def function_membership(worker: WorkerContext, functions: FunctionBackend) -> Ag
     """Return the agent that offers the functions; the caller runs it."""
     caller = functions.caller
     offer, about = _offer(worker, caller), _about(worker, caller)
-    profile = replace(base_profile(worker, worker.name), offers=(offer,))
+    lent = worker.throttle.limit((offer,))
+    profile = replace(base_profile(worker, worker.name), offers=lent)
     report = partial(_report, worker, about)
     agent = make_agent(worker, profile, _decline_models, report, (offer,), functions)
     caller.on_lent = agent.update_lent_slots
@@ -124,6 +125,7 @@ def listening_membership(
             random.Random(),
             report,
             machine=worker.machine,
+            throttle=worker.throttle,
             share=worker.share,
             offers=(offer,),
             functions=functions,

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, replace
 from functools import partial
 
-from shoal.cli.join_target import JoinTarget, resolve_direct
+from shoal.cli.worker.join_target import JoinTarget, resolve_direct
 from shoal.config import JoinConfig
 from shoal.domain.errors import Unavailable
 from shoal.domain.job import PRIVACY_CLASSES, Privacy
@@ -33,6 +33,7 @@ from shoal.worker.model_offers import (
     OfferedModel,
     SeparateOffers,
 )
+from shoal.worker.owner_throttle import OwnerThrottle
 
 NO_TASKS = frozenset[str]()
 DIRECT_TIMEOUT = 3.0  # seconds to connect where there is another way
@@ -57,6 +58,7 @@ class WorkerContext:
     hardware: Hardware
     signer: Signer | None
     machine: MachineProbe
+    throttle: OwnerThrottle
     share: OnModelMessage
     on_event: Callable[[str, Mapping[str, object], WorkerEvent], None]
     joined: Callable[[], None]
@@ -118,7 +120,8 @@ def _joint_offers(
         offers: tuple[Offer, ...],
         report: Callable[[WorkerEvent], None],
     ) -> Agent:
-        profile = replace(base_profile(worker, worker.name), offers=offers)
+        lent = worker.throttle.limit(offers)
+        profile = replace(base_profile(worker, worker.name), offers=lent)
         slots = [engine.slots for engine in engines]
         return make_agent(worker, profile, find, report, offers, slots=slots)
 
@@ -162,7 +165,9 @@ def _separate_offers(
         about = _about(worker, model, slots.size)
         return make_agent(worker, profile, find, partial(worker.report, name, about))
 
-    return SeparateOffers(monitor, source.offered_models, create_agent)
+    return SeparateOffers(
+        monitor, source.offered_models, create_agent, slots, worker.throttle
+    )
 
 
 def base_profile(worker: WorkerContext, name: str) -> WorkerProfile:
@@ -206,6 +211,7 @@ def make_agent(
         random.Random(),
         report,
         machine=worker.machine,
+        throttle=worker.throttle,
         share=worker.share,
         offers=offers,
         functions=functions,
@@ -256,7 +262,7 @@ def _open_link(
 
 
 def _slots(worker: WorkerContext, source: EngineSource) -> EngineSlots:
-    return EngineSlots(worker.config.slots or source.engine.slots)
+    return EngineSlots(worker.config.slots or source.engine.slots, worker.throttle)
 
 
 def _monitor(worker: WorkerContext, source: EngineSource, name: str) -> EngineMonitor:

@@ -17,6 +17,7 @@ from shoal import __version__
 COMMANDS = {
     "serve": "run a coordinator",
     "join": "offer this machine's models and functions to a coordinator",
+    "throttle": "pause this machine's workers, or lend part of their speed",
     "chat": "chat with a model of the pool",
     "keys": "create, list and revoke API keys",
     "tokens": "create, list and revoke join tokens of workers",

@@ -174,6 +174,12 @@ class JoinConfig:
         0,
         "N",
     )
+    throttle: int | None = setting(
+        "share of this machine's speed to lend, from 0 (paused) to 100; `shoal "
+        "throttle` changes it later (default: the share that was set last, else 100)",
+        None,
+        "PERCENT",
+    )
     token: str = setting("join token of the coordinator", "")
     passcode: str = setting("passcode of the cluster, on wires that require one", "")
     owner: str = setting(

@@ -30,7 +30,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.worker import MachineHealth, Offer, WorkerLoad
+from shoal.domain.worker import PAUSED, MachineHealth, Offer, WorkerLoad
 from shoal.protocols.seam.context import Dialer
 from shoal.protocols.seam.session import Admitted, CloseCode
 from shoal.transports.clock import Clock, Timer
@@ -38,6 +38,7 @@ from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import WRONG_CERTIFICATE, Link, LinkClosed
 from shoal.worker.calls import FunctionBackend, RunningCalls
 from shoal.worker.jobs import EngineSlots, FindModel, RunningJobs
+from shoal.worker.owner_throttle import OwnerThrottle
 
 OpenLink: TypeAlias = Callable[
     [str, Mapping[str, str], int],
@@ -84,7 +85,8 @@ class WorkerEvent:
     """An event in the life of a worker, reported to its operator."""
 
     kind: str  # joined, lost, waiting (never connected yet), leaving (draining), left;
-    # of an engine: unavailable, available; of pairing: paired, unpaired
+    # of an engine: unavailable, available; of pairing: paired, unpaired; of the
+    # throttle: paused, throttled, resumed
     reason: str = ""
 
 
@@ -102,6 +104,8 @@ class Agent:
             admission; None on other wires.
         functions: runs function calls; None: they are rejected.
         slots: the slots of all engines, on wires that report whether they are taken.
+        throttle: the owner's, which limits the offers and pauses the worker; None:
+            full speed.
         redials: False: ``run`` ends with the first connection, and returns why that
             ended.
     """
@@ -120,6 +124,7 @@ class Agent:
         offers: tuple[Offer, ...] | None = None,
         functions: FunctionBackend | None = None,
         slots: Sequence[EngineSlots] = (),
+        throttle: OwnerThrottle | None = None,
         redials: bool = True,
     ) -> None:
         self._dialer = dialer
@@ -130,6 +135,7 @@ class Agent:
         self._machine = machine
         self._share = share
         self._offers = offers
+        self._throttle = throttle or OwnerThrottle()
         self._redials = redials
         self._load = WorkerLoad()  # as reported last
         self._slots = slots
@@ -156,7 +162,8 @@ class Agent:
     async def run(self) -> str:
         """Serve until ``leave`` or a final refusal; return the reason."""
         async with self._tasks:
-            reason = await self._stay_connected()
+            with self._throttle.observed(self._on_throttle):
+                reason = await self._stay_connected()
             self._jobs.cancel_all()
             if self._calls is not None:
                 self._calls.cancel_all()
@@ -195,6 +202,12 @@ class Agent:
         self._lent = lent
         if not self._waiting:
             self._send_load(self._load)
+
+    def _on_throttle(self) -> None:
+        """Report what the owner lends now."""
+        self._send_offers()
+        if self._machine is not None and not self._waiting and self._joined_before:
+            self._send_load(self._machine.load())
 
     async def _stay_connected(self) -> str:
         delay = RETRY_FIRST
@@ -284,7 +297,7 @@ class Agent:
             and offers is not None
             and OffersChanged in driver.accepts
         ):
-            driver.send(OffersChanged(offers))
+            driver.send(OffersChanged(self._throttle.limit(offers)))
 
     def _send_health(self) -> None:
         driver, machine = self._driver, self._machine
@@ -330,6 +343,10 @@ class Agent:
                     self._timer.cancel()
                     # The coordinator may still refuse, after storing the admission.
                     self._call_after(ADMISSION_DELAY, self._on_joined)
+            case RunJob(job_id, lease) if (
+                self._throttle.paused and Rejected in driver.accepts
+            ):
+                self._try_send(Rejected(job_id, lease, PAUSED))
             case RunJob() if self._calls is not None and self._calls.accepts(
                 command.work
             ):

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -28,19 +29,58 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Work, describe_target
 from shoal.engines.engine import Finished, WorkRunner
+from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.trimmed_chat import run_trimmed
 
 
 class EngineSlots:
     """The slots of an engine, shared by its agents, each of which offers all of them.
 
-    ``jobs`` counts the jobs of all agents, including those that wait for a slot.
+    ``total`` counts all slots, and ``size`` those that the owner lends.  ``jobs``
+    counts the jobs of all agents, including those that wait for a slot.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.running = asyncio.Semaphore(size)
+    def __init__(self, total: int, throttle: OwnerThrottle | None = None) -> None:
+        self.total = total
         self.jobs = 0
+        self._throttle = throttle or OwnerThrottle()
+        self._throttle.listen(self._grant)
+        self._taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def size(self) -> int:
+        """The number of concurrent jobs."""
+        return self._throttle.lent(self.total)
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[None]:
+        """Hold a slot within the block; those that wait longest come first."""
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting.append(granted)
+        self._grant()
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self._release()  # granted and cancelled at the same time
+            raise
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._taken -= 1
+        self._grant()
+
+    def _grant(self) -> None:
+        """Give the free slots to those that wait for one."""
+        while self._waiting and self._taken < self.size:
+            granted = self._waiting.popleft()
+            if not granted.done():
+                self._taken += 1
+                granted.set_result(None)
 
     @property
     def waiting(self) -> int:
@@ -199,7 +239,7 @@ class RunningJobs:
         self._on_ended()
 
     async def _run(self, command: RunJob, backend: ModelBackend) -> None:
-        async with backend.slots.running:
+        async with backend.slots.take():
             await self._send(await self._answer(command, backend))
 
     async def _answer(self, command: RunJob, backend: ModelBackend) -> Event:

@@ -9,16 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.domain.work import ANY_MODEL, JobKind, Task, Work
-from shoal.domain.worker import Offer, ServedModel
+from shoal.domain.worker import PAUSED, Offer, ServedModel
 from shoal.engines.text_tasks import TaskRunner
 from shoal.worker.agent import STOPPED, Agent, WorkerEvent
 from shoal.worker.engine_monitor import EngineMonitor
 from shoal.worker.jobs import EngineSlots, FindModel, ModelBackend
+from shoal.worker.owner_throttle import OwnerThrottle
 
 AGENTS_MAX = 64  # offered models of one engine; each has a connection
 
 NOT_OFFERED = "the engine no longer lists it"
-CHANGED = "the engine changed its description"
+CHANGED = "its description changed"
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class ModelMembership:
     model: ServedModel
     agent: Agent
     task: asyncio.Task[str]
+    slots: int  # that it offers
     leaving: bool = False
 
     def leave(self, reason: str) -> None:
@@ -43,7 +45,9 @@ class SeparateOffers:
 
     Args:
         choose: selects the models to offer, and their names.
-        create_agent: creates the agent for a model.
+        create_agent: creates the agent for a model, which offers the ``slots``.
+        throttle: the owner's; while the worker is paused, no model is offered, because
+            these wires cannot say more.
     """
 
     def __init__(
@@ -51,21 +55,26 @@ class SeparateOffers:
         monitor: EngineMonitor,
         choose: Callable[[Sequence[ServedModel]], Sequence[ServedModel]],
         create_agent: Callable[[ServedModel], Agent],
+        slots: EngineSlots,
+        throttle: OwnerThrottle,
     ) -> None:
         self._monitor = monitor
         self._choose = choose
         self._create_agent = create_agent
+        self._slots = slots
+        self._throttle = throttle
         self._members: dict[str, ModelMembership] = {}
         self._refused: set[str] = set()  # models that the coordinator refused for good
         self._leaving = asyncio.Event()
 
     async def run(self) -> None:
         """Offer models until ``leave`` or a final refusal."""
-        async with asyncio.TaskGroup() as tasks:
-            while self._synchronize(tasks):
-                await self._monitor.wait(self._leaving)
-                if not self._leaving.is_set():
-                    await self._monitor.check()
+        with self._throttle.observed(self._monitor.request_check):
+            async with asyncio.TaskGroup() as tasks:
+                while self._synchronize(tasks):
+                    await self._monitor.wait(self._leaving)
+                    if not self._leaving.is_set():
+                        await self._monitor.check()
 
     def leave(self) -> None:
         """Accept no more jobs, finish the running ones, and end ``run``."""
@@ -79,20 +88,24 @@ class SeparateOffers:
         self._remove_ended()
         if self._leaving.is_set():
             return False
-        unavailable = self._monitor.unavailable_reason
-        models = self._choose(self._monitor.models)[:AGENTS_MAX]
+        paused = self._throttle.paused
+        unavailable = PAUSED if paused else self._monitor.unavailable_reason
+        models = () if paused else self._choose(self._monitor.models)[:AGENTS_MAX]
         wanted = {each.name: each for each in models}
+        slots = self._slots.size
         for name, member in self._members.items():
             if name not in wanted:
                 member.leave(unavailable or NOT_OFFERED)
-            elif member.model != wanted[name] and member.agent.idle:
+            elif (
+                member.model != wanted[name] or member.slots != slots
+            ) and member.agent.idle:
                 # A profile cannot change: the model leaves and joins again.
                 member.leave(CHANGED)
         for name in wanted.keys() - self._members.keys() - self._refused:
             agent = self._create_agent(wanted[name])
             task = tasks.create_task(agent.run())
             task.add_done_callback(lambda _: self._monitor.request_check())
-            self._members[name] = ModelMembership(wanted[name], agent, task)
+            self._members[name] = ModelMembership(wanted[name], agent, task, slots)
         all_refused = self._refused and not self._members
         return not (all_refused and unavailable is None)
 
@@ -128,8 +141,8 @@ class OfferedModel:
 
     @property
     def slots(self) -> int:
-        """The number of concurrent jobs, if the engines have no others."""
-        return sum(backend.slots.size for backend in self.backends)
+        """The number of concurrent jobs at full speed, without those of others."""
+        return sum(backend.slots.total for backend in self.backends)
 
 
 class JointOffers:

@@ -12,8 +12,13 @@ import trustme
 from cli.coordinators import NEVER, ORIGINAL, Answers, Sites
 from gateway.serving import serving
 from shoal.app.fleet_files import save_fleet
-from shoal.cli import join, join_target
-from shoal.cli.join_target import listening_target, resolve_direct, resolve_target
+from shoal.cli import join
+from shoal.cli.worker import join_target
+from shoal.cli.worker.join_target import (
+    listening_target,
+    resolve_direct,
+    resolve_target,
+)
 from shoal.config import JoinConfig
 from shoal.config.runtime_file import URL_FILE, publish_url
 from shoal.domain.credentials import with_fingerprint

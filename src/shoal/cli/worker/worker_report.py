@@ -4,8 +4,8 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from shoal.cli.join_target import JoinTarget
 from shoal.cli.terminal import printable
+from shoal.cli.worker.join_target import JoinTarget
 from shoal.worker.agent import WorkerEvent
 
 LISTED_MAX = 10  # models that a message names

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from shoal.app.fleet_files import with_fleet
 from shoal.app.worker_ports import listening_wires
 from shoal.cli.arguments import given_flags
-from shoal.cli.lan_discovery import find_lan_coordinator
+from shoal.cli.worker.lan_discovery import find_lan_coordinator
 from shoal.config import JoinConfig
 from shoal.config.loader import flag, load
 from shoal.config.runtime_file import local_url

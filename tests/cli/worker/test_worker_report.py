@@ -2,8 +2,8 @@
 
 import pytest
 
-from shoal.cli.join_target import JoinTarget
-from shoal.cli.worker_report import worker_reporter
+from shoal.cli.worker.join_target import JoinTarget
+from shoal.cli.worker.worker_report import worker_reporter
 from shoal.protocols import discover
 from shoal.worker.agent import WorkerEvent
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from shoal.cli import lan_discovery
-from shoal.cli.lan_discovery import find_lan_coordinator, only_coordinator
+from shoal.cli.worker import lan_discovery
+from shoal.cli.worker.lan_discovery import find_lan_coordinator, only_coordinator
 from shoal.domain.errors import ConfigError
 from shoal.protocols.seam.endpoints import DiscoveredService, ServiceRecord
 from shoal.transports import mdns

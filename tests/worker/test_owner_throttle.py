@@ -1,0 +1,110 @@
+"""The share of a machine's speed that its owner lends."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from shoal.config.throttle_file import ThrottleFile
+from shoal.domain.work import JobKind
+from shoal.domain.worker import Offer
+from shoal.worker.jobs import EngineSlots
+from shoal.worker.owner_throttle import WATCH_INTERVAL, OwnerThrottle
+from simulation import virtual
+
+
+@pytest.mark.parametrize(
+    ("percent", "slots", "lent"),
+    [
+        (100, 4, 4),
+        (50, 4, 2),
+        (50, 3, 2),
+        (1, 64, 1),
+        (99, 100, 99),
+        (29, 100, 29),
+        (0, 4, 1),
+        (50, 1, 1),
+    ],
+)
+def test_a_part_of_the_slots_is_lent(percent: int, slots: int, lent: int) -> None:
+    throttle = OwnerThrottle(percent)
+
+    assert throttle.lent(slots) == lent
+    offer = Offer(frozenset({JobKind.CHAT}), slots=slots)
+    assert [each.slots for each in throttle.limit((offer, offer))] == [lent, lent]
+
+
+def test_slots_follow_the_throttle_while_jobs_run() -> None:
+    async def scenario() -> None:
+        throttle = OwnerThrottle(50)
+        slots = EngineSlots(4, throttle)
+        began: list[str] = []
+        end = {name: asyncio.Event() for name in "abcdef"}
+
+        async def run(name: str) -> None:
+            async with slots.take():
+                began.append(name)
+                await end[name].wait()
+
+        async with asyncio.TaskGroup() as tasks:
+            running = {name: tasks.create_task(run(name)) for name in "abcdef"}
+            await asyncio.sleep(1.0)
+            assert began == ["a", "b"]
+
+            throttle.set(75)
+            await asyncio.sleep(1.0)
+            assert began == ["a", "b", "c"]
+
+            throttle.set(25)
+            end["a"].set()
+            end["b"].set()
+            running["d"].cancel()
+            await asyncio.sleep(1.0)
+            assert began == ["a", "b", "c"], "c has the only slot"
+
+            end["c"].set()
+            await asyncio.sleep(1.0)
+            assert began == ["a", "b", "c", "e"]
+            end["e"].set()
+            end["f"].set()
+
+        async with slots.take():
+            pass  # no slot was lost
+
+    virtual.run(scenario())
+
+
+def test_a_job_cancelled_as_it_gets_its_slot_gives_it_back() -> None:
+    async def scenario() -> None:
+        slots = EngineSlots(1)
+
+        async def take() -> None:
+            async with slots.take():
+                pass
+
+        async with slots.take():
+            waiting = asyncio.create_task(take())
+            await asyncio.sleep(1.0)
+        waiting.cancel()  # after the grant, before the task runs
+        await asyncio.gather(waiting, return_exceptions=True)
+
+        async with asyncio.timeout(1.0):
+            await take()
+
+    virtual.run(scenario())
+
+
+async def test_the_owners_file_is_followed(tmp_path: Path) -> None:
+    file, throttle = ThrottleFile(tmp_path), OwnerThrottle(50)
+    heard: list[int] = []
+    throttle.listen(lambda: heard.append(throttle.percent))
+    changed = asyncio.Event()
+
+    watching = asyncio.create_task(throttle.watch(file, changed.set))
+    await asyncio.to_thread(ThrottleFile(tmp_path).write, 0)
+    async with asyncio.timeout(60 * WATCH_INTERVAL):
+        await changed.wait()
+    watching.cancel()
+
+    assert throttle.paused
+    assert heard == [0]
