@@ -65,7 +65,11 @@ class ServedNode:
 
 @asynccontextmanager
 async def served(
-    own: FleetMember, contacts: Sequence[NodeAddress] = (), port: int = 0
+    own: FleetMember,
+    contacts: Sequence[NodeAddress] = (),
+    port: int = 0,
+    *,
+    spares_loopback: bool = False,
 ) -> AsyncIterator[ServedNode]:
     """Serve a node for the duration of the block."""
     clock = LoopClock()
@@ -73,10 +77,8 @@ async def served(
         admission = WorkerAdmission(
             await load_join_tokens(store.keys), store.keys, clock
         )
-    limiter, fleet = (
-        FleetRateLimiter(NoThrottle()),
-        FleetRegistry(own.node_id, own.profile),
-    )
+    limiter = FleetRateLimiter(NoThrottle(), spares_loopback=spares_loopback)
+    fleet = FleetRegistry(own.node_id, own.profile)
     node = ServedNode(own, limiter, fleet, secure=own.key is not None)
     ways = TransportDialer(lambda node: False, _dial_nobody)
     endpoints: list[tuple[str, Endpoint]] = [

@@ -23,6 +23,7 @@ from shoal.protocols.macfleet.gossip import FleetGossip
 from shoal.protocols.macfleet.local_node import hardware_profile, node_id
 from shoal.protocols.macfleet.membership import NodeAddress
 from shoal.protocols.macfleet.node_endpoints import endpoints, worker_endpoints
+from shoal.protocols.macfleet.rate_limiter import BANNED_AFTER, FleetRateLimiter
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import (
     Listener,
@@ -91,6 +92,19 @@ def test_a_fleet_with_a_token_speaks_tls(
         assert own is (key is not None)
     assert listens.service is not None
     assert listens.service.kind == service_type(key)
+
+
+@pytest.mark.parametrize(("token", "is_banned"), [(TOKEN, True), ("", False)])
+def test_loopback_is_banned_from_both_ports_where_there_is_a_token(
+    token: str, is_banned: bool
+) -> None:
+    for listens in listeners(Config(), fleet_context(token)):
+        gate = listens.gate
+        assert isinstance(gate, FleetRateLimiter)
+        for _ in range(BANNED_AFTER):
+            gate.on_failure("127.0.0.1", 0.0)
+
+        assert (gate.delay("127.0.0.1", 0.0) is None) is is_banned
 
 
 def test_labels_show_which_ports_have_no_tls() -> None:

@@ -11,6 +11,7 @@ from shoal.protocols.macfleet.rate_limiter import (
     PENDING_TIMEOUT,
     FleetRateLimiter,
 )
+from shoal.protocols.seam.admission import NoThrottle
 
 
 def fail(
@@ -92,12 +93,25 @@ def test_a_pending_connection_expires() -> None:
     assert limits.delay(AWAY, PENDING_TIMEOUT + 1.0) == 0.5
 
 
-def test_loopback_addresses_are_delayed_and_never_banned() -> None:
+def test_loopback_addresses_are_banned_like_others() -> None:
     limits = limiter()
+    fail(limits, BANNED_AFTER - 1, address=LOCAL)
+    assert limits.delay(LOCAL, 0.0) == 4.0
+
+    fail(limits, 1, address=LOCAL)
+
+    assert limits.is_banned(LOCAL, 0.0)
+    assert limits.delay(LOCAL, 0.0) is None
+
+
+def test_spared_loopback_addresses_are_delayed_and_never_banned() -> None:
+    limits = FleetRateLimiter(NoThrottle(), spares_loopback=True)
     fail(limits, 100, address=LOCAL)
+    fail(limits, 100)
 
     assert limits.delay(LOCAL, 0.0) == LOCAL_DELAY_MAX
     assert not limits.is_banned(LOCAL, 0.0)
+    assert limits.is_banned(AWAY, 0.0)
 
 
 def test_bans_and_failures_are_shared_with_other_protocols() -> None:

@@ -130,7 +130,7 @@ def _endpoints(
         context.random_bytes,
         open_tls=config.tls,
     )
-    limiter = FleetRateLimiter(context.throttle)
+    limiter = FleetRateLimiter(context.throttle, spares_loopback=local.key is None)
     dialer = TransportDialer(partial(_should_dial, local), partial(_dial, local))
     heartbeats = _port(config.heartbeat_port, HEARTBEAT_PORT)
     contacts = [parse_contact(each) for each in config.peers]
@@ -188,7 +188,7 @@ def local_node(
         handshake=node,
         profile=hardware.profile,
         slots=config.slots,
-        limiter=FleetRateLimiter(context.throttle),
+        limiter=FleetRateLimiter(context.throttle, spares_loopback=not token),
         registry=FleetRegistry(name, hardware.profile, context.warn, mismatches),
         open_tls=config.tls,
         mismatches=mismatches,

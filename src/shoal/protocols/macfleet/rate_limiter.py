@@ -16,7 +16,7 @@ from shoal.protocols.seam.admission import Throttle
 DELAY_FIRST = 0.5  # seconds after one failure; doubled by each further one
 BANNED_AFTER = 5  # failures
 BAN_DURATION = 300.0  # seconds since the last failure
-LOCAL_DELAY_MAX = 0.5  # seconds, for loopback addresses
+LOCAL_DELAY_MAX = 0.5  # seconds, for loopback addresses that are spared
 ADDRESSES_MAX = 10_000  # remembered; the oldest failure is evicted first
 PENDING_MAX = 64  # pending connections of one address that are counted
 PENDING_TIMEOUT = 60.0  # seconds after which a connection is no longer pending
@@ -32,14 +32,16 @@ class FleetRateLimiter:
     """A ``ConnectionGate``; sessions report the outcome of each connection to it.
 
     Each connection that ``delay`` accepts ends in ``on_success``, ``on_failure``,
-    ``on_abandoned`` or ``failed``.  An IPv6 address stands for its network.  Loopback
-    addresses are delayed a little and never banned, or else one local program could
-    lock out all others.  ``throttle`` is the throttle of all protocols: an address that
-    it bans is banned here.
+    ``on_abandoned`` or ``failed``.  An IPv6 address stands for its network.
+    ``throttle`` is the throttle of all protocols: an address that it bans is banned
+    here.  ``spares_loopback``: loopback addresses are delayed a little and never
+    banned, for fleets without a token.  Where there is a token to guess, a local
+    program is limited like any other, although it can lock out the rest of its machine.
     """
 
-    def __init__(self, throttle: Throttle) -> None:
+    def __init__(self, throttle: Throttle, *, spares_loopback: bool = False) -> None:
         self._throttle = throttle
+        self._spares_loopback = spares_loopback
         self._records: OrderedDict[str, _FailureRecord] = OrderedDict()
         self._pending: OrderedDict[str, deque[float]] = OrderedDict()
 
@@ -55,7 +57,7 @@ class FleetRateLimiter:
             return 0.0
         failures_counted = min(failures + pending, BANNED_AFTER - 1)
         delay = DELAY_FIRST * 2.0 ** (failures_counted - 1)
-        return min(delay, LOCAL_DELAY_MAX) if is_loopback(address) else delay
+        return min(delay, LOCAL_DELAY_MAX) if self._spares(address) else delay
 
     def failed(self, address: str, now: float) -> None:
         """Record a connection whose TLS handshake failed: not a guess."""
@@ -69,7 +71,7 @@ class FleetRateLimiter:
             return True
         key = network_key(address)
         record = self._records.get(key)
-        if record is None or record.failures < BANNED_AFTER or is_loopback(address):
+        if record is None or record.failures < BANNED_AFTER or self._spares(address):
             return False
         if now - record.last > BAN_DURATION:
             del self._records[key]
@@ -102,6 +104,9 @@ class FleetRateLimiter:
         pending.popleft()
         if not pending:
             del self._pending[key]
+
+    def _spares(self, address: str) -> bool:
+        return self._spares_loopback and is_loopback(address)
 
     def _add_pending(self, key: str, now: float) -> int:
         """Add a pending connection; return how many others the address has."""
