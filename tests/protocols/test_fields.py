@@ -1,5 +1,6 @@
 """The table of fields: every cell is true, or has a reason (``make fields``)."""
 
+import ast
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from protocols.fields.flow import analyse
 from protocols.fields.table import COMMAND, PAGE, WIRES, WireTable, page, table_of
 
 
@@ -141,6 +143,78 @@ def test_reason_for_a_cell_that_is_not_empty_is_a_fault() -> None:
     (fault,) = table.faults()
 
     assert "register.capabilities coordinator read: the reason is obsolete" in fault
+
+
+# What is followed.
+
+DECLARED = """
+class Inner:
+    size: int
+
+class Message:
+    name: str
+    inner: Inner
+    pieces: list[Inner]
+
+class Known:
+    label: str
+    total: int
+"""
+
+FOLLOWED = {
+    "a parameter": ("def f(m: Message): return Known(m.name)", {"Known.label"}),
+    "a keyword": ("def f(m: Message): return Known(label=m.name)", {"Known.label"}),
+    "a condition": ("def f(m: Message):\n if m.name: return 1", {"m.f"}),
+    "a variable": (
+        "def f(m: Message):\n n = m.name\n return Known(n)",
+        {"Known.label"},
+    ),
+    "a decoder": (
+        "d = json.Decoder(Message)\ndef f(b): return Known(d.decode(b).name)",
+        {"Known.label"},
+    ),
+    "a pattern": (
+        "def f(m):\n match m:\n  case Message(name): return Known(name)",
+        {"Known.label"},
+    ),
+    "a pattern that drops it": (
+        "def f(m):\n match m:\n  case Message(_, inner): return inner",
+        set[str](),
+    ),
+    "isinstance": (
+        "def f(m):\n if isinstance(m, Message): return Known(m.name)",
+        {"Known.label"},
+    ),
+    "a changed copy": (
+        "def f(m: Message, k: Known): return replace(k, label=m.name)",
+        {"Known.label"},
+    ),
+    "another class": ("def f(m: Known): return m.name", set[str]()),
+    "an unknown object": ("def f(m): return m.name", set[str]()),
+    "an encoder": ("def encode_f(m: Message): return Known(m.name)", set[str]()),
+}
+
+
+@pytest.mark.parametrize(("text", "targets"), FOLLOWED.values(), ids=FOLLOWED)
+def test_value_is_followed_to_what_gets_it(text: str, targets: set[str]) -> None:
+    flow = analyse({"m": ast.parse(f"{DECLARED}\n{text}")})
+
+    assert flow.targets("Message", "name") == targets
+
+
+def test_fields_of_elements_are_followed() -> None:
+    text = "def f(m: Message): return [Known(total=each.size) for each in m.pieces]"
+    flow = analyse({"m": ast.parse(f"{DECLARED}\n{text}")})
+
+    assert flow.targets("Inner", "size") == {"Known.total"}
+
+
+def test_keys_of_mappings_are_followed() -> None:
+    text = "def f(q): return Known(q['name'], total=q.get('count'))"
+    flow = analyse({"m": ast.parse(f"{DECLARED}\n{text}")})
+
+    assert flow.keys["m:f", "name"] == {"Known.label"}
+    assert flow.keys["m:f", "count"] == {"Known.total"}
 
 
 def faults_with(table: WireTable, text: str) -> Sequence[str]:

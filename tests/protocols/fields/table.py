@@ -34,13 +34,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from protocols.fields.flow import (
-    SOURCE,
-    Flow,
-    flow_of,
-    parsed,
-    read_elsewhere,
-)
+from protocols.fields.flow import Flow, flow_of, read_elsewhere
+from protocols.fields.source import SOURCE, parsed
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "protocols" / "fields.md"
@@ -210,21 +205,23 @@ class WireTable:
     def _inner_classes(self, owner: str, attribute: str) -> frozenset[str]:
         return frozenset(
             each
-            for each in self.flow.mentioned(self.flow.type_of(owner, attribute))
-            if self.flow.is_own(each)
+            for each in self.flow.source.mentioned(
+                self.flow.source.type_of(owner, attribute)
+            )
+            if self.flow.source.is_own(each)
         )
 
     def names_of(self, class_name: str) -> Mapping[str, str]:
         """Return the attributes of a class by their names on the wire."""
         made = self._runtime(class_name)
         if not _is_struct(made):
-            return {name: name for name in self.flow.fields_of(class_name)}
+            return {name: name for name in self.flow.source.fields_of(class_name)}
         names = {each.encode_name: each.name for each in msgspec.structs.fields(made)}
         config = made.__struct_config__
         return names | ({config.tag_field: _TAG} if config.tag_field else {})
 
     def _runtime(self, class_name: str) -> Any:
-        source = self.flow.classes[class_name]
+        source = self.flow.source.classes[class_name]
         module = f"shoal.protocols.{self.wire}.{source.module.replace('/', '.')}"
         name = class_name.partition("@")[0]
         return getattr(importlib.import_module(module), name)
@@ -254,11 +251,14 @@ class WireTable:
     def _is_dead(self, target: str, seen: set[Place]) -> bool:
         """Whether a value ends where nothing reads it."""
         owner, _, attribute = target.rpartition(".")
-        if owner not in self.flow.classes or attribute in self.flow.methods_of(owner):
+        if (
+            owner not in self.flow.source.classes
+            or attribute in self.flow.source.methods_of(owner)
+        ):
             return False  # a function
-        if self.flow.takes(owner, attribute):
+        if self.flow.source.takes(owner, attribute):
             return False
-        if not self.flow.is_own(owner):
+        if not self.flow.source.is_own(owner):
             return attribute not in _read_beside(self.wire)
         if _is_struct(self._runtime(owner)):
             return False  # it is sent back
@@ -310,7 +310,7 @@ class WireTable:
         for each in sorted({*message.read, *message.write}):
             if ":" in each:
                 continue
-            if each not in self.flow.classes:
+            if each not in self.flow.source.classes:
                 yield f"{where}: there is no class {each}"
                 continue
             beside = self._listed_for(each)
@@ -385,15 +385,15 @@ class WireTable:
     def _structs(self) -> frozenset[str]:
         return frozenset(
             name
-            for name in self.flow.classes
-            if self.flow.is_own(name)
+            for name in self.flow.source.classes
+            if self.flow.source.is_own(name)
             and _is_struct(self._runtime(name))
-            and self.flow.fields_of(name)
+            and self.flow.source.fields_of(name)
             and not self._is_base(name)
         )
 
     def _is_base(self, name: str) -> bool:
-        return any(name in source.bases for source in self.flow.classes.values())
+        return any(name in source.bases for source in self.flow.source.classes.values())
 
     def _with_inner(self, names: Iterable[str]) -> Iterator[str]:
         """Yield classes and the classes of their fields."""
@@ -401,11 +401,11 @@ class WireTable:
         waiting = [*names]
         while waiting:
             name = waiting.pop()
-            if name in seen or name not in self.flow.classes:
+            if name in seen or name not in self.flow.source.classes:
                 continue
             seen.add(name)
             yield name
-            for attribute in self.flow.fields_of(name):
+            for attribute in self.flow.source.fields_of(name):
                 waiting += self._inner_classes(name, attribute)
 
     def _decoded(self) -> frozenset[str]:

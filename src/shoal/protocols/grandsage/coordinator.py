@@ -80,7 +80,7 @@ class TaskIds:
 
 
 @dataclass(slots=True)
-class _Task:
+class _SentTask:
     """A running job."""
 
     job_id: JobId
@@ -113,11 +113,11 @@ class GrandSageNodeSession:
         self._joined = False
         self._closed = False
         self._draining = False
-        self._tasks: dict[int, _Task] = {}
+        self._tasks: dict[int, _SentTask] = {}
         self._ids: dict[tuple[JobId, LeaseNumber], int] = {}
         self._issued = 0
         # Without output, in the order of issue, at a node that may drop tasks.
-        self._silent: dict[int, _Task] = {}
+        self._silent: dict[int, _SentTask] = {}
         self._stopped: dict[int, float] = {}  # when each was last stopped
 
     @property
@@ -235,7 +235,7 @@ class GrandSageNodeSession:
             )
         task_id = self._task_ids.next_id(self._tasks, now)
         self._issued += 1
-        task = self._tasks[task_id] = _Task(job.job_id, job.lease, self._issued)
+        task = self._tasks[task_id] = _SentTask(job.job_id, job.lease, self._issued)
         if not extended:
             self._silent[task_id] = task
         self._ids[job.job_id, job.lease] = task_id
@@ -257,7 +257,9 @@ class GrandSageNodeSession:
             (task_id,) = TASK_ID.unpack(encoded_id)
             self._tasks[task_id].characters += _characters(pieces)
 
-    def _reject_dropped(self, answered: _Task, now: float) -> Sequence[Event | Output]:
+    def _reject_dropped(
+        self, answered: _SentTask, now: float
+    ) -> Sequence[Event | Output]:
         """Reject the tasks that the node must have dropped: it answered later ones.
 
         Real nodes drop a task that exceeds their context, without a message.  They
@@ -295,7 +297,7 @@ class GrandSageNodeSession:
             Notice(f"text for task {task_id}, which is not running: stopped"),
         )
 
-    def _end_task(self, task_id: int, task: _Task) -> Sequence[Event]:
+    def _end_task(self, task_id: int, task: _SentTask) -> Sequence[Event]:
         self._remove_task(task_id)
         completed = Completed(task.job_id, task.lease, task.finish_reason, task.usage)
         if task.incomplete:
