@@ -116,14 +116,13 @@ def test_a_heartbeat_extension_round_trips() -> None:
         memory=50.0,
         unfit="hot",
         queued=3,
-        speed=0.5,
     )
 
     assert read_heartbeat(write_extension(extension)) == extension
 
 
 @pytest.mark.parametrize(
-    "raw", [b'{"cpu":101}', b'{"speed":0}', b'{"jobs":-1}', b'{"draining":1}']
+    "raw", [b'{"cpu":101}', b'{"queued":-1}', b'{"jobs":-1}', b'{"draining":1}']
 )
 def test_an_invalid_heartbeat_extension_counts_as_absent(raw: bytes) -> None:
     assert read_heartbeat(Raw(raw)) is None

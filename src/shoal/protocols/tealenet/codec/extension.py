@@ -175,8 +175,8 @@ class HeartbeatExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     """A peer's state in ``heartbeat``; None or empty: absent.
 
     ``offers`` is present when they changed, and ``proof`` in the first heartbeat of the
-    dialling peer.  ``farewell``: why the peer disconnects.  ``unfit``, ``queued`` and
-    ``speed`` are as in ``WorkerLoad``; ``cpu`` and ``memory`` are in percent.
+    dialling peer.  ``farewell``: why the peer disconnects.  ``unfit`` and ``queued``
+    are as in ``WorkerLoad``; ``cpu`` and ``memory`` are in percent.
     """
 
     proof: _Base64 = ""
@@ -188,7 +188,6 @@ class HeartbeatExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     memory: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     unfit: _Text | None = None
     queued: Count | None = None
-    speed: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
 
 
 class UsageExtension(msgspec.Struct, frozen=True):
