@@ -179,6 +179,7 @@ def test_job_of_a_killed_worker_is_requeued(pool: Pool, slow_model: GatedModel) 
             "grandsage has no pairing codes",
         ),
         (("--identity", "/proc/none/key"), "--identity"),
+        (("--price", "ten"), "--price: expected dollars such as $0.010"),
         (("--privacy", "secret"), "--privacy secret: expected any or public or"),
     ],
 )

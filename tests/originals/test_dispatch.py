@@ -36,6 +36,7 @@ WORKER = replace(
     identity=A,
     tasks=frozenset({"classify"}),
     only_for=frozenset({"42"}),  # the coordinator's user is the number 42
+    price="",
     epoch=1_770_638_400.0,  # 2026-02-09T12:00:00Z
 )
 

@@ -49,6 +49,7 @@ def joined(
     neighbour: bool = False,
     needs_question: bool = False,
     privacy: Privacy | None = None,
+    price: str = "",
 ) -> WorkerJoined:
     offer = Offer(
         kinds,
@@ -61,6 +62,7 @@ def joined(
         neighbour=neighbour,
         needs_question=needs_question,
         privacy=privacy,
+        price=price,
     )
     return WorkerJoined(WorkerId(name), offer, cancels)
 

@@ -22,6 +22,7 @@ from shoal.domain.facts import (
     WorkerLeft,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import JobTerms, Policy
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Chat
 from shoal.pool.eligibility import ineligibility
@@ -50,6 +51,68 @@ def with_pace(pool: PoolState, name: str, pace: float) -> None:
     worker = pool.workers[WorkerId(name)]
     worker.pace = pace
     pool.roster.index(worker)
+
+
+# Price.
+
+
+def worker_of(pool: PoolState, policy: Policy, price: int = 5_000) -> str:
+    """Return the worker that gets a job of this policy and price."""
+    terms = JobTerms(policy=policy, price=price)
+    pool.apply(JobSubmitted(replace(job(), terms=terms)), 0.0)
+    ((_, worker),) = assign(pool)
+    return worker
+
+
+def test_cheap_job_goes_to_the_worker_that_asks_the_least() -> None:
+    asks = {"none": "", "dear": "$0.004", "odd": "a lot", "least": "$0.001"}
+    pool = pool_after(*(joined(name, price=ask) for name, ask in asks.items()))
+
+    assert worker_of(pool, Policy.CHEAP) == "least"
+
+
+def test_reason_of_a_lease_names_the_price() -> None:
+    pool = pool_after(joined(price="$0.001"), joined("other"))
+    terms = JobTerms(policy=Policy.CHEAP, price=5_000)
+    pool.apply(JobSubmitted(replace(job(), terms=terms)), 0.0)
+
+    (lease,) = plan(pool)
+
+    assert lease.reason == "asks the least, $0.001: 0% of its slots in use"
+
+
+def test_fast_job_ignores_what_workers_ask_for() -> None:
+    pool = pool_after(joined("slow", price="$0.001"), joined("quick", price="$0.004"))
+    with_pace(pool, "slow", 16.0)
+    with_pace(pool, "quick", 64.0)
+
+    assert worker_of(pool, Policy.FAST) == "quick"
+
+
+def test_cheap_job_goes_to_a_worker_above_its_price_only_if_no_other_is_free() -> None:
+    pool = pool_after(joined("above", price="$0.006"), joined("none"))
+    alone = pool_after(joined("above", price="$0.006"))
+
+    assert worker_of(pool, Policy.CHEAP) == "none"
+    assert worker_of(alone, Policy.CHEAP) == "above"
+
+
+def test_cheap_job_at_equal_prices_goes_to_the_quicker_worker() -> None:
+    pool = pool_after(joined("slow", price="0.001"), joined("quick", price="$0.001"))
+    with_pace(pool, "slow", 16.0)
+    with_pace(pool, "quick", 64.0)
+
+    assert worker_of(pool, Policy.CHEAP) == "quick"
+
+
+def test_price_of_a_worker_that_left_is_forgotten() -> None:
+    pool = pool_after(joined("a", price="$0.001"), joined("b", price="$0.001"))
+    assert len(pool.roster.asks) == 1
+
+    for name in "ab":
+        pool.apply(WorkerLeft(WorkerId(name), ""), 0.0)
+
+    assert not pool.roster.asks
 
 
 # Speed.

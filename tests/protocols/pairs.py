@@ -66,6 +66,7 @@ MEMBER = WorkerProfile(
     identity=SIGNER,
     random_bytes=bytes,
     privacy=Privacy.PUBLIC,
+    price="$0.010",
 )
 CHAT = Chat("family/model:7b", ({"role": "user", "content": "hi"},))
 RUN = RunJob(JobId("job"), LeaseNumber(2), CHAT)

@@ -120,6 +120,7 @@ def test_a_worker_joins_with_the_offer_it_states(protocol: AnyWireProtocol) -> N
     assert joined.offer.context in (model.context, 0)
     assert joined.offer.only_for == MEMBER.only_for
     assert joined.offer.privacy is MEMBER.privacy
+    assert joined.offer.price == MEMBER.price
     assert joined.offer.remark == ""
 
 

@@ -39,6 +39,7 @@ from shoal.config.throttle_file import ThrottleFile, check_throttle
 from shoal.domain.errors import ConfigError, NotAdmitted, Unavailable
 from shoal.domain.job import PRIVACY_CLASSES
 from shoal.domain.job_kinds import INFERENCE_KINDS
+from shoal.domain.money import dollars, parse_dollars
 from shoal.domain.worker import THROTTLE_MAX, DeviceKind
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.selection import (
@@ -162,6 +163,7 @@ def run(args: argparse.Namespace) -> int:
     throttle_file = ThrottleFile(data)
     if config.throttle is not None:
         check_throttle(config.throttle)
+    config = replace(config, price=_price(config.price))
     options = EngineOptions(
         config.engine,
         tuple(args.model),
@@ -347,6 +349,14 @@ def _check_privacy(given: str) -> None:
     known = [ANY, *PRIVACY_CLASSES]
     if given not in known:
         raise ConfigError(f"--privacy {given}: expected {' or '.join(known)}")
+
+
+def _price(given: str) -> str:
+    """Return the price to ask for as it is shown; raises ConfigError if invalid."""
+    try:
+        return dollars(parse_dollars(given)) if given else ""
+    except ConfigError as error:
+        raise ConfigError(f"--price: {error}") from error
 
 
 def _signer(

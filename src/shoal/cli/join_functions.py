@@ -151,6 +151,7 @@ def _offer(worker: WorkerContext, caller: FunctionCaller) -> Offer:
         features=frozenset(features),
         only_for=frozenset(worker.config.only_for),
         privacy=worker.privacy,
+        price=worker.config.price,
         tasks=caller.names,
         device=worker.device,
         public_key=worker.signer.public_key.hex() if worker.signer else "",

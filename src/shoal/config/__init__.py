@@ -204,6 +204,12 @@ class JoinConfig:
         "who are paired with this worker)",
         "any",
     )
+    price: str = setting(
+        "price to ask for a job, such as $0.001; CHEAP jobs prefer the workers that "
+        "ask the least (default: none)",
+        "",
+        "DOLLARS",
+    )
     engine_key: str = setting("API key of the servers named by --engine", "")
     context: int = setting(
         "context length in the embedded engine, prompt and answer; 0: 4096, or the "

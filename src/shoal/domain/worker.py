@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
+from shoal.domain.errors import ConfigError
 from shoal.domain.job import Privacy
+from shoal.domain.money import Micros, parse_dollars
 from shoal.domain.work import ANY_MODEL, CALL_QUEUE, TASK_QUEUE, Feature, JobKind
 
 CHAT_ONLY = frozenset({JobKind.CHAT})
@@ -162,6 +164,11 @@ class Offer:
     privacy: Privacy | None = None
 
     @property
+    def ask(self) -> Micros | None:
+        """The price that it asks for; None: none, or the text is no amount."""
+        return _ask_of(self.price)
+
+    @property
     def is_restricted(self) -> bool:
         """Whether it accepts the jobs of some clients only."""
         return bool(self.only_for) or self.privacy is not None
@@ -170,6 +177,14 @@ class Offer:
     def queues(self) -> frozenset[str]:
         """The models that it is indexed under, and the names that stand for others."""
         return _queues_of(self.models, self.kinds)
+
+
+@lru_cache(1024)
+def _ask_of(price: str) -> Micros | None:
+    try:
+        return parse_dollars(price)
+    except ConfigError:
+        return None
 
 
 # Shared by all workers with the same offer: there may be thousands.

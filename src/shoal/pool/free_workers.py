@@ -4,11 +4,13 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import TypeAlias
 
 from shoal.domain.ids import WorkerId
 from shoal.domain.job import Policy
+from shoal.domain.money import dollars
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import DeviceKind
 from shoal.pool.eligibility import ineligibility
@@ -22,6 +24,8 @@ SESSION_COST_FACTOR = (
 CONTEXT_MATTERS_FROM = (
     512  # tokens from which a worker with enough context is preferred
 )
+
+ASKS_MAX = 4  # prices that are compared: each costs a look at all free workers
 
 PREFERRED_DEVICE: Mapping[tuple[Policy, bool], DeviceKind] = {
     (Policy.FAST, False): DeviceKind.DESKTOP,
@@ -228,7 +232,36 @@ class FreeWorkers:
 def _preferences(
     job: OpenJob, pool: PoolState
 ) -> Iterator[tuple[Preference | None, str]]:
-    """Yield the preferences for a worker, the best first, with their descriptions."""
+    """Yield the preferences for a worker, the best first, with their descriptions.
+
+    A CHEAP job prefers the workers that ask the least, and comes to those that ask more
+    than its price only if nobody else can take it.
+    """
+    terms, asks = job.job.terms, pool.roster.asks
+    if terms.policy is not Policy.CHEAP or not asks:
+        yield from _preferences_beside_price(job, pool)
+        return
+    lowest = sorted(ask for ask in asks if ask <= terms.price)[:ASKS_MAX]
+    for ask in () if job.started else lowest:
+        yield partial(_asks, ask), f"asks the least, {dollars(ask)}"
+    for wish, reason in _preferences_beside_price(job, pool):
+        yield partial(_is_affordable, terms.price, wish), reason
+    yield from _preferences_beside_price(job, pool)
+
+
+def _asks(ask: int, worker: Worker) -> bool:
+    return worker.offer.ask == ask
+
+
+def _is_affordable(price: int, wish: Preference | None, worker: Worker) -> bool:
+    """Return whether a worker asks no more than ``price`` and meets the ``wish``."""
+    ask = worker.offer.ask
+    return (ask is None or ask <= price) and (wish is None or wish(worker))
+
+
+def _preferences_beside_price(
+    job: OpenJob, pool: PoolState
+) -> Iterator[tuple[Preference | None, str]]:
     device = PREFERRED_DEVICE.get((job.job.terms.policy, job.kind is JobKind.TASK))
     if device is not None and 0 < pool.roster.devices[device] < len(pool.workers):
         kind = f"is a {device.value}, as its policy prefers"

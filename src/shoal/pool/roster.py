@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shoal.domain.ids import WorkerId
+from shoal.domain.money import Micros
 from shoal.domain.work import ANY_MODEL, CALL_QUEUE, TASK_QUEUE
 from shoal.domain.worker import DeviceKind, WorkerLoad
 from shoal.pool.worker import CostLevel, Worker
@@ -29,6 +30,9 @@ class Roster:
 
     devices: Counter[DeviceKind | None] = field(default_factory=Counter)
     """The number of workers of each kind of device."""
+
+    asks: Counter[Micros] = field(default_factory=Counter)
+    """The number of workers that ask for each price."""
 
     available: dict[str, dict[CostLevel, dict[WorkerId, Worker]]] = field(
         default_factory=dict
@@ -69,6 +73,8 @@ class Roster:
     def add(self, worker: Worker) -> None:
         """Add a worker."""
         self.devices[worker.offer.device] += 1
+        if (ask := worker.offer.ask) is not None:
+            self.asks[ask] += 1
         for model in worker.queues:
             self.with_model.setdefault(model, {})[worker.id] = worker
             self.slots[model] += worker.offer.slots if worker.accepts_jobs else 0
@@ -104,6 +110,10 @@ class Roster:
         """Remove a worker; return the models that no other worker offers."""
         self.drain(worker, "lost")
         self.devices[worker.offer.device] -= 1
+        if (ask := worker.offer.ask) is not None:
+            self.asks[ask] -= 1
+            if not self.asks[ask]:
+                del self.asks[ask]  # workers choose them
         removed = []
         for model in worker.queues:
             _remove(self.with_model, model, worker.id)

@@ -218,6 +218,8 @@ class Driver(Generic[In, Out]):
                 case Close(reason, code, text):
                     self._end(ConnectionEnd(reason, code, text))
                     return
+                case Notice(text, routine=True):
+                    log.info("notice peer=%s text=%r", self.peer, text)
                 case Notice(text):
                     self._log_notice(text)
                 case message:

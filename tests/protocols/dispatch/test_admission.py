@@ -152,8 +152,6 @@ def test_the_registration_decides_the_offer(
         ({"capabilities": ["TASK", 5]}, "capabilities"),
         ({"capabilities": ["JUGGLE"]}, "capabilities"),
         ({"capabilities": ["TASK"] * 65}, "capabilities"),
-        ({"pricing_hint": 5}, "pricing_hint"),
-        ({"pricing_hint": "x" * 257}, "pricing_hint"),
     ],
 )
 def test_an_invalid_registration_is_answered_with_the_invalid_field(
@@ -178,6 +176,28 @@ def test_capabilities_of_newer_workers_are_ignored_and_logged() -> None:
     assert joined.offer.kinds == {JobKind.TASK}
     notices = [each.text for each in outputs if isinstance(each, Notice)]
     assert "ignored unknown capabilities: ['IMAGE_GEN', '\\xfc']" in notices
+
+
+@pytest.mark.parametrize(
+    ("hint", "price", "ask"),
+    [
+        ("$0.010", "$0.010", 10_000),  # as in the document
+        ("0.5", "0.5", 500_000),
+        ("cheap", "cheap", None),
+        (0.01, "0.01", 10_000),
+        (None, "", None),
+        ([5], "", None),
+        (True, "", None),
+        ("x" * 300, "x" * 256, None),
+    ],
+)
+def test_a_pricing_hint_is_a_price_if_it_is_an_amount(
+    hint: object, price: str, ask: int | None
+) -> None:
+    (joined,) = messages_in(opened().receive([register(pricing_hint=hint)], NOW))
+
+    assert isinstance(joined, Joined)
+    assert (joined.offer.price, joined.offer.ask) == (price, ask)
 
 
 def test_registering_again_the_same_way_changes_nothing() -> None:
@@ -343,6 +363,7 @@ def test_a_shoal_workers_offer_has_all_fields() -> None:
             context=4096,
             only_for=member.only_for,
             privacy=Privacy.PRIVATE,
+            price=member.price,
             tasks=frozenset({"summarize"}),
             streams=False,
             device=DeviceKind.PHONE,

@@ -38,8 +38,9 @@ from shoal.ledger.worker_receipts import verify
 from shoal.protocols.dispatch import PROTOCOL, Config, endpoints
 from shoal.protocols.dispatch.codec.extension import HEADER
 from shoal.protocols.dispatch.worker_jobs import ANSWER_MAX, JOBS_MAX
+from shoal.protocols.seam.context import Dialer
 from shoal.protocols.seam.endpoints import UpgradeRequest
-from shoal.protocols.seam.session import Notice, Send
+from shoal.protocols.seam.session import Close, Notice, Send, WorkerEnd
 
 
 def joined() -> Pair:
@@ -236,12 +237,123 @@ ASSIGNED = """{
 }"""  # as in the document
 
 
+ACK = '{"type":"heartbeat_ack","status":"ok"}'
+REGISTERED = '{"type":"register_ack","status":"ok","worker_id":"worker_abc123"}'
+
+
+def at_original(**terms: Any) -> tuple[Dialer, WorkerEnd, list[object]]:
+    """Register at an original coordinator; return also what came of its answer."""
+    profile = replace(MEMBER, only_for=frozenset(), privacy=None)
+    dialer = PROTOCOL.dial("http://host", replace(profile, **terms))
+    session = dialer.start_session({})
+    (said,) = sent(session.tick(NOW))
+    assert json.loads(said)["type"] == "register"
+    return dialer, session, [*session.receive([REGISTERED], NOW)]
+
+
+def test_the_owners_price_is_sent_where_the_document_has_it() -> None:
+    dialer = PROTOCOL.dial("http://host", replace(MEMBER, price="$0.010"))
+
+    (said,) = sent(dialer.start_session({}).tick(NOW))
+
+    assert list(json.loads(said)) == [
+        "type", "provider_pubkey", "provider_type", "capabilities", "pricing_hint",
+    ]  # fmt: skip
+    assert json.loads(said)["pricing_hint"] == "$0.010"
+
+
+def test_no_price_is_no_hint() -> None:
+    dialer = PROTOCOL.dial("http://host", replace(MEMBER, price=""))
+
+    (said,) = sent(dialer.start_session({}).tick(NOW))
+
+    assert "pricing_hint" not in json.loads(said)
+
+
+def test_the_log_has_the_id_and_the_errors_of_a_coordinator() -> None:
+    _, session, registered = at_original()
+    error = """{
+"type": "error",
+"code": "invalid_message",
+"message": "Failed to parse WebSocket message"
+}"""  # as in the document
+
+    (notice,) = session.receive([error], NOW)
+
+    assert registered == [Notice("registered, worker_id worker_abc123", routine=True)]
+    text = "invalid_message: Failed to parse WebSocket message"
+    assert notice == Notice(f"the coordinator reports an error, {text}")
+
+
+def beats(session: WorkerEnd, count: int) -> list[object]:
+    """Let that many heartbeats come due; return the outputs beside them."""
+    outputs: list[object] = []
+    for _ in range(count):
+        assert session.deadline is not None
+        outputs += session.tick(session.deadline)
+    return [each for each in outputs if not isinstance(each, Send)]
+
+
+def test_a_coordinator_that_stops_acknowledging_is_left() -> None:
+    dialer, session, _ = at_original()
+    beats(session, 1)
+    session.receive([ACK], NOW + 10)
+
+    notice, close = beats(session, 4)
+
+    assert notice == Notice("the coordinator has not acknowledged a heartbeat")
+    assert close == Close("no heartbeat_ack within 30 s")
+    assert session.deadline is None
+    assert dialer.final_reason(1006, "") is None  # it dials again
+
+
+def test_a_vanished_coordinator_is_noticed_after_a_reconnect_as_well() -> None:
+    dialer, session, _ = at_original()
+    beats(session, 1)
+    session.receive([ACK], NOW + 10)
+    again = dialer.start_session({})
+    again.tick(NOW)
+    again.receive([REGISTERED], NOW)
+
+    assert beats(again, 4)[-1] == Close("no heartbeat_ack within 30 s")
+
+
+def test_a_coordinator_that_says_something_else_is_not_left() -> None:
+    _, session, _ = at_original()
+    beats(session, 1)
+    session.receive([ACK], NOW + 10)
+
+    for number in range(2, 20):
+        session.receive(['{"type":"payment_posted"}'], NOW + 10 * number)
+        assert Close not in map(type, beats(session, 1))
+
+
+def test_a_coordinator_that_never_acknowledges_is_not_left() -> None:
+    _, session, _ = at_original()
+
+    assert beats(session, 100) == [
+        Notice("the coordinator has not acknowledged a heartbeat")
+    ]
+
+
+def test_health_reports_do_not_hide_a_vanished_coordinator() -> None:
+    _, session, _ = at_original()
+    beats(session, 1)
+    session.receive([ACK], NOW + 10)
+    report = HealthReported(MachineHealth(1.5, 20.0, 3))
+
+    outputs = [
+        output
+        for number in range(50)
+        for output in session.send(report, NOW + 11 + number)
+    ]
+
+    assert Close("no heartbeat_ack within 30 s") in outputs
+
+
 def assigned_by_original(message: str = ASSIGNED, **terms: Any) -> list[object]:
     """Return what a worker does with a job of an original coordinator."""
-    profile = replace(MEMBER, only_for=frozenset(), privacy=None)
-    session = PROTOCOL.dial("http://host", replace(profile, **terms)).start_session({})
-    session.tick(NOW)
-    session.receive(['{"type":"register_ack","status":"ok","worker_id":"w"}'], NOW)
+    _, session, _ = at_original(**terms)
     return [*session.receive([message], NOW)]
 
 

@@ -11,6 +11,7 @@ from shoal.domain.worker import CHAT_ONLY, ServedModel
 from shoal.protocols.grandsage.extension import (
     CONTEXT_MAX,
     ONLY_FOR_MAX,
+    PRICE_MAX,
     Extensions,
     read_extensions,
     write_extensions,
@@ -25,6 +26,7 @@ NONE = frozenset[Feature]()
     context=st.integers(0, CONTEXT_MAX),
     only_for=st.frozensets(st.text(min_size=1)),
     privacy=st.sampled_from([None, *Privacy]),
+    price=st.text(max_size=PRICE_MAX),
 )
 def test_announcements_round_trip(
     kinds: frozenset[JobKind],
@@ -32,12 +34,13 @@ def test_announcements_round_trip(
     context: int,
     only_for: frozenset[str],
     privacy: Privacy | None,
+    price: str,
 ) -> None:
     model = ServedModel("m", kinds, features, context)
-    written = write_extensions(model, only_for, privacy)
+    written = write_extensions(model, only_for, privacy, price)
 
     assert read_extensions(written) == Extensions(
-        True, kinds, features, context, only_for, privacy
+        True, kinds, features, context, only_for, privacy, price
     )
     # It stands in a header, between commas.
     assert written.isascii()
@@ -50,10 +53,10 @@ def test_the_header_is_as_documented() -> None:
     )
 
     assert write_extensions() == "shoal"
-    assert write_extensions(model, {"al", "bo, c=d é"}, Privacy.PUBLIC) == (
+    assert write_extensions(model, {"al", "bo, c=d é"}, Privacy.PUBLIC, "$0.010") == (
         "shoal, chat, completion, embedding, stop, tools, context=4096, "
         "only-for=al, only-for=bo%2C%20c%3Dd%20%C3%A9, "
-        "privacy=public"
+        "privacy=public, price=$0.010"
     )
 
 

@@ -12,7 +12,7 @@ from shoal.domain.errors import NotAdmitted, PeerError
 from shoal.domain.job import PRIVACY_CLASSES
 from shoal.domain.work import JobKind
 from shoal.domain.worker import DeviceKind, Offer
-from shoal.protocols.dispatch.codec.ecmascript_json import well_formed
+from shoal.protocols.dispatch.codec.ecmascript_json import to_string, well_formed
 from shoal.protocols.dispatch.codec.extension import (
     CHALLENGE_SIZE,
     CONTEXT_MAX,
@@ -40,6 +40,7 @@ from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import UpgradeRequest
 
 ID_SIZE = 16  # bytes of a worker's id
+PRICE_MAX = 256  # characters of a pricing hint
 
 UNPROVEN = (
     "has not proved its key: it gets private jobs only if the coordinator runs with "
@@ -215,6 +216,17 @@ def _check_proof(
         )
 
 
+def _price(hint: object) -> str:
+    """Return a pricing hint as text; an unusable one is none, for it is optional."""
+    match hint:
+        case str():
+            return hint[:PRICE_MAX]
+        case int() | float() if not isinstance(hint, bool):
+            return to_string(hint)
+        case _:
+            return ""
+
+
 def _offer(
     message: RegisterProvider,
     presentation: WorkerPresentation | None,
@@ -243,5 +255,5 @@ def _offer(
         device=DEVICES[message.provider_type],
         public_key=message.provider_pubkey.lower(),
         proven=presentation is not None or config.trust_unproven,
-        price=message.pricing_hint or "",
+        price=_price(message.pricing_hint),
     )

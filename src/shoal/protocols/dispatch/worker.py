@@ -49,6 +49,7 @@ from shoal.protocols.seam.session import Batch, Close, Data, Notice, Output, Sen
 
 HEARTBEAT_INTERVAL = 10.0  # seconds
 REGISTER_TIMEOUT = 10.0  # seconds until register_ack, as for original workers
+ACK_TIMEOUT = 30.0  # seconds until a coordinator that acknowledges counts as lost
 
 
 class DispatchWorkerSession:
@@ -73,6 +74,9 @@ class DispatchWorkerSession:
         self._registered = False
         self._closed = False
         self._draining: str | None = None
+        self._last_received = 0.0
+        self._has_noted_silence = False
+        self._unacknowledged_since: float | None = None  # the first such heartbeat
 
     @property
     def deadline(self) -> float | None:
@@ -87,10 +91,11 @@ class DispatchWorkerSession:
         if not self._registered:
             self._closed = True
             return (Close(f"no register_ack within {REGISTER_TIMEOUT:g} s"),)
-        return (self._heartbeat(now),)
+        return self._heartbeat(now)
 
     def receive(self, batch: Batch, now: float) -> Sequence[Command | Output]:
         outputs: list[Command | Output] = []
+        self._last_received = now
         for data in batch:
             if self._closed:
                 break
@@ -113,7 +118,7 @@ class DispatchWorkerSession:
                 return self._send_draining()
             case HealthReported(health):
                 self._jobs.health = health
-                return (self._heartbeat(now),) if self._registered else ()
+                return self._heartbeat(now) if self._registered else ()
             case AnswerChunk(job_id, _, pieces):
                 return self._collect(job_id, pieces, now)
             case Completed() | Rejected() | Failed():
@@ -133,8 +138,13 @@ class DispatchWorkerSession:
                 return self._on_assignment(text, now)
             case "job_cancel" if self._extended:
                 return self._on_cancel(message)
+            case "heartbeat_ack":
+                self._jobs.acknowledges = True
+                self._unacknowledged_since = None
+                return ()
             case "error":
-                return (Notice(f"the coordinator says: {_quoted(message.message)}"),)
+                code, text = _quoted(message.code), _quoted(message.message)
+                return (Notice(f"the coordinator reports an error, {code}: {text}"),)
             case _:
                 return ()  # the document allows for other types
 
@@ -149,7 +159,10 @@ class DispatchWorkerSession:
             return (Close(f"refused: {self._jobs.refusal}"),)
         self._registered = True
         self._due = now + HEARTBEAT_INTERVAL
-        outputs: list[Command | Output] = []
+        worker_id = Notice(
+            f"registered, worker_id {_quoted(message.worker_id)}", routine=True
+        )
+        outputs: list[Command | Output] = [worker_id]
         outputs += [Send(text) for text in self._jobs.drain_unsent()]
         if self._extended:
             running, self._jobs.running = self._jobs.running, {}
@@ -213,9 +226,25 @@ class DispatchWorkerSession:
             self._encoder.failure(running, reason, Fault.WORKER, now)
         )
 
-    def _heartbeat(self, now: float) -> Send:
-        self._due = now + HEARTBEAT_INTERVAL
-        return Send(self._encoder.heartbeat(self._jobs.health))
+    def _heartbeat(self, now: float) -> Sequence[Output]:
+        """Send a heartbeat, unless the coordinator is lost.
+
+        A coordinator that acknowledges heartbeats is lost if it stops to, and says
+        nothing else either.  Not every one does: then the connection's end tells.
+        """
+        beat = Send(self._encoder.heartbeat(self._jobs.health))
+        since, self._due = self._unacknowledged_since, now + HEARTBEAT_INTERVAL
+        if since is None:
+            self._unacknowledged_since, self._has_noted_silence = now, False
+            return (beat,)
+        silent = now - max(since, self._last_received)
+        if self._jobs.acknowledges and silent >= ACK_TIMEOUT:
+            self._closed = True
+            return (Close(f"no heartbeat_ack within {ACK_TIMEOUT:g} s"),)
+        if self._has_noted_silence or now < since + HEARTBEAT_INTERVAL:
+            return (beat,)
+        self._has_noted_silence = True
+        return (beat, Notice("the coordinator has not acknowledged a heartbeat"))
 
     def _send_or_keep(self, text: str) -> Sequence[Output]:
         if self._registered:

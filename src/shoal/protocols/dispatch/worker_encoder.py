@@ -74,6 +74,7 @@ class WorkerEncoder:
                 self.identity.public_key.hex(),
                 TYPES[profile.device],
                 [name for name, kind in CAPABILITIES.items() if kind in kinds],
+                profile.price or UNSET,
                 shoal=shoal,
             )
         )

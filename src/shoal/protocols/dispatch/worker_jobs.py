@@ -31,12 +31,16 @@ class RunningJob:
 
 @dataclass(slots=True)
 class WorkerJobs:
-    """Running jobs, unsent messages, and the machine's health."""
+    """Running jobs, unsent messages, and the machine's health.
+
+    ``acknowledges``: the coordinator has acknowledged a heartbeat.
+    """
 
     running: dict[JobId, RunningJob] = field(default_factory=dict)
     unsent: deque[str] = field(default_factory=deque)
     unsent_size: int = 0
     health: MachineHealth | None = None
+    acknowledges: bool = False
     refusal: str = ""  # the coordinator's reason for refusing this worker
 
     def add(

@@ -104,6 +104,7 @@ def admit(
         else contexts.get(parameters["model"], 0),
         only_for=extensions.only_for,
         privacy=extensions.privacy,
+        price=extensions.price,
         remark=remark,
         needs_question=not extensions.known,
     )

@@ -19,8 +19,10 @@ SHOAL = "shoal"
 CONTEXT = "context"
 ONLY_FOR = "only-for"
 PRIVACY = "privacy"
+PRICE = "price"
 
 CONTEXT_MAX = 2**31 - 1  # tokens
+PRICE_MAX = 256  # characters
 ONLY_FOR_MAX = 256  # most keys that a node may list
 
 
@@ -34,6 +36,7 @@ class Extensions:
     context: int = 0
     only_for: frozenset[str] = frozenset()
     privacy: Privacy | None = None
+    price: str = ""
 
 
 def read_extensions(value: str) -> Extensions:
@@ -45,6 +48,7 @@ def read_extensions(value: str) -> Extensions:
     settings = [entry.partition("=")[::2] for entry in entries]
     contexts = [number for name, number in settings if name.lower() == CONTEXT]
     only_for = [unquote(key) for name, key in settings if name.lower() == ONLY_FOR]
+    prices = [unquote(text) for name, text in settings if name.lower() == PRICE]
     classes = [text.lower() for name, text in settings if name.lower() == PRIVACY]
     return Extensions(
         True,
@@ -53,6 +57,7 @@ def read_extensions(value: str) -> Extensions:
         _context(contexts[-1] if contexts else ""),
         frozenset(well_formed(key) for key in only_for[:ONLY_FOR_MAX] if key),
         PRIVACY_CLASSES.get(classes[-1] if classes else ""),
+        well_formed(prices[-1][:PRICE_MAX]) if prices else "",
     )
 
 
@@ -60,6 +65,7 @@ def write_extensions(
     model: ServedModel | None = None,
     only_for: Collection[str] = frozenset(),
     privacy: Privacy | None = None,
+    price: str = "",
 ) -> str:
     """Return the header value; with ``model``, also its job kinds and features."""
     entries = [SHOAL]
@@ -74,6 +80,8 @@ def write_extensions(
     ]
     if privacy is not None:
         entries.append(f"{PRIVACY}={privacy.value}")
+    if price:
+        entries.append(f"{PRICE}={quote(price, safe='$', errors='replace')}")
     return ", ".join(entries)
 
 

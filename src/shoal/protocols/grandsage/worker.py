@@ -115,7 +115,9 @@ class GrandSageNodeDialer:
     def __init__(self, url: str, profile: WorkerProfile) -> None:
         self.url = _address(url, profile)
         self.headers: Mapping[str, str] = {
-            HEADER: write_extensions(profile.model, profile.only_for, profile.privacy)
+            HEADER: write_extensions(
+                profile.model, profile.only_for, profile.privacy, profile.price
+            )
         }
         self._model = profile.model.name
         self._restriction = profile.restriction

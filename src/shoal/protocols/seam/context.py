@@ -78,14 +78,14 @@ class WorkerProfile:
     """How a worker presents itself to a coordinator, for one model.
 
     ``only_for`` names the keys that it works for; empty: all.  ``privacy`` is the only
-    privacy class of jobs that it accepts; None: any.  ``identity`` is set if the wire
-    ``signs``.  ``epoch`` is the Unix time at which the clock passed as ``now``
-    was at 0.  ``offers`` lists what the worker can run at the start, if one connection
-    carries all models.  ``direct_url`` is an address without HTTP that the coordinator
-    advertises (``tcp://HOST:PORT``).  ``random_bytes`` returns that many random bytes,
-    and ``passcode`` is the cluster's, on wires that have one.  ``owner`` is the id of
-    the user that the machine belongs to, on wires that tell it, and ``registered_at``
-    is as in ``ProtocolContext``.
+    privacy class of jobs that it accepts; None: any.  ``price`` is as in ``Offer``.
+    ``identity`` is set if the wire ``signs``.  ``epoch`` is the Unix time at which the
+    clock passed as ``now`` was at 0.  ``offers`` lists what the worker can run at the
+    start, if one connection carries all models.  ``direct_url`` is an address without
+    HTTP that the coordinator advertises (``tcp://HOST:PORT``).  ``random_bytes``
+    returns that many random bytes, and ``passcode`` is the cluster's, on wires that
+    have one.  ``owner`` is the id of the user that the machine belongs to, on wires
+    that tell it, and ``registered_at`` is as in ``ProtocolContext``.
     """
 
     name: str
@@ -105,6 +105,7 @@ class WorkerProfile:
     owner: str = ""
     registered_at: float | None = None
     privacy: Privacy | None = None
+    price: str = ""
 
     @property
     def restriction(self) -> str:

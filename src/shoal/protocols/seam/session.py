@@ -61,9 +61,10 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An unusual event to log; it has no other effect."""
+    """An event to log; it has no other effect.  A ``routine`` one is no warning."""
 
     text: str
+    routine: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,7 @@ def _default_offer(profile: WorkerProfile) -> Offer:
         context=model.context,
         only_for=profile.only_for,
         privacy=profile.privacy,
+        price=profile.price,
         device=profile.device,
         public_key=key,
     )

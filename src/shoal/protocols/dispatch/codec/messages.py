@@ -74,7 +74,7 @@ class RegisterProvider(msgspec.Struct, frozen=True, tag="register"):
     provider_pubkey: KeyText
     provider_type: ProviderType
     capabilities: Annotated[list[_Short], msgspec.Meta(max_length=CAPABILITIES_MAX)]
-    pricing_hint: _Short | UnsetType | None = UNSET
+    pricing_hint: Any = UNSET
     shoal: Raw | UnsetType = UNSET
 
 
@@ -161,6 +161,7 @@ class CoordinatorMessage(msgspec.Struct, frozen=True):
     message: Any = None
     job_id: Any = None
     lease: Any = None
+    worker_id: Any = None
 
 
 @dataclass(frozen=True, slots=True)

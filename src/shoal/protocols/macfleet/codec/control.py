@@ -44,6 +44,7 @@ class OfferMessage(
     device: Name = ""
     only_for: Names = frozenset()
     privacy: Name = ""
+    price: Name = ""
     queued: Count = 0
     unfit: Text = ""
     speed: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
