@@ -375,11 +375,21 @@ class WireTable:
             yield f"{self.wire}: {key} is used: the reason is obsolete"
 
     def _unread(self) -> Iterator[Place]:
-        """Yield the fields beyond the document that are decoded and then unused."""
-        for name in self.beyond.keys() & self._structs() & self._decoded():
+        """Yield the fields without a row that are decoded and then unused."""
+        shown = {*self._shown()}
+        for name in self._structs() & self._decoded():
             for attribute in self.names_of(name).values():
                 place = name, attribute
-                if attribute != _TAG and not self._of_attribute(place, "read"):
+                if attribute == _TAG or place in shown:
+                    continue
+                if not self._of_attribute(place, "read"):
+                    yield place
+
+    def _shown(self) -> Iterator[Place]:
+        """Yield the attributes that the fields of messages are decoded into."""
+        for row in self.rows:
+            for each in row.message.places(row.name, "read"):
+                if ":" not in each and (place := self._resolve(each, row.name)):
                     yield place
 
     def _structs(self) -> frozenset[str]:
