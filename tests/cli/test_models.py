@@ -1,10 +1,15 @@
 """The models command without a peer."""
 
+import argparse
+import asyncio
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from cli.coordinators import Sites
+from shoal.cli import models
 from shoal.cli.main import main
 
 
@@ -106,3 +111,68 @@ def test_unshareable_model_fails_the_start(
     assert main(["serve", "--port", "0", "--data-dir", data, "--share", share]) == 1
 
     assert why in capsys.readouterr().err
+
+
+STUDIO: dict[str, object] = {
+    "peer": "tealenet:AB",
+    "name": "Studio",
+    "size": 4831838208,
+    "address": "tcp://192.0.2.1:41234",
+}
+OWN: dict[str, object] = {"peer": "", "name": "", "size": None, "address": ""}
+DIALLING = {**STUDIO, "peer": "tealenet:CD", "name": "", "address": ""}
+
+
+async def find(
+    sites: Sites, copies: list[dict[str, object]], *more: str
+) -> tuple[int, str]:
+    """Return the exit code of ``shoal models find`` and the coordinator's URL."""
+    found = {"model": "org/m", "asked": 3, "data": copies}
+    health = {"status": "ok", "shoal": "1", "direct": {"tealenet": {"tcp": 4011}}}
+    url = await sites({"/admin/models/org/m": found, "/healthz": health})
+    parser = argparse.ArgumentParser()
+    models.add_arguments(parser)
+    given = ["find", "org/m", "--url", url, "--api-key", "sk-test", *more]
+    return await asyncio.to_thread(models.run, parser.parse_args(given)), url
+
+
+async def test_found_copies_are_listed_with_the_addresses_to_copy_from(
+    sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, url = await find(sites, [OWN, STUDIO, DIALLING])
+
+    host = urlsplit(url).hostname
+    assert code == 0
+    assert [each.split() for each in capsys.readouterr().out.splitlines()] == [
+        ["PEER", "SIZE", "FROM"],
+        ["this", "coordinator", f"{host}:4011"],
+        ["Studio", "(tealenet:AB)", "4.83", "GB", "192.0.2.1:41234"],
+        ["tealenet:CD", "4.83", "GB"],
+        f"to copy it: shoal models get org/m --from {host}:4011".split(),
+    ]
+
+
+async def test_how_to_find_the_address_of_a_peer_that_dialled_is_said(
+    sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = await find(sites, [DIALLING])
+
+    assert code == 0
+    assert "dns-sd -B _teale._tcp" in capsys.readouterr().out
+
+
+async def test_a_model_that_no_peer_has_fails(
+    sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = await find(sites, [])
+
+    assert code == 1
+    assert capsys.readouterr().out == "no peer shares org/m; asked: 3\n"
+
+
+async def test_found_copies_are_printed_as_json(
+    sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await find(sites, [STUDIO], "--json")
+
+    assert json.loads(capsys.readouterr().out)["data"] == [STUDIO]

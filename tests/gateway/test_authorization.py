@@ -69,6 +69,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("PUT", "/admin/accounts/{name}/budget"): CREATION,
     ("GET", "/admin/status"): ANY_KEY,
     ("GET", "/admin/nodes"): ANY_KEY,
+    ("GET", "/admin/models/{model}"): ANY_KEY,
     ("GET", "/admin/jobs"): ANY_KEY,
     ("GET", "/admin/jobs/{id}"): OWN_SHOWN,
     ("DELETE", "/admin/jobs/{id}"): (400, 400, 403, 403, 401),  # it has ended

@@ -892,6 +892,7 @@ def test_model_messages_go_to_the_model_sharing() -> None:
     class Library:
         def __init__(self) -> None:
             self.heard: list[tuple[str, ModelMessage]] = []
+            self.joined: list[str] = []
             self.left: list[str] = []
 
         def on_message(
@@ -904,6 +905,11 @@ def test_model_messages_go_to_the_model_sharing() -> None:
             self.heard.append((peer, word))
             self.say = say
 
+        def on_peer_joined(
+            self, peer: str, say: Callable[[ModelMessage], bool]
+        ) -> None:
+            self.joined.append(peer)
+
         def on_peer_left(self, peer: str) -> None:
             self.left.append(peer)
 
@@ -913,6 +919,7 @@ def test_model_messages_go_to_the_model_sharing() -> None:
             peers = await accept_peers(coordinator, share=library)
             line = await peers.connect()
             await send(line, "a", PeerJoined("mac"), ModelQuery("m"))
+            assert library.joined == ["wire:mac"]
             assert library.heard == [("wire:mac", ModelQuery("m"))]
             assert library.say(ModelAnswer("m", available=True, size=9))
             await run_pending()

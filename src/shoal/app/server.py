@@ -143,7 +143,7 @@ async def run_coordinator(
             for wire, each in endpoints
             if isinstance(each, MembershipProber)
         )
-        sharing = await finally_.enter_async_context(LibraryServer(settings.library))
+        sharing = await finally_.enter_async_context(gateway.sharing)
         policy = PeerJobPolicy(settings.limits, settings.prices, settings.moderation)
         peers = PeerConnections(
             hub, clock, admission, policy, sharing, gateway.directory
@@ -266,6 +266,7 @@ async def _gateway(
         pages=settings.pages,
         egress_policy=settings.reach,
         payments=payments,
+        sharing=LibraryServer(settings.library),
     )
 
 

@@ -8,11 +8,14 @@ import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import quote, urlsplit
 
+from shoal.cli import api
 from shoal.cli.arguments import add_action
 from shoal.cli.command_loop import add_log_arguments, log_to_stderr, run_loop
-from shoal.cli.terminal import print_table, printable
+from shoal.cli.terminal import format_peer, print_table, printable
+from shoal.cli.worker.join_target import direct_address
 from shoal.config import USER_DATA
 from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
@@ -32,6 +35,11 @@ from shoal.transports.link import LinkClosed
 
 MODELS = "models"  # the folder of models, in the data folder
 SCHEMES = ("tcp", "tls")
+FOUND_HEAD = ("PEER", "SIZE", "FROM")
+ADDRESSES_HINT = (
+    "these peers connected by themselves: `dns-sd -B _teale._tcp` or "
+    "`avahi-browse -rt _teale._tcp` lists their addresses, for shoal models get --from"
+)
 HEAD = ("NAME", "SIZE", "FILES", "WHERE")
 EXIT_STOPPED = 130
 REDRAW_EVERY = 0.25  # seconds
@@ -41,6 +49,10 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = add_action(actions, "ls", "list the models in the folder")
+    find = add_action(actions, "find", "ask all peers of a coordinator for a model")
+    find.add_argument("name", help="name of the model, such as qwen3-8b or org/name")
+    find.add_argument("--json", action="store_true", help="print JSON")
+    api.add_arguments(find)
     get = add_action(actions, "get", "copy a model from a peer on the local network")
     get.add_argument(
         "name", help="name of the model at the peer, such as qwen3-8b or org/name"
@@ -78,7 +90,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return {"get": _get, "ls": _list}[args.action](args)
+    return {"find": _find, "get": _get, "ls": _list}[args.action](args)
+
+
+def _find(args: argparse.Namespace) -> int:
+    name = _model_name(args)
+    found = api.request(args, f"/admin/models/{quote(name)}")
+    if args.json:
+        print(json.dumps(found))
+    elif not found["data"]:
+        print(f"no peer shares {name}; asked: {found['asked']}")
+    else:
+        own = _own_address(args)
+        rows = [_found_row(each, own) for each in found["data"]]
+        print_table(FOUND_HEAD, rows)
+        addresses = [address for _, _, address in rows if address]
+        print(
+            f"to copy it: shoal models get {name} --from {addresses[0]}"
+            if addresses
+            else ADDRESSES_HINT
+        )
+    return 0 if found["data"] else 1
+
+
+def _own_address(args: argparse.Namespace) -> str:
+    """Return the coordinator's address for peers; empty if it has none."""
+    (wire,) = (each for each in discover().values() if each.peering is not None)
+    base = api.base_url(args)
+    url = base if "://" in base else f"http://{base}"
+    return direct_address(url, wire, api.request(args, "/healthz"))
+
+
+def _found_row(copy: dict[str, Any], own: str) -> tuple[str, str, str]:
+    """Return the row of a copy: its peer, size, and address to copy it from."""
+    size = "" if copy["size"] is None else _bytes(copy["size"])
+    address = copy["address"] if copy["peer"] else own
+    peer = format_peer(copy["name"], copy["peer"]) or "this coordinator"
+    return peer, size, address.removeprefix("tcp://")
+
+
+def _model_name(args: argparse.Namespace) -> str:
+    try:
+        return check_model_name(args.name)
+    except InvalidRequest as error:
+        raise ConfigError(str(error)) from error
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -103,12 +158,7 @@ def _list(args: argparse.Namespace) -> int:
 
 def _get(args: argparse.Namespace) -> int:
     log_to_stderr(args)
-    try:
-        request = DownloadRequest(
-            check_model_name(args.name), _folder(args), args.replace
-        )
-    except InvalidRequest as error:
-        raise ConfigError(str(error)) from error
+    request = DownloadRequest(_model_name(args), _folder(args), args.replace)
     token, fingerprint = without_fingerprint(args.token)
     outgoing = _connect_to(args.peer, args.passcode, token)
 

@@ -14,6 +14,8 @@ from shoal.gateway.http.pages import PagePolicy
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.ledger.prices import PriceList
+from shoal.models.library import Library
+from shoal.models.library_server import LibraryServer
 from shoal.peers.peer_directory import PeerDirectory
 from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.store.port import Store
@@ -29,8 +31,9 @@ class Gateway:
     HTTP API needs no key, and ``pages`` the web pages that may use it.
     ``egress_policy`` limits the addresses of webhooks.  ``payments`` collects payments
     for jobs; ``being_paid`` holds the owner and idempotency key of each job with a
-    payment in progress.  ``directory`` lists the peers.  ``probers`` are the membership
-    probers, each with the name of its protocol.
+    payment in progress.  ``directory`` lists the peers, and ``sharing`` shares models
+    with them.  ``probers`` are the membership probers, each with the name of its
+    protocol.
     """
 
     hub: Hub
@@ -51,6 +54,7 @@ class Gateway:
     bodies: BodyReader = field(default_factory=BodyReader)
     being_paid: set[tuple[str, str]] = field(default_factory=set)
     directory: PeerDirectory = field(default_factory=PeerDirectory)
+    sharing: LibraryServer = field(default_factory=lambda: LibraryServer(Library({})))
     probers: list[tuple[str, MembershipProber]] = field(default_factory=list)
 
     @property

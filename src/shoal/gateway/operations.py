@@ -6,7 +6,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.job import Policy
 from shoal.domain.work import Chat, Completion
 from shoal.gateway import calls, dispatch, grandsage, monitoring, openapi
-from shoal.gateway.admin import accounts, credentials, status
+from shoal.gateway.admin import accounts, credentials, models, status
 from shoal.gateway.admin import jobs as admin_jobs
 from shoal.gateway.http.operation import (
     BYTES_TYPE,
@@ -225,6 +225,12 @@ ADMIN = (
     Operation(
         *("GET", "/admin/nodes", "List the nodes of fleets", read(status.list_nodes)),
         answer=status.NodeList,
+    ),
+    Operation(
+        *("GET", "/admin/models/{model}", "Find the peers that share a model"),
+        read(models.find_model),
+        answer=models.ModelCopies,
+        slashes=True,
     ),
     Operation(
         *("GET", "/admin/jobs", "List jobs, newest first", read(admin_jobs.list_jobs)),

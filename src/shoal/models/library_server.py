@@ -26,6 +26,7 @@ from shoal.models.library import (
     SharedModel,
     read_pieces,
 )
+from shoal.models.sources import ModelSource, ModelSources
 
 SENDING_MAX = 8  # models at a time
 SENDING_TO_PEER_MAX = 2  # of them
@@ -49,11 +50,13 @@ class _Requester:
 class LibraryServer:
     """Shares a library with any number of peers within an ``async with`` block.
 
-    Leaving the block aborts all transfers.
+    Leaving the block aborts all transfers.  ``sources`` are the peers that may share
+    models themselves.
     """
 
     def __init__(self, library: Library) -> None:
         self._library = library
+        self.sources = ModelSources()
         self._tasks = asyncio.TaskGroup()
         self._queries: Counter[str] = Counter()  # by peer
         self._sending: dict[tuple[str, str], asyncio.Task[None]] = {}  # by peer, number
@@ -92,14 +95,30 @@ class LibraryServer:
                 self._request(requester, message)
             case ModelChunk() | ModelDone():
                 self._log_refusal(peer, "it sends a model without a request")
+            case ModelAnswer():
+                if not self.sources.receive(peer, message):
+                    self._log_refusal(peer, "it answers without a query")
             case _:
-                self._log_refusal(peer, "it answers without a query")
+                raise AssertionError(f"unknown message {type(message).__name__}")
+
+    def on_peer_joined(self, peer: str, send: SendModelMessage) -> None:
+        """Add a peer that may share models."""
+        self.sources.add(ModelSource(peer, send))
 
     def on_peer_left(self, peer: str) -> None:
         """Abort transfers to a peer at once, not only at the next piece."""
+        self.sources.remove(peer)
         for (name, _), task in self._sending.items():
             if name == peer:
                 task.cancel()
+
+    async def own_size(self, model: str) -> int | None:
+        """Return the size of a model of the library in bytes; None if it has none."""
+        try:
+            found = await asyncio.to_thread(self._library.find, model)
+        except NotShareable:
+            return None
+        return None if found is None else found.size
 
     def _query(self, requester: _Requester, query: ModelQuery) -> None:
         if self._queries[requester.name] >= QUERIES_MAX:

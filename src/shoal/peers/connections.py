@@ -141,7 +141,7 @@ class PeerConnections:
             older.dismiss(REPLACED if peer.identity.sole_worker else RENAME)
         self._peers[peer.name] = peer
         if not peer.identity.sole_worker:
-            self.directory.add(peer.name, peer.identity)
+            self.directory.add(peer.name, peer.identity, peer.address)
         peer.admit()
 
     def on_left(self, peer: RemotePeer) -> None:
@@ -277,6 +277,8 @@ class _PeerConnection:
             self._tasks.create_task,
             self._connections.rejoining.add,
             self._on_left,
+            # A link that was dialled is named by its URL.
+            self.driver.peer if "://" in self.driver.peer else "",
         )
         level = logging.DEBUG if joined.sole_worker else logging.INFO
         log.log(level, "met peer=%r protection=%s", peer.name, joined.protection.value)

@@ -20,6 +20,7 @@ class PeerDirectory:
 
     def __init__(self) -> None:
         self._connected: dict[str, PeerJoined] = {}
+        self._addresses: dict[str, str] = {}
         self._refusals: dict[str, str] = {}
         self._profiles: dict[str, PeerProfile] = {}
 
@@ -37,13 +38,19 @@ class PeerDirectory:
         """Return what a peer says about itself; an empty profile if it says nothing."""
         return self._profiles.get(peer, UNDESCRIBED)
 
-    def add(self, peer: str, joined: PeerJoined) -> None:
-        """Add an admitted peer."""
+    def address_of(self, peer: str) -> str:
+        """Return the URL at which a connected peer was dialled; empty if it dialled."""
+        return self._addresses.get(peer, "")
+
+    def add(self, peer: str, joined: PeerJoined, address: str = "") -> None:
+        """Add an admitted peer, and the URL at which it was dialled."""
         self._connected[peer] = joined
+        self._addresses[peer] = address
 
     def remove(self, peer: str) -> None:
         """Remove a peer that has left."""
         self._connected.pop(peer, None)
+        self._addresses.pop(peer, None)
 
     def describe(self, peer: str, profile: PeerProfile) -> bool:
         """Set a peer's profile; return whether it has changed."""

@@ -68,6 +68,10 @@ class ModelSharing(Protocol):
         """
         ...
 
+    def on_peer_joined(self, peer: str, send: Callable[[ModelMessage], bool]) -> None:
+        """Add a peer that may be asked for models."""
+        ...
+
     def on_peer_left(self, peer: str) -> None:
         """End the transfers of a peer that left."""
         ...
@@ -85,6 +89,9 @@ class NoModelSharing:
     ) -> None:
         if isinstance(message, ModelQuery):
             send(ModelAnswer(message.model, available=False))
+
+    def on_peer_joined(self, peer: str, send: Callable[[ModelMessage], bool]) -> None:
+        pass
 
     def on_peer_left(self, peer: str) -> None:
         pass
@@ -105,7 +112,8 @@ class RemotePeer:
 
     ``name`` is its identity, ``key`` its key in the session, and ``start_task`` starts
     tasks of the connection.  ``on_change`` requests calls of ``rejoin_models``;
-    ``on_left`` is called once, with the reason.
+    ``on_left`` is called once, with the reason.  ``address`` is the URL at which it was
+    dialled; empty if it dialled.
     """
 
     def __init__(
@@ -118,6 +126,7 @@ class RemotePeer:
         start_task: StartTask,
         on_change: Callable[["RemotePeer"], None],
         on_left: Callable[["RemotePeer", str], None],
+        address: str = "",
     ) -> None:
         name, via = joined.name, None
         if not joined.sole_worker:
@@ -126,6 +135,7 @@ class RemotePeer:
         commands = PEER_COMMANDS | {CancelJob} if joined.cancels else PEER_COMMANDS
         self.name = f"{wire}:{name}"
         self.key = key
+        self.address = address
         self.identity = joined
         self.accepts: frozenset[type] = driver.accepts & commands
         self.admitted = False
@@ -157,6 +167,8 @@ class RemotePeer:
     def admit(self) -> None:
         """Admit the peer, and process the messages that were held."""
         self.admitted = True
+        if ModelQuery in self._driver.accepts:
+            self._sharing.on_peer_joined(self.name, self._send)
         pending, self._pending = self._pending, []
         for message in pending:
             self.on_message(message)

@@ -240,7 +240,7 @@ async def test_https_requires_an_encrypted_direct_port() -> None:
     wire = discover()["tealenet"]
 
     def direct(url: str, **ports: int) -> str:
-        return join_target._direct(url, wire, {"direct": {"tealenet": ports}})
+        return join_target.direct_address(url, wire, {"direct": {"tealenet": ports}})
 
     assert direct("https://[::1]:4010", tcp=4011, tls=4012) == "tls://[::1]:4012"
     assert direct("https://host:4010", tcp=4011) == ""

@@ -115,7 +115,7 @@ async def _on_this_machine(
             "another: shoal join http://HOST:4010"
         )
         return JoinTarget(url, wire, plain_token, fingerprint, placeholder_direct(url))
-    direct = _direct(url, wire, health)
+    direct = direct_address(url, wire, health)
     return JoinTarget(url, wire, plain_token, fingerprint, direct)
 
 
@@ -150,7 +150,7 @@ async def _at_url(
     try:
         health = await _health(url, fingerprint)
         if _is_shoal(health):
-            direct = _direct(url, preferred, health)
+            direct = direct_address(url, preferred, health)
             return JoinTarget(url, preferred, token, fingerprint, direct)
         if chosen is None and fingerprint is None:
             wire = await _by_probe(url, preferred)
@@ -221,10 +221,10 @@ async def resolve_direct(target: JoinTarget) -> str:
     Raises Unavailable if the coordinator is unreachable.
     """
     health = await _health(target.url, target.fingerprint)
-    return _direct(target.url, target.protocol, health)
+    return direct_address(target.url, target.protocol, health)
 
 
-def _direct(url: str, wire: AnyWireProtocol, health: object) -> str:
+def direct_address(url: str, wire: AnyWireProtocol, health: object) -> str:
     """Return the address without HTTP from a health report; "" if there is none.
 
     With HTTPS, that address must be encrypted too.
