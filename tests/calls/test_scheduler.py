@@ -1,6 +1,7 @@
 """Calls in memory, in virtual time: scheduling, failures and limits."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from calls.function_workers import ACCEPTED, FunctionWorker, pack, unpack
 from coordinator.hubs import Coordinator, run_pending, run_script, running_coordinator
 from shoal.calls.group import IDLE_MAX, SLOT_TURN, CallRoute
-from shoal.calls.scheduler import CallScheduler
+from shoal.calls.scheduler import CHECK_INTERVAL, CallScheduler
 from shoal.domain.errors import (
     Cancelled,
     NoFirstOutput,
@@ -27,7 +28,9 @@ from shoal.domain.vocabulary import (
     StreamedCall,
 )
 from shoal.domain.work import CallStream, JobKind
+from shoal.domain.worker import Suspension
 from shoal.pool.functions import CALL_GRACE_SECONDS
+from shoal.pool.inputs import WorkerSuspension
 from shoal.store.port import JobFilter
 from shoal.transports.clock import LoopClock
 from simulation import virtual
@@ -147,6 +150,70 @@ def test_idle_call_stream_frees_its_slot() -> None:
             == {}
         )
         assert one.streams == {}
+
+    run_scheduler(script)
+
+
+async def suspend(coordinator: Coordinator, name: str, how: Suspension) -> None:
+    await coordinator.hub.process(WorkerSuspension(f"wire:{name}", how, "al"))
+    await asyncio.sleep(2 * CHECK_INTERVAL)
+
+
+def test_paused_worker_ends_its_call_and_gets_no_more() -> None:
+    async def script(
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
+    ) -> None:
+        one = await worker(coordinator, "one", holds=True)
+        await submit(scheduler, 1, 2, 3)
+
+        await suspend(coordinator, "one", Suspension.PAUSED)
+        await worker(coordinator, "other")
+        await run_pending()
+
+        assert caller.values == {2: 3, 3: 4}
+        assert len(one.streams) == 1
+        one.return_all(2)
+        await run_pending()
+        assert caller.values[1] == 2
+        assert one.streams == {}
+
+    run_scheduler(script)
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_call_of_removed_workers_moves_without_blame(cancels: bool) -> None:
+    async def script(
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
+    ) -> None:
+        accepts = ACCEPTED if cancels else ACCEPTED - {CancelJob, CancelCalls}
+        await worker(coordinator, "one", holds=True, accepts=accepts)
+        await submit(scheduler, 1, 2, 3)
+
+        for name, following in itertools.pairwise(("one", "two", "three", "four")):
+            await worker(
+                coordinator, following, holds=following != "four", accepts=accepts
+            )
+            await suspend(coordinator, name, Suspension.REMOVED)
+        await asyncio.sleep(2 * SLOT_TURN)
+
+        assert caller.values == {1: 2, 2: 3, 3: 4}
+        assert caller.errors == {}
+
+    run_scheduler(script)
+
+
+def test_call_cancelled_while_its_stream_waits_leaves_no_stream() -> None:
+    async def script(
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
+    ) -> None:
+        await worker(coordinator, "one", holds=True)
+        await submit(scheduler, 1)
+        await suspend(coordinator, "one", Suspension.REMOVED)
+
+        assert scheduler.cancel(1)
+        await asyncio.sleep(IDLE_MAX + 1)
+
+        assert coordinator.hub.pool.jobs == {}
 
     run_scheduler(script)
 

@@ -16,6 +16,7 @@ WORKER: Mapping[str, Any] = {
     "slots": 2,
     "busy": 1,
     "draining": "",
+    "suspension": None,
     "remark": "",
     "points": 0,
     "cpu": None,
@@ -72,6 +73,7 @@ async def printed(
         "workers": [{**WORKER, **said}],
         "nodes": [],
         "peers": [],
+        "orders": [],
         "refused": [],
     }
     parser = argparse.ArgumentParser()
@@ -99,6 +101,7 @@ async def printed(
             "at 40% of its speed, thermal level fair, throttle 50%",
         ),
         ({"draining": "going home", "unfit": "is paused"}, "going home"),
+        ({"suspension": "draining", "draining": "bye"}, "drained by an operator"),
         ({"points": 3, "unfit": "is paused"}, "3 penalty points"),
         ({"remark": "odd\nname"}, "odd\\nname"),
     ],
@@ -137,6 +140,7 @@ async def test_nodes_of_a_wire_have_their_own_table(
         "jobs": {"running": 0, "queued": 0},
         "workers": [],
         "peers": [],
+        "orders": [],
         "refused": [],
         "nodes": [node, {**unknown, "since": None, "state": "no answer"}],
     }
@@ -164,6 +168,7 @@ async def test_a_peer_that_is_not_admitted_is_shown_with_the_reason(
         "workers": [],
         "nodes": [],
         "peers": [],
+        "orders": [],
         "refused": [{**REFUSED, "reason": "start it with --open"}],
     }
     parser = argparse.ArgumentParser()
@@ -186,6 +191,7 @@ async def test_peers_are_shown_by_their_names_with_their_machines(
         "workers": [{**WORKER, "id": "wire:ab/m", "peer_name": "Studio"}],
         "nodes": [],
         "peers": [STUDIO, SERVER],
+        "orders": [],
         "refused": [{**SERVER, "id": "wire:ef", "reason": "start it with --open"}],
     }
     parser = argparse.ArgumentParser()
@@ -201,3 +207,31 @@ async def test_peers_are_shown_by_their_names_with_their_machines(
         f"  Linux Server (wire:cd)  {server}  no models",
         f"  Linux Server (wire:ef)  {server}  not admitted: start it with --open",
     ]
+
+
+async def test_a_removed_worker_that_is_gone_is_shown(
+    sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = {"name": "wire:w", "by": "al", "since": 0.0, "running": 0}
+    told = {
+        "ready": True,
+        "why_not": "",
+        "jobs": {"running": 0, "queued": 0},
+        "workers": [],
+        "nodes": [],
+        "peers": [],
+        "refused": [],
+        "orders": [
+            {**order, "state": "removed", "workers": []},
+            {**order, "state": "paused", "workers": ["wire:w/m"]},
+        ],
+    }
+    parser = argparse.ArgumentParser()
+    status.add_arguments(parser)
+    url = await sites({"/admin/status": told})
+    args = parser.parse_args(["--url", url, "--api-key", "sk-test"])
+    assert await asyncio.to_thread(status.run, args) == 0
+
+    *_, advice, line = capsys.readouterr().out.splitlines()
+    assert advice.startswith("no workers yet")
+    assert line == "  wire:w  removed by al, 1970-01-01 00:00Z"

@@ -23,12 +23,14 @@ from shoal.domain.facts import (
     WorkerJoined,
     WorkerLeft,
     WorkerLoadChanged,
+    WorkerResumed,
+    WorkerSuspended,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Call, Chat, JobKind
-from shoal.domain.worker import Offer, WorkerLoad
+from shoal.domain.worker import Offer, Suspension, WorkerLoad
 
 J, W, TWO = JobId("7f3a"), WorkerId("wire:w/m"), LeaseNumber(2)
 CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
@@ -53,7 +55,8 @@ CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
         (JobStarted(J, TWO), "fact=JobStarted job=7f3a lease=2"),
         (
             JobRequeued(J, TWO, "loading", W),
-            "fact=JobRequeued job=7f3a lease=2 reason='loading' refused_by='wire:w/m'",
+            "fact=JobRequeued job=7f3a lease=2 reason='loading' refused_by='wire:w/m'"
+            " handed_over=False",
         ),
         (
             JobCompleted(J, TWO, Outcome("a secret")),
@@ -78,7 +81,7 @@ CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
         ),
         (
             WorkerJoined(W, Offer(frozenset({JobKind.CHAT})), cancels=True),
-            "fact=WorkerJoined worker='wire:w/m' cancels=True",
+            "fact=WorkerJoined worker='wire:w/m' cancels=True shared=False",
         ),
         (
             WorkerDraining(W, "bye"),
@@ -90,6 +93,14 @@ CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
             ),
             "fact=WorkerConditioned worker='wire:w/m' unfit='is too hot' queued=3"
             " speed=0.5",
+        ),
+        (
+            WorkerSuspended("wire:w", Suspension.DRAINING, "al", 60.0),
+            "fact=WorkerSuspended name='wire:w' how=draining by='al' within=60.0",
+        ),
+        (
+            WorkerResumed("wire:w", "al"),
+            "fact=WorkerResumed name='wire:w' by='al'",
         ),
         (WorkerLeft(W, "reset"), "fact=WorkerLost worker='wire:w/m' reason='reset'"),
     ],

@@ -468,7 +468,9 @@ def test_newer_connection_replaces_the_older() -> None:
         newer.complete()
         await run_pending()
 
-        assert older.commands[-1] == Dismiss("replaced by a newer connection")
+        assert older.commands[-1] == Dismiss(
+            "replaced by a newer connection", replaced=True
+        )
         assert client.text == "from the newer"
         assert len(coordinator.hub.pool.workers) == 1
 

@@ -39,9 +39,12 @@ def test_stored_names_never_change() -> None:
         "JobUnhedged",
         "ReceiptPresented",
         "WorkerConditioned",
+        "WorkerDismissed",
         "WorkerDraining",
         "WorkerJoined",
         "WorkerLost",
         "WorkerMarked",
+        "WorkerResumed",
+        "WorkerSuspended",
         "WorkerTrusted",
     ]

@@ -36,12 +36,13 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import Feature
-from shoal.domain.worker import Hardware, MachineHealth, WorkerLoad
+from shoal.domain.worker import Hardware, MachineHealth, Suspension, WorkerLoad
 from shoal.peers.connections import ANNOUNCE_INTERVAL, PEERS_MAX, RENAME
 from shoal.peers.inbound_jobs import WaitForRoom
 from shoal.peers.peer_directory import PROFILES_MAX, REFUSED_MAX
 from shoal.peers.peer_models import MODELS_MAX, NAME_MAX
 from shoal.peers.remote_peer import MAY_NOT_SUBMIT, PENDING_MAX
+from shoal.pool.inputs import WorkerResumption, WorkerSuspension
 from shoal.protocols.seam.admission import AdmissionGrant
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
@@ -195,7 +196,7 @@ def test_newer_peer_replaces_its_namesake() -> None:
 
         await send(other, "z", PeerJoined("mac"), OffersChanged((offer("n"),)))
 
-        assert line.received("a", Dismiss) == [Dismiss(RENAME)]
+        assert line.received("a", Dismiss) == [Dismiss(RENAME, replaced=True)]
         assert peers.workers == ["wire:mac/n"]
         (run,) = other.received("z", RunJob)
         assert run.lease == 2
@@ -216,6 +217,79 @@ def test_peer_without_models_is_replaced_as_well() -> None:
 
         assert len(line.received("a", Dismiss)) == 1
         assert line.received("b", Dismiss) == []
+
+    play(script)
+
+
+async def suspend(peers: PeerCoordinator, name: str, how: Suspension) -> None:
+    await peers.coordinator.hub.process(WorkerSuspension(name, how, "al"))
+    await run_pending()
+
+
+def test_removed_peer_leaves_with_all_its_models_and_may_not_rejoin() -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        models = OffersChanged((offer("m"), offer("n")))
+        await send(line, "a", PeerJoined("a/b", cancels=True), models)
+        client = await peers.coordinator.request("n")
+        await send(line, "b", PeerJoined("mac"), OffersChanged((offer("n"),)))
+
+        await suspend(peers, "wire:a%2Fb", Suspension.REMOVED)
+
+        assert peers.workers == ["wire:mac/n"]
+        (dismissal,) = line.received("a", Dismiss)
+        assert dismissal.reason.startswith("removed by an operator")
+        line.complete("b")
+        await run_pending()
+        assert client.outcome is not None
+        await send(line, "a", PeerJoined("a/b"), models)
+        assert line.received("a", Dismiss) == [dismissal, dismissal]
+        assert peers.workers == ["wire:mac/n"]
+
+        await peers.coordinator.hub.process(WorkerResumption("wire:a%2Fb", "al"))
+        await send(line, "a", PeerJoined("a/b"), models)
+        assert peers.workers == ["wire:a%2Fb/m", "wire:a%2Fb/n", "wire:mac/n"]
+
+    play(script)
+
+
+def test_drained_peer_leaves_when_none_of_its_models_has_a_job() -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        models = OffersChanged((offer("m"), offer("n")))
+        await send(line, "a", PeerJoined("mac"), models)
+        clients = [await peers.coordinator.request(name) for name in "mn"]
+
+        await suspend(peers, "wire:mac", Suspension.DRAINING)
+        line.complete("a", 0)
+        await run_pending()
+        assert line.received("a", Dismiss) == []
+        line.complete("a", 1)
+        await run_pending()
+
+        assert len(line.received("a", Dismiss)) == 1
+        assert all(client.outcome for client in clients)
+        assert peers.workers == []
+
+    play(script)
+
+
+def test_one_model_of_a_peer_is_removed_without_its_connection() -> None:
+    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
+        await send(
+            line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
+        )
+
+        await suspend(peers, "wire:mac/m", Suspension.REMOVED)
+        waiting = await peers.coordinator.request("m")
+        await peers.coordinator.request("n")
+
+        (run,) = line.received("a", RunJob)
+        assert run.work.model == "n"
+        assert not waiting.task.done()
+        assert line.received("a", Dismiss) == []
+        # It is offered again, and still gets nothing.
+        await send(line, "a", OffersChanged((offer("n"),)))
+        await send(line, "a", OffersChanged((offer("m"), offer("n"))))
+        assert len(line.received("a", RunJob)) == 1
 
     play(script)
 

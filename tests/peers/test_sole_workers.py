@@ -14,8 +14,9 @@ from shoal.domain.facts import Fact, JobLeased, LateResult, WorkerLeft
 from shoal.domain.ids import WorkerId
 from shoal.domain.vocabulary import Completed, Dismiss, Joined, RunJob
 from shoal.domain.work import JobKind
-from shoal.domain.worker import Offer
+from shoal.domain.worker import Offer, Suspension
 from shoal.peers.connections import REPLACED
+from shoal.pool.inputs import WorkerResumption, WorkerSuspension
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
 from shoal.protocols.seam.session import CloseCode, Data, Send
 from shoal.protocols.seam.sole_worker import SoleWorkerSession
@@ -130,6 +131,30 @@ def test_newer_connection_of_a_worker_replaces_the_older() -> None:
         assert older.sent == [f"Dismiss {REPLACED}"]
         assert newer.sent == [RunJob.__name__]
         assert WorkerLeft(WORKER, REPLACED) in facts
+
+    play(script)
+
+
+def test_removed_worker_is_refused_until_it_is_resumed() -> None:
+    async def script(peers: PeerCoordinator) -> None:
+        hub, facts = peers.coordinator.hub, recorded(peers)
+        await hub.process(WorkerSuspension("wire:w", Suspension.REMOVED, "al"))
+        facts.clear()
+        refused, admitted = MemoryLink(), MemoryLink()
+
+        connect(peers, refused)
+        await run_pending()
+
+        assert refused.sent == [
+            "Dismiss removed by an operator; `shoal workers resume wire:w` at the "
+            "coordinator admits it again"
+        ]
+        assert facts == []  # some workers come back every few seconds
+        assert peers.workers == []
+        await hub.process(WorkerResumption("wire:w", "al"))
+        connect(peers, admitted)
+        await run_pending()
+        assert peers.workers == [WORKER]
 
     play(script)
 

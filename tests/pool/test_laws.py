@@ -22,17 +22,19 @@ from shoal.domain.facts import (
     JobFailed,
     JobHedged,
     JobLeased,
+    JobRequeued,
     JobStarted,
     JobSubmitted,
     JobUnhedged,
     WorkerLeft,
 )
-from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.job import Job, JobTerms, Priority, TimeLimit
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
 from shoal.domain.work import Feature
-from shoal.domain.worker import Offer, WorkerLoad
+from shoal.domain.worker import Offer, Suspension, WorkerLoad
+from shoal.pool.departures import departures, overdue_drains
 from shoal.pool.eligibility import ineligibility
 from shoal.pool.hedge import HEDGED_SHARE, hedges, next_hedge
 from shoal.pool.inputs import (
@@ -47,6 +49,8 @@ from shoal.pool.inputs import (
     Submission,
     WorkerConnected,
     WorkerDisconnected,
+    WorkerResumption,
+    WorkerSuspension,
 )
 from shoal.pool.lifecycle import ENDED, JobState
 from shoal.pool.open_job import OpenJob
@@ -56,7 +60,9 @@ from shoal.pool.state import PoolState
 from shoal.pool.worker import CostLevel, Worker
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
-WORKERS = st.sampled_from([WorkerId(name) for name in "stuv"])
+WORKERS = st.sampled_from([WorkerId(name) for name in ("s/x", "s/y", "t", "u/x")])
+NAMES = st.sampled_from(["s", "s/x", "s/y", "t", "u", "u/x"])  # also of machines
+LIMITS = st.sampled_from([None, 0.0, 10.0])
 MODELS = st.sampled_from("xy")
 OWNERS = st.sampled_from(["al", "bo", "cy"])
 OFFERS = st.builds(
@@ -99,6 +105,7 @@ class PoolLaws(RuleBasedStateMachine):
         self.ends: Counter[JobId] = Counter()
         self.leases: list[JobLeased | JobHedged] = []
         self.at_work: set[tuple[WorkerId, JobId, LeaseNumber]] = set()
+        self.handed_over: set[JobId] = set()
 
     # Events.
 
@@ -109,9 +116,11 @@ class PoolLaws(RuleBasedStateMachine):
             job_id = JobId(f"j{self.submitted}")
             self.handle(Submission(replace(each, id=job_id, terms=terms)))
 
-    @rule(worker_id=WORKERS, offer=OFFERS, cancels=st.booleans())
-    def join(self, worker_id: WorkerId, offer: Offer, cancels: bool) -> None:
-        self.handle(WorkerConnected(worker_id, offer, cancels))
+    @rule(worker_id=WORKERS, offer=OFFERS, cancels=st.booleans(), shared=st.booleans())
+    def join(
+        self, worker_id: WorkerId, offer: Offer, cancels: bool, shared: bool
+    ) -> None:
+        self.handle(WorkerConnected(worker_id, offer, cancels, shared))
 
     @rule(worker_id=WORKERS)
     def disconnect(self, worker_id: WorkerId) -> None:
@@ -120,6 +129,34 @@ class PoolLaws(RuleBasedStateMachine):
     @rule(worker_id=WORKERS)
     def retire(self, worker_id: WorkerId) -> None:
         self.handle(DrainAnnounced(worker_id, Draining("")))
+
+    @rule(name=NAMES, how=st.sampled_from(Suspension), within=LIMITS)
+    def suspend(self, name: str, how: Suspension, within: float | None) -> None:
+        self.handle(WorkerSuspension(name, how, "al", within))
+
+    @rule(name=NAMES)
+    def resume(self, name: str) -> None:
+        self.handle(WorkerResumption(name, "al"))
+        for worker in self.pool.workers.values():
+            assert name != peer_of(worker.id) or worker.suspension is None
+
+    @rule()
+    def end_drains(self) -> None:
+        due = self.pool.suspensions.next_due
+        facts = overdue_drains(self.pool, self.now)
+        assert bool(facts) == (due is not None and due <= self.now)
+        for fact in facts:
+            self.apply(fact)
+        assert overdue_drains(self.pool, self.now) == []
+
+    @rule()
+    def depart(self) -> None:
+        dismissed = departures(self.pool)
+        for each in dismissed:
+            self.apply(each)
+        assert departures(self.pool) == []
+        for each in dismissed:
+            self.handle(WorkerDisconnected(each.worker_id, each.reason))
 
     @rule(worker_id=WORKERS, condition=CONDITIONS)
     def change_load(self, worker_id: WorkerId, condition: WorkerLoad) -> None:
@@ -262,7 +299,23 @@ class PoolLaws(RuleBasedStateMachine):
         for worker_id, job_id, _ in taken - held:
             # Ended at a worker that cannot cancel.
             assert not self.pool.workers[worker_id].cancels
-            assert job_id in self.ends or self.pool.jobs[job_id].last_lease > 1
+            known = job_id in self.ends or job_id in self.handed_over
+            assert known or self.pool.jobs[job_id].last_lease > 1
+
+    @invariant()
+    def suspended_workers_leave_when_they_are_idle(self) -> None:
+        suspensions = self.pool.suspensions
+        for worker in self.pool.workers.values():
+            assert worker.suspension == suspensions.of(worker.id)
+            goes = any(
+                order.may_disconnect(worker.id, shared=worker.shared)
+                and not any(any(self.pool.leases_of(each)) for each in order.workers)
+                for order in suspensions.about(worker.id)
+            )
+            assert goes == (worker.id in self.pool.leaving)
+        assert self.pool.leaving.keys() <= self.pool.workers.keys()
+        for order in suspensions:
+            assert order.workers == {*self.pool.workers_named(order.name)}
 
     @invariant()
     def counters_match_a_recount(self) -> None:
@@ -287,7 +340,7 @@ class PoolLaws(RuleBasedStateMachine):
         for worker in self.pool.workers.values():
             for model in worker.offer.queues:
                 with_model.setdefault(model, set()).add(worker.id)
-                if worker.draining or worker.load.unfit:
+                if worker.draining or worker.suspension or worker.load.unfit:
                     continue
                 slots[model] += worker.offer.slots
                 if worker.free_slots > 0:
@@ -322,6 +375,8 @@ class PoolLaws(RuleBasedStateMachine):
             ):
                 self.leases.append(fact)
                 self.at_work.add((worker_id, job_id, lease))
+            case JobRequeued(job_id, handed_over=True):
+                self.handed_over.add(job_id)
             case WorkerLeft(worker_id):
                 self.at_work = {each for each in self.at_work if each[0] != worker_id}
             case JobSubmitted(each):

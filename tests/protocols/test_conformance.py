@@ -42,7 +42,7 @@ from shoal.domain.work import JSON, Chat, Completion, Embedding, JobKind, Work
 from shoal.domain.worker import MachineHealth
 from shoal.protocols import discover
 from shoal.protocols.seam.protocol import AnyWireProtocol
-from shoal.protocols.seam.session import Close, Data
+from shoal.protocols.seam.session import Close, Data, Send
 
 every_protocol = pytest.mark.parametrize(
     "protocol",
@@ -304,6 +304,24 @@ def test_nothing_follows_a_close(protocol: AnyWireProtocol) -> None:
     assert list(pair.coordinator.send(RUN, 2.0)) == []
     for message in pair.worker_sent:
         assert list(pair.coordinator.receive([message], 2.0)) == []
+
+
+@every_protocol
+def test_a_dismissed_worker_does_not_reconnect_and_reports_the_reason(
+    protocol: AnyWireProtocol,
+) -> None:
+    pair, _ = connect(protocol)
+    outputs = pair.coordinator.send(Dismiss("removed by an operator: `why`"), 1.0)
+
+    for each in outputs:
+        if isinstance(each, Send):
+            pair.worker.receive([each.data], 1.0)
+
+    close = outputs[-1]
+    assert isinstance(close, Close)
+    final = pair.dialer.final_reason(close.code, close.text)
+    assert final is not None
+    assert final.endswith("removed by an operator: `why`")
 
 
 @every_protocol

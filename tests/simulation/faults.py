@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from random import Random
 
+from shoal.domain.ids import peer_of
+from shoal.domain.worker import Suspension
+from shoal.pool.inputs import WorkerResumption, WorkerSuspension
 from simulation.world import World
 
 
@@ -19,10 +22,12 @@ class Fleet:
         self._random = random
         self._work = work
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._coming: set[int] = set()  # that are launched again in a while
         for number in range(count):
             self.launch(number)
 
     def launch(self, number: int) -> None:
+        self._coming.discard(number)
         self._tasks[number] = asyncio.create_task(self._work(number))
 
     async def kill_one(self) -> None:
@@ -31,7 +36,14 @@ class Fleet:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         loop = asyncio.get_running_loop()
+        self._coming.add(number)
         loop.call_later(self._random.uniform(0.1, 20), self.launch, number)
+
+    def launch_dismissed(self) -> None:
+        """Launch the workers that were told to go."""
+        for number, task in list(self._tasks.items()):
+            if task.done() and number not in self._coming:
+                self.launch(number)
 
     async def double_one(self) -> None:
         """Start a second process under a name that is taken."""
@@ -84,6 +96,34 @@ FAULTS: dict[Fault, int] = {
     double_a_worker: 3,
     crash_the_coordinator: 1,
 }
+
+
+async def give_orders(world: World, fleet: Fleet, orders: int, seconds: float) -> None:
+    """Pause, drain, remove and resume so many workers in so many seconds, about."""
+    random, loop = world.random, asyncio.get_running_loop()
+
+    def resume(name: str) -> None:
+        world.hub.post(WorkerResumption(name, "operator"))
+        fleet.launch_dismissed()
+
+    for _ in range(orders):
+        await asyncio.sleep(random.expovariate(orders / seconds))
+        if not (world.up and world.hub.pool.workers):
+            continue
+        worker_id = random.choice(list(world.hub.pool.workers))
+        name = random.choice([worker_id, peer_of(worker_id)])
+        within = random.choice([None, 0.0, random.uniform(0.0, 10.0)])
+        how = random.choice(list(Suspension))
+        world.hub.post(WorkerSuspension(name, how, "operator", within))
+        loop.call_later(random.uniform(0.0, 20.0), resume, name)
+
+
+async def end_orders(world: World, fleet: Fleet) -> None:
+    """Resume all workers, and launch those that were told to go."""
+    await asyncio.sleep(25.0)  # for the last of ``give_orders``
+    for order in list(world.hub.pool.suspensions):
+        await world.hub.process(WorkerResumption(order.name, "operator"))
+    fleet.launch_dismissed()
 
 
 async def break_things(world: World, fleet: Fleet, faults: int, seconds: float) -> None:

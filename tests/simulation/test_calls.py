@@ -26,7 +26,7 @@ from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.worker.blob_cache import BlobCache
 from shoal.worker.calls import FunctionBackend
 from simulation import virtual
-from simulation.faults import Fleet, break_things
+from simulation.faults import Fleet, break_things, end_orders, give_orders
 from simulation.functions import NAME, RAISED, Made, SimCaller, squared
 from simulation.world import World
 
@@ -252,7 +252,7 @@ def worker_of(
 
 
 async def live_through(
-    protocol: AnyWireProtocol, seed: int, blobs: BlobCache
+    protocol: AnyWireProtocol, seed: int, blobs: BlobCache, orders: int = 0
 ) -> Clients:
     world = World(protocol, seed, token=TOKEN)
     await world.open()
@@ -266,6 +266,7 @@ async def live_through(
 
     ended = await asyncio.gather(
         break_things(world, fleet, 15, BUSY),
+        give_orders(world, fleet, orders, BUSY),
         *(clients.place() for _ in range(30)),
         *(clients.insist() for _ in range(30)),
         *(clients.in_lanes(20) for _ in range(5)),
@@ -274,6 +275,8 @@ async def live_through(
     for each in ended:
         if isinstance(each, BaseException):
             raise each
+    if orders:
+        await end_orders(world, fleet)
     await asyncio.sleep(200.0)  # for the last lost worker to be noticed and replaced
     await world.settle()
 
@@ -302,6 +305,21 @@ def test_every_call_comes_to_its_right_end(
 ) -> None:
     async def scenario() -> None:
         clients = await live_through(protocol, seed, blobs)
+
+        assert clients.made.wrong == []
+        assert clients.whole > 60
+        assert clients.lost < 10
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("seed", some_long(range(50), short=1))
+def test_every_call_ends_right_while_operators_suspend_workers(
+    protocol: AnyWireProtocol, seed: int, blobs: BlobCache
+) -> None:
+    async def scenario() -> None:
+        clients = await live_through(protocol, seed, blobs, orders=30)
 
         assert clients.made.wrong == []
         assert clients.whole > 60

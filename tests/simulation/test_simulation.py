@@ -12,7 +12,7 @@ from shoal.domain.work import JobKind
 from shoal.protocols import discover
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from simulation import virtual
-from simulation.faults import Fleet, break_things
+from simulation.faults import Fleet, break_things, end_orders, give_orders
 from simulation.world import World
 
 PROTOCOLS = [each for each in discover().values() if JobKind.CHAT in each.kinds]
@@ -39,10 +39,12 @@ async def live_through(
     faults: int,
     stalls: float = 0.0,
     hedge_after: float | None = None,
+    orders: int = 0,
 ) -> World:
     """Let clients ask ``jobs`` questions while ``faults`` faults happen.
 
-    ``stalls`` is the share of jobs at which a worker is silent for long.
+    ``stalls`` is the share of jobs at which a worker is silent for long, and operators
+    give so many ``orders`` about workers.
     """
     world = World(protocol, seed, stalls=stalls, hedge_after=hedge_after)
     await world.open()
@@ -62,12 +64,15 @@ async def live_through(
 
     ended = await asyncio.gather(
         break_things(world, fleet, faults, busy),
+        give_orders(world, fleet, orders, busy),
         *(asyncio.ensure_future(ask_one()) for _ in range(jobs)),
         return_exceptions=True,
     )
     for each in ended:
         if isinstance(each, Exception):  # clients are cut off by a crash, no more
             raise each
+    if orders:
+        await end_orders(world, fleet)
     await asyncio.sleep(200.0)  # for the last lost worker to be noticed and replaced
     await world.settle()
     assert await world.store.open_jobs() == []
@@ -99,6 +104,34 @@ def test_every_job_ends_exactly_once(protocol: AnyWireProtocol, seed: int) -> No
         hedged = sum(isinstance(f, JobHedged) for s in await world.facts() for f in s)
         # Where an answer comes as a whole, silence is no sign of anything.
         assert (hedged > 0) == (seed % 2 == 1 and protocol in STREAMING)
+        await world.close()
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("seed", some_long(range(50), short=2))
+def test_every_job_ends_once_while_operators_suspend_workers(
+    protocol: AnyWireProtocol, seed: int
+) -> None:
+    async def scenario() -> None:
+        world = await live_through(
+            *(protocol, seed),
+            workers=20,
+            jobs=150,
+            faults=15,
+            hedge_after=2.0 if seed % 2 else None,
+            orders=40,
+        )
+
+        assert world.tally.wrong == []
+        assert set(await world.ends()) <= {1}
+        assert set((await world.done_by_key()).values()) <= {1}
+        assert world.tally.whole > 75
+        pool = world.hub.pool
+        assert [*pool.suspensions] == []
+        assert pool.leaving == {}
+        assert not any(worker.suspension for worker in pool.workers.values())
         await world.close()
 
     virtual.run(scenario())

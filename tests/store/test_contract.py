@@ -28,12 +28,15 @@ from shoal.domain.facts import (
     LateResult,
     PassedOver,
     ReceiptPresented,
+    WorkerDismissed,
     WorkerDraining,
     WorkerFact,
     WorkerJoined,
     WorkerLeft,
     WorkerLoadChanged,
     WorkerMarked,
+    WorkerResumed,
+    WorkerSuspended,
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
@@ -41,7 +44,7 @@ from shoal.domain.job import Job, JobTerms, Policy, Priority, TimeLimit, TimeLim
 from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
 from shoal.domain.work import Chat, Completion, Embedding, Feature, JobKind, Task, Work
-from shoal.domain.worker import DeviceKind, Offer, WorkerLoad
+from shoal.domain.worker import DeviceKind, Offer, Suspension, WorkerLoad
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import (
     OMITTED_WORK,
@@ -116,6 +119,8 @@ WHOLE_STORY: list[Fact] = [
     JobHedged(JobId("j"), WorkerId("x"), LeaseNumber(3), "silent for 9 s"),
     JobUnhedged(JobId("j"), LeaseNumber(3), "the other was quicker", cut=True),
     JobRequeued(JobId("j"), LeaseNumber(2), "loading", refused_by=W),
+    leased(lease=5),
+    JobRequeued(JobId("j"), LeaseNumber(5), "removed", handed_over=True),
     leased(lease=4),
     LateResult(JobId("j"), ONE, W, "completed"),
     end_of(JobCompleted),
@@ -143,6 +148,9 @@ OF_WORKERS: list[Fact] = [
         cancels=True,
     ),
     WorkerDraining(W, "bye"),
+    WorkerSuspended("wire:w", Suspension.DRAINING, "al", 60.0),
+    WorkerResumed("wire:w", "al"),
+    WorkerDismissed(W, "drained by an operator"),
     WorkerLoadChanged(W, WorkerLoad("is too hot", 3, 0.5), fitness_changed=True),
     WorkerLeft(W, "reset"),
     WorkerMarked(W, 3, "another answer than others", JobId("j")),
@@ -201,6 +209,26 @@ async def test_facts_of_workers_are_in_no_history(store: Store, fact: Fact) -> N
     await store.append([fact], 1.0)
 
     assert await store.open_jobs() == []
+
+
+async def test_suspensions_hold_until_a_resume(store: Store) -> None:
+    machine = WorkerSuspended("wire:w", Suspension.PAUSED, "al")
+    worker = WorkerSuspended("wire:w/m", Suspension.DRAINING, "al", 60.0)
+    other = WorkerSuspended("wire:w2/m", Suspension.REMOVED, "bo")
+    await store.append([machine, worker], 1.0)
+    await store.append([other], 2.0)
+    await store.prune(1e12)
+
+    assert await store.suspensions() == [
+        (machine, 1.0),
+        (replace(worker, within=None), 1.0),
+        (other, 2.0),
+    ]
+
+    await store.append([replace(other, how=Suspension.PAUSED)], 3.0)
+    await store.append([WorkerResumed("wire:w", "al")], 4.0)
+
+    assert await store.suspensions() == [(replace(other, how=Suspension.PAUSED), 3.0)]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())

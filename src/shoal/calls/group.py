@@ -132,6 +132,8 @@ class CallGroup:
                 self.waiting.extendleft(reversed(behind))
                 numbers = [each.call.number for each in behind]
                 self._owner.on_requeued(numbers, STUCK)
+            if not stream.may_continue:
+                load.closing = True
             turn_over = now - load.opened_at >= SLOT_TURN
             if closing < others and turn_over and not load.closing:
                 load.closing = True
@@ -337,7 +339,9 @@ class CallGroup:
 
     def _open(self) -> None:
         hub = self._owner.hub
-        if len(self._loads) >= max(1, hub.pool.roster.slots[CALL_QUEUE]):
+        # Slots of workers that take nothing new do not count, nor do their streams.
+        usable = sum(stream.may_continue for stream in self._loads)
+        if usable >= max(1, hub.pool.roster.slots[CALL_QUEUE]):
             return
         if hub.queue_room(self._owner.owner) <= 0:
             # Only as many groups open a stream as the queue has room for.

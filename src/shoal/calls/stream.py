@@ -86,13 +86,20 @@ class OpenCallStream:
         """Whether its worker can cancel a running call."""
         return self.connection is not None and CancelJob in self.connection.accepts
 
+    @property
+    def may_continue(self) -> bool:
+        """Whether its worker, if it has one, takes new jobs."""
+        worker = self._hub.pool.holder_of(self.job_id)
+        return worker is None or worker.accepts_jobs
+
     def close(self, *, idle: bool) -> None:
         """Give the slot back; the listener receives no more events.
 
         A stream that is not ``idle`` is cancelled.
         """
         self._listener = None
-        if self.connection is None or not idle:
+        waits = self._hub.pool.holder_of(self.job_id) is None
+        if self.connection is None or waits or not idle:
             self._hub.cancel(self.job_id, "closed by its client")
             return
         # Every protocol with streams can end one; a worker that cannot cancel confirms

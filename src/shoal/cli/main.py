@@ -27,6 +27,7 @@ COMMANDS = {
     "tasks": "list and call the functions of workers",
     "accounts": "show accounts, and credit them",
     "receipts": "list, export and verify receipts",
+    "workers": "pause, resume, drain and remove workers",
     "status": "show a pool's workers and jobs",
     "demo": "demonstrate failover of a worker, on this machine",
     "version": "print the version",

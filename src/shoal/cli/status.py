@@ -17,6 +17,9 @@ PROTECTIONS = {
 """Display names of connections' encryption."""
 
 FULL_SPEED = 100  # percent
+STATES = {"paused": "paused", "draining": "drained", "removed": "removed"}
+"""Descriptions of what operators did to workers."""
+
 NODE_COLUMNS = ("node", "address", "state", "since", "rank", "weight", "")
 
 
@@ -61,6 +64,12 @@ def run(args: argparse.Namespace) -> int:
     for peer in status["peers"]:
         if peer["id"] not in with_models:
             _print_line([*_peer(peer), peer["remark"] or "no models"])
+    for order in status["orders"]:
+        if not order["workers"]:  # else the lines of its workers show it
+            at = format_day(order["since"])
+            _print_line(
+                [order["name"], f"{STATES[order['state']]} by {order['by']}, {at}"]
+            )
     for peer in status["refused"]:
         _print_line([*_peer(peer), f"not admitted: {peer['reason']}"])
     if status["nodes"]:
@@ -110,6 +119,8 @@ def _node(node: dict[str, Any]) -> Sequence[str]:
 
 def _remark(worker: dict[str, Any], peer: dict[str, Any] | None) -> str:
     """Return why a worker gets no jobs, else its load or a remark."""
+    if worker["suspension"]:
+        return f"{STATES[worker['suspension']]} by an operator"
     reason = worker["draining"] or _penalty(worker) or worker["unfit"]
     reason = reason or _slowdown(worker) or worker["remark"]
     return reason or ("" if peer is None else peer["remark"])

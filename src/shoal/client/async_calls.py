@@ -2,11 +2,14 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
+
+from aiohttp import ClientSession
 
 from shoal.client.call_channel import CallChannel
 from shoal.client.coordinator import CoordinatorAddress, open_session
 from shoal.client.encoding import ReadResult
+from shoal.client.json_request import JsonRequest
 from shoal.client.pending_calls import (
     CallCarrier,
     CallMemory,
@@ -15,6 +18,8 @@ from shoal.client.pending_calls import (
     PlainCall,
     resolve_future,
 )
+
+T = TypeVar("T")
 
 NOT_ENTERED = "the pool is not open: use it within `async with shoal.AsyncPool() as …`"
 
@@ -62,6 +67,7 @@ class AsyncCalls:
         self._submit_lock = asyncio.Lock()
         self._stack = AsyncExitStack()
         self._channel: CallChannel | None = None
+        self._session: ClientSession | None = None
 
     @property
     def url(self) -> str:
@@ -78,10 +84,17 @@ class AsyncCalls:
     async def start(self) -> None:
         """Start; the first call opens the connection."""
         session = await self._stack.enter_async_context(open_session(self._address))
+        self._session = session
         group = await self._stack.enter_async_context(asyncio.TaskGroup())
         self._channel = CallChannel(session, self._address)
         group.create_task(self._channel.run())
         await asyncio.sleep(0)  # until it runs
+
+    async def request(self, request: JsonRequest[T]) -> T:
+        """Send a request.  Raises as ``JsonRequest.send`` does, and RuntimeError."""
+        if self._session is None:
+            raise RuntimeError(NOT_ENTERED)
+        return await request.send(self._session, self._address)
 
     async def submit(self, future: AsyncCallFuture, call: ClientCall) -> None:
         """Send a call, after waiting while open calls hold too much memory."""
@@ -130,4 +143,4 @@ class AsyncCalls:
         try:
             await stack.aclose()
         finally:
-            self._channel = None
+            self._channel = self._session = None

@@ -41,6 +41,7 @@ from shoal.client.options import (
     with_changes,
 )
 from shoal.client.pending_calls import CallBuilder, CallNumbers
+from shoal.client.workers import AsyncWorkers
 from shoal.tasks.values import Ref
 
 P = ParamSpec("P")
@@ -260,6 +261,11 @@ class AsyncPool:
         blob = await asyncio.to_thread(encode_value, value)
         await self._carrier.channel.put(blob)
         return Ref(blob.digest)
+
+    @property
+    def workers(self) -> AsyncWorkers:
+        """The workers, for operators: list, pause, resume, drain and remove them."""
+        return AsyncWorkers(self._carrier.request)
 
     async def shutdown(self, *, cancel_futures: bool = False) -> None:
         """Accept no more calls, and wait for the open ones.

@@ -8,15 +8,12 @@ import logging
 from collections.abc import Callable, Iterable
 
 import msgspec
-from aiohttp import ClientError, ClientSession
+from aiohttp import ClientSession
 
-from shoal.client.blobs import raise_for_status
-from shoal.client.coordinator import CoordinatorAddress, unreachable_error
+from shoal.client.coordinator import CoordinatorAddress
+from shoal.client.json_request import JsonRequest
 from shoal.client.pending_calls import ClientCall
-from shoal.domain.errors import PeerError, ShoalError
-from shoal.transports.http_client import read_body
-
-ANSWER_MAX = 16 << 20  # bytes
+from shoal.domain.errors import ShoalError
 
 
 class TaskAvailability(msgspec.Struct, frozen=True):
@@ -46,18 +43,7 @@ async def fetch_tasks(session: ClientSession, address: CoordinatorAddress) -> Ta
 
     Raises ShoalError if it refuses, ConnectionLost if it is unreachable.
     """
-    url = f"{address.url}/v1/tasks"
-    try:
-        async with session.get(url, allow_redirects=False) as response:
-            await raise_for_status(response)
-            body = await read_body(response, ANSWER_MAX, f"{url}: a list of tasks")
-    except (ClientError, OSError) as error:
-        # Not from the error: its long traceback hides the reason.
-        raise unreachable_error(address, error) from None
-    try:
-        return msgspec.json.decode(body, type=TaskList)
-    except msgspec.MsgspecError as error:
-        raise PeerError(f"{url}: invalid list of tasks: {error}") from error
+    return await JsonRequest("/v1/tasks", TaskList).send(session, address)
 
 
 STALL_TIMEOUT = 5.0  # seconds without a message until the monitor checks

@@ -29,6 +29,7 @@ from shoal.client.options import (
 from shoal.client.pending_calls import CallBuilder, CallNumbers
 from shoal.client.threaded_calls import CallFuture, ThreadedCalls
 from shoal.client.waits import as_completed
+from shoal.client.workers import Workers
 from shoal.tasks.values import Ref
 
 P = ParamSpec("P")
@@ -289,6 +290,11 @@ class Pool(Executor):
             ShoalError: the coordinator refuses to answer, or is unreachable.
         """
         return self._shared.carrier.tasks()
+
+    @property
+    def workers(self) -> Workers:
+        """The workers, for operators: list, pause, resume, drain and remove them."""
+        return Workers(self._shared.carrier.request)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more calls, from any view, and wait for the open ones.

@@ -66,7 +66,10 @@ class WorkerConnections:
         worker_id = WorkerId(f"{connection.wire}:{name}")
         older = self._newest.get(worker_id)
         if older is not None:
-            _dismiss(older.connection, "replaced by a newer connection")
+            _dismiss(
+                older.connection,
+                Dismiss("replaced by a newer connection", replaced=True),
+            )
         connection.worker_id = worker_id
         self._newest[worker_id] = connection
         self._arriving.append(connection)
@@ -96,6 +99,10 @@ class WorkerConnections:
         """Remove a worker that left the pool."""
         del self._in_pool[worker_id]
 
+    def dismiss(self, worker_id: WorkerId, reason: str) -> None:
+        """Disconnect the worker in the pool, which then leaves it."""
+        _dismiss(self.connection_of(worker_id), Dismiss(reason))
+
     def connection_of(self, worker_id: WorkerId) -> WorkerConnection:
         """Return the connection of the worker in the pool."""
         return self._in_pool[worker_id].connection
@@ -106,8 +113,9 @@ class WorkerConnections:
         return None if entered is None else entered.via
 
 
-def _dismiss(peer: WorkerConnection, reason: str) -> None:
+def _dismiss(peer: WorkerConnection, dismissal: Dismiss) -> None:
+    reason = dismissal.reason
     if Dismiss in peer.accepts:
-        peer.send(Dismiss(reason))
+        peer.send(dismissal)
     else:
         peer.disconnect(reason, CloseCode.NORMAL, reason)

@@ -24,11 +24,14 @@ from shoal.domain.facts import (
     JobUnhedged,
     LateResult,
     ReceiptPresented,
+    WorkerDismissed,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
     WorkerLoadChanged,
     WorkerMarked,
+    WorkerResumed,
+    WorkerSuspended,
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, WorkerId
@@ -87,8 +90,12 @@ class Effects:
                 self._connections.on_worker_joined(worker_id)
             case WorkerLeft(worker_id=worker_id):
                 self._connections.on_worker_left(worker_id)
+            case WorkerDismissed(worker_id, reason):
+                self._connections.dismiss(worker_id, reason)
             case (
                 WorkerDraining()
+                | WorkerSuspended()
+                | WorkerResumed()
                 | WorkerLoadChanged()
                 | WorkerMarked()
                 | WorkerTrusted()

@@ -29,7 +29,7 @@ UNLOGGED = (
     "worker_receipt",
 )  # long, or free text
 UNQUOTED = frozenset(
-    {"fact", "job", "limit", "fault", "verdict"}
+    {"fact", "job", "limit", "fault", "verdict", "how"}
 )  # values from fixed sets
 
 log = logging.getLogger("shoal.coordinator")

@@ -36,6 +36,7 @@ from shoal.domain.vocabulary import Completed
 from shoal.domain.worker import MachineHealth
 from shoal.ledger.accounts import Books
 from shoal.ledger.keys import Signer
+from shoal.pool.departures import departures, overdue_drains
 from shoal.pool.hedge import hedges, next_hedge
 from shoal.pool.inputs import (
     NO_OUTCOME,
@@ -425,13 +426,17 @@ class Hub:
                     continue
             for fact in react(self.pool, hub_input):
                 apply(fact)
-        alarms = [self.pool.expire_penalties(now)]
+        for fact in overdue_drains(self.pool, now):
+            apply(fact)
+        alarms = [self.pool.expire_penalties(now), self.pool.suspensions.next_due]
         for lease in plan(self.pool):
             apply(lease)
         if self._hedge_after is not None:
             for hedge in hedges(self.pool, now, self._hedge_after):
                 apply(hedge)
             alarms.append(next_hedge(self.pool, now, self._hedge_after))
+        for dismissal in departures(self.pool):
+            apply(dismissal)
         self._set_alarm([when for when in alarms if when is not None])
         return decided
 

@@ -27,6 +27,8 @@ async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[Stor
         pool.roster.expect(model, now)
     for trusted in await store.trusted_workers():
         pool.apply(trusted, now)
+    for suspended, _ in await store.suspensions():
+        pool.apply(suspended, now)
     for marked in await store.penalties_since(at - PENALTY_SECONDS):
         pool.apply(marked.fact, now - (at - marked.at))
     for each in stored:

@@ -72,7 +72,8 @@ class WorkerEvents:
             self.on_disconnect(connection, "joined anew")
             worker_id = self._workers.register(connection, event.name)
             cancels = CancelJob in connection.connection.accepts
-            self._post(WorkerConnected(worker_id, event.offer, cancels))
+            shared = connection.via is not None
+            self._post(WorkerConnected(worker_id, event.offer, cancels, shared))
             return
         sender = self._workers.worker_of(connection)
         if sender is None:

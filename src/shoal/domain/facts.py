@@ -12,7 +12,7 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Fault, Outcome
 from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.domain.worker import Offer, WorkerLoad
+from shoal.domain.worker import Offer, Suspension, WorkerLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class WorkerJoined:
     worker_id: WorkerId
     offer: Offer
     cancels: bool  # whether its wire can carry a cancellation
+    shared: bool = False  # whether other workers may share its connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,37 @@ class WorkerDraining:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeft:
+    worker_id: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSuspended:
+    """An operator, with the key ``by``, paused, drained or removed a worker.
+
+    ``name`` is the worker's id, or the part of it that names the machine and stands for
+    all its workers (see ``peer_of``).  Jobs that a drain has not ended ``within`` so
+    many seconds are handed over; None: it waits.
+    """
+
+    name: str
+    how: Suspension
+    by: str
+    within: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResumed:
+    """An operator ended the suspension of a worker; that of a machine: of them all."""
+
+    name: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDismissed:
+    """The coordinator disconnects a worker that was drained or removed."""
+
     worker_id: WorkerId
     reason: str
 
@@ -135,12 +167,16 @@ class JobStarted:
 
 @dataclass(frozen=True, slots=True)
 class JobRequeued:
-    """The job waits again; ``refused_by`` is a worker not to ask again at once."""
+    """The job waits again; ``refused_by`` is a worker not to ask again at once.
+
+    ``handed_over``: an operator took it from a worker, which may still be running it.
+    """
 
     job_id: JobId
     lease: LeaseNumber
     reason: str
     refused_by: WorkerId | None = None
+    handed_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +292,9 @@ WorkerFact: TypeAlias = (
     | WorkerDraining
     | WorkerLoadChanged
     | WorkerLeft
+    | WorkerSuspended
+    | WorkerResumed
+    | WorkerDismissed
     | WorkerMarked
     | WorkerTrusted
 )
@@ -279,6 +318,9 @@ FACT_NAMES: Mapping[type[Fact], str] = {
     WorkerDraining: "WorkerDraining",
     WorkerLoadChanged: "WorkerConditioned",
     WorkerLeft: "WorkerLost",
+    WorkerSuspended: "WorkerSuspended",
+    WorkerResumed: "WorkerResumed",
+    WorkerDismissed: "WorkerDismissed",
     WorkerMarked: "WorkerMarked",
     WorkerTrusted: "WorkerTrusted",
     AccountCredited: "AccountCredited",

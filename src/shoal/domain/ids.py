@@ -12,6 +12,7 @@ LeaseNumber = NewType("LeaseNumber", int)
 def peer_of(worker_id: WorkerId) -> str:
     """Return the name of the peer, with its wire, that a worker is a model of.
 
-    A peer's name has no slash, and a worker is named PEER or PEER/MODEL.
+    A peer's name has no slash, and a worker is named PEER or PEER/MODEL.  On wires with
+    a connection for each model, it is the name of the machine.
     """
     return worker_id.partition("/")[0]

@@ -62,9 +62,13 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Disconnect and do not reconnect: another connection replaced this one."""
+    """Disconnect and do not reconnect.
+
+    ``replaced``: another connection of the same name took the place of this one.
+    """
 
     reason: str
+    replaced: bool = False
 
 
 class StreamedCall(NamedTuple):

@@ -33,6 +33,16 @@ class DeviceKind(Enum):
     PHONE = "phone"
 
 
+class Suspension(Enum):
+    """What an operator did to a worker, until they resume it; the strictest is last."""
+
+    PAUSED = "paused"  # gets no new jobs
+    DRAINING = "draining"  # and is disconnected when its jobs have ended
+    REMOVED = "removed"  # its jobs are handed over, and it is disconnected
+
+    __hash__ = object.__hash__  # members are singletons, hashed very often
+
+
 @dataclass(frozen=True, slots=True)
 class MachineHealth:
     """The health of a machine; None: not measured."""

@@ -160,6 +160,9 @@ class _PoolCollector(Collector):
         offered = sum(worker.offer.slots for worker in workers)
         draining = sum(bool(worker.draining) for worker in workers)
         serving = sum(worker.accepts_jobs for worker in workers)
+        suspended = sum(
+            bool(worker.suspension) and not worker.draining for worker in workers
+        )
         yield _gauge(
             "shoal_jobs",
             "Open jobs",
@@ -171,7 +174,8 @@ class _PoolCollector(Collector):
             {
                 "serving": serving,
                 "draining": draining,
-                "unfit": len(pool.workers) - serving - draining,
+                "suspended": suspended,
+                "unfit": len(pool.workers) - serving - draining - suspended,
             },
         )
         yield _gauge(

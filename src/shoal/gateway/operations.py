@@ -5,8 +5,9 @@ from functools import partial
 from shoal.domain.credentials import Scope
 from shoal.domain.job import Policy
 from shoal.domain.work import Chat, Completion
+from shoal.domain.worker import Suspension
 from shoal.gateway import calls, dispatch, grandsage, monitoring, openapi
-from shoal.gateway.admin import accounts, credentials, models, status
+from shoal.gateway.admin import accounts, credentials, models, status, workers
 from shoal.gateway.admin import jobs as admin_jobs
 from shoal.gateway.http.operation import (
     BYTES_TYPE,
@@ -231,6 +232,32 @@ ADMIN = (
         read(models.find_model),
         answer=models.ModelCopies,
         slashes=True,
+    ),
+    Operation(
+        *("GET", "/admin/workers/{name}", "Show a worker's state"),
+        read(workers.show_worker),
+        answer=workers.SuspensionInfo,
+    ),
+    Operation(
+        *("POST", "/admin/workers/{name}/pause", "Give a worker no new jobs"),
+        admin(partial(workers.suspend_worker, how=Suspension.PAUSED)),
+        answer=workers.SuspensionInfo,
+    ),
+    Operation(
+        *("POST", "/admin/workers/{name}/resume", "Give a worker jobs again"),
+        admin(workers.resume_worker),
+        answer=workers.SuspensionInfo,
+    ),
+    Operation(
+        *("POST", "/admin/workers/{name}/drain", "Disconnect a worker after its jobs"),
+        admin(partial(workers.suspend_worker, how=Suspension.DRAINING)),
+        answer=workers.SuspensionInfo,
+        query=workers.DrainQuery,
+    ),
+    Operation(
+        *("POST", "/admin/workers/{name}/remove", "Disconnect and refuse a worker"),
+        admin(partial(workers.suspend_worker, how=Suspension.REMOVED)),
+        answer=workers.SuspensionInfo,
     ),
     Operation(
         *("GET", "/admin/jobs", "List jobs, newest first", read(admin_jobs.list_jobs)),

@@ -25,6 +25,7 @@ from shoal.peers.remote_peer import (
     NoModelSharing,
     PeerContext,
     RemotePeer,
+    peer_name,
 )
 from shoal.pool.own_offers import offering_peers, own_load, own_offers
 from shoal.protocols.seam.peer_session import (
@@ -138,7 +139,8 @@ class PeerConnections:
     def admit(self, peer: RemotePeer) -> None:
         """Admit a peer; it replaces an older one of its name."""
         if (older := self._peers.get(peer.name)) is not None:
-            older.dismiss(REPLACED if peer.identity.sole_worker else RENAME)
+            reason = REPLACED if peer.identity.sole_worker else RENAME
+            older.dismiss(reason, replaced=True)
         self._peers[peer.name] = peer
         if not peer.identity.sole_worker:
             self.directory.add(peer.name, peer.identity, peer.address)
@@ -264,8 +266,12 @@ class _PeerConnection:
 
     def _on_joined(self, key: str, joined: PeerJoined) -> None:
         self._remove(key, "met anew")
-        if (reason := self._rejection_reason(joined)) is not None:
-            log.warning("refused wire=%s peer=%r: %s", self._wire, key[:64], reason)
+        level = logging.WARNING
+        if (reason := self._rejection_reason(joined)) is None:
+            # Some peers come back for ever, so that is not worth a line each.
+            reason, level = self._suspension_reason(joined), logging.DEBUG
+        if reason is not None:
+            log.log(level, "refused wire=%s peer=%r: %s", self._wire, key[:64], reason)
             self.driver.send(ToPeer(key, Dismiss(reason)))
             return
         peer = self._peers[key] = RemotePeer(
@@ -299,6 +305,11 @@ class _PeerConnection:
         if len(self._peers) >= PEERS_MAX:
             return f"this connection already has {PEERS_MAX} peers"
         return None
+
+    def _suspension_reason(self, joined: PeerJoined) -> str | None:
+        """Return why an operator's order refuses a peer, or None."""
+        pool = self._connections.context.hub.pool
+        return pool.suspensions.refusal(peer_name(self._wire, joined))
 
     async def _admit(self, peer: RemotePeer) -> None:
         """Admit a peer after its token use is stored; track it until it leaves."""

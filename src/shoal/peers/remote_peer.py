@@ -107,6 +107,14 @@ class PeerContext:
     offer_limiter: OfferRateLimiter
 
 
+def peer_name(wire: str, joined: PeerJoined) -> str:
+    """Return a peer's name, with its wire; a sole worker's is the worker's id."""
+    name = joined.name
+    if not joined.sole_worker:
+        name = name.replace("%", "%25").replace("/", "%2F")
+    return f"{wire}:{name}"
+
+
 class RemotePeer:
     """A peer, from the time it joins until it leaves.
 
@@ -128,12 +136,11 @@ class RemotePeer:
         on_left: Callable[["RemotePeer", str], None],
         address: str = "",
     ) -> None:
-        name, via = joined.name, None
+        via = None
         if not joined.sole_worker:
-            name = joined.name.replace("%", "%25").replace("/", "%2F")
             via = PeerRoute(joined.name, joined.protection)
         commands = PEER_COMMANDS | {CancelJob} if joined.cancels else PEER_COMMANDS
-        self.name = f"{wire}:{name}"
+        self.name = peer_name(wire, joined)
         self.key = key
         self.address = address
         self.identity = joined
@@ -149,7 +156,7 @@ class RemotePeer:
         self._models = PeerModels(
             context.hub,
             wire,
-            name,
+            self.name.removeprefix(f"{wire}:"),
             via,
             self,
             lambda: on_change(self),
@@ -235,10 +242,10 @@ class RemotePeer:
             self._models.close(reason)
         self._on_left(self, reason)
 
-    def dismiss(self, reason: str) -> None:
-        """Dismiss the peer."""
+    def dismiss(self, reason: str, *, replaced: bool = False) -> None:
+        """Dismiss the peer; ``replaced`` is as in ``Dismiss``."""
         if not self._closed:
-            self._driver.send(ToPeer(self.key, Dismiss(reason)))
+            self._driver.send(ToPeer(self.key, Dismiss(reason, replaced)))
             self.leave(reason)
 
     async def close(self, code: int, text: str) -> None:
@@ -253,7 +260,7 @@ class RemotePeer:
     def send(self, message: Command) -> bool:
         """Send a command to the peer."""
         if isinstance(message, Dismiss):
-            self.dismiss(message.reason)
+            self.dismiss(message.reason, replaced=message.replaced)
             return True
         return self._send(message)
 

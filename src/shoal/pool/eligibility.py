@@ -18,6 +18,7 @@ from shoal.domain.work import (
 from shoal.domain.worker import Offer
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
+from shoal.pool.suspensions import SUSPENDED
 from shoal.pool.worker import Worker
 
 LISTED_MAX = 8  # workers named in an explanation; the others are counted
@@ -52,6 +53,8 @@ def ineligibility(job: OpenJob, worker: Worker) -> str | None:
     The wording reaches users: a 503 and ``explain`` show it.
     """
     offer = worker.offer
+    if worker.suspension is not None:
+        return SUSPENDED[worker.suspension]
     if worker.draining:
         return "draining"
     if job.kind not in offer.kinds:

@@ -21,11 +21,14 @@ from shoal.domain.facts import (
     LateResult,
     PassedOver,
     ReceiptPresented,
+    WorkerDismissed,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
     WorkerLoadChanged,
     WorkerMarked,
+    WorkerResumed,
+    WorkerSuspended,
     WorkerTrusted,
 )
 from shoal.domain.money import dollars
@@ -103,6 +106,12 @@ def _describe(fact: Fact) -> Iterator[str]:
             yield f"{worker_id} takes nothing new: {reason}"
         case WorkerLeft(worker_id, reason):
             yield f"{worker_id} lost: {reason}"
+        case WorkerSuspended(name, how, by):
+            yield f"{name} {how.value} by {by}"
+        case WorkerResumed(name, by):
+            yield f"{name} resumed by {by}"
+        case WorkerDismissed(worker_id, reason):
+            yield f"{worker_id} disconnected: {reason}"
         case ReceiptPresented(_, worker_id, verdict):
             yield f"{worker_id} gave a receipt later: {verdict.value}"
         case WorkerMarked(worker_id, points, reason):

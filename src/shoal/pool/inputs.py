@@ -8,7 +8,7 @@ from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Outcome
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
-from shoal.domain.worker import Offer, WorkerLoad
+from shoal.domain.worker import Offer, Suspension, WorkerLoad
 
 NO_OUTCOME = Outcome("")
 
@@ -56,11 +56,12 @@ class LimitReached:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConnected:
-    """A worker connected."""
+    """A worker connected; ``shared``: other workers may share its connection."""
 
     worker_id: WorkerId
     offer: Offer
     cancels: bool
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,24 @@ class LoadReported:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSuspension:
+    """An operator pauses, drains or removes a worker; as in ``WorkerSuspended``."""
+
+    name: str
+    how: Suspension
+    by: str
+    within: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResumption:
+    """An operator resumes a worker; ``name`` is as in ``WorkerSuspended``."""
+
+    name: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class AccountTopUp:
     """An account is credited, in micro-dollars."""
 
@@ -163,6 +182,8 @@ HubInput: TypeAlias = (
     | ReceiptVerified
     | AnswerDisputed
     | WorkerPaired
+    | WorkerSuspension
+    | WorkerResumption
     | AccountTopUp
     | BudgetSet
 )

@@ -80,7 +80,8 @@ def _is_unrestricted(worker: Worker) -> bool:
         return False
     if not (offer.models or offer.kinds & NAMED_KINDS):
         return False
-    return not worker.draining and worker.points < POINTS_MAX
+    leaving = worker.draining or worker.suspension
+    return not leaving and worker.points < POINTS_MAX
 
 
 def _merged(model: str, offers: list[Offer]) -> Offer:

@@ -22,6 +22,7 @@ from shoal.domain.facts import (
     WorkerLeft,
     WorkerLoadChanged,
     WorkerMarked,
+    WorkerResumed,
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
@@ -34,6 +35,7 @@ from shoal.domain.vocabulary import (
     Rejected,
 )
 from shoal.domain.work import JobKind
+from shoal.pool.departures import suspension_facts
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import no_call_result
 from shoal.pool.inputs import (
@@ -53,6 +55,8 @@ from shoal.pool.inputs import (
     WorkerConnected,
     WorkerDisconnected,
     WorkerPaired,
+    WorkerResumption,
+    WorkerSuspension,
 )
 from shoal.pool.lifecycle import JobState
 from shoal.pool.open_job import OpenJob
@@ -101,14 +105,14 @@ def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
         case LimitReached(job_id, limit):
             due = pool.jobs.get(job_id)
             return [] if due is None else [_limit_reached(pool, due, limit)]
-        case WorkerConnected(worker_id, offer, cancels):
+        case WorkerConnected(worker_id, offer, cancels, shared):
             # A newer connection with the same identity replaces the older.
             older = (
                 _worker_left(pool, worker_id, "replaced by a newer connection")
                 if worker_id in pool.workers
                 else []
             )
-            return [*older, WorkerJoined(worker_id, offer, cancels)]
+            return [*older, WorkerJoined(worker_id, offer, cancels, shared)]
         case WorkerDisconnected(worker_id, reason):
             return (
                 _worker_left(pool, worker_id, reason)
@@ -134,6 +138,10 @@ def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
         case WorkerPaired(owner, user, public_key):
             known = public_key in pool.trusted_keys.get((owner, user), ())
             return [] if known else [WorkerTrusted(owner, user, public_key)]
+        case WorkerSuspension():
+            return suspension_facts(pool, hub_input)
+        case WorkerResumption(name, by):
+            return [WorkerResumed(name, by)] if pool.suspensions.ended_by(name) else []
         case AccountTopUp(account, amount, by):
             return [AccountCredited(account, amount, by)]
         case BudgetSet(account, budget, by):
@@ -145,7 +153,12 @@ def revocations(pool: PoolState, fact: Fact) -> list[Revocation]:
     match fact:
         case JobUnhedged(job_id, lease, cut=True):
             over = [lease]
-        case JobFailed(job_id, cut=True) | JobCancelled(job_id) | JobExpired(job_id):
+        case (
+            JobFailed(job_id, cut=True)
+            | JobCancelled(job_id)
+            | JobExpired(job_id)
+            | JobRequeued(job_id, handed_over=True)
+        ):
             over = [held for _, held in pool.jobs[job_id].holders]
         case _:
             return []

@@ -7,7 +7,7 @@ from typing import TypeVar
 from shoal.domain.ids import WorkerId
 from shoal.domain.money import Micros
 from shoal.domain.work import ANY_MODEL, CALL_QUEUE, TASK_QUEUE
-from shoal.domain.worker import DeviceKind, WorkerLoad
+from shoal.domain.worker import DeviceKind, Suspension, WorkerLoad
 from shoal.pool.worker import CostLevel, Worker
 
 MODEL_MEMORY = 600.0  # seconds that a model stays known without workers
@@ -98,6 +98,12 @@ class Roster:
         """Give a worker no new jobs."""
         served = worker.accepts_jobs
         worker.draining = reason
+        self._count(worker, served)
+
+    def suspend(self, worker: Worker, suspension: Suspension | None) -> None:
+        """Set or end the suspension of a worker by an operator."""
+        served = worker.accepts_jobs
+        worker.suspension = suspension
         self._count(worker, served)
 
     def set_load(self, worker: Worker, condition: WorkerLoad) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -22,14 +22,17 @@ from shoal.domain.facts import (
     JobUnhedged,
     LateResult,
     ReceiptPresented,
+    WorkerDismissed,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
     WorkerLoadChanged,
     WorkerMarked,
+    WorkerResumed,
+    WorkerSuspended,
     WorkerTrusted,
 )
-from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.job import Job, Privacy
 from shoal.domain.work import JobKind
 from shoal.pool.lifecycle import ENDED, JobState, after
@@ -37,6 +40,12 @@ from shoal.pool.open_job import HedgeLease, OpenJob
 from shoal.pool.queue import JobQueue
 from shoal.pool.roster import Roster
 from shoal.pool.speed import SpeedEstimates
+from shoal.pool.suspensions import (
+    LEAVING,
+    SuspensionOrder,
+    Suspensions,
+    refusal_of,
+)
 from shoal.pool.worker import CostLevel, Penalty, Worker
 
 REFUSAL_PAUSE = 2.0  # seconds before a worker is offered a job again that it refused
@@ -82,6 +91,10 @@ class PoolState:
     trusted_keys: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     """Public keys of the workers that an owner's user trusts with private jobs."""
 
+    suspensions: Suspensions = field(default_factory=Suspensions)
+    leaving: dict[WorkerId, str] = field(default_factory=dict)
+    """The drained and removed workers to disconnect, with the reasons."""
+
     def cost(self, level: CostLevel) -> float:
         """Return the relative time that one more job would take at this level.
 
@@ -126,6 +139,17 @@ class PoolState:
             if job is not None and (worker_id, lease) in job.holders:
                 yield job, lease
 
+    def workers_named(self, name: str) -> list[WorkerId]:
+        """Return the connected workers of a name: a worker's, or a machine's."""
+        return [each for each in self.workers if name in (each, peer_of(each))]
+
+    def holder_of(self, job_id: JobId) -> Worker | None:
+        """Return the worker of a job; None if it waits or has ended."""
+        job = self.jobs.get(job_id)
+        if job is None or job.worker_id is None:
+            return None
+        return self.workers[job.worker_id]
+
     def apply(self, fact: Fact, now: float) -> None:
         """Apply a fact.
 
@@ -147,13 +171,18 @@ class PoolState:
                 worker = self.workers.get(worker_id)
                 if worker is not None and worker.leases.get(job_id) == lease:
                     self._free_slot(worker, job_id)
-            case WorkerJoined(worker_id, offer, cancels):
+            case WorkerJoined(worker_id, offer, cancels, shared):
                 assert worker_id not in self.workers, f"{worker_id} joined twice"
-                worker = self.workers[worker_id] = Worker(worker_id, offer, cancels)
+                worker = Worker(worker_id, offer, cancels, shared)
+                worker.suspension = self.suspensions.of(worker_id)
+                self.workers[worker_id] = worker
                 worker.points = sum(
                     mark.points for mark in self.penalties if mark.applies_to(worker)
                 )
                 self.roster.add(worker)
+                if worker.suspension is not None:
+                    self.suspensions.join(worker_id)
+                    self._find_leaving(self.suspensions.about(worker_id))
             case WorkerMarked(worker_id, points, public_key=public_key):
                 mark = Penalty(now + PENALTY_SECONDS, worker_id, public_key, points)
                 self.penalties.append(mark)
@@ -168,7 +197,18 @@ class PoolState:
                 self.roster.set_load(self.workers[worker_id], condition)
             case WorkerDraining(worker_id, reason):
                 self.roster.drain(self.workers[worker_id], reason or "draining")
+            case WorkerSuspended():
+                order = self.suspensions.suspend(fact, self.workers, now)
+                self._update_suspensions(order.workers)
+                self._find_leaving([order])
+            case WorkerResumed():
+                self._update_suspensions(self.suspensions.resume(fact))
+            case WorkerDismissed(worker_id):
+                self.workers[worker_id].dismissed = True
+                del self.leaving[worker_id]
             case WorkerLeft(worker_id):
+                self.leaving.pop(worker_id, None)
+                self._find_leaving(self.suspensions.leave(worker_id))
                 for model in self.roster.remove(self.workers.pop(worker_id), now):
                     self.speeds.forget(model)
 
@@ -196,11 +236,11 @@ class PoolState:
                 self.without_output.pop(fact.job_id, None)
             case JobRequeued(reason=reason, refused_by=refused_by):
                 if begun or refused_by is None:
-                    job.lost += 1
+                    job.lost += not fact.handed_over
                     job.queued_at = now
                 if refused_by is not None:
                     self._record_refusal(job, refused_by, reason, now)
-                self._end_leases(job)
+                self._end_leases(job, cut=fact.handed_over)
                 self._queue(job)
 
     def _hedge(self, fact: JobHedged, now: float) -> None:
@@ -233,6 +273,7 @@ class PoolState:
         elif not fact.cut:
             self._record_refusal(job, leaving, fact.reason, now)
         self._end_lease(leaving, fact.job_id, cut=fact.cut)
+        self._on_released(leaving)
 
     def _end(
         self, fact: JobCompleted | JobFailed | JobCancelled | JobExpired, now: float
@@ -317,12 +358,15 @@ class PoolState:
         """End all leases on a job."""
         _decrement(self.running_by_owner, job.job.owner)
         self.without_output.pop(job.job.id, None)
-        for worker_id, _ in job.holders:
+        holders = [worker_id for worker_id, _ in job.holders]
+        for worker_id in holders:
             self._end_lease(worker_id, job.job.id, cut=cut)
         if job.hedge is not None:
             job.hedge = None
             self.hedged -= 1
         job.worker_id = None
+        for worker_id in holders:
+            self._on_released(worker_id)
 
     def _end_lease(self, worker_id: WorkerId, job_id: JobId, *, cut: bool) -> None:
         worker = self.workers[worker_id]
@@ -331,6 +375,33 @@ class PoolState:
             # disconnects.
             return
         self._free_slot(worker, job_id)
+
+    def _on_released(self, worker_id: WorkerId) -> None:
+        """Disconnect a suspended worker, or its machine, after its last job."""
+        if self.workers[worker_id].suspension in LEAVING:
+            self._find_leaving(self.suspensions.about(worker_id))
+
+    def _find_leaving(self, orders: Iterable[SuspensionOrder]) -> None:
+        """Find the workers to disconnect by the orders whose workers are all idle."""
+        for order in orders:
+            if order.how not in LEAVING or any(map(self._is_busy, order.workers)):
+                continue
+            for worker_id in order.workers:
+                worker = self.workers[worker_id]
+                if not worker.dismissed and order.may_disconnect(
+                    worker_id, shared=worker.shared
+                ):
+                    self.leaving[worker_id] = refusal_of(order)
+
+    def _is_busy(self, worker_id: WorkerId) -> bool:
+        return next(self.leases_of(worker_id), None) is not None
+
+    def _update_suspensions(self, workers: Iterable[WorkerId]) -> None:
+        for worker_id in workers:
+            suspension = self.suspensions.of(worker_id)
+            self.roster.suspend(self.workers[worker_id], suspension)
+            if suspension not in LEAVING:
+                self.leaving.pop(worker_id, None)
 
     def _free_slot(self, worker: Worker, job_id: JobId) -> None:
         del worker.leases[job_id]

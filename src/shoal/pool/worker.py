@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.worker import Offer, WorkerLoad
+from shoal.domain.worker import Offer, Suspension, WorkerLoad
 
 LOAD_SLOTS_MAX = 256  # more slots than this do not indicate a worker's speed
 PREFETCH_BELOW = 0.05  # seconds; workers prefetch calls that end sooner
@@ -50,8 +50,11 @@ class Worker:
     id: WorkerId
     offer: Offer
     cancels: bool
+    shared: bool = False  # whether other workers may share its connection
     leases: dict[JobId, LeaseNumber] = field(default_factory=dict)
     draining: str = ""  # why it takes no new jobs
+    suspension: Suspension | None = None  # by an operator
+    dismissed: bool = False  # whether it is being disconnected
     load: WorkerLoad = NO_LOAD
     pace: float | None = (
         None  # tokens per second of one answer, recently; None: unknown
@@ -94,7 +97,7 @@ class Worker:
     @property
     def accepts_jobs(self) -> bool:
         """Whether it takes new jobs, as soon as it has a free slot."""
-        return not (self.draining or self.load.unfit)
+        return not (self.draining or self.suspension or self.load.unfit)
 
     def utilization(self, promised: int = 0) -> float:
         """Return the share of its slots in use, with ``promised`` more jobs.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from shoal.domain.credentials import JoinToken, Key, KeyUsage
-from shoal.domain.facts import Fact, WorkerTrusted
+from shoal.domain.facts import Fact, WorkerSuspended, WorkerTrusted
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job, JobTerms, Priority
 from shoal.domain.outcome import Outcome
@@ -216,6 +216,13 @@ class Store(Protocol):
 
     async def trusted_workers(self) -> list[WorkerTrusted]:
         """Return the workers that users trust with private jobs."""
+        ...
+
+    async def suspensions(self) -> list[tuple[WorkerSuspended, float]]:
+        """Return the suspensions in force, oldest first, each with its Unix time.
+
+        They have no limits: a limit means nothing after a restart.
+        """
         ...
 
     async def penalties_since(self, since: float) -> list[RecordedFact]:

@@ -71,6 +71,7 @@ async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
             "slots": 2,
             "busy": 2,
             "draining": "",
+            "suspension": None,
             "remark": "",
             "kinds": ["chat"],
             "features": [],

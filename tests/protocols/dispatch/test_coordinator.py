@@ -626,11 +626,25 @@ def test_any_message_keeps_a_worker_alive() -> None:
 
 
 def test_a_replaced_worker_receives_an_error() -> None:
-    outputs = registered().send(Dismiss("replaced by a newer connection"), NOW)
+    outputs = registered().send(Dismiss("a newer connection", replaced=True), NOW)
 
     assert [each["code"] for each in answers(outputs)] == ["REPLACED"]
-    assert isinstance(outputs[-1], Close)
-    assert outputs[-1].code == 4000
+    assert outputs[-1] == Close("a newer connection", 4000, "Replaced")
+
+
+def test_a_dismissed_worker_receives_the_reason() -> None:
+    outputs = registered().send(Dismiss("removed by an operator"), NOW)
+
+    assert answers(outputs) == [
+        {
+            "type": "error",
+            "code": "DISMISSED",
+            "message": "removed by an operator",
+        }
+    ]
+    assert outputs[-1] == Close(
+        "removed by an operator", 4000, "removed by an operator"
+    )
 
 
 # The extension.

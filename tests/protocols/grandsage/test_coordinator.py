@@ -351,7 +351,10 @@ def test_a_silent_node_is_disconnected_at_the_deadline() -> None:
 
 
 def test_a_dismissed_node_is_closed_with_bye() -> None:
-    assert joined().send(Dismiss("replaced"), NOW) == (Close("replaced", 4000, "Bye"),)
+    replaced, removed = Dismiss("replaced", replaced=True), Dismiss("removed")
+
+    assert joined().send(replaced, NOW) == (Close("replaced", 4000, "Bye"),)
+    assert joined().send(removed, NOW) == (Close("removed", 4000, "removed"),)
 
 
 def test_a_cancelled_task_is_stopped_once_while_its_text_is_in_transit() -> None:

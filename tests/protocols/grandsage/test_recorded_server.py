@@ -160,7 +160,7 @@ def test_a_replaced_node_is_closed_with_bye() -> None:
         if "node_closed" in step
     ]
 
-    (close,) = joined().send(Dismiss("replaced by a newer connection"), NOW)
+    (close,) = joined().send(Dismiss("a newer connection", replaced=True), NOW)
 
     assert isinstance(close, Close)
     recorded = step["node_closed"]["n1"]

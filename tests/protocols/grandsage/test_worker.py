@@ -139,7 +139,7 @@ def test_an_invalid_address_is_refused(url: str, fault: str) -> None:
     [
         (4001, {}, "does not take these parameters: why"),
         (4002, {}, "check --token"),
-        (4000, OURS, "choose another --name"),
+        (4000, OURS, "the coordinator dismissed this worker: why"),
         (4000, {}, None),
         (4008, OURS, None),
         (1006, OURS, None),
@@ -183,6 +183,13 @@ def test_a_restricted_node_serves_a_shoal_coordinator() -> None:
 
     assert list(session.tick(0.0)) == [Send("")]
     assert given(session).job_id == JOB
+
+
+def test_a_replaced_node_does_not_reconnect() -> None:
+    dialer = GrandSageNodeDialer("ws://host", MEMBER)
+    dialer.start_session(OURS)
+
+    assert "choose another --name" in (dialer.final_reason(4000, "Bye") or "")
 
 
 def test_a_keepalive_is_sent_at_once_and_every_ten_seconds() -> None:

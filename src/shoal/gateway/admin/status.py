@@ -9,6 +9,7 @@ import shoal
 from shoal.coordinator.connections import PeerRoute
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.worker import MachineHealth
+from shoal.gateway.admin.workers import SuspensionInfo, list_orders
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.responses import json_response
@@ -82,6 +83,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     slots: int
     busy: int
     draining: str  # why, or empty
+    suspension: str | None  # by an operator: paused, draining or removed
     remark: str
     kinds: list[str]
     features: list[str]
@@ -164,6 +166,7 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
     nodes: list[NodeStatus]  # of protocols with fleets
     peers: list[PeerStatus]  # admitted peers, whether or not they have models
     refused: list[RefusedPeerStatus]  # connected peers that are not admitted
+    orders: list[SuspensionInfo]  # of operators, about workers
 
 
 async def show_status(
@@ -190,6 +193,7 @@ async def show_status(
             node_statuses(gateway),
             _peer_statuses(gateway.directory),
             _refused_peer_statuses(gateway.directory),
+            await list_orders(gateway),
         )
     )
 
@@ -243,6 +247,7 @@ def _worker_status(
         offer.slots,
         len(worker.leases),
         worker.draining,
+        None if worker.suspension is None else worker.suspension.value,
         offer.remark,
         sorted(kind.value for kind in offer.kinds),
         sorted(feature.value for feature in offer.features),

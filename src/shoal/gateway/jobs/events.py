@@ -29,11 +29,14 @@ from shoal.domain.facts import (
     JobUnhedged,
     LateResult,
     ReceiptPresented,
+    WorkerDismissed,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
     WorkerLoadChanged,
     WorkerMarked,
+    WorkerResumed,
+    WorkerSuspended,
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId
@@ -247,6 +250,9 @@ def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:
             | WorkerLoadChanged()
             | WorkerDraining()
             | WorkerLeft()
+            | WorkerSuspended()
+            | WorkerResumed()
+            | WorkerDismissed()
             | WorkerMarked()
             | WorkerTrusted()
             | AccountCredited()

@@ -28,8 +28,9 @@ from shoal.protocols.dispatch.admission import (
 from shoal.protocols.dispatch.codec.ecmascript_json import to_json, well_formed
 from shoal.protocols.dispatch.codec.jobs import encode_job
 from shoal.protocols.dispatch.codec.messages import (
+    DISMISSED,
     REASON_MAX,
-    REPLACED,
+    REPLACED_TEXT,
     DispatchErrorCode,
     Drain,
     ErrorMessage,
@@ -131,11 +132,12 @@ class ProviderSession:
                 if not self._jobs.remove(job_id, lease):
                     return ()
                 return (_send(JobCancel(job_id, lease)),)
-            case Dismiss(reason):
-                replaced = _send(
-                    ErrorMessage(DispatchErrorCode.REPLACED, well_formed(reason))
-                )
-                return (replaced, self._close(reason, REPLACED, "Replaced"))
+            case Dismiss(reason, replaced):
+                code, text = DispatchErrorCode.DISMISSED, reason
+                if replaced:
+                    code, text = DispatchErrorCode.REPLACED, REPLACED_TEXT
+                error = _send(ErrorMessage(code, well_formed(reason)))
+                return (error, self._close(reason, DISMISSED, text))
             case CallMessage() | ModelMessage():
                 raise Unsupported("this wire carries neither calls nor models")
 

@@ -8,7 +8,11 @@ from urllib.parse import quote, urlsplit
 
 from shoal.domain.errors import ConfigError, NotAdmitted
 from shoal.protocols.dispatch.codec.extension import HEADER, read_header, write_header
-from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX, REPLACED
+from shoal.protocols.dispatch.codec.messages import (
+    DISMISSED,
+    MESSAGE_MAX,
+    REPLACED_TEXT,
+)
 from shoal.protocols.dispatch.worker import DispatchWorkerSession
 from shoal.protocols.dispatch.worker_encoder import WorkerEncoder
 from shoal.protocols.dispatch.worker_jobs import WorkerJobs
@@ -51,8 +55,11 @@ class ProviderDialer:
     def final_reason(self, code: int, text: str) -> str | None:
         if self._jobs.refusal:
             return f"the coordinator refuses this worker: {self._jobs.refusal}"
-        if code == REPLACED and self._extended:
-            return "another worker joined with the same key: choose another --name"
+        if code == DISMISSED and self._extended:
+            if text == REPLACED_TEXT:
+                return "another worker joined with the same key: choose another --name"
+            quoted = ascii(text[:123])[1:-1]
+            return f"the coordinator dismissed this worker: {quoted}"
         return None
 
 

@@ -24,6 +24,7 @@ SLOTS_MAX = 1024  # most concurrent tasks accepted from a node's offer
 CLOSE_MISSING_PARAMETER = 4001
 CLOSE_INVALID_TOKEN = 4002
 CLOSE_BYE = 4000
+BYE = "Bye"  # its text if a newer connection of the same node replaced this one
 CLOSE_SILENT = 4008  # Shoal's; the original never disconnects a silent node
 
 NO_CONTEXTS: Mapping[str, int] = {}

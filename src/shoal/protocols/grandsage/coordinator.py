@@ -22,7 +22,12 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import JobKind
-from shoal.protocols.grandsage.admission import CLOSE_BYE, CLOSE_SILENT, RegisteredNode
+from shoal.protocols.grandsage.admission import (
+    BYE,
+    CLOSE_BYE,
+    CLOSE_SILENT,
+    RegisteredNode,
+)
 from shoal.protocols.grandsage.codec import (
     REASON_MAX,
     TASK_ID,
@@ -152,9 +157,9 @@ class GrandSageNodeSession:
                 self._remove_task(task_id)
                 self._record_stop(task_id, now)
                 return (Send(encode_stop(task_id)),)
-            case Dismiss(reason):
+            case Dismiss(reason, replaced):
                 self._closed = True
-                return (Close(reason, CLOSE_BYE, "Bye"),)
+                return (Close(reason, CLOSE_BYE, BYE if replaced else reason),)
             case CallMessage() | ModelMessage():
                 raise Unsupported("this wire carries neither calls nor models")
 

@@ -27,6 +27,7 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.protocols.grandsage.admission import (
+    BYE,
     CLOSE_BYE,
     CLOSE_INVALID_TOKEN,
     CLOSE_MISSING_PARAMETER,
@@ -143,7 +144,11 @@ class GrandSageNodeDialer:
         if code == CLOSE_MISSING_PARAMETER:
             return f"the coordinator does not take these parameters: {quoted}"
         if code == CLOSE_BYE and self._extended:
-            return "another worker joined under the same name: choose another --name"
+            if text == BYE:
+                return (
+                    "another worker joined under the same name: choose another --name"
+                )
+            return f"the coordinator dismissed this worker: {quoted}"
         return None  # an original server also sends 4000 on errors
 
 

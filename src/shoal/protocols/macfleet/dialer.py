@@ -199,8 +199,9 @@ class FleetDialer:
             return self._membership.declined
         if self._membership.refusal:
             refusal = f"the coordinator refuses this worker: {self._membership.refusal}"
-            names_option = "--" in refusal  # most refusals name an option
-            return refusal if names_option else f"{refusal}: check --token"
+            # Most refusals name an option or a command.
+            names_remedy = "--" in refusal or "`" in refusal
+            return refusal if names_remedy else f"{refusal}: check --token"
         self._rejections = self._rejections + 1 if self._was_rejected else 0
         self._was_rejected = False
         if self._rejections >= REJECTIONS_MAX:

@@ -231,10 +231,10 @@ class TealeDialer:
             return self._membership.declined
         if self._membership.refusal:
             refused = f"the coordinator refuses this worker: {self._membership.refusal}"
-            # Most refusals name the option to change.
-            names_option = "--" in refused
+            # Most refusals name the option to change, or the command to give.
+            names_remedy = "--" in refused or "`" in refused
             return (
-                refused if names_option else f"{refused}: check --token or --passcode"
+                refused if names_remedy else f"{refused}: check --token or --passcode"
             )
         if text == CLOSE_REPLACED and (node := self._relay_node) is not None:
             if node.is_host_proven:

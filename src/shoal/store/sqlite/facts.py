@@ -24,11 +24,14 @@ from shoal.domain.facts import (
     JobUnhedged,
     LateResult,
     ReceiptPresented,
+    WorkerDismissed,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
     WorkerLoadChanged,
     WorkerMarked,
+    WorkerResumed,
+    WorkerSuspended,
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId
@@ -125,6 +128,16 @@ class _Batch:
                 query = "INSERT OR IGNORE INTO trusted VALUES (?, ?, ?, ?)"
                 self.sql.execute(query, (owner, user, public_key, at))
                 return _row(fact, None, at)
+            case WorkerSuspended(name, how, by):
+                query = "INSERT OR REPLACE INTO suspensions VALUES (?, ?, ?, ?)"
+                self.sql.execute(query, (name, how.value, by, at))
+                return _row(fact, None, at)
+            case WorkerResumed(name):
+                workers = f"{name}/"  # of a machine
+                query = """DELETE FROM suspensions
+                           WHERE name = ? OR substr(name, 1, ?) = ?"""
+                self.sql.execute(query, (name, len(workers), workers))
+                return _row(fact, None, at)
             case AccountLimited():
                 write_limit(self.sql, fact)
                 return _row(fact, None, at)
@@ -132,6 +145,7 @@ class _Batch:
                 WorkerJoined()
                 | WorkerDraining()
                 | WorkerLeft()
+                | WorkerDismissed()
                 | WorkerMarked()
                 | AccountCredited()
             ):

@@ -170,6 +170,15 @@ MIGRATIONS = (
         WHERE due_at IS NOT NULL;
     ALTER TABLE jobs RENAME COLUMN call TO function_call;
     """,
+    # Facts are pruned; an operator's order holds until it is revoked.
+    """
+    CREATE TABLE suspensions (
+        name TEXT PRIMARY KEY,
+        how TEXT NOT NULL,
+        by TEXT NOT NULL,
+        at REAL NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 
 

@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
     Fact,
+    WorkerSuspended,
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job, Priority
 from shoal.domain.work import JobKind
+from shoal.domain.worker import Suspension
 from shoal.pool.lifecycle import JobState
 from shoal.store import codec
 from shoal.store.blobs import BlobStore, MemoryBlobs
@@ -155,6 +157,15 @@ class SqliteStore:
         query = "SELECT owner, user, public_key FROM trusted ORDER BY paired_at"
         return await self._run(
             lambda: [WorkerTrusted(*row) for row in self._sql(query)]
+        )
+
+    async def suspensions(self) -> list[tuple[WorkerSuspended, float]]:
+        query = "SELECT name, how, by, at FROM suspensions ORDER BY at, name"
+        return await self._run(
+            lambda: [
+                (WorkerSuspended(name, Suspension(how), by), at)
+                for name, how, by, at in self._sql(query)
+            ]
         )
 
     async def penalties_since(self, since: float) -> list[RecordedFact]:

@@ -25,7 +25,8 @@ from shoal.protocols.seam.session import Data
 
 MESSAGE_MAX = 32 << 20  # bytes of a message: fits an escaped job of 10 MB
 JOB_ID_MAX = 256  # characters
-REPLACED = 4000  # Shoal's close code: a newer connection has replaced this one
+DISMISSED = 4000  # Shoal's close code: the worker is not to reconnect
+REPLACED_TEXT = "Replaced"  # its text if a newer connection has replaced this one
 REASON_MAX = 1000  # characters of an error or reason that are kept
 CAPABILITIES_MAX = 64  # unknown ones are ignored, for newer workers
 QUOTED_MAX = 100  # characters of an unknown value that an error quotes
@@ -51,6 +52,7 @@ class DispatchErrorCode(StrEnum):
     NOT_REGISTERED = "NOT_REGISTERED"
     NOT_YOUR_JOB = "NOT_YOUR_JOB"
     REPLACED = "REPLACED"
+    DISMISSED = "DISMISSED"
 
 
 class ProviderType(StrEnum):

@@ -1,0 +1,178 @@
+"""``pool.workers``: the connected workers, and operators' orders about them."""
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Literal, Protocol, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from shoal.client.json_request import JsonRequest
+
+T = TypeVar("T")
+
+PATH = "/admin/workers"
+STATUS_PATH = "/admin/status"
+
+
+class ConnectedWorker(msgspec.Struct, frozen=True):
+    """A connected worker.
+
+    ``busy`` is the number of its jobs, and ``suspension`` what an operator did to it:
+    ``paused``, ``draining``, ``removed``, or None.
+    """
+
+    id: str
+    models: tuple[str, ...]
+    slots: int
+    busy: int
+    suspension: str | None
+
+
+class WorkerOrder(msgspec.Struct, frozen=True):
+    """The order in force for a worker, or a machine with all its workers.
+
+    ``by`` is the operator's key, empty if it is active, and ``since`` a Unix time in
+    seconds.  ``workers`` are the connected ones, and ``running`` is the number of their
+    jobs.
+    """
+
+    name: str
+    state: Literal["active", "paused", "draining", "removed"]
+    by: str
+    since: float | None
+    workers: tuple[str, ...]
+    running: int
+
+
+class _Status(msgspec.Struct):
+    workers: list[ConnectedWorker]
+
+
+LIST = JsonRequest(STATUS_PATH, _Status)
+
+
+class SendRequest(Protocol):
+    """Sends a request and returns the answer."""
+
+    def __call__(self, request: JsonRequest[T]) -> T: ...
+
+
+class AsyncSendRequest(Protocol):
+    """Sends a request and returns the answer."""
+
+    def __call__(self, request: JsonRequest[T]) -> Awaitable[T]: ...
+
+
+class Workers:
+    """The workers of a pool, for operators; all but reading takes the scope ``admin``.
+
+    A name is that of a worker (``id``), or the part of it before the slash, which
+    stands for all workers of the machine.
+    """
+
+    def __init__(self, send: SendRequest) -> None:
+        self._send = send
+
+    def connected(self) -> Sequence[ConnectedWorker]:
+        """List the connected workers.
+
+        Raises:
+            ShoalError: the coordinator refuses to answer, or is unreachable.
+        """
+        return self._send(LIST).workers
+
+    def show(self, name: str) -> WorkerOrder:
+        """Return the state of a worker.
+
+        Raises:
+            NotFound: it is not connected, and there is no order about it.
+            ShoalError: the coordinator refuses to answer, or is unreachable.
+        """
+        return self._send(_request(name))
+
+    def pause(self, name: str) -> WorkerOrder:
+        """Give a worker no new jobs.  It finishes those that it runs, and stays.
+
+        Like ``drain`` and ``remove``, it outlives reconnects and restarts.
+
+        Raises:
+            ShoalError: the coordinator refuses it, or is unreachable.
+        """
+        return self._send(_request(name, "pause"))
+
+    def resume(self, name: str) -> WorkerOrder:
+        """End a pause, drain or removal.
+
+        Raises:
+            NotFound: there is no order about the worker.
+            ShoalError: the coordinator refuses it, or is unreachable.
+        """
+        return self._send(_request(name, "resume"))
+
+    def drain(self, name: str, within: float | None = None) -> WorkerOrder:
+        """Disconnect a worker when its jobs have ended; refuse it until ``resume``.
+
+        Args:
+            name: the worker or machine.
+            within: seconds after which the jobs that still run are given to other
+                workers.  None: no limit.
+
+        Returns:
+            The order at once; the jobs have ended when ``show(name).running`` is 0.
+
+        Raises:
+            ShoalError: the coordinator refuses it, or is unreachable.
+        """
+        return self._send(_request(name, "drain", _limit(within)))
+
+    def remove(self, name: str) -> WorkerOrder:
+        """Give a worker's jobs to others, disconnect it; refuse it until ``resume``.
+
+        Raises:
+            ShoalError: the coordinator refuses it, or is unreachable.
+        """
+        return self._send(_request(name, "remove"))
+
+
+class AsyncWorkers:
+    """``Workers`` for coroutines, with the same methods."""
+
+    def __init__(self, send: AsyncSendRequest) -> None:
+        self._send = send
+
+    async def connected(self) -> Sequence[ConnectedWorker]:
+        """List the connected workers."""
+        return (await self._send(LIST)).workers
+
+    async def show(self, name: str) -> WorkerOrder:
+        """Return the state of a worker."""
+        return await self._send(_request(name))
+
+    async def pause(self, name: str) -> WorkerOrder:
+        """Give a worker no new jobs."""
+        return await self._send(_request(name, "pause"))
+
+    async def resume(self, name: str) -> WorkerOrder:
+        """End a pause, drain or removal."""
+        return await self._send(_request(name, "resume"))
+
+    async def drain(self, name: str, within: float | None = None) -> WorkerOrder:
+        """Disconnect a worker when its jobs have ended; refuse it until ``resume``."""
+        return await self._send(_request(name, "drain", _limit(within)))
+
+    async def remove(self, name: str) -> WorkerOrder:
+        """Give a worker's jobs to others, disconnect it; refuse it until ``resume``."""
+        return await self._send(_request(name, "remove"))
+
+
+def _request(
+    name: str, action: str = "", query: Mapping[str, str] | None = None
+) -> JsonRequest[WorkerOrder]:
+    path = f"{PATH}/{quote(name, safe='')}"
+    if not action:
+        return JsonRequest(path, WorkerOrder)
+    return JsonRequest(f"{path}/{action}", WorkerOrder, "POST", query or {})
+
+
+def _limit(within: float | None) -> Mapping[str, str]:
+    return {} if within is None else {"within": repr(within)}

@@ -1,0 +1,122 @@
+"""The operators' API of single workers: pause, resume, drain and remove."""
+
+from typing import Annotated, Literal
+from urllib.parse import unquote
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from shoal.domain.errors import InvalidRequest, NotFound
+from shoal.domain.ids import WorkerId, peer_of
+from shoal.domain.worker import Suspension
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import read_query
+from shoal.gateway.http.responses import json_response
+from shoal.pool.inputs import WorkerResumption, WorkerSuspension
+
+NAME_MAX = 1024  # characters of a worker's id
+LIMIT_MAX = 7 * 86_400  # seconds: a week
+
+StateName = Literal["active", "paused", "draining", "removed"]
+
+
+class DrainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The seconds after which the jobs that still run are handed over."""
+
+    within: Annotated[float, Meta(ge=0, le=LIMIT_MAX)] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
+
+
+class SuspensionInfo(msgspec.Struct, frozen=True):
+    """The order in force for a worker, or a machine with all its workers.
+
+    ``since`` is in Unix seconds.  ``workers`` are the connected ones, and ``running``
+    is the number of their jobs.
+    """
+
+    name: str
+    state: StateName
+    by: str  # the key of the operator; empty if it is active
+    since: float | None
+    workers: list[str]
+    running: int
+
+
+async def list_orders(gateway: Gateway) -> list[SuspensionInfo]:
+    """Return the orders in force, the oldest first.  Raises StoreError."""
+    stored = await gateway.store.suspensions()
+    return [
+        _order(gateway, fact.name, fact.how, fact.by, since) for fact, since in stored
+    ]
+
+
+async def show_worker(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    name = _worker_name(request)
+    order = await _order_of(gateway, name)
+    if order.state == "active" and not order.workers:
+        raise NotFound(f"no worker {name} is connected; `shoal status` lists all")
+    return json_response(order)
+
+
+async def suspend_worker(
+    gateway: Gateway, request: web.Request, caller: ApiCaller, *, how: Suspension
+) -> web.Response:
+    name, within = _worker_name(request), None
+    if how is Suspension.DRAINING:
+        limit = read_query(request, DrainQuery).within
+        within = None if isinstance(limit, msgspec.UnsetType) else limit
+    await gateway.hub.process(WorkerSuspension(name, how, caller.name, within))
+    return json_response(await _order_of(gateway, name))
+
+
+async def resume_worker(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    name = _worker_name(request)
+    suspensions = gateway.hub.pool.suspensions
+    if not suspensions.ended_by(name):
+        machine = peer_of(WorkerId(name))
+        if suspensions.get(machine) is not None:
+            raise InvalidRequest(
+                f"the order is about the whole machine: resume {machine}"
+            )
+        raise NotFound(f"{name} is neither paused, nor drained or removed")
+    await gateway.hub.process(WorkerResumption(name, caller.name))
+    return json_response(await _order_of(gateway, name))
+
+
+def _worker_name(request: web.Request) -> str:
+    # From the raw path: aiohttp would decode escapes that are part of the name.
+    name = unquote(request.rel_url.raw_parts[3])
+    if len(name) > NAME_MAX or not name.isprintable() or ":" not in name:
+        raise InvalidRequest(
+            f"{name[:80]!r}: expected the name of a worker as `shoal status` shows it, "
+            "WIRE:NAME, or the part before the slash"
+        )
+    return name
+
+
+async def _order_of(gateway: Gateway, name: str) -> SuspensionInfo:
+    for order in await list_orders(gateway):
+        if order.name == name:
+            return order
+    return _order(gateway, name)
+
+
+def _order(
+    gateway: Gateway,
+    name: str,
+    how: Suspension | None = None,
+    by: str = "",
+    since: float | None = None,
+) -> SuspensionInfo:
+    pool = gateway.hub.pool
+    workers = pool.workers_named(name)
+    running = sum(len(pool.workers[each].leases) for each in workers)
+    state: StateName = "active" if how is None else how.value
+    return SuspensionInfo(name, state, by, since, list(workers), running)

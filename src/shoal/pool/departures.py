@@ -1,0 +1,64 @@
+"""What operators' orders mean for workers' jobs and connections."""
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from shoal.domain.facts import (
+    Fact,
+    JobRequeued,
+    JobUnhedged,
+    WorkerDismissed,
+    WorkerSuspended,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.worker import Suspension
+from shoal.pool.inputs import WorkerSuspension
+from shoal.pool.state import PoolState
+
+
+def suspension_facts(pool: PoolState, request: WorkerSuspension) -> list[Fact]:
+    """Return the facts of an operator's order; a removal hands over jobs at once."""
+    name, how = request.name, request.how
+    known = pool.suspensions.get(name)
+    if known is not None and known.how is how and request.within is None:
+        return []
+    suspended = WorkerSuspended(name, how, request.by, request.within)
+    if how is not Suspension.REMOVED:
+        return [suspended]
+    return [suspended, *_hand_over(pool, pool.workers_named(name))]
+
+
+def overdue_drains(pool: PoolState, now: float) -> list[Fact]:
+    """Return the facts of drains that have reached their limits: they are removals."""
+    facts: list[Fact] = []
+    for order in pool.suspensions.expired(now):
+        facts.append(WorkerSuspended(order.name, Suspension.REMOVED, order.by))
+        facts += _hand_over(pool, order.workers)
+    return facts
+
+
+def departures(pool: PoolState) -> list[WorkerDismissed]:
+    """Return the dismissals of drained and removed workers without jobs."""
+    return [
+        WorkerDismissed(worker_id, reason) for worker_id, reason in pool.leaving.items()
+    ]
+
+
+def _hand_over(pool: PoolState, workers: Collection[WorkerId]) -> list[Fact]:
+    """Requeue the jobs of workers, which cancel them where the wire can say so.
+
+    It does not count as a lost worker: a job is not to fail for an operator's orders.
+    """
+    leases: defaultdict[JobId, list[LeaseNumber]] = defaultdict(list)
+    for worker_id in workers:
+        for job, lease in pool.leases_of(worker_id):
+            leases[job.job.id].append(lease)
+    facts: list[Fact] = []
+    reason = "handed over: the worker was removed by an operator"
+    for job_id, held in leases.items():
+        opened = pool.jobs[job_id]
+        last = None if len(held) < len(list(opened.holders)) else held.pop()
+        facts += [JobUnhedged(job_id, lease, reason, cut=True) for lease in held]
+        if last is not None:
+            facts.append(JobRequeued(job_id, last, reason, handed_over=True))
+    return facts

@@ -1,0 +1,193 @@
+"""Operators' orders about workers, as the hub carries them out."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from coordinator.hubs import (
+    CONTINUES,
+    Coordinator,
+    SlowStore,
+    run_pending,
+    run_script,
+    running_coordinator,
+)
+from shoal.domain.errors import NoWorker
+from shoal.domain.facts import JobRequeued, WorkerDismissed
+from shoal.domain.job import TimeLimits
+from shoal.domain.vocabulary import Dismiss, RunJob
+from shoal.domain.worker import Suspension
+from shoal.pool.inputs import HubInput, WorkerResumption, WorkerSuspension
+from simulation import virtual
+
+PAUSED, DRAINING, REMOVED = Suspension
+DEAF: frozenset[type] = frozenset({RunJob})
+
+
+async def order(coordinator: Coordinator, how: Suspension, name: str = "w") -> None:
+    await process(coordinator, WorkerSuspension(f"wire:{name}", how, "al"))
+
+
+async def process(coordinator: Coordinator, hub_input: HubInput) -> None:
+    await coordinator.hub.process(hub_input)
+    await run_pending()
+
+
+def test_paused_worker_keeps_its_job_and_gets_none() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        first = await coordinator.request()
+
+        await order(coordinator, PAUSED)
+        second = await coordinator.request()
+        worker.write("hi", run=0)
+        worker.complete(run=0)
+        await run_pending()
+
+        assert first.text == "hi"
+        assert len(worker.runs) == 1
+        assert worker.commands == worker.runs
+        await process(coordinator, WorkerResumption("wire:w", "al"))
+        worker.complete()
+        await run_pending()
+        assert second.outcome is not None
+
+    run_script(script)
+
+
+def test_job_that_waits_for_a_paused_worker_is_told_why() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join()
+        await order(coordinator, PAUSED)
+
+        client = await coordinator.request(limits=TimeLimits(queue=0.01))
+
+        assert isinstance(client.error, NoWorker)
+        assert "paused by an operator (1)" in str(client.error)
+
+    run_script(script)
+
+
+@pytest.mark.parametrize("accepts", [None, DEAF])
+def test_drained_worker_is_dismissed_after_its_last_job(
+    accepts: frozenset[type] | None,
+) -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await (
+            coordinator.join() if accepts is None else coordinator.join(accepts=accepts)
+        )
+        client = await coordinator.request()
+
+        await order(coordinator, DRAINING)
+        assert worker.commands == worker.runs
+        worker.complete()
+        await run_pending()
+
+        assert client.outcome is not None
+        if accepts is None:
+            (dismissal,) = worker.commands[1:]
+            assert isinstance(dismissal, Dismiss)
+            assert dismissal.reason.startswith("drained by an operator")
+            assert not dismissal.replaced
+        else:
+            ((reason, _),) = worker.disconnections
+            assert reason.startswith("drained by an operator")
+        worker.port.on_disconnect("left")
+        await run_pending()
+        assert not coordinator.hub.pool.workers
+
+    run_script(script)
+
+
+def test_answer_of_a_removed_worker_continues_at_another() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
+        worker.write("from the ")
+        await run_pending()
+        other = await coordinator.join("other", features=CONTINUES)
+
+        await order(coordinator, REMOVED)
+
+        assert worker.cancelled == [client.job_id]
+        assert isinstance(worker.commands[-1], Dismiss)
+        worker.write("late")  # on the way already
+        other.write("other")
+        other.complete()
+        await run_pending()
+        assert client.text == "from the other"
+        history = await coordinator.history(client.job_id)
+        (requeued,) = [each for each in history if isinstance(each, JobRequeued)]
+        assert requeued.handed_over
+
+    run_script(script)
+
+
+def test_drain_hands_jobs_over_at_its_limit() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
+        await process(coordinator, WorkerSuspension("wire:w", DRAINING, "al", 1.0))
+        other = await coordinator.join("other")
+        assert not other.runs
+
+        for _ in range(20):
+            await run_pending()
+
+        assert worker.cancelled == [client.job_id]
+        assert isinstance(worker.commands[-1], Dismiss)
+        other.complete()
+        await run_pending()
+        assert client.outcome is not None
+
+    run_script(script)
+
+
+def test_removed_worker_that_comes_back_is_dismissed_until_it_is_resumed() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        facts: list[object] = []
+        coordinator.hub.subscribe(facts.append)
+        await order(coordinator, REMOVED)
+
+        worker = await coordinator.join()
+
+        assert [type(each) for each in worker.commands] == [Dismiss]
+        assert WorkerDismissed in map(type, facts)
+        worker.port.on_disconnect("left")
+        await process(coordinator, WorkerResumption("wire:w", "al"))
+        again = await coordinator.join()
+        await coordinator.request()
+        assert len(again.runs) == 1
+
+    run_script(script)
+
+
+Script = Callable[[Coordinator], Awaitable[None]]
+
+
+def test_orders_survive_a_restart() -> None:
+    async def before(coordinator: Coordinator) -> None:
+        await order(coordinator, PAUSED)
+        await order(coordinator, REMOVED, "other")
+        await order(coordinator, PAUSED, "third")
+        await process(coordinator, WorkerResumption("wire:third", "al"))
+
+    async def after(coordinator: Coordinator) -> None:
+        paused = await coordinator.join()
+        removed = await coordinator.join("other")
+        await coordinator.request()
+
+        assert not paused.runs
+        assert [type(each) for each in removed.commands] == [Dismiss]
+        third = await coordinator.join("third")
+        assert len(third.runs) == 1
+
+    async def scenario() -> None:
+        store = SlowStore()
+        await store.open()
+        for script in (before, after):
+            async with running_coordinator(store) as coordinator:
+                await script(coordinator)
+        await store.close()
+
+    virtual.run(scenario())

@@ -1,0 +1,165 @@
+"""Operators pause, drain, remove and resume workers over HTTP."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.keys import CHAT, make_key, request
+from gateway.serving import Pool, eventually
+
+N1 = "/admin/workers/grandsage%3An1%2Fm1"
+
+
+async def order(pool: Pool, action: str, path: str = N1) -> dict[str, Any]:
+    status, shown = await request(pool, "POST", f"{path}/{action}")
+    assert status == 200, shown
+    answer: dict[str, Any] = shown
+    return answer
+
+
+async def chat(pool: Pool) -> tuple[int, Any]:
+    return await request(pool, "POST", "/v1/chat/completions", CHAT)
+
+
+async def test_paused_worker_finishes_its_job_and_is_resumed(pool: Pool) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        first = tasks.create_task(chat(pool))
+        await node.task()
+
+        paused = await order(pool, "pause")
+        second = tasks.create_task(chat(pool))
+        await eventually(lambda: pool.hub.pool.queued == 1)
+        await node.answer("a")
+        await first
+        assert (await request(pool, "GET", N1))[1] == paused | {"running": 0}
+        resumed = await order(pool, "resume")
+        await node.answer("b", number=1)
+        await second
+
+    assert paused.pop("since") > 0
+    assert paused == {
+        "name": "grandsage:n1/m1",
+        "state": "paused",
+        "by": "default",
+        "workers": ["grandsage:n1/m1"],
+        "running": 1,
+    }
+    assert (resumed["state"], resumed["by"], resumed["since"]) == ("active", "", None)
+
+
+async def test_status_shows_orders_and_suspended_workers(pool: Pool) -> None:
+    async with pool.node():
+        await pool.wait_joined()
+        await order(pool, "pause")
+        away = await order(pool, "remove", "/admin/workers/dispatch%3Aab")
+
+        _, status = await request(pool, "GET", "/admin/status")
+        async with pool.session.get(
+            f"{pool.url}/metrics", headers=pool.headers()
+        ) as response:
+            metrics = await response.text()
+
+    assert [each["suspension"] for each in status["workers"]] == ["paused"]
+    assert [each["name"] for each in status["orders"]] == [
+        "grandsage:n1/m1",
+        "dispatch:ab",
+    ]
+    assert status["orders"][1] == away
+    assert away["workers"] == []
+    assert 'shoal_workers{state="suspended"} 1.0' in metrics
+    assert 'shoal_workers{state="unfit"} 0.0' in metrics
+
+
+async def test_drained_node_is_disconnected_and_refused(pool: Pool) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        asked = tasks.create_task(chat(pool))
+        await node.task()
+        drained = await order(pool, "drain")
+        assert (drained["state"], drained["running"]) == ("draining", 1)
+        await node.answer("a")
+        await asked
+        await eventually(lambda: node.closed is not None)
+
+    assert node.closed is not None
+    code, text = node.closed
+    assert code == 4000
+    assert text.startswith("drained by an operator; `shoal workers resume")
+    async with pool.node() as again:
+        await eventually(lambda: again.closed is not None)
+        assert again.closed == node.closed
+    await order(pool, "resume")
+    async with pool.node():
+        await pool.wait_joined()
+
+
+async def test_jobs_of_a_removed_machine_go_to_another(pool: Pool) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        asked = tasks.create_task(chat(pool))
+        await node.task()
+        async with pool.node("n2") as other:
+            await pool.wait_joined(2)
+
+            await order(pool, "remove", "/admin/workers/grandsage%3An1")
+
+            await other.answer("b")
+            status, answer = await asked
+            await pool.wait_joined(1)
+        assert node.stopped == [(await node.task())["id"]]
+
+    assert status == 200
+    assert answer["choices"][0]["message"]["content"] == "b"
+
+
+async def test_drain_with_a_limit_hands_jobs_over(pool: Pool) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        asked = tasks.create_task(chat(pool))
+        await node.task()
+        async with pool.node("n2") as other:
+            await pool.wait_joined(2)
+
+            status, _ = await request(pool, "POST", f"{N1}/drain?within=0.01")
+
+            await other.answer("b")
+            await asked
+    assert status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("GET", N1, 404, "no worker grandsage:n1/m1 is connected"),
+        ("POST", f"{N1}/resume", 404, "neither paused, nor drained or removed"),
+        ("POST", "/admin/workers/beagle/pause", 400, "WIRE:NAME"),
+        ("POST", f"{N1}/drain?within=-1", 400, "within"),
+        ("POST", f"{N1}/drain?soon=1", 400, "soon"),
+    ],
+)
+async def test_invalid_request_is_refused(
+    pool: Pool, method: str, path: str, status: int, said: str
+) -> None:
+    answered, body = await request(pool, method, path)
+
+    assert answered == status
+    assert said in body["error"]["message"]
+
+
+async def test_worker_of_a_paused_machine_is_resumed_with_it(pool: Pool) -> None:
+    await order(pool, "pause", "/admin/workers/grandsage%3An1")
+
+    status, body = await request(pool, "POST", f"{N1}/resume")
+
+    assert status == 400
+    assert "resume grandsage:n1" in body["error"]["message"]
+
+
+async def test_orders_take_the_scope_admin(pool: Pool) -> None:
+    key = await make_key(pool, scope="use")
+
+    for action in ("pause", "resume", "drain", "remove"):
+        status, _ = await request(pool, "POST", f"{N1}/{action}", key=key)
+        assert status == 403
