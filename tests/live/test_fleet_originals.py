@@ -166,6 +166,23 @@ async def test_worker_that_pings_the_coordinator_is_dialled(programs: Programs) 
             assert await calls.call("demo.add", 19, 23) == 42
 
 
+async def test_worker_of_version_2_1_is_dialled_after_its_heartbeat_port(
+    programs: Programs,
+) -> None:
+    port = free_ports()
+    transport = PeerTransport("mac-old", TOKEN, v1=True)
+    agent = PoolAgent("mac-old", TOKEN, v1=True)
+    async with transport.listening(port=port + 1), agent.listening(port=port):
+        contact = ("--macfleet-peers", f"127.0.0.1:{port}")
+        pool = serve(programs, *SECURE, "--macfleet-v1", *contact)
+        worker = TaskWorker(await transport.connection_to(HUB), FUNCTIONS)
+        async with worker.running(), calling(pool) as calls:
+            assert await calls.call("demo.add", 19, 23) == 42
+        nodes = pool.admin("status")["nodes"]
+        (remark,) = [each["remark"] for each in nodes if each["name"] == "mac-old"]
+    assert remark == f"reported no hardware; port {port + 1} is dialled"
+
+
 async def test_our_worker_joins_an_open_fleet_with_tls(programs: Programs) -> None:
     port = free_ports()
     transport = PeerTransport("boss-4", open_tls=True)

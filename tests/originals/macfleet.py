@@ -486,6 +486,7 @@ class PoolAgent:
     token: str = ""
     fleet: str = ""
     open_tls: bool = False
+    v1: bool = False  # whether it is of version 2.1: four fields, and no others
     data_port: int = 0
     hardware: dict[str, Any] = field(default_factory=dict)
     port: int = 0
@@ -509,6 +510,9 @@ class PoolAgent:
         if self.key is None:
             return f"{verb} {self.node_id}\n".encode()
         nonce = os.urandom(16)
+        if self.v1:
+            mac = hmac.digest(self.key, self.node_id.encode() + b":" + nonce, "sha256")
+            return f"A{verb} {self.node_id} {nonce.hex()} {mac.hex()}\n".encode()
         hardware = hardware_json(data_port=self.data_port, **self.hardware)
         signed = self.node_id.encode() + b":" + nonce + b":" + hardware
         mac = hmac.digest(self.key, signed, "sha256")
@@ -554,7 +558,7 @@ class PoolAgent:
         if not line.startswith(b"A" + verb.encode()):
             return False
         fields = line.decode().strip().split(" ")
-        if len(fields) not in (4, 5):
+        if len(fields) not in ((4,) if self.v1 else (4, 5)):
             return False
         try:
             nonce, mac, *more = [bytes.fromhex(each) for each in fields[2:]]

@@ -35,8 +35,9 @@ class SimulatedFleet:
     """The gossip of one node, and the nodes at each address.
 
     No node answers at addresses in ``away``; their machines are ``off``, or else refuse
-    connections.  ``mirrors`` send back what they receive.  ``wants`` and ``calls``
-    concern the transports.
+    connections.  ``mirrors`` send back what they receive.  ``older`` nodes, as those of
+    version 2.1, do not answer pings with hardware.  ``wants`` and ``calls`` concern the
+    transports.
     """
 
     key: bytes | None = KEY
@@ -46,6 +47,7 @@ class SimulatedFleet:
     away: set[NodeAddress] = field(default_factory=set)
     off: bool = True
     mirrors: set[NodeAddress] = field(default_factory=set)
+    older: set[NodeAddress] = field(default_factory=set)
     people: dict[NodeAddress, FleetMember] = field(default_factory=dict)
     pinged: list[tuple[float, NodeAddress]] = field(default_factory=list)
     calls: list[OutgoingConnection] = field(default_factory=list)
@@ -127,6 +129,8 @@ class SimulatedFleet:
         said = sent(session.tick(self.now))
         if asked in self.mirrors:
             answer = said.replace(b"PING", b"PONG")
+        elif asked in self.older and len(said.split()) == 5:
+            answer = b""
         else:
             server = PongSession(self.people[asked], limiter(), AWAY)
             server.tick(self.now)

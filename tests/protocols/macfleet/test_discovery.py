@@ -87,6 +87,19 @@ def test_a_node_that_sends_a_signed_ping_becomes_known() -> None:
     assert (node.stated_port, node.profile.gpu_cores) == (7001, 4)
 
 
+def test_a_node_that_sends_a_signed_ping_without_hardware_becomes_known() -> None:
+    own = member()
+    registry = FleetRegistry(own.node_id, own.profile)
+    session = heartbeat_listener(own, limiter(), registry, 0).accept(AWAY, 0.0)
+    session.tick(0.0)
+
+    session.receive([PingExchange(member("other"), hardware=False).ping()], 0.0)
+
+    (node,) = registry.nodes
+    assert (node.id, node.state) == ("other", NodeState.SIGHTED)
+    assert node.addresses == (NodeAddress(AWAY, 50051),)
+
+
 @pytest.mark.parametrize(
     ("key", "own_key", "data_port"),
     [

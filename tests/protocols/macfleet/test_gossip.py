@@ -220,6 +220,46 @@ def test_a_failed_nodes_row_contains_the_reason() -> None:
     assert (row.name, row.state, row.note) == ("n1", "failed", "no answer")
 
 
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_node_of_version_2_1_is_pinged_without_hardware(announced: bool) -> None:
+    fleet = SimulatedFleet() if announced else with_addresses(1)
+    fleet.settle(1)
+    fleet.older.add(address_of(1))
+    if announced:
+        fleet.sight(1)
+
+    fleet.run(60.0)
+
+    node = fleet.fleet.get("n1")
+    assert node is not None
+    assert (node.state, node.misses, node.accepts_hardware) == (
+        NodeState.ALIVE,
+        0,
+        False,
+    )
+    _, row = fleet.gossip.nodes()
+    assert row.note == "reported no hardware; port 50052 is dialled"
+
+
+def test_an_updated_node_is_pinged_with_hardware_again() -> None:
+    fleet = with_addresses(1)
+    fleet.settle(1)
+    fleet.older.add(address_of(1))
+    fleet.run(10.0)
+    fleet.away.add(address_of(1))
+    fleet.run(10.0)
+
+    fleet.away.clear()
+    fleet.older.clear()
+    fleet.run(BACK_WITHIN)
+
+    node = fleet.fleet.get("n1")
+    assert node is not None
+    assert (node.state, node.profile.gpu_cores) == (NodeState.ALIVE, 1)
+    _, row = fleet.gossip.nodes()
+    assert row.note == ""
+
+
 def test_the_own_address_registers_no_node() -> None:
     fleet = with_addresses(1)
     fleet.people[address_of(1)] = fleet.own

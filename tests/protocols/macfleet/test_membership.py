@@ -75,6 +75,38 @@ def test_logged_versions_take_bounded_memory() -> None:
     assert len(logged) == MISMATCHES_MAX
 
 
+def test_a_node_without_hardware_is_listed_with_a_remark() -> None:
+    fleet = FleetRegistry("me", lambda: SMALL)
+    fleet.on_announced("announced", [THERE], HardwareProfile(data_port=4000), 0.0)
+    fleet.on_announced("new", [HERE], HardwareProfile(), 0.0)
+    fleet.on_pong("announced", THERE, None, 1.0)
+    fleet.on_pong("found", NodeAddress("192.0.2.3", 700), None, 1.0)
+    fleet.on_pong("known", NodeAddress("192.0.2.4", 700), LARGE, 1.0)
+
+    notes = {each.name: each.note for each in membership_table(fleet)}
+
+    assert notes == {
+        "me": "",
+        "announced": "reported no hardware",
+        "new": "",
+        "found": "reported no hardware; port 701 is dialled",
+        "known": "",
+    }
+
+
+def test_the_hardware_in_a_handshake_counts_if_pongs_have_none() -> None:
+    fleet = fleet_of(known=LARGE)
+    fleet.on_announced("a", [HERE], HardwareProfile(data_port=4000), 0.0)
+    fleet.on_pong("a", HERE, None, 1.0)
+
+    for node_id in ("a", "known", "stranger"):
+        fleet.on_handshake(node_id, replace(SMALL, data_port=0))
+
+    assert node(fleet).profile == SMALL  # with the announced port
+    assert node(fleet, "known").profile == LARGE
+    assert fleet.get("stranger") is None
+
+
 def test_an_announced_port_is_the_transport_port() -> None:
     assert node(fleet_of(a=SMALL)).data_port == 4000
 

@@ -182,14 +182,14 @@ def dialled(
     return [each.url for each in connections_to(gossip, peer, port)]
 
 
-def test_a_node_with_an_announced_transport_is_dialled() -> None:
-    assert dialled("node-b", ours=False) == ["tls-any://192.0.2.9:50052"]
-    assert dialled("node-b", ours=False, port=0) == []
+def test_a_node_is_dialled_at_the_transport_port_that_it_states() -> None:
+    assert dialled("node-b", ours=False, port=60000) == ["tls-any://192.0.2.9:60000"]
 
 
-def test_in_an_open_fleet_the_port_after_the_heartbeats_is_dialled() -> None:
+def test_a_node_that_states_no_port_is_dialled_after_its_heartbeat_port() -> None:
     plain, encrypted = Config(open=True), Config(open=True, tls=True)
 
+    assert dialled("node-b", ours=False, port=0) == ["tls-any://192.0.2.9:50052"]
     assert dialled("node-b", ours=False, port=0, config=plain) == [
         "tcp://192.0.2.9:50052"
     ]

@@ -167,10 +167,10 @@ def browser(member: FleetMember, registry: FleetRegistry) -> ServiceBrowser:
 def _on_ping(
     registry: FleetRegistry, ping: HeartbeatLine, address: str, now: float
 ) -> None:
-    if ping.hardware is None:
-        return
+    profile = None
     try:
-        profile = decode_profile(ping.hardware)
+        if ping.hardware is not None:
+            profile = decode_profile(ping.hardware)
     except PeerError:
         return  # its pong would be rejected as well
     registry.on_pinged(ping.node_id, address, profile, now)

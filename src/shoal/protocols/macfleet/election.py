@@ -14,6 +14,7 @@ from shoal.protocols.macfleet.codec.hardware import UNKNOWN_PROFILE, HardwarePro
 from shoal.protocols.macfleet.membership import MEMBER_STATES, FleetNode, FleetRegistry
 from shoal.protocols.seam.endpoints import ListedNode
 
+NO_HARDWARE = "reported no hardware"
 VIABLE_MIN = 4  # samples: fewer are not worth sending to a node
 
 
@@ -147,6 +148,7 @@ def membership_table(registry: FleetRegistry) -> Sequence[ListedNode]:
             rank,
             weight,
             node.id == leader,
+            note=_note(node),
         )
 
     rank, weight = ranks[registry.own_id]
@@ -156,6 +158,15 @@ def membership_table(registry: FleetRegistry) -> Sequence[ListedNode]:
         registry.own_id, "", "here", None, own_score, rank, weight, is_leader
     )
     return [own_entry, *map(list_node, registry.nodes)]
+
+
+def _note(node: FleetNode) -> str:
+    """Return a remark on a member whose hardware is not known; empty: none."""
+    if node.has_hardware or node.state not in MEMBER_STATES:
+        return ""
+    if node.stated_port or node.is_shoal:
+        return NO_HARDWARE
+    return f"{NO_HARDWARE}; port {node.data_port} is dialled"
 
 
 def election_candidates(registry: FleetRegistry) -> Sequence[ElectionCandidate]:

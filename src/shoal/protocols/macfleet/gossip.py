@@ -89,7 +89,8 @@ class _SeedAddress:
     """A configured address; ``node_id`` is the node that answered there last.
 
     Since ``since`` no node has answered, because of ``failure``.  ``peer_address`` is
-    set if the address may speak another protocol.
+    set if the address may speak another protocol.  ``accepts_hardware`` is as in
+    ``FleetNode``.
     """
 
     address: NodeAddress
@@ -100,6 +101,7 @@ class _SeedAddress:
     pinging: bool = False
     failure: str = ""
     since: float | None = None
+    accepts_hardware: bool = True
 
     @property
     def may_be_macfleet(self) -> bool:
@@ -196,35 +198,40 @@ class FleetGossip:
     def _ping(self, node: FleetNode, now: float) -> Probe:
         self._pinging.add(node.id)
         self._registry.on_ping_sent(node.id, now)
-        address = node.address
+        address, hardware = node.address, node.accepts_hardware
         pongs: list[Pong] = []
 
         def on_pong(pong: Pong, now: float) -> None:
             pongs.append(pong)
-            self._on_pong(pong, address, now)
+            self._on_pong(pong, address, now, hardware=hardware)
 
         def on_end(reason: str, now: float) -> None:
             self._pinging.discard(node.id)
             if not pongs:
                 self._registry_changed = True
-                self._registry.on_missed_pong(node.id, now)
+                hung_up = reason.startswith(DISCONNECTED)
+                self._registry.on_missed_pong(node.id, now, hung_up=hung_up)
 
-        return self._exchange(address, node.id, PING_TIMEOUT, on_pong, on_end)
+        exchange = PingExchange(self._member, node.id, hardware=hardware)
+        return self._probe(exchange, address, PING_TIMEOUT, on_pong, on_end)
 
     def _ping_seed(self, seed: _SeedAddress) -> Probe:
         seed.pinging, seed.node_id = True, ""
+        hardware = seed.accepts_hardware
 
         def on_pong(pong: Pong, now: float) -> None:
             seed.node_id, seed.failure = pong.node_id, ""
             seed.delay, seed.since = CONTACT_DELAY_FIRST, None
             if seed.peer_address is not None:
                 seed.peer_address.wire = WIRE
-            self._on_pong(pong, seed.address, now)
+            self._on_pong(pong, seed.address, now, hardware=hardware)
 
         def on_end(reason: str, now: float) -> None:
             seed.pinging = False
             seed.due = now + seed.delay
             if not seed.node_id:
+                hung_up = reason.startswith(DISCONNECTED)
+                seed.accepts_hardware = not (hung_up and hardware)
                 seed.failure = self._failure_text(reason)
                 seed.delay = min(2 * seed.delay, CONTACT_DELAY_MAX)
                 if seed.since is None:
@@ -232,25 +239,28 @@ class FleetGossip:
             if seed.peer_address is not None and not _is_unreachable(reason):
                 seed.peer_address.probing.discard(WIRE)
 
-        return self._exchange(seed.address, "", CONTACT_TIMEOUT, on_pong, on_end)
+        exchange = PingExchange(self._member, hardware=hardware)
+        return self._probe(exchange, seed.address, CONTACT_TIMEOUT, on_pong, on_end)
 
-    def _exchange(
+    def _probe(
         self,
+        exchange: PingExchange,
         address: NodeAddress,
-        expected: str,
         timeout: float,
         on_pong: Callable[[Pong, float], None],
         on_end: Callable[[str, float], None],
     ) -> Probe:
         url = transport_url(str(address), secure=self._member.uses_tls)
-        open_session = partial(
-            _open_session, PingExchange(self._member, expected), on_pong
-        )
+        open_session = partial(_open_session, exchange, on_pong)
         return Probe(OutgoingConnection(url, open_session), timeout, on_end)
 
-    def _on_pong(self, pong: Pong, address: NodeAddress, now: float) -> None:
+    def _on_pong(
+        self, pong: Pong, address: NodeAddress, now: float, *, hardware: bool
+    ) -> None:
         self._registry_changed = True
-        self._registry.on_pong(pong.node_id, address, pong.profile, now)
+        self._registry.on_pong(
+            pong.node_id, address, pong.profile, now, accepts_hardware=hardware
+        )
 
     def _failure_text(self, reason: str) -> str:
         if not reason.startswith(DISCONNECTED):

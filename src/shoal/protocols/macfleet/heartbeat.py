@@ -101,16 +101,22 @@ class Pong:
 
 
 class PingExchange:
-    """One ping and its pong; the pong must have ``expected_id``, empty: any id."""
+    """One ping and its pong; the pong must have ``expected_id``, empty: any id.
 
-    def __init__(self, member: FleetMember, expected_id: str = "") -> None:
+    ``hardware``: the ping has this node's hardware.
+    """
+
+    def __init__(
+        self, member: FleetMember, expected_id: str = "", *, hardware: bool = True
+    ) -> None:
         self._member = member
         self._expected_id = expected_id
+        self._hardware = hardware
         self._nonce = b""
 
     def ping(self) -> bytes:
         """Return the ping's line."""
-        ping = self._member.own_line(hardware=True)
+        ping = self._member.own_line(hardware=self._hardware)
         self._nonce = ping.nonce
         return encode_ping(self._member.key, ping)
 

@@ -53,7 +53,8 @@ class FleetNode:
 
     ``addresses`` begins with the one to ping next.  ``is_shoal``: it claims to be a
     Shoal node.  ``is_worker``: it is a Shoal node that submits no jobs.  ``since`` is
-    the time of its last change of state.
+    the time of its last change of state.  ``accepts_hardware``: pings to it have this
+    node's hardware; a node of version 2.1 disconnects without an answer to those.
     """
 
     id: str
@@ -63,6 +64,7 @@ class FleetNode:
     profile: HardwareProfile = UNKNOWN_PROFILE
     is_shoal: bool = False
     is_worker: bool = False
+    accepts_hardware: bool = True
     misses: int = 0
     last_pong: float = float("-inf")
     last_ping: float = float("-inf")
@@ -76,6 +78,11 @@ class FleetNode:
     def stated_port(self) -> int:
         """The transport port it has announced; 0: none."""
         return self.profile.data_port
+
+    @property
+    def has_hardware(self) -> bool:
+        """Whether its hardware is known."""
+        return replace(self.profile, data_port=0) != UNKNOWN_PROFILE
 
     @property
     def data_port(self) -> int:
@@ -205,19 +212,31 @@ class FleetRegistry:
             self._nodes[node_id] = node
 
     def on_pinged(
-        self, node_id: str, host: str, profile: HardwareProfile, now: float
+        self, node_id: str, host: str, profile: HardwareProfile | None, now: float
     ) -> None:
         """Record a node that has sent a signed ping from a host.
 
         A ping contains the transport port, not the heartbeat port: that is the one
-        before it, or the default.  The node is a member once it has answered there.  A
-        node without a transport port, such as a Shoal worker, is not recorded.
+        before it, or the default; without hardware (``profile`` is None), the default.
+        The node is a member once it has answered there.  A node that states no
+        transport port, such as a Shoal worker, is not recorded.
         """
-        self._on_wire_version(node_id, profile.wire_version)
-        if profile.data_port > 1:
-            ports = dict.fromkeys((profile.data_port - 1, HEARTBEAT_PORT))
-            addresses = [NodeAddress(host, port) for port in ports]
-            self.on_announced(node_id, addresses, profile, now)
+        ports = [HEARTBEAT_PORT]
+        if profile is not None:
+            self._on_wire_version(node_id, profile.wire_version)
+            if profile.data_port <= 1:
+                return
+            ports = [*dict.fromkeys((profile.data_port - 1, *ports))]
+        addresses = [NodeAddress(host, port) for port in ports]
+        self.on_announced(node_id, addresses, profile or UNKNOWN_PROFILE, now)
+
+    def on_handshake(self, node_id: str, profile: HardwareProfile) -> None:
+        """Record the hardware in a handshake, of a node whose pongs have none."""
+        node = self._nodes.get(node_id)
+        if node is not None and not node.has_hardware:
+            port = node.stated_port or profile.data_port
+            profile = replace(profile, data_port=port)
+            self._nodes[node_id] = replace(node, profile=profile)
 
     def mark_shoal(self, node_id: str, *, is_worker: bool = False) -> None:
         """Record that a node has passed the strong handshake, and its role."""
@@ -235,10 +254,13 @@ class FleetRegistry:
         address: NodeAddress,
         profile: HardwareProfile | None,
         now: float,
+        *,
+        accepts_hardware: bool = True,
     ) -> None:
         """Record a pong from an address; ``profile`` is None if it has no hardware.
 
-        If another node was at that address, it has failed.
+        ``accepts_hardware``: the ping had this node's hardware.  If another node was at
+        that address, it has failed.
         """
         if node_id == self.own_id:
             return
@@ -260,16 +282,23 @@ class FleetRegistry:
             state=NodeState.ALIVE,
             since=node.since if node.state is NodeState.ALIVE else now,
             profile=profile or node.profile,
+            accepts_hardware=accepts_hardware,
             misses=0,
             last_pong=now,
         )
 
-    def on_missed_pong(self, node_id: str, now: float) -> None:
-        """Record that a ping was not answered; the next goes to another address."""
+    def on_missed_pong(
+        self, node_id: str, now: float, *, hung_up: bool = False
+    ) -> None:
+        """Record that a ping was not answered; the next goes to another address.
+
+        If the node ``hung_up``, the next ping is without hardware if this one had it.
+        """
         node = self._nodes.get(node_id)
         if node is None:
             return
-        node = replace(node, misses=node.misses + 1)
+        accepts = not (hung_up and node.accepts_hardware)
+        node = replace(node, misses=node.misses + 1, accepts_hardware=accepts)
         if node.state is not NodeState.ALIVE:
             rotated = (*node.addresses[1:], node.addresses[0])
             self._nodes[node_id] = replace(node, addresses=rotated)

@@ -250,14 +250,13 @@ def _listener(
 def _should_dial(local: FleetLocalNode, node: FleetNode) -> bool:
     """Say whether to dial a node's transport.
 
-    Pongs of an open fleet announce no port, so the default is dialled there.  Of two
-    Shoal nodes the one with the smaller id dials.  Workers submit no jobs, so they do
-    not dial each other.
+    If a node states no port, as in open fleets and in version 2.1, the default is
+    dialled.  Of two Shoal nodes the one with the smaller id dials.  Workers submit no
+    jobs, so they do not dial each other.
     """
     if node.is_worker and local.role is FleetRole.WORKER:
         return False
-    has_port = node.stated_port or local.is_open
-    if not has_port or local.seats.has_inbound(node.id):
+    if local.seats.has_inbound(node.id):
         return False
     return not node.is_shoal or local.handshake.node_id < node.id
 

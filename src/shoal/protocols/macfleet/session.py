@@ -282,6 +282,8 @@ class FleetSession:
             PeerMessage(ALL_PEERS, joined(peer, info))
         ]
         if agreed.profile is not None:
+            if local.registry is not None:
+                local.registry.on_handshake(peer.name, agreed.profile)
             version = agreed.profile.wire_version
             if text := local.mismatches.check_wire_version(peer.name, version):
                 outputs.append(Notice(text))
