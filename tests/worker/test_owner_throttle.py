@@ -1,13 +1,20 @@
 """The share of a machine's speed that its owner lends."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shoal.config.throttle_file import ThrottleFile
-from shoal.domain.work import JobKind
+from shoal.domain.errors import Unavailable
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import CallResult, Completed, Event, RunJob
+from shoal.domain.work import Call, CallStream, JobKind
 from shoal.domain.worker import Offer
+from shoal.tasks.function_caller import CallStreamSlot, FetchBlob, OnProgress
+from shoal.worker.blob_cache import BlobCache
+from shoal.worker.calls import FunctionBackend, RunningCalls
 from shoal.worker.jobs import EngineSlots
 from shoal.worker.owner_throttle import WATCH_INTERVAL, OwnerThrottle
 from simulation import virtual
@@ -90,6 +97,77 @@ def test_a_job_cancelled_as_it_gets_its_slot_gives_it_back() -> None:
 
         async with asyncio.timeout(1.0):
             await take()
+
+    virtual.run(scenario())
+
+
+class HeldCalls:
+    """A ``FunctionCaller`` that starts any number of calls, and ends all at once."""
+
+    slots = 2
+    on_lent: Callable[[int], None] | None = None
+    names = frozenset[str]()
+    trusts_code = True
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self.end = asyncio.Event()
+
+    async def call(
+        self, call: Call, fetch: FetchBlob, on_progress: OnProgress
+    ) -> bytes:
+        self.began.append(call.name)
+        await self.end.wait()
+        return b"\xc0"
+
+    async def start(self) -> None:
+        pass
+
+    def open_stream(
+        self,
+        stream: CallStream,
+        fetch: FetchBlob,
+        on_returned: Callable[[list[CallResult]], None],
+    ) -> CallStreamSlot:
+        raise Unavailable("no streams")
+
+    async def close(self) -> None:
+        pass
+
+
+def test_calls_that_are_sent_alone_share_the_lent_slots() -> None:
+    async def scenario() -> None:
+        throttle, caller, sent = OwnerThrottle(50), HeldCalls(), list[Event]()
+        slots = EngineSlots(2, throttle)
+
+        async def send(event: Event) -> None:
+            sent.append(event)
+
+        blobs = BlobCache()
+        async with asyncio.TaskGroup() as tasks:
+            calls = RunningCalls(
+                FunctionBackend(caller, blobs, slots),
+                lambda event: True,
+                send,
+                lambda: None,
+                tasks,
+            )
+            for name in ("outer", "b", "c", "d"):
+                calls.start(RunJob(JobId(name), LeaseNumber(1), Call(name, b"", b"")))
+            await asyncio.sleep(1.0)
+            assert caller.began == ["outer"]
+
+            calls.update_lent_slots(1)  # it waits for a call of its own
+            await asyncio.sleep(1.0)
+            assert caller.began == ["outer", "b"]
+
+            throttle.set(100)
+            await asyncio.sleep(1.0)
+            assert caller.began == ["outer", "b", "c"]
+            calls.update_lent_slots(0)
+            caller.end.set()
+        await blobs.close()
+        assert [type(each) for each in sent] == 4 * [Completed]
 
     virtual.run(scenario())
 

@@ -47,6 +47,7 @@ from shoal.worker.function_offers import (
     FunctionOffers,
     RemoteFunctionCaller,
 )
+from shoal.worker.jobs import EngineSlots
 from shoal.worker.listening_worker import ListeningWorker, OpenPorts
 
 CODE_WITHOUT_TOKEN = (
@@ -97,7 +98,7 @@ def _cores() -> int:
 
 def function_membership(worker: WorkerContext, functions: FunctionBackend) -> Agent:
     """Return the agent that offers the functions; the caller runs it."""
-    caller = functions.caller
+    caller, functions = functions.caller, _with_slots(worker, functions)
     offer, about = _offer(worker, caller), _about(worker, caller)
     lent = worker.throttle.limit((offer,))
     profile = replace(base_profile(worker, worker.name), offers=lent)
@@ -111,7 +112,7 @@ def listening_membership(
     worker: WorkerContext, open_ports: OpenPorts, functions: FunctionBackend
 ) -> ListeningWorker:
     """Return what offers the functions to all that dial; the caller runs it."""
-    caller = functions.caller
+    caller, functions = functions.caller, _with_slots(worker, functions)
     offer, about = _offer(worker, caller), _about(worker, caller)
 
     def create_agent(
@@ -139,6 +140,15 @@ def listening_membership(
     member = ListeningWorker(open_ports, create_agent, LoopClock(), report, restriction)
     caller.on_lent = member.update_lent_slots
     return member
+
+
+def _with_slots(worker: WorkerContext, functions: FunctionBackend) -> FunctionBackend:
+    """Limit the calls to the slots that the owner lends.
+
+    Coordinators of other programs learn of no limit, and send any number of calls.
+    """
+    slots = EngineSlots(functions.caller.slots, worker.throttle)
+    return replace(functions, slots=slots)
 
 
 def _offer(worker: WorkerContext, caller: FunctionCaller) -> Offer:

@@ -200,6 +200,8 @@ class Agent:
     def update_lent_slots(self, lent: int) -> None:
         """Report how many slots are lent beyond those of the offers."""
         self._lent = lent
+        if self._calls is not None:
+            self._calls.update_lent_slots(lent)
         if not self._waiting:
             self._send_load(self._load)
 

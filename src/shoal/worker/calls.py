@@ -25,17 +25,21 @@ from shoal.domain.work import Call, CallStream, Task, Work
 from shoal.tasks.function_caller import CallStreamSlot, FunctionCaller
 from shoal.tasks.json_calls import json_arguments, value_as_json
 from shoal.worker.blob_cache import BlobCache
-from shoal.worker.jobs import failure_event
+from shoal.worker.jobs import EngineSlots, failure_event
 
 CALLS_MAX = 4096  # of a coordinator, including those that wait for a slot
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionBackend:
-    """The caller of functions, and the cache of their large arguments."""
+    """The caller of functions, and the cache of their large arguments.
+
+    ``slots`` are those of all calls that are sent alone; None: the caller's.
+    """
 
     caller: FunctionCaller
     blobs: BlobCache
+    slots: EngineSlots | None = None
 
 
 class RunningCalls:
@@ -60,6 +64,7 @@ class RunningCalls:
     ) -> None:
         self._caller = functions.caller
         self._blobs = functions.blobs
+        self._slots = functions.slots
         self._try_send = try_send
         self._send = send
         self._on_ended = on_ended
@@ -70,6 +75,11 @@ class RunningCalls:
     def __len__(self) -> int:
         """Count calls, and streams that are not idle."""
         return len(self._calls) + sum(not each.idle for each in self._streams.values())
+
+    def update_lent_slots(self, lent: int) -> None:
+        """Add the slots of calls that wait for calls of their own."""
+        if self._slots is not None:
+            self._slots.set_extra(lent)
 
     def accepts(self, work: Work) -> bool:
         """Return whether work is for a function, and not for a model."""
@@ -139,7 +149,12 @@ class RunningCalls:
         self._on_ended()
 
     async def _run(self, command: RunJob) -> None:
-        await self._send(await self._answer(command))
+        if self._slots is None:
+            event = await self._answer(command)
+        else:
+            async with self._slots.take():
+                event = await self._answer(command)
+        await self._send(event)
 
     async def _answer(self, command: RunJob) -> Event:
         job_id, lease, work = command.job_id, command.lease, command.work

@@ -45,13 +45,19 @@ class EngineSlots:
         self.jobs = 0
         self._throttle = throttle or OwnerThrottle()
         self._throttle.listen(self._grant)
+        self._extra = 0
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def size(self) -> int:
         """The number of concurrent jobs."""
-        return self._throttle.lent(self.total)
+        return self._throttle.lent(self.total) + self._extra
+
+    def set_extra(self, extra: int) -> None:
+        """Set how many more jobs may run, beside those that only wait for others."""
+        self._extra = extra
+        self._grant()
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
