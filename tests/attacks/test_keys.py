@@ -247,7 +247,7 @@ async def test_ten_thousand_keys_are_as_fast_as_one(
             rows,
         )
 
-    await store.transact(fill)
+    await store.database.transact(fill)
     await store.keys.keys.add(
         Key("key_last", "last", digest_of("sk-last"), "", Scope.USE, 1e6)
     )

@@ -32,19 +32,19 @@ class FullDisk(SqliteCredentials[Key]):
 
 
 @pytest.fixture
-async def database() -> AsyncIterator[SqliteStore]:
+async def opened_store() -> AsyncIterator[SqliteStore]:
     async with memory_store() as store:
         yield store
 
 
 @pytest.fixture
-async def store(database: SqliteStore) -> SqliteCredentials[Key]:
-    return database.keys.keys
+async def store(opened_store: SqliteStore) -> SqliteCredentials[Key]:
+    return opened_store.keys.keys
 
 
 @pytest.fixture
-async def full_disk(database: SqliteStore) -> FullDisk:
-    return FullDisk(database, KEY_TABLE)
+async def full_disk(opened_store: SqliteStore) -> FullDisk:
+    return FullDisk(opened_store.database, KEY_TABLE)
 
 
 def key(name: str, number: int = 1) -> Key:

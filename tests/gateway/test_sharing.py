@@ -94,16 +94,16 @@ async def test_full_disk_prevents_new_keys_only(tmp_path: Path) -> None:
         await pool.wait_joined()
         assert pool.gateway is not None
         store: Any = pool.gateway.store
-        pages = await store.transact(
+        pages = await store.database.transact(
             lambda sql: sql.execute("PRAGMA page_count").fetchone()[0]
         )
-        await store.transact(
+        await store.database.transact(
             lambda sql: sql.execute(f"PRAGMA max_page_count = {pages}").fetchone()
         )
         with pytest.raises(StoreError):
             await _fill(pool)
         kept = list(pool.access.keyring.cache)
-        await store.transact(
+        await store.database.transact(
             lambda sql: sql.execute("PRAGMA max_page_count = 100000").fetchone()
         )
 

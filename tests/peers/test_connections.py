@@ -686,7 +686,7 @@ def test_peer_joins_after_its_token_use_is_stored() -> None:
 
     async def scenario() -> None:
         async with running_coordinator() as coordinator:
-            keys = SlowKeys(coordinator.store)
+            keys = SlowKeys(coordinator.store.database)
             peers = await accept_peers(coordinator, keys=keys)
             line = await peers.connect()
             made = await token(peers, uses_max=1)
@@ -720,7 +720,9 @@ def test_peer_is_dismissed_if_its_token_use_cannot_be_stored() -> None:
 
     async def scenario() -> None:
         async with running_coordinator() as coordinator:
-            peers = await accept_peers(coordinator, keys=FullKeys(coordinator.store))
+            peers = await accept_peers(
+                coordinator, keys=FullKeys(coordinator.store.database)
+            )
             line = await peers.connect()
             await token(peers, uses_max=1)
             by = AdmissionGrant("t1", "wire:mac")

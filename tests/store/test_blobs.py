@@ -163,7 +163,9 @@ async def test_large_value_is_stored_in_a_file(tmp_path: Path, folder: Path) -> 
     assert job.job.work.args == LARGE
     assert job.outcome == Outcome("", blobs=(digest(LARGE + b"y"), digest(b"c")))
     sizes = "SELECT length(function_call) + length(value) FROM jobs"
-    ((size,),) = await store.transact(lambda sql: sql.execute(sizes).fetchall())
+    ((size,),) = await store.database.transact(
+        lambda sql: sql.execute(sizes).fetchall()
+    )
     assert size < 300
     assert bytes(files.read(digest(LARGE + b"y"))) == LARGE + b"y"
     await store.close()

@@ -16,7 +16,7 @@ from shoal.domain.work import Chat
 from shoal.ledger import accounts
 from shoal.pool.lifecycle import JobState
 from shoal.store.ledger import LedgerEntries
-from shoal.store.sqlite import store as sqlite_store
+from shoal.store.sqlite import database
 from shoal.store.sqlite.schema import MIGRATIONS
 from shoal.store.sqlite.store import SqliteStore
 
@@ -68,6 +68,13 @@ def write_until_killed(path: Path, after: int) -> int:
     return stored
 
 
+async def pragma(store: SqliteStore, name: str) -> object:
+    """Return the value of a pragma of the connection that writes."""
+    return await store.database.transact(
+        lambda sql: sql.execute(f"PRAGMA {name}").fetchone()[0]
+    )
+
+
 def make(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
@@ -97,14 +104,10 @@ async def test_contents_survive_reopening(path: Path) -> None:
 
 async def test_every_commit_is_synchronous(path: Path) -> None:
     store = await opened(path)
-    assert store._database is not None
 
-    def ask(pragma: str) -> object:
-        return store._sql(f"PRAGMA {pragma}").fetchone()[0]
-
-    assert await store._run(lambda: ask("journal_mode")) == "wal"
-    assert await store._run(lambda: ask("synchronous")) == 2  # FULL
-    assert await store._run(lambda: ask("user_version")) == len(MIGRATIONS)
+    assert await pragma(store, "journal_mode") == "wal"
+    assert await pragma(store, "synchronous") == 2  # FULL
+    assert await pragma(store, "user_version") == len(MIGRATIONS)
     await store.close()
 
 
@@ -127,7 +130,7 @@ async def test_stored_jobs_survive_a_kill(path: Path, after: int) -> None:
 async def test_second_process_on_the_same_file_is_rejected(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_store, "LOCK_TIMEOUT", 0.05)
+    monkeypatch.setattr(database, "LOCK_ATTEMPTS", 2)
     store = await opened(path)
     second = SqliteStore(path)
 
@@ -143,16 +146,16 @@ async def test_second_process_on_the_same_file_is_rejected(
 
 
 async def test_newer_database_is_not_changed(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as database:
-        database.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    with closing(sqlite3.connect(path)) as sql:
+        sql.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
 
     store = SqliteStore(path)
     with pytest.raises(StoreError, match="install the newer Shoal"):
         await store.open()
     await store.close()
 
-    with closing(sqlite3.connect(path)) as database:
-        tables = database.execute("SELECT name FROM sqlite_master").fetchall()
+    with closing(sqlite3.connect(path)) as sql:
+        tables = sql.execute("SELECT name FROM sqlite_master").fetchall()
         assert tables == []
 
 
@@ -206,8 +209,8 @@ async def test_unwritable_file_is_rejected(tmp_path: Path) -> None:
 async def test_full_disk_is_a_recoverable_error(path: Path) -> None:
     store = await opened(path)
     await store.append([submitted("before")], 1.0)
-    pages = await store._run(lambda: store._sql("PRAGMA page_count").fetchone()[0])
-    await store._run(lambda: store._sql(f"PRAGMA max_page_count = {pages}"))
+    pages = await pragma(store, "page_count")
+    await pragma(store, f"max_page_count = {pages}")
     large = Chat("m", ({"role": "user", "content": "x" * 1_000_000},))
 
     with pytest.raises(StoreError, match="full"):
@@ -215,7 +218,7 @@ async def test_full_disk_is_a_recoverable_error(path: Path) -> None:
             [submitted("small"), JobSubmitted(Job(JobId("large"), large))], 2.0
         )
 
-    await store._run(lambda: store._sql("PRAGMA max_page_count = 1000000"))
+    await pragma(store, "max_page_count = 1000000")
     assert [job.job.id for job in await store.open_jobs()] == ["before"]
     await store.append([submitted("after")], 3.0)
     assert len(await store.open_jobs()) == 2
@@ -225,7 +228,7 @@ async def test_full_disk_is_a_recoverable_error(path: Path) -> None:
 async def test_failed_prune_does_not_stop_the_store(path: Path) -> None:
     store = await opened(path)
     await store.append([submitted(), JobCancelled(JobId("j"), "")], 1.0)
-    await store.transact(
+    await store.database.transact(
         lambda sql: sql.execute(
             "CREATE TEMP TRIGGER broken BEFORE DELETE ON jobs "
             "BEGIN SELECT RAISE(FAIL, 'disk I/O error'); END"
@@ -246,7 +249,7 @@ async def test_late_facts_of_pruned_jobs_are_deleted(path: Path) -> None:
 
     await store.append([late], 1.0)
 
-    count = await store.transact(
+    count = await store.database.transact(
         lambda sql: sql.execute("SELECT count(*) FROM facts").fetchone()[0]
     )
     assert count == 0
@@ -268,9 +271,8 @@ async def test_accounts_can_be_queried_with_sql(path: Path) -> None:
     await store.append([], 1.0, (), LedgerEntries(accounts.credit("user:al", 7)))
     await store.close()
 
-    with sqlite3.connect(path) as database:
-        (total,) = database.execute("SELECT sum(balance) FROM accounts").fetchone()
-        moved = database.execute("SELECT debit, credit, amount FROM transfers")
+    with closing(sqlite3.connect(path)) as sql:
+        (total,) = sql.execute("SELECT sum(balance) FROM accounts").fetchone()
+        moved = sql.execute("SELECT debit, credit, amount FROM transfers")
         assert total == 0
         assert moved.fetchall() == [("world", "user:al", 7)]
-    database.close()

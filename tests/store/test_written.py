@@ -116,7 +116,7 @@ async def test_query_by_key_reads_only_its_jobs(
     await store.open()
     query = "EXPLAIN QUERY PLAN SELECT id FROM jobs WHERE owner = 'a'"
 
-    plan = await store.transact(lambda sql: str(sql.execute(query).fetchall()))
+    plan = await store.database.transact(lambda sql: str(sql.execute(query).fetchall()))
 
     assert "jobs_of_owner" in plan
     await store.close()

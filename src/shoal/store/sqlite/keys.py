@@ -4,7 +4,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from shoal.domain.credentials import (
     JoinToken,
@@ -20,9 +20,9 @@ from shoal.domain.credentials import (
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.store import codec
+from shoal.store.sqlite.database import SqlRunner
 
 C = TypeVar("C", Key, JoinToken)
-T = TypeVar("T")
 
 KEYS = """SELECT id, name, digest, start, scope, created_at, expires_at, revoked_at,
                  requests_per_minute, tokens_per_minute, tokens_per_day, budget
@@ -34,14 +34,6 @@ TOKENS = """SELECT id, name, digest, created_at, expires_at, revoked_at, uses_ma
 USED = """SELECT owner, sum(requests), sum(prompt_tokens), sum(completion_tokens),
                  sum(iif(day = ?, prompt_tokens + completion_tokens, 0))
           FROM usage"""
-
-
-class SqlRunner(Protocol):
-    """Runs SQL in the store's one thread."""
-
-    async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work`` in one transaction."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +53,7 @@ class SqliteCredentials(Generic[C]):
         self._table: CredentialTable[C] = table
 
     async def all(self) -> list[C]:
-        return await self._database.transact(self._table.read)
+        return await self._database.read_list(self._table.read)
 
     async def add(self, new: C) -> None:
         values = self._table.columns(new)
@@ -97,14 +89,14 @@ class SqliteKeys:
             row = sql.execute(query, (today, owner)).fetchone()
             return KeyUsage() if row is None else KeyUsage(*row[1:])
 
-        return await self._database.transact(read)
+        return await self._database.read(read)
 
     async def usage_by_owner(self, today: int) -> dict[str, KeyUsage]:
         def read(sql: sqlite3.Connection) -> dict[str, KeyUsage]:
             rows = sql.execute(f"{USED} GROUP BY owner", (today,))
             return {owner: KeyUsage(*sums) for owner, *sums in rows}
 
-        return await self._database.transact(read)
+        return await self._database.read_list(read)
 
 
 NO_TOKENS = Usage(0, 0)

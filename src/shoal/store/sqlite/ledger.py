@@ -18,7 +18,7 @@ from shoal.store.ledger import (
     LogHead,
     PostedTransfer,
 )
-from shoal.store.sqlite.keys import SqlRunner
+from shoal.store.sqlite.database import SqlRunner
 
 RECEIPT = "SELECT leaf, body, signature, at FROM receipts"
 TRANSFERS_SEARCHED = 100_000  # the newest ones, when an account is shown
@@ -37,7 +37,7 @@ class SqliteLedger:
             accounts = {name: Account(name, *rest) for name, *rest in rows}
             return LedgerOpening(accounts, _head(sql, None))
 
-        return await self._database.transact(opening)
+        return await self._database.read_list(opening)
 
     async def nodes(self, wanted: Sequence[NodePosition]) -> dict[NodePosition, bytes]:
         query = "SELECT hash FROM tree WHERE number = ?"
@@ -49,18 +49,23 @@ class SqliteLedger:
             }
             return {place: row[0] for place, row in found.items() if row is not None}
 
-        return await self._database.transact(nodes)
+        return await self._database.read(nodes)
 
     async def receipts_of(self, job_id: JobId) -> list[LoggedReceipt]:
-        return await self._receipts("WHERE job_id = ? ORDER BY leaf", job_id)
+        query = f"{RECEIPT} WHERE job_id = ? ORDER BY leaf"
+        return await self._database.read(lambda sql: _receipts(sql, query, job_id))
 
     async def recent_receipts(
         self, owner: str | None, limit: int
     ) -> list[LoggedReceipt]:
-        if owner is None:
-            return await self._receipts("ORDER BY leaf DESC LIMIT ?", limit)
-        where = "WHERE job_id IN (SELECT id FROM jobs WHERE owner = ?)"
-        return await self._receipts(f"{where} ORDER BY leaf DESC LIMIT ?", owner, limit)
+        where, values = "", []
+        if owner is not None:
+            where = "WHERE job_id IN (SELECT id FROM jobs WHERE owner = ?)"
+            values = [owner]
+        query = f"{RECEIPT} {where} ORDER BY leaf DESC LIMIT ?"
+        return await self._database.read_list(
+            lambda sql: _receipts(sql, query, *values, limit)
+        )
 
     async def claim_payment(self, reference: str, job_id: JobId, at: float) -> bool:
         query = "INSERT OR IGNORE INTO payments VALUES (?, ?, ?)"
@@ -71,7 +76,7 @@ class SqliteLedger:
         return await self._database.transact(claim)
 
     async def head(self, size: int | None = None) -> LogHead | None:
-        return await self._database.transact(lambda sql: _head(sql, size))
+        return await self._database.read(lambda sql: _head(sql, size))
 
     async def transfers(self, account: str, limit: int) -> list[PostedTransfer]:
         # Without an index, which each transfer would have to be put into, twice.
@@ -86,13 +91,7 @@ class SqliteLedger:
             rows = sql.execute(query, values)
             return [_transfer(row) for row in rows]
 
-        return await self._database.transact(transfers)
-
-    async def _receipts(self, rest: str, *values: object) -> list[LoggedReceipt]:
-        def receipts(sql: sqlite3.Connection) -> list[LoggedReceipt]:
-            return [_receipt(row) for row in sql.execute(f"{RECEIPT} {rest}", values)]
-
-        return await self._database.transact(receipts)
+        return await self._database.read_list(transfers)
 
 
 def write_entries(sql: sqlite3.Connection, entries: LedgerEntries, at: float) -> None:
@@ -165,6 +164,12 @@ def _head(sql: sqlite3.Connection, size: int | None) -> LogHead | None:
     else:
         row = sql.execute(f"{HEAD} WHERE size = ?", (size,)).fetchone()
     return None if row is None else LogHead(*row)
+
+
+def _receipts(
+    sql: sqlite3.Connection, query: str, *values: object
+) -> list[LoggedReceipt]:
+    return [_receipt(row) for row in sql.execute(query, values)]
 
 
 def _receipt(row: tuple[Any, ...]) -> LoggedReceipt:

@@ -3,7 +3,7 @@
 import sqlite3
 
 from shoal.store.pairing import PairedWorker, PairingCode
-from shoal.store.sqlite.keys import SqlRunner
+from shoal.store.sqlite.database import SqlRunner
 
 CODE = """SELECT code, owner, user, expires_at, coalesce(public_key, ''), claimed_at
           FROM pairing_codes"""
@@ -30,7 +30,7 @@ class SqlitePairing:
             row = sql.execute(f"{CODE} WHERE code = ?", (code,)).fetchone()
             return None if row is None else PairingCode(*row)
 
-        return await self._database.transact(find)
+        return await self._database.read(find)
 
     async def claim(self, code: str, public_key: str, at: float) -> bool:
         def claim(sql: sqlite3.Connection) -> bool:
@@ -47,7 +47,7 @@ class SqlitePairing:
             ((waiting,),) = sql.execute(query, (owner, at))
             return int(waiting)
 
-        return await self._database.transact(count)
+        return await self._database.read(count)
 
     async def count_paired(self, owner: str) -> int:
         def count(sql: sqlite3.Connection) -> int:
@@ -55,7 +55,7 @@ class SqlitePairing:
             ((paired,),) = sql.execute(query, (owner,))
             return int(paired)
 
-        return await self._database.transact(count)
+        return await self._database.read(count)
 
     async def paired_workers(self, owner: str, user: str) -> list[PairedWorker]:
         def partners(sql: sqlite3.Connection) -> list[PairedWorker]:
@@ -63,7 +63,7 @@ class SqlitePairing:
                        WHERE owner = ? AND user = ? ORDER BY paired_at, public_key"""
             return [PairedWorker(*row) for row in sql.execute(query, (owner, user))]
 
-        return await self._database.transact(partners)
+        return await self._database.read(partners)
 
 
 def forget_expired(sql: sqlite3.Connection, before: float) -> None:

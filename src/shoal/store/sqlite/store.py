@@ -1,15 +1,11 @@
-"""The store in one SQLite file: a writer thread, one commit for each batch."""
+"""The store in one SQLite file: one commit for each batch."""
 
-import asyncio
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
     Fact,
     WorkerSuspended,
@@ -30,17 +26,12 @@ from shoal.store.port import (
     StoredJob,
     StoredJobSummary,
 )
+from shoal.store.sqlite.database import Database
 from shoal.store.sqlite.facts import LargeValues, write_facts
 from shoal.store.sqlite.keys import SqliteKeys, forget_ended
 from shoal.store.sqlite.ledger import SqliteLedger, write_entries
 from shoal.store.sqlite.pairing import SqlitePairing, forget_expired
-from shoal.store.sqlite.schema import migrate
 from shoal.store.sqlite.webhooks import SqliteWebhooks, write_deliveries
-
-T = TypeVar("T")
-
-LOCK_TIMEOUT = 5.0  # seconds to wait for a coordinator that is just stopping
-
 
 JOB = """SELECT id, kind, owner, state, work, limits, priority, idempotency_key, terms,
                 lease, outcome, error, submitted_at, ended_at,
@@ -57,17 +48,15 @@ class SqliteStore:
 
     def __init__(self, path: Path, blobs: BlobStore | None = None) -> None:
         """Name the file; values too large for a row go to ``blobs``."""
-        self.keys = SqliteKeys(self)
-        self.ledger = SqliteLedger(self)
-        self.webhooks = SqliteWebhooks(self)
-        self.pairing = SqlitePairing(self)
-        self._path = path
+        self.database = database = Database(path)
+        self.keys = SqliteKeys(database)
+        self.ledger = SqliteLedger(database)
+        self.webhooks = SqliteWebhooks(database)
+        self.pairing = SqlitePairing(database)
         self._large_values = LargeValues(blobs or MemoryBlobs())
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-store")
-        self._database: sqlite3.Connection | None = None
 
     async def open(self) -> None:
-        await self._run(self._open)
+        await self.database.open()
 
     async def append(
         self,
@@ -76,27 +65,31 @@ class SqliteStore:
         earlier: Sequence[RecordedFact] = (),
         entries: LedgerEntries = NO_ENTRIES,
     ) -> None:
-        await self._run(lambda: self._append(facts, at, earlier, entries))
+        recorded = [*earlier, *(RecordedFact(at, fact) for fact in facts)]
+
+        def write(sql: sqlite3.Connection) -> None:
+            write_facts(sql, recorded, self._large_values)
+            write_entries(sql, entries, at)
+            write_deliveries(sql, entries.deliveries, at)
+
+        await self.database.transact(write)
 
     async def open_jobs(self) -> list[StoredJob]:
         query = f"{JOB} WHERE ended_at IS NULL ORDER BY submitted_at, rowid"
-        return await self._run(
-            lambda: [self._open_job(row) for row in self._sql(query)]
+        # The writer's thread owns the pins of large values.
+        return await self.database.transact(
+            lambda sql: [self._open_job(row) for row in sql.execute(query)]
         )
 
     async def job(self, job_id: JobId) -> StoredJob | None:
-        def read() -> StoredJob | None:
-            row = self._sql(f"{JOB} WHERE id = ?", job_id).fetchone()
-            return None if row is None else self._job(row)
-
-        return await self._run(read)
+        return await self._find_job("id = ?", job_id)
 
     async def summary(self, job_id: JobId) -> StoredJobSummary | None:
-        def read() -> StoredJobSummary | None:
-            row = self._sql(f"{SUMMARY} WHERE id = ?", job_id).fetchone()
+        def read(sql: sqlite3.Connection) -> StoredJobSummary | None:
+            row = sql.execute(f"{SUMMARY} WHERE id = ?", (job_id,)).fetchone()
             return None if row is None else _summary(row)
 
-        return await self._run(read)
+        return await self.database.read(read)
 
     async def recent(self, wanted: JobFilter, limit: int) -> list[StoredJobSummary]:
         asked = {
@@ -112,51 +105,47 @@ class SqliteStore:
         where = " AND ".join(given) or "TRUE"
         query = f"{SUMMARY} WHERE {where} ORDER BY rowid DESC LIMIT ?"
         values = (*given.values(), limit)
-        return await self._run(
-            lambda: [_summary(row) for row in self._sql(query, *values)]
+        return await self.database.read_list(
+            lambda sql: [_summary(row) for row in sql.execute(query, values)]
         )
 
     async def by_idempotency_key(
         self, owner: str, idempotency_key: str
     ) -> StoredJob | None:
-        def read() -> StoredJob | None:
-            query = f"{JOB} WHERE owner = ? AND idempotency_key = ?"
-            row = self._sql(query, owner, idempotency_key).fetchone()
-            return None if row is None else self._job(row)
-
-        return await self._run(read)
+        where = "owner = ? AND idempotency_key = ?"
+        return await self._find_job(where, owner, idempotency_key)
 
     async def history(self, job_id: JobId) -> list[RecordedFact]:
-        def read() -> list[RecordedFact]:
-            row = self._sql(f"{JOB} WHERE id = ?", job_id).fetchone()
+        def read(sql: sqlite3.Connection) -> list[RecordedFact]:
+            row = sql.execute(f"{JOB} WHERE id = ?", (job_id,)).fetchone()
             if row is None:
                 return []
-            stored = self._job(row)
+            stored = _job(row, self._large_values.blobs)
             query = "SELECT at, type, body FROM facts WHERE job_id = ? ORDER BY number"
             return [
                 RecordedFact(
                     at, codec.decode_fact(name, body, stored.job, stored.outcome)
                 )
-                for at, name, body in self._sql(query, job_id)
+                for at, name, body in sql.execute(query, (job_id,))
             ]
 
-        return await self._run(read)
+        return await self.database.read(read)
 
     async def history_since(self, job_id: JobId, after: int) -> list[RecordedFact]:
         query = """SELECT at, type, body FROM facts WHERE job_id = ?
                    ORDER BY number LIMIT -1 OFFSET ?"""
         job = Job(job_id, OMITTED_WORK)
-        return await self._run(
-            lambda: [
+        return await self.database.read(
+            lambda sql: [
                 RecordedFact(at, codec.decode_fact(name, body, job, None))
-                for at, name, body in self._sql(query, job_id, after)
+                for at, name, body in sql.execute(query, (job_id, after))
             ]
         )
 
     async def trusted_workers(self) -> list[WorkerTrusted]:
         query = "SELECT owner, user, public_key FROM trusted ORDER BY paired_at"
-        return await self._run(
-            lambda: [WorkerTrusted(*row) for row in self._sql(query)]
+        return await self.database.read_list(
+            lambda sql: [WorkerTrusted(*row) for row in sql.execute(query)]
         )
 
     async def suspensions(self) -> list[tuple[WorkerSuspended, float]]:
@@ -173,136 +162,49 @@ class SqliteStore:
                    WHERE job_id IS NULL AND at >= ? AND type = 'WorkerMarked'
                    ORDER BY number"""
 
-        def read() -> list[RecordedFact]:
-            rows = self._sql(query, since)
+        def read(sql: sqlite3.Connection) -> list[RecordedFact]:
+            rows = sql.execute(query, (since,))
             return [RecordedFact(at, codec.decode_marked(body)) for at, body in rows]
 
-        return await self._run(read)
+        return await self.database.read_list(read)
 
     async def models_since(self, since: float) -> set[str]:
         query = """SELECT DISTINCT model.value
                    FROM facts, json_each(facts.body, '$.offer.models') AS model
                    WHERE job_id IS NULL AND at >= ? AND facts.type = 'WorkerJoined'"""
-        return await self._run(lambda: {name for (name,) in self._sql(query, since)})
+        return await self.database.read_list(
+            lambda sql: {name for (name,) in sql.execute(query, (since,))}
+        )
 
     async def prune(self, before: float) -> int:
-        return await self._run(lambda: self._prune(before))
-
-    async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work`` in the writer thread, in one transaction.
-
-        Raises StoreError.
-        """
-
-        def run() -> T:
-            with self._transaction() as database:
-                return work(database)
-
-        return await self._run(run)
+        return await self.database.transact(lambda sql: _prune(sql, before))
 
     async def close(self) -> None:
-        def close() -> None:
-            if self._database is not None:
-                self._database.close()
-                self._database = None
+        await self.database.close()
 
-        await self._run(close)
-        self._thread.shutdown()
+    async def _find_job(self, where: str, *values: object) -> StoredJob | None:
+        def read(sql: sqlite3.Connection) -> StoredJob | None:
+            row = sql.execute(f"{JOB} WHERE {where}", values).fetchone()
+            return None if row is None else _job(row, self._large_values.blobs)
 
-    async def _run(self, call: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._thread, call)
-        except sqlite3.Error as error:
-            raise StoreError(f"{self._path}: {error}") from error
-
-    # The methods below run in the writer thread.
-
-    def _open(self) -> None:
-        database = sqlite3.connect(
-            self._path,
-            timeout=LOCK_TIMEOUT,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        try:
-            # Exclusive: a second coordinator on the same file would hand out the same
-            # jobs again.
-            database.execute("PRAGMA locking_mode = EXCLUSIVE")
-            database.execute("PRAGMA journal_mode = WAL")
-            # "Accepted" means on disk, so each commit waits for the disk.
-            database.execute("PRAGMA synchronous = FULL")
-            database.execute("BEGIN IMMEDIATE")
-            database.execute("COMMIT")
-            migrate(database)
-        except sqlite3.OperationalError as error:
-            database.close()
-            if "locked" in str(error):
-                raise StoreError(
-                    f"{self._path} is in use: stop the other `shoal serve`, or give "
-                    "this one another --data-dir"
-                ) from error
-            raise
-        except BaseException:
-            database.close()
-            raise
-        self._database = database
-
-    def _sql(self, query: str, *values: object) -> sqlite3.Cursor:
-        return self._opened.execute(query, values)
-
-    @property
-    def _opened(self) -> sqlite3.Connection:
-        if self._database is None:
-            raise StoreError(f"{self._path} is not open")
-        return self._database
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run the block in one transaction."""
-        database = self._opened
-        database.execute("BEGIN IMMEDIATE")
-        try:
-            yield database
-            database.execute("COMMIT")
-        except BaseException:
-            # Some errors, as of a full disk, have ended the transaction already.
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-            raise
-
-    def _append(
-        self,
-        facts: Sequence[Fact],
-        at: float,
-        earlier: Sequence[RecordedFact],
-        entries: LedgerEntries,
-    ) -> None:
-        with self._transaction() as database:
-            recorded = [*earlier, *(RecordedFact(at, fact) for fact in facts)]
-            write_facts(database, recorded, self._large_values)
-            write_entries(database, entries, at)
-            write_deliveries(database, entries.deliveries, at)
-
-    def _job(self, row: tuple[Any, ...]) -> StoredJob:
-        return _job(row, self._large_values.blobs)
+        return await self.database.read(read)
 
     def _open_job(self, row: tuple[Any, ...]) -> StoredJob:
         """Read an open job, and pin its large values until it ends."""
-        stored, (call, _) = self._job(row), row[-2:]
+        stored, (call, _) = _job(row, self._large_values.blobs), row[-2:]
         if call is not None:
             self._large_values.pin(stored.job.id, codec.large_values_of(call))
         return stored
 
-    def _prune(self, before: float) -> int:
-        with self._transaction():
-            old = "SELECT id FROM jobs WHERE ended_at < ?"
-            self._sql(f"DELETE FROM facts WHERE job_id IN ({old})", before)
-            self._sql(f"DELETE FROM webhook_deliveries WHERE job_id IN ({old})", before)
-            self._sql("DELETE FROM facts WHERE job_id IS NULL AND at < ?", before)
-            forget_ended(self._opened, before)
-            forget_expired(self._opened, before)
-            return self._sql("DELETE FROM jobs WHERE ended_at < ?", before).rowcount
+
+def _prune(sql: sqlite3.Connection, before: float) -> int:
+    old = "SELECT id FROM jobs WHERE ended_at < ?"
+    sql.execute(f"DELETE FROM facts WHERE job_id IN ({old})", (before,))
+    sql.execute(f"DELETE FROM webhook_deliveries WHERE job_id IN ({old})", (before,))
+    sql.execute("DELETE FROM facts WHERE job_id IS NULL AND at < ?", (before,))
+    forget_ended(sql, before)
+    forget_expired(sql, before)
+    return sql.execute("DELETE FROM jobs WHERE ended_at < ?", (before,)).rowcount
 
 
 def _summary(row: tuple[Any, ...]) -> StoredJobSummary:

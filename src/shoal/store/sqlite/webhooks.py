@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.domain.ids import JobId
 from shoal.domain.job import Webhook
-from shoal.store.sqlite.keys import SqlRunner
+from shoal.store.sqlite.database import SqlRunner
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
 DELIVERY = """SELECT job_id, url, secret, attempts, due_at, error
@@ -32,7 +32,7 @@ class SqliteWebhooks:
             f" AND host NOT IN ({_placeholders(hosts_without)}) ORDER BY due_at LIMIT ?"
         )
         values = (at, *without, *hosts_without, limit)
-        return await self._database.transact(
+        return await self._database.read(
             lambda sql: [_state(row) for row in sql.execute(query, values)]
         )
 
@@ -53,7 +53,7 @@ class SqliteWebhooks:
             ((first,),) = sql.execute(query, values)
             return first  # type: ignore[no-any-return]  # the schema says it is REAL
 
-        return await self._database.transact(next_due)
+        return await self._database.read(next_due)
 
     async def record_attempt(
         self, job_id: JobId, error: str | None, due_at: float | None
@@ -71,7 +71,7 @@ class SqliteWebhooks:
             row = sql.execute(f"{DELIVERY} WHERE job_id = ?", (job_id,)).fetchone()
             return None if row is None else _state(row)
 
-        return await self._database.transact(of)
+        return await self._database.read(of)
 
 
 def write_deliveries(

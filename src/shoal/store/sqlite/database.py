@@ -1,0 +1,258 @@
+"""One SQLite file: a connection that writes, and others that read beside it.
+
+No transaction waits for a read.  A read waits for the transactions that were begun
+before it, so that it sees what they wrote.  Reads of a few rows have a connection of
+their own: they do not wait for lists.
+"""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+from shoal.config.file_lock import try_lock
+from shoal.domain.errors import StoreError
+from shoal.store.sqlite.schema import migrate
+
+T = TypeVar("T")
+
+MEMORY = Path(":memory:")
+LOCK_ATTEMPTS = 100  # to lock the file: another coordinator may just be stopping
+LOCK_PAUSE = 0.05  # seconds between them
+BUSY_TIMEOUT = 5.0  # seconds to wait for other programs that use the file
+LIST_READERS = 2  # lists at once; the interpreter runs their Python code in turn
+
+WAL_KEPT = 16 << 20  # bytes of the log's file that are kept for reuse
+WAL_MAX = 64 << 20  # bytes of the log from which on a commit waits for readers
+WAL_WAIT = 0.1  # seconds of that
+
+
+class SqlRunner(Protocol):
+    """Runs SQL in the threads of the store.  All methods raise StoreError."""
+
+    async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work`` in one transaction, after all that were begun before."""
+        ...
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work``, which reads a few rows by a key."""
+        ...
+
+    async def read_list(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work``, which reads many rows."""
+        ...
+
+
+class Database:
+    """An SQLite file that one process at a time may write.
+
+    The lock is a file of its own, so that other programs can read and copy the
+    database while it is in use.  A database in memory has one connection only.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-store")
+        self._writer: sqlite3.Connection | None = None
+        self._last_write: asyncio.Future[Any] | None = None
+        self._readers = _Readers(1, "shoal-read")
+        self._list_readers = _Readers(LIST_READERS, "shoal-list")
+        self._closing = ExitStack()
+        self._wal = path.with_name(f"{path.name}-wal")
+        self._wal_max = WAL_MAX
+
+    async def open(self) -> None:
+        """Open or create the file, and migrate it.  Raises StoreError."""
+        await self._run(self._thread, self._open)
+
+    async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        loop = asyncio.get_running_loop()
+        write = loop.run_in_executor(self._thread, self._transact, work)
+        self._last_write = write
+        with self._translated():
+            return await write
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._read(self._readers, work)
+
+    async def read_list(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._read(self._list_readers, work)
+
+    async def close(self) -> None:
+        await self._run(self._thread, self._closing.close)
+        self._thread.shutdown()
+
+    async def _run(self, threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+        with self._translated():
+            return await asyncio.get_running_loop().run_in_executor(threads, call)
+
+    async def _read(
+        self, readers: "_Readers", work: Callable[[sqlite3.Connection], T]
+    ) -> T:
+        if self._path == MEMORY:
+            return await self._run(
+                self._thread, lambda: _read_snapshot(self._opened, work)
+            )
+        if self._writer is None:
+            raise self._not_open()
+        if self._last_write is not None and not self._last_write.done():
+            await asyncio.wait([self._last_write])
+        return await self._run(readers.threads, lambda: readers.read(work))
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn SQLite's errors into StoreError."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreError(f"{self._path}: {error}") from error
+
+    # The methods below run in the writer's thread.
+
+    def _open(self) -> None:
+        with ExitStack() as undo:
+            if self._path != MEMORY:
+                self._lock(undo)
+            try:
+                writer = self._connect(undo)
+            except sqlite3.OperationalError as error:
+                if "locked" in str(error):
+                    raise self._in_use() from error
+                raise
+            if self._path != MEMORY:
+                for readers in (self._readers, self._list_readers):
+                    undo.callback(readers.close)
+                    readers.open(self._path)
+            self._closing = undo.pop_all()
+        self._writer = writer
+        self._closing.callback(self._forget)
+
+    def _lock(self, undo: ExitStack) -> None:
+        """Lock the file: two coordinators would hand out the same jobs twice."""
+        path = self._path.with_name(f"{self._path.name}.lock")
+        try:
+            file = undo.enter_context(path.open("a+b"))
+        except OSError as error:
+            raise StoreError(f"{path}: unable to open: {error.strerror}") from error
+        for _ in range(LOCK_ATTEMPTS):
+            if try_lock(file):
+                return
+            time.sleep(LOCK_PAUSE)
+        raise self._in_use()
+
+    def _connect(self, undo: ExitStack) -> sqlite3.Connection:
+        writer = sqlite3.connect(
+            self._path,
+            timeout=BUSY_TIMEOUT,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        undo.callback(writer.close)
+        writer.execute("PRAGMA journal_mode = WAL")
+        # "Accepted" means on disk, so each commit waits for the disk.
+        writer.execute("PRAGMA synchronous = FULL")
+        writer.execute(f"PRAGMA journal_size_limit = {WAL_KEPT}")
+        migrate(writer)
+        return writer
+
+    def _forget(self) -> None:
+        self._writer = None
+
+    @property
+    def _opened(self) -> sqlite3.Connection:
+        if self._writer is None:
+            raise self._not_open()
+        return self._writer
+
+    def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        writer = self._opened
+        writer.execute("BEGIN IMMEDIATE")
+        try:
+            result = work(writer)
+            writer.execute("COMMIT")
+        except BaseException:
+            # Some errors, as of a full disk, have ended the transaction already.
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+            raise
+        if self._path != MEMORY:
+            self._limit_wal(writer)
+        return result
+
+    def _limit_wal(self, writer: sqlite3.Connection) -> None:
+        """Let the log begin anew if it has grown, as it does while reads overlap.
+
+        Waits for those that read from it; later ones read the database alone.
+        """
+        size = self._wal.stat().st_size
+        if size < self._wal_max:
+            self._wal_max = WAL_MAX
+            return
+        # A long read by another program, as of a backup, delays only a few commits.
+        self._wal_max = size + WAL_MAX
+        writer.execute(f"PRAGMA busy_timeout = {int(WAL_WAIT * 1e3)}")
+        # The commit has succeeded, whatever happens here.
+        with suppress(sqlite3.Error):
+            writer.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        writer.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT * 1e3)}")
+
+    # Errors.
+
+    def _not_open(self) -> StoreError:
+        return StoreError(f"{self._path} is not open")
+
+    def _in_use(self) -> StoreError:
+        return StoreError(
+            f"{self._path} is in use: stop the other `shoal serve`, or give this one "
+            "another --data-dir"
+        )
+
+
+class _Readers:
+    """Connections that only read, and a thread for each."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self.threads = ThreadPoolExecutor(count, thread_name_prefix=name)
+        self._count = count
+        self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()
+
+    def open(self, path: Path) -> None:
+        for _ in range(self._count):
+            reader = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=ro",
+                uri=True,
+                timeout=BUSY_TIMEOUT,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            self._idle.put(reader)
+
+    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work`` in one of the threads."""
+        reader = self._idle.get_nowait()  # there is one for each thread
+        try:
+            return _read_snapshot(reader, work)
+        finally:
+            self._idle.put(reader)
+
+    def close(self) -> None:
+        """Wait for the reads under way, and close the connections."""
+        self.threads.shutdown()
+        while not self._idle.empty():
+            self._idle.get_nowait().close()
+
+
+def _read_snapshot(
+    sql: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]
+) -> T:
+    """Run ``work`` so that all its statements see the same commit."""
+    sql.execute("BEGIN")
+    try:
+        return work(sql)
+    finally:
+        sql.execute("ROLLBACK")  # there is nothing to commit

@@ -1,0 +1,205 @@
+"""Reads beside the writer, and the files of an SQLite database."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from shoal.domain.errors import StoreError
+from shoal.store.sqlite import database as module
+from shoal.store.sqlite.database import LIST_READERS, Database
+
+COUNT = "SELECT count(*) FROM payments"
+LONG_QUERY = """
+    WITH RECURSIVE numbers (n) AS (
+        SELECT count(*) FROM payments
+        UNION ALL SELECT n + 1 FROM numbers LIMIT 300000)
+    SELECT max(n) FROM numbers"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "shoal.db"
+
+
+@pytest.fixture
+async def database(path: Path) -> AsyncIterator[Database]:
+    opened = Database(path)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+def add(reference: str, size: int = 1) -> Callable[[sqlite3.Connection], object]:
+    def work(sql: sqlite3.Connection) -> object:
+        values = (reference, "x" * size, 1.0)
+        return sql.execute("INSERT INTO payments VALUES (?, ?, ?)", values)
+
+    return work
+
+
+def count(sql: sqlite3.Connection) -> int:
+    ((rows,),) = sql.execute(COUNT)
+    return int(rows)
+
+
+class SlowRead:
+    """A read that goes on until it is told to end."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.end = threading.Event()
+
+    def __call__(self, sql: sqlite3.Connection) -> tuple[int, int]:
+        """Return the number of rows at the beginning and at the end."""
+        first = count(sql)
+        self.begun.set()
+        self.end.wait()
+        return first, count(sql)
+
+
+@contextmanager
+def slow_reads(number: int) -> Iterator[list[SlowRead]]:
+    """Provide reads that end with the block, if not before."""
+    reads = [SlowRead() for _ in range(number)]
+    try:
+        yield reads
+    finally:
+        for each in reads:
+            each.end.set()
+
+
+@asynccontextmanager
+async def continual_reads(database: Database) -> AsyncIterator[None]:
+    """Run lists one after the other within the block, several at once."""
+    stop = asyncio.Event()
+
+    async def read_on() -> None:
+        while not stop.is_set():
+            await database.read_list(lambda sql: sql.execute(LONG_QUERY).fetchall())
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(LIST_READERS):
+            tasks.create_task(read_on())
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+async def test_commits_and_short_reads_do_not_wait_for_lists(
+    database: Database,
+) -> None:
+    with slow_reads(LIST_READERS + 10) as reads:
+        listing = [asyncio.create_task(database.read_list(each)) for each in reads]
+        for each in reads[:LIST_READERS]:
+            await asyncio.to_thread(each.begun.wait)
+
+        for name in ("a", "b"):
+            await database.transact(add(name))
+        assert await database.read(count) == 2
+
+        assert not any(each.done() for each in listing)
+    assert await asyncio.gather(*listing[:LIST_READERS]) == [(0, 0)] * LIST_READERS
+    assert await asyncio.gather(*listing[LIST_READERS:]) == [(2, 2)] * 10
+
+
+async def test_reads_cannot_write(database: Database) -> None:
+    for read in (database.read, database.read_list):
+        with pytest.raises(StoreError, match="readonly"):
+            await read(add("a"))
+
+    assert await database.read(count) == 0
+
+
+async def test_failed_read_leaves_its_connection_usable(database: Database) -> None:
+    def fail(sql: sqlite3.Connection) -> None:
+        sql.execute(COUNT).fetchone()
+        raise StoreError("no")
+
+    for _ in range(LIST_READERS + 1):
+        with pytest.raises(StoreError, match="no"):
+            await database.read_list(fail)
+        with pytest.raises(StoreError, match="syntax error"):
+            await database.read_list(lambda sql: sql.execute("SELEKT"))
+
+    assert await database.read_list(count) == 0
+
+
+async def test_reads_under_way_end_before_the_database_closes(path: Path) -> None:
+    database = Database(path)
+    await database.open()
+    with slow_reads(1) as (read,):
+        listing = asyncio.create_task(database.read_list(read))
+        await asyncio.to_thread(read.begun.wait)
+        closing_ = asyncio.create_task(database.close())
+        read.end.set()
+
+        assert await listing == (0, 0)
+    await closing_
+    with pytest.raises(StoreError, match="not open"):
+        await database.read(count)
+
+
+async def test_other_programs_can_read_an_open_database(
+    database: Database, path: Path
+) -> None:
+    await database.transact(add("a"))
+
+    with (
+        closing(sqlite3.connect(path)) as other,
+        closing(sqlite3.connect(":memory:")) as copy,
+    ):
+        assert count(other) == 1
+        other.backup(copy)
+        assert count(copy) == 1
+    await database.transact(add("b"))
+
+
+async def test_overlapping_reads_do_not_let_the_log_grow(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAL_MAX", 1 << 18)
+    monkeypatch.setattr(module, "WAL_WAIT", 60.0)
+    database = Database(path)
+    await database.open()
+    wal = path.with_name("shoal.db-wal")
+
+    async with continual_reads(database):
+        for number in range(40):
+            await database.transact(add(f"{number}", 100_000))
+
+        assert wal.stat().st_size < 2 << 20  # of 4 MB
+    await database.close()
+
+
+async def test_reads_see_what_was_written_before(database: Database) -> None:
+    writes = [asyncio.create_task(database.transact(add(f"{n}"))) for n in range(100)]
+    await asyncio.sleep(0)
+
+    assert await database.read(count) == 100
+    await asyncio.gather(*writes)
+
+
+async def test_reads_do_not_wait_for_later_transactions(database: Database) -> None:
+    with slow_reads(1) as (slow,):
+        reading = asyncio.create_task(database.read(count))
+        await asyncio.sleep(0)
+        writing = asyncio.create_task(database.transact(slow))
+
+        assert await reading == 0
+        assert not writing.done()
+    await writing
+
+
+async def test_failed_transaction_does_not_stop_reads(database: Database) -> None:
+    failing = asyncio.create_task(database.transact(lambda sql: sql.execute("SELEKT")))
+    await asyncio.sleep(0)
+
+    assert await database.read(count) == 0
+    with pytest.raises(StoreError, match="syntax error"):
+        await failing
