@@ -132,8 +132,10 @@ async def test_nodes_of_a_wire_have_their_own_table(
         "weight": 0.25,
         "coordinator": True,
         "remark": "",
+        "hardware": {"chip": "M2", "memory_gb": 24.0, "gpu_cores": 10},
     }
     unknown = {**node, "name": "", "rank": None, "coordinator": False, "remark": "why"}
+    unknown["hardware"] = None
     told = {
         "ready": True,
         "why_not": "",
@@ -151,9 +153,11 @@ async def test_nodes_of_a_wire_have_their_own_table(
     assert await asyncio.to_thread(status.run, args) == 0
 
     *_, head, first, second = capsys.readouterr().out.splitlines()
-    assert head.split() == ["node", "address", "state", "since", "rank", "weight"]
+    columns = ["node", "address", "state", "since", "rank", "weight", "hardware"]
+    assert head.split() == columns
     assert first == (
-        "wire:n1  192.0.2.1:5  alive      1970-01-01 00:00Z  0     25%     coordinator"
+        "wire:n1  192.0.2.1:5  alive      1970-01-01 00:00Z  0     25%     M2, 24 GB  "
+        "coordinator"
     )
     assert second.split() == ["wire", "192.0.2.1:5", "no", "answer", "why"]
 

@@ -20,7 +20,7 @@ FULL_SPEED = 100  # percent
 STATES = {"paused": "paused", "draining": "drained", "removed": "removed"}
 """Descriptions of what operators did to workers."""
 
-NODE_COLUMNS = ("node", "address", "state", "since", "rank", "weight", "")
+NODE_COLUMNS = ("node", "address", "state", "since", "rank", "weight", "hardware", "")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,10 +95,17 @@ def _machine(peer: dict[str, Any] | None) -> str:
         return ""
     vram = hardware["gpu_memory_gb"]
     parts = (
-        "" if hardware["chip"] == "unknown" else hardware["chip"],
-        f"{hardware['memory_gb']:g} GB" if hardware["memory_gb"] else "",
+        _chip_and_memory(hardware),
         f"{vram:g} GB VRAM" if vram else "",
         f"tier {hardware['tier']}",
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _chip_and_memory(hardware: dict[str, Any]) -> str:
+    parts = (
+        "" if hardware["chip"] == "unknown" else hardware["chip"],
+        f"{hardware['memory_gb']:g} GB" if hardware["memory_gb"] else "",
     )
     return ", ".join(part for part in parts if part)
 
@@ -113,6 +120,7 @@ def _node(node: dict[str, Any]) -> Sequence[str]:
         format_day(node["since"]),
         str(node["rank"]) if counts else "",
         f"{node['weight']:.0%}" if counts else "",
+        "" if node["hardware"] is None else _chip_and_memory(node["hardware"]),
         "coordinator" if node["coordinator"] else node["remark"],
     )
 

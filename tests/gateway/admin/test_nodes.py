@@ -1,11 +1,13 @@
 """Nodes of a wire's membership, as operators see them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.serving import Pool
+from shoal.domain.worker import Hardware
 from shoal.protocols.seam.endpoints import ListedNode, OutgoingConnection, Probe
 
 HERE = ListedNode("me", "", "here", None, 10.0, 1, 0.25)
@@ -39,6 +41,7 @@ async def test_nodes_are_listed_with_their_wire_and_age(pool: Pool) -> None:
     assert pool.gateway is not None
     clock = pool.gateway.clock
     there = ListedNode("b", "192.0.2.1:5", "alive", clock.now(), 30.0, 0, 0.75, True)
+    there = replace(there, hardware=Hardware(chip="M2", memory_gb=24.0, gpu_cores=10))
     pool.gateway.probers.append(("wire", FixedMembership(HERE, there)))
 
     ours, theirs = (await get(pool, "/admin/nodes"))["data"]
@@ -54,8 +57,15 @@ async def test_nodes_are_listed_with_their_wire_and_age(pool: Pool) -> None:
         "weight": 0.75,
         "coordinator": True,
         "remark": "",
+        "hardware": {
+            "chip": "M2",
+            "memory_gb": 24.0,
+            "gpu_cores": 10,
+            "bandwidth_gb": 0.0,
+        },
     }
     assert (ours["name"], ours["since"]) == ("me", None)
+    assert ours["hardware"] is None
     assert len((await get(pool, "/admin/status"))["nodes"]) == 2
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from shoal.domain.worker import Hardware
 from shoal.protocols.macfleet.codec.hardware import UNKNOWN_PROFILE, HardwareProfile
 from shoal.protocols.macfleet.election import membership_table
 from shoal.protocols.macfleet.membership import (
@@ -246,6 +247,16 @@ def test_members_are_ranked_and_the_strongest_leads() -> None:
     assert rows["me"].state == "here"
     assert rows["c"].state == "failed"
     assert rows["a"].address == "10.0.0.0:1"
+
+
+def test_hardware_that_nodes_report_is_listed() -> None:
+    fleet = fleet_of(a=LARGE, b=replace(UNKNOWN_PROFILE, data_port=4000))
+
+    me, a, b = membership_table(fleet)
+
+    assert a.hardware == Hardware(chip="large", gpu_cores=40, memory_gb=64.0)
+    assert b.hardware is None
+    assert me.hardware == Hardware(chip="small", gpu_cores=8, memory_gb=8.0)
 
 
 def test_an_ipv6_address_is_bracketed() -> None:

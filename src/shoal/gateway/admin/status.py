@@ -18,6 +18,15 @@ from shoal.pool.worker import Worker
 from shoal.protocols.seam.endpoints import ListedNode
 
 
+class NodeHardware(msgspec.Struct, frozen=True):
+    """A node's hardware, as it reports it; sizes in GB, per second for bandwidth."""
+
+    chip: str
+    memory_gb: float
+    gpu_cores: int
+    bandwidth_gb: float
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
     """A node; ``since`` is in Unix seconds.
 
@@ -35,6 +44,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     weight: float
     coordinator: bool
     remark: str
+    hardware: NodeHardware | None  # null if the node has not reported it
 
 
 class NodeList(msgspec.Struct, frozen=True):
@@ -71,6 +81,9 @@ def _node_status(gateway: Gateway, wire: str, node: ListedNode) -> NodeStatus:
         round(node.weight, 4),
         node.coordinator,
         node.note,
+        None
+        if node.hardware is None
+        else msgspec.convert(node.hardware, NodeHardware, from_attributes=True),
     )
 
 

@@ -10,7 +10,11 @@ from enum import Enum
 from itertools import accumulate, pairwise
 
 from shoal.domain.errors import InvalidRequest
-from shoal.protocols.macfleet.codec.hardware import UNKNOWN_PROFILE, HardwareProfile
+from shoal.protocols.macfleet.codec.hardware import (
+    UNKNOWN_PROFILE,
+    HardwareProfile,
+    reported_hardware,
+)
 from shoal.protocols.macfleet.membership import MEMBER_STATES, FleetNode, FleetRegistry
 from shoal.protocols.seam.endpoints import ListedNode
 
@@ -149,13 +153,21 @@ def membership_table(registry: FleetRegistry) -> Sequence[ListedNode]:
             weight,
             node.id == leader,
             note=_note(node),
+            hardware=reported_hardware(node.profile),
         )
 
     rank, weight = ranks[registry.own_id]
-    own_score = compute_score(registry.own_profile())
-    is_leader = registry.own_id == leader
+    own = registry.own_profile()
     own_entry = ListedNode(
-        registry.own_id, "", "here", None, own_score, rank, weight, is_leader
+        registry.own_id,
+        "",
+        "here",
+        None,
+        compute_score(own),
+        rank,
+        weight,
+        registry.own_id == leader,
+        hardware=reported_hardware(own),
     )
     return [own_entry, *map(list_node, registry.nodes)]
 

@@ -12,6 +12,7 @@ from shoal.protocols.macfleet.codec.hardware import (
     UNKNOWN_PROFILE,
     WIRE_VERSION,
     HardwareProfile,
+    reported_hardware,
 )
 from shoal.protocols.macfleet.config import HEARTBEAT_PORT
 
@@ -82,7 +83,7 @@ class FleetNode:
     @property
     def has_hardware(self) -> bool:
         """Whether its hardware is known."""
-        return replace(self.profile, data_port=0) != UNKNOWN_PROFILE
+        return reported_hardware(self.profile) is not None
 
     @property
     def data_port(self) -> int:

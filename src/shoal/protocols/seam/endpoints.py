@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
+from shoal.domain.worker import Hardware
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
 from shoal.protocols.seam.peer_session import PeerSession
 
@@ -169,6 +170,7 @@ class ListedNode:
     ``state`` is in the wire's own terms, and ``since`` is when it began, if known.
     ``rank`` is None for a node that is not ranked now, and ``weight`` is its share of
     the work.  ``name`` is empty if the node is unidentified; ``note`` says why.
+    ``hardware`` is what the node reports, if anything; it has no tier.
     """
 
     name: str
@@ -180,6 +182,7 @@ class ListedNode:
     weight: float = 0.0
     coordinator: bool = False
     note: str = ""
+    hardware: Hardware | None = None
 
 
 @runtime_checkable

@@ -6,11 +6,12 @@ field must be valid, or the whole profile is rejected.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from shoal.domain.errors import LimitExceeded, PeerError
+from shoal.domain.worker import Hardware
 
 HARDWARE_MAX = 8192  # bytes
 CHIP_NAME_MAX = 64  # characters of a chip's name that are kept
@@ -98,6 +99,18 @@ def decode_profile(data: bytes) -> HardwareProfile:
         mlx=fields.mlx_available,
         data_port=fields.data_port if fields.data_port in PORTS else 0,
         wire_version=fields.wire_version,
+    )
+
+
+def reported_hardware(profile: HardwareProfile) -> Hardware | None:
+    """Translate a profile; None if it has nothing but a port."""
+    if replace(profile, data_port=0) == UNKNOWN_PROFILE:
+        return None
+    return Hardware(
+        chip=profile.chip,
+        memory_gb=profile.ram_gb,
+        gpu_cores=profile.gpu_cores,
+        bandwidth_gb=profile.bandwidth_gbps,
     )
 
 
