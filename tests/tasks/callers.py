@@ -100,10 +100,12 @@ class RecordedStream:
 
 @asynccontextmanager
 async def caller_of(
-    *modules: str, slots: int = 1, trust_code: bool = False
+    *modules: str, slots: int = 1, trust_code: bool = False, sharers: int = 1
 ) -> AsyncIterator[ProcessCaller]:
     """Start processes that have the tasks of modules, or of the demo."""
-    processes = ProcessPool(modules or (DEMO,), slots, trust_code=trust_code)
+    processes = ProcessPool(
+        modules or (DEMO,), slots, trust_code=trust_code, sharers=sharers
+    )
     try:
         await processes.start()
         yield ProcessCaller(processes)

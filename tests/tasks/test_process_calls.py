@@ -1,5 +1,6 @@
 """Call streams: calls are pushed ahead, recalled, and repeated."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from shoal.domain.errors import InvalidRequest, NotFound, Unavailable
 from shoal.domain.vocabulary import StreamedCall
 from shoal.domain.work import CallStream
 from shoal.tasks.exception_record import decode_exception
+from shoal.tasks.limits import SENT_AHEAD_MAX
 from tasks.callers import CODE, Gate, RecordedStream, caller_of, code_call, no_blobs
 
 
@@ -131,6 +133,62 @@ async def test_closing_a_stream_aborts_its_call_and_frees_the_slot(
 
         assert await caller("demo.add", 2) == 2
         assert calling.returns == []
+
+
+async def test_idle_stream_gives_its_process_to_others() -> None:
+    async with caller_of(sharers=2) as caller:
+        one = RecordedStream.open(caller.processes, CallStream("demo.add"))
+        other = RecordedStream.open(caller.processes, CallStream("demo.ident"))
+        one.push((1, 1))
+        assert await one.wait_for(1) == [(0, 2)]
+
+        other.push(("between",))
+        assert await other.wait_for(1) == [(0, "between")]
+        assert await caller("demo.add", 2) == 2
+        one.push((2, 2), first=1)
+        assert (await one.wait_for(2))[1] == (1, 4)
+        with pytest.raises(Unavailable, match="all 1 slots are taken"):
+            RecordedStream.open(caller.processes, CallStream("pid"))
+
+
+async def test_busy_streams_take_turns_on_a_process(
+    monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    monkeypatch.setattr("shoal.tasks.process_calls.STREAM_TURN", 0.0)
+    many = 3 * SENT_AHEAD_MAX
+    async with caller_of(sharers=2) as caller:
+        one = RecordedStream.open(caller.processes, CallStream("either"))
+        other = RecordedStream.open(caller.processes, CallStream("demo.ident"))
+        one.push(gate.args)
+        await gate.reached()
+        one.push(*(("/dev/null",) for _ in range(many)), first=1)
+        other.push(("between",))
+        await gate.open()
+        await other.wait_for(1)
+
+        assert len(one.returns) < many
+        returns = await one.wait_for(1 + many)
+    assert [number for number, _ in returns] == [*range(1 + many)]
+
+
+async def test_single_call_gets_its_turn_beside_a_busy_stream(
+    monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    monkeypatch.setattr("shoal.tasks.process_calls.STREAM_TURN", 0.0)
+    async with caller_of() as caller:
+        calling = RecordedStream.open(caller.processes, CallStream("waits"))
+        calling.push(gate.args, gate.args)
+        await gate.reached()
+        single = asyncio.create_task(caller("demo.add", 2))
+        await asyncio.sleep(0)
+        calling.push(gate.args, first=2)
+        for _ in range(2):
+            await gate.open()
+            await gate.reached()
+
+        assert await single == 2
+        await gate.open()
+        assert len(await calling.wait_for(3)) == 3
 
 
 async def test_stream_for_an_unknown_function_is_rejected() -> None:

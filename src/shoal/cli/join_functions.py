@@ -34,7 +34,7 @@ from shoal.protocols import discover
 from shoal.protocols.seam.context import Dialer
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.tasks.function_caller import FunctionCaller
-from shoal.tasks.limits import PROCESSES_MAX
+from shoal.tasks.limits import PROCESSES_MAX, SHARERS_MAX
 from shoal.tasks.on_ray.caller import RayCaller
 from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.registry import PYTHON
@@ -72,7 +72,11 @@ async def start_functions(config: JoinConfig, stack: AsyncExitStack) -> Function
     stack.push_async_callback(blobs.close)
     threads = max(1, cores // slots)
     caller = ProcessPool(
-        config.tasks, slots, trust_code=config.trust_code, threads=threads
+        config.tasks,
+        slots,
+        trust_code=config.trust_code,
+        threads=threads,
+        sharers=SHARERS_MAX if config.listen else 1,
     )
     stack.push_async_callback(caller.close)
     await caller.start()

@@ -26,6 +26,8 @@ FLUSH_DELAY = 0.001  # for which a return waits for others, to share a message
 SENT_AHEAD_MAX = 512  # calls of a stream that its process holds, beyond the running one
 SENT_AHEAD_BYTES = 1 << 20  # of their arguments, or one call
 STREAM_CALLS_MAX = 8192  # queued calls of a stream
+STREAM_TURN = 0.1  # for which a busy stream keeps its process while others wait
+SHARERS_MAX = 64  # coordinators whose streams share the processes of a worker
 RECALL_GRACE = 0.1  # for a recalled call to end by itself before its process is killed
 WAITING_MAX = 4096  # calls that wait for a process
 

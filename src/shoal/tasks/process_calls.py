@@ -18,6 +18,7 @@ from shoal.tasks.limits import (
     SENT_AHEAD_BYTES,
     SENT_AHEAD_MAX,
     STREAM_CALLS_MAX,
+    STREAM_TURN,
 )
 from shoal.tasks.process import CallProcess
 
@@ -38,11 +39,13 @@ class ProcessCallStream:
     """Runs the calls of one call stream on one process.
 
     A process that is killed or dies is replaced.  The call that ran on it returns an
-    error; its other calls are made again.
+    error; its other calls are made again.  While other calls wait for a process, an
+    idle stream gives its own back, and a busy one after its turn.
 
     Args:
         request_process: requests a process; calls its argument with it.
         release_process: returns the process; True: it is busy and must be killed.
+        is_process_wanted: says whether other calls wait for a process.
         send_blob: sends a blob to a process.
         on_close: called when the slot is free again.
     """
@@ -54,6 +57,7 @@ class ProcessCallStream:
         on_returned: OnReturned,
         request_process: Callable[[Callable[[CallProcess | Unavailable], None]], None],
         release_process: Callable[[CallProcess, bool], None],
+        is_process_wanted: Callable[[], bool],
         send_blob: Callable[[CallProcess, bytes], None],
         on_close: Callable[[], None],
     ) -> None:
@@ -62,10 +66,12 @@ class ProcessCallStream:
         self._on_returned = on_returned
         self._request_process = request_process
         self._release_process = release_process
+        self._is_process_wanted = is_process_wanted
         self._send_blob = send_blob
         self._on_close = on_close
         self._process: CallProcess | None = None
         self._process_requested = False
+        self._turn_ends = 0.0
         self._closed = False
         # Whether the process sends each result before it begins the next call.
         self._flush_each = timeout is not None
@@ -106,6 +112,13 @@ class ProcessCallStream:
         self._queue.clear()
         if self._process is not None:
             self._release(busy=bool(self._sent))
+
+    def yield_process(self) -> None:
+        """Give the process back if it is idle, or its turn is over.
+
+        Called when another call begins to wait for a process.
+        """
+        self._pump()
 
     def on_message(self, head: Sequence[Any], tail: bytes) -> None:
         if head[0] == process_messages.BLOB_NEEDED:
@@ -163,8 +176,14 @@ class ProcessCallStream:
         self._pump()
 
     def _pump(self) -> None:
-        """Send queued calls to the process, up to its limits."""
-        if not self._queue or self._closed:
+        """Send queued calls to the process, up to its limits, unless others wait."""
+        if self._closed:
+            return
+        if self._process is not None and self._is_turn_over():
+            if self._sent:
+                return  # until these have returned
+            self._release(busy=False)
+        if not self._queue:
             return
         if self._process is None:
             if not self._process_requested:
@@ -186,6 +205,12 @@ class ProcessCallStream:
             self._process.send((process_messages.PUSH,), _encode(batch))
             self._schedule_check()
 
+    def _is_turn_over(self) -> bool:
+        """Say whether the process should serve others now."""
+        if not self._is_process_wanted():
+            return False
+        return self.idle or asyncio.get_running_loop().time() >= self._turn_ends
+
     def _use_process(self, process: CallProcess | Unavailable) -> None:
         """Use the process, or fail the queued calls if there is none."""
         self._process_requested = False
@@ -196,6 +221,7 @@ class ProcessCallStream:
             )
             return
         self._process = process
+        self._turn_ends = asyncio.get_running_loop().time() + STREAM_TURN
         self._not_started = process.announces_start
         process.user = self
         if self._closed:

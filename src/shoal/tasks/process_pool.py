@@ -44,6 +44,7 @@ class ProcessPool:
     Args:
         modules: modules that define the tasks; see ``import_tasks``.
         threads: thread count of numeric libraries in each process.
+        sharers: coordinators that may use it; each may open a stream for each slot.
         start: starts a ``CallProcess`` elsewhere; calls its argument when it ends.
     """
 
@@ -54,6 +55,7 @@ class ProcessPool:
         *,
         trust_code: bool,
         threads: int = 1,
+        sharers: int = 1,
         start: StartProcess | None = None,
     ) -> None:
         assert 0 < slots <= PROCESSES_MAX
@@ -61,6 +63,7 @@ class ProcessPool:
         self.on_lent: Callable[[int], None] | None = None
         self.names: frozenset[str] = frozenset()
         self.trusts_code = trust_code
+        self._sharers = sharers
         self._start: StartProcess = start or partial(
             _start_child, modules, trust=trust_code, threads=threads
         )
@@ -145,7 +148,7 @@ class ProcessPool:
         on_returned: Callable[[list[CallResult]], None],
     ) -> CallStreamSlot:
         self._check_supported(stream)
-        if self._streams >= self._capacity:
+        if self._streams >= self._capacity * self._sharers:
             raise Unavailable(f"all {self._capacity} slots are taken")
         self._streams += 1
         return ProcessCallStream(
@@ -154,6 +157,7 @@ class ProcessPool:
             on_returned,
             self._request_process,
             self._release,
+            lambda: bool(self._waiting),
             lambda process, digest: self._send_blob(process, digest, fetch),
             self._on_stream_closed,
         )
@@ -279,6 +283,9 @@ class ProcessPool:
             use(Unavailable(self._start_failure or CLOSED))
         else:
             self._waiting.append(use)
+            for process in [*self._all]:
+                if isinstance(process.user, ProcessCallStream):
+                    process.user.yield_process()
 
     def _assign(self, process: CallProcess) -> None:
         """Pass a process to the longest waiting call, or mark it idle."""
