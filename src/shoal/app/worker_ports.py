@@ -9,6 +9,7 @@ from functools import partial
 from random import Random
 
 from shoal.app.network import NetworkContext, open_network
+from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import NotAdmitted
 from shoal.domain.worker import Hardware
 from shoal.ledger.keys import Signer, verify
@@ -71,6 +72,12 @@ class WorkerPorts:
         Raises ConfigError if a port cannot be opened.
         """
         wire = self.protocol.name
+        if not self.token and not is_loopback(self.host):
+            log.warning(
+                "wire=%s any machine that reaches this one can submit jobs: the fleet "
+                "has no token",
+                wire,
+            )
         network = NetworkContext(serve, NoThrottle(), LoopClock(), Random(), self.host)
         endpoints = [(wire, each) for each in self._endpoints()]
         async with open_network(endpoints, network) as ports:
