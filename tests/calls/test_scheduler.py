@@ -23,12 +23,15 @@ from shoal.domain.vocabulary import (
     CallResult,
     CancelCalls,
     CancelJob,
+    Draining,
+    Event,
+    LoadChanged,
     PushCalls,
     Rejected,
     StreamedCall,
 )
 from shoal.domain.work import CallStream, JobKind
-from shoal.domain.worker import Suspension
+from shoal.domain.worker import Suspension, WorkerLoad
 from shoal.pool.functions import CALL_GRACE_SECONDS
 from shoal.pool.inputs import WorkerSuspension
 from shoal.store.port import JobFilter
@@ -175,6 +178,28 @@ def test_paused_worker_ends_its_call_and_gets_no_more() -> None:
         one.return_all(2)
         await run_pending()
         assert caller.values[1] == 2
+        assert one.streams == {}
+
+    run_scheduler(script)
+
+
+@pytest.mark.parametrize(
+    "event", [Draining("leaving"), LoadChanged(WorkerLoad(unfit="is too hot"))]
+)
+def test_worker_that_takes_nothing_new_gets_no_more_calls(event: Event) -> None:
+    async def script(
+        coordinator: Coordinator, scheduler: CallScheduler, caller: RecordedCalls
+    ) -> None:
+        one = await worker(coordinator, "one", holds=True)
+        await submit(scheduler, 1, 2)
+
+        one.port.on_event(event)
+        await worker(coordinator, "other")
+        await asyncio.sleep(2 * CHECK_INTERVAL)
+        one.return_all(2)
+        await run_pending()
+
+        assert caller.values == {1: 2, 2: 3}
         assert one.streams == {}
 
     run_scheduler(script)

@@ -102,9 +102,9 @@ def _worker_name(request: web.Request) -> str:
 
 
 async def _order_of(gateway: Gateway, name: str) -> SuspensionInfo:
-    for order in await list_orders(gateway):
-        if order.name == name:
-            return order
+    for fact, since in await gateway.store.suspensions():
+        if fact.name == name:
+            return _order(gateway, name, fact.how, fact.by, since)
     return _order(gateway, name)
 
 
@@ -116,7 +116,9 @@ def _order(
     since: float | None = None,
 ) -> SuspensionInfo:
     pool = gateway.hub.pool
-    workers = pool.workers_named(name)
+    order = pool.suspensions.get(name)
+    # There may be thousands of both, so the workers are not searched for each order.
+    workers = pool.workers_named(name) if order is None else sorted(order.workers)
     running = sum(len(pool.workers[each].leases) for each in workers)
     state: StateName = "active" if how is None else how.value
-    return SuspensionInfo(name, state, by, since, list(workers), running)
+    return SuspensionInfo(name, state, by, since, workers, running)
