@@ -41,7 +41,7 @@ class SuspensionInfo(msgspec.Struct, frozen=True):
     state: StateName
     by: str  # the key of the operator; empty if it is active
     since: float | None
-    workers: list[str]
+    workers: list[WorkerId]
     running: int
 
 

@@ -150,10 +150,10 @@ class SqliteStore:
 
     async def suspensions(self) -> list[tuple[WorkerSuspended, float]]:
         query = "SELECT name, how, by, at FROM suspensions ORDER BY at, name"
-        return await self._run(
-            lambda: [
+        return await self.database.read_list(
+            lambda sql: [
                 (WorkerSuspended(name, Suspension(how), by), at)
-                for name, how, by, at in self._sql(query)
+                for name, how, by, at in sql.execute(query)
             ]
         )
 
