@@ -758,7 +758,7 @@ def test_a_paused_worker_finishes_its_jobs_and_starts_no_others() -> None:
         its.network.receive(run_job("k", "fine"))
         await asyncio.sleep(0.1)
         assert its.network.sent == [
-            OffersChanged((replace(OFFER, slots=1),)),
+            OffersChanged((replace(OFFER, slots=4),)),
             LoadChanged(machine_load(ThermalLevel.NOMINAL, 0)),
             Rejected(JobId("k"), ONE, PAUSED),
         ]

@@ -29,7 +29,7 @@ from simulation import virtual
         (1, 64, 1),
         (99, 100, 99),
         (29, 100, 29),
-        (0, 4, 1),
+        (0, 4, 4),
         (50, 1, 1),
     ],
 )
@@ -39,6 +39,17 @@ def test_a_part_of_the_slots_is_lent(percent: int, slots: int, lent: int) -> Non
     assert throttle.lent(slots) == lent
     offer = Offer(frozenset({JobKind.CHAT}), slots=slots)
     assert [each.slots for each in throttle.limit((offer, offer))] == [lent, lent]
+
+
+def test_a_pause_changes_no_offer() -> None:
+    throttle = OwnerThrottle()
+
+    lent = []
+    for percent in (50, 0, 50, 0, 100):
+        throttle.set(percent)
+        lent.append(throttle.lent(4))
+
+    assert lent == [2, 2, 2, 2, 4]
 
 
 def test_slots_follow_the_throttle_while_jobs_run() -> None:
@@ -172,17 +183,21 @@ def test_calls_that_are_sent_alone_share_the_lent_slots() -> None:
     virtual.run(scenario())
 
 
-async def test_the_owners_file_is_followed(tmp_path: Path) -> None:
-    file, throttle = ThrottleFile(tmp_path), OwnerThrottle(50)
-    heard: list[int] = []
-    throttle.listen(lambda: heard.append(throttle.percent))
-    changed = asyncio.Event()
+def test_the_owners_file_is_followed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file, throttle = ThrottleFile(tmp_path), OwnerThrottle(50)
+        heard: list[int] = []
+        reported: list[int] = []
+        throttle.listen(lambda: heard.append(throttle.percent))
 
-    watching = asyncio.create_task(throttle.watch(file, changed.set))
-    await asyncio.to_thread(ThrottleFile(tmp_path).write, 0)
-    async with asyncio.timeout(60 * WATCH_INTERVAL):
-        await changed.wait()
-    watching.cancel()
+        watching = asyncio.create_task(
+            throttle.watch(file, lambda: reported.append(throttle.percent))
+        )
+        for percent in (0, 50, 50):
+            ThrottleFile(tmp_path).write(percent)
+            await asyncio.sleep(2 * WATCH_INTERVAL)
+        watching.cancel()
 
-    assert throttle.paused
-    assert heard == [0]
+        assert heard == reported == [0, 50]
+
+    virtual.run(scenario())

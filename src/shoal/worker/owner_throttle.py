@@ -19,6 +19,7 @@ class OwnerThrottle:
 
     def __init__(self, percent: int = THROTTLE_MAX) -> None:
         self.percent = percent
+        self._share = percent or THROTTLE_MAX  # the last one above 0
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -27,11 +28,11 @@ class OwnerThrottle:
         return self.percent == 0
 
     def lent(self, slots: int) -> int:
-        """Return how many of some slots are lent, at least one.
+        """Return how many of some slots are lent, rounded up.
 
-        A paused worker gets no jobs, but has not lost its slots.
+        A paused worker keeps its slots: its running jobs go on.
         """
-        return max(1, -(-slots * self.percent // THROTTLE_MAX))
+        return -(-slots * self._share // THROTTLE_MAX)
 
     def limit(self, offers: Sequence[Offer]) -> tuple[Offer, ...]:
         """Return offers with the slots that are lent."""
@@ -40,6 +41,7 @@ class OwnerThrottle:
     def set(self, percent: int) -> None:
         """Change the throttle."""
         self.percent = percent
+        self._share = percent or self._share
         for listener in [*self._listeners]:
             listener()
 
