@@ -118,8 +118,10 @@ STUDIO: dict[str, object] = {
     "name": "Studio",
     "size": 4831838208,
     "address": "tcp://192.0.2.1:41234",
+    "passed_on": False,
 }
-OWN: dict[str, object] = {"peer": "", "name": "", "size": None, "address": ""}
+WORKER = {**STUDIO, "peer": "tealenet:w", "name": "w", "passed_on": True}
+OWN = {**WORKER, "peer": "", "name": "", "size": None, "address": ""}
 DIALLING = {**STUDIO, "peer": "tealenet:CD", "name": "", "address": ""}
 
 
@@ -139,13 +141,14 @@ async def find(
 async def test_found_copies_are_listed_with_the_addresses_to_copy_from(
     sites: Sites, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, url = await find(sites, [OWN, STUDIO, DIALLING])
+    code, url = await find(sites, [OWN, WORKER, STUDIO, DIALLING])
 
     host = urlsplit(url).hostname
     assert code == 0
     assert [each.split() for each in capsys.readouterr().out.splitlines()] == [
         ["PEER", "SIZE", "FROM"],
         ["this", "coordinator", f"{host}:4011"],
+        ["tealenet:w", "4.83", "GB", f"{host}:4011"],
         ["Studio", "(tealenet:AB)", "4.83", "GB", "192.0.2.1:41234"],
         ["tealenet:CD", "4.83", "GB"],
         f"to copy it: shoal models get org/m --from {host}:4011".split(),

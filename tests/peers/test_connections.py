@@ -968,7 +968,7 @@ def test_model_messages_go_to_the_model_sharing() -> None:
     class Library:
         def __init__(self) -> None:
             self.heard: list[tuple[str, ModelMessage]] = []
-            self.joined: list[str] = []
+            self.joined: list[tuple[str, bool]] = []
             self.left: list[str] = []
 
         def on_message(
@@ -982,9 +982,13 @@ def test_model_messages_go_to_the_model_sharing() -> None:
             self.say = say
 
         def on_peer_joined(
-            self, peer: str, say: Callable[[ModelMessage], bool]
+            self,
+            peer: str,
+            say: Callable[[ModelMessage], bool],
+            *,
+            passed_on: bool = False,
         ) -> None:
-            self.joined.append(peer)
+            self.joined.append((peer, passed_on))
 
         def on_peer_left(self, peer: str) -> None:
             self.left.append(peer)
@@ -995,7 +999,9 @@ def test_model_messages_go_to_the_model_sharing() -> None:
             peers = await accept_peers(coordinator, share=library)
             line = await peers.connect()
             await send(line, "a", PeerJoined("mac"), ModelQuery("m"))
-            assert library.joined == ["wire:mac"]
+            worker = PeerJoined("w", exclusive=True, paces_models=True)
+            await send(line, "b", worker)
+            assert library.joined == [("wire:mac", False), ("wire:w", True)]
             assert library.heard == [("wire:mac", ModelQuery("m"))]
             assert library.say(ModelAnswer("m", available=True, size=9))
             await run_pending()

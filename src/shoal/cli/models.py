@@ -124,7 +124,7 @@ def _own_address(args: argparse.Namespace) -> str:
 def _found_row(copy: dict[str, Any], own: str) -> tuple[str, str, str]:
     """Return the row of a copy: its peer, size, and address to copy it from."""
     size = "" if copy["size"] is None else _bytes(copy["size"])
-    address = copy["address"] if copy["peer"] else own
+    address = own if copy["passed_on"] else copy["address"]
     peer = format_peer(copy["name"], copy["peer"]) or "this coordinator"
     return peer, size, address.removeprefix("tcp://")
 

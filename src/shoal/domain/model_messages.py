@@ -32,10 +32,15 @@ class ModelAnswer(ModelMessage):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest(ModelMessage):
-    """Request the transfer of a model under a number."""
+    """Request the transfer of a model under a number.
+
+    ``window``: how many bytes the peer may send before a ModelPull asks for more; 0: as
+    many as it can.
+    """
 
     transfer_id: str
     model: str
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,14 @@ class ModelChunk(ModelMessage):
     offset: int
     data: bytes
     last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPull(ModelMessage):
+    """Send ``size`` more bytes of a transfer that has a window; 0: end it."""
+
+    transfer_id: str
+    size: int
 
 
 @dataclass(frozen=True, slots=True)

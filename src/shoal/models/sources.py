@@ -15,10 +15,15 @@ NAMES_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A connected peer that may share models; it is sent messages by ``send``."""
+    """A connected peer that may share models; it is sent messages by ``send``.
+
+    ``passed_on``: it serves this coordinator alone, which passes its models on to
+    others, and sends them at the pace at which they are read.
+    """
 
     name: str
     send: SendModelMessage
+    passed_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,11 @@ class ModelSources:
     def all(self) -> Collection[ModelSource]:
         """All sources."""
         return self._sources.values()
+
+    def passes_on(self, name: str) -> bool:
+        """Return whether the models of a peer are passed on to others."""
+        source = self._sources.get(name)
+        return source is not None and source.passed_on
 
     def add(self, source: ModelSource) -> None:
         """Add a peer; it replaces an older one of its name."""

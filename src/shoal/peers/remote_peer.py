@@ -68,8 +68,17 @@ class ModelSharing(Protocol):
         """
         ...
 
-    def on_peer_joined(self, peer: str, send: Callable[[ModelMessage], bool]) -> None:
-        """Add a peer that may be asked for models."""
+    def on_peer_joined(
+        self,
+        peer: str,
+        send: Callable[[ModelMessage], bool],
+        *,
+        passed_on: bool = False,
+    ) -> None:
+        """Add a peer that may be asked for models.
+
+        ``passed_on``: its models may be passed on to others, at their pace.
+        """
         ...
 
     def on_peer_left(self, peer: str) -> None:
@@ -90,7 +99,13 @@ class NoModelSharing:
         if isinstance(message, ModelQuery):
             send(ModelAnswer(message.model, available=False))
 
-    def on_peer_joined(self, peer: str, send: Callable[[ModelMessage], bool]) -> None:
+    def on_peer_joined(
+        self,
+        peer: str,
+        send: Callable[[ModelMessage], bool],
+        *,
+        passed_on: bool = False,
+    ) -> None:
         pass
 
     def on_peer_left(self, peer: str) -> None:
@@ -175,7 +190,12 @@ class RemotePeer:
         """Admit the peer, and process the messages that were held."""
         self.admitted = True
         if ModelQuery in self._driver.accepts:
-            self._sharing.on_peer_joined(self.name, self._send)
+            joined = self.identity
+            self._sharing.on_peer_joined(
+                self.name,
+                self._send,
+                passed_on=joined.exclusive and joined.paces_models,
+            )
         pending, self._pending = self._pending, []
         for message in pending:
             self.on_message(message)

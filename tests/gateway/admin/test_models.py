@@ -45,6 +45,7 @@ async def test_peers_that_share_a_model_are_listed_with_their_addresses(
                 "name": "Studio",
                 "size": 4831838208,
                 "address": "tcp://192.0.2.1:41234",
+                "passed_on": False,
             }
         ],
     }

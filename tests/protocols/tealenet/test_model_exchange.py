@@ -8,6 +8,7 @@ from protocols.contexts import require_token
 from protocols.tealenet.peers import (
     ForeignPeer,
     PeerPair,
+    heartbeat,
     hello,
     joined_mac,
     local_coordinator,
@@ -18,9 +19,11 @@ from shoal.domain.model_messages import (
     ModelChunk,
     ModelDone,
     ModelMessage,
+    ModelPull,
     ModelQuery,
     ModelRequest,
 )
+from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.codec.messages import (
     ModelQueryResponse,
@@ -47,6 +50,9 @@ def joined_pair() -> PeerPair:
         ModelQuery("m"),
         ModelAnswer("m", available=True, size=5),
         ModelRequest(ID, "m"),
+        ModelRequest(ID, "m", window=1 << 20),
+        ModelPull(ID, 1 << 20),
+        ModelPull(ID, 0),
         PIECE,
         ModelChunk(ID, "empty", 0, b""),
         ModelDone(ID, "m"),
@@ -61,6 +67,30 @@ def test_model_messages_round_trip_between_shoal_peers(message: ModelMessage) ->
         pair.settle()
 
         assert other.messages(ModelMessage) == [message]
+
+
+def test_only_shoal_peers_send_models_at_the_pace_of_the_receiver() -> None:
+    pair = joined_pair()
+    mac = ForeignPeer(local_coordinator("a"))
+    mac.deliver(hello())
+    mac.wait(0.2)
+    mac.deliver(heartbeat())
+
+    (worker,) = pair.acceptor.messages(PeerJoined)
+    assert (worker.exclusive, worker.paces_models) == (True, True)
+    (joined,) = mac.end.messages(PeerJoined)
+    assert (joined.exclusive, joined.paces_models) == (False, False)
+
+
+@pytest.mark.parametrize("shoal", ['{"window":0}', '{"window":-1}', '"x"', "null"])
+def test_an_invalid_window_is_ignored(shoal: str) -> None:
+    pair = joined_pair()
+    payload = f'{{"transferID":"{ID}","modelID":"m","shoal":{shoal}}}'
+
+    text = f'{{"modelTransferRequest":{{"_0":{payload}}}}}'
+    pair.dialler.receive([text.encode()], pair.now)
+
+    assert pair.dialler.messages(ModelMessage) == [ModelRequest(ID, "m")]
 
 
 def test_a_chunk_for_a_shoal_peer_is_sent_raw() -> None:

@@ -17,6 +17,7 @@ class ModelCopy(msgspec.Struct, frozen=True):
     name: str  # what it calls itself, or empty
     size: int | None  # bytes, approximate; null if unknown
     address: str  # at which it was dialled; empty if it dialled
+    passed_on: bool  # whether the coordinator passes it on to others
 
 
 class ModelCopies(msgspec.Struct, frozen=True):
@@ -36,10 +37,11 @@ async def find_model(
     sharing, directory = gateway.sharing, gateway.directory
     copies = []
     if (size := await sharing.own_size(model)) is not None:
-        copies.append(ModelCopy("", "", size, ""))
+        copies.append(ModelCopy("", "", size, "", passed_on=True))
     asked = [*sharing.sources.all]
     for found in await sharing.sources.find(model, asked):
         peer = found.source.name
         name, address = directory.profile_of(peer).name, directory.address_of(peer)
-        copies.append(ModelCopy(peer, name, found.size, address))
+        passed_on = found.source.passed_on
+        copies.append(ModelCopy(peer, name, found.size, address, passed_on))
     return json_response(ModelCopies(model, len(asked), copies))

@@ -39,6 +39,9 @@ class PeerJoined:
     offered on its connection: neither to the peer itself, nor to the others of a relay,
     which can use it directly.
 
+    The models of a peer that ``paces_models`` can be passed on to others: it sends them
+    as fast as they are read.
+
     A ``sole_worker`` is the only peer of its connection: it is one worker of the pool,
     with the same name, and ``Joined`` with its offer comes next.  Each model of any
     other peer is a worker, and ``OffersChanged`` lists them.
@@ -52,6 +55,7 @@ class PeerJoined:
     sole_worker: bool = False
     exclusive: bool = False
     respects_offers: bool = False
+    paces_models: bool = False
 
 
 @dataclass(frozen=True, slots=True)

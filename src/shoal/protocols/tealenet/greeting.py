@@ -46,6 +46,7 @@ HELLO_FEATURES = (
     ShoalFeature.RECEIPT,
     ShoalFeature.RESUME,
     ShoalFeature.RAW,
+    ShoalFeature.PULL,
 )
 
 

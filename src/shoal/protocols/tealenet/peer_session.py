@@ -273,6 +273,7 @@ class TealePeerSession:
             # On a relay this depends on whose relay it is.
             exclusive=peer.is_shoal_worker,
             respects_offers=peer.runs_shoal,
+            paces_models=ShoalFeature.PULL in peer.features,
         )
 
     # Receiving.

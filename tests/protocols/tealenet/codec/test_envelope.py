@@ -43,6 +43,7 @@ from shoal.protocols.tealenet.codec.messages import (
     ModelQueryResponse,
     ModelTransferChunk,
     ModelTransferComplete,
+    ModelTransferPull,
     ModelTransferRequest,
     SentMessage,
 )
@@ -71,8 +72,9 @@ SAMPLES: list[SentMessage] = [
     ModelLoadError("lm-1", "m", "not_swappable"),
     ModelQueryRequest("m"),
     ModelQueryResponse("m", True, 4831838208),
-    ModelTransferRequest(ID, "m"),
+    ModelTransferRequest(ID, "m", EXTENSION),
     ModelTransferChunk(ID, "model.safetensors", 1048576, bytes(range(256)), True),
+    ModelTransferPull(ID, 1048576),
     ModelTransferComplete(ID, "m"),
 ]
 

@@ -125,6 +125,7 @@ VERSION = 1
 VALUES_MAX = 100_000  # values in the field
 WORD_MAX = 64  # characters of a finish reason
 RAW_MAX = 4 << 20  # bytes of a raw chunk of a model
+WINDOW_MAX = 1 << 30  # bytes of a model that may be sent ahead
 
 
 class ShoalFeature(StrEnum):
@@ -135,6 +136,7 @@ class ShoalFeature(StrEnum):
     RESUME = "resume"  # the beginning of an answer in inferenceRequest
     NOISE = "noise"  # Noise_IK_25519_ChaChaPoly_BLAKE2s on relays
     RAW = "raw"  # chunks of models as raw bytes: see ``model_sharing``
+    PULL = "pull"  # models at the pace of their receiver: ``modelTransferPull``
 
 
 _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
@@ -220,6 +222,12 @@ class InferenceErrorExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     fault: _Word = ""
 
 
+class TransferRequestExtension(msgspec.Struct, frozen=True):
+    """How many bytes may be sent before a pull, in ``modelTransferRequest``."""
+
+    window: Annotated[int, msgspec.Meta(ge=1, le=WINDOW_MAX)]
+
+
 class RawChunkExtension(msgspec.Struct, frozen=True):
     """The size of a raw chunk, in ``modelTransferChunk``, whose ``data`` is empty."""
 
@@ -245,6 +253,11 @@ def read_error(raw: ShoalField) -> InferenceErrorExtension:
     return _decode(_errors, raw) or InferenceErrorExtension()
 
 
+def read_transfer_request(raw: ShoalField) -> TransferRequestExtension | None:
+    """Decode the window of a model's transfer; None if there is none."""
+    return _decode(_transfer_requests, raw)
+
+
 def read_raw_chunk(raw: ShoalField) -> RawChunkExtension | None:
     """Decode the announcement of a raw chunk; None if there is none."""
     return _decode(_raw_chunks, raw)
@@ -268,6 +281,7 @@ def write_extension(
     | HeartbeatExtension
     | InferenceCompleteExtension
     | InferenceErrorExtension
+    | TransferRequestExtension
     | RawChunkExtension,
 ) -> Raw:
     """Encode the extension for a message's field."""
@@ -325,6 +339,7 @@ T = TypeVar("T")
 _introductions = msgspec.json.Decoder(IntroductionExtension)
 _heartbeats = msgspec.json.Decoder(HeartbeatExtension)
 _errors = msgspec.json.Decoder(InferenceErrorExtension)
+_transfer_requests = msgspec.json.Decoder(TransferRequestExtension)
 _raw_chunks = msgspec.json.Decoder(RawChunkExtension)
 _completions = msgspec.json.Decoder(InferenceCompleteExtension)
 

@@ -190,6 +190,7 @@ class ModelTransferRequest(_Payload, frozen=True):
 
     transfer_id: Uuid
     model_id: Name
+    shoal: ShoalField = UNSET
 
 
 class ModelTransferChunk(_Payload, frozen=True):
@@ -201,6 +202,13 @@ class ModelTransferChunk(_Payload, frozen=True):
     data: bytes
     is_last_chunk: bool
     shoal: ShoalField = UNSET
+
+
+class ModelTransferPull(_Payload, frozen=True):
+    """Shoal's: asks for ``size`` more bytes of a transfer; 0 ends it."""
+
+    transfer_id: Uuid
+    size: Count
 
 
 class ModelTransferComplete(_Payload, frozen=True):
@@ -226,6 +234,7 @@ SentMessage: TypeAlias = (
     | ModelQueryResponse
     | ModelTransferRequest
     | ModelTransferChunk
+    | ModelTransferPull
     | ModelTransferComplete
 )
 """The messages that ``encode`` writes; ``chunks`` writes ``inferenceChunk``."""
@@ -249,5 +258,6 @@ KINDS: Mapping[str, type[Message]] = {
     "modelQueryResponse": ModelQueryResponse,
     "modelTransferRequest": ModelTransferRequest,
     "modelTransferChunk": ModelTransferChunk,
+    "modelTransferPull": ModelTransferPull,
     "modelTransferComplete": ModelTransferComplete,
 }

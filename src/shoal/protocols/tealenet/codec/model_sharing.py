@@ -5,7 +5,8 @@ by ``shoal.models``, not here.
 
 Chunks of files are base64 in JSON.  Between Shoal peers that announce ``raw``, a chunk
 is sent as a separate message of raw bytes: it follows a ``modelTransferChunk`` whose
-``data`` is empty and whose ``shoal.raw`` gives the number of bytes.
+``data`` is empty and whose ``shoal.raw`` gives the number of bytes.  A request with
+``shoal.window`` gets that many bytes, and more by each ``modelTransferPull``.
 """
 
 from collections.abc import Sequence
@@ -16,16 +17,23 @@ from shoal.domain.model_messages import (
     ModelChunk,
     ModelDone,
     ModelMessage,
+    ModelPull,
     ModelQuery,
     ModelRequest,
 )
 from shoal.protocols.tealenet.codec.envelope import encode
-from shoal.protocols.tealenet.codec.extension import RawChunkExtension, write_extension
+from shoal.protocols.tealenet.codec.extension import (
+    RawChunkExtension,
+    TransferRequestExtension,
+    read_transfer_request,
+    write_extension,
+)
 from shoal.protocols.tealenet.codec.messages import (
     ModelQueryRequest,
     ModelQueryResponse,
     ModelTransferChunk,
     ModelTransferComplete,
+    ModelTransferPull,
     ModelTransferRequest,
 )
 
@@ -34,11 +42,12 @@ ModelSharingMessage = (
     | ModelQueryResponse
     | ModelTransferRequest
     | ModelTransferChunk
+    | ModelTransferPull
     | ModelTransferComplete
 )
 
 MODEL_MESSAGES: frozenset[type] = frozenset(
-    {ModelQuery, ModelAnswer, ModelRequest, ModelChunk, ModelDone}
+    {ModelQuery, ModelAnswer, ModelRequest, ModelChunk, ModelPull, ModelDone}
 )
 
 
@@ -49,8 +58,13 @@ def wire_message(message: ModelMessage) -> ModelSharingMessage:
             return ModelQueryRequest(model)
         case ModelAnswer(model, available, size):
             return ModelQueryResponse(model, available, size)
-        case ModelRequest(transfer_id, model):
+        case ModelRequest(transfer_id, model, 0):
             return ModelTransferRequest(transfer_id, model)
+        case ModelRequest(transfer_id, model, window):
+            shoal = write_extension(TransferRequestExtension(window))
+            return ModelTransferRequest(transfer_id, model, shoal)
+        case ModelPull(transfer_id, size):
+            return ModelTransferPull(transfer_id, size)
         case ModelChunk(transfer_id, file_name, offset, data, last):
             return ModelTransferChunk(transfer_id, file_name, offset, data, last)
         case ModelDone(transfer_id, model):
@@ -83,8 +97,12 @@ def read_model_message(message: ModelSharingMessage) -> ModelMessage:
             return ModelQuery(model)
         case ModelQueryResponse(model, available, size):
             return ModelAnswer(model, available, size)
-        case ModelTransferRequest(transfer_id, model):
-            return ModelRequest(transfer_id, model)
+        case ModelTransferRequest(transfer_id, model, shoal):
+            request = read_transfer_request(shoal)
+            window = 0 if request is None else request.window
+            return ModelRequest(transfer_id, model, window)
+        case ModelTransferPull(transfer_id, size):
+            return ModelPull(transfer_id, size)
         case ModelTransferChunk(transfer_id, file_name, offset, data, last):
             return ModelChunk(transfer_id, file_name, offset, data, last)
         case ModelTransferComplete(transfer_id, model):
