@@ -166,7 +166,7 @@ def test_peers_are_described_and_their_descriptions_outlive_them(
         play(script)
 
     lines = [each for each in caplog.messages if each.startswith("described")]
-    machine = "name='Studio' chip='Apple M2 Pro' memory_gb=32.0 gpu_memory_gb=None"
+    machine = "name='Studio' chip='Apple M2 Pro' memory_gb=32.0"
     assert lines == [
         f"described peer='wire:{name}' {machine} tier=2" for name in ("ab", "cd")
     ]

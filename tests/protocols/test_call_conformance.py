@@ -47,7 +47,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Call, CallStream, Feature, JobKind
 from shoal.domain.worker import MachineHealth, WorkerLoad
 from shoal.protocols import discover
-from shoal.protocols.seam.peer_session import PeerJoined, ToPeer
+from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined, ToPeer
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.protocols.seam.session import Close
 
@@ -87,10 +87,11 @@ cuts = st.lists(st.integers(1, 400), min_size=1, max_size=8)
 
 @every_protocol
 def test_a_worker_joins_with_the_offer_it_states(protocol: AnyWireProtocol) -> None:
-    met, offered = connect(protocol).events
+    met, *described, offered = connect(protocol).events
 
     assert isinstance(met, PeerJoined)
     assert met.name == MEMBER.name
+    assert all(isinstance(each, PeerDescribed) for each in described)
     assert offered == OffersChanged((OFFER,))
 
 

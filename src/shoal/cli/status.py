@@ -97,7 +97,7 @@ def _machine(peer: dict[str, Any] | None) -> str:
     parts = (
         _chip_and_memory(hardware),
         f"{vram:g} GB VRAM" if vram else "",
-        f"tier {hardware['tier']}",
+        f"tier {hardware['tier']}" if hardware["tier"] else "",
     )
     return ", ".join(part for part in parts if part)
 

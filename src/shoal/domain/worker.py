@@ -56,7 +56,8 @@ class MachineHealth:
 class Hardware:
     """The hardware of a machine, as far as known; sizes in GB of 10^9 bytes.
 
-    ``tier`` is 1 (a large server) to 4 (a small device), as some wires define it.
+    ``tier`` is 1 (a large server) to 4 (a small device), as some wires define it; 0:
+    not stated.
     """
 
     chip: str = "unknown"

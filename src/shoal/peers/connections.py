@@ -349,10 +349,9 @@ def _shown(profile: PeerProfile) -> str:
             "gpu_memory_gb": hardware.gpu_memory_gb,
             "tier": hardware.tier,
         }
-    optional = {
+    fields |= {
         "owner": profile.owner,
         "organization": profile.organization,
         "version": profile.protocol_version,
     }
-    fields |= {name: value for name, value in optional.items() if value}
-    return " ".join(f"{name}={value!r}" for name, value in fields.items())
+    return " ".join(f"{name}={value!r}" for name, value in fields.items() if value)

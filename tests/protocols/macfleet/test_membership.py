@@ -254,9 +254,9 @@ def test_hardware_that_nodes_report_is_listed() -> None:
 
     me, a, b = membership_table(fleet)
 
-    assert a.hardware == Hardware(chip="large", gpu_cores=40, memory_gb=64.0)
+    assert a.hardware == Hardware(chip="large", gpu_cores=40, memory_gb=64.0, tier=0)
     assert b.hardware is None
-    assert me.hardware == Hardware(chip="small", gpu_cores=8, memory_gb=8.0)
+    assert me.hardware == Hardware(chip="small", gpu_cores=8, memory_gb=8.0, tier=0)
 
 
 def test_an_ipv6_address_is_bracketed() -> None:

@@ -33,7 +33,12 @@ from shoal.protocols.seam.endpoints import (
     ServiceBrowser,
 )
 from shoal.protocols.seam.framing import FramedSession
-from shoal.protocols.seam.peer_session import PeerJoined, PeerMessage, PeerSession
+from shoal.protocols.seam.peer_session import (
+    PeerDescribed,
+    PeerJoined,
+    PeerMessage,
+    PeerSession,
+)
 from shoal.protocols.seam.protocol import Endpoint
 from shoal.protocols.seam.session import Close
 
@@ -306,9 +311,10 @@ def test_a_coordinator_that_dials_a_listening_worker_may_submit() -> None:
 
     its.begin()
 
-    (joined,) = its.heard
+    joined, described = its.heard
     assert isinstance(joined, PeerJoined)
     assert (joined.name, joined.submits_jobs) == ("coordinator", True)
+    assert isinstance(described, PeerDescribed)
     assert its.ends == []
     node = its.dialling._registry.get("worker")
     assert node is not None

@@ -45,6 +45,7 @@ from shoal.domain.vocabulary import (
     StreamedCall,
 )
 from shoal.domain.work import Feature, JobKind
+from shoal.domain.worker import Hardware
 from shoal.ledger.keys import Signer
 from shoal.protocols.macfleet import PROTOCOL, Config
 from shoal.protocols.macfleet.codec.frames import (
@@ -74,8 +75,14 @@ from shoal.protocols.macfleet.liveness import RegistryLiveness
 from shoal.protocols.macfleet.membership import FleetRegistry, NodeAddress
 from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, proves_token
 from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
-from shoal.protocols.seam.peer_session import PeerJoined, Protection, ToPeer
-from shoal.protocols.seam.session import Bulk, Close, Notice
+from shoal.protocols.seam.peer_session import (
+    PeerDescribed,
+    PeerJoined,
+    PeerMessage,
+    Protection,
+    ToPeer,
+)
+from shoal.protocols.seam.session import Bulk, Close, Notice, PeerProfile
 
 HEAD = 24  # bytes
 CHALLENGE = bytes(range(0xE0, 0x100))
@@ -91,7 +98,9 @@ def refused(
 
 
 def test_shoal_nodes_authenticate_by_a_token_over_tls() -> None:
-    met, offered = connect(PROTOCOL).events
+    member = replace(MEMBER, hardware=Hardware("Apple M2", gpu_cores=8, memory_gb=16.0))
+
+    met, described, offered = connect(PROTOCOL, member).events
 
     assert met == PeerJoined(
         "worker-one",
@@ -101,13 +110,19 @@ def test_shoal_nodes_authenticate_by_a_token_over_tls() -> None:
         exclusive=True,
         respects_offers=True,
     )
+    assert isinstance(described, PeerDescribed)
+    assert described.profile == PeerProfile(
+        "worker-one",
+        Hardware("Apple M2", gpu_cores=8, memory_gb=16.0, tier=0),
+        protocol_version=1,
+    )
     assert offered == OffersChanged((OFFER,))
 
 
 def test_code_is_not_offered_in_a_fleet_without_a_token() -> None:
     pair = connect(PROTOCOL, replace(MEMBER, token=""), fleet_context(""))
 
-    met, offered = pair.events
+    met, _, offered = pair.events
     assert isinstance(met, PeerJoined)
     assert met.protection is Protection.PLAIN
     assert isinstance(offered, OffersChanged)
@@ -125,7 +140,7 @@ def test_code_is_not_offered_without_tls() -> None:
     pair.begin()
     pair.event(OffersChanged(MEMBER.offers))
 
-    met, offered = pair.events
+    met, _, offered = pair.events
     assert isinstance(met, PeerJoined)
     assert isinstance(offered, OffersChanged)
     assert offered.offers[0].features == {Feature.VALUES}
@@ -444,6 +459,7 @@ def control(payload: bytes) -> bytes:
 def test_a_coordinator_logs_another_wire_version_in_a_handshake_once() -> None:
     listens, key = listener(fleet_context()), fleet_key(TOKEN)
     logged: list[list[str]] = []
+    remarks: list[str] = []
 
     for _ in range(2):
         session = listens.accept("192.0.2.1", 0.0)
@@ -452,10 +468,15 @@ def test_a_coordinator_logs_another_wire_version_in_a_handshake_once() -> None:
         theirs = decode_second(key, second[HEAD:], CHALLENGE, signed=True).challenge
         hardware = encode_profile(HardwareProfile())
         suffix = encode_suffix(key, theirs, "node-b", hardware, version=7)
-        logged.append(
-            notices(session.receive([control(sign(key, theirs) + suffix)], 0.0))
-        )
+        outputs = session.receive([control(sign(key, theirs) + suffix)], 0.0)
+        logged.append(notices(outputs))
+        remarks += [
+            each.message.profile.remark
+            for each in outputs
+            if isinstance(each, PeerMessage) and isinstance(each.message, PeerDescribed)
+        ]
 
+    assert remarks == 2 * ["wire version 7, and this node has 1"]
     assert logged == [["node 'node-b' has wire_version 7, and this node has 1"], []]
 
 

@@ -133,7 +133,7 @@ class HardwareStatus(msgspec.Struct, frozen=True):
     gpu_memory_gb: float | None
     gpu_cores: int
     bandwidth_gb: float
-    tier: int  # 1: a large server, to 4: a small device
+    tier: int  # 1: a large server, to 4: a small device; 0: not stated
     gpu_backend: str
     platform: str
 

@@ -3,7 +3,7 @@
 Both ends are alike: either may submit jobs, whichever dialled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from shoal.domain.errors import NotAdmitted, PeerError
 from shoal.domain.vocabulary import (
@@ -20,6 +20,11 @@ from shoal.protocols.macfleet.codec.frames import (
     Frame,
     FrameReader,
     FrameType,
+)
+from shoal.protocols.macfleet.codec.hardware import (
+    WIRE_VERSION,
+    HardwareProfile,
+    reported_hardware,
 )
 from shoal.protocols.macfleet.connection import ACCEPTED_MESSAGES, FleetConnection
 from shoal.protocols.macfleet.frame_handlers import ConnectionOutput
@@ -42,7 +47,13 @@ from shoal.protocols.macfleet.local_node import (
 )
 from shoal.protocols.macfleet.peer_state import LocalState
 from shoal.protocols.seam.framing import FramedMessage
-from shoal.protocols.seam.peer_session import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
+from shoal.protocols.seam.peer_session import (
+    ALL_PEERS,
+    PeerDescribed,
+    PeerJoined,
+    PeerMessage,
+    ToPeer,
+)
 from shoal.protocols.seam.session import (
     Batch,
     Bulk,
@@ -50,6 +61,7 @@ from shoal.protocols.seam.session import (
     CloseCode,
     Notice,
     Output,
+    PeerProfile,
     Send,
     protocol_error,
 )
@@ -282,16 +294,30 @@ class FleetSession:
             PeerMessage(ALL_PEERS, joined(peer, info))
         ]
         if agreed.profile is not None:
-            if local.registry is not None:
-                local.registry.on_handshake(peer.name, agreed.profile)
-            version = agreed.profile.wire_version
-            if text := local.mismatches.check_wire_version(peer.name, version):
-                outputs.append(Notice(text))
+            outputs += self._describe(peer.name, agreed.profile)
         outputs += self._tagged(connection.start())
         for content in self._states.values():
             outputs += self._tagged(connection.send(content, now))
         self._states.clear()
         return outputs
+
+    def _describe(
+        self, name: str, profile: HardwareProfile
+    ) -> Iterator[PeerMessage | Output]:
+        """Report the hardware of a peer, and its version if that is another."""
+        local, version = self._local, profile.wire_version
+        if local.registry is not None:
+            local.registry.on_handshake(name, profile)
+        if text := local.mismatches.check_wire_version(name, version):
+            yield Notice(text)
+        other = f"wire version {version}, and this node has {WIRE_VERSION}"
+        description = PeerProfile(
+            name,
+            reported_hardware(profile),
+            protocol_version=version,
+            remark="" if version == WIRE_VERSION else other,
+        )
+        yield PeerMessage(ALL_PEERS, PeerDescribed(description))
 
     def _claim_seat(self, peer: FleetPeer, now: float) -> FleetSeat:
         """Return the peer's seat.

@@ -103,14 +103,16 @@ def decode_profile(data: bytes) -> HardwareProfile:
 
 
 def reported_hardware(profile: HardwareProfile) -> Hardware | None:
-    """Translate a profile; None if it has nothing but a port."""
-    if replace(profile, data_port=0) == UNKNOWN_PROFILE:
+    """Translate a profile; None if it has no hardware."""
+    known = replace(profile, data_port=0, wire_version=WIRE_VERSION)
+    if known == UNKNOWN_PROFILE:
         return None
     return Hardware(
         chip=profile.chip,
         memory_gb=profile.ram_gb,
         gpu_cores=profile.gpu_cores,
         bandwidth_gb=profile.bandwidth_gbps,
+        tier=0,
     )
 
 
