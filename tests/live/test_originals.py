@@ -213,6 +213,24 @@ async def test_a_rust_node_on_the_relay_serves_the_pool(programs: Programs) -> N
     assert node.served[0]["request"]["stream_options"] == {"include_usage": True}
 
 
+async def test_peers_of_the_document_meet_through_the_relay(
+    programs: Programs,
+) -> None:
+    pool = programs.serve("--tealenet-open")
+    node, gateway = RustNode(A, [MODEL], flat=True), RustGateway(B, flat=True)
+    await asyncio.to_thread(pool.joined, "one")
+
+    async with node.joined(relay_url(pool)), gateway.joined(relay_url(pool)):
+        await until_offered(pool, MODEL)
+        assert await chat(pool, MODEL) == "Hello"
+
+        async with asyncio.timeout(PATIENCE):
+            node_id = await provider(gateway, "tiny")
+        answer = await gateway.chat(node_id, "tiny", STORY)
+
+    assert text_of(answer) == ANSWERS[STORY]
+
+
 async def test_nobody_is_offered_a_model_twice(programs: Programs) -> None:
     pool = programs.serve("--tealenet-open")
     node, gateway = RustNode(A, [MODEL]), RustGateway(B)
@@ -277,10 +295,11 @@ async def test_a_gateway_on_the_relay_submits_a_job(programs: Programs) -> None:
     assert list(answer[-1]) == ["inferenceComplete"]
 
 
+@pytest.mark.parametrize("flat", [False, True])
 async def test_a_worker_serves_a_gateway_on_the_original_relay(
-    programs: Programs,
+    programs: Programs, flat: bool
 ) -> None:
-    relay, gateway = OriginalRelay(), RustGateway(B)
+    relay, gateway = OriginalRelay(), RustGateway(B, flat=flat)
     async with relay.serving() as url, gateway.joined(url):
         worker = programs.run(
             *("join", url, "--wire", "tealenet", "--json", "--name", "one"),

@@ -21,10 +21,15 @@ REFERENCE_DATE = 978_307_200
 
 @dataclass
 class RustPeer:
-    """A peer on a relay: its key, its connection, and the other peers."""
+    """A peer on a relay: its key, its connection, and the other peers.
+
+    ``flat``: a program that was written from TealeNet's document instead, and therefore
+    reads and writes payloads without the layer ``_0``.
+    """
 
     seed: bytes
     models: list[str] = field(default_factory=list)
+    flat: bool = False
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
     received: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -78,7 +83,8 @@ class RustPeer:
         self, to: str, session_id: str, kind: str, payload: dict[str, Any]
     ) -> None:
         """Send a cluster message in a session."""
-        raw = json.dumps({kind: {"_0": payload}}, sort_keys=True).encode()
+        layered = payload if self.flat else {"_0": payload}
+        raw = json.dumps({kind: layered}, sort_keys=True).encode()
         await self.send(
             "relayData",
             self._addresses(to, session_id) | {"data": base64.b64encode(raw).decode()},
@@ -176,6 +182,9 @@ class RustNode(RustPeer):
         try:
             ((kind, payload),) = json.loads(raw).items()
         except ValueError:
+            self.unknown.append(raw)
+            return
+        if self.flat and "_0" in payload:
             self.unknown.append(raw)
             return
         payload = payload.get("_0", payload)
@@ -332,6 +341,7 @@ class RustGateway(RustPeer):
             while True:
                 data = await self._in_session("relayData", session_id, len(answer) + 1)
                 ((kind, payload),) = json.loads(base64.b64decode(data["data"])).items()
+                assert not (self.flat and "_0" in payload), "it cannot be read"
                 answer.append({kind: payload.get("_0", payload)})
                 for choice in answer[-1][kind].get("chunk", {}).get("choices", []):
                     # It passes choices on as they are; strict clients need the field.

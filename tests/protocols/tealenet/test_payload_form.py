@@ -17,13 +17,19 @@ from protocols.tealenet.peers import (
     local_worker,
 )
 from shoal.domain.model_messages import ModelAnswer
-from shoal.domain.vocabulary import AnswerChunk, Completed, Failed, Rejected, RunJob
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    CancelJob,
+    Completed,
+    Failed,
+    Rejected,
+    RunJob,
+)
 from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.protocols.seam.session import Send
 from shoal.protocols.tealenet.codec.envelope import is_flat
 from shoal.protocols.tealenet.link_profile import LAN, WAN
 from shoal.protocols.tealenet.local_node import TealeLocalNode
-from shoal.protocols.tealenet.outbound_jobs import DROPPED
 from shoal.protocols.tealenet.payload_form import PayloadForm
 from shoal.protocols.tealenet.peer import (
     PeerDescription,
@@ -320,24 +326,41 @@ def test_a_flat_request_through_a_relay_is_answered_flat() -> None:
     assert peer.read_kinds() == ["inferenceError"]
 
 
-def test_a_request_in_a_form_that_the_node_cannot_read_goes_to_another() -> None:
+def test_a_request_that_the_node_could_not_read_is_repeated() -> None:
     peer = node()
     peer.send(RUN)  # wrapped: nothing is known about the node yet
     assert peer.read() == []
 
-    for _ in range(2):
-        peer.wait(15.0)
-        peer.tell(HEARTBEAT_ACK)
+    peer.wait(2.0)
+    peer.tell(HEARTBEAT_ACK)
 
-    assert peer.end.messages(Rejected) == [Rejected(RUN.job_id, RUN.lease, DROPPED)]
+    ((kind, request),) = [each for each in peer.read() if each[0] != "heartbeat"]
+    assert kind == "inferenceRequest"
+    done = {"requestID": request["requestID"]}
+    peer.tell({"inferenceChunk": {**done, "chunk": CHUNK}})
+    peer.tell({"inferenceComplete": done})
+    assert len(peer.end.messages(Completed)) == 1
+
+
+def test_a_cancelled_request_is_not_repeated() -> None:
+    peer = node()
+    peer.send(RUN)
+    peer.send(CancelJob(RUN.job_id, RUN.lease))
+
+    peer.wait(2.0)
+    peer.tell(HEARTBEAT_ACK)
+
+    assert peer.read_kinds() == ["heartbeat"]
 
 
 def test_a_node_that_reads_both_forms_keeps_its_request() -> None:
     peer = node()
     peer.send(RUN)
+    peer.tell(HEARTBEAT_ACK)  # of the heartbeat before the request
 
     for _ in range(4):
         peer.wait(15.0)
         peer.tell({"heartbeatAck": {**HEALTH, "isGenerating": True}})
 
     assert peer.end.messages(Rejected) == []
+    assert "inferenceRequest" not in peer.read_kinds()

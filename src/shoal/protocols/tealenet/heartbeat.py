@@ -67,6 +67,7 @@ class HeartbeatSender:
         self._cached_names: tuple[tuple[Offer, ...], tuple[str, ...]] = ((), ())
         self._sent_at = 0.0
         self.sent = 0  # heartbeats
+        self._unanswered = 0  # sent before the peer had shown its form
         self.due: float | None = None
 
     def set_offers(self, offers: tuple[Offer, ...]) -> None:
@@ -109,7 +110,16 @@ class HeartbeatSender:
             else (self._form.encode(message),)
         )
         self.sent += len(encoded)
+        self._unanswered += not self._form.known
         return encoded
+
+    @property
+    def unread(self) -> int:
+        """How many were sent in a form that a silent peer could not read.
+
+        It answered the repeated one, in the other form.
+        """
+        return self._unanswered if self._unanswered > 1 else 0
 
     def heartbeat_ack(self, peer: TealePeer, now: float) -> bytes:
         """Return the answer to a heartbeat, with the state of this end."""

@@ -48,7 +48,7 @@ from shoal.protocols.tealenet.codec.server_failures import (
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode, uuid_from
 from shoal.protocols.tealenet.payload_form import PayloadForm
-from shoal.protocols.tealenet.peer import PeerSoftware, TealePeer
+from shoal.protocols.tealenet.peer import TealePeer
 
 ANSWER_KINDS = frozenset({"inferenceChunk", "inferenceComplete", "inferenceError"})
 SEED_SIZE = 32  # bytes
@@ -67,8 +67,8 @@ NOT_STARTED_CODES = frozenset(
 class _OutboundJob:
     """A submitted job; ``pieces`` may grow while the messages of ``batch`` are read.
 
-    ``heartbeats`` is how many this end had sent when it submitted the job, and ``flat``
-    the form of the request.
+    ``heartbeats`` is how many this end had sent when it submitted the job.  ``unread``
+    is the job again, if its request may be in a form that the peer cannot read.
     """
 
     job_id: JobId
@@ -76,7 +76,7 @@ class _OutboundJob:
     reader: ChunkReader
     pieces: list[AnswerPiece]
     heartbeats: int
-    flat: bool
+    unread: RunJob | None
     batch: int = 0  # 0: no output yet
     template: ChunkTemplate | None = None
 
@@ -121,8 +121,9 @@ class TealeOutboundJobs:
         options = {} if isinstance(work, Task) else work.options
         several = options.get("n") not in (None, 1)
         reader = ChunkReader(several=several, exact=peer.runs_shoal)
+        unread = None if self._form.known else job
         self._jobs[request_id] = _OutboundJob(
-            job.job_id, job.lease, reader, [], heartbeats, self._form.flat
+            job.job_id, job.lease, reader, [], heartbeats, unread
         )
         self._request_ids[job.job_id, job.lease] = request_id
         return message
@@ -133,7 +134,10 @@ class TealeOutboundJobs:
         At any other peer the job goes on, and its end is still reported.
         """
         request_id = self._request_ids.get((job.job_id, job.lease))
-        if request_id is None or ShoalFeature.CANCEL not in peer.features:
+        if request_id is None:
+            return None
+        if ShoalFeature.CANCEL not in peer.features:
+            self._jobs[request_id].unread = None
             return None
         self._forget(request_id)
         return self._form.encode(InferenceCancel(request_id))
@@ -234,25 +238,36 @@ class TealeOutboundJobs:
             return (Failed(job.job_id, job.lease, reason),)
         return (Rejected(job.job_id, job.lease, reason),)
 
-    def reject_dropped(
-        self, acknowledged: int, software: PeerSoftware
-    ) -> Sequence[Event]:
+    def reject_dropped(self, acknowledged: int) -> Sequence[Event]:
         """Reject the jobs that an idle peer has dropped.
 
         Its last answer was to heartbeat number ``acknowledged``.  A Rust node processes
         one message at a time, and ignores a request that it cannot decode: after an
-        answer to a heartbeat that followed the request, nothing more comes.  Other
-        peers have dropped only requests in a form that is not theirs.
+        answer to a heartbeat that followed the request, nothing more comes.
         """
-        dropped = [
-            job
-            for job in self._jobs.values()
-            if job.heartbeats < acknowledged
-            and (software is PeerSoftware.RUST or self._is_unread(job))
-        ]
+        dropped = [job for job in self._jobs.values() if job.heartbeats < acknowledged]
         for job in dropped:
             self._forget(self._request_ids[job.job_id, job.lease])
         return [Rejected(job.job_id, job.lease, DROPPED) for job in dropped]
+
+    def withdraw_unread(self, acknowledged: int) -> Sequence[RunJob]:
+        """Return jobs whose requests an idle peer could not read, to submit again.
+
+        They were written before the peer had shown its form.  ``acknowledged`` is as in
+        ``reject_dropped``.
+        """
+        if not self._form.flat:
+            return ()
+        unread = [
+            job.unread
+            for job in self._jobs.values()
+            if job.unread is not None
+            and job.batch == 0
+            and job.heartbeats < acknowledged
+        ]
+        for each in unread:
+            self._forget(self._request_ids[each.job_id, each.lease])
+        return unread
 
     def fail_unreadable(self, error: BadMessage) -> Sequence[Event]:
         """End a job whose answer is invalid."""
@@ -266,10 +281,6 @@ class TealeOutboundJobs:
         return (Failed(job.job_id, job.lease, str(error)),)
 
     # Private parts.
-
-    def _is_unread(self, job: _OutboundJob) -> bool:
-        """Return whether a request without output has not the peer's form."""
-        return job.flat is not self._form.flat and job.batch == 0
 
     def _progress(
         self, job: _OutboundJob, pieces: list[AnswerPiece]

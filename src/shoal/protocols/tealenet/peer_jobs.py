@@ -22,7 +22,7 @@ from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.outbound_jobs import TealeOutboundJobs
 from shoal.protocols.tealenet.payload_form import PayloadForm
-from shoal.protocols.tealenet.peer import TealePeer
+from shoal.protocols.tealenet.peer import PeerSoftware, TealePeer
 
 JobMessage: TypeAlias = (
     InferenceRequest | InferenceComplete | InferenceError | InferenceCancel | LoadModel
@@ -88,12 +88,20 @@ class PeerJobs:
         refusal = self._inbound.refuse(error.request_id, str(error), code)
         return (notice, Send(refusal))
 
-    def receive_ack(self, ack: HeartbeatAck, peer: TealePeer) -> Sequence[Event]:
+    def receive_ack(
+        self, ack: HeartbeatAck, peer: TealePeer, now: float
+    ) -> Sequence[Event | Output]:
         """Process the answer to a heartbeat: it may show that jobs were dropped."""
         self._acks += 1
         if ack.is_generating or ack.queue_depth:
             return ()
-        return self.outbound.reject_dropped(self._acks, peer.software)
+        outputs: list[Event | Output] = []
+        unread = self._heartbeats.unread
+        for job in self.outbound.withdraw_unread(self._acks + unread):
+            outputs += self.submit(job, peer, now)
+        if peer.software is PeerSoftware.RUST:
+            outputs += self.outbound.reject_dropped(self._acks)
+        return outputs
 
     def submit(self, job: RunJob, peer: TealePeer, now: float) -> Sequence[Output]:
         """Submit a job to the peer; a job that cannot be encoded is rejected."""

@@ -100,6 +100,7 @@ class TealePeerSession:
         form: PayloadForm | None = None,
     ) -> None:
         self._form = form = form or PayloadForm()
+        form.start_session()
         self._local = local
         self._connection = connection
         self._profile = profile
@@ -135,6 +136,10 @@ class TealePeerSession:
     def admitted(self) -> bool:
         """Whether the peer has introduced itself and was admitted."""
         return self._setup.admitted
+
+    def learn_form(self, data: Data) -> None:
+        """Adopt the form of a message that arrives before the first tick."""
+        self._form.learn(data)
 
     def tick(self, now: float) -> Sequence[FromPeer | Output]:
         """Start the session at the first call; then handle deadlines."""
@@ -245,7 +250,6 @@ class TealePeerSession:
     # Setup.
 
     def _start(self, now: float) -> Sequence[FromPeer | Output]:
-        self._form.start_session()
         started = self._setup.start(now)
         if not isinstance(started, TealePeerState):
             return self._note_close(started)
@@ -334,7 +338,7 @@ class TealePeerSession:
         elif isinstance(heartbeat, Heartbeat):
             outputs.append(Send(self._heartbeats.heartbeat_ack(state.peer, now)))
         else:
-            outputs += self._jobs.receive_ack(heartbeat, state.peer)
+            outputs += self._jobs.receive_ack(heartbeat, state.peer, now)
         return outputs
 
     def _receive_raw_chunk(self, data: Data) -> Sequence[FromPeer | Output]:

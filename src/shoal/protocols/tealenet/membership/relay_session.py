@@ -169,6 +169,8 @@ class RelaySession:
         protection = self._secure.protection
         if self.peer_session is None and protection is not None:
             self.peer_session = self._new_peer_session(protection, now)
+            if received:
+                self.peer_session.learn_form(received[0])
             outputs += self._encrypt_all(self.peer_session.tick(now))
             for event in self._state_events():
                 outputs += self.send(event, now)
