@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from live.programs import PATIENCE, TOKEN, Program, Programs, eventually
+from live.programs import KEY, PATIENCE, TINY, TOKEN, Program, Programs, eventually
 from models.transfer_pair import files
 
 BIG = 300_000_000  # bytes; long enough under way to be interrupted
@@ -56,6 +56,26 @@ def test_model_is_copied_from_a_coordinator(programs: Programs, model: Path) -> 
     compared = subprocess.run(["diff", "-r", str(model), str(path)], check=False)
     assert compared.returncode == 0
     assert get.wait() == 0
+
+
+def test_model_of_a_worker_is_found_and_copied_from_the_coordinator(
+    programs: Programs,
+) -> None:
+    pool = programs.serve()
+    pool.joined("otter")
+    peer = f"127.0.0.1:{pool.ready['ports']['tealenet']}"
+
+    find = programs.run("models", "find", "tiny", "--url", pool.url, "--api-key", KEY)
+    lines = [(find.line() or "").rstrip() for _ in range(3)]
+    to = programs.folder / "ours"
+    get = programs.run(
+        *("models", "get", "tiny", "--from", peer, "--token", TOKEN, "--to", str(to))
+    )
+
+    assert lines[1].startswith("tealenet:otter "), find.errors
+    assert lines[2] == f"to copy it: shoal models get tiny --from {peer}"
+    assert get.wait() == 0, get.errors
+    assert (to / "tiny" / TINY.name).read_bytes() == TINY.read_bytes()
 
 
 def test_unauthenticated_peers_get_no_model(programs: Programs, model: Path) -> None:

@@ -83,8 +83,13 @@ async def test_a_mac_that_dials_serves_the_pool(programs: Programs) -> None:
     async with mac.dialled(lan_port(pool)):
         await until_offered(pool, MODEL)
         assert await chat(pool, MODEL) == "One two three"
+        (worker,) = pool.workers()
+        (peer,) = pool.admin("status")["peers"]
 
     assert mac.dropped == []
+    assert worker["peer_name"] == peer["name"] == "Studio"
+    hardware = peer["hardware"]
+    assert (hardware["chip"], hardware["memory_gb"]) == ("Apple M2 Pro", 32.0)
 
 
 async def test_a_mac_that_is_dialled_serves_the_pool(programs: Programs) -> None:

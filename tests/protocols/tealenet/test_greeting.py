@@ -137,7 +137,8 @@ def test_the_hash_of_a_passcode_is_never_shown(passcode: str, shown: str) -> Non
     peer.wait(0.2)
     peer.deliver(HEARTBEAT.replace(b'"organizationID": null', sent))
 
-    assert peer.end.messages(PeerDescribed)[-1].profile.organization == shown
+    (described,) = peer.end.messages(PeerDescribed)
+    assert described.profile.organization == shown
 
 
 @pytest.mark.parametrize("role", TealeRole)

@@ -233,14 +233,20 @@ class TealePeerState:
         """Count something else as a sign of life."""
         self._health.note_alive(now)
 
-    def describe(self, profile: PeerProfile) -> Sequence[PeerDescribed]:
+    def describe(
+        self, profile: PeerProfile, heartbeat: Heartbeat | HeartbeatAck | None = None
+    ) -> Sequence[PeerDescribed]:
         """Apply what the peer says about itself; return it if it has changed.
 
         What ``profile`` leaves out is kept: only hello has the version, only heartbeats
         have the organization, and both have the owner.
         """
-        given = {each.name: getattr(profile, each.name) for each in fields(profile)}
-        merged = replace(self.profile, **{k: v for k, v in given.items() if v})
+        merged = _merged(self.profile, profile)
+        if heartbeat is not None:
+            owner = well_formed(heartbeat.owner_user_id or "")
+            organization = _organization(heartbeat.organization_id, self._cluster)
+            told = PeerProfile(owner=owner, organization=organization)
+            merged = _merged(merged, told)
         if merged == self.profile:
             return ()
         self.profile = merged
@@ -271,9 +277,7 @@ class TealePeerState:
         """
         events: list[PeerDescribed | Event] = []
         if heartbeat.owner_user_id or heartbeat.organization_id:
-            owner = well_formed(heartbeat.owner_user_id or "")
-            organization = _organization(heartbeat.organization_id, self._cluster)
-            events += self.describe(PeerProfile(owner=owner, organization=organization))
+            events += self.describe(UNDESCRIBED, heartbeat)
         peer = self.peer
         if (
             peer.software is PeerSoftware.MAC
@@ -321,6 +325,11 @@ class TealePeerState:
 
     def _offer_events(self, offers: tuple[Offer, ...] | None) -> Sequence[Event]:
         return () if offers is None else (OffersChanged(offers),)
+
+
+def _merged(known: PeerProfile, told: PeerProfile) -> PeerProfile:
+    given = {each.name: getattr(told, each.name) for each in fields(told)}
+    return replace(known, **{name: value for name, value in given.items() if value})
 
 
 def _organization(given: str | None, cluster: str | None) -> str:

@@ -143,7 +143,7 @@ class SessionSetup:
         offers = PeerOffers(self._local, handshake.credentials, handshake.permissions)
         state = self._state(peer, offers, now)
         events = state.apply_introduction(greeting.introduction, greeting.models)
-        return state, [*state.describe(greeting.profile), *events]
+        return state, [*state.describe(greeting.profile, heartbeat), *events]
 
     def _state(self, peer: TealePeer, offers: PeerOffers, now: float) -> TealePeerState:
         return TealePeerState(peer, offers, self._profile, now, self._local.passcode)
