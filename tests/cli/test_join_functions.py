@@ -12,12 +12,14 @@ from cli.test_join_models import worker
 from live.programs import GatedModel
 from shoal.app.fleet_files import save_fleet
 from shoal.cli.join_functions import (
+    check_task_options,
     function_membership,
     ray_engines,
     resolve_call_target,
 )
 from shoal.cli.worker import join_target
 from shoal.cli.worker.join_target import resolve_direct
+from shoal.config import JoinConfig
 from shoal.domain.errors import ConfigError
 from shoal.engines.local_servers import ServerLocation
 from shoal.protocols import discover
@@ -129,13 +131,52 @@ async def test_coordinator_without_a_function_port_is_an_error(
         await resolve_call_target(url, "auto", "", tmp_path)
 
 
-async def test_other_coordinators_do_not_call_functions(
-    sites: Sites, tmp_path: Path
+@pytest.mark.parametrize("wire", ["auto", "dispatch"])
+async def test_other_coordinators_get_tasks_where_the_wire_has_them(
+    sites: Sites, tmp_path: Path, wire: str
 ) -> None:
     url = await sites({"/v1/health": ORIGINAL})
 
-    with pytest.raises(ConfigError, match="does not call functions; leave out --tasks"):
+    target = await resolve_call_target(url, wire, "", tmp_path)
+
+    assert (target.url, target.protocol.name, target.direct) == (url, "dispatch", "")
+
+
+async def test_unknown_coordinator_gets_tasks_on_the_wire_that_is_named(
+    sites: Sites, tmp_path: Path
+) -> None:
+    url = await sites({"/": {}})
+
+    target = await resolve_call_target(url, "dispatch", "", tmp_path)
+    down = await resolve_call_target("http://127.0.0.1:1", "dispatch", "", tmp_path)
+
+    assert target.protocol.name == down.protocol.name == "dispatch"
+    with pytest.raises(ConfigError, match="not a coordinator that Shoal recognises"):
         await resolve_call_target(url, "auto", "", tmp_path)
+
+
+async def test_shoal_coordinator_calls_functions_whatever_the_wire_of_models(
+    sites: Sites, tmp_path: Path
+) -> None:
+    url = await sites({"/healthz": HEALTH})
+
+    target = await resolve_call_target(url, "dispatch", "", tmp_path)
+
+    assert target.protocol.name == "macfleet"
+
+
+async def test_code_cannot_be_offered_where_only_tasks_are_given_out(
+    sites: Sites, tmp_path: Path
+) -> None:
+    url = await sites({"/v1/health": ORIGINAL})
+    target = await resolve_call_target(url, "auto", "", tmp_path)
+
+    with pytest.raises(ConfigError, match="sends no code; offer tasks with --tasks"):
+        check_task_options(JoinConfig(trust_code=True), target, models=False)
+    ray = JoinConfig(tasks=("mine",), engine=("ray",))
+    with pytest.raises(ConfigError, match="one connection for tasks and models"):
+        check_task_options(ray, target, models=True)
+    check_task_options(ray, target, models=False)
 
 
 async def test_discovered_coordinator_must_be_named(

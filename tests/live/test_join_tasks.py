@@ -1,13 +1,16 @@
 """``shoal join --tasks`` as a process: functions, for real coordinators and clients."""
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from aiohttp import web
 
 import shoal
 from live.programs import (
@@ -20,6 +23,9 @@ from live.programs import (
     Programs,
     eventually,
 )
+from live.test_moving import serving
+from models.tiny_answers import ANSWERS
+from originals.dispatch import OriginalCoordinator
 from tasks.demo_tasks import Point, add, crash, fail, nests, pid
 
 LONG = "join-me-please"
@@ -261,3 +267,50 @@ def first_of(worker: Program) -> str:
     """Return a worker's first report."""
     event: str = json.loads(worker.line() or "{}")["event"]
     return event
+
+
+@pytest.mark.parametrize(
+    ("model", "capabilities"),
+    [((), ["TASK"]), (("--model", f"tiny={TINY}"), ["LLM_INFER", "TASK"])],
+)
+async def test_coordinator_of_another_program_gets_tasks_of_ones_own(
+    programs: Programs, model: tuple[str, ...], capabilities: list[str]
+) -> None:
+    coordinator, ended = OriginalCoordinator(), asyncio.Event()
+    jobs: dict[str, tuple[str, dict[str, Any]]] = {
+        "mine": ("TASK", {"task_type": "demo.echo", "input": "great"}),
+        "sdk": ("TASK", {"job_type": "TASK", "task_type": "demo.echo", "input": "x"}),
+        "unknown": ("TASK", {"task_type": "no.such", "input": "x"}),
+        "chat": ("LLM_INFER", {"prompt": "ping"}),
+    }
+
+    async def handle(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        registration = json.loads((await socket.receive()).data)
+        assert registration["capabilities"] == capabilities
+        for text in coordinator.receive(json.dumps(registration)):
+            await socket.send_str(text)
+        for job_id, (kind, payload) in jobs.items():
+            await socket.send_str(coordinator.assign(job_id, kind, payload))
+        while len(coordinator.done) < len(jobs):
+            for text in coordinator.receive((await socket.receive()).data):
+                await socket.send_str(text)
+        ended.set()
+        return socket
+
+    async with serving(handle) as address, asyncio.timeout(PATIENCE):
+        flags = ("--wire", "dispatch", "--json", "--name", "desk", *DEMO, *model)
+        programs.run("join", f"http://{address}", *flags)
+        await ended.wait()
+
+    outputs = {job_id: output for job_id, (output, _) in coordinator.done.items()}
+    assert outputs["mine"] == [[], {"input": "great"}]
+    assert outputs["sdk"] == [[], {"input": "x"}]
+    assert "no.such" in outputs["unknown"]["error"]
+    if model:
+        assert outputs["chat"] == {"text": ANSWERS["ping"], "model": "tiny"}
+    else:
+        assert outputs["chat"]["error"].endswith("does not offer any model")
+    assert all(verified for _, verified in coordinator.done.values())
+    assert coordinator.forgotten == []

@@ -181,6 +181,7 @@ async def test_work_for_models_is_not_accepted() -> None:
     ("payload", "text"),
     [
         ({"task_type": "demo.add", "args": [1, 2]}, "3"),
+        ({"job_type": "TASK", "task_type": "demo.add", "x": 1, "y": 3}, "4"),
         ({"task_type": "demo.add", "args": [1], "kwargs": {"y": 5}}, "6"),
         ({"name": "demo.add", "x": 1, "y": 2.5}, "3.5"),
     ],

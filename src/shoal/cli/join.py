@@ -18,12 +18,15 @@ from shoal.cli.command_loop import add_log_arguments, log_to_stderr, run_loop
 from shoal.cli.join_functions import (
     RAY,
     CreateMember,
+    check_task_options,
     function_membership,
     listening_membership,
     ray_engines,
     ray_membership,
     resolve_call_target,
     start_functions,
+    supports_calls,
+    task_membership,
 )
 from shoal.cli.join_models import WorkerContext, base_profile, model_memberships
 from shoal.cli.worker.join_target import (
@@ -233,7 +236,14 @@ def run(args: argparse.Namespace) -> int:
                 created_at(_key_file(target, config, name, data)),
             )
             offered: list[Membership] = []
-            if call_target is not None:
+            only_tasks = call_target is not None and not supports_calls(
+                call_target.protocol
+            )
+            if only_tasks:
+                check_task_options(config, target, models=model_target is not None)
+            if only_tasks and model_target is not None:  # over one connection
+                worker = replace(worker, functions=await start_functions(config, stack))
+            elif call_target is not None:
                 signer = _signer(call_target, config, name, data)
                 caller = replace(
                     worker,
@@ -248,7 +258,8 @@ def run(args: argparse.Namespace) -> int:
                 else:
                     profile = base_profile(caller, name)
                     call_target.protocol.dial(call_target.url, profile)
-                    create = partial(function_membership, caller)
+                    offer = task_membership if only_tasks else function_membership
+                    create = partial(offer, caller)
                 offered.append(await _functions(caller, create, stack))
             if model_target is not None:
                 wished = replace(options, engines=engines)

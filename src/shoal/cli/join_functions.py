@@ -28,7 +28,7 @@ from shoal.config import JoinConfig
 from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.work import Feature, JobKind, Work
-from shoal.domain.worker import Offer
+from shoal.domain.worker import Offer, ServedModel
 from shoal.engines import local_servers
 from shoal.protocols import discover
 from shoal.protocols.seam.context import Dialer
@@ -46,6 +46,7 @@ from shoal.worker.function_offers import (
     FunctionMembership,
     FunctionOffers,
     RemoteFunctionCaller,
+    SeparateFunctionOffer,
 )
 from shoal.worker.jobs import EngineSlots
 from shoal.worker.listening_worker import ListeningWorker, OpenPorts
@@ -110,6 +111,26 @@ def function_membership(worker: WorkerContext, functions: FunctionBackend) -> Ag
     agent = make_agent(worker, profile, _decline_models, report, (offer,), functions)
     caller.on_lent = agent.update_lent_slots
     return agent
+
+
+def task_membership(
+    worker: WorkerContext, functions: FunctionBackend
+) -> SeparateFunctionOffer:
+    """Return what offers the tasks on a wire that carries them as JSON only."""
+    caller = functions.caller
+    about = {**_about(worker, caller), "trust_code": False}
+
+    def create_agent() -> Agent:
+        profile = replace(
+            base_profile(worker, worker.name),
+            model=ServedModel("", frozenset({JobKind.TASK})),
+            slots=worker.throttle.lent(caller.slots),
+            tasks=caller.names,
+        )
+        report = partial(_report, worker, about)
+        return make_agent(worker, profile, _decline_models, report, functions=functions)
+
+    return SeparateFunctionOffer(create_agent, worker.throttle)
 
 
 def listening_membership(
@@ -202,10 +223,11 @@ async def resolve_call_target(
     """Return the target for functions; the arguments are as for ``resolve_target``.
 
     With a ``wire`` for functions, the URL may be that of a peer on it; else it is that
-    of a Shoal coordinator, which reports its port for functions.
+    of a Shoal coordinator, which reports its port for functions, or of another
+    program's that gives out tasks: the wire then carries tasks only.
 
-    Raises ConfigError if no wire carries functions, the coordinator is not Shoal's, or
-    it has no such port.
+    Raises ConfigError if no wire carries functions, or the coordinator gives out
+    neither calls nor tasks.
     """
     wires = {each.name: each for each in discover().values() if supports_calls(each)}
     if not wires:
@@ -220,7 +242,14 @@ async def resolve_call_target(
         if not plain:
             url, plain = _in_stored_fleet(url, wires[wire], data)
         return JoinTarget(url, wires[wire], plain, fingerprint)
-    coordinator = await resolve_target(url, "auto", token, data)
+    named = discover().get(wire)
+    task_wire = named if named is not None and _runs_only_tasks(named) else None
+    try:
+        coordinator = await resolve_target(url, "auto", token, data)
+    except ConfigError:  # an unknown program, whose wire the user knows
+        if task_wire is None:
+            raise
+        return await resolve_target(url, wire, token, data)
     target = replace(
         coordinator, protocol=wires.get(wire) or next(iter(wires.values()))
     )
@@ -230,6 +259,8 @@ async def resolve_call_target(
             "functions for it, give its address: shoal join http://HOST:PORT --tasks "
             "MODULE"
         )
+    if _runs_only_tasks(coordinator.protocol):
+        return coordinator
     if not coordinator.protocol.preferred:
         raise ConfigError(
             f"{coordinator.display_url} does not call functions; leave out --tasks, or "
@@ -238,6 +269,8 @@ async def resolve_call_target(
     try:
         direct = await resolve_direct(target)
     except Unavailable:  # machines start in any order
+        if task_wire is not None:
+            return replace(coordinator, protocol=task_wire, direct="")
         return replace(target, direct=placeholder_direct(target.url))
     if not direct:
         raise ConfigError(
@@ -263,6 +296,32 @@ def _in_stored_fleet(
     token, name = stored
     within = fleets.within(url, name)
     return (url, "") if within is None else (within, token)
+
+
+def _runs_only_tasks(protocol: AnyWireProtocol) -> bool:
+    """Return whether workers get tasks on a wire, but no calls and no code.
+
+    Shoal's coordinators have a better way for both.
+    """
+    carries_tasks = JobKind.TASK in protocol.kinds and not protocol.preferred
+    return carries_tasks and not supports_calls(protocol)
+
+
+def check_task_options(config: JoinConfig, target: JoinTarget, *, models: bool) -> None:
+    """Raise ConfigError for options that a wire for tasks cannot serve.
+
+    ``models``: the same connection offers models too.
+    """
+    if not config.tasks:
+        raise ConfigError(
+            f"--trust-code: {target.display_url} sends no code; offer tasks with "
+            "--tasks MODULE"
+        )
+    if models and RAY in config.engine:
+        raise ConfigError(
+            f"--engine ray: the wire {target.protocol.name} has one connection for "
+            "tasks and models; offer one of them"
+        )
 
 
 def supports_calls(protocol: AnyWireProtocol) -> bool:

@@ -48,7 +48,8 @@ class WorkerContext:
     ``signer`` is None on wires that identify workers by name.  ``on_event`` receives
     the worker's name, details of the offer, and the event; ``joined`` is called when a
     coordinator has admitted the worker.  ``registered_at`` is the Unix time at which
-    the signer was made.
+    the signer was made.  ``functions`` run tasks on the connection of each model; None:
+    the wire has better ways for them, or there are none.
     """
 
     name: str
@@ -63,6 +64,7 @@ class WorkerContext:
     on_event: Callable[[str, Mapping[str, object], WorkerEvent], None]
     joined: Callable[[], None]
     registered_at: float | None = None
+    functions: FunctionBackend | None = None
 
     @property
     def privacy(self) -> Privacy | None:
@@ -151,11 +153,11 @@ def _separate_offers(
     monitor = _monitor(worker, source, name)
 
     def create_agent(model: ServedModel) -> Agent:
+        tasks = TASK_NAMES if JobKind.CHAT in model.kinds else NO_TASKS
+        if worker.functions is not None:
+            tasks |= worker.functions.caller.names
         profile = replace(
-            base_profile(worker, name),
-            model=model,
-            slots=slots.size,
-            tasks=TASK_NAMES if JobKind.CHAT in model.kinds else NO_TASKS,
+            base_profile(worker, name), model=model, slots=slots.size, tasks=tasks
         )
         find = only_model(
             TaskRunner(source.engine, model),
@@ -164,7 +166,9 @@ def _separate_offers(
             context=model.context,
         )
         about = _about(worker, model, slots.size)
-        return make_agent(worker, profile, find, partial(worker.report, name, about))
+        report = partial(worker.report, name, about)
+        functions = worker.functions
+        return make_agent(worker, profile, find, report, functions=functions)
 
     return SeparateOffers(
         monitor, source.offered_models, create_agent, slots, worker.throttle

@@ -263,7 +263,7 @@ def describe_target(work: Work) -> str:
         name = work.name[:NAME_SHOWN_MAX_LENGTH]
         what = "task" if isinstance(work, Task) else "function"
         return f"the {what} {name!r}" if name else f"a {what} without a name"
-    return "any model" if work.model == ANY_MODEL else work.model
+    return "any model" if work.model in (ANY_MODEL, "") else work.model
 
 
 _CONTENT_FEATURES: Mapping[str, Feature] = {

@@ -8,14 +8,14 @@ from shoal.domain.errors import InvalidRequest
 from shoal.tasks.limits import ARGS_MAX
 from shoal.tasks.values import ValueReader, pack
 
-_NAMES = ("task_type", "name")
-"""Fields of a payload that name the task."""
+_NAMES = ("task_type", "name", "job_type")
+"""Fields of a payload that name the task and its kind."""
 
 
 def json_arguments(payload: object) -> tuple[bytes, bytes]:
     """Return the encoded arguments of a task in JSON.
 
-    They are its ``args`` and ``kwargs``, if it has any; else all fields but the name.
+    They are its ``args`` and ``kwargs``, if it has any; else all fields but the names.
     Raises InvalidRequest if they are not a list and a map.
     """
     fields = dict(payload) if isinstance(payload, Mapping) else {}

@@ -18,6 +18,7 @@ from shoal.domain.model_messages import (
 )
 from shoal.domain.vocabulary import (
     CallMessage,
+    CallsReturned,
     CancelJob,
     Command,
     Dismiss,
@@ -274,8 +275,9 @@ class Agent:
                     self._timer.cancel()
                     self._driver = None
                     self._online.clear()
-                    if self._calls is not None:
+                    if self._calls is not None and CallsReturned in driver.accepts:
                         # The coordinator gives calls to other workers at once.
+                        # On wires without calls, tasks continue as jobs do.
                         self._calls.cancel_all()
         except LinkClosed as error:
             return ConnectionEnd(str(error), error.code, error.text, by_peer=True)

@@ -45,7 +45,8 @@ class FunctionBackend:
 class RunningCalls:
     """Runs calls, and reports their results.
 
-    Calls end with their connection: the coordinator then gives them to other workers.
+    Calls end with their connection, on wires whose coordinators then give them to other
+    workers: see ``Agent``.
 
     Args:
         try_send: sends an event, if there is a connection.

@@ -1,4 +1,4 @@
-"""Offers functions while the cluster that runs them is connected."""
+"""Offers functions while they can be run: by a connected cluster, a worker at work."""
 
 import asyncio
 import logging
@@ -7,8 +7,10 @@ from contextlib import suppress
 from typing import Protocol
 
 from shoal.domain.errors import ConfigError, Unavailable
+from shoal.domain.worker import PAUSED
 from shoal.tasks.function_caller import FunctionCaller
-from shoal.worker.agent import WorkerEvent
+from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.owner_throttle import OwnerThrottle
 
 RECONNECT_DELAY = 5.0  # seconds between attempts to reconnect
 
@@ -33,6 +35,54 @@ class FunctionMembership(Protocol):
     def leave(self) -> None:
         """Accept no more calls, finish the running ones, and end ``run``."""
         ...
+
+
+class SeparateFunctionOffer:
+    """Offers functions on a wire whose workers cannot change their offer.
+
+    The worker leaves while its owner has paused it, because it cannot say so.
+
+    Args:
+        create_agent: creates the agent that offers the functions.
+        throttle: the owner's.
+    """
+
+    def __init__(
+        self, create_agent: Callable[[], Agent], throttle: OwnerThrottle
+    ) -> None:
+        self._create_agent = create_agent
+        self._throttle = throttle
+        self._agent: Agent | None = None
+        self._leaving = False
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Offer the functions until ``leave`` or a final refusal."""
+        with self._throttle.observed(self._on_throttle):
+            while not self._leaving:
+                self._changed.clear()
+                if self._throttle.paused:
+                    await self._changed.wait()
+                    continue
+                self._agent = self._create_agent()
+                await self._agent.run()
+                self._agent = None
+                if not self._changed.is_set():
+                    return  # refused for good
+
+    def leave(self) -> None:
+        """Accept no more calls, finish the running ones, and end ``run``."""
+        self._leaving = True
+        self._changed.set()
+        if self._agent is not None:
+            self._agent.leave()
+
+    def _on_throttle(self) -> None:
+        if self._throttle.paused and self._agent is not None:
+            self._changed.set()
+            self._agent.leave(PAUSED)
+        elif self._agent is None:
+            self._changed.set()
 
 
 class FunctionOffers:

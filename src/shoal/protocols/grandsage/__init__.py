@@ -6,6 +6,7 @@ servers and nodes; see ``docs/protocols/grandsage.md``.
 
 from collections.abc import Sequence
 
+from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.protocols.grandsage.admission import (
     PARAMETERS,
     WARNING_HEADER,
@@ -64,4 +65,5 @@ PROTOCOL = WireProtocol(
     token=lambda config: config.token,
     schemes=frozenset({"ws", "wss", "http", "https"}),
     dial=GrandSageNodeDialer,
+    kinds=INFERENCE_KINDS,
 )
