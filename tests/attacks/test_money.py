@@ -190,7 +190,7 @@ def test_money_is_conserved(seed: int) -> None:
 async def check(coordinator: Coordinator) -> None:
     """Compare every account with the jobs and their receipts."""
     expected: Counter[str] = Counter()
-    for row in await coordinator.store.recent(JobFilter(), 10_000):
+    for row in (await coordinator.store.recent(JobFilter(), 10_000)).jobs:
         stored = await coordinator.store.job(row.id)
         assert stored is not None
         assert stored.state in ENDED

@@ -129,7 +129,7 @@ def test_call_stream_is_neither_stored_nor_receipted() -> None:
         await submit(scheduler, 1)
         await asyncio.sleep(IDLE_MAX + 1)
 
-        assert await coordinator.store.recent(JobFilter(), 1) == []
+        assert (await coordinator.store.recent(JobFilter(), 1)).jobs == []
         assert await coordinator.store.ledger.head() is None
 
     run_scheduler(script)

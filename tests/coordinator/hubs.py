@@ -284,7 +284,7 @@ async def _run_hub(
     store: SlowStore, queue_max: int, hedge_after: float | None, fee: int
 ) -> AsyncIterator[Coordinator]:
     # Ids continue from one coordinator to the next on the same store.
-    numbers = count(1 + len(await store.recent(JobFilter(), JOBS_MAX)))
+    numbers = count(1 + len((await store.recent(JobFilter(), JOBS_MAX)).jobs))
     loop = asyncio.get_running_loop()
     clock = LoopClock(loop.time)
     hub = Hub(

@@ -7,6 +7,7 @@ import pytest
 
 from shoal.store.port import Store
 from shoal.store.sqlite.store import SqliteStore
+from store.query_plans import check_plans, recorded_statements
 
 STORES: dict[str, Callable[[Path], Store]] = {
     "sqlite": lambda folder: SqliteStore(folder / "shoal.db")
@@ -15,7 +16,10 @@ STORES: dict[str, Callable[[Path], Store]] = {
 
 @pytest.fixture(params=STORES)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """Open a store; afterwards, check how SQLite runs what the test made it run."""
     store = STORES[request.param](tmp_path)
-    await store.open()
-    yield store
-    await store.close()
+    with recorded_statements() as statements:
+        await store.open()
+        yield store
+        await store.close()
+    check_plans(tmp_path / "shoal.db", statements)

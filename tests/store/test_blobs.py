@@ -146,7 +146,7 @@ async def test_call_and_value_are_stored_unchanged(
         "3.12",
     )
     assert job.outcome == Outcome("", value=b"\xc4\x01\xff", blobs=(digest(b"c"),))
-    (listed,) = await store.recent(JobFilter(kind=JobKind.CALL), 10)
+    (listed,) = (await store.recent(JobFilter(kind=JobKind.CALL), 10)).jobs
     assert listed.model == "f"
     assert (await store.keys.usage_of("a", 0)).requests == 1
     await store.close()

@@ -295,7 +295,7 @@ async def test_outlines_and_recent_facts_omit_large_fields(
     assert told == summarize(stored)
     assert told is not None
     assert told.terms == replace(terms, form="")
-    assert await store.recent(JobFilter(), 1) == [told]
+    assert (await store.recent(JobFilter(), 1)).jobs == [told]
     assert await store.summary(JobId("none")) is None
     assert await store.history_since(given_in.id, 0) == [
         RecordedFact(1.0, JobSubmitted(Job(given_in.id, OMITTED_WORK))),
@@ -489,7 +489,8 @@ async def test_jobs_are_filtered(store: Store) -> None:
     await store.append([end_of(JobCancelled, "c")], 9.0)
 
     async def found(limit: int = 10, **what: Any) -> list[str]:
-        return [each.id for each in await store.recent(JobFilter(**what), limit)]
+        page = await store.recent(JobFilter(**what), limit)
+        return [each.id for each in page.jobs]
 
     assert await found() == ["d", "c", "b", "a"]
     assert await found(limit=1) == ["d"]
@@ -504,3 +505,47 @@ async def test_jobs_are_filtered(store: Store) -> None:
     assert await found(before=JobId("c")) == ["b", "a"]
     assert await found(before=JobId("c"), limit=1) == ["b"]
     assert await found(before=JobId("none")) == []
+
+
+async def test_pages_together_list_each_job_once(store: Store) -> None:
+    for number in range(30):
+        name = f"j{number}"
+        owner, user = ("al", "bo")[number % 2], ("", "u", "v")[number % 3]
+        each = replace(job(name, owner=owner), terms=JobTerms(user=user))
+        await store.append([JobSubmitted(each)], float(number))
+        if number % 5:
+            await store.append([end_of(JobFailed, name)], float(number))
+
+    async def pages(wanted: JobFilter, examined_max: int = 100) -> list[list[JobId]]:
+        found = []
+        while True:
+            page = await store.recent(wanted, 4, examined_max)
+            found.append([each.id for each in page.jobs])
+            if page.before is None:
+                return found
+            wanted = replace(wanted, before=page.before)
+
+    queued = frozenset({JobState.QUEUED})
+    for wanted, matches in (
+        (JobFilter(), range(30)),
+        (JobFilter("al"), range(0, 30, 2)),
+        (JobFilter(user="u"), range(1, 30, 3)),
+        (JobFilter(states=queued), range(0, 30, 5)),
+    ):
+        listed = await pages(wanted)
+        assert [name for page in listed for name in page] == [
+            f"j{number}" for number in reversed(matches)
+        ]
+        assert [len(page) for page in listed[:-1]] == [4] * (len(listed) - 1)
+    # Few of the tested jobs match: pages are short, and there are more of them.
+    rare = JobFilter("al", queued, "u")
+    assert await pages(rare) == [["j10"]]
+    assert await pages(rare, 4) == [["j10"], []]
+
+
+async def test_page_after_a_pruned_job_is_empty(store: Store) -> None:
+    await store.append([JobSubmitted(job("a")), JobSubmitted(job("b"))], 1.0)
+
+    page = await store.recent(JobFilter(before=JobId("gone")), 10)
+
+    assert (page.jobs, page.before) == ([], None)

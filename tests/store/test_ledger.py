@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.domain.errors import StoreError
-from shoal.domain.facts import AccountLimited, JobSubmitted
+from shoal.domain.facts import AccountLimited, JobCancelled, JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.receipts import SignedReceipt, Verdict
@@ -104,6 +104,23 @@ async def test_receipts_are_found_by_owner(store: Store) -> None:
 
     (found,) = await store.ledger.recent_receipts("bo", 10)
     assert found.claims.job_id == "j2"
+
+
+async def test_receipts_stay_with_their_owner_when_jobs_are_pruned(
+    store: Store,
+) -> None:
+    job = Job(J, Chat("m", ()), owner="al")
+    await store.append([JobSubmitted(job), JobCancelled(J, "")], 1.0)
+    await StoredLog(store).add("j1", "unstored")
+
+    assert await store.prune(10.0) == 1
+
+    (found,) = await store.ledger.recent_receipts("al", 10)
+    assert found.claims.job_id == J
+    assert await store.ledger.receipts_of(J) == [found]
+    assert await store.ledger.receipt_owner(J) == "al"
+    assert await store.ledger.receipt_owner(JobId("unstored")) is None
+    assert len(await store.ledger.recent_receipts(None, 10)) == 2
 
 
 @pytest.mark.parametrize("sizes", [[1], [3, 1, 4], [8], [1] * 7, [5, 16]])

@@ -107,16 +107,3 @@ async def test_migration_keeps_webhook_deliveries_and_function_calls(
     assert called.job.work == call
     assert called.outcome == Outcome("", value=b"\xc4\x01\xff", blobs=(bytes(32),))
     await store.close()
-
-
-async def test_query_by_key_reads_only_its_jobs(
-    tmp_path: Path,
-) -> None:
-    store = SqliteStore(tmp_path / "shoal.db")
-    await store.open()
-    query = "EXPLAIN QUERY PLAN SELECT id FROM jobs WHERE owner = 'a'"
-
-    plan = await store.database.transact(lambda sql: str(sql.execute(query).fetchall()))
-
-    assert "jobs_of_owner" in plan
-    await store.close()

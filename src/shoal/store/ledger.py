@@ -93,10 +93,17 @@ class LedgerStore(Protocol):
         """
         ...
 
+    async def receipt_owner(self, job_id: JobId) -> str | None:
+        """Return the owner of a job that has receipts, also after it was pruned."""
+        ...
+
     async def recent_receipts(
         self, owner: str | None, limit: int
     ) -> list[LoggedReceipt]:
-        """Return the newest receipts, of one owner's jobs or all, the newest first."""
+        """Return the newest receipts, of one owner's jobs or all, the newest first.
+
+        They stay when their jobs are pruned.
+        """
         ...
 
     async def claim_payment(self, reference: str, job_id: JobId, at: float) -> bool:
@@ -108,8 +115,5 @@ class LedgerStore(Protocol):
         ...
 
     async def transfers(self, account: str, limit: int) -> list[PostedTransfer]:
-        """Return the newest transfers from or to an account, the newest first.
-
-        Transfers far in the past may be left out.
-        """
+        """Return the newest transfers from or to an account, the newest first."""
         ...

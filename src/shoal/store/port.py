@@ -20,6 +20,8 @@ from shoal.store.webhooks import WebhookStore
 
 C = TypeVar("C", Key, JoinToken)
 
+EXAMINED_MAX = 2000  # jobs that are tested for one page, by default
+
 OMITTED_WORK = Task("")
 """Placeholder for the work of a job that was left out."""
 
@@ -97,6 +99,17 @@ class JobFilter:
     user: str | None = None
     kind: JobKind | None = None
     before: JobId | None = None  # only jobs submitted before this one
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJobPage:
+    """A page of jobs, and the job ``before`` which the next page is; None: no more.
+
+    A page is short if few of many jobs match the filter.
+    """
+
+    jobs: list[StoredJobSummary]
+    before: JobId | None
 
 
 class CredentialStore(Protocol[C]):
@@ -193,8 +206,13 @@ class Store(Protocol):
 
     async def summary(self, job_id: JobId) -> StoredJobSummary | None: ...
 
-    async def recent(self, wanted: JobFilter, limit: int) -> list[StoredJobSummary]:
-        """Return the newest jobs that match the filter, the newest first."""
+    async def recent(
+        self, wanted: JobFilter, limit: int, examined_max: int = EXAMINED_MAX
+    ) -> StoredJobPage:
+        """Return the newest jobs that match the filter, the newest first.
+
+        Tests at most ``examined_max`` jobs, or ``limit`` if that is more.
+        """
         ...
 
     async def by_idempotency_key(

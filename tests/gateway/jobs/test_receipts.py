@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.keys import make_key, request
-from gateway.providers import committed, provider
+from gateway.providers import COMMIT, committed, provider
 from gateway.serving import KEY, Pool, serving
 from protocols.contexts import SIGNER
 from protocols.dispatch.recorded import SIGNERS
@@ -105,6 +105,27 @@ async def test_receipts_are_visible_to_their_owner_only(pool: Pool) -> None:
     assert (await request(pool, "GET", f"/v1/receipts/{job_id}", key=other))[0] == 403
     _, listed = await request(pool, "GET", "/v1/receipts", key=other)
     assert listed["data"] == []
+
+
+async def test_receipt_outlives_its_job(pool: Pool) -> None:
+    key, other = await make_key(pool, "bo"), await make_key(pool, "al")
+    async with provider(pool) as worker:
+        status, answer = await request(
+            pool, "POST", "/v1/jobs/commit/cheap", COMMIT, key=key
+        )
+        assert status == 201
+        job_id = answer["job_id"]
+        await worker.job(0)
+        await worker.complete(job_id, OUTPUT)
+    assert pool.gateway is not None
+
+    assert await pool.gateway.store.prune(pool.gateway.clock.wall() + 1) == 1
+
+    _, listed = await request(pool, "GET", "/v1/receipts", key=key)
+    assert [each["job_id"] for each in listed["data"]] == [job_id]
+    data = await fetched(pool, f"/v1/receipts/{job_id}", key=key)
+    assert all(check.ok for check in bundle.verify(data, SIGNER.public_key))
+    assert (await request(pool, "GET", f"/v1/receipts/{job_id}", key=other))[0] == 403
 
 
 async def test_accounts_show_transfers_of_jobs(pool: Pool) -> None:

@@ -105,8 +105,8 @@ async def list_jobs(
         owner = caller.name
     states = frozenset({query.state} if query.state else ())
     wanted = JobFilter(owner, states)
-    stored = await gateway.store.recent(wanted, query.limit)
-    return json_response(JobList([_summary(each) for each in stored]))
+    page = await gateway.store.recent(wanted, query.limit)
+    return json_response(JobList([_summary(each) for each in page.jobs]))
 
 
 async def show_job(

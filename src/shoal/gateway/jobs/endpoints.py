@@ -151,11 +151,8 @@ async def list_jobs(
         ),
         before,
     )
-    stored = await gateway.store.recent(wanted, query.limit)
-    more = len(stored) == query.limit
-    return json_response(
-        JobPage([list_entry(each) for each in stored], stored[-1].id if more else None)
-    )
+    page = await gateway.store.recent(wanted, query.limit)
+    return json_response(JobPage([*map(list_entry, page.jobs)], page.before))
 
 
 async def cancel_job(

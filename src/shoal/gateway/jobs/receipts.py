@@ -122,9 +122,9 @@ async def export_bundle(
     """
     ledger = gateway.store.ledger
     stored = await gateway.store.job(job_id)
-    owns = stored is not None and stored.job.owner == caller.name
-    if not (owns or caller.has_scope(Scope.ADMIN)):
-        if stored is None:
+    owner = await ledger.receipt_owner(job_id) if stored is None else stored.job.owner
+    if not (owner == caller.name or caller.has_scope(Scope.ADMIN)):
+        if owner is None:
             raise NotFound(f"there is no receipt for job {job_id}")
         raise Forbidden(
             f"job {job_id} belongs to another key: this takes one with the scope admin"

@@ -26,10 +26,10 @@ C = TypeVar("C", Key, JoinToken)
 
 KEYS = """SELECT id, name, digest, start, scope, created_at, expires_at, revoked_at,
                  requests_per_minute, tokens_per_minute, tokens_per_day, budget
-          FROM keys ORDER BY created_at, rowid"""
+          FROM keys ORDER BY rowid"""
 TOKENS = """SELECT id, name, digest, created_at, expires_at, revoked_at, uses_max,
                    models
-            FROM join_tokens ORDER BY created_at, rowid"""
+            FROM join_tokens ORDER BY rowid"""
 
 USED = """SELECT owner, sum(requests), sum(prompt_tokens), sum(completion_tokens),
                  sum(iif(day = ?, prompt_tokens + completion_tokens, 0))
@@ -162,7 +162,8 @@ def forget_ended(sql: sqlite3.Connection, before: float) -> None:
 
 
 def _read_keys(sql: sqlite3.Connection) -> list[Key]:
-    return [_key(row) for row in sql.execute(KEYS)]
+    read = [_key(row) for row in sql.execute(KEYS)]
+    return sorted(read, key=lambda key: key.created_at)
 
 
 def _key_columns(key: Key) -> tuple[object, ...]:
@@ -198,7 +199,8 @@ def _read_tokens(sql: sqlite3.Connection) -> list[JoinToken]:
     bound: dict[str, set[str]] = {}
     for token_id, worker in sql.execute("SELECT * FROM join_token_workers"):
         bound.setdefault(token_id, set()).add(worker)
-    return [_token(row, bound.get(row[0], set())) for row in sql.execute(TOKENS)]
+    read = [_token(row, bound.get(row[0], set())) for row in sql.execute(TOKENS)]
+    return sorted(read, key=lambda token: token.created_at)
 
 
 def _token_columns(token: JoinToken) -> tuple[object, ...]:

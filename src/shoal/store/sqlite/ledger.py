@@ -1,7 +1,9 @@
 """Receipts, their log, and accounts in the SQLite store."""
 
+import heapq
 import sqlite3
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from shoal.domain.facts import AccountLimited
@@ -21,7 +23,7 @@ from shoal.store.ledger import (
 from shoal.store.sqlite.database import SqlRunner
 
 RECEIPT = "SELECT leaf, body, signature, at FROM receipts"
-TRANSFERS_SEARCHED = 100_000  # the newest ones, when an account is shown
+LAST = 2**63 - 1  # not below any number of a row
 HEAD = "SELECT size, root, note, at FROM checkpoints"
 
 
@@ -55,16 +57,21 @@ class SqliteLedger:
         query = f"{RECEIPT} WHERE job_id = ? ORDER BY leaf"
         return await self._database.read(lambda sql: _receipts(sql, query, job_id))
 
+    async def receipt_owner(self, job_id: JobId) -> str | None:
+        def owner(sql: sqlite3.Connection) -> str | None:
+            query = "SELECT owner FROM receipts WHERE job_id = ?"
+            row = sql.execute(query, (job_id,)).fetchone()
+            return None if row is None else row[0]
+
+        return await self._database.read(owner)
+
     async def recent_receipts(
         self, owner: str | None, limit: int
     ) -> list[LoggedReceipt]:
-        where, values = "", []
-        if owner is not None:
-            where = "WHERE job_id IN (SELECT id FROM jobs WHERE owner = ?)"
-            values = [owner]
-        query = f"{RECEIPT} {where} ORDER BY leaf DESC LIMIT ?"
+        where, value = ("leaf <= ?", LAST) if owner is None else ("owner = ?", owner)
+        query = f"{RECEIPT} WHERE {where} ORDER BY leaf DESC LIMIT ?"
         return await self._database.read_list(
-            lambda sql: _receipts(sql, query, *values, limit)
+            lambda sql: _receipts(sql, query, value, limit)
         )
 
     async def claim_payment(self, reference: str, job_id: JobId, at: float) -> bool:
@@ -79,17 +86,16 @@ class SqliteLedger:
         return await self._database.read(lambda sql: _head(sql, size))
 
     async def transfers(self, account: str, limit: int) -> list[PostedTransfer]:
-        # Without an index, which each transfer would have to be put into, twice.
-        query = """
-            SELECT number, at, debit, credit, amount, why, job_id FROM transfers
-            WHERE number > (SELECT max(number) FROM transfers) - :newest
-              AND (debit = :account OR credit = :account)
-            ORDER BY number DESC LIMIT :most"""
+        query = """SELECT number, at, debit, credit, amount, why, job_id
+                   FROM transfers WHERE {} = ? ORDER BY number DESC"""
 
         def transfers(sql: sqlite3.Connection) -> list[PostedTransfer]:
-            values = {"account": account, "most": limit, "newest": TRANSFERS_SEARCHED}
-            rows = sql.execute(query, values)
-            return [_transfer(row) for row in rows]
+            sides = (
+                sql.execute(query.format(side), (account,))
+                for side in ("debit", "credit")
+            )
+            rows = heapq.merge(*sides, key=lambda row: row[0], reverse=True)
+            return [_transfer(row) for row in islice(rows, limit)]
 
         return await self._database.read_list(transfers)
 
@@ -101,7 +107,8 @@ def write_entries(sql: sqlite3.Connection, entries: LedgerEntries, at: float) ->
     if entries.head is not None:
         head = entries.head
         sql.executemany(
-            "INSERT INTO receipts VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO receipts (leaf, job_id, at, body, signature, owner)"
+            " VALUES (?1, ?2, ?3, ?4, ?5, (SELECT owner FROM jobs WHERE id = ?2))",
             [
                 (filed.index, filed.claims.job_id, at, filed.body, filed.signature)
                 for filed in entries.receipts
@@ -160,7 +167,8 @@ def _number(level: int, position: int) -> int:
 
 def _head(sql: sqlite3.Connection, size: int | None) -> LogHead | None:
     if size is None:
-        row = sql.execute(f"{HEAD} ORDER BY size DESC LIMIT 1").fetchone()
+        query = f"{HEAD} WHERE size <= ? ORDER BY size DESC LIMIT 1"
+        row = sql.execute(query, (LAST,)).fetchone()
     else:
         row = sql.execute(f"{HEAD} WHERE size = ?", (size,)).fetchone()
     return None if row is None else LogHead(*row)

@@ -59,9 +59,10 @@ class SqlitePairing:
 
     async def paired_workers(self, owner: str, user: str) -> list[PairedWorker]:
         def partners(sql: sqlite3.Connection) -> list[PairedWorker]:
-            query = """SELECT public_key, paired_at FROM trusted
-                       WHERE owner = ? AND user = ? ORDER BY paired_at, public_key"""
-            return [PairedWorker(*row) for row in sql.execute(query, (owner, user))]
+            query = """SELECT paired_at, public_key FROM trusted
+                       WHERE owner = ? AND user = ?"""
+            rows = sorted(sql.execute(query, (owner, user)))
+            return [PairedWorker(key, paired_at) for paired_at, key in rows]
 
         return await self._database.read(partners)
 

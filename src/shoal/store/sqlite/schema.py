@@ -179,6 +179,20 @@ MIGRATIONS = (
         at REAL NOT NULL
     ) STRICT, WITHOUT ROWID;
     """,
+    # Each list is in the order of an index: the entries of equal keys are in the order
+    # of their rows.  A receipt outlives its job.
+    """
+    DROP INDEX jobs_of_owner;
+    CREATE INDEX jobs_of_owner ON jobs (owner, state);
+    CREATE INDEX jobs_of_state ON jobs (state);
+    CREATE INDEX transfers_from ON transfers (debit);
+    CREATE INDEX transfers_to ON transfers (credit);
+    ALTER TABLE receipts ADD COLUMN owner TEXT;
+    UPDATE receipts SET owner = (SELECT owner FROM jobs WHERE id = receipts.job_id);
+    CREATE INDEX receipts_of_owner ON receipts (owner) WHERE owner IS NOT NULL;
+    CREATE INDEX pairing_codes_of_owner ON pairing_codes (owner, expires_at);
+    CREATE INDEX pairing_codes_by_expiry ON pairing_codes (expires_at);
+    """,
 )
 
 

@@ -1,6 +1,5 @@
 """The store in one SQLite file: one commit for each batch."""
 
-import json
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,21 +12,23 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job, Priority
-from shoal.domain.work import JobKind
 from shoal.domain.worker import Suspension
 from shoal.pool.lifecycle import JobState
 from shoal.store import codec
 from shoal.store.blobs import BlobStore, MemoryBlobs
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.port import (
+    EXAMINED_MAX,
     OMITTED_WORK,
     JobFilter,
     RecordedFact,
     StoredJob,
+    StoredJobPage,
     StoredJobSummary,
 )
 from shoal.store.sqlite.database import Database
 from shoal.store.sqlite.facts import LargeValues, write_facts
+from shoal.store.sqlite.job_pages import read_page, read_summary
 from shoal.store.sqlite.keys import SqliteKeys, forget_ended
 from shoal.store.sqlite.ledger import SqliteLedger, write_entries
 from shoal.store.sqlite.pairing import SqlitePairing, forget_expired
@@ -37,10 +38,6 @@ JOB = """SELECT id, kind, owner, state, work, limits, priority, idempotency_key,
                 lease, outcome, error, submitted_at, ended_at,
                 function_call, value
          FROM jobs"""
-
-
-SUMMARY = """SELECT id, kind, model, owner, priority, json_remove(terms, '$.form'),
-                    state, lease, submitted_at, ended_at, error FROM jobs"""
 
 
 class SqliteStore:
@@ -85,28 +82,13 @@ class SqliteStore:
         return await self._find_job("id = ?", job_id)
 
     async def summary(self, job_id: JobId) -> StoredJobSummary | None:
-        def read(sql: sqlite3.Connection) -> StoredJobSummary | None:
-            row = sql.execute(f"{SUMMARY} WHERE id = ?", (job_id,)).fetchone()
-            return None if row is None else _summary(row)
+        return await self.database.read(lambda sql: read_summary(sql, job_id))
 
-        return await self.database.read(read)
-
-    async def recent(self, wanted: JobFilter, limit: int) -> list[StoredJobSummary]:
-        asked = {
-            "owner = ?": wanted.owner,
-            "user = ?": wanted.user,
-            "kind = ?": wanted.kind and wanted.kind.value,
-            "rowid < (SELECT rowid FROM jobs WHERE id = ?)": wanted.before,
-        }
-        given = {test: value for test, value in asked.items() if value is not None}
-        if wanted.states:
-            states = json.dumps([state.value for state in wanted.states])
-            given["state IN (SELECT value FROM json_each(?))"] = states
-        where = " AND ".join(given) or "TRUE"
-        query = f"{SUMMARY} WHERE {where} ORDER BY rowid DESC LIMIT ?"
-        values = (*given.values(), limit)
+    async def recent(
+        self, wanted: JobFilter, limit: int, examined_max: int = EXAMINED_MAX
+    ) -> StoredJobPage:
         return await self.database.read_list(
-            lambda sql: [_summary(row) for row in sql.execute(query, values)]
+            lambda sql: read_page(sql, wanted, limit, examined_max)
         )
 
     async def by_idempotency_key(
@@ -143,24 +125,24 @@ class SqliteStore:
         )
 
     async def trusted_workers(self) -> list[WorkerTrusted]:
-        query = "SELECT owner, user, public_key FROM trusted ORDER BY paired_at"
+        query = "SELECT owner, user, public_key FROM trusted"
         return await self.database.read_list(
             lambda sql: [WorkerTrusted(*row) for row in sql.execute(query)]
         )
 
     async def suspensions(self) -> list[tuple[WorkerSuspended, float]]:
-        query = "SELECT name, how, by, at FROM suspensions ORDER BY at, name"
+        query = "SELECT at, name, how, by FROM suspensions"
         return await self.database.read_list(
             lambda sql: [
                 (WorkerSuspended(name, Suspension(how), by), at)
-                for name, how, by, at in sql.execute(query)
+                for at, name, how, by in sorted(sql.execute(query))
             ]
         )
 
     async def penalties_since(self, since: float) -> list[RecordedFact]:
         query = """SELECT at, body FROM facts
                    WHERE job_id IS NULL AND at >= ? AND type = 'WorkerMarked'
-                   ORDER BY number"""
+                   ORDER BY at, number"""
 
         def read(sql: sqlite3.Connection) -> list[RecordedFact]:
             rows = sql.execute(query, (since,))
@@ -169,7 +151,7 @@ class SqliteStore:
         return await self.database.read_list(read)
 
     async def models_since(self, since: float) -> set[str]:
-        query = """SELECT DISTINCT model.value
+        query = """SELECT model.value
                    FROM facts, json_each(facts.body, '$.offer.models') AS model
                    WHERE job_id IS NULL AND at >= ? AND facts.type = 'WorkerJoined'"""
         return await self.database.read_list(
@@ -205,21 +187,6 @@ def _prune(sql: sqlite3.Connection, before: float) -> int:
     forget_ended(sql, before)
     forget_expired(sql, before)
     return sql.execute("DELETE FROM jobs WHERE ended_at < ?", (before,)).rowcount
-
-
-def _summary(row: tuple[Any, ...]) -> StoredJobSummary:
-    id_, kind, model, owner, priority, terms, state, lease, *rest = row
-    return StoredJobSummary(
-        JobId(id_),
-        JobKind(kind),
-        model,
-        owner,
-        Priority(priority),
-        codec.decode_terms(terms),
-        JobState(state),
-        LeaseNumber(lease),
-        *rest,
-    )
 
 
 def _job(row: tuple[Any, ...], blobs: BlobStore) -> StoredJob:

@@ -43,15 +43,16 @@ class SqliteWebhooks:
         hosts_without: Collection[str] = (),
     ) -> float | None:
         query = (
-            "SELECT min(due_at) FROM webhook_deliveries WHERE due_at IS NOT NULL"
+            "SELECT due_at FROM webhook_deliveries WHERE due_at IS NOT NULL"
             f" AND job_id NOT IN ({_placeholders(without)})"
             f" AND host NOT IN ({_placeholders(hosts_without)})"
+            " ORDER BY due_at LIMIT 1"
         )
         values = (*without, *hosts_without)
 
         def next_due(sql: sqlite3.Connection) -> float | None:
-            ((first,),) = sql.execute(query, values)
-            return first  # type: ignore[no-any-return]  # the schema says it is REAL
+            row = sql.execute(query, values).fetchone()
+            return None if row is None else float(row[0])
 
         return await self._database.read(next_due)
 
