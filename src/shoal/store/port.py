@@ -255,6 +255,7 @@ class Store(Protocol):
         """Delete the jobs that ended before a Unix time; return their number.
 
         Deletes their facts, and keys, tokens and pairing codes that ended before, too.
+        Receipts, transfers and usage stay.  Other writes go on meanwhile.
         """
         ...
 

@@ -153,6 +153,8 @@ class Database:
             check_same_thread=False,
         )
         undo.callback(writer.close)
+        # Of a new file; pages that ``prune`` frees can be given back.
+        writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
         writer.execute("PRAGMA journal_mode = WAL")
         # "Accepted" means on disk, so each commit waits for the disk.
         writer.execute("PRAGMA synchronous = FULL")

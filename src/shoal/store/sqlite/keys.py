@@ -31,6 +31,8 @@ TOKENS = """SELECT id, name, digest, created_at, expires_at, revoked_at, uses_ma
                    models
             FROM join_tokens ORDER BY rowid"""
 
+EARLIER_DAYS = -1  # the day of the row with the usage of all earlier days
+
 USED = """SELECT owner, sum(requests), sum(prompt_tokens), sum(completion_tokens),
                  sum(iif(day = ?, prompt_tokens + completion_tokens, 0))
           FROM usage"""
@@ -148,6 +150,35 @@ def count_calls(sql: sqlite3.Connection, job_ids: Sequence[JobId], day: int) -> 
            ON CONFLICT DO UPDATE SET requests = requests + excluded.requests""",
         (day, json.dumps(job_ids)),
     )
+
+
+def add_up_usage(
+    sql: sqlite3.Connection, day: int, first: str, limit: int
+) -> str | None:
+    """Make one row of each owner's usage before a day.
+
+    Does so for ``limit`` owners from ``first`` on, in the order of their names.
+    Returns the first of the others; None if there are none.
+    """
+    query = "SELECT owner FROM usage WHERE owner >= ? GROUP BY owner LIMIT ?"
+    owners = sql.execute(query, (first, limit + 1)).fetchall()
+    others = owners[limit:]
+    del owners[limit:]
+    sql.executemany(
+        """INSERT INTO usage
+           SELECT owner, ?2, sum(requests), sum(prompt_tokens), sum(completion_tokens)
+           FROM usage WHERE owner = ?1 AND day > ?2 AND day < ?3 GROUP BY owner
+           ON CONFLICT DO UPDATE SET
+           requests = requests + excluded.requests,
+           prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+           completion_tokens = completion_tokens + excluded.completion_tokens""",
+        [(owner, EARLIER_DAYS, day) for (owner,) in owners],
+    )
+    sql.executemany(
+        "DELETE FROM usage WHERE owner = ? AND day > ? AND day < ?",
+        [(owner, EARLIER_DAYS, day) for (owner,) in owners],
+    )
+    return others[0][0] if others else None
 
 
 def forget_ended(sql: sqlite3.Connection, before: float) -> None:

@@ -29,9 +29,10 @@ from shoal.store.port import (
 from shoal.store.sqlite.database import Database
 from shoal.store.sqlite.facts import LargeValues, write_facts
 from shoal.store.sqlite.job_pages import read_page, read_summary
-from shoal.store.sqlite.keys import SqliteKeys, forget_ended
+from shoal.store.sqlite.keys import SqliteKeys
 from shoal.store.sqlite.ledger import SqliteLedger, write_entries
-from shoal.store.sqlite.pairing import SqlitePairing, forget_expired
+from shoal.store.sqlite.pairing import SqlitePairing
+from shoal.store.sqlite.pruning import prune
 from shoal.store.sqlite.webhooks import SqliteWebhooks, write_deliveries
 
 JOB = """SELECT id, kind, owner, state, work, limits, priority, idempotency_key, terms,
@@ -159,7 +160,7 @@ class SqliteStore:
         )
 
     async def prune(self, before: float) -> int:
-        return await self.database.transact(lambda sql: _prune(sql, before))
+        return await prune(self.database, before)
 
     async def close(self) -> None:
         await self.database.close()
@@ -177,16 +178,6 @@ class SqliteStore:
         if call is not None:
             self._large_values.pin(stored.job.id, codec.large_values_of(call))
         return stored
-
-
-def _prune(sql: sqlite3.Connection, before: float) -> int:
-    old = "SELECT id FROM jobs WHERE ended_at < ?"
-    sql.execute(f"DELETE FROM facts WHERE job_id IN ({old})", (before,))
-    sql.execute(f"DELETE FROM webhook_deliveries WHERE job_id IN ({old})", (before,))
-    sql.execute("DELETE FROM facts WHERE job_id IS NULL AND at < ?", (before,))
-    forget_ended(sql, before)
-    forget_expired(sql, before)
-    return sql.execute("DELETE FROM jobs WHERE ended_at < ?", (before,)).rowcount
 
 
 def _job(row: tuple[Any, ...], blobs: BlobStore) -> StoredJob:

@@ -1,0 +1,74 @@
+"""Deletes what is old from the SQLite store, in short transactions.
+
+Other transactions run between them, so nothing waits longer than for one of them.
+"""
+
+import sqlite3
+from functools import partial
+
+from shoal.domain.credentials import day_of
+from shoal.store.sqlite.database import SqlRunner
+from shoal.store.sqlite.keys import add_up_usage, forget_ended
+from shoal.store.sqlite.pairing import forget_expired
+
+# Of one transaction, which takes a few milliseconds.
+JOBS_AT_ONCE = 50
+FACTS_AT_ONCE = 500  # of workers
+OWNERS_AT_ONCE = 200
+PAGES_AT_ONCE = 200
+
+FREE_SHARE = 0.25  # of the file's pages that are kept for new rows
+
+
+async def prune(database: SqlRunner, before: float) -> int:
+    """Delete what ended before a Unix time; return the number of jobs."""
+    await database.transact(lambda sql: _forget(sql, before))
+    jobs = 0
+    while deleted := await database.transact(lambda sql: _delete_jobs(sql, before)):
+        jobs += deleted
+    while await database.transact(lambda sql: _delete_facts(sql, before)):
+        pass
+    first: str | None = ""
+    while first is not None:
+        first = await database.transact(
+            partial(add_up_usage, day=day_of(before), first=first, limit=OWNERS_AT_ONCE)
+        )
+    while await database.transact(_shrink):
+        pass
+    return jobs
+
+
+def _forget(sql: sqlite3.Connection, before: float) -> None:
+    forget_ended(sql, before)
+    forget_expired(sql, before)
+
+
+def _delete_jobs(sql: sqlite3.Connection, before: float) -> int:
+    """Delete some jobs with their facts and deliveries; return their number."""
+    query = "SELECT id FROM jobs WHERE ended_at < ? LIMIT ?"
+    jobs = sql.execute(query, (before, JOBS_AT_ONCE)).fetchall()
+    sql.executemany("DELETE FROM facts WHERE job_id = ?", jobs)
+    sql.executemany("DELETE FROM webhook_deliveries WHERE job_id = ?", jobs)
+    sql.executemany("DELETE FROM jobs WHERE id = ?", jobs)
+    return len(jobs)
+
+
+def _delete_facts(sql: sqlite3.Connection, before: float) -> int:
+    """Delete some facts of workers; return their number."""
+    query = """DELETE FROM facts WHERE number IN (
+                   SELECT number FROM facts WHERE job_id IS NULL AND at < ? LIMIT ?)"""
+    return sql.execute(query, (before, FACTS_AT_ONCE)).rowcount
+
+
+def _shrink(sql: sqlite3.Connection) -> bool:
+    """Give free pages back to the file system; return whether there may be more.
+
+    A file that was made before it could shrink stays as large as it is.
+    """
+    ((free,),) = sql.execute("PRAGMA freelist_count")
+    ((pages,),) = sql.execute("PRAGMA page_count")
+    if free <= pages * FREE_SHARE:
+        return False
+    sql.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
+    ((left,),) = sql.execute("PRAGMA freelist_count")
+    return bool(left < free)

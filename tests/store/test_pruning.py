@@ -1,0 +1,113 @@
+"""Pruning beside other writes, and the size of the file afterwards."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from shoal.domain.credentials import DAY, KeyUsage
+from shoal.domain.facts import Fact, JobCompleted, JobSubmitted, WorkerLeft
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job
+from shoal.domain.outcome import Outcome, Usage
+from shoal.domain.work import Chat
+from shoal.store.sqlite import pruning
+from shoal.store.sqlite.pruning import FACTS_AT_ONCE, JOBS_AT_ONCE
+from shoal.store.sqlite.schema import migrate
+from shoal.store.sqlite.store import SqliteStore
+
+JOBS = 10 * JOBS_AT_ONCE + 1
+CHAT = Chat("m", ({"role": "user", "content": "x" * 5000},))
+
+
+def story(name: str, owner: str = "al") -> list[Fact]:
+    job_id = JobId(name)
+    outcome = Outcome("done", "stop", Usage(3, 4))
+    return [
+        JobSubmitted(Job(job_id, CHAT, owner=owner)),
+        JobCompleted(job_id, LeaseNumber(1), outcome),
+    ]
+
+
+async def filled(path: Path) -> SqliteStore:
+    """Open a store with many jobs and facts that ended at 1.0."""
+    store = SqliteStore(path)
+    await store.open()
+    stories = [fact for number in range(JOBS) for fact in story(f"j{number}")]
+    await store.append(stories, 1.0)
+    left = [WorkerLeft(WorkerId("w"), "reset")] * (FACTS_AT_ONCE + 1)
+    await store.append(left, 1.0)
+    return store
+
+
+async def value(store: SqliteStore, query: str) -> int:
+    ((found,),) = await store.database.read(lambda sql: sql.execute(query).fetchall())
+    return int(found)
+
+
+async def test_other_writes_run_between_the_parts_of_a_prune(tmp_path: Path) -> None:
+    store = await filled(tmp_path / "shoal.db")
+
+    pruned = asyncio.create_task(store.prune(2.0))
+    await asyncio.sleep(0)
+    await store.append(story("new"), 3.0)
+    assert not pruned.done()
+    assert await value(store, "SELECT count(*) FROM jobs") > JOBS_AT_ONCE
+
+    assert await pruned == JOBS
+    assert await value(store, "SELECT count(*) FROM jobs") == 1
+    assert await value(store, "SELECT count(*) FROM facts") == 2
+    await store.close()
+
+
+async def test_file_shrinks_after_a_prune(tmp_path: Path) -> None:
+    store = await filled(tmp_path / "shoal.db")
+    pages = await value(store, "PRAGMA page_count")
+
+    await store.prune(2.0)
+
+    left = await value(store, "PRAGMA page_count")
+    assert left < pages / 4
+    assert await value(store, "PRAGMA freelist_count") <= left * pruning.FREE_SHARE
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / "shoal.db")) as sql:
+        assert sql.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_file_that_cannot_shrink_is_pruned(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "shoal.db", isolation_level=None)) as sql:
+        migrate(sql)  # without PRAGMA auto_vacuum, as before
+    store = await filled(tmp_path / "shoal.db")
+    pages = await value(store, "PRAGMA page_count")
+
+    assert await store.prune(2.0) == JOBS
+
+    assert await value(store, "PRAGMA page_count") == pages
+    await store.append(story("new"), 3.0)
+    assert await value(store, "PRAGMA page_count") == pages
+    await store.close()
+
+
+async def test_usage_of_earlier_days_is_added_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "OWNERS_AT_ONCE", 2)
+    store = SqliteStore(tmp_path / "shoal.db")
+    await store.open()
+    owners = ("", "al", "bo", "cy", "di")
+    for day in range(20):
+        facts = [each for name in owners for each in story(f"{name}{day}", name)]
+        await store.append(facts, day * DAY + 1)
+
+    for last in (10, 10, 18):
+        await store.prune(last * DAY)
+
+        used = KeyUsage(20, 60, 80, 7)
+        assert await store.keys.usage_by_owner(19) == dict.fromkeys(owners, used)
+        for name in owners:
+            assert await store.keys.usage_of(name, 19) == used
+        rows = len(owners) * (20 - last + 1)
+        assert await value(store, "SELECT count(*) FROM usage") == rows
+    await store.close()
