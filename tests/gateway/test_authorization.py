@@ -68,6 +68,12 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/admin/accounts/{name}/credit"): CREATION,
     ("PUT", "/admin/accounts/{name}/budget"): CREATION,
     ("GET", "/admin/status"): ANY_KEY,
+    # The worker is unknown.
+    ("GET", "/admin/workers/{name}"): (400, 400, 400, 400, 401),
+    ("POST", "/admin/workers/{name}/drain"): CREATION,
+    ("POST", "/admin/workers/{name}/pause"): CREATION,
+    ("POST", "/admin/workers/{name}/resume"): CREATION,
+    ("POST", "/admin/workers/{name}/remove"): CREATION,
     ("GET", "/admin/nodes"): ANY_KEY,
     ("GET", "/admin/models/{model}"): ANY_KEY,
     ("GET", "/admin/jobs"): ANY_KEY,
