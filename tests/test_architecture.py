@@ -182,3 +182,89 @@ def test_time_and_chance_are_read_at_the_rim() -> None:
         "config/secret_files.py",
         "transports/tls.py",  # a certificate begins and ends at some time
     }
+
+
+# What admits its holder is compared nowhere else (docs/keys.md).
+COMPARES_SECRETS = {
+    "protocols/macfleet/codec/keys.py",
+    "protocols/macfleet/strong_handshake.py",
+    "protocols/seam/admission.py",
+    "protocols/tealenet/admission.py",
+}
+
+# Comparisons of what is named like a secret and is none, and why.
+COMPARES_NAMES = {
+    "cli/worker/join_target.py": "token not in ('', stored_token)",  # the user's own
+    # A hint is sent in the clear, and stands for a digest that it does not reveal.
+    "coordinator/admission.py": "token_hint(each.digest) == presented.hint",
+    "coordinator/receipt_verifier.py": "each.job_id in presented",  # jobs
+    # Two of our own, after the peer has proved one of them.
+    "protocols/macfleet/handshake_server.py": (
+        "presented.digest == self._settings.digest"
+    ),
+    # Valid proofs only, for replays are no guesses.
+    "protocols/macfleet/heartbeat.py": "proof in self._proofs",
+    # Content, not secrets.
+    "protocols/macfleet/codec/reserved_frames.py": (
+        "partial.hash.digest() != partial.digest, sha256(blob).digest() != digest"
+    ),
+    # What is public is checked again only if it has changed.
+    "protocols/tealenet/relay/registry.py": (
+        "before.profile.signature != message.signature"
+    ),
+    "tasks/schemas.py": "hint in _REBUILT",  # a type hint
+}
+
+SECRET_NAMES = frozenset(
+    {"authorization", "hint", "hmac", "mac", "passcode", "password", "presented"}
+    | {"proof", "secret", "signature", "token"}
+)
+# Elsewhere, digests are those of content.
+DIGESTS_OF_SECRETS = (
+    *("coordinator/admission", "coordinator/credential_cache"),
+    *("gateway/http/", "gateway/jobs/pairing", "protocols/"),
+)
+
+
+def test_secrets_are_compared_in_constant_time() -> None:
+    timed: dict[str, set[str]] = {}
+    constant = set()
+    for path, text in MODULES.items():
+        names = SECRET_NAMES
+        if path.startswith(DIGESTS_OF_SECRETS):
+            names |= {"digest"}
+        for node in code_of(text):
+            if isinstance(node, ast.Compare) and _compares(node, names):
+                timed.setdefault(path, set()).add(ast.unparse(node))
+            if isinstance(node, ast.Attribute) and node.attr == "compare_digest":
+                constant.add(path)
+
+    shown = {path: ", ".join(sorted(each)) for path, each in timed.items()}
+    assert shown == COMPARES_NAMES
+    assert constant == COMPARES_SECRETS
+
+
+def _compares(node: ast.Compare, names: frozenset[str]) -> bool:
+    """Say whether ``==`` or ``in`` compares a value with one of these names.
+
+    Not with a constant: there is nothing to guess about "".
+    """
+    by_value = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
+    sides = [node.left, *node.comparators]
+    return (
+        all(isinstance(each, by_value) for each in node.ops)
+        and not any(isinstance(each, ast.Constant) for each in sides)
+        and any(_is_named(each, names) for each in sides)
+    )
+
+
+def _is_named(value: ast.expr, names: frozenset[str]) -> bool:
+    match value:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return not (name.isupper() or names.isdisjoint(name.lower().split("_")))
+        case ast.Subscript(value=inner) | ast.Call(func=inner):
+            return _is_named(inner, names)
+        case ast.Tuple(elts=elements):
+            return any(_is_named(each, names) for each in elements)
+        case _:
+            return False

@@ -24,8 +24,8 @@ from shoal.domain.work import message_text
 TESTS = Path(__file__).parents[1]
 TINY = TESTS / "models" / "tiny.gguf"
 PATIENCE = scaled(60.0)  # seconds until what should happen is taken not to
-TOKEN = "join-me"
-KEY = "sk-live"
+TOKEN = "9f2c71d4e8a6b03597c1d5e2"
+KEY = "sk-live-uZ5kq2Xv8RbN4tYw7Hc3"
 
 
 class Program:

@@ -11,7 +11,7 @@ from live.machines import two_machines
 from live.programs import Pool, Programs, eventually
 from live.sites import Site
 
-FLEET = ("--macfleet-token", "a token for the fleet")
+FLEET = ("--macfleet-token", "5d0e93b7a1c84f26d9e1")
 PORTS = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
 PATIENCE = scaled(90.0)  # seconds: a node that has failed is asked every 30
 

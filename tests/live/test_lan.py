@@ -19,7 +19,9 @@ from transports.certificates import issue
 TASKS = Path(__file__).parents[1] / "tasks" / "demo_tasks.py"
 STORY = "Tell me a story."
 EVERYWHERE = ("--host", "0.0.0.0", "--log-level", "info")
-LOOKING = (*EVERYWHERE, "--tealenet-browse", "--tealenet-passcode", "reef")
+REEF = "c7d1f0a85e3b42966ab1"
+LOOKING = (*EVERYWHERE, "--tealenet-browse", "--tealenet-passcode", REEF)
+FLEET_TOKEN = "5d0e93b7a1c84f26d9e1"
 PORT = 4321  # of a machine's own, so that nobody else has it
 
 
@@ -95,7 +97,7 @@ def test_network_outage_withdraws_the_model_until_it_ends(
 def test_other_clusters_are_ignored(places: tuple[Site, Site]) -> None:
     one, other = places
     here = one.serve(*LOOKING)
-    there = other.serve(*LOOKING[:-1], "other reef")
+    there = other.serve(*LOOKING[:-1], f"other {REEF}")
     with_model(one, here, "tiny")
     with_model(other, there, "twin")
     refused = re.compile("passcode")
@@ -140,14 +142,14 @@ def test_listening_worker_and_the_coordinator_of_its_fleet_find_each_other(
     places: tuple[Site, Site],
 ) -> None:
     one, other = places
-    fleet = ("--token", "a-fleet-token", "--tasks", str(TASKS))
+    fleet = ("--token", FLEET_TOKEN, "--tasks", str(TASKS))
     with other.machine.inside():
         worker = other.programs.run(
             "join", "--listen", "--json", "--name", "far", *fleet
         )
     worker.event("listening")
 
-    here = one.serve(*EVERYWHERE, "--macfleet-token", "a-fleet-token")
+    here = one.serve(*EVERYWHERE, "--macfleet-token", FLEET_TOKEN)
 
     assert worker.event("joined")["coordinator"]
     assert "met peer='macfleet:far' protection=tls" in here.program.errors

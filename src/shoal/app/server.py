@@ -22,8 +22,11 @@ from shoal.app.settings import (
 from shoal.app.websocket_router import STOPPING, WebSocketRouter
 from shoal.calls.durable import DurableCalls
 from shoal.config import ServeConfig, X402Config, check_x402
+from shoal.config.loader import check_secret, check_secrets
 from shoal.config.runtime_file import publish_url
 from shoal.config.secret_files import (
+    KEY_FILE,
+    TOKEN_FILE,
     first_key,
     first_token,
     new_secret,
@@ -36,6 +39,7 @@ from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.ids import new_id
 from shoal.coordinator.spot_checks import SpotChecks
+from shoal.domain.addresses import is_own_host
 from shoal.domain.credentials import DAY
 from shoal.domain.errors import ConfigError, StoreError
 from shoal.domain.ids import JobId
@@ -63,7 +67,6 @@ SIGNATURES_INLINE_MAX = (
     4  # signatures that may hold up the loop: half a millisecond of checking them
 )
 PRUNE_EVERY = 3600.0  # seconds
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 NO_WIRES: Mapping[str, object] = {}
 
 log = logging.getLogger("shoal.app")
@@ -108,6 +111,10 @@ async def run_coordinator(
     """
     settings = read_settings(config)
     check_x402(x402)
+    if not is_own_host(config.host):
+        check_secrets("serve", config)
+        for wire, wire_config in wires.items():
+            check_secrets(wire, wire_config)
     stored = _secrets(config, settings.certificate)
     clock = LoopClock()
     files = BlobFiles(config.data_dir / "blobs", settings.blobs_max)
@@ -170,7 +177,7 @@ async def run_coordinator(
                 tasks.create_task(_send_webhooks(gateway, settings.reach)),
             ]
             admission.url = public_url(config.host, port, secure=secure)
-            admission.loopback_only = config.host in LOOPBACK
+            admission.loopback_only = is_own_host(config.host)
             async with open_network(endpoints, network) as admission.ports:
                 websockets.open(tasks)
                 join = admission.invitation(stored.token)
@@ -210,8 +217,16 @@ def _secrets(config: ServeConfig, certificate: str | None) -> _StoredSecrets:
         store_certificate(folder, certificate)
     except OSError as error:
         raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
-    if not token and config.host not in LOOPBACK:
-        log.warning("any machine that reaches this one can join: --join-token is empty")
+    if not is_own_host(config.host):
+        # They may be older than the address: stored while only this machine could
+        # present them.
+        check_secret(f"{folder / KEY_FILE} (--api-key)", api_key)
+        if token:
+            check_secret(f"{folder / TOKEN_FILE} (--join-token)", token)
+        else:
+            log.warning(
+                "any machine that reaches this one can join: --join-token is empty"
+            )
     return _StoredSecrets(api_key, token, signer)
 
 

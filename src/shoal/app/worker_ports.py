@@ -9,7 +9,8 @@ from functools import partial
 from random import Random
 
 from shoal.app.network import NetworkContext, open_network
-from shoal.domain.addresses import is_loopback
+from shoal.config.loader import check_secret
+from shoal.domain.addresses import is_own_host
 from shoal.domain.errors import NotAdmitted
 from shoal.domain.worker import Hardware
 from shoal.ledger.keys import Signer, verify
@@ -63,6 +64,8 @@ class WorkerPorts:
     signer: Signer
 
     def __post_init__(self) -> None:
+        if self.token and not is_own_host(self.host):
+            check_secret("the fleet's token", self.token)
         self._endpoints()
 
     @asynccontextmanager
@@ -72,7 +75,7 @@ class WorkerPorts:
         Raises ConfigError if a port cannot be opened.
         """
         wire = self.protocol.name
-        if not self.token and not is_loopback(self.host):
+        if not self.token and not is_own_host(self.host):
             log.warning(
                 "wire=%s any machine that reaches this one can submit jobs: the fleet "
                 "has no token",

@@ -25,12 +25,15 @@ class ServeConfig:
         "folder of the database, the keys and other data", USER_DATA
     )
     api_key: str = setting(
-        "first API key (default: a random one, stored in the data folder)", ""
+        "first API key (default: a random one, stored in the data folder)",
+        "",
+        secret=True,
     )
     join_token: str | None = setting(
         "join token of workers; empty: none required (default: a random one, stored in "
         "the data folder)",
         None,
+        secret=True,
     )
     tls_cert: Path | None = setting(
         "PEM file with the HTTPS certificate, followed by its intermediate "

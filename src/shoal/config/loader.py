@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import platformdirs
 
 from shoal.domain.errors import ConfigError
+from shoal.domain.secret_strength import why_guessable
 
 T = TypeVar("T")
 
@@ -20,12 +21,16 @@ ENVIRONMENT = "SHOAL_"  # prefix of variables
 USER_FILE = platformdirs.user_config_path("shoal", appauthor=False) / "shoal.toml"
 
 
-def setting(help: str, default: object, metavar: str = "") -> Any:
+def setting(
+    help: str, default: object, metavar: str = "", *, secret: bool = False
+) -> Any:
     """Declare a field of a configuration, with the help text of its flag.
 
-    The default ``metavar`` is the last word of the field's name.
+    The default ``metavar`` is the last word of the field's name.  A ``secret`` admits
+    whoever presents it, see ``check_secrets``.
     """
-    return field(default=default, metadata={"help": help, "metavar": metavar})
+    metadata = {"help": help, "metavar": metavar, "secret": secret}
+    return field(default=default, metadata=metadata)
 
 
 def load(
@@ -77,6 +82,27 @@ def flag(section: str, each: "Field[Any]") -> str:
     """Return the flag that sets a field."""
     prefix = "" if section in ("serve", "join") else f"{section}-"
     return f"--{prefix}{each.name.replace('_', '-')}"
+
+
+def check_secrets(section: str, config: object) -> None:
+    """Raise ConfigError if a secret of a configuration can be guessed.
+
+    Empty secrets mean that none is asked for.  Only for configurations of what other
+    machines can reach.
+    """
+    for each in fields(config):  # type: ignore[arg-type]  # it is a dataclass
+        if each.metadata.get("secret") and (given := getattr(config, each.name)):
+            check_secret(flag(section, each), given)
+
+
+def check_secret(name: str, secret: str) -> None:
+    """Raise ConfigError with a hint if a secret can be guessed; ``name`` is shown."""
+    if (reason := why_guessable(secret)) is not None:
+        raise ConfigError(
+            f"{name}: other machines could guess this secret: {reason}. Use a random "
+            "one, such as from `openssl rand -hex 16`; or listen on 127.0.0.1, where "
+            "any secret is accepted"
+        )
 
 
 def variable(section: str, each: "Field[Any]") -> str:

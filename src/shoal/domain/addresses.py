@@ -2,6 +2,7 @@
 
 import ipaddress
 
+LOOPBACK_NAME = "localhost"
 NETWORK_OF_ONE = 64  # bits of an IPv6 address that its owner does not choose
 
 
@@ -14,6 +15,11 @@ def is_loopback(address: str) -> bool:
     if isinstance(given, ipaddress.IPv6Address) and given.ipv4_mapped is not None:
         return given.ipv4_mapped.is_loopback
     return given.is_loopback
+
+
+def is_own_host(host: str) -> bool:
+    """Return whether only this machine reaches what listens on a host."""
+    return host == LOOPBACK_NAME or is_loopback(host)
 
 
 def network_key(address: str) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from multidict import CIMultiDictProxy
 
 from shoal.coordinator.credential_cache import CredentialCache
-from shoal.domain.addresses import is_loopback
+from shoal.domain.addresses import is_loopback, is_own_host
 from shoal.domain.credentials import Key, Scope, digest_of
 from shoal.domain.errors import ConfigError, KeyExpired, KeyRevoked, Unauthorized
-from shoal.gateway.http.pages import LOOPBACK_NAME, host_name
+from shoal.gateway.http.pages import host_name
 
 NO_KEYS: Mapping[str, str] = {}
 REVOKED = "the key was revoked"
@@ -98,4 +98,4 @@ def is_local(address: str, headers: CIMultiDictProxy[str]) -> bool:
 
 def _names_loopback(host: str) -> bool:
     name = host_name(host)
-    return name is not None and (name == LOOPBACK_NAME or is_loopback(name))
+    return name is not None and is_own_host(name)

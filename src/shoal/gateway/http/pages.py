@@ -19,9 +19,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from multidict import CIMultiDictProxy
 
+from shoal.domain.addresses import LOOPBACK_NAME
 from shoal.domain.errors import ConfigError, Forbidden
 
-LOOPBACK_NAME = "localhost"
 PREFLIGHT_SECONDS = 7200  # that a browser may remember an answer; its own maximum
 METHODS = "GET, POST, DELETE"
 EXPOSED = "*, x-request-id, x-shoal-job, x-shoal-worker, x-shoal-attempts, Retry-After"

@@ -9,7 +9,10 @@ class Config:
 
     token: str = field(
         default="",
-        metadata={"help": "token of workers, beside the coordinator's join token"},
+        metadata={
+            "help": "token of workers, beside the coordinator's join token",
+            "secret": True,
+        },
     )
     open: bool = field(
         default=False,

@@ -14,7 +14,8 @@ class Config:
         default="",
         metadata={
             "help": "token of nodes, beside the coordinator's join token; without "
-            "either, any token"
+            "either, any token",
+            "secret": True,
         },
     )
     max_new_tokens: int = field(

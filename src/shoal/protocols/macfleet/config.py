@@ -15,7 +15,8 @@ class Config:
         metadata={
             "help": "token of the fleet, 8 characters or more; its holders may serve "
             "and submit jobs; empty: the join token (--join-token, --token), "
-            "which admits Shoal's workers in any case"
+            "which admits Shoal's workers in any case",
+            "secret": True,
         },
     )
     fleet: str = field(

@@ -17,14 +17,16 @@ class Config:
         default="",
         metadata={
             "help": "token that workers present to join, beside the coordinator's "
-            "join token"
+            "join token",
+            "secret": True,
         },
     )
     passcode: str = field(
         default="",
         metadata={
             "help": "passcode of the cluster; peers that have it serve and submit "
-            "jobs, and others on the local network need a join token"
+            "jobs, and others on the local network need a join token",
+            "secret": True,
         },
     )
     open: bool = field(
