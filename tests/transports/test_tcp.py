@@ -21,7 +21,6 @@ from shoal.transports.tcp import (
 from shoal.transports.tcp_client import connect_tcp
 from shoal.transports.tcp_server import ConnectionPolicy, accept, tcp_listener
 from transports.certificates import issue
-from transports.conftest import PATIENCE
 from transports.links import ended, pair, received, serving
 
 ONE_READ = 256 << 10  # bytes: the largest read of the event loops
@@ -436,21 +435,34 @@ async def test_connections_close_with_their_port(
     assert ended == ["127.0.0.1"]
 
 
-async def test_connection_during_cancellation_is_closed() -> None:
+@pytest.mark.parametrize("cancelled_first", [False, True])
+@pytest.mark.parametrize("turns_between", range(4))
+@pytest.mark.parametrize("turns_before", range(4))
+async def test_no_cancellation_loses_a_connection(
+    turns_before: int, turns_between: int, *, cancelled_first: bool
+) -> None:
+    async def turn(times: int) -> None:
+        for _ in range(times):
+            await asyncio.sleep(0)
+
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         accepting = asyncio.create_task(accept(listener))
-        await asyncio.sleep(0)
-        with socket.create_connection(listener.getsockname()) as client:
-            client.settimeout(PATIENCE)
-            # Twice: it has been accepted, but not handed over yet.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            accepting.cancel()
+        await turn(turns_before)
+        with socket.socket() as client:
+            if cancelled_first:
+                accepting.cancel()
+                await turn(turns_between)
+            client.connect(listener.getsockname())
+            if not cancelled_first:
+                await turn(turns_between)
+                accepting.cancel()
             await asyncio.wait([accepting])
 
-            assert accepting.cancelled()
-            assert client.recv(1) == b""
+            sock, _ = await (accept(listener) if accepting.cancelled() else accepting)
+            with sock:
+                sock.sendall(b"x")
+            assert client.recv(1) == b"x"
 
 
 async def test_used_port_is_named_with_its_program() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import logging
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -107,21 +108,32 @@ async def _bind(host: str, port: int, *, fallback: bool) -> socket.socket:
 async def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
     """Accept a connection; return it with the peer's address.
 
-    ``sock_accept`` alone loses a connection that arrives in the same iteration of the
-    event loop as a cancellation: it stays open until it is collected as garbage.
+    Raises OSError if this process has too many files open.
+
+    A cancellation loses no connection: it stays with the listener.  ``sock_accept``
+    would leave one that arrives just then open, until it is collected as garbage.
     """
-    accepting = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(listener))
+    if sys.platform == "win32":  # its event loop closes such a connection
+        return await asyncio.get_running_loop().sock_accept(listener)
+    while True:
+        try:
+            sock, address = listener.accept()
+        except BlockingIOError:
+            await _readable(listener)
+        else:
+            sock.setblocking(False)
+            return sock, address
+
+
+async def _readable(listener: socket.socket) -> None:
+    """Wait until a connection may have arrived."""
+    loop = asyncio.get_running_loop()
+    arrived = asyncio.Event()
+    loop.add_reader(listener, arrived.set)
     try:
-        await asyncio.wait([accepting])
-    except asyncio.CancelledError:
-        await asyncio.sleep(0)  # one that has just arrived is in the result now
-        if accepting.cancel():
-            await asyncio.wait([accepting])  # until it no longer watches the listener
-        elif accepting.exception() is None:
-            sock, _ = accepting.result()
-            sock.close()
-        raise
-    return accepting.result()
+        await arrived.wait()
+    finally:
+        loop.remove_reader(listener)
 
 
 class _Connections:
@@ -156,6 +168,7 @@ class _Connections:
                         await asyncio.sleep(ACCEPT_RETRY_DELAY)
                         continue
                     self._on_accepted(tasks, sock, address[0])
+                    await asyncio.sleep(0)  # where the next one is already there
             finally:
                 listener.close()
                 if self._serving:
