@@ -11,13 +11,13 @@ from cli.coordinators import ORIGINAL, Sites
 from cli.test_join_models import worker
 from live.programs import GatedModel
 from shoal.app.fleet_files import save_fleet
-from shoal.cli.join_functions import (
+from shoal.cli.worker import join_target
+from shoal.cli.worker.join_functions import (
     check_task_options,
     function_membership,
     ray_engines,
     resolve_call_target,
 )
-from shoal.cli.worker import join_target
 from shoal.cli.worker.join_target import resolve_direct
 from shoal.config import JoinConfig
 from shoal.domain.errors import ConfigError

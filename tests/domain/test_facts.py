@@ -40,6 +40,7 @@ def test_stored_names_never_change() -> None:
         "ReceiptPresented",
         "WorkerConditioned",
         "WorkerDismissed",
+        "WorkerDistrusted",
         "WorkerDraining",
         "WorkerJoined",
         "WorkerLost",

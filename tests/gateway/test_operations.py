@@ -11,7 +11,10 @@ from shoal.gateway.app import make_app
 from shoal.gateway.http.operation import Operation
 from shoal.gateway.operations import OPERATIONS
 
-PARAMETERS = {"digest": "00" * 32, "id": "none", "model": "m", "name": "none"}
+PARAMETERS = {
+    **{"digest": "00" * 32, "provider_pubkey": "00" * 32},
+    **{"id": "none", "model": "m", "name": "none"},
+}
 LOWER = {Scope.USE: Scope.READ, Scope.ADMIN: Scope.USE}
 """The next lower scope, for each scope that has one."""
 

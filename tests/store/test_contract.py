@@ -29,6 +29,7 @@ from shoal.domain.facts import (
     PassedOver,
     ReceiptPresented,
     WorkerDismissed,
+    WorkerDistrusted,
     WorkerDraining,
     WorkerFact,
     WorkerJoined,
@@ -155,6 +156,7 @@ OF_WORKERS: list[Fact] = [
     WorkerLeft(W, "reset"),
     WorkerMarked(W, 3, "another answer than others", JobId("j")),
     WorkerTrusted("al", "u1", "8a" * 32),
+    WorkerDistrusted("al", "u2", "8a" * 32),
 ]
 
 OF_ACCOUNTS: list[Fact] = [

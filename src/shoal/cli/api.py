@@ -177,6 +177,7 @@ def _key(args: argparse.Namespace) -> str:
 
 def _message(error: HTTPError) -> str:
     try:
-        return str(json.load(error)["error"]["message"])
+        reason = json.load(error)["error"]
+        return reason if isinstance(reason, str) else str(reason["message"])
     except (ValueError, KeyError, TypeError):
         return f"HTTP {error.code} from {error.url}"

@@ -55,7 +55,7 @@ def list_credentials(
 
 def revoke_credential(args: argparse.Namespace, path: str, consequence: str) -> int:
     """Revoke a credential, after confirmation at a terminal."""
-    if not _confirmed(args, consequence):
+    if not confirm_revocation(args, consequence):
         return 1
     revoked = api.request(args, f"{path}/{quote(args.name, safe='')}", method="DELETE")
     if args.json:
@@ -72,7 +72,8 @@ def format_expiry(credential: Credential) -> str:
     return format_day(credential["expires_at"]) or "never"
 
 
-def _confirmed(args: argparse.Namespace, consequence: str) -> bool:
+def confirm_revocation(args: argparse.Namespace, consequence: str) -> bool:
+    """Ask at a terminal whether to revoke ``args.name``; without one, do not ask."""
     if args.yes or not sys.stdin.isatty():
         return True
     print(f"Revoke {args.name}?  {consequence}  [y/N] ", end="", file=sys.stderr)

@@ -1,13 +1,18 @@
-"""List, explain and cancel jobs."""
+"""Submit, list, explain and cancel jobs."""
 
 import argparse
+import getpass
 import json
+import sys
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from shoal.cli import api
 from shoal.cli.arguments import add_action
+from shoal.cli.quote import add_terms
 from shoal.cli.terminal import format_day, print_table, printable
+from shoal.domain.errors import ConfigError
+from shoal.domain.job import Privacy
 
 PATH = "/admin/jobs"
 HEAD = (
@@ -24,11 +29,15 @@ STATES = (
     *("queued", "leased", "streaming"),
     *("done", "failed", "cancelled", "expired"),
 )
+OPEN_STATUSES = ("pending", "assigned")
+WAIT_STEP = 60.0  # seconds that one request waits for the end of a job
 ERROR_MAX = 60  # characters of an error in the table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    submit = add_action(actions, "submit", "submit a job, and print its id")
+    _add_submission(submit)
     listing = add_action(actions, "ls", "list the newest jobs")
     listing.add_argument("--state", choices=STATES, help="filter by state")
     listing.add_argument("--key", metavar="NAME", help="filter by API key")
@@ -46,15 +55,114 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         each.add_argument(
             "id", help="id of the job, from a response or `shoal jobs ls`"
         )
-    for each in (listing, show, explain, cancel):
+    for each in (submit, listing, show, explain, cancel):
         each.add_argument("--json", action="store_true", help="print JSON")
         api.add_arguments(each)
 
 
 def run(args: argparse.Namespace) -> int:
-    return {"ls": _list, "show": _show, "explain": _explain, "cancel": _cancel}[
-        args.action
-    ](args)
+    actions = {
+        "submit": _submit,
+        "ls": _list,
+        "show": _show,
+        "explain": _explain,
+        "cancel": _cancel,
+    }
+    return actions[args.action](args)
+
+
+def _add_submission(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "input",
+        help="prompt, or input of the task; - reads it from standard input",
+    )
+    add_terms(parser)
+    parser.add_argument(
+        "--task", metavar="NAME", help="name of the task; required with --type TASK"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", help="model of an LLM_INFER job (default: any)"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="limit of an LLM_INFER job's answer, in tokens (default: 256)",
+    )
+    parser.add_argument(
+        "--payload",
+        action="store_true",
+        help="the input is the whole payload, in JSON",
+    )
+    parser.add_argument(
+        "--privacy",
+        choices=[each.name for each in Privacy],
+        default=Privacy.PUBLIC.name,
+        help="privacy class; PRIVATE: only for workers that are paired with the user "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--user",
+        default=getpass.getuser(),
+        help="user of the job, a sub-account of the API key (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="wait for the end of the job, and print its result",
+    )
+
+
+def _submit(args: argparse.Namespace) -> int:
+    query = urlencode({"job_type": args.type, "policy": args.policy})
+    policy = args.policy
+    if policy == "AUTO":
+        policy = api.request(args, f"/v1/quote?{query}")["policy_resolved"]
+    body = {
+        "job_type": args.type,
+        "payload": _payload(args),
+        "user_id": args.user,
+        "privacy_class": args.privacy,
+    }
+    committed = api.request(args, f"/v1/jobs/commit/{policy.lower()}", body)
+    if not args.wait:
+        print(json.dumps(committed) if args.json else committed["job_id"])
+        return 0
+    path = f"/v1/jobs/{quote(committed['job_id'], safe='')}?wait={WAIT_STEP:g}"
+    while (job := api.request(args, path))["status"] in OPEN_STATUSES:
+        pass
+    failed = job["status"] != "completed"
+    if args.json:
+        print(json.dumps(job))
+    elif failed:
+        raise api.ApiError(f"job {job['id']} failed: {job['detail']}")
+    else:
+        print(printable(_format_result(job["result"])))
+    return int(failed)
+
+
+def _payload(args: argparse.Namespace) -> object:
+    """Return the payload of a job; raises ConfigError if the flags do not fit."""
+    text = sys.stdin.read() if args.input == "-" else args.input
+    if args.payload:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"--payload: expected JSON: {error}") from error
+    if args.type == "TASK":
+        if args.task is None:
+            raise ConfigError("--type TASK: give the name of the task with --task")
+        return {"task_type": args.task, "input": text}
+    fields = {"prompt": text, "model": args.model, "max_tokens": args.max_tokens}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _format_result(result: Any) -> str:
+    """Return the text of an answer, or the JSON of another output."""
+    text = result.get("text") if isinstance(result, dict) else None
+    if isinstance(text, str):
+        return text
+    return json.dumps(result, ensure_ascii=False)
 
 
 def _list(args: argparse.Namespace) -> int:

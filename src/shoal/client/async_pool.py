@@ -24,6 +24,7 @@ from shoal.client.encoding import (
     is_small,
     remote_function,
 )
+from shoal.client.jobs import AsyncJobs
 from shoal.client.map_results import (
     AsyncResults,
     MapItems,
@@ -261,6 +262,11 @@ class AsyncPool:
         blob = await asyncio.to_thread(encode_value, value)
         await self._carrier.channel.put(blob)
         return Ref(blob.digest)
+
+    @property
+    def jobs(self) -> AsyncJobs:
+        """Asynchronous jobs: submit, price, show, await, list and cancel them."""
+        return AsyncJobs(self._carrier.request)
 
     @property
     def workers(self) -> AsyncWorkers:

@@ -44,9 +44,9 @@ class _Message(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
-    """An error in OpenAI's form, as the gateway sends it."""
+    """An error in OpenAI's form, or as a text, as the API of jobs sends it."""
 
-    error: _Message
+    error: _Message | str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,7 +148,8 @@ def _reason(error: Exception) -> str:
 
 def _message(body: bytes) -> str:
     try:
-        return msgspec.json.decode(body, type=_Refusal).error.message
+        error = msgspec.json.decode(body, type=_Refusal).error
+        return error if isinstance(error, str) else error.message
     except ValueError:
         return ""
 

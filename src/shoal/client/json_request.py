@@ -1,9 +1,9 @@
 """Requests to a coordinator's HTTP API whose answers are JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -21,12 +21,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class JsonRequest(Generic[T]):
-    """A request without a body; ``path`` is percent-encoded."""
+    """A request; ``path`` is percent-encoded, and a ``body`` is sent as JSON."""
 
     path: str
     answer: type[T]
     method: str = "GET"
     query: Mapping[str, str] = field(default_factory=dict)
+    body: object = None
 
     async def send(self, session: ClientSession, address: CoordinatorAddress) -> T:
         """Return the answer.
@@ -38,7 +39,7 @@ class JsonRequest(Generic[T]):
         url = f"{address.url}{self.path}{query}"
         try:
             async with session.request(
-                self.method, url, allow_redirects=False
+                self.method, url, json=self.body, allow_redirects=False
             ) as response:
                 try:
                     await raise_for_status(response)
@@ -54,3 +55,15 @@ class JsonRequest(Generic[T]):
             return msgspec.json.decode(body, type=self.answer)
         except msgspec.MsgspecError as error:
             raise PeerError(f"{url}: invalid answer: {error}") from error
+
+
+class SendRequest(Protocol):
+    """Sends a request and returns the answer."""
+
+    def __call__(self, request: JsonRequest[T]) -> T: ...
+
+
+class AsyncSendRequest(Protocol):
+    """Sends a request and returns the answer."""
+
+    def __call__(self, request: JsonRequest[T]) -> Awaitable[T]: ...

@@ -19,6 +19,7 @@ from shoal.client.encoding import (
     encode_value,
     remote_function,
 )
+from shoal.client.jobs import Jobs
 from shoal.client.map_results import MapWindow, as_done, in_order, outcomes, results
 from shoal.client.options import (
     OptionChanges,
@@ -290,6 +291,11 @@ class Pool(Executor):
             ShoalError: the coordinator refuses to answer, or is unreachable.
         """
         return self._shared.carrier.tasks()
+
+    @property
+    def jobs(self) -> Jobs:
+        """Asynchronous jobs: submit, price, show, await, list and cancel them."""
+        return Jobs(self._shared.carrier.request)
 
     @property
     def workers(self) -> Workers:

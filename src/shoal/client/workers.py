@@ -1,14 +1,12 @@
 """``pool.workers``: the connected workers, and operators' orders about them."""
 
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Literal, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Literal
 from urllib.parse import quote
 
 import msgspec
 
-from shoal.client.json_request import JsonRequest
-
-T = TypeVar("T")
+from shoal.client.json_request import AsyncSendRequest, JsonRequest, SendRequest
 
 PATH = "/admin/workers"
 STATUS_PATH = "/admin/status"
@@ -49,18 +47,6 @@ class _Status(msgspec.Struct):
 
 
 LIST = JsonRequest(STATUS_PATH, _Status)
-
-
-class SendRequest(Protocol):
-    """Sends a request and returns the answer."""
-
-    def __call__(self, request: JsonRequest[T]) -> T: ...
-
-
-class AsyncSendRequest(Protocol):
-    """Sends a request and returns the answer."""
-
-    def __call__(self, request: JsonRequest[T]) -> Awaitable[T]: ...
 
 
 class Workers:

@@ -25,6 +25,7 @@ from shoal.domain.facts import (
     LateResult,
     ReceiptPresented,
     WorkerDismissed,
+    WorkerDistrusted,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
@@ -99,6 +100,7 @@ class Effects:
                 | WorkerLoadChanged()
                 | WorkerMarked()
                 | WorkerTrusted()
+                | WorkerDistrusted()
                 | AccountCredited()
                 | AccountLimited()
                 | ReceiptPresented()

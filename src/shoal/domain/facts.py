@@ -105,6 +105,15 @@ class WorkerTrusted:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerDistrusted:
+    """A user of a key's owner no longer trusts this public key."""
+
+    owner: str
+    user: str
+    public_key: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobSubmitted:
     job: Job
 
@@ -297,6 +306,7 @@ WorkerFact: TypeAlias = (
     | WorkerDismissed
     | WorkerMarked
     | WorkerTrusted
+    | WorkerDistrusted
 )
 Fact: TypeAlias = JobFact | WorkerFact | AccountFact | LateResult | ReceiptPresented
 
@@ -323,6 +333,7 @@ FACT_NAMES: Mapping[type[Fact], str] = {
     WorkerDismissed: "WorkerDismissed",
     WorkerMarked: "WorkerMarked",
     WorkerTrusted: "WorkerTrusted",
+    WorkerDistrusted: "WorkerDistrusted",
     AccountCredited: "AccountCredited",
     AccountLimited: "AccountLimited",
 }

@@ -170,6 +170,12 @@ JOBS = (
         answer=pairing.ProviderList,
         query=pairing.ProviderQuery,
     ),
+    Operation(
+        *("DELETE", "/v1/trust/{provider_pubkey}", "Unpair a worker"),
+        use_open(pairing.revoke_pairing),
+        answer=pairing.PairingRevoked,
+        query=pairing.ProviderQuery,
+    ),
 )
 
 RECEIPTS = (

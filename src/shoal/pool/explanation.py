@@ -22,6 +22,7 @@ from shoal.domain.facts import (
     PassedOver,
     ReceiptPresented,
     WorkerDismissed,
+    WorkerDistrusted,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
@@ -118,6 +119,8 @@ def _describe(fact: Fact) -> Iterator[str]:
             yield f"{worker_id} marked with {points}: {reason}"
         case WorkerTrusted(owner, user, public_key):
             yield f"{owner}/{user} trusts {public_key}"
+        case WorkerDistrusted(owner, user, public_key):
+            yield f"{owner}/{user} no longer trusts {public_key}"
         case AccountCredited(account, amount, by):
             yield f"{account} credited with {dollars(amount)} by {by}"
         case AccountLimited(account, budget, by):

@@ -117,6 +117,15 @@ class WorkerPaired:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerUnpaired:
+    """A user revoked a pairing; jobs that run are finished."""
+
+    owner: str
+    user: str
+    public_key: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainAnnounced:
     """A worker announced that it takes no new jobs."""
 
@@ -182,6 +191,7 @@ HubInput: TypeAlias = (
     | ReceiptVerified
     | AnswerDisputed
     | WorkerPaired
+    | WorkerUnpaired
     | WorkerSuspension
     | WorkerResumption
     | AccountTopUp

@@ -17,6 +17,7 @@ from shoal.domain.facts import (
     JobUnhedged,
     LateResult,
     ReceiptPresented,
+    WorkerDistrusted,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
@@ -57,6 +58,7 @@ from shoal.pool.inputs import (
     WorkerPaired,
     WorkerResumption,
     WorkerSuspension,
+    WorkerUnpaired,
 )
 from shoal.pool.lifecycle import JobState
 from shoal.pool.open_job import OpenJob
@@ -138,6 +140,9 @@ def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
         case WorkerPaired(owner, user, public_key):
             known = public_key in pool.trusted_keys.get((owner, user), ())
             return [] if known else [WorkerTrusted(owner, user, public_key)]
+        case WorkerUnpaired(owner, user, public_key):
+            known = public_key in pool.trusted_keys.get((owner, user), ())
+            return [WorkerDistrusted(owner, user, public_key)] if known else []
         case WorkerSuspension():
             return suspension_facts(pool, hub_input)
         case WorkerResumption(name, by):

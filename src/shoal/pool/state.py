@@ -23,6 +23,7 @@ from shoal.domain.facts import (
     LateResult,
     ReceiptPresented,
     WorkerDismissed,
+    WorkerDistrusted,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
@@ -191,6 +192,9 @@ class PoolState:
                     self._drop_oldest_penalty()
             case WorkerTrusted(owner, user, public_key):
                 self.trusted_keys.setdefault((owner, user), set()).add(public_key)
+            case WorkerDistrusted(owner, user, public_key):
+                # Waiting jobs hold the same set.
+                self.trusted_keys.get((owner, user), set()).discard(public_key)
             case ReceiptPresented() | AccountCredited() | AccountLimited():
                 pass  # scheduling does not depend on it
             case WorkerLoadChanged(worker_id, condition):

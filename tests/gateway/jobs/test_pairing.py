@@ -94,6 +94,71 @@ async def test_worker_that_names_a_key_is_paired_if_the_coordinator_trusts_it(
         assert (await worker.job())["job_id"] == job_id
 
 
+async def test_revoked_worker_gets_no_more_private_jobs(pool: Pool) -> None:
+    code = await code_of(pool)
+    await claim(pool, code)
+    async with provider(pool, proven=True) as worker:
+        running = await committed(pool, privacy_class="PRIVATE")
+        await worker.job()
+        waiting = await committed(pool, privacy_class="PRIVATE")
+
+        revoked = await call(pool, "DELETE", f"/v1/trust/{A.upper()}?user_id=u1")
+        private = COMMIT | {"privacy_class": "PRIVATE"}
+        refused, _ = await call(pool, "POST", "/v1/jobs/commit/fast", private)
+        await worker.complete(running, {"done": True})
+        public = await committed(pool)
+        given = await worker.job(1)
+
+    assert revoked == (200, {"user_id": "u1", "provider_pubkey": A})
+    assert refused == 422
+    assert given["job_id"] == public != waiting
+    assert (await call(pool, "GET", f"/v1/jobs/{running}"))[1]["status"] == "completed"
+    assert await partners(pool) == []
+
+
+async def test_code_of_a_revoked_worker_does_not_pair_it_again(pool: Pool) -> None:
+    code = await code_of(pool)
+    await claim(pool, code)
+
+    await call(pool, "DELETE", f"/v1/trust/{A}?user_id=u1")
+
+    assert await claim(pool, code) == (400, {"error": "invalid_code"})
+    assert await partners(pool) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "error"),
+    [
+        (f"{A}?user_id=u2", 404, "this worker is not paired with the user"),
+        (f"{B}?user_id=u1", 404, "this worker is not paired with the user"),
+        (A, 400, "Missing user_id query param"),
+        (f"{A}?user_id=", 400, "Missing user_id query param"),
+        ("abc?user_id=u1", 400, "provider_pubkey: expected an Ed25519 public key"),
+    ],
+)
+async def test_only_a_pairing_of_the_user_can_be_revoked(
+    pool: Pool, path: str, status: int, error: str
+) -> None:
+    await claim(pool, await code_of(pool))
+
+    found, answer = await call(pool, "DELETE", f"/v1/trust/{path}")
+
+    assert found == status
+    assert answer["error"].startswith(error)
+    assert await partners(pool) == [A]
+
+
+async def test_revocation_outlives_a_restart(tmp_path: Path) -> None:
+    wires = {"dispatch": Config(open=True)}
+    async with serving(tmp_path, wires=wires) as pool:
+        await claim(pool, await code_of(pool))
+        await claim(pool, await code_of(pool), B)
+        await call(pool, "DELETE", f"/v1/trust/{A}?user_id=u1")
+
+    async with serving(tmp_path, wires=wires) as pool:
+        assert await partners(pool) == [B]
+
+
 async def test_code_is_claimed_once(pool: Pool) -> None:
     code = await code_of(pool)
     assert (await claim(pool, code))[0] == 200

@@ -30,6 +30,7 @@ from shoal.domain.facts import (
     LateResult,
     ReceiptPresented,
     WorkerDismissed,
+    WorkerDistrusted,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
@@ -255,6 +256,7 @@ def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:
             | WorkerDismissed()
             | WorkerMarked()
             | WorkerTrusted()
+            | WorkerDistrusted()
             | AccountCredited()
             | AccountLimited()
         ):

@@ -6,17 +6,17 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from shoal.domain.errors import InvalidRequest, RateLimited
+from shoal.domain.errors import InvalidRequest, NotFound, RateLimited
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import decode
+from shoal.gateway.http.decoding import decode, read_query
 from shoal.gateway.http.responses import json_response
 from shoal.gateway.jobs.job_request import USER_MAX, UserId, decode_user, is_falsy
 from shoal.gateway.jobs.job_view import format_time
 from shoal.gateway.jobs.submit_job import read_json_body
 from shoal.ledger.canonical import to_time
 from shoal.ledger.keys import is_valid_key, public_key_of
-from shoal.pool.inputs import WorkerPaired
+from shoal.pool.inputs import WorkerPaired, WorkerUnpaired
 from shoal.pool.trust import pairing_rejection
 from shoal.store.pairing import PairingCode
 
@@ -33,6 +33,7 @@ MISSING_CLAIM = "Missing pairing_code or provider_pubkey"
 INVALID = "invalid_code"
 CLAIMED = "already_claimed"
 EXPIRED = "expired"
+NOT_PAIRED = "this worker is not paired with the user"
 UNPROVEN = "unproven_key"
 
 
@@ -73,8 +74,13 @@ class ProviderList(msgspec.Struct, frozen=True):
     providers: list[PairedProvider]
 
 
+class PairingRevoked(msgspec.Struct, frozen=True):
+    user_id: str
+    provider_pubkey: str
+
+
 class ProviderQuery(msgspec.Struct, frozen=True):
-    """The user whose workers to list; required."""
+    """The user of the workers; required."""
 
     user_id: Annotated[str, Meta(max_length=USER_MAX)] | UnsetType = UNSET
 
@@ -164,6 +170,19 @@ def _public_key(text: str) -> str:
 
 async def _record_pairing(gateway: Gateway, code: PairingCode, public_key: str) -> None:
     await gateway.hub.process(WorkerPaired(code.owner, code.user, public_key))
+
+
+async def revoke_pairing(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    user = read_query(request, ProviderQuery).user_id
+    if not isinstance(user, str) or not user:
+        raise InvalidRequest(MISSING_QUERY, "user_id")
+    public_key = _public_key(request.match_info["provider_pubkey"])
+    if public_key not in gateway.hub.pool.trusted_keys.get((caller.name, user), ()):
+        raise NotFound(NOT_PAIRED)
+    await gateway.hub.process(WorkerUnpaired(caller.name, user, public_key))
+    return json_response(PairingRevoked(user, public_key))
 
 
 async def list_providers(

@@ -25,6 +25,7 @@ from shoal.domain.facts import (
     LateResult,
     ReceiptPresented,
     WorkerDismissed,
+    WorkerDistrusted,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
@@ -127,6 +128,13 @@ class _Batch:
             case WorkerTrusted(owner, user, public_key):
                 query = "INSERT OR IGNORE INTO trusted VALUES (?, ?, ?, ?)"
                 self.sql.execute(query, (owner, user, public_key, at))
+                return _row(fact, None, at)
+            case WorkerDistrusted(owner, user, public_key):
+                pair = "owner = ? AND user = ? AND public_key = ?"
+                # A worker presents its code at each start: it must not pair it again.
+                for table in ("trusted", "pairing_codes"):
+                    query = f"DELETE FROM {table} WHERE {pair}"
+                    self.sql.execute(query, (owner, user, public_key))
                 return _row(fact, None, at)
             case WorkerSuspended(name, how, by):
                 query = "INSERT OR REPLACE INTO suspensions VALUES (?, ?, ?, ?)"

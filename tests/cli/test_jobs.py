@@ -1,0 +1,118 @@
+"""The commands for jobs, quotes and pairings at a complete coordinator."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.providers import provider
+from gateway.serving import KEY, Pool, serving
+from protocols.dispatch.recorded import SIGNERS
+from shoal.cli.main import main
+from shoal.protocols.dispatch import Config
+
+A = SIGNERS["A"].public_key.hex()
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    async with serving(tmp_path, wires={"dispatch": Config(open=True)}) as running:
+        yield running
+
+
+async def shoal(pool: Pool, *arguments: str) -> int:
+    """Run a command; return its exit status."""
+    address = ("--url", pool.url, "--api-key", KEY)
+    return await asyncio.to_thread(main, [*arguments, *address])
+
+
+async def test_submitted_job_is_awaited_and_its_result_printed(
+    pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = ("--type", "TASK", "--task", "classify", "--user", "ada")
+    command = ("jobs", "submit", "great", *task, "--wait")
+    async with provider(pool) as worker, asyncio.TaskGroup() as tasks:
+        ended = tasks.create_task(shoal(pool, *command))
+        job = await worker.job()
+        await worker.complete(job["job_id"], {"sentiment": "positive"})
+
+    assert ended.result() == 0
+    assert capsys.readouterr().out == '{"sentiment": "positive"}\n'
+    assert job["payload"] == {"task_type": "classify", "input": "great"}
+    terms = (job["job_type"], job["policy"], job["privacy_class"], job["user_id"])
+    assert terms == ("TASK", "CHEAP", "PUBLIC", "ada")
+
+
+async def test_submitted_prompt_prints_the_id_of_its_job(
+    pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--policy", "CHEAP", "--max-tokens", "8", "--json")
+    async with provider(pool) as worker:
+        assert await shoal(pool, "jobs", "submit", "hi", *flags) == 0
+        job = await worker.job()
+
+    assert json.loads(capsys.readouterr().out) == {"job_id": job["job_id"]}
+    assert job["payload"] == {"prompt": "hi", "max_tokens": 8}
+    assert job["policy"] == "CHEAP"
+
+
+async def test_whole_payload_can_be_given(
+    pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    payload = {"prompt": "hi", "job_type": "LLM_INFER"}
+    async with provider(pool) as worker:
+        text = json.dumps(payload)
+        assert await shoal(pool, "jobs", "submit", "--payload", text) == 0
+        assert (await worker.job())["payload"] == payload
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("hi", "--privacy", "PRIVATE"), "no_trusted_worker: only paired workers"),
+        (("hi", "--type", "TASK"), "give the name of the task with --task"),
+        (("{", "--payload"), "--payload: expected JSON"),
+    ],
+)
+async def test_refused_submission_says_why(
+    pool: Pool,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    error: str,
+) -> None:
+    assert await shoal(pool, "jobs", "submit", *arguments) == 1
+    assert error in capsys.readouterr().err
+
+
+async def test_quote_prints_the_price(
+    pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await shoal(pool, "quote") == 0
+    assert await shoal(pool, "quote", "--type", "TASK", "--policy", "FAST") == 0
+
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == ["$0.010  LLM_INFER FAST", "$0.003  TASK FAST"]
+
+
+async def test_worker_is_paired_listed_and_revoked(
+    pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await shoal(pool, "pair", "create", "ada") == 0
+    code = capsys.readouterr().out.splitlines()[0]
+
+    assert await shoal(pool, "pair", "claim", code, A) == 0
+    assert await shoal(pool, "pair", "ls", "ada") == 0
+    claimed, head, row = capsys.readouterr().out.splitlines()
+    assert claimed == f"paired {A} with ada"
+    assert (head.split(), row.split()[0]) == (["WORKER", "PAIRED"], A)
+
+    assert await shoal(pool, "pair", "revoke", "ada", A, "--yes") == 0
+    assert await shoal(pool, "pair", "ls", "ada") == 0
+    revoked, empty = capsys.readouterr().out.splitlines()
+    assert revoked == f"revoked {A}"
+    assert empty.startswith("no paired worker")
+
+    assert await shoal(pool, "pair", "claim", code, A) == 1
+    assert "invalid_code" in capsys.readouterr().err
