@@ -86,6 +86,19 @@ async def test_refused_submission_says_why(
     assert error in capsys.readouterr().err
 
 
+async def test_without_a_login_name_only_a_submission_needs_a_user(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_entry() -> str:
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    monkeypatch.setattr("getpass.getuser", no_entry)
+
+    assert await shoal(pool, "jobs", "ls") == 0
+    assert await shoal(pool, "jobs", "submit", "hi") == 1
+    assert "give the user with --user" in capsys.readouterr().err
+
+
 async def test_quote_prints_the_price(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,8 +103,7 @@ def _add_submission(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--user",
-        default=getpass.getuser(),
-        help="user of the job, a sub-account of the API key (default: %(default)s)",
+        help="user of the job, a sub-account of the API key (default: the login name)",
     )
     parser.add_argument(
         "--wait",
@@ -121,7 +120,7 @@ def _submit(args: argparse.Namespace) -> int:
     body = {
         "job_type": args.type,
         "payload": _payload(args),
-        "user_id": args.user,
+        "user_id": args.user or _login_name(),
         "privacy_class": args.privacy,
     }
     committed = api.request(args, f"/v1/jobs/commit/{policy.lower()}", body)
@@ -139,6 +138,14 @@ def _submit(args: argparse.Namespace) -> int:
     else:
         print(printable(_format_result(job["result"])))
     return int(failed)
+
+
+def _login_name() -> str:
+    """Return the name of this machine's user; raises ConfigError if it has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:  # as in some containers
+        raise ConfigError("no login name: give the user with --user") from error
 
 
 def _payload(args: argparse.Namespace) -> object:
