@@ -1,6 +1,5 @@
 """Databases written by earlier versions: one file for each version."""
 
-import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,13 +11,15 @@ from shoal.domain.ids import JobId
 from shoal.domain.job import Webhook
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Call, Chat, Feature
+from shoal.domain.worker import Suspension
 from shoal.pool.lifecycle import JobState
 from shoal.store.sqlite.schema import MIGRATIONS
 from shoal.store.sqlite.store import SqliteStore
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
-WRITTEN = sorted((Path(__file__).parent / "written").glob("version*.db"))
-WRITTEN_5 = Path(__file__).parent / "written" / "version5.db"
+FOLDER = Path(__file__).parent / "written"
+VERSIONS = range(1, len(MIGRATIONS) + 1)
+WITH_CALLS = 5  # versions from which on there are calls and deliveries
 
 STATES = {
     "done": JobState.DONE,
@@ -30,15 +31,57 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("written", WRITTEN, ids=lambda path: path.stem)
-async def test_database_of_an_earlier_version_is_complete(
-    written: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "shoal.db"
-    shutil.copy(written, path)
+async def opened(version: int, folder: Path) -> SqliteStore:
+    """Make the database of a version, and open it with the present one."""
+    path = folder / "shoal.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript((FOLDER / f"version{version}.sql").read_text("utf-8"))
     store = SqliteStore(path)
-
     await store.open()
+    return store
+
+
+def loaded(version: int) -> sqlite3.Connection:
+    """Make the database of a version, as it was written."""
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    database.executescript((FOLDER / f"version{version}.sql").read_text("utf-8"))
+    return database
+
+
+def shape(database: sqlite3.Connection) -> dict[str, object]:
+    """Return the columns of each table, and of each index."""
+    query = "SELECT name, type FROM sqlite_master"
+    return {
+        name: database.execute(
+            f"PRAGMA {'table_xinfo' if type_ == 'table' else 'index_xinfo'}({name})"
+        ).fetchall()
+        for name, type_ in database.execute(query).fetchall()
+    }
+
+
+def test_a_database_of_every_version_is_kept() -> None:
+    kept = {path.name for path in FOLDER.iterdir()}
+
+    assert kept == {f"version{version}.sql" for version in VERSIONS}, (
+        "run scripts/write_database.py after adding a migration"
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_migrations_still_make_each_version(version: int) -> None:
+    with closing(sqlite3.connect(":memory:")) as made, closing(loaded(version)) as kept:
+        for step in MIGRATIONS[:version]:
+            made.executescript(step)
+
+        assert shape(made) == shape(kept)
+        assert kept.execute("PRAGMA user_version").fetchone() == (version,)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_database_of_an_earlier_version_is_complete(
+    version: int, tmp_path: Path
+) -> None:
+    store = await opened(version, tmp_path)
 
     for name, state in STATES.items():
         stored = await store.job(JobId(name))
@@ -53,41 +96,34 @@ async def test_database_of_an_earlier_version_is_complete(
     done = await store.job(JobId("done"))
     assert done is not None
     assert done.outcome == Outcome("the answer é", "length", Usage(12, 34))
-    opened = [each.job.id for each in await store.open_jobs()]
-    assert opened[:2] == ["running", "waiting"]
+    running = [each.job.id for each in await store.open_jobs()]
+    assert running[:2] == ["running", "waiting"]
     assert await store.models_since(since=0.0) == {"m"}
     await store.close()
 
 
-@pytest.mark.parametrize("written", WRITTEN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_database_of_an_earlier_version_accepts_writes(
-    written: Path, tmp_path: Path
+    version: int, tmp_path: Path
 ) -> None:
-    path = tmp_path / "shoal.db"
-    shutil.copy(written, path)
-    store = SqliteStore(path)
-    await store.open()
+    store = await opened(version, tmp_path)
 
-    await store.keys.keys.add(Key("k", "a", digest_of("sk"), "", Scope.USE, 1.0))
+    await store.keys.keys.add(Key("k", "a", digest_of("new"), "", Scope.USE, 1.0))
     assert await store.keys.usage_of("nobody", 0) == KeyUsage()
-    ended = 5 if written == WRITTEN_5 else 4
-    assert await store.prune(1000.0) == ended
+    assert await store.prune(1000.0) == 4 + (version >= WITH_CALLS)
     await store.close()
 
-    with closing(sqlite3.connect(path)) as database:
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        assert version == len(MIGRATIONS)
+    with closing(sqlite3.connect(tmp_path / "shoal.db")) as database:
+        (found,) = database.execute("PRAGMA user_version").fetchone()
+        assert found == len(MIGRATIONS)
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+@pytest.mark.parametrize("version", VERSIONS[WITH_CALLS - 1 :])
 async def test_migration_keeps_webhook_deliveries_and_function_calls(
-    tmp_path: Path,
+    version: int, tmp_path: Path
 ) -> None:
-    path = tmp_path / "shoal.db"
-    shutil.copy(WRITTEN_5, path)
-    store = SqliteStore(path)
-
-    await store.open()
+    store = await opened(version, tmp_path)
 
     done, failed = JobId("done"), JobId("failed")
     webhook = Webhook("https://done.example/hook", "shh-shh-shh-shh")
@@ -106,4 +142,47 @@ async def test_migration_keeps_webhook_deliveries_and_function_calls(
     assert called is not None
     assert called.job.work == call
     assert called.outcome == Outcome("", value=b"\xc4\x01\xff", blobs=(bytes(32),))
+    await store.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS[2:])
+async def test_migration_keeps_credentials(version: int, tmp_path: Path) -> None:
+    store = await opened(version, tmp_path)
+
+    assert [each.name for each in await store.keys.keys.all()] == ["al"]
+    (token,) = await store.keys.tokens.all()
+    assert (token.uses_max, token.workers) == (3, frozenset({"wire:w"}))
+    assert (await store.keys.usage_of("default", 0)).prompt_tokens == 12
+    await store.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS[3:])
+async def test_migration_keeps_the_ledger(version: int, tmp_path: Path) -> None:
+    store = await opened(version, tmp_path)
+
+    done = JobId("done")
+    opening = await store.ledger.load()
+    assert opening.accounts["user:default"].balance == 7_000
+    assert opening.head is not None
+    assert opening.head.size == 1
+    (receipt,) = await store.ledger.receipts_of(done)
+    assert await store.ledger.recent_receipts("default", 9) == [receipt]
+    (moved,) = await store.ledger.transfers("user:default", 9)
+    assert moved.transfer.amount == 7_000
+    assert not await store.ledger.claim_payment("tx1", JobId("failed"), 1.0)
+    (trusted,) = await store.trusted_workers()
+    assert (trusted.owner, trusted.user) == ("default", "ada")
+    code = await store.pairing.find("code")
+    assert code is not None
+    assert code.expires_at == 2000.0
+    await store.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS[6:])
+async def test_migration_keeps_suspensions(version: int, tmp_path: Path) -> None:
+    store = await opened(version, tmp_path)
+
+    ((suspended, at),) = await store.suspensions()
+    assert (suspended.name, suspended.how) == ("w", Suspension.PAUSED)
+    assert at == 12.0
     await store.close()
