@@ -212,7 +212,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.worker.agent.RETRY_FIRST", 0.01)
     monkeypatch.setattr("shoal.worker.agent.RETRY_MAX", 0.05)
     monkeypatch.setattr("shoal.transports.websocket.CLOSE_TIMEOUT", 0.1)
-    monkeypatch.setattr("shoal.transports.websocket.CONNECT_TIMEOUT", 0.3)
 
 
 @pytest.fixture(autouse=True)
@@ -419,11 +418,15 @@ HANDSHAKES: dict[str, Attack] = {
 
 
 @pytest.mark.parametrize("name", HANDSHAKES)
-async def test_malformed_handshake_is_retried(name: str) -> None:
+async def test_malformed_handshake_is_retried(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # For those that never end.  On a busy machine an honest one may take longer.
+    monkeypatch.setattr("shoal.transports.websocket.CONNECT_TIMEOUT", 0.3)
     async with worker_of(HANDSHAKES[name]) as its, asyncio.timeout(WAIT_MAX):
         await its.served.wait()
 
-        assert its.connections == 2
+        assert its.connections >= 2
         check_reports(its)
 
 
