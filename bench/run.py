@@ -18,6 +18,7 @@ BENCHES = (
     "leaving",
     "models",
     "startup",
+    "store",
     "tasks",
     "tealenet",
     "tealenet_streams",

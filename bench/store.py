@@ -1,0 +1,234 @@
+"""The store with a million ended jobs of 10,000 owners, beside an empty one.
+
+Each job is a chat of 1.6 KB with its answer, receipt and payment, written as the hub
+writes it, 100 jobs a commit.  *page*: the slowest of 50 pages of each list, of 100
+entries.  *commit*: a whole job, one after the other; *beside readers*: while ten tasks
+read all lists, one after the other; the p99 of 500.  *prune*: as the hourly prune of a
+tenth of the jobs, the p99 of commits meanwhile.  *ready*: `shoal serve` on the database
+until it answers.  SHOAL_BENCH_JOBS sets another number of jobs.
+"""
+
+import asyncio
+import math
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import count, cycle
+from pathlib import Path
+
+from load import run
+from processes import program
+from report import Goal, Results
+from shoal.domain.facts import Fact, JobCompleted, JobLeased, JobStarted, JobSubmitted
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job
+from shoal.domain.money import Micros
+from shoal.domain.outcome import Outcome, Usage
+from shoal.domain.receipts import Verdict
+from shoal.domain.work import Chat
+from shoal.ledger.accounts import Transfer
+from shoal.ledger.keys import Signer
+from shoal.ledger.merkle import EMPTY_ROOT, Frontier
+from shoal.ledger.notary import Notary
+from shoal.ledger.receipts import Claims
+from shoal.pool.lifecycle import JobState
+from shoal.store.ledger import LedgerEntries, LoggedReceipt, LogHead
+from shoal.store.port import JobFilter
+from shoal.store.sqlite.store import SqliteStore
+
+ROUNDS = 1  # it fills a database of several GB
+JOBS = int(os.environ.get("SHOAL_BENCH_JOBS", "1000000"))
+OWNERS = 10_000
+IN_A_COMMIT = 100
+COMMITS = 500
+READERS = 10
+PAGES = 50
+ENTRIES = 100
+
+PAGE = "page: slowest, ms"
+ALONE = "commit: p99, ms"
+BESIDE = "commit beside readers: p99, ms"
+PRUNING = "commit beside prune: p99, ms"
+LONGEST = "commit beside prune: longest, ms"
+SIZE = "size: KB a job"
+LOG = "log: MB after prune"
+READY = "ready: s"
+FULL, EMPTY = "filled, ", "empty, "
+
+GOALS = [
+    Goal(FULL + PAGE, at_most=20),
+    Goal(FULL + ALONE, EMPTY + ALONE),
+    Goal(FULL + BESIDE, FULL + ALONE, at_most=2),
+    Goal(FULL + PRUNING, FULL + ALONE),
+    Goal(FULL + SIZE, at_most=3),
+    Goal(FULL + READY, at_most=1),
+]
+
+
+def measure(rounds: int) -> Results:
+    results: Results = defaultdict(list)
+    for _ in range(rounds):
+        for name, jobs in ((EMPTY, 0), (FULL, JOBS)):
+            with tempfile.TemporaryDirectory() as folder:
+                for row, value in run(_measure(Path(folder), jobs)).items():
+                    results[name + row].append(value)
+                results[name + READY].append(_ready(folder))
+    return results
+
+
+async def _measure(folder: Path, jobs: int) -> dict[str, float]:
+    path = folder / "shoal.db"
+    history = History(SqliteStore(path))
+    await history.store.open()
+    for _ in range(0, jobs, IN_A_COMMIT):
+        await history.add(IN_A_COMMIT)
+    found = {}
+    if jobs:
+        found[SIZE] = path.stat().st_size / jobs / 1e3
+    found[PAGE] = 1e3 * max([await _slowest(each) for each in history.lists()])
+    found[ALONE] = _p99(await history.commits(COMMITS))
+    async with _reading(history):
+        found[BESIDE] = _p99(await history.commits(COMMITS))
+    pruning = asyncio.create_task(history.store.prune(jobs / 10))
+    took = await history.commits(1)
+    while not pruning.done():
+        took += await history.commits(1)
+    await pruning
+    found[PRUNING], found[LONGEST] = _p99(took), max(took) * 1e3
+    found[LOG] = path.with_name("shoal.db-wal").stat().st_size / 1e6
+    await history.store.close()
+    return found
+
+
+class History:
+    """Writes jobs from their beginning to their end, a second after the other."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self.store = store
+        self._signer = Signer.from_seed(b"s" * 32)
+        self._notary = Notary(self._signer, Frontier(), 0, EMPTY_ROOT)
+        self._numbers = count()
+
+    async def commits(self, number: int) -> list[float]:
+        """Write jobs one after the other; return the seconds that each took."""
+        took = []
+        for _ in range(number):
+            began = time.perf_counter()
+            await self.add(1)
+            took.append(time.perf_counter() - began)
+        return took
+
+    async def add(self, number: int) -> None:
+        facts: list[Fact] = []
+        claims, transfers, at = [], [], 0.0
+        for each in (next(self._numbers) for _ in range(number)):
+            at, job_id, owner = float(each), JobId(f"{each:032x}"), f"o{each % OWNERS}"
+            facts += _story(job_id, owner, each)
+            claims.append(_claims(job_id))
+            transfers.append(
+                Transfer(f"user:{owner}", "worker:w", Micros(10), "paid", job_id)
+            )
+        sealed = self._notary.seal(claims, at)
+        receipts = [
+            LoggedReceipt(each.index, claim, each.body, each.signature, at)
+            for claim, each in zip(claims, sealed.receipts, strict=True)
+        ]
+        newest = sealed.checkpoint
+        head = LogHead(newest.size, newest.root, sealed.note, at)
+        entries = LedgerEntries(transfers, receipts, sealed.nodes, head)
+        await self.store.append(facts, at, (), entries)
+        self._notary.commit(sealed)
+
+    def lists(self) -> list[Callable[[], Awaitable[object]]]:
+        """Return what reads a page of each list."""
+        store, ledger = self.store, self.store.ledger
+        filters = [
+            JobFilter(),
+            JobFilter("o7"),
+            JobFilter("o7", user="u7"),
+            JobFilter(states=frozenset({JobState.FAILED})),
+            JobFilter("o7", frozenset({JobState.FAILED})),
+        ]
+        return [
+            *(lambda wanted=each: store.recent(wanted, ENTRIES) for each in filters),
+            lambda: ledger.recent_receipts(None, ENTRIES),
+            lambda: ledger.recent_receipts("o7", ENTRIES),
+            lambda: ledger.transfers("user:o7", ENTRIES),
+            lambda: ledger.transfers("worker:w", ENTRIES),
+            lambda: store.keys.usage_of("o7", 0),
+        ]
+
+
+def _story(job_id: JobId, owner: str, number: int) -> list[Fact]:
+    text = f"{number:08} the quick brown fox jumps over a lazy dog "
+    chat = Chat("qwen3:8b", ({"role": "user", "content": (text * 30)[:1600]},))
+    one = LeaseNumber(1)
+    outcome = Outcome((text * 8)[:400], "stop", Usage(400, 100))
+    return [
+        JobSubmitted(Job(job_id, chat, owner=owner)),
+        JobLeased(job_id, WorkerId("grandsage:beagle"), one, "least busy"),
+        JobStarted(job_id, one),
+        JobCompleted(job_id, one, outcome, output_hash=f"{number:064x}"),
+    ]
+
+
+def _claims(job_id: JobId) -> Claims:
+    return Claims(
+        job_id=job_id,
+        worker="grandsage:beagle",
+        worker_key=None,
+        output_hash="sha256:" + "0" * 64,
+        prompt_tokens=400,
+        completion_tokens=100,
+        price=10,
+        fee=0,
+        payment_ref=None,
+        at="2026-02-09T12:00:05.000Z",
+        verdict=Verdict.UNSIGNED,
+        worker_receipt=None,
+    )
+
+
+@asynccontextmanager
+async def _reading(history: History) -> AsyncIterator[None]:
+    """Read lists within the block, several at once."""
+    stop = asyncio.Event()
+
+    async def read_on(start: int) -> None:
+        lists = history.lists()
+        for number in cycle(range(len(lists))):
+            if stop.is_set():
+                return
+            await lists[(start + number) % len(lists)]()
+
+    async with asyncio.TaskGroup() as tasks:
+        for start in range(READERS):
+            tasks.create_task(read_on(start))
+        yield
+        stop.set()
+
+
+async def _slowest(read: Callable[[], Awaitable[object]]) -> float:
+    took = []
+    for _ in range(PAGES):
+        began = time.perf_counter()
+        await read()
+        took.append(time.perf_counter() - began)
+    return max(took)
+
+
+def _p99(took: list[float]) -> float:
+    """Return the 99th percentile in milliseconds."""
+    return 1e3 * sorted(took)[math.ceil(0.99 * len(took)) - 1]
+
+
+def _ready(folder: str) -> float:
+    began = time.perf_counter()
+    with program(
+        *("-m", "shoal", "serve", "--port", "0", "--data-dir", folder),
+        *("--json", "--log-level", "warning"),
+    ):
+        return time.perf_counter() - began
