@@ -9,6 +9,7 @@ import pytest
 from aiohttp import ClientSession
 
 from gateway.providers import COMMIT
+from protocols.contexts import SIGNER
 from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
 from shoal.gateway.operations import OPERATIONS
@@ -22,6 +23,7 @@ OPENED = {("dispatch", "open"): "dispatch"}
 
 VALUES = {
     "digest": "00" * 32,
+    "provider_pubkey": SIGNER.public_key.hex(),
     "id": "none",
     "model": "m",
     "name": "none",
@@ -33,7 +35,11 @@ BODIES: dict[str, object] = {
     "/v1/jobs/commit/cheap": COMMIT,
     "/v1/trust/create": {"user_id": "ada"},
 }
-QUERIES = {"/v1/trust/list": {"user_id": "ada"}, "/v1/quote": {"job_type": "TASK"}}
+QUERIES = {
+    "/v1/trust/list": {"user_id": "ada"},
+    "/v1/trust/{provider_pubkey}": {"user_id": "ada"},
+    "/v1/quote": {"job_type": "TASK"},
+}
 
 
 FLAGS = [

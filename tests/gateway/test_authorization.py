@@ -59,6 +59,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/v1/trust/create"): SUBMISSION,
     ("POST", "/v1/trust/claim"): (400, 400, 400, 400, 400),  # a code is its credential
     ("GET", "/v1/trust/list"): BAD_QUERY,
+    ("DELETE", "/v1/trust/{provider_pubkey}"): (400, 400, 400, 403, 401),  # no user
     ("GET", "/v1/receipts"): ANY_KEY,
     ("GET", "/v1/receipts/{id}"): OWN_SHOWN,
     ("GET", "/v1/log"): ALL,
@@ -116,6 +117,7 @@ class Matrix:
         return operation.path.format(
             id=self.answer_id if is_answer else self.job_id,
             digest=self.digest,
+            provider_pubkey=self.digest,
             model="m1",
             name="nobodys" if deletes else OWNER,
         )
