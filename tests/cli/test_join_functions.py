@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.coordinators import ORIGINAL, Sites
-from cli.test_join_models import worker
+from cli.worker.test_join_models import worker
 from live.programs import GatedModel
 from shoal.app.fleet_files import save_fleet
 from shoal.cli.worker import join_target

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 from shoal.app.worker_ports import WorkerPorts, listening_wires
 from shoal.cli.arguments import add_config, add_config_file, given_flags
 from shoal.cli.command_loop import add_log_arguments, log_to_stderr, run_loop
-from shoal.cli.join_models import WorkerContext, base_profile, model_memberships
 from shoal.cli.worker.join_functions import (
     RAY,
     CreateMember,
@@ -29,6 +28,7 @@ from shoal.cli.worker.join_functions import (
     supports_calls,
     task_membership,
 )
+from shoal.cli.worker.join_models import WorkerContext, base_profile, model_memberships
 from shoal.cli.worker.join_target import (
     JoinTarget,
     ListeningTarget,

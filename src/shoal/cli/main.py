@@ -30,6 +30,7 @@ COMMANDS = {
     "accounts": "show accounts, and credit them",
     "receipts": "list, export and verify receipts",
     "workers": "pause, resume, drain and remove workers",
+    "db": "check, back up and compact a coordinator's database",
     "status": "show a pool's workers and jobs",
     "demo": "demonstrate failover of a worker, on this machine",
     "version": "print the version",

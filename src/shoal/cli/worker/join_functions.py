@@ -16,7 +16,7 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from shoal.app.fleet_files import load_fleet
-from shoal.cli.join_models import WorkerContext, base_profile, make_agent
+from shoal.cli.worker.join_models import WorkerContext, base_profile, make_agent
 from shoal.cli.worker.join_target import (
     HTTP,
     JoinTarget,

@@ -117,12 +117,12 @@ class Database:
     def _open(self) -> None:
         with ExitStack() as undo:
             if self._path != MEMORY:
-                self._lock(undo)
+                undo.enter_context(locked(self._path))
             try:
                 writer = self._connect(undo)
             except sqlite3.OperationalError as error:
                 if "locked" in str(error):
-                    raise self._in_use() from error
+                    raise _in_use(self._path) from error
                 raise
             if self._path != MEMORY:
                 for readers in (self._readers, self._list_readers):
@@ -131,19 +131,6 @@ class Database:
             self._closing = undo.pop_all()
         self._writer = writer
         self._closing.callback(self._forget)
-
-    def _lock(self, undo: ExitStack) -> None:
-        """Lock the file: two coordinators would hand out the same jobs twice."""
-        path = self._path.with_name(f"{self._path.name}.lock")
-        try:
-            file = undo.enter_context(path.open("a+b"))
-        except OSError as error:
-            raise StoreError(f"{path}: unable to open: {error.strerror}") from error
-        for _ in range(LOCK_ATTEMPTS):
-            if try_lock(file):
-                return
-            time.sleep(LOCK_PAUSE)
-        raise self._in_use()
 
     def _connect(self, undo: ExitStack) -> sqlite3.Connection:
         writer = sqlite3.connect(
@@ -208,11 +195,37 @@ class Database:
     def _not_open(self) -> StoreError:
         return StoreError(f"{self._path} is not open")
 
-    def _in_use(self) -> StoreError:
-        return StoreError(
-            f"{self._path} is in use: stop the other `shoal serve`, or give this one "
-            "another --data-dir"
-        )
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lock a database: two coordinators would hand out the same jobs twice.
+
+    Raises StoreError if another process has locked it.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        file = lock.open("a+b")
+    except OSError as error:
+        raise StoreError(f"{lock}: unable to open: {error.strerror}") from error
+    with file:
+        for _ in range(LOCK_ATTEMPTS):
+            if try_lock(file):
+                break
+            time.sleep(LOCK_PAUSE)
+        else:
+            raise _in_use(path)
+        yield
+
+
+def read_only(path: Path) -> sqlite3.Connection:
+    """Open a connection that cannot write.  Raises sqlite3.Error."""
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro",
+        uri=True,
+        timeout=BUSY_TIMEOUT,
+        isolation_level=None,
+        check_same_thread=False,
+    )
 
 
 class _Readers:
@@ -225,14 +238,7 @@ class _Readers:
 
     def open(self, path: Path) -> None:
         for _ in range(self._count):
-            reader = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode=ro",
-                uri=True,
-                timeout=BUSY_TIMEOUT,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            self._idle.put(reader)
+            self._idle.put(read_only(path))
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run ``work`` in one of the threads."""
@@ -258,3 +264,10 @@ def _read_snapshot(
         return work(sql)
     finally:
         sql.execute("ROLLBACK")  # there is nothing to commit
+
+
+def _in_use(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} is in use: stop the other `shoal serve`, or give this one another "
+        "--data-dir"
+    )

@@ -11,8 +11,8 @@ import pytest
 import trustme
 
 from cli.coordinators import Sites
-from shoal.cli import join_models as memberships_module
-from shoal.cli.join_models import WorkerContext, model_memberships
+from shoal.cli.worker import join_models as memberships_module
+from shoal.cli.worker.join_models import WorkerContext, model_memberships
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.domain.job import Privacy

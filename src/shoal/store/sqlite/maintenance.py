@@ -1,0 +1,89 @@
+"""Checks, copies and compacts the file of an SQLite store."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from shoal.domain.errors import StoreError
+from shoal.store.sqlite.database import BUSY_TIMEOUT, locked, read_only
+from shoal.store.sqlite.schema import MIGRATIONS
+
+PROBLEMS_MAX = 100  # that SQLite lists
+
+
+def check(path: Path) -> list[str]:
+    """Return what is wrong with a database; empty: nothing.  Other programs may use it.
+
+    Raises StoreError if it cannot be read.
+    """
+    with _errors_named(path), closing(read_only(path)) as sql:
+        query = f"PRAGMA integrity_check({PROBLEMS_MAX})"
+        found = [str(row[0]) for row in sql.execute(query)]
+        problems = [each for each in found if each != "ok"]
+        (version,) = sql.execute("PRAGMA user_version").fetchone()
+        if version != len(MIGRATIONS):
+            return [
+                *problems,
+                f"version {version}, expected {len(MIGRATIONS)}: `shoal serve` of this "
+                "version has not opened it yet, or a newer one has",
+            ]
+        ((total,),) = sql.execute("SELECT coalesce(sum(balance), 0) FROM accounts")
+        if total:
+            problems.append(f"the accounts sum to {total} micro-dollars, expected 0")
+        return problems
+
+
+def back_up(path: Path, copy: Path) -> None:
+    """Copy a database to a new file, as of the last commit.  Jobs go on meanwhile.
+
+    Raises StoreError if that fails, or if the file exists.
+    """
+    part = copy.with_name(f"{copy.name}.part")
+    with _errors_named(copy):
+        if copy.exists():
+            raise StoreError(f"{copy} exists")
+        os.close(os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600))
+        try:
+            with (
+                _errors_named(path),
+                closing(read_only(path)) as source,
+                closing(sqlite3.connect(part)) as target,
+            ):
+                source.backup(target)
+                target.execute("PRAGMA journal_mode = DELETE")  # one file
+            part.rename(copy)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink()
+            raise
+
+
+def compact(path: Path) -> tuple[int, int]:
+    """Rewrite a database without its free pages; a later ``prune`` can shrink it.
+
+    Returns the sizes before and after, in bytes.  Needs as much free space as the
+    database has.  Raises StoreError, also if a coordinator uses it.
+    """
+    with _errors_named(path):
+        before = path.stat().st_size
+        with (
+            locked(path),
+            closing(
+                sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)
+            ) as sql,
+        ):
+            sql.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            sql.execute("VACUUM")
+            sql.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return before, path.stat().st_size
+
+
+@contextmanager
+def _errors_named(path: Path) -> Iterator[None]:
+    """Turn errors of SQLite and of the file system into StoreError."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"{path}: {error}") from error

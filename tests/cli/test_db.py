@@ -1,0 +1,170 @@
+"""``shoal db``: restoring a backup of an open database, damage, and free space."""
+
+import sqlite3
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.main import main
+from shoal.domain.facts import JobCancelled, JobSubmitted
+from shoal.domain.ids import JobId
+from shoal.domain.job import Job
+from shoal.domain.work import Chat
+from shoal.ledger import accounts
+from shoal.store.ledger import LedgerEntries
+from shoal.store.sqlite import database
+from shoal.store.sqlite.schema import migrate
+from shoal.store.sqlite.store import SqliteStore
+
+CHAT = Chat("m", ({"role": "user", "content": "x" * 5000},))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(folder))
+    return folder
+
+
+async def opened(folder: Path) -> SqliteStore:
+    store = SqliteStore(folder / "shoal.db")
+    await store.open()
+    return store
+
+
+def submitted(name: str) -> JobSubmitted:
+    return JobSubmitted(Job(JobId(name), CHAT))
+
+
+def remove(folder: Path) -> None:
+    """Remove the database, as the documentation says."""
+    for name in ("shoal.db", "shoal.db-wal", "shoal.db-shm"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+async def test_database_that_nobody_uses_is_checked_and_copied(
+    folder: Path, tmp_path: Path
+) -> None:
+    store = await opened(folder)
+    await store.append([submitted("a")], 1.0)
+    await store.close()
+
+    assert main(["db", "check"]) == 0
+    assert main(["db", "backup", str(tmp_path / "copy.db")]) == 0
+
+    with closing(sqlite3.connect(tmp_path / "copy.db")) as sql:
+        assert sql.execute("SELECT id FROM jobs").fetchall() == [("a",)]
+
+
+async def test_backup_of_an_open_database_can_be_restored(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "backup.db"
+    store = await opened(folder)
+    await store.append(
+        [submitted("a")], 1.0, (), LedgerEntries(accounts.credit("user:al", 7))
+    )
+    before = await store.open_jobs(), await store.history(JobId("a"))
+
+    assert main(["db", "backup", str(copy)]) == 0
+
+    await store.append([submitted("later")], 2.0)
+    await store.close()
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    remove(folder)
+    copy.rename(folder / "shoal.db")
+    assert main(["db", "check"]) == 0
+    restored = await opened(folder)
+    assert (await restored.open_jobs(), await restored.history(JobId("a"))) == before
+    opening = await restored.ledger.load()
+    assert opening.accounts["user:al"].balance == 7
+    await restored.close()
+    assert "no damage found" in capsys.readouterr().out
+
+
+async def test_backup_overwrites_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await (await opened(folder)).close()
+    copy = tmp_path / "backup.db"
+    copy.write_text("mine")
+
+    assert main(["db", "backup", str(copy)]) == 1
+    assert copy.read_text() == "mine"
+    assert f"{copy} exists" in capsys.readouterr().err
+    assert main(["db", "backup", str(tmp_path / "none" / "backup.db")]) == 1
+    assert names(tmp_path) == ["backup.db", "data"]
+
+
+def test_missing_database_is_an_error(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["check"], ["backup", str(tmp_path / "copy.db")], ["compact"]):
+        assert main(["db", *command]) == 1
+        assert "shoal.db" in capsys.readouterr().err
+    assert [*folder.iterdir()] == []
+    assert not (tmp_path / "copy.db").exists()
+
+
+async def test_damage_is_found(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = await opened(folder)
+    await store.append([submitted(f"j{number}") for number in range(100)], 1.0)
+    await store.close()
+    path = folder / "shoal.db"
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 4096] = bytes(4096)
+    path.write_bytes(data)
+
+    assert main(["db", "check"]) == 1
+    assert "shoal.db: " in capsys.readouterr().err
+
+
+async def test_books_that_do_not_balance_are_found(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = await opened(folder)
+    await store.database.transact(
+        lambda sql: sql.execute("INSERT INTO accounts VALUES ('user:al', 5, NULL)")
+    )
+
+    assert main(["db", "check"]) == 1
+    await store.close()
+    assert "the accounts sum to 5 micro-dollars" in capsys.readouterr().err
+
+
+async def test_old_database_can_shrink_after_it_was_compacted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(database, "LOCK_ATTEMPTS", 1)
+    path = folder / "shoal.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as sql:
+        migrate(sql)  # without PRAGMA auto_vacuum, as before
+    store = await opened(folder)
+    jobs = [f"j{number}" for number in range(100)]
+    await store.append([submitted(name) for name in jobs], 1.0)
+    assert main(["db", "compact"]) == 1  # while the store is open
+    await store.append([JobCancelled(JobId(name), "") for name in jobs], 2.0)
+    await store.prune(3.0)
+    await store.append([submitted("kept")], 4.0)
+    await store.close()
+    size = path.stat().st_size
+
+    assert main(["db", "compact"]) == 0
+
+    assert path.stat().st_size < size / 2
+    with closing(sqlite3.connect(path)) as sql:
+        assert sql.execute("PRAGMA auto_vacuum").fetchone() == (2,)  # incremental
+    store = await opened(folder)
+    assert [each.job.id for each in await store.open_jobs()] == ["kept"]
+    await store.close()
+    assert "is in use" in capsys.readouterr().err
