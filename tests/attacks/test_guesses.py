@@ -1,16 +1,22 @@
 """Secrets under attack: weak ones, and guesses by the thousand."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession
 
+from attacks.siege import besieged
+from gateway.keys import make_key, request
+from gateway.serving import Pool
+from protocols.dispatch.recorded import SIGNERS
 from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
 from shoal.config.secret_files import KEY_FILE
 from shoal.domain.errors import ConfigError
 from shoal.protocols import discover
+from shoal.protocols.dispatch import Config
 
 WEAK = "hunter2"
 EVERYWHERE = "0.0.0.0"
@@ -62,3 +68,95 @@ async def test_weak_secret_of_an_earlier_start_is_refused(tmp_path: Path) -> Non
 
     with pytest.raises(ConfigError, match=f"{KEY_FILE} .*could guess this secret"):
         await serve(tmp_path, EVERYWHERE, "serve")
+
+
+GUESSES = 1500
+CREATE, CLAIM = "/v1/trust/create", "/v1/trust/claim"
+OPEN = {"dispatch": Config(open=True)}
+PROXY = ("127.0.0.1",)
+WORKER = SIGNERS["A"].public_key.hex()
+
+
+async def code_of(pool: Pool) -> str:
+    """Return a new pairing code."""
+    status, answer = await request(pool, "POST", CREATE, {"user_id": "ada"})
+    assert status == 201
+    return str(answer["pairing_code"])
+
+
+async def claim(pool: Pool, code: str, *forwarded: str) -> int:
+    """Claim a code, through a proxy that appends these addresses; return the status."""
+    body = {"pairing_code": code, "provider_pubkey": WORKER}
+    headers = {"X-Forwarded-For": ", ".join(forwarded)} if forwarded else {}
+    async with pool.session.post(
+        pool.url + CLAIM, json=body, headers=headers
+    ) as response:
+        return response.status
+
+
+def wrong_codes(code: str, number: int = GUESSES) -> Iterator[str]:
+    """Return wrong codes of the length of a right one, of which no two begin alike."""
+    for guess in range(number):
+        digits = f"{(int(code, 16) + (guess + 1) * 16 ** (len(code) - 5)):X}"
+        yield digits[-len(code) :].zfill(len(code))
+
+
+async def test_right_code_is_refused_to_who_has_guessed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with besieged(tmp_path / "control", caplog, wires=OPEN) as pool:
+        assert await claim(pool, await code_of(pool)) == 200
+
+    async with besieged(tmp_path / "attacked", caplog, wires=OPEN) as pool:
+        key = await make_key(pool)
+        code = await code_of(pool)
+        answers = [await claim(pool, guess) for guess in wrong_codes(code)]
+
+        assert answers.count(400) == 10
+        assert answers.count(429) == GUESSES - 10
+        assert await claim(pool, code) == 429
+        # Keys are none of the codes' business.
+        assert (await request(pool, "GET", "/v1/models", key=key))[0] == 200
+
+
+async def test_client_of_a_trusted_proxy_is_blocked_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with besieged(tmp_path, caplog, wires=OPEN, trusted_proxy=PROXY) as pool:
+        code = await code_of(pool)
+        for number, guess in enumerate(wrong_codes(code, 30)):
+            # What the client itself claims does not count.
+            await claim(pool, guess, f"192.0.2.{number}", "2001:db8:0:5::1")
+
+        assert await claim(pool, code, "192.0.2.99", "2001:db8:0:6::1") == 429
+        assert await claim(pool, code, "2001:db8:1::1") == 200
+
+
+async def test_addresses_that_nobody_vouches_for_do_not_help_a_guesser(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with besieged(tmp_path, caplog, wires=OPEN) as pool:
+        code = await code_of(pool)
+        answers = [
+            await claim(pool, guess, f"192.0.2.{number}")
+            for number, guess in enumerate(wrong_codes(code, 30))
+        ]
+
+        assert answers == [400] * 10 + [429] * 20
+        assert await claim(pool, code, "192.0.2.99") == 429
+
+
+async def test_guesses_from_many_addresses_have_one_budget(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with besieged(tmp_path, caplog, wires=OPEN, trusted_proxy=PROXY) as pool:
+        key = await make_key(pool)
+        code = await code_of(pool)
+        answers = [
+            await claim(pool, guess, f"10.0.{number // 200}.{number % 200}")
+            for number, guess in enumerate(wrong_codes(code, 500))
+        ]
+
+        assert answers == [400] * 100 + [429] * 400
+        assert await claim(pool, code, "198.51.100.1") == 429
+        assert (await request(pool, "GET", "/v1/models", key=key))[0] == 200

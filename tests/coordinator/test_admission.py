@@ -290,7 +290,7 @@ async def test_address_that_keeps_guessing_is_banned(
     admission.check("192.0.2.8")
 
 
-async def test_loopback_can_always_join_by_a_valid_token(
+async def test_loopback_can_always_join_by_a_token_that_nobody_can_guess(
     admission: WorkerAdmission,
 ) -> None:
     await make(admission)
@@ -303,7 +303,25 @@ async def test_loopback_can_always_join_by_a_valid_token(
 
     admission.check("127.0.0.1")
     admit(admission, "jt-lab", address="127.0.0.1")
-    admit(admission, "first", address="127.0.0.1")
+    strong = "f85c0bfd0c9658e7b1baab8e5fe289e4"
+    policy = admission.policy_for("wire", "first", strong)
+    policy(JoinRequest(strong, "w", frozenset(), "127.0.0.1"))
+    with pytest.raises(TooManyFailures):
+        policy(JoinRequest("first", "w", frozenset(), "127.0.0.1"))
+
+
+async def test_weak_passcode_is_refused_while_others_guess_it(
+    admission: WorkerAdmission,
+) -> None:
+    for address in (AWAY, "127.0.0.1"):
+        admission.check_passcode(address)
+        for _ in range(BLOCK_AFTER):
+            admission.failed(address)
+
+        with pytest.raises(TooManyFailures, match="wrong passcodes"):
+            admission.check_passcode(address)
+
+    admission.check("127.0.0.1")
 
 
 async def test_missing_token_is_not_a_guess(admission: WorkerAdmission) -> None:

@@ -27,7 +27,8 @@ def test_loopback_addresses_are_local(address: str, own: bool) -> None:
     ("one", "other", "same"),
     [
         ("2001:db8::1", "2001:db8::ffff:2", True),
-        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("2001:db8::1", "2001:db8:0:1::1", True),
+        ("2001:db8::1", "2001:db8:1::1", False),
         ("::ffff:192.0.2.7", "192.0.2.7", True),
         ("192.0.2.7", "192.0.2.8", False),
         ("fe80::1%eth0", "fe80::2%eth1", True),

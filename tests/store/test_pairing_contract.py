@@ -13,15 +13,25 @@ KEY, OTHER = "11" * 32, "22" * 32
 async def test_code_survives_storage(store: Store) -> None:
     assert await store.pairing.add(CODE)
 
-    assert await store.pairing.find("ABCDEF") == CODE
-    assert await store.pairing.find("abcdef") is None
+    assert await store.pairing.find("ABCDE") == [CODE]
+    assert await store.pairing.find("abcde") == []
+
+
+async def test_codes_are_found_by_their_beginning(store: Store) -> None:
+    like = replace(CODE, code="ABCDE9")
+    for code in (CODE, like, replace(CODE, code="ABCD"), replace(CODE, code="ABCDF0")):
+        assert await store.pairing.add(code)
+
+    assert await store.pairing.find("ABCDE") == [like, CODE]
+    assert await store.pairing.find("ABCDEF") == [CODE]
+    assert await store.pairing.find("ABCD%") == []
 
 
 async def test_code_is_unique(store: Store) -> None:
     assert await store.pairing.add(CODE)
 
     assert not await store.pairing.add(replace(CODE, user="bob"))
-    assert await store.pairing.find("ABCDEF") == CODE
+    assert await store.pairing.find("ABCDE") == [CODE]
 
 
 async def test_code_is_claimed_once_before_it_expires(store: Store) -> None:
@@ -33,7 +43,7 @@ async def test_code_is_claimed_once_before_it_expires(store: Store) -> None:
     assert not await store.pairing.claim("ABCDEF", OTHER, 99.5)
 
     claimed = replace(CODE, public_key=KEY, claimed_at=99.0)
-    assert await store.pairing.find("ABCDEF") == claimed
+    assert await store.pairing.find("ABCDE") == [claimed]
 
 
 async def test_unclaimed_codes_are_counted_by_owner(
@@ -72,7 +82,7 @@ async def test_expired_codes_are_deleted_later(
     await store.pairing.add(CODE)
 
     await store.prune(100.0)
-    assert await store.pairing.find("ABCDEF") == CODE
+    assert await store.pairing.find("ABCDE") == [CODE]
 
     await store.prune(101.0)
-    assert await store.pairing.find("ABCDEF") is None
+    assert await store.pairing.find("ABCDE") == []

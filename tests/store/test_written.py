@@ -172,8 +172,7 @@ async def test_migration_keeps_the_ledger(version: int, tmp_path: Path) -> None:
     assert not await store.ledger.claim_payment("tx1", JobId("failed"), 1.0)
     (trusted,) = await store.trusted_workers()
     assert (trusted.owner, trusted.user) == ("default", "ada")
-    code = await store.pairing.find("code")
-    assert code is not None
+    (code,) = await store.pairing.find("code")
     assert code.expires_at == 2000.0
     await store.close()
 

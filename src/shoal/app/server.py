@@ -35,6 +35,7 @@ from shoal.config.secret_files import (
     store_certificate,
 )
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
+from shoal.coordinator.auth_throttle import AuthThrottle
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.ids import new_id
@@ -263,7 +264,9 @@ async def _gateway(
     payments: Payments,
 ) -> Gateway:
     keyring = Keyring(await key_cache(store.keys), {FIRST_KEY: stored.api_key})
-    admission = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
+    failures = AuthThrottle()
+    tokens = await load_join_tokens(store.keys)
+    admission = WorkerAdmission(tokens, store.keys, clock, failures)
     if settings.certificate is not None:
         admission.fingerprint = fingerprint_of(settings.certificate)
     return Gateway(
@@ -271,7 +274,14 @@ async def _gateway(
         calls,
         store,
         clock,
-        Access(hub, clock, keyring, store.keys, open_loopback=config.open_loopback),
+        Access(
+            hub,
+            clock,
+            keyring,
+            store.keys,
+            open_loopback=config.open_loopback,
+            failures=failures,
+        ),
         admission,
         settings.limits,
         new_secret,
@@ -279,6 +289,7 @@ async def _gateway(
         prices=settings.prices,
         anonymous=anonymous_http(wires),
         pages=settings.pages,
+        proxies=settings.proxies,
         egress_policy=settings.reach,
         payments=payments,
         sharing=LibraryServer(settings.library),

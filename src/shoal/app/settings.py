@@ -15,6 +15,7 @@ from shoal.domain.moderation import Moderation
 from shoal.domain.money import Micros, parse_dollars
 from shoal.engines.gguf_files import model_folders
 from shoal.gateway.http.pages import PagePolicy, page_policy
+from shoal.gateway.http.proxies import TrustedProxies, trusted_proxies
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.ledger.accounts import BASIS_POINTS
@@ -49,6 +50,7 @@ class CoordinatorSettings:
     contacts: tuple[PeerAddress, ...]
     blobs_max: int
     pages: PagePolicy
+    proxies: TrustedProxies
 
 
 def read_settings(config: ServeConfig) -> CoordinatorSettings:
@@ -76,6 +78,7 @@ def read_settings(config: ServeConfig) -> CoordinatorSettings:
         tuple(_contact(each) for each in config.peer),
         _blobs_max(config.blobs_max),
         page_policy(config.host, config.allowed_host, config.allowed_origin),
+        trusted_proxies(config.trusted_proxy),
     )
 
 

@@ -59,6 +59,12 @@ class ServeConfig:
         (),
         "https://HOST[:PORT]",
     )
+    trusted_proxy: tuple[str, ...] = setting(
+        "address or network of a reverse proxy, whose X-Forwarded-For names the client "
+        "that wrong keys and codes count against; repeatable",
+        (),
+        "ADDRESS",
+    )
     peer: tuple[str, ...] = setting(
         "address of a peer to connect to, on any wire; repeatable",
         (),

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
 
-from shoal.coordinator.auth_throttle import AuthThrottle
+from shoal.coordinator.auth_throttle import AuthThrottle, CredentialKind
 from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.credentials import (
     JoinToken,
@@ -56,8 +56,13 @@ class WorkerAdmission:
     """
 
     def __init__(
-        self, book: CredentialCache[JoinToken], store: KeyStore, clock: Clock
+        self,
+        book: CredentialCache[JoinToken],
+        store: KeyStore,
+        clock: Clock,
+        failures: AuthThrottle | None = None,
     ) -> None:
+        """``failures`` is shared with those who check other kinds of secrets."""
         self.tokens = book
         self.url = ""
         self.fingerprint: bytes | None = None
@@ -65,7 +70,7 @@ class WorkerAdmission:
         self.loopback_only = False
         self._store = store
         self._clock = clock
-        self._failures = AuthThrottle()
+        self._failures = failures or AuthThrottle()
         self._links: dict[str, set[RevocableConnection]] = {}  # by the id of the token
 
     def policy_for(self, wire: str, *tokens: str) -> AdmissionCheck:
@@ -77,15 +82,19 @@ class WorkerAdmission:
         accepted = [token for token in tokens if token]
 
         def admit(applicant: JoinRequest) -> AdmissionGrant:
-            if not accepted or any(
-                proves_token(applicant.token, token) for token in accepted
-            ):
+            if not accepted:
                 return AdmissionGrant()
+            for token in accepted:
+                if proves_token(applicant.token, token):
+                    self._check(CredentialKind.JOIN_TOKEN, applicant.address, token)
+                    return AdmissionGrant()
             if (found := self._meant(applicant.token)) is not None:
                 return self._admit(found, f"{wire}:{applicant.name}", applicant)
             if applicant.token:  # an absent token is no guess
                 # No delay besides: each attempt already takes a connection.
-                self._failures.record_failure(applicant.address, self._clock.now())
+                self._failures.record_failure(
+                    CredentialKind.JOIN_TOKEN, applicant.address, self._clock.now()
+                )
             raise NotAdmitted(WRONG_TOKEN)
 
         def admit_bare(applicant: JoinRequest) -> AdmissionGrant:
@@ -98,12 +107,20 @@ class WorkerAdmission:
 
     def check(self, address: str) -> None:
         """Raise TooManyFailures if the address is blocked."""
-        self._failures.check(address, self._clock.now())
+        for kind in (CredentialKind.JOIN_TOKEN, CredentialKind.PASSCODE):
+            self._check(kind, address)
+
+    def check_passcode(self, address: str) -> None:
+        """Raise TooManyFailures if the address may not present a passcode."""
+        # Only its hash is known here, so it may be a guessable one.
+        self._check(CredentialKind.PASSCODE, address, "")
 
     def failed(self, address: str) -> None:
         """Record a wrong credential that is not a token."""
         with suppress(TooManyFailures):
-            self._failures.record_failure(address, self._clock.now())
+            self._failures.record_failure(
+                CredentialKind.PASSCODE, address, self._clock.now()
+            )
 
     async def record_use(self, admitted: AdmissionGrant) -> None:
         """Store the use of a token with limited uses, before the worker joins.
@@ -165,6 +182,11 @@ class WorkerAdmission:
     def with_certificate(self, token: str) -> str:
         """Return a token with the fingerprint of the coordinator's certificate."""
         return with_fingerprint(token, self.fingerprint)
+
+    def _check(
+        self, kind: CredentialKind, address: str, secret: str | None = None
+    ) -> None:
+        self._failures.check(kind, address, self._clock.now(), secret)
 
     def _meant(self, presented: str | TokenProof) -> JoinToken | None:
         """Return the join token that was presented, or whose possession was proved."""

@@ -3,7 +3,7 @@
 import ipaddress
 
 LOOPBACK_NAME = "localhost"
-NETWORK_OF_ONE = 64  # bits of an IPv6 address that its owner does not choose
+NETWORK_OF_ONE = 48  # bits of an IPv6 address that one subscriber cannot choose
 
 
 def is_loopback(address: str) -> bool:

@@ -49,6 +49,7 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
         if wanted == "websocket" and request.path != CALLS_PATH:
             return await _handle_upgrade(gateway, request, upgrade)
         record = begin_record(request, gateway.clock.now())
+        request = gateway.proxies.with_client(request)
         preflight = gateway.pages.preflight_headers(request.headers)
         if request.method == "OPTIONS" and preflight is not None:
             return web.Response(status=NO_CONTENT, headers=preflight)
@@ -103,6 +104,7 @@ async def _handle_upgrade(
     gateway: Gateway, request: web.Request, upgrade: Handler
 ) -> web.StreamResponse:
     begin_record(request, 0.0)
+    request = gateway.proxies.with_client(request)
     try:
         gateway.pages.check_upgrade(request.headers)
         return await upgrade(request)

@@ -11,6 +11,7 @@ from shoal.domain.moderation import Moderation
 from shoal.gateway.http.access import Access
 from shoal.gateway.http.body import BodyReader
 from shoal.gateway.http.pages import PagePolicy
+from shoal.gateway.http.proxies import TrustedProxies
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.ledger.prices import PriceList
@@ -29,6 +30,7 @@ class Gateway:
     ``new_secret`` generates the random part of keys and tokens.  ``moderation_bypass``
     names the keys whose requests are not moderated, ``anonymous`` the protocols whose
     HTTP API needs no key, and ``pages`` the web pages that may use it.
+    ``proxies`` name the client of a request that they forward.
     ``egress_policy`` limits the addresses of webhooks.  ``payments`` collects payments
     for jobs; ``being_paid`` holds the owner and idempotency key of each job with a
     payment in progress.  ``directory`` lists the peers, and ``sharing`` shares models
@@ -49,6 +51,7 @@ class Gateway:
     prices: PriceList = PriceList()  # noqa: RUF009  # it is frozen
     anonymous: frozenset[str] = frozenset()
     pages: PagePolicy = PagePolicy()  # noqa: RUF009  # it is frozen
+    proxies: TrustedProxies = TrustedProxies()  # noqa: RUF009  # it is frozen
     egress_policy: EgressPolicy = EgressPolicy.ANY
     payments: Payments = NO_PAYMENTS
     bodies: BodyReader = field(default_factory=BodyReader)

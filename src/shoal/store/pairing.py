@@ -37,7 +37,12 @@ class PairingStore(Protocol):
         """Add a code unless it exists; return whether it was added."""
         ...
 
-    async def find(self, code: str) -> PairingCode | None: ...
+    async def find(self, beginning: str) -> list[PairingCode]:
+        """Return the codes that begin so.
+
+        The caller compares the rest in constant time.
+        """
+        ...
 
     async def claim(self, code: str, public_key: str, at: float) -> bool:
         """Record the claim of a code; return whether it was claimable at that time."""

@@ -23,6 +23,9 @@ async def make(pool: Pool, name: str = "lab", **wanted: Any) -> dict[str, Any]:
     return made
 
 
+STRONG = "f85c0bfd0c9658e7b1baab8e5fe289e4"
+
+
 def path(token: str, name: str = "n1", model: str = "m1") -> str:
     return f"/ws?name={name}&model={model}&token={token}&max_concurrency=1"
 
@@ -137,7 +140,7 @@ async def test_jobs_of_a_revoked_worker_are_requeued(
 
 
 async def test_guessing_is_banned_but_valid_tokens_are_accepted(tmp_path: Path) -> None:
-    config = ServeConfig(port=0, data_dir=tmp_path, api_key=KEY, join_token="nt")
+    config = ServeConfig(port=0, data_dir=tmp_path, api_key=KEY, join_token=STRONG)
     async with run_coordinator(config) as running, ClientSession() as session:
         pool = Pool(running.url, running.hub, session)
         for number in range(BLOCK_AFTER):
@@ -150,7 +153,7 @@ async def test_guessing_is_banned_but_valid_tokens_are_accepted(tmp_path: Path) 
         assert caught.value.status == 429
         assert caught.value.headers is not None
         assert int(caught.value.headers["Retry-After"]) > 0
-        async with pool.node():
+        async with pool.node(path=path(STRONG)):
             await pool.wait_joined()
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from aiohttp import web
 
 from shoal.coordinator.answer_reader import AnswerStream
-from shoal.coordinator.auth_throttle import AuthThrottle
+from shoal.coordinator.auth_throttle import AuthThrottle, CredentialKind
 from shoal.coordinator.credential_cache import CredentialCache
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.spot_checks import CHECK_OWNER
@@ -89,13 +89,15 @@ class Access:
         store: KeyStore,
         *,
         open_loopback: bool = False,
+        failures: AuthThrottle | None = None,
     ) -> None:
+        """``failures`` is shared with those who check other kinds of secrets."""
         self.keyring = keyring
         self._hub = hub
         self._clock = clock
         self._store = store
         self._open_loopback = open_loopback
-        self._failures = AuthThrottle()
+        self._failures = failures or AuthThrottle()
         self._limiters = KeyLimiters()
         self._detached_jobs = DetachedReservations(clock.now)
         hub.subscribe(self._detached_jobs.on_fact)
@@ -195,19 +197,28 @@ class Access:
         book.drop_ended(before)
         self._limiters.retain(key.id for key in book)
 
-    def check_throttle(self, request: web.Request) -> None:
-        """Raise TooManyFailures if the address is blocked for failed attempts."""
-        self._failures.check(request.remote or "", self._clock.now())
+    def check_code(self, request: web.Request, code: str, beginning: str) -> None:
+        """Raise TooManyFailures if a pairing code may not be presented.
 
-    async def record_failure(self, request: web.Request) -> None:
-        """Record an invalid secret; wait longer after each failure of the address.
+        ``beginning`` is the part of it that codes are looked up by.
+        """
+        now = self._clock.now()
+        kind = CredentialKind.PAIRING_CODE
+        self._failures.check(kind, request.remote or "", now, code)
+        self._failures.check_code(beginning, now)
+
+    async def record_wrong_code(self, request: web.Request, beginning: str) -> None:
+        """Record a wrong pairing code; wait after several from one address.
 
         Raises TooManyFailures if there were too many.
         """
-        slowness = self._failures.record_failure(
-            request.remote or "", self._clock.now()
-        )
-        await asyncio.sleep(slowness)
+        self._failures.record_code_failure(beginning, self._clock.now())
+        await self._record_failure(CredentialKind.PAIRING_CODE, request)
+
+    async def _record_failure(self, kind: CredentialKind, request: web.Request) -> None:
+        now = self._clock.now()
+        delay = self._failures.record_failure(kind, request.remote or "", now)
+        await asyncio.sleep(delay)
 
     async def _authenticate(
         self, request: web.Request, anonymous: Key | None, *, exact: bool
@@ -222,7 +233,9 @@ class Access:
             return LOOPBACK_KEY
         if anonymous is not None and authorization is None:
             return anonymous
-        self.check_throttle(request)
+        kind = CredentialKind.API_KEY
+        _, _, secret = (authorization or "").partition(" ")
+        self._failures.check(kind, address, self._clock.now(), secret.strip() or None)
         try:
             return self.keyring.authenticate(
                 authorization, self._clock.wall(), exact=exact
@@ -231,7 +244,7 @@ class Access:
             raise  # not a guess: the key was valid once
         except Unauthorized:
             if authorization:
-                await self.record_failure(request)
+                await self._record_failure(kind, request)
             raise
 
     async def _reserve(

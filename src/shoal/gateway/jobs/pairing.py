@@ -18,9 +18,11 @@ from shoal.ledger.canonical import to_time
 from shoal.ledger.keys import is_valid_key, public_key_of
 from shoal.pool.inputs import WorkerPaired, WorkerUnpaired
 from shoal.pool.trust import pairing_rejection
+from shoal.protocols.seam.admission import token_matches
 from shoal.store.pairing import PairingCode
 
-CODE_DIGITS = 6  # hexadecimal: short enough to type, so guesses are throttled
+CODE_DIGITS = 15  # hexadecimal, as in the original's codes of 6: 60 bits
+BEGINNING = 5  # digits that a code is looked up by; guesses at the rest are counted
 LIFETIME = 3600.0  # seconds
 WAITING_MAX = 100  # unclaimed codes of one key
 PAIRED_MAX = 10_000  # workers paired with the users of one key; all are in memory
@@ -85,6 +87,8 @@ class ProviderQuery(msgspec.Struct, frozen=True):
     user_id: Annotated[str, Meta(max_length=USER_MAX)] | UnsetType = UNSET
 
 
+_SEPARATORS = {ord(each): None for each in " -\t\n"}  # as people write codes
+
 _creates = msgspec.json.Decoder(CreateCode)
 _claims = msgspec.json.Decoder(ClaimCode)
 
@@ -128,14 +132,20 @@ async def _new_code(
 
 async def claim_pairing_code(gateway: Gateway, request: web.Request) -> web.Response:
     # The pairing code is the credential.
-    gateway.access.check_throttle(request)
     body = decode(_claims, await read_json_body(gateway, request, BODY_MAX) or b"{}")
     if not body.pairing_code or not body.provider_pubkey:
         raise InvalidRequest(MISSING_CLAIM)
     pairing, at = gateway.store.pairing, gateway.clock.wall()
-    found = await pairing.find(body.pairing_code.strip().upper())
+    presented = body.pairing_code.translate(_SEPARATORS).upper()
+    beginning = presented[:BEGINNING]
+    gateway.access.check_code(request, presented, beginning)
+    # A shorter one is the beginning of many codes, and none itself.
+    similar = await pairing.find(beginning) if len(presented) > BEGINNING else []
+    found = next(
+        (each for each in similar if token_matches(presented, each.code)), None
+    )
     if found is None:
-        await gateway.access.record_failure(request)
+        await gateway.access.record_wrong_code(request, beginning)
         raise InvalidRequest(INVALID, "pairing_code")
     if found.claimed_at is not None:
         # The claim may have been interrupted before the worker was trusted.

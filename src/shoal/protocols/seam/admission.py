@@ -79,6 +79,10 @@ class Throttle(Protocol):
         """Raise Unavailable if the address had too many failures recently."""
         ...
 
+    def check_passcode(self, address: str) -> None:
+        """Raise Unavailable if the address may not present a passcode."""
+        ...
+
     def failed(self, address: str) -> None:
         """Count a wrong secret."""
         ...
@@ -88,6 +92,9 @@ class NoThrottle:
     """Does not limit attempts."""
 
     def check(self, address: str) -> None:
+        pass
+
+    def check_passcode(self, address: str) -> None:
         pass
 
     def failed(self, address: str) -> None:

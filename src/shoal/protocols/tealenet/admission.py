@@ -73,6 +73,8 @@ def admit(local: TealeLocalNode, peer: PeerCredentials) -> PeerPermissions:
     if peer.address and (peer.token or peer.passcode is not None):
         try:
             local.throttle.check(peer.address)
+            if peer.passcode is not None and local.weak_passcode:
+                local.throttle.check_passcode(peer.address)
         except Unavailable as error:
             raise NotAdmitted(str(error)) from error
     if peer.token and local.admission is not None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from shoal.domain.secret_strength import is_guessable
 from shoal.domain.work import JobKind
 from shoal.domain.worker import Hardware, Offer
 from shoal.protocols.seam.admission import AdmissionCheck, NoThrottle, Throttle
@@ -50,6 +51,7 @@ class TealeLocalNode:
     open: bool = False
     verify: Callable[[bytes, bytes, bytes], bool] | None = None
     on_rejected: Callable[[str], None] = _ignore
+    weak_passcode: bool = False
     throttle: Throttle = NoThrottle()  # noqa: RUF009  # it has no state
     offers: tuple[Offer, ...] = ()
     owner: str | None = None
@@ -67,6 +69,7 @@ def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode
         random_bytes=context.random_bytes,
         identity=context.identity,
         passcode=passcode_hash(config.passcode) if config.passcode else None,
+        weak_passcode=is_guessable(config.passcode),
         admission=context.admission,
         open=config.open,
         verify=context.verify,

@@ -1,0 +1,75 @@
+"""Reverse proxies that the operator trusts, and the clients behind them.
+
+A proxy connects from its own address, so without this all of its clients are one client
+to the limits of wrong secrets, and one of them could have the others blocked.  Only
+``X-Forwarded-For`` is read: every usual proxy appends to it, and a header that a proxy
+passes on unread would be the client's word about itself.
+"""
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from aiohttp import web
+
+from shoal.domain.errors import ConfigError
+
+FORWARDED_FOR = "X-Forwarded-For"
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedProxies:
+    """The networks of proxies whose word about their clients is taken."""
+
+    networks: tuple[Network, ...] = ()
+
+    def with_client(self, request: web.Request) -> web.Request:
+        """Return a request whose ``remote`` is the client, not the proxy."""
+        peer = request.remote or ""
+        client = self.client_of(peer, request.headers.getall(FORWARDED_FOR, []))
+        return request if client == peer else request.clone(remote=client)
+
+    def client_of(self, peer: str, forwarded_for: Iterable[str]) -> str:
+        """Return the address of the client for which a peer forwards a request.
+
+        Each proxy appends the address that connected to it, so from the end, the first
+        that is no trusted proxy is the client.  What stands before is its own claim.
+        """
+        hops = [hop.strip() for line in forwarded_for for hop in line.split(",")]
+        while hops and self._trusts(peer) and _is_address(hops[-1]):
+            peer = hops.pop()
+        return peer
+
+    def _trusts(self, address: str) -> bool:
+        if not self.networks or not _is_address(address):
+            return False
+        given = ipaddress.ip_address(address)
+        if isinstance(given, ipaddress.IPv6Address) and given.ipv4_mapped is not None:
+            given = given.ipv4_mapped
+        return any(given in network for network in self.networks)
+
+
+def trusted_proxies(given: Iterable[str]) -> TrustedProxies:
+    """Return the proxies of these addresses and networks.  Raises ConfigError."""
+    return TrustedProxies(tuple(_network(each) for each in given))
+
+
+def _network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError:
+        raise ConfigError(
+            f"--trusted-proxy {text!a}: expected an address or a network, such as "
+            "127.0.0.1 or 10.1.0.0/16"
+        ) from None
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
