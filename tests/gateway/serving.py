@@ -261,7 +261,7 @@ def _upgrades(
             return response
         await admission.record_use(accepted.grant)
         link, response = await websocket.accept(
-            request, accepted.headers, route.message_max
+            request, accepted.headers, route.message_max, route.idle_max
         )
         await peers.serve(wire, accepted.session, link)
         return response

@@ -128,7 +128,7 @@ class WebSocketRouter:
         # Before the response, so that a client gets an HTTP error if the store fails.
         await self._admission.record_use(accepted.grant)
         link, response = await websocket.accept(
-            request, accepted.headers, route.message_max
+            request, accepted.headers, route.message_max, route.idle_max
         )
         await self._run_in_task(self._serve(wire, accepted.session, link), tasks)
         return response

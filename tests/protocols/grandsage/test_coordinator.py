@@ -28,7 +28,7 @@ from shoal.domain.work import JSON, Chat, Completion, Embedding, Feature, Work
 from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.grandsage.coordinator import STOP_INTERVAL, TASK_ID_COUNT, TaskIds
 from shoal.protocols.grandsage.tasks import TEMPERATURE
-from shoal.protocols.seam.endpoints import UpgradeRequest
+from shoal.protocols.seam.endpoints import UpgradeRequest, WebSocketRoute
 from shoal.protocols.seam.session import Close, CoordinatorEnd, Notice, Send
 
 JOB = JobId("job")
@@ -338,12 +338,37 @@ def test_the_end_of_an_unknown_task_is_warned_of() -> None:
     )
 
 
+def test_a_node_without_keepalives_may_be_silent() -> None:
+    session = accept().session
+    session.tick(5.0)
+
+    session.receive([frame(5), frame(5, "late")], 10.0)
+
+    assert session.deadline is None
+    assert session.tick(1000.0) == ()
+
+
+def test_a_shoal_node_owes_keepalives_from_the_beginning() -> None:
+    session = joined(headers=OURS)
+
+    assert session.deadline == 30.0
+    assert session.tick(30.0) == (Close("silent for 30 s", 4008, "Silent"),)
+
+
+def test_the_route_of_nodes_asks_for_pongs() -> None:
+    (route,) = endpoints(Config(silence=20.0), protocol_context())
+
+    assert isinstance(route, WebSocketRoute)
+    assert route.idle_max == 60.0
+
+
 def test_a_silent_node_is_disconnected_at_the_deadline() -> None:
     session = accept().session
     session.tick(5.0)
-    assert session.deadline == 35.0
+    session.receive([""], 10.0)
+    assert session.deadline == 40.0
 
-    session.receive([""], 20.0)
+    session.receive([frame(5)], 20.0)
 
     assert session.deadline == 50.0
     assert session.tick(49.9) == ()

@@ -29,6 +29,8 @@ from shoal.protocols.seam.sole_worker import SoleWorkerSession
 
 __all__ = ["PROTOCOL", "Config"]
 
+PONGS = 3.0  # times as long may a node send nothing, if it answers pings
+
 
 def endpoints(config: Config, context: ProtocolContext) -> Sequence[WebSocketRoute]:
     """Return the wire's only endpoint.  Raises ConfigError."""
@@ -46,7 +48,8 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[WebSocketRou
         grant = node.admitted
         return AcceptedConnection(SoleWorkerSession(session, grant), headers, grant)
 
-    return [WebSocketRoute(20, claims, accept, FRAME_MAX)]
+    idle_max = PONGS * config.silence
+    return [WebSocketRoute(20, claims, accept, FRAME_MAX, idle_max)]
 
 
 def claims(request: UpgradeRequest) -> bool:

@@ -37,7 +37,7 @@ class Config:
         default=30.0,
         metadata={
             "help": "seconds of silence until a node counts as lost; nodes send a "
-            "keepalive every 10"
+            "keepalive every 10, and those that send none must answer pings"
         },
     )
 

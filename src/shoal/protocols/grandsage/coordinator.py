@@ -115,6 +115,9 @@ class GrandSageNodeSession:
         self._config = config
         self._task_ids = task_ids
         self._last_received = now
+        # Real nodes send keepalives, of which the document says nothing.  Of a node
+        # without, only the pongs tell that it is there.
+        self._sends_keepalives = node.extended
         self._joined = False
         self._closed = False
         self._draining = False
@@ -127,6 +130,8 @@ class GrandSageNodeSession:
 
     @property
     def deadline(self) -> float | None:
+        if self._joined and not self._sends_keepalives:
+            return None
         return None if self._closed else self._last_received + self._config.silence
 
     def tick(self, now: float) -> Sequence[Event | Output]:
@@ -138,7 +143,7 @@ class GrandSageNodeSession:
             offer = self._node.offer
             joined = Joined(self._node.identity, offer)
             return (joined, Notice(offer.remark)) if offer.remark else (joined,)
-        if now < self._last_received + self._config.silence:
+        if self.deadline is None or now < self.deadline:
             return ()
         self._closed = True
         reason = f"silent for {self._config.silence:g} s"
@@ -204,6 +209,7 @@ class GrandSageNodeSession:
         if isinstance(data, str):
             self._count_text(extendable)
             extendable.clear()
+            self._sends_keepalives |= not data
             outputs += self._receive_text(data) if data else ()
             return
         if len(data) < 4:

@@ -41,6 +41,8 @@ class WebSocketRoute:
     accept: Callable[[UpgradeRequest, float], AcceptedConnection]
     """Takes the request and the time; raises Refused with the wire's close code."""
     message_max: int  # bytes
+    idle_max: float | None = None
+    """Seconds without a message or a pong until a peer is lost; None: no pings."""
 
 
 @dataclass(frozen=True, slots=True)
