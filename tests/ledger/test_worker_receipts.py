@@ -66,6 +66,28 @@ def test_fields_may_have_any_order() -> None:
     assert verdict_of(malformed(body)) is Verdict.VALID
 
 
+def test_the_signature_may_cover_the_fields_in_order() -> None:
+    receipt = signed(extra={"n": [1, None]})
+    fields = json.loads(receipt.body)
+    in_order = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    assert list(fields) != sorted(fields)
+
+    shown = SignedReceipt(receipt.body, WORKER.sign(in_order.encode()))
+
+    assert verdict_of(shown) is Verdict.VALID
+    assert verdict_of(shown, job_id=JobId("job-0")) is Verdict.WRONG_JOB
+
+
+@pytest.mark.parametrize("number", ["1e400", "9" * 5000, "NaN"])
+def test_a_field_without_a_canonical_form_is_verified_as_it_stands(
+    number: str,
+) -> None:
+    body = signed().body[:-1] + b',"n":' + number.encode() + b"}"
+
+    assert verdict_of(malformed(body)) is Verdict.VALID
+    assert verdict_of(SignedReceipt(body, bytes(64))) is Verdict.BAD_SIGNATURE
+
+
 def test_receipt_for_another_job_is_invalid() -> None:
     assert verdict_of(signed(job_id="job-0")) is Verdict.WRONG_JOB
 

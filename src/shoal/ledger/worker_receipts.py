@@ -6,11 +6,12 @@ or without the prefix ``sha256:``, fields in any order, and unknown fields.
 
 import hashlib
 import json
+from collections.abc import Iterator
 
 from shoal.domain.ids import JobId
 from shoal.domain.json_limits import may_be_too_deep
 from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt, Verdict
-from shoal.ledger import keys
+from shoal.ledger import canonical, keys
 
 HASH = "sha256:"
 
@@ -52,9 +53,25 @@ def verify_output_hash(
     # The document writes "sha256:<hex>", its own workers send bare hex: accept both.
     if named_output.removeprefix(HASH) != output_hash.removeprefix(HASH):
         return Verdict.WRONG_OUTPUT
-    if not keys.verify(public_key, receipt.signature, receipt.body):
-        return Verdict.BAD_SIGNATURE
-    return Verdict.VALID
+    for form in _signed_forms(receipt.body):
+        if keys.verify(public_key, receipt.signature, form):
+            return Verdict.VALID
+    return Verdict.BAD_SIGNATURE
+
+
+def _signed_forms(body: bytes) -> Iterator[bytes]:
+    """Yield the forms of a readable receipt that a worker may have signed.
+
+    The document says "canonical JSON" and not whose.  Its own workers keep the order of
+    the keys; whoever knows the document alone sorts them (RFC 8785).
+    """
+    yield body
+    try:
+        in_order = canonical.encode(json.loads(body, parse_int=float))
+    except ValueError:
+        return  # without a canonical form
+    if in_order != body:
+        yield in_order
 
 
 def _claims(body: bytes) -> tuple[str, str, str] | None:

@@ -34,7 +34,7 @@ from shoal.protocols.dispatch.codec.ecmascript_json import (
 )
 from shoal.protocols.dispatch.codec.extension import CompletionExtension, TokenCounts
 from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX, REASON_MAX, JobComplete
-from shoal.protocols.dispatch.codec.receipts import hash_of, read_bundled, sign
+from shoal.protocols.dispatch.codec.receipts import HASH, hash_of, read_bundled, sign
 from shoal.protocols.seam.context import Identity
 
 LOGPROBS_MAX = 500_000  # values in an answer's extension field: 50 ms to decode
@@ -127,13 +127,11 @@ def encode_answer(
     Args:
         output: JSON as JavaScript serializes it.
         at: seconds since the epoch.
-        ending: extension field for Shoal's coordinators.  They get the form of the
-            hash that the document specifies; original coordinators get the form that
-            original workers send.
+        ending: extension field for Shoal's coordinators.
 
     Raises PeerError if the message exceeds the coordinator's size limit.
     """
-    digest = hash_of(output) if ending is None else f"sha256:{hash_of(output)}"
+    digest = hash_of(output)
     receipt, signature = sign(wire_id, identity.public_key, digest, at, identity.sign)
     message: dict[str, object] = {
         "type": "job_complete",
@@ -220,7 +218,7 @@ def _mismatch(message: JobComplete, output: bytes) -> str:
     if isinstance(message.output_hash, UnsetType):
         return ""
     digest = hash_of(output)
-    expected = (f'"{digest}"'.encode(), f'"sha256:{digest}"'.encode())
+    expected = (f'"{digest}"'.encode(), f'"{digest.removeprefix(HASH)}"'.encode())
     if bytes(message.output_hash) in expected:
         return ""
     return f"job_complete: output_hash: expected {digest}"

@@ -26,7 +26,7 @@ UNREADABLE = SignedReceipt(b"", b"")
 
 
 class DispatchReceipt(msgspec.Struct, frozen=True):
-    """The five fields of a receipt, in their order on the wire."""
+    """The five fields of a receipt, in the order of the document."""
 
     job_id: JobIdText
     provider_pubkey: str
@@ -41,12 +41,16 @@ class _ExactReceipt(DispatchReceipt, frozen=True, forbid_unknown_fields=True):
 
 _receipts = msgspec.json.Decoder(DispatchReceipt)
 _exact_receipts = msgspec.json.Decoder(_ExactReceipt)
+_in_order = msgspec.json.Encoder(order="sorted")
 _texts = msgspec.json.Decoder(str | None)
+
+
+HASH = "sha256:"
 
 
 def hash_of(output: bytes) -> str:
     """Return the hash of an output, given as JavaScript serializes it."""
-    return hashlib.sha256(output).hexdigest()
+    return HASH + hashlib.sha256(output).hexdigest()
 
 
 def sign(
@@ -58,13 +62,15 @@ def sign(
 ) -> tuple[bytes, str]:
     """Return a receipt as it is signed and sent, and its signature in base64.
 
+    Its keys are sorted: then "canonical JSON" is the same for coordinators that keep
+    the order of the keys, as original ones do, and for those that sort them (RFC 8785).
     ``at`` is in seconds since the epoch.
     """
     time = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
     receipt = DispatchReceipt(
         job_id, public_key.hex(), output_hash, time.replace("+00:00", "Z"), None
     )
-    body = msgspec.json.encode(receipt)
+    body = _in_order.encode(receipt)
     return body, base64.b64encode(sign_with(body)).decode()
 
 
