@@ -97,6 +97,24 @@ def test_messages_round_trip_in_both_forms(message: SentMessage, flat: bool) -> 
     assert decode(data.decode()) == message
 
 
+@pytest.mark.parametrize("message", SAMPLES, ids=lambda each: type(each).__name__)
+def test_flat_messages_have_nulls_where_the_document_has_them(
+    message: SentMessage,
+) -> None:
+    or_null = {
+        Hello: {"clusterPasscodeHash", "ownerUserID"},
+        HelloAck: {"clusterPasscodeHash", "ownerUserID"},
+        Heartbeat: {"organizationID", "ownerUserID"},
+        HeartbeatAck: {"organizationID", "ownerUserID"},
+    }
+    (flat,) = json.loads(encode(message, True)).values()
+    (wrapped,) = json.loads(encode(message)).values()
+
+    expected = or_null.get(type(message), set())
+    assert flat.keys() == wrapped["_0"].keys() | expected
+    assert {key: flat[key] for key in wrapped["_0"]} == wrapped["_0"]
+
+
 @recorded("cluster_decode")
 def test_recorded_messages_are_accepted_as_suggested(case: Case) -> None:
     """All as the recordings suggest, without exceptions."""

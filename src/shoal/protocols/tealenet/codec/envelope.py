@@ -18,11 +18,15 @@ from shoal.domain.json_limits import has_more_values, is_too_deep
 from shoal.protocols.seam.session import Data
 from shoal.protocols.tealenet.codec.messages import (
     KINDS,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    HelloAck,
     Message,
     ModelTransferChunk,
     SentMessage,
 )
-from shoal.protocols.tealenet.codec.scalars import ID_MAX, encode_json
+from shoal.protocols.tealenet.codec.scalars import ID_MAX, encode_json, wire_name
 from shoal.protocols.tealenet.codec.validation import VALIDATORS, Validator
 
 VERSION = 1  # of the protocol; no peer checks it
@@ -70,11 +74,22 @@ def decode(data: Data) -> Message | None:
 def encode(message: SentMessage, flat: bool = False) -> bytes:
     """Encode a message; ``flat``: in the document's form, which Macs do not read.
 
+    That form has nulls where the document writes "or null", since a program that knows
+    the document alone may require the fields.
+
     Raises PeerError if it is nested too deeply.
     """
-    form = _FORMS_BY_TYPE[type(message)]
+    kind = type(message)
+    form = _FORMS_BY_TYPE[kind]
     body = encode_json(message)
-    return b"".join((form.flat_head, body, b"}") if flat else (form.head, body, b"}}"))
+    if not flat:
+        return b"".join((form.head, body, b"}}"))
+    nulls = [
+        b',"%b":null' % wire_name(name).encode()
+        for name in _OR_NULL.get(kind, ())
+        if getattr(message, name) is None
+    ]
+    return b"".join((form.flat_head, body[:-1], *nulls, b"}}"))
 
 
 def is_flat(data: Data) -> bool | None:
@@ -90,6 +105,15 @@ def is_flat(data: Data) -> bool | None:
 
 
 # Private parts, in the order in which they are called.
+
+_INTRODUCED = "cluster_passcode_hash", "owner_user_id"
+_REPORTED = "organization_id", "owner_user_id"
+_OR_NULL: Mapping[type, tuple[str, ...]] = {
+    Hello: _INTRODUCED,
+    HelloAck: _INTRODUCED,
+    Heartbeat: _REPORTED,
+    HeartbeatAck: _REPORTED,
+}
 
 
 @dataclass(frozen=True, slots=True)
