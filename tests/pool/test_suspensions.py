@@ -260,6 +260,31 @@ def test_drain_becomes_a_removal_at_its_limit() -> None:
     assert pool.suspensions.next_due is None
 
 
+def test_drains_of_a_machine_and_its_worker_end_together() -> None:
+    pool = pool_after(joined("pc/m"), JobSubmitted(job()), leased(worker="pc/m"))
+    suspend(pool, DRAINING, "pc/m", within=60.0)
+    suspend(pool, DRAINING, "pc", within=60.0)
+
+    for fact in overdue_drains(pool, 60.0):
+        pool.apply(fact, 60.0)
+
+    assert pool.jobs[J].worker_id is None
+    assert dismissed(pool) == ["pc/m"]
+
+
+def test_drains_of_both_workers_of_a_job_end_together() -> None:
+    pool = hedged_pool("v")
+    suspend(pool, DRAINING, "pc", within=60.0)
+    suspend(pool, DRAINING, "v", within=60.0)
+
+    for fact in overdue_drains(pool, 60.0):
+        pool.apply(fact, 60.0)
+
+    assert pool.jobs[J].worker_id is None
+    assert pool.hedged == 0
+    assert sorted(dismissed(pool)) == ["pc/m", "v"]
+
+
 @pytest.mark.parametrize("end", [PAUSED, None])
 def test_limit_ends_with_its_drain(end: Suspension | None) -> None:
     pool = busy_pool()

@@ -30,11 +30,13 @@ def suspension_facts(pool: PoolState, request: WorkerSuspension) -> list[Fact]:
 
 def overdue_drains(pool: PoolState, now: float) -> list[Fact]:
     """Return the facts of drains that have reached their limits: they are removals."""
-    facts: list[Fact] = []
-    for order in pool.suspensions.expired(now):
-        facts.append(WorkerSuspended(order.name, Suspension.REMOVED, order.by))
-        facts += _hand_over(pool, order.workers)
-    return facts
+    expired = pool.suspensions.expired(now)
+    removals = [
+        WorkerSuspended(order.name, Suspension.REMOVED, order.by) for order in expired
+    ]
+    # Together: two orders may be about one worker, or about both workers of a job.
+    workers = {worker_id for order in expired for worker_id in order.workers}
+    return [*removals, *_hand_over(pool, workers)]
 
 
 def departures(pool: PoolState) -> list[WorkerDismissed]:
