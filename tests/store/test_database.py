@@ -177,6 +177,31 @@ async def test_overlapping_reads_do_not_let_the_log_grow(
     await database.close()
 
 
+async def test_a_long_read_of_another_program_delays_few_commits(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAL_MAX", 1 << 18)
+    monkeypatch.setattr(module, "WAL_WAIT", 0.0)
+    database = Database(path)
+    await database.open()
+    checkpoints: list[str] = []
+
+    def trace(sql: sqlite3.Connection) -> None:
+        sql.set_trace_callback(checkpoints.append)
+
+    await database.transact(trace)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN")
+        assert count(other) == 0
+        for number in range(40):
+            await database.transact(add(f"{number}", 25_000))
+    size = path.with_name("shoal.db-wal").stat().st_size
+    await database.close()
+
+    attempts = [each for each in checkpoints if "wal_checkpoint" in each]
+    assert 0 < len(attempts) <= size // module.WAL_MAX
+
+
 async def test_reads_see_what_was_written_before(database: Database) -> None:
     writes = [asyncio.create_task(database.transact(add(f"{n}"))) for n in range(100)]
     await asyncio.sleep(0)

@@ -179,8 +179,9 @@ class Database:
         Waits for those that read from it; later ones read the database alone.
         """
         size = self._wal.stat().st_size
+        if size < WAL_MAX:
+            self._wal_max = WAL_MAX  # the log has begun anew
         if size < self._wal_max:
-            self._wal_max = WAL_MAX
             return
         # A long read by another program, as of a backup, delays only a few commits.
         self._wal_max = size + WAL_MAX
