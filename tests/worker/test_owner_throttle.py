@@ -112,6 +112,26 @@ def test_a_job_cancelled_as_it_gets_its_slot_gives_it_back() -> None:
     virtual.run(scenario())
 
 
+def test_cancelled_jobs_do_not_pile_up_behind_a_long_one() -> None:
+    async def scenario() -> None:
+        slots = EngineSlots(1)
+
+        async def take() -> None:
+            async with slots.take():
+                pass
+
+        async with slots.take():
+            for _ in range(10):
+                waiting = asyncio.create_task(take())
+                await asyncio.sleep(1.0)
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+
+            assert not slots._waiting
+
+    virtual.run(scenario())
+
+
 class HeldCalls:
     """A ``FunctionCaller`` that starts any number of calls, and ends all at once."""
 

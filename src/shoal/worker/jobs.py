@@ -68,8 +68,10 @@ class EngineSlots:
         try:
             await granted
         except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
+            if not granted.cancelled():
                 self._release()  # granted and cancelled at the same time
+            elif granted in self._waiting:
+                self._waiting.remove(granted)
             raise
         try:
             yield
@@ -84,7 +86,7 @@ class EngineSlots:
         """Give the free slots to those that wait for one."""
         while self._waiting and self._taken < self.size:
             granted = self._waiting.popleft()
-            if not granted.done():
+            if not granted.cancelled():
                 self._taken += 1
                 granted.set_result(None)
 
