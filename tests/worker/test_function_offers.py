@@ -8,6 +8,7 @@ from shoal.domain.worker import PAUSED
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import STOPPED, Agent, WorkerEvent
 from shoal.worker.function_offers import SeparateFunctionOffer
+from shoal.worker.model_offers import CHANGED
 from shoal.worker.owner_throttle import OwnerThrottle
 from simulation import virtual
 from worker.test_agent import Network
@@ -22,14 +23,18 @@ def decline(work: Work) -> None:
 class Stage:
     """A running offer, with a network for each agent."""
 
-    def __init__(self, percent: int = 100, farewell: str | None = None) -> None:
+    def __init__(
+        self, percent: int = 100, farewell: str | None = None, slots: int = 1
+    ) -> None:
         self.throttle = OwnerThrottle(percent)
+        self.slots: list[int] = []  # that each agent offered
         self.events: list[WorkerEvent] = []
         self.networks: list[Network] = []
         self._farewell = farewell
-        self.offer = SeparateFunctionOffer(self._create_agent, self.throttle)
+        self.offer = SeparateFunctionOffer(self._create_agent, slots, self.throttle)
 
-    def _create_agent(self) -> Agent:
+    def _create_agent(self, slots: int) -> Agent:
+        self.slots.append(slots)
         network = Network(farewell=self._farewell)
         self.networks.append(network)
         return Agent(
@@ -65,6 +70,24 @@ def test_worker_leaves_while_its_owner_has_paused_it() -> None:
 
             stage.offer.leave()
         assert stage.told == [("left", STOPPED)]
+
+    virtual.run(scenario())
+
+
+def test_worker_joins_anew_with_the_slots_that_its_owner_lends_now() -> None:
+    async def scenario() -> None:
+        stage = Stage(slots=4)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(stage.offer.run())
+            await asyncio.sleep(SOON)
+            for percent in (90, 50, 0, 25, 100):
+                stage.throttle.set(percent)
+                await asyncio.sleep(SOON)
+
+            stage.offer.leave()
+        left = [reason for kind, reason in stage.told if kind == "left"]
+        assert left == [CHANGED, PAUSED, CHANGED, STOPPED]
+        assert stage.slots == [4, 2, 1, 4]
 
     virtual.run(scenario())
 

@@ -10,6 +10,7 @@ from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.worker import PAUSED
 from shoal.tasks.function_caller import FunctionCaller
 from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.model_offers import CHANGED
 from shoal.worker.owner_throttle import OwnerThrottle
 
 RECONNECT_DELAY = 5.0  # seconds between attempts to reconnect
@@ -40,18 +41,25 @@ class FunctionMembership(Protocol):
 class SeparateFunctionOffer:
     """Offers functions on a wire whose workers cannot change their offer.
 
-    The worker leaves while its owner has paused it, because it cannot say so.
+    The worker leaves while its owner has paused it, because it cannot say so, and joins
+    anew when its owner lends more or fewer slots.
 
     Args:
-        create_agent: creates the agent that offers the functions.
+        create_agent: creates the agent that offers the functions in so many slots.
+        slots: the number of slots at full speed.
         throttle: the owner's.
     """
 
     def __init__(
-        self, create_agent: Callable[[], Agent], throttle: OwnerThrottle
+        self,
+        create_agent: Callable[[int], Agent],
+        slots: int,
+        throttle: OwnerThrottle,
     ) -> None:
         self._create_agent = create_agent
+        self._slots = slots
         self._throttle = throttle
+        self._offered = 0  # slots
         self._agent: Agent | None = None
         self._leaving = False
         self._changed = asyncio.Event()
@@ -64,7 +72,8 @@ class SeparateFunctionOffer:
                 if self._throttle.paused:
                     await self._changed.wait()
                     continue
-                self._agent = self._create_agent()
+                self._offered = self._throttle.lent(self._slots)
+                self._agent = self._create_agent(self._offered)
                 await self._agent.run()
                 self._agent = None
                 if not self._changed.is_set():
@@ -78,11 +87,12 @@ class SeparateFunctionOffer:
             self._agent.leave()
 
     def _on_throttle(self) -> None:
-        if self._throttle.paused and self._agent is not None:
+        paused = self._throttle.paused
+        if self._agent is None:
             self._changed.set()
-            self._agent.leave(PAUSED)
-        elif self._agent is None:
+        elif paused or self._throttle.lent(self._slots) != self._offered:
             self._changed.set()
+            self._agent.leave(PAUSED if paused else CHANGED)
 
 
 class FunctionOffers:

@@ -120,17 +120,17 @@ def task_membership(
     caller = functions.caller
     about = {**_about(worker, caller), "trust_code": False}
 
-    def create_agent() -> Agent:
+    def create_agent(slots: int) -> Agent:
         profile = replace(
             base_profile(worker, worker.name),
             model=ServedModel("", frozenset({JobKind.TASK})),
-            slots=worker.throttle.lent(caller.slots),
+            slots=slots,
             tasks=caller.names,
         )
         report = partial(_report, worker, about)
         return make_agent(worker, profile, _decline_models, report, functions=functions)
 
-    return SeparateFunctionOffer(create_agent, worker.throttle)
+    return SeparateFunctionOffer(create_agent, caller.slots, worker.throttle)
 
 
 def listening_membership(
@@ -367,7 +367,6 @@ async def ray_membership(
     on_event: Callable[[WorkerEvent], None],
 ) -> FunctionOffers:
     """Connect to the cluster; leaving ``stack`` disconnects.
-
 
     Raises ConfigError if the cluster or a module with tasks is unusable.
     """
