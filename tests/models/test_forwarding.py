@@ -10,6 +10,7 @@ import pytest
 
 from gateway.serving import eventually
 from models.transfer_pair import RecordingPeer, TransferPair, files
+from shoal.domain.errors import Unavailable
 from shoal.domain.model_messages import (
     ModelAnswer,
     ModelChunk,
@@ -20,9 +21,15 @@ from shoal.domain.model_messages import (
     ModelRequest,
 )
 from shoal.models.download import DownloadRequest
-from shoal.models.forwarding import BUFFER_MAX, FORWARDED_MAX
+from shoal.models.forwarding import (
+    BUFFER_MAX,
+    FORWARDED_MAX,
+    ForwardedTransfers,
+    Receiver,
+)
 from shoal.models.library import CHUNK, Library
 from shoal.models.library_server import LibraryServer
+from shoal.models.sources import ModelSource
 
 BIG = bytes(range(256)) * (6 * CHUNK // 256) + b"the end"
 
@@ -160,6 +167,19 @@ async def test_a_receiver_learns_that_the_source_fails(folder: Path, why: str) -
 
         await eventually(lambda: ModelAnswer("org/big", False) in peer.received)
         await eventually(lambda: not worker.coordinator._sending)
+
+
+async def test_a_source_that_has_left_since_its_answer_is_unavailable() -> None:
+    peer = RecordingPeer()
+    gone = ModelSource("wire:w", lambda message: False, passed_on=True)
+    transfers = ForwardedTransfers()
+
+    with pytest.raises(Unavailable, match="wire:w has left"):
+        await transfers.forward(
+            gone, ModelRequest("id", "m"), Receiver("peer", peer.send, peer.room)
+        )
+
+    assert not transfers.is_busy(gone)
 
 
 async def test_models_of_other_peers_are_not_passed_on(folder: Path) -> None:

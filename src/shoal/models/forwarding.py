@@ -101,7 +101,7 @@ class ForwardedTransfers:
         """End the transfers of a source that has left."""
         for transfer in self._transfers.values():
             if transfer.source == source:
-                transfer.fail(f"{source} has left")
+                transfer.fail(_left(source))
 
     async def forward(
         self, source: ModelSource, request: ModelRequest, receiver: Receiver
@@ -115,7 +115,8 @@ class ForwardedTransfers:
         transfer = self._transfers[transfer_id] = _Transfer(source.name, request.model)
         complete = False
         try:
-            source.send(ModelRequest(transfer_id, request.model, WINDOW))
+            if not source.send(ModelRequest(transfer_id, request.model, WINDOW)):
+                raise Unavailable(_left(source.name))  # since its answer
             while True:
                 part = await transfer.next()
                 if isinstance(part, ModelDone):
@@ -131,3 +132,7 @@ class ForwardedTransfers:
             del self._transfers[transfer_id]
             if not complete:
                 source.send(ModelPull(transfer_id, 0))
+
+
+def _left(source: str) -> str:
+    return f"{source} has left"
