@@ -281,3 +281,57 @@ async def test_keys_and_tokens_are_in_no_log_and_in_no_file(
     for secret in (key, token["token"]):
         assert secret not in caplog.text
         assert secret.encode() not in files
+
+
+HIGH = {"x-shoal-priority": "high"}
+COMMIT = {
+    "job_type": "LLM_INFER",
+    "user_id": "ada",
+    "payload": {"prompt": "hi", "model": "m1"},
+}
+SUBMISSIONS: dict[str, dict[str, Any]] = {
+    CHAT: body(),
+    OLD_CHAT: body(),
+    "/v1/jobs/commit/fast": COMMIT,
+    "/v1/jobs/commit/cheap": COMMIT,
+}
+
+
+@pytest.mark.parametrize("path", SUBMISSIONS)
+async def test_key_cannot_overtake_others_beyond_its_priority(
+    pool: Pool, node: Node, path: str
+) -> None:
+    limited = await make_key(pool, "limited", priority_max="normal")
+    free = await make_key(pool, "free")
+
+    refused = await submitted(pool, limited, path, HIGH)
+    assert refused == (200 if path == OLD_CHAT else 403, "")  # 200 is its only status
+    assert not pool.hub.pool.jobs
+
+    for key, headers, priority in (
+        (limited, {}, "normal"),
+        (limited, {"x-shoal-priority": "low"}, "low"),
+        (free, HIGH, "high"),
+    ):
+        assert await submitted(pool, key, path, headers) == (200, priority)
+
+
+async def submitted(
+    pool: Pool, key: str, path: str, headers: dict[str, str]
+) -> tuple[int, str]:
+    """Submit a job; return the status if it is refused, or 200 and its priority."""
+    pending = asyncio.create_task(
+        pool.session.post(
+            pool.url + path,
+            json=SUBMISSIONS[path],
+            headers=pool.headers(key) | headers,
+        )
+    )
+    await eventually(lambda: bool(pool.hub.pool.jobs) or pending.done())
+    if not pool.hub.pool.jobs:
+        return (await pending).status, ""
+    (job,) = (each.job for each in pool.hub.pool.jobs.values())
+    pool.hub.cancel(job.id, "enough seen")
+    await pending
+    await eventually(lambda: not pool.hub.pool.jobs)
+    return 200, job.priority.name.lower()

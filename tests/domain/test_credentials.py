@@ -13,10 +13,13 @@ from shoal.domain.credentials import (
     digest_of,
     estimated_tokens,
     may_offer,
+    permitted_priority,
     was_unusable_before,
     with_fingerprint,
     without_fingerprint,
 )
+from shoal.domain.errors import Forbidden
+from shoal.domain.job import Priority
 
 FINGERPRINT = hashlib.sha256(b"certificate").digest()
 TOKEN = JoinToken("token_1", "lab", digest_of("jt"), 0.0)
@@ -121,3 +124,27 @@ def test_token_estimate_is_four_bytes(text: str) -> None:
     size = len(text.encode("utf-8", "surrogatepass"))
 
     assert size / 4 <= estimated_tokens(text) < size / 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("highest", "wanted", "expected"),
+    [
+        (Priority.HIGH, Priority.HIGH, Priority.HIGH),
+        (Priority.HIGH, None, Priority.NORMAL),
+        (Priority.NORMAL, Priority.HIGH, None),
+        (Priority.NORMAL, Priority.LOW, Priority.LOW),
+        (Priority.NORMAL, None, Priority.NORMAL),
+        (Priority.LOW, None, Priority.LOW),
+        (Priority.LOW, Priority.NORMAL, None),
+    ],
+)
+def test_key_limits_the_priority_of_its_jobs(
+    highest: Priority, wanted: Priority | None, expected: Priority | None
+) -> None:
+    key = replace(KEY, priority_max=highest)
+    if expected is not None:
+        assert permitted_priority(key, wanted) is expected
+        return
+
+    with pytest.raises(Forbidden, match=f"alice .* {highest.name.lower()} at most"):
+        permitted_priority(key, wanted)

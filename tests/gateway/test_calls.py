@@ -12,6 +12,7 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from calls.function_workers import RECORD, FunctionWorker, pack, unpack
+from gateway.keys import make_key
 from gateway.serving import WAIT_MAX, Pool, eventually, serving
 from shoal.domain.vocabulary import CancelCalls, CancelJob
 from shoal.domain.work import Feature
@@ -399,6 +400,20 @@ async def test_blob_with_a_wrong_digest_is_rejected(pool: Pool) -> None:
 
     assert response.status == 400
     assert "expected 0000" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_call_beyond_the_priority_of_its_key_is_refused(
+    pool: Pool, worker: FunctionWorker, kept: bool
+) -> None:
+    limited = await make_key(pool, priority_max="low")
+    async with caller(pool, limited) as client:
+        await client.call(1, "add", 2, 3, kept=kept, priority="high")
+        end = await client.end(1)
+        await client.call(2, "add", 2, 3, kept=kept)
+
+        assert "may give its jobs the priority low at most" in end[3]
+        assert await client.value(2) == 5
 
 
 async def test_invalid_item_does_not_affect_others(

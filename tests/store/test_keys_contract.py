@@ -24,7 +24,7 @@ from shoal.domain.facts import (
     JobSubmitted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.job import Job, TimeLimit
+from shoal.domain.job import Job, Priority, TimeLimit
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Chat, Completion, Embedding, Work
 from shoal.store.port import Store
@@ -42,6 +42,7 @@ ALICE = Key(
     99.5,
     None,
     Quota(1, 2, 3, 2**53 - 1),
+    Priority.LOW,
 )
 BOB = Key("key_2", "bob", digest_of("sk-2"), "", Scope.ADMIN, 11.0)
 LAB = JoinToken(

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.domain.credentials import Key, KeyUsage, Scope, digest_of
 from shoal.domain.ids import JobId
-from shoal.domain.job import Webhook
+from shoal.domain.job import Priority, Webhook
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Call, Chat, Feature
 from shoal.domain.worker import Suspension
@@ -149,7 +149,8 @@ async def test_migration_keeps_webhook_deliveries_and_function_calls(
 async def test_migration_keeps_credentials(version: int, tmp_path: Path) -> None:
     store = await opened(version, tmp_path)
 
-    assert [each.name for each in await store.keys.keys.all()] == ["al"]
+    (key,) = await store.keys.keys.all()
+    assert (key.name, key.priority_max) == ("al", Priority.HIGH)
     (token,) = await store.keys.tokens.all()
     assert (token.uses_max, token.workers) == (3, frozenset({"wire:w"}))
     assert (await store.keys.usage_of("default", 0)).prompt_tokens == 12

@@ -41,7 +41,7 @@ from shoal.domain.errors import (
     ShoalError,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.job import PRIORITIES, Job, JobTerms
+from shoal.domain.job import PRIORITIES, Job, JobTerms, Priority
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import CallResult, StreamedCall
 from shoal.domain.work import Call, CallStream, Feature
@@ -115,6 +115,10 @@ class CallAccess(Protocol):
 
     def ensure_active(self) -> None:
         """Raise KeyRevoked if the key was revoked."""
+        ...
+
+    def permitted_priority(self, wanted: Priority | None) -> Priority:
+        """Return the priority of a call; None: it names none.  Raises Forbidden."""
         ...
 
     def count_call(self) -> None:
@@ -235,10 +239,12 @@ class CallSession:
             expected = ", ".join(PRIORITIES)
             text = f"priority: expected one of {expected}, got {options.priority!r}"
             raise InvalidRequest(text, "priority")
-        stream = CallStream(request.name, options.timeout, needs, options.python)
-        route = CallRoute(
-            stream, PRIORITIES[options.priority], options.queue or CALL_QUEUE_SECONDS
+        wanted = PRIORITIES[options.priority]
+        priority = self._access.permitted_priority(
+            None if wanted is Priority.NORMAL else wanted  # the default
         )
+        stream = CallStream(request.name, options.timeout, needs, options.python)
+        route = CallRoute(stream, priority, options.queue or CALL_QUEUE_SECONDS)
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
         self._routes[key] = route

@@ -51,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"limit of {what} (default: none)",
         )
+    create.add_argument(
+        "--priority-max",
+        choices=("low", "normal", "high"),
+        default="high",
+        help="highest priority of its jobs (default: %(default)s)",
+    )
     add_credential_actions(
         actions, create, "key", "revoke a key, and cancel the requests that use it"
     )
@@ -69,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
 def _create(args: argparse.Namespace) -> int:
     body = {"name": args.name, "scope": args.scope, "expires_in": args.expires}
     body |= {limit: getattr(args, limit) for limit in LIMITS}
+    body["priority_max"] = args.priority_max
     key = api.request(args, PATH, body)
     if args.json:
         print(json.dumps(key))
@@ -83,6 +90,8 @@ def _create(args: argparse.Namespace) -> int:
 def _row(key: dict[str, Any]) -> tuple[str, ...]:
     tokens = key["prompt_tokens"] + key["completion_tokens"]
     limits = [f"{key[name]} {what}" for name, what in LIMITS.items() if key[name]]
+    if key["priority_max"] != "high":
+        limits.append(f"priority up to {key['priority_max']}")
     return (
         key["name"],
         key["id"],

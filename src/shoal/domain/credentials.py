@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 
+from shoal.domain.errors import Forbidden
+from shoal.domain.job import Priority
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Embedding, JobKind, Work
 
@@ -61,7 +63,10 @@ UNLIMITED = Quota()
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An API key.  Times are Unix seconds; ``start`` are its first characters."""
+    """An API key.  Times are Unix seconds; ``start`` are its first characters.
+
+    ``priority_max`` is the highest priority of its jobs.
+    """
 
     id: str
     name: str
@@ -72,6 +77,7 @@ class Key:
     expires_at: float | None = None
     revoked_at: float | None = None
     quota: Quota = UNLIMITED
+    priority_max: Priority = Priority.HIGH
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,22 @@ def was_unusable_before(credential: Key | JoinToken, at: float) -> bool:
     if isinstance(credential, JoinToken) and credential.uses_max is not None:
         expires_at = None  # its workers may rejoin
     return any(end is not None and end < at for end in (revoked_at, expires_at))
+
+
+def permitted_priority(key: Key, wanted: Priority | None) -> Priority:
+    """Return the priority of a job of a key; ``wanted`` is None if the job names none.
+
+    Raises Forbidden for a higher priority than the key may give.
+    """
+    highest = key.priority_max
+    if wanted is None:
+        return highest if highest.value < Priority.NORMAL.value else Priority.NORMAL
+    if wanted.value > highest.value:
+        raise Forbidden(
+            f"the API key {key.name} may give its jobs the priority "
+            f"{highest.name.lower()} at most, not {wanted.name.lower()}"
+        )
+    return wanted
 
 
 def may_offer(token: JoinToken, models: Collection[str]) -> bool:

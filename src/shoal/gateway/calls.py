@@ -17,8 +17,9 @@ from shoal.calls.messages import decode_items
 from shoal.calls.send_queue import SendQueue
 from shoal.calls.session import CallSession
 from shoal.coordinator.answer_reader import AnswerStream
+from shoal.domain.credentials import permitted_priority
 from shoal.domain.errors import ClientError, InvalidRequest
-from shoal.domain.job import Job, Policy
+from shoal.domain.job import Job, Policy, Priority
 from shoal.domain.work import CALL_QUEUE, Feature, JobKind
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import Access, ApiCaller
@@ -90,6 +91,9 @@ class _ClientAccess:
 
     def ensure_active(self) -> None:
         self.access.ensure_active(self.caller)
+
+    def permitted_priority(self, wanted: Priority | None) -> Priority:
+        return permitted_priority(self.caller.key, wanted)
 
     def count_call(self) -> None:
         self.access.count_call(self.caller)

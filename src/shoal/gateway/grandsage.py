@@ -131,7 +131,7 @@ async def _stream_answer(
         return b'{"err":"moderation"}\n'
     if len(chat.model) > MODEL_MAX:
         raise UnknownModel("the name is too long")
-    job = build_job(gateway, request, chat, caller.name)
+    job = build_job(gateway, request, chat, caller)
     job = replace(job, limits=replace(job.limits, total=min(TOTAL, job.limits.total)))
     async with gateway.access.submit(job, caller) as reader:
         record = record_of(request)

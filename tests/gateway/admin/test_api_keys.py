@@ -12,6 +12,7 @@ LIMITS = {
     "tokens_per_minute": 10_000,
     "tokens_per_day": 100_000,
     "budget": 1_000_000,
+    "priority_max": "normal",
 }
 USAGE = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0, "tokens_today": 0}
 
@@ -130,6 +131,7 @@ async def test_unknown_key_is_not_found(pool: Pool, method: str) -> None:
         ({"name": "a", "requests_per_minute": 1.5}, "requests_per_minute"),
         ({"name": "a", "tokens_per_minute": -5}, "tokens_per_minute"),
         ({"name": "a", "tokens_per_day": True}, "tokens_per_day"),
+        ({"name": "a", "priority_max": "urgent"}, "priority_max"),
         ({"name": "a", "budget": 2**63}, "budget"),
         ({"name": "a", "budget": 10**40}, "budget"),
         ({"name": "a", "budgets": 5}, None),

@@ -1,5 +1,6 @@
 """The API of API keys and join tokens: create, list, show and revoke."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from shoal.domain.credentials import (
     digest_of,
 )
 from shoal.domain.errors import InvalidRequest
+from shoal.domain.job import PRIORITIES, Priority
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import RESERVED_NAMES, ApiCaller
 from shoal.gateway.http.decoding import decode
@@ -38,12 +40,14 @@ NewName = Annotated[
 Lifetime = Annotated[float, Meta(gt=0, le=LIFETIME_MAX)]
 KeyLimit = Annotated[int, Meta(ge=1, le=LIMIT_MAX)]
 ScopeName = Literal["read", "use", "admin"]
+PriorityName = Literal["low", "normal", "high"]
 
 
 class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A key to create; ``expires_in`` is in seconds, None: never.
 
-    A limit of None does not limit.
+    A limit of None does not limit.  ``priority_max`` is the highest priority of its
+    jobs.
     """
 
     name: NewName
@@ -53,6 +57,7 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_per_minute: KeyLimit | None = None
     tokens_per_day: KeyLimit | None = None
     budget: KeyLimit | None = None
+    priority_max: PriorityName = "high"
 
 
 class KeyInfo(msgspec.Struct, frozen=True):
@@ -72,6 +77,7 @@ class KeyInfo(msgspec.Struct, frozen=True):
     tokens_per_minute: int | None
     tokens_per_day: int | None
     budget: int | None
+    priority_max: PriorityName
     requests: int
     prompt_tokens: int
     completion_tokens: int
@@ -82,6 +88,12 @@ class KeyInfo(msgspec.Struct, frozen=True):
 class KeyList(msgspec.Struct, frozen=True):
     data: list[KeyInfo]
 
+
+_PRIORITY_NAMES: Mapping[Priority, PriorityName] = {
+    Priority.LOW: "low",
+    Priority.NORMAL: "normal",
+    Priority.HIGH: "high",
+}
 
 _new_key = Decoder(NewKey)
 
@@ -117,6 +129,7 @@ async def create_key(
             wanted.tokens_per_day,
             wanted.budget,
         ),
+        PRIORITIES[wanted.priority_max],
     )
     await gateway.access.keyring.cache.add(key)
     shown = await _key_with_usage(gateway, key)
@@ -165,6 +178,7 @@ def _key_info(key: Key, used: KeyUsage) -> KeyInfo:
         key.quota.tokens_per_minute,
         key.quota.tokens_per_day,
         key.quota.budget,
+        _PRIORITY_NAMES[key.priority_max],
         used.requests,
         used.prompt_tokens,
         used.completion_tokens,

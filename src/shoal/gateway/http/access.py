@@ -22,7 +22,7 @@ from shoal.domain.errors import (
     Unauthorized,
 )
 from shoal.domain.ids import JobId, WorkerId
-from shoal.domain.job import Job
+from shoal.domain.job import Job, Priority
 from shoal.domain.outcome import AnswerPiece, Outcome, Usage
 from shoal.domain.work import Call, CallStream, Chat, Completion, Embedding, Task, Work
 from shoal.gateway.http.authentication import REVOKED, Keyring, is_local
@@ -42,8 +42,11 @@ FIRST_KEY = "default"
 LOOPBACK_KEY = Key("", "loopback", b"", "", Scope.USE, 0.0)
 """The key of requests without one from this machine, where those are allowed."""
 
-ANONYMOUS_KEY = Key("", "open", b"", "", Scope.USE, 0.0)
-"""The key of requests without one, where a protocol's API is open."""
+ANONYMOUS_KEY = Key("", "open", b"", "", Scope.USE, 0.0, priority_max=Priority.NORMAL)
+"""The key of requests without one, where a protocol's API is open.
+
+Strangers do not overtake the jobs of keys.
+"""
 
 RESERVED_NAMES = (FIRST_KEY, LOOPBACK_KEY.name, ANONYMOUS_KEY.name, CHECK_OWNER)
 """Names of keys that are not in the key cache."""

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from aiohttp import web
 
+from shoal.domain.credentials import permitted_priority
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.job import PRIORITIES, Job, JobTerms, Policy, Priority, TimeLimits
 from shoal.domain.work import Chat, Work, message_text
 from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
 
 KEY_MAX = 255  # characters of an idempotency key, as elsewhere
@@ -39,7 +41,7 @@ def build_job(
     gateway: Gateway,
     request: web.Request,
     work: Work,
-    owner: str,
+    caller: ApiCaller,
     *,
     session: str = "",
     tier: str = "",
@@ -49,15 +51,16 @@ def build_job(
 
     The default terms are the policy FAST, public, at the listed price.
 
-    Raises InvalidRequest naming the invalid header.
+    Raises InvalidRequest naming the invalid header, or Forbidden if the key may not
+    give its jobs that priority.
     """
-    headers = request.headers
+    headers, owner = request.headers, caller.name
     job = Job(
         gateway.hub.new_id(),
         work,
         _limits(gateway.limits, headers),
         owner,
-        _priority(headers.get(PRIORITY), tier),
+        permitted_priority(caller.key, _priority(headers.get(PRIORITY), tier)),
         _session_digest(headers.get(SESSION) or session, work, owner),
         _idempotency_key(headers.get(IDEMPOTENCY_KEY)),
         terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind)),
@@ -84,9 +87,10 @@ def _limits(limits: TimeLimits, headers: Mapping[str, str]) -> TimeLimits:
     return replace(limits, **wanted) if wanted else limits
 
 
-def _priority(header: str | None, tier: str) -> Priority:
+def _priority(header: str | None, tier: str) -> Priority | None:
+    """Return the priority that a request names, if any."""
     if header is None:
-        return SERVICE_TIER_PRIORITIES.get(tier, Priority.NORMAL)
+        return SERVICE_TIER_PRIORITIES.get(tier)
     if header not in PRIORITIES:
         expected = ", ".join(PRIORITIES)
         raise InvalidRequest(f"{PRIORITY}: expected one of {expected}", PRIORITY)

@@ -72,7 +72,7 @@ async def commit_job(
     given = work.payload if isinstance(work, Task) else work.text
     if moderation is not None and moderation.blocks_value(given):
         raise InvalidRequest("the payload matches the moderation list", "payload")
-    job = build_job(gateway, request, work, caller.name, terms=terms)
+    job = build_job(gateway, request, work, caller, terms=terms)
     accepting = _submit(gateway, request, caller, job)
     if gateway.payments is not NO_PAYMENTS:
         accepting = run_to_end(accepting)

@@ -113,7 +113,7 @@ async def create_embeddings(
     moderation = gateway.moderation_for(caller.name)
     if moderation is not None and any(map(moderation.matches, asked.work.inputs)):
         raise _moderation_error("input")
-    job = build_job(gateway, request, asked.work, caller.name)
+    job = build_job(gateway, request, asked.work, caller)
     async with gateway.access.submit(job, caller) as reader:
         record_of(request).set_reader(reader)
         outcome = await reader.outcome()
@@ -137,7 +137,7 @@ async def _answer(
     if moderation is not None and moderation.blocks(texts):
         raise _moderation_error("messages" if isinstance(work, Chat) else "prompt")
     job = build_job(
-        gateway, request, work, caller.name, session=asked.session, tier=asked.tier
+        gateway, request, work, caller, session=asked.session, tier=asked.tier
     )
     form = answer_format(work, include_usage=asked.include_usage)
     if asked.stream:

@@ -18,6 +18,7 @@ from shoal.domain.credentials import (
     usage_of,
 )
 from shoal.domain.ids import JobId
+from shoal.domain.job import Priority
 from shoal.domain.outcome import Outcome, Usage
 from shoal.store import codec
 from shoal.store.sqlite.database import SqlRunner
@@ -25,7 +26,8 @@ from shoal.store.sqlite.database import SqlRunner
 C = TypeVar("C", Key, JoinToken)
 
 KEYS = """SELECT id, name, digest, start, scope, created_at, expires_at, revoked_at,
-                 requests_per_minute, tokens_per_minute, tokens_per_day, budget
+                 requests_per_minute, tokens_per_minute, tokens_per_day, budget,
+                 priority_max
           FROM keys ORDER BY rowid"""
 TOKENS = """SELECT id, name, digest, created_at, expires_at, revoked_at, uses_max,
                    models
@@ -208,11 +210,13 @@ def _key_columns(key: Key) -> tuple[object, ...]:
         key.expires_at,
         key.revoked_at,
         *astuple(key.quota),
+        key.priority_max.value,
     )
 
 
 def _key(row: tuple[Any, ...]) -> Key:
-    id_, name, digest, start, scope, created_at, expires_at, revoked_at, *quota = row
+    id_, name, digest, start, scope, created_at, expires_at, revoked_at, *more = row
+    *quota, priority_max = more
     return Key(
         id_,
         name,
@@ -223,6 +227,7 @@ def _key(row: tuple[Any, ...]) -> Key:
         expires_at,
         revoked_at,
         Quota(*quota),
+        Priority(priority_max),
     )
 
 

@@ -193,6 +193,10 @@ MIGRATIONS = (
     CREATE INDEX pairing_codes_of_owner ON pairing_codes (owner, expires_at);
     CREATE INDEX pairing_codes_by_expiry ON pairing_codes (expires_at);
     """,
+    # The highest priority of a key's jobs; older keys may give any.
+    """
+    ALTER TABLE keys ADD COLUMN priority_max INTEGER NOT NULL DEFAULT 2;
+    """,
 )
 
 
