@@ -233,6 +233,17 @@ async def test_suspensions_hold_until_a_resume(store: Store) -> None:
     assert await store.suspensions() == [(replace(other, how=Suspension.PAUSED), 3.0)]
 
 
+async def test_resumed_worker_is_no_machine_of_others(store: Store) -> None:
+    # A model's name may begin with another one's, and a slash.
+    other = WorkerSuspended("wire:w/org/m", Suspension.REMOVED, "al")
+    await store.append([WorkerSuspended("wire:w/org", Suspension.PAUSED, "al")], 1.0)
+    await store.append([other], 2.0)
+
+    await store.append([WorkerResumed("wire:w/org", "al")], 3.0)
+
+    assert await store.suspensions() == [(other, 2.0)]
+
+
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())
 async def test_unusual_texts_survive_storage(store: Store, prompt: str) -> None:
     given_in = job("odd", prompt, owner=prompt[:100])

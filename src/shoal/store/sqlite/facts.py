@@ -141,10 +141,10 @@ class _Batch:
                 self.sql.execute(query, (name, how.value, by, at))
                 return _row(fact, None, at)
             case WorkerResumed(name):
-                workers = f"{name}/"  # of a machine
+                # Of a worker, or of a machine and all its workers: see ``peer_of``.
                 query = """DELETE FROM suspensions
-                           WHERE name = ? OR substr(name, 1, ?) = ?"""
-                self.sql.execute(query, (name, len(workers), workers))
+                           WHERE ? IN (name, substr(name, 1, instr(name, '/') - 1))"""
+                self.sql.execute(query, (name,))
                 return _row(fact, None, at)
             case AccountLimited():
                 write_limit(self.sql, fact)
