@@ -35,11 +35,12 @@ from shoal.cli.worker.join_target import (
     listening_target,
     resolve_target,
 )
+from shoal.cli.worker.pairing import check_pairing, pair_worker
 from shoal.cli.worker.worker_report import report_omitted_models, worker_reporter
 from shoal.config import USER_DATA, JoinConfig
 from shoal.config.loader import check_file, load
 from shoal.config.throttle_file import ThrottleFile, check_throttle
-from shoal.domain.errors import ConfigError, NotAdmitted, Unavailable
+from shoal.domain.errors import ConfigError
 from shoal.domain.job import PRIVACY_CLASSES
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.money import dollars, parse_dollars
@@ -57,7 +58,6 @@ from shoal.ledger.keys import Signer
 from shoal.models.library import shareable_library
 from shoal.models.library_server import LibraryServer
 from shoal.protocols import discover
-from shoal.transports.http_client import request_json
 from shoal.worker.agent import MachineProbe, WorkerEvent
 from shoal.worker.function_offers import FunctionMembership
 from shoal.worker.hardware import this_machine
@@ -71,44 +71,6 @@ from shoal.worker.identity import (
 )
 from shoal.worker.model_offers import JointOffers, SeparateOffers
 from shoal.worker.owner_throttle import OwnerThrottle
-
-PAIR_TIMEOUT = 10.0  # seconds for the coordinator to answer
-
-
-def check_pairing(target: JoinTarget) -> None:
-    """Raise ConfigError if the wire does not support pairing codes."""
-    if target.protocol.pairing is None:
-        names = [each.name for each in discover().values() if each.pairing is not None]
-        raise ConfigError(
-            f"--pairing-code: the wire {target.protocol.name} has no pairing codes; "
-            f"use --wire {' or '.join(names)}"
-        )
-
-
-async def pair_worker(target: JoinTarget, code: str, public_key: bytes) -> WorkerEvent:
-    """Present a pairing code; return whether the worker is paired, or why not.
-
-    Without pairing, the worker serves only jobs that are not private.
-    """
-    pairing = target.protocol.pairing
-    assert pairing is not None, "check_pairing raises"
-    try:
-        async with asyncio.timeout(PAIR_TIMEOUT):
-            answer = await request_json(
-                target.http_url + pairing.path,
-                pairing.claim(code, public_key),
-                fingerprint=target.fingerprint,
-            )
-        return WorkerEvent("paired", f"trusted by {pairing.user(answer)}")
-    except NotAdmitted as error:
-        return WorkerEvent("unpaired", f"--pairing-code: {error}")
-    except TimeoutError:
-        return WorkerEvent(
-            "unpaired", f"no answer within {PAIR_TIMEOUT:g} s; join again"
-        )
-    except Unavailable as error:
-        return WorkerEvent("unpaired", f"{error}; join again")
-
 
 Membership: TypeAlias = SeparateOffers | JointOffers | FunctionMembership
 
