@@ -71,9 +71,21 @@ async def test_whole_payload_can_be_given(
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("hi", "--privacy", "PRIVATE"), "no_trusted_worker: only paired workers"),
+        (
+            ("hi", "--privacy", "private", "--user", "al b"),
+            "with the user; `shoal pair create 'al b'` makes a code that pairs one",
+        ),
         (("hi", "--type", "TASK"), "give the name of the task with --task"),
+        (("hi", "--task", "classify"), "--task: only for --type TASK"),
+        (
+            ("hi", "--type", "task", "--task", "classify", "--model", "m"),
+            "--model: only for --type LLM_INFER",
+        ),
         (("{", "--payload"), "--payload: expected JSON"),
+        (
+            ("{}", "--payload", "--max-tokens", "8"),
+            "--max-tokens: with --payload, give it in the payload",
+        ),
     ],
 )
 async def test_refused_submission_says_why(
@@ -113,9 +125,10 @@ async def test_worker_is_paired_listed_and_revoked(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await shoal(pool, "pair", "create", "ada") == 0
-    code = capsys.readouterr().out.splitlines()[0]
+    code, _, _, command = capsys.readouterr().out.splitlines()
+    assert command == f"  shoal join … --wire dispatch --pairing-code {code}"
 
-    assert await shoal(pool, "pair", "claim", code, A) == 0
+    assert await shoal(pool, "pair", "claim", code.lower(), A) == 0
     assert await shoal(pool, "pair", "ls", "ada") == 0
     claimed, head, row = capsys.readouterr().out.splitlines()
     assert claimed == f"paired {A} with ada"
@@ -125,7 +138,7 @@ async def test_worker_is_paired_listed_and_revoked(
     assert await shoal(pool, "pair", "ls", "ada") == 0
     revoked, empty = capsys.readouterr().out.splitlines()
     assert revoked == f"revoked {A}"
-    assert empty.startswith("no paired worker")
+    assert empty.endswith("shoal pair create ada")
 
     assert await shoal(pool, "pair", "claim", code, A) == 1
-    assert "invalid_code" in capsys.readouterr().err
+    assert "there is no such code" in capsys.readouterr().err

@@ -2,7 +2,8 @@
 
 import pytest
 
-from shoal.cli.join import normalize_url
+from shoal.cli.join import normalize_url, parse_privacy
+from shoal.domain.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -18,3 +19,13 @@ from shoal.cli.join import normalize_url
 )
 def test_bare_address_means_a_coordinator(url: str, wire: str, meant: str) -> None:
     assert normalize_url(url, wire) == meant
+
+
+@pytest.mark.parametrize("given", ["private", "PRIVATE"])
+def test_privacy_class_is_read_in_any_case(given: str) -> None:
+    assert parse_privacy(given) == "private"
+
+
+def test_unknown_privacy_class_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected any, public or private"):
+        parse_privacy("secret")

@@ -78,7 +78,7 @@ DIFFERENCES: dict[str, dict[int, Difference]] = {
             "the SDK shows this field alone",
             body={
                 "error": "no_trusted_worker: only paired workers may run a private "
-                "job, and no worker is paired"
+                "job, and no worker is paired with the user"
             },
         ),
         8: Difference("a trusted worker that is busy will be free", 201),

@@ -180,7 +180,7 @@ def test_job_of_a_killed_worker_is_requeued(pool: Pool, slow_model: GatedModel) 
         ),
         (("--identity", "/proc/none/key"), "--identity"),
         (("--price", "ten"), "--price: expected dollars such as $0.010"),
-        (("--privacy", "secret"), "--privacy secret: expected any or public or"),
+        (("--privacy", "secret"), "--privacy secret: expected any, public or"),
     ],
 )
 def test_wrong_argument_is_an_error_that_names_it(

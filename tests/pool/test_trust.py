@@ -44,13 +44,13 @@ def test_a_key_that_one_of_two_workers_proved_can_be_paired() -> None:
 @pytest.mark.parametrize(
     ("facts", "problem"),
     [
-        ([], "no worker is paired"),
-        ([joined()], "no worker is paired"),
+        ([], "no worker is paired with the user"),
+        ([joined()], "no worker is paired with the user"),
         ([TRUSTED], "none of the paired workers is connected"),
         ([TRUSTED, with_key(proven=False)], "the paired worker has not proved its key"),
         (
             [with_key(proven=False, remark="is old")],
-            "no worker is paired; one that is connected is old",
+            "no worker is paired with the user; one that is connected is old",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 import argparse
 import getpass
 import json
+import shlex
 import sys
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -13,6 +14,7 @@ from shoal.cli.quote import add_terms
 from shoal.cli.terminal import format_day, print_table, printable
 from shoal.domain.errors import ConfigError
 from shoal.domain.job import Privacy
+from shoal.pool.trust import NO_TRUSTED_WORKER
 
 PATH = "/admin/jobs"
 HEAD = (
@@ -78,7 +80,10 @@ def _add_submission(parser: argparse.ArgumentParser) -> None:
     )
     add_terms(parser)
     parser.add_argument(
-        "--task", metavar="NAME", help="name of the task; required with --type TASK"
+        "--task",
+        metavar="NAME",
+        help="name of the task, which gets the input as `input`; required with --type "
+        "TASK, unless --payload names it",
     )
     parser.add_argument(
         "--model", metavar="NAME", help="model of an LLM_INFER job (default: any)"
@@ -96,6 +101,7 @@ def _add_submission(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--privacy",
+        type=str.upper,
         choices=[each.name for each in Privacy],
         default=Privacy.PUBLIC.name,
         help="privacy class; PRIVATE: only for workers that are paired with the user "
@@ -123,7 +129,14 @@ def _submit(args: argparse.Namespace) -> int:
         "user_id": args.user or _login_name(),
         "privacy_class": args.privacy,
     }
-    committed = api.request(args, f"/v1/jobs/commit/{policy.lower()}", body)
+    try:
+        committed = api.request(args, f"/v1/jobs/commit/{policy.lower()}", body)
+    except api.ApiError as error:
+        if not str(error).startswith(NO_TRUSTED_WORKER):
+            raise
+        user = shlex.quote(body["user_id"])
+        advice = f"`shoal pair create {user}` makes a code that pairs one"
+        raise api.ApiError(f"{error}; {advice}") from error
     if not args.wait:
         print(json.dumps(committed) if args.json else committed["job_id"])
         return 0
@@ -150,6 +163,7 @@ def _login_name() -> str:
 
 def _payload(args: argparse.Namespace) -> object:
     """Return the payload of a job; raises ConfigError if the flags do not fit."""
+    _check_flags(args)
     text = sys.stdin.read() if args.input == "-" else args.input
     if args.payload:
         try:
@@ -162,6 +176,22 @@ def _payload(args: argparse.Namespace) -> object:
         return {"task_type": args.task, "input": text}
     fields = {"prompt": text, "model": args.model, "max_tokens": args.max_tokens}
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a flag that does not fit the others."""
+    given = {
+        "--task": args.task,
+        "--model": args.model,
+        "--max-tokens": args.max_tokens,
+    }
+    fitting = ("--task",) if args.type == "TASK" else ("--model", "--max-tokens")
+    for flag, value in given.items():
+        if value is not None and args.payload:
+            raise ConfigError(f"{flag}: with --payload, give it in the payload")
+        if value is not None and flag not in fitting:
+            other = "LLM_INFER" if args.type == "TASK" else "TASK"
+            raise ConfigError(f"{flag}: only for --type {other}")
 
 
 def _format_result(result: Any) -> str:

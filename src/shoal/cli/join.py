@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     for each in args.model:
         parse_model_option(each)
     device = _device(config.provider_type)
-    _check_privacy(config.privacy)
+    config = replace(config, privacy=parse_privacy(config.privacy))
     throttle_file = ThrottleFile(data)
     if config.throttle is not None:
         check_throttle(config.throttle)
@@ -317,11 +317,13 @@ def _report_throttle(worker: WorkerContext) -> None:
     worker.on_event(worker.name, {"throttle": percent}, WorkerEvent(kind))
 
 
-def _check_privacy(given: str) -> None:
-    """Raise ConfigError for an unknown privacy class."""
+def parse_privacy(given: str) -> str:
+    """Return a privacy class in lower case; raises ConfigError for an unknown one."""
     known = [ANY, *PRIVACY_CLASSES]
-    if given not in known:
-        raise ConfigError(f"--privacy {given}: expected {' or '.join(known)}")
+    if given.lower() not in known:
+        *others, last = known
+        raise ConfigError(f"--privacy {given}: expected {', '.join(others)} or {last}")
+    return given.lower()
 
 
 def _price(given: str) -> str:

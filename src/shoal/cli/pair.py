@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 from urllib.parse import quote, urlencode
 
 from shoal.cli import api
@@ -12,6 +13,13 @@ from shoal.cli.terminal import print_table, printable
 PATH = "/v1/trust"
 HEAD = ("WORKER", "PAIRED")
 USER_HELP = "user of this API key, as in the jobs' user_id"
+REFUSALS = {
+    "invalid_code": "there is no such code; a new one: shoal pair create USER",
+    "already_claimed": "the code has been used; a new one: shoal pair create USER",
+    "expired": "the code has expired; a new one: shoal pair create USER",
+}
+"""Explanations of the coordinator's refusals of a code."""
+
 KEY_HELP = "public key of the worker, 64 hexadecimal digits, as `shoal join` prints it"
 
 
@@ -53,13 +61,17 @@ def _create(args: argparse.Namespace) -> int:
         return 0
     print(f"{created['pairing_code']}\n")
     print(f"One worker can use this code until {created['expires_at']}:")
-    print(f"  shoal join … --pairing-code {created['pairing_code']}")
+    print(f"  shoal join … --wire dispatch --pairing-code {created['pairing_code']}")
     return 0
 
 
 def _claim(args: argparse.Namespace) -> int:
-    body = {"pairing_code": args.code, "provider_pubkey": args.name}
-    claimed = api.request(args, f"{PATH}/claim", body)
+    # Codes are upper case, and the coordinator compares the case.
+    body = {"pairing_code": args.code.upper(), "provider_pubkey": args.name}
+    try:
+        claimed = api.request(args, f"{PATH}/claim", body)
+    except api.ApiError as error:
+        raise api.ApiError(REFUSALS.get(str(error), str(error))) from error
     if args.json:
         print(json.dumps(claimed))
     else:
@@ -76,7 +88,8 @@ def _list(args: argparse.Namespace) -> int:
         rows = [(each["provider_pubkey"], each["paired_at"]) for each in workers]
         print_table(HEAD, rows)
     else:
-        print("no paired worker; create a code with: shoal pair create USER")
+        user = printable(shlex.quote(args.user))
+        print(f"no paired worker; create a code with: shoal pair create {user}")
     return 0
 
 

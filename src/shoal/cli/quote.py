@@ -20,6 +20,7 @@ def add_terms(parser: argparse.ArgumentParser) -> None:
     """Add the flags that decide the price of a job."""
     parser.add_argument(
         "--type",
+        type=str.upper,
         choices=JOB_TYPES,
         default=JOB_TYPES[0],
         help="kind of the job: a prompt for a model, or a named task "
@@ -27,6 +28,7 @@ def add_terms(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--policy",
+        type=str.upper,
         choices=POLICIES,
         default=POLICIES[0],
         help="which workers are preferred, and the price; AUTO: FAST for LLM_INFER, "

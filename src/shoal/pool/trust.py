@@ -38,10 +38,10 @@ def trust_rejection(pool: PoolState, job: Job) -> str | None:
         problem = f"the paired worker {_remark(offers)}"
     elif trusted:
         problem = "none of the paired workers is connected"
-    elif any(offer.public_key for offer in unproven):
-        problem = f"no worker is paired; one that is connected {_remark(unproven)}"
     else:
-        problem = "no worker is paired"
+        problem = "no worker is paired with the user"
+        if any(offer.public_key for offer in unproven):
+            problem += f"; one that is connected {_remark(unproven)}"
     return (
         f"{NO_TRUSTED_WORKER}: only paired workers may run a private job, and {problem}"
     )

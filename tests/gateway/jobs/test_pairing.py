@@ -75,7 +75,8 @@ async def test_worker_that_has_not_proved_its_key_cannot_be_paired(pool: Pool) -
     assert "--dispatch-trust-unproven" in answer["error"]
     assert sdk_reports(refused, why) == (
         "Privacy enforcement: no_trusted_worker: only paired workers may run a private "
-        "job, and no worker is paired; one that is connected has not proved its key: "
+        "job, and no worker is paired with the user; one that is connected has not "
+        "proved its key: "
         "it gets private jobs only if the coordinator runs with "
         "--dispatch-trust-unproven"
     )
