@@ -25,11 +25,11 @@ def run(*words: str) -> int:
 def test_the_throttle_is_set_and_printed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run() == run("0") == run() == run("40") == run() == 0
+    assert run() == run("0") == run() == run("40%") == run() == 0
 
     assert ThrottleFile(folder).read() == 40
     assert capsys.readouterr().out.splitlines() == [
-        "no throttle was set",
+        "no share was set: the workers of this machine lend 100% of their speed",
         "the workers of this machine are paused; to resume: shoal throttle 100",
         "0%",
         "the workers of this machine lend 40% of their speed",
@@ -37,9 +37,15 @@ def test_the_throttle_is_set_and_printed(
     ]
 
 
-def test_an_impossible_share_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="expected 0 to 100 percent"):
-        run("101")
+@pytest.mark.parametrize("share", ["101", "abc", "12.5", "", "%"])
+def test_an_impossible_share_is_refused(
+    share: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(share)
+
+    assert f"from 0 to 100, got {share!r}" in capsys.readouterr().err
+    assert ThrottleFile(folder).read() is None
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(
