@@ -34,7 +34,18 @@ async def run(url: str, *words: str) -> int:
         (["pause"], {}, "paused wire:w/m: it still runs 2 jobs"),
         (["pause"], {"running": 1}, "paused wire:w/m: it still runs 1 job"),
         (["pause"], {"running": 0}, "paused wire:w/m"),
-        (["pause"], {"workers": []}, "paused wire:w/m: it is not connected"),
+        (
+            ["pause"],
+            {"workers": []},
+            "paused wire:w/m: no worker of this name is connected now; the pause "
+            "starts when it connects",
+        ),
+        (
+            ["resume"],
+            {"workers": []},
+            "resumed wire:w/m: no worker of this name is connected now; if its `shoal "
+            "join` has ended, start that again",
+        ),
         (["resume"], {}, "resumed wire:w/m"),
         (["drain"], {}, "draining wire:w/m: it still runs 2 jobs"),
         (["drain", "--within", "5m"], {"running": 0}, "drained wire:w/m"),
@@ -76,4 +87,12 @@ async def test_a_drain_waits_for_the_jobs(
 
     await run(url, "drain", "wire:w/m", "--wait")
 
-    assert capsys.readouterr().out == "drained wire:w/m: it is not connected\n"
+    drained = "drained wire:w/m: no worker of this name is connected now\n"
+    assert capsys.readouterr().out == drained
+
+
+async def test_an_empty_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        await run("http://127.0.0.1:1", "pause", "")
+
+    assert "expected the name of a worker, got ''" in capsys.readouterr().err

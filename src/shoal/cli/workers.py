@@ -12,9 +12,16 @@ from shoal.cli.terminal import printable
 
 PATH = "/admin/workers"
 NAME_HELP = (
-    "name of a worker in `shoal status`; the part before the slash stands for all "
-    "workers of the machine"
+    "name of a worker in `shoal status`, such as tealenet:vm/qwen3-8b; the part before "
+    "the slash stands for all its models"
 )
+NOT_CONNECTED = "no worker of this name is connected now"
+ABSENT = {
+    "pause": f"{NOT_CONNECTED}; the pause starts when it connects",
+    "resume": f"{NOT_CONNECTED}; if its `shoal join` has ended, start that again",
+    "drain": NOT_CONNECTED,
+    "remove": NOT_CONNECTED,
+}
 POLL_INTERVAL = 1.0  # seconds
 
 
@@ -46,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wait", action="store_true", help="return when its jobs have ended"
     )
     for each in (pause, resume, drain, remove):
-        each.add_argument("name", help=NAME_HELP)
+        each.add_argument("name", type=_parse_name, help=NAME_HELP)
         each.add_argument("--json", action="store_true", help="print JSON")
         api.add_arguments(each)
 
@@ -65,6 +72,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _parse_name(text: str) -> str:
+    """Return a name that is not empty; others are the coordinator's to check."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected the name of a worker, got ''")
+    return text
+
+
 def describe(action: str, order: dict[str, Any]) -> str:
     """Return the result of an action in one line."""
     count = order["running"]
@@ -72,7 +86,7 @@ def describe(action: str, order: dict[str, Any]) -> str:
     verb = done.get(action, "draining" if count else "drained")
     remark = ""
     if not order["workers"]:
-        remark = ": it is not connected"
+        remark = f": {ABSENT[action]}"
     elif count and action in ("pause", "drain"):
         remark = f": it still runs {'1 job' if count == 1 else f'{count} jobs'}"
     return f"{verb} {order['name']}{remark}"

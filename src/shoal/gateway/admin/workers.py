@@ -15,6 +15,7 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import read_query
 from shoal.gateway.http.responses import json_response
 from shoal.pool.inputs import WorkerResumption, WorkerSuspension
+from shoal.pool.suggestions import suggest_names
 
 NAME_MAX = 1024  # characters of a worker's id
 LIMIT_MAX = 7 * 86_400  # seconds: a week
@@ -56,7 +57,7 @@ async def list_orders(gateway: Gateway) -> list[SuspensionInfo]:
 async def show_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    name = _worker_name(request)
+    name = _worker_name(gateway, request)
     order = await _order_of(gateway, name)
     if order.state == "active" and not order.workers:
         raise NotFound(f"no worker {name} is connected; `shoal status` lists all")
@@ -66,7 +67,7 @@ async def show_worker(
 async def suspend_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller, *, how: Suspension
 ) -> web.Response:
-    name, within = _worker_name(request), None
+    name, within = _worker_name(gateway, request), None
     if how is Suspension.DRAINING:
         limit = read_query(request, DrainQuery).within
         within = None if isinstance(limit, msgspec.UnsetType) else limit
@@ -77,7 +78,7 @@ async def suspend_worker(
 async def resume_worker(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    name = _worker_name(request)
+    name = _worker_name(gateway, request)
     suspensions = gateway.hub.pool.suspensions
     if not suspensions.ended_by(name):
         machine = peer_of(WorkerId(name))
@@ -90,13 +91,17 @@ async def resume_worker(
     return json_response(await _order_of(gateway, name))
 
 
-def _worker_name(request: web.Request) -> str:
+def _worker_name(gateway: Gateway, request: web.Request) -> str:
     # From the raw path: aiohttp would decode escapes that are part of the name.
     name = unquote(request.rel_url.raw_parts[3])
     if len(name) > NAME_MAX or not name.isprintable() or ":" not in name:
+        connected = gateway.hub.pool.workers
+        known = {*connected, *map(peer_of, connected)}
+        suggestion = suggest_names(name, known, "`shoal status` lists all")
         raise InvalidRequest(
             f"{name[:80]!r}: expected the name of a worker as `shoal status` shows it, "
             "WIRE:NAME, or the part before the slash"
+            + (f"; {suggestion}" if suggestion else "")
         )
     return name
 
