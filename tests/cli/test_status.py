@@ -26,6 +26,7 @@ WORKER: Mapping[str, Any] = {
     "speed": 1.0,
     "thermal": "nominal",
     "throttle": 100,
+    "tasks": [],
     "peer": None,
     "peer_name": "",
     "protection": None,
@@ -98,7 +99,11 @@ async def printed(
         ({"protection": "tls", "speed": 0.5}, "TLS  at 50% of its speed"),
         (
             {"speed": 0.4, "thermal": "fair", "throttle": 50},
-            "at 40% of its speed, thermal level fair, throttle 50%",
+            "at 40% of its speed, thermal level fair, its owner lends 50% of its speed",
+        ),
+        (
+            {"speed": 0.5, "throttle": 50},
+            "1 of 2 busy  its owner lends 50% of its speed",
         ),
         ({"draining": "going home", "unfit": "is paused"}, "going home"),
         ({"suspension": "draining", "draining": "bye"}, "drained by an operator"),
@@ -237,5 +242,19 @@ async def test_a_removed_worker_that_is_gone_is_shown(
     assert await asyncio.to_thread(status.run, args) == 0
 
     *_, advice, line = capsys.readouterr().out.splitlines()
-    assert advice.startswith("no workers yet")
-    assert line == "  wire:w  removed by al, 1970-01-01 00:00Z"
+    assert advice.startswith("no workers: run")
+    assert line == (
+        "  wire:w  removed with the key al, 1970-01-01 00:00Z; to resume: shoal "
+        "workers resume wire:w"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tasks", "shown"), [(["f"], "1 function"), (["f", "g"], "2 functions")]
+)
+async def test_functions_of_a_worker_without_models_are_counted(
+    sites: Sites, capsys: pytest.CaptureFixture[str], tasks: list[str], shown: str
+) -> None:
+    line = await printed(sites, capsys, models=[], tasks=tasks)
+
+    assert line == f"  wire:w/m  {shown}  1 of 2 busy"

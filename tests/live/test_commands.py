@@ -155,9 +155,7 @@ def test_commands_find_the_key_of_the_coordinator_on_this_machine(
     done = shoal("status", "--url", url, "--data-dir", folder, "--json")
 
     assert json.loads(done.stdout)["workers"] == []
-    assert (
-        "no workers yet" in shoal("status", "--url", url, "--data-dir", folder).stdout
-    )
+    assert "no workers:" in shoal("status", "--url", url, "--data-dir", folder).stdout
     assert (
         "the pool has no models"
         in shoal("chat", "--url", url, "--data-dir", folder, "x").stderr

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     rows = [
         (
             format_peer(worker["peer_name"], worker["id"]),
-            ", ".join(worker["models"]),
+            ", ".join(worker["models"]) or _count_functions(worker),
             f"{worker['busy']} of {worker['slots']} busy",
             _load(worker),
             PROTECTIONS.get(worker["protection"], worker["protection"] or ""),
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         for worker in status["workers"]
     ]
     if not rows:
-        print("no workers yet: run the `shoal join` line that `shoal serve` printed")
+        print("no workers: run the `shoal join` line that `shoal serve` printed")
     widths = [max((len(row[at]) for row in rows), default=0) for at in range(6)]
     for row in rows:
         shown = zip(row, widths, strict=False)
@@ -68,7 +69,11 @@ def run(args: argparse.Namespace) -> int:
         if not order["workers"]:  # else the lines of its workers show it
             at = format_day(order["since"])
             _print_line(
-                [order["name"], f"{STATES[order['state']]} by {order['by']}, {at}"]
+                [
+                    order["name"],
+                    f"{STATES[order['state']]} with the key {order['by']}, {at}; to "
+                    f"resume: shoal workers resume {shlex.quote(order['name'])}",
+                ]
             )
     for peer in status["refused"]:
         _print_line([*_peer(peer), f"not admitted: {peer['reason']}"])
@@ -76,6 +81,12 @@ def run(args: argparse.Namespace) -> int:
         print()
         print_table(NODE_COLUMNS, [_node(each) for each in status["nodes"]])
     return 0
+
+
+def _count_functions(worker: dict[str, Any]) -> str:
+    """Return the number of functions of a worker; `shoal tasks ls` lists them."""
+    count = len(worker["tasks"])
+    return "" if not count else "1 function" if count == 1 else f"{count} functions"
 
 
 def _print_line(cells: Sequence[str]) -> None:
@@ -139,12 +150,13 @@ def _slowdown(worker: dict[str, Any]) -> str:
     parts = []
     if worker["queued"]:
         parts.append(f"jobs of other coordinators: {worker['queued']}")
-    if worker["speed"] < 1:
+    lent = worker["throttle"] / FULL_SPEED
+    if worker["speed"] < lent:
         parts.append(f"at {worker['speed']:.0%} of its speed")
     if worker["thermal"] != "nominal":
         parts.append(f"thermal level {worker['thermal']}")
-    if worker["throttle"] < FULL_SPEED:
-        parts.append(f"throttle {worker['throttle']}%")
+    if lent < 1:
+        parts.append(f"its owner lends {lent:.0%} of its speed")
     return ", ".join(parts)
 
 
