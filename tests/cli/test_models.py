@@ -151,7 +151,10 @@ async def test_found_copies_are_listed_with_the_addresses_to_copy_from(
         ["tealenet:w", "4.83", "GB", f"{host}:4011"],
         ["Studio", "(tealenet:AB)", "4.83", "GB", "192.0.2.1:41234"],
         ["tealenet:CD", "4.83", "GB"],
-        f"to copy it: shoal models get org/m --from {host}:4011".split(),
+        [
+            *("to", "copy", "it:", "shoal", "models", "get", "org/m"),
+            *("--from", f"{host}:4011", "--token", "JOIN_TOKEN"),
+        ],
     ]
 
 
@@ -170,7 +173,10 @@ async def test_a_model_that_no_peer_has_fails(
     code, _ = await find(sites, [])
 
     assert code == 1
-    assert capsys.readouterr().out == "no peer shares org/m; asked: 3\n"
+    assert capsys.readouterr().out == (
+        "no peer shares org/m (3 peers asked); to share it: shoal serve --share "
+        "NAME=PATH, or shoal join --model NAME=PATH, where it is\n"
+    )
 
 
 async def test_found_copies_are_printed_as_json(

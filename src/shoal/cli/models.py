@@ -40,6 +40,7 @@ ADDRESSES_HINT = (
     "these peers connected by themselves: `dns-sd -B _teale._tcp` or "
     "`avahi-browse -rt _teale._tcp` lists their addresses, for shoal models get --from"
 )
+SHARE = "shoal serve --share NAME=PATH, or shoal join --model NAME=PATH, where it is"
 HEAD = ("NAME", "SIZE", "FILES", "WHERE")
 EXIT_STOPPED = 130
 REDRAW_EVERY = 0.25  # seconds
@@ -99,7 +100,8 @@ def _find(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found))
     elif not found["data"]:
-        print(f"no peer shares {name}; asked: {found['asked']}")
+        asked = "1 peer" if found["asked"] == 1 else f"{found['asked']} peers"
+        print(f"no peer shares {name} ({asked} asked); to share it: {SHARE}")
     else:
         own = _own_address(args)
         rows = [_found_row(each, own) for each in found["data"]]
@@ -107,6 +109,11 @@ def _find(args: argparse.Namespace) -> int:
         addresses = [address for _, _, address in rows if address]
         print(
             f"to copy it: shoal models get {name} --from {addresses[0]}"
+            + (
+                " --token JOIN_TOKEN"
+                if addresses[0] == own.removeprefix("tcp://")
+                else ""
+            )
             if addresses
             else ADDRESSES_HINT
         )
