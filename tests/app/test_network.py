@@ -332,6 +332,15 @@ async def test_port_that_is_taken_names_the_flag_that_sets_it(host: Host) -> Non
                 pass
 
 
+async def test_host_that_cannot_be_bound_is_not_blamed_on_the_port_alone(
+    host: Host,
+) -> None:
+    elsewhere = replace(await means(host), host="192.0.2.1")
+    with pytest.raises(ConfigError, match="or host to listen on"):
+        async with open_network([("wire", Listener(0, echoing))], elsewhere):
+            pass
+
+
 async def test_hidden_listener_neither_announces_nor_browses(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,7 +124,7 @@ async def _listen(
         except ConfigError as error:
             raise ConfigError(
                 f"{error}; choose another {listener.flag or f'--{wire}-port'} (0 lets "
-                "the system choose)"
+                "the system choose) or host to listen on"
             ) from error
         yield bound
 

@@ -164,11 +164,11 @@ def test_small_reads_of_a_large_message_take_linear_time() -> None:
 @pytest.mark.parametrize(
     ("begin", "said"),
     [
-        (b"HTTP/1.1 400 Bad Request", "HTTP"),
-        (b"GET / HTTP/1.1", "HTTP"),
+        (b"HTTP/1.1 400 Bad Request", "an HTTP response"),
+        (b"GET / HTTP/1.1", "an HTTP request"),
         (b"\x16\x03\x01\x02\x00\x01", "TLS"),
     ],
 )
 def test_another_protocol_is_named_in_the_error(begin: bytes, said: str) -> None:
-    with pytest.raises(PeerError, match=f"{said} came.*another port"):
+    with pytest.raises(PeerError, match=f"received {said} .*another port"):
         LengthPrefixed(Echo(), LIMIT).receive([begin], 0.0)

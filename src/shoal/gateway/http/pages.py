@@ -152,7 +152,8 @@ def _is_address(name: str) -> bool:
 def _allowed_host(name: str) -> str:
     if not _NAME.fullmatch(name.lower()):
         raise ConfigError(
-            f"--allowed-host {name!r}: expected a name such as pool.example.com"
+            f"--allowed-host {name!r}: expected a name without a scheme or port, "
+            "such as pool.example.com"
         )
     return name.lower()
 
@@ -161,8 +162,8 @@ def _allowed_origin(origin: str) -> str:
     parts = _split(origin)
     if parts is None or origin != f"{parts.scheme}://{parts.netloc}":
         raise ConfigError(
-            f"--allowed-origin {origin!r}: expected the beginning of the page's "
-            "address, such as https://chat.example.com or http://localhost:3000"
+            f"--allowed-origin {origin!r}: expected SCHEME://HOST[:PORT] and no path, "
+            "such as https://chat.example.com or http://localhost:3000"
         )
     return origin
 

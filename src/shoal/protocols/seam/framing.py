@@ -28,10 +28,10 @@ COALESCE_BELOW = 4 << 10
 COPY_BELOW = 64 << 10
 
 OTHER_PROTOCOLS = {
-    b"HTTP": "an answer of HTTP",
-    b"GET ": "a request of HTTP",
-    b"POST": "a request of HTTP",
-    b"HEAD": "a request of HTTP",
+    b"HTTP": "an HTTP response",
+    b"GET ": "an HTTP request",
+    b"POST": "an HTTP request",
+    b"HEAD": "an HTTP request",
     b"\x16\x03": "TLS",  # RFC 8446, section 5.1
 }
 """What other protocols send where a length is expected, by prefix."""
@@ -230,5 +230,5 @@ def _too_large(size: int, limit: int) -> PeerError:
     head = LENGTH.pack(size)
     for start, other in OTHER_PROTOCOLS.items():
         if head.startswith(start):
-            return PeerError(f"{other} came, not a message: for that take another port")
+            return PeerError(f"received {other} instead of a message: use another port")
     return LimitExceeded("message", size, limit)
