@@ -9,6 +9,7 @@ import pytest
 
 from cli.coordinators import Sites
 from shoal.cli import workers
+from shoal.cli.api import ApiError
 
 ORDER: dict[str, Any] = {
     "name": "wire:w/m",
@@ -96,3 +97,14 @@ async def test_an_empty_name_is_refused(capsys: pytest.CaptureFixture[str]) -> N
         await run("http://127.0.0.1:1", "pause", "")
 
     assert "expected the name of a worker, got ''" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("state", ["active", "paused"])
+async def test_a_drain_that_another_operator_ends_is_an_error(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setattr(workers, "POLL_INTERVAL", 0.0)
+    url = await sites({f"{PATH}/drain": ORDER, PATH: ORDER | {"state": state}})
+
+    with pytest.raises(ApiError, match=f"wire:w/m is {state} now: its drain was ended"):
+        await run(url, "drain", "wire:w/m", "--wait")

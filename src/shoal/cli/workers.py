@@ -23,6 +23,7 @@ ABSENT = {
     "remove": NOT_CONNECTED,
 }
 POLL_INTERVAL = 1.0  # seconds
+ENDING_STATES = ("draining", "removed")  # a drain that reaches its limit removes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +69,11 @@ def run(args: argparse.Namespace) -> int:
     while getattr(args, "wait", False) and order["running"]:
         time.sleep(POLL_INTERVAL)
         order = api.request(args, path)
+        if order["state"] not in ENDING_STATES:
+            raise api.ApiError(
+                f"{order['name']} is {order['state']} now: its drain was ended before "
+                "its jobs"
+            )
     print(json.dumps(order) if args.json else printable(describe(args.action, order)))
     return 0
 
