@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -200,6 +201,19 @@ async def test_a_long_read_of_another_program_delays_few_commits(
 
     attempts = [each for each in checkpoints if "wal_checkpoint" in each]
     assert 0 < len(attempts) <= size // module.WAL_MAX
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files in use stay on Windows")
+async def test_commit_succeeds_without_a_file_of_the_log(path: Path) -> None:
+    database = Database(path)
+    await database.open()
+    await database.transact(add("a"))
+    path.with_name("shoal.db-wal").unlink()
+
+    await database.transact(add("b"))
+
+    assert await database.transact(count) == 2
+    await database.close()
 
 
 async def test_reads_see_what_was_written_before(database: Database) -> None:
