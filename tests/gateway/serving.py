@@ -38,7 +38,7 @@ from shoal.store.sqlite.store import SqliteStore
 from shoal.transports import websocket
 from shoal.transports.clock import LoopClock
 
-KEY = "sk-test"
+KEY = "sk-test-uZ5kq2Xv8RbN4tYw7Hc3"  # strong, as generated ones are
 TOKEN = "nt"
 WAIT_MAX = scaled(30.0)  # seconds until an expected event counts as missing
 EPOCH = 1_700_000_000.0  # Unix time at which the clock was at 0

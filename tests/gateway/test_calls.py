@@ -13,7 +13,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from calls.function_workers import RECORD, FunctionWorker, pack, unpack
 from gateway.keys import make_key
-from gateway.serving import WAIT_MAX, Pool, eventually, serving
+from gateway.serving import KEY, WAIT_MAX, Pool, eventually, serving
 from shoal.domain.vocabulary import CancelCalls, CancelJob
 from shoal.domain.work import Feature
 from shoal.store.port import StoredJob
@@ -68,7 +68,7 @@ def item(number: int, name: str, *args: object, **options: object) -> list[objec
 
 
 @asynccontextmanager
-async def caller(pool: Pool, key: str = "sk-test") -> AsyncIterator[CallClient]:
+async def caller(pool: Pool, key: str = KEY) -> AsyncIterator[CallClient]:
     url = f"{pool.url}/v1/calls"
     async with pool.session.ws_connect(
         url, headers=pool.headers(key), max_msg_size=0

@@ -259,24 +259,25 @@ async def test_unlimited_answer_reserves_a_default(pool: Pool, node: Node) -> No
     assert f"about {ANSWER_GUESS + 1} tokens" in await response.text()
 
 
-async def test_wrong_keys_are_delayed_and_then_banned(pool: Pool) -> None:
-    strong = await make_key(pool)
-    for number in range(BLOCK_AFTER):
-        status, _ = await request(pool, "GET", "/v1/models", key=f"sk-{number}")
-        assert status == 401
+async def test_wrong_keys_are_delayed_and_then_banned(tmp_path: Path) -> None:
+    keys = {"default": KEY, "weak": "sk-weak"}
+    async with serving(tmp_path, keys=keys) as pool:
+        for number in range(BLOCK_AFTER):
+            status, _ = await request(pool, "GET", "/v1/models", key=f"sk-{number}")
+            assert status == 401
 
-    async with pool.session.get(
-        f"{pool.url}/v1/models", headers=pool.headers("sk-again")
-    ) as response:
-        assert response.status == 429
-        assert 0 < int(response.headers["Retry-After"]) <= 60
-        error = (await response.json())["error"]
-    assert error["code"] == "too_many_failures"
-    # From loopback, only keys that can be guessed are refused.
-    assert (await request(pool, "GET", "/v1/models", key=strong))[0] == 200
-    assert (await request(pool, "GET", "/v1/models", key=KEY))[0] == 429
-    async with pool.session.get(f"{pool.url}/v1/models") as response:
-        assert response.status == 401
+        async with pool.session.get(
+            f"{pool.url}/v1/models", headers=pool.headers("sk-again")
+        ) as response:
+            assert response.status == 429
+            assert 0 < int(response.headers["Retry-After"]) <= 60
+            error = (await response.json())["error"]
+        assert error["code"] == "too_many_failures"
+        # From loopback, only keys that can be guessed are refused.
+        assert (await request(pool, "GET", "/v1/models", key=KEY))[0] == 200
+        assert (await request(pool, "GET", "/v1/models", key="sk-weak"))[0] == 429
+        async with pool.session.get(f"{pool.url}/v1/models") as response:
+            assert response.status == 401
 
 
 async def test_old_and_missing_keys_are_not_guesses(pool: Pool) -> None:
