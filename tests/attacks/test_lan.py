@@ -128,8 +128,8 @@ async def test_oversized_announcement_is_disconnected(pool: Pool, size: int) -> 
         b'{"hello":{},"helloAck":{}}',
         b'{"hello":{"_0":{"deviceInfo":{"id":5}}}}',
         b'{"modelQuery":{"_0":{"modelID":"m"}}}',
-        b"[" * 100_000,
-        b'{"hello":' * 10_000,
+        b"[" * 60_000,
+        b'{"hello":' * 7_000,
     ],
     ids=lambda each: repr(each[:20]),
 )

@@ -37,6 +37,7 @@ from shoal.store.blobs import BlobFiles
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports import websocket
 from shoal.transports.clock import LoopClock
+from shoal.transports.strangers import Strangers
 
 KEY = "sk-test-uZ5kq2Xv8RbN4tYw7Hc3"  # strong, as generated ones are
 TOKEN = "nt"
@@ -235,7 +236,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 def _upgrades(
     hub: Hub, clock: LoopClock, admission: WorkerAdmission, wires: Mapping[str, Any]
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    peers = PeerConnections(hub, clock, admission)
+    peers, strangers = PeerConnections(hub, clock, admission), Strangers()
     routes = []
     for name, protocol in discover().items():
         config = wires.get(name) or protocol.config()
@@ -256,12 +257,18 @@ def _upgrades(
         try:
             accepted = route.accept(hello, clock.now())
         except Refused as refused:
-            link, response = await websocket.accept(request, {}, route.message_max)
+            link, response = await websocket.accept(
+                request, {}, route.message_max, strangers
+            )
             await link.close(refused.code, str(refused))
             return response
         await admission.record_use(accepted.grant)
         link, response = await websocket.accept(
-            request, accepted.headers, route.message_max, route.idle_max
+            request,
+            accepted.headers,
+            route.message_max,
+            strangers,
+            route.idle_max,
         )
         await peers.serve(wire, accepted.session, link)
         return response

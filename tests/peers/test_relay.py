@@ -36,6 +36,9 @@ class NumberedRelay:
         self.there.append(link)
         return [RelaySend(link, f"you are {link} of {hello.path}")]
 
+    def has_member(self, link: int) -> bool:
+        return link in self.there
+
     def receive(self, link: int, batch: Sequence[Data], now: float) -> Outputs:
         outputs: list[RelaySend | RelayBroadcast] = []
         for data in batch:

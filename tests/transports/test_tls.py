@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.domain.errors import ConfigError
 from shoal.transports.link import WRONG_CERTIFICATE, LinkClosed
+from shoal.transports.strangers import Strangers
 from shoal.transports.tls import (
     context_pinning,
     context_trusting,
@@ -36,7 +37,7 @@ async def listening(certificate: Certificate) -> AsyncIterator[int]:
     """Greet every client over TLS; yield the port."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        link, response = await accept(request, {}, MESSAGE_MAX)
+        link, response = await accept(request, {}, MESSAGE_MAX, Strangers())
         await link.send("hello")
         await link.close(1000, "")
         return response

@@ -13,6 +13,7 @@ from yarl import URL
 
 from shoal.protocols.seam.session import Data
 from shoal.transports.link import LinkClosed
+from shoal.transports.strangers import Strangers
 from shoal.transports.websocket import (
     BATCH_MAX,
     WebSocketLink,
@@ -42,7 +43,8 @@ async def listening(
 
     async def handle(request: web.Request) -> web.StreamResponse:
         odd = {"X-Odd": "é is fine"}
-        link, response = await accept(request, odd, message_max, idle_max)
+        link, response = await accept(request, odd, message_max, Strangers(), idle_max)
+        link.admit()
         links.put_nowait(link)
         await done.wait()
         return response

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias
 
@@ -26,6 +26,7 @@ from shoal.protocols.seam.protocol import Endpoint
 from shoal.transports.clock import Clock
 from shoal.transports.dialer import dial
 from shoal.transports.mdns import addresses_of
+from shoal.transports.strangers import Strangers
 from shoal.transports.tcp import TcpLink
 from shoal.transports.tcp_server import BoundAddress, ConnectionPolicy, tcp_listener
 from shoal.transports.tls import ServerTls, self_signed_tls
@@ -45,7 +46,8 @@ class NetworkContext:
     ``throttle`` refuses addresses that presented too many wrong secrets.  ``tls`` is
     for listeners with the coordinator's certificate; without it such listeners are not
     opened.  ``addresses`` returns the addresses at which others reach a listener's
-    address.  ``hidden`` turns announcements and browsing off.
+    address.  ``hidden`` turns announcements and browsing off.  Whoever connects is one
+    of ``strangers`` until it is admitted.
     """
 
     serve: ServeSession
@@ -56,6 +58,7 @@ class NetworkContext:
     tls: ServerTls | None = None
     hidden: bool = False
     addresses: Callable[[str], tuple[str, ...]] = addresses_of
+    strangers: Strangers = field(default_factory=Strangers)
 
 
 @asynccontextmanager
@@ -112,7 +115,9 @@ async def _listen(
     elif listener.security is ListenerTls.SELF_SIGNED:
         tls = await asyncio.to_thread(self_signed_tls, listener.subject)
     gate, tls_timeout = listener.gate, listener.tls_timeout
-    policy = ConnectionPolicy(tls, gate, tls_timeout, context.clock.now)
+    policy = ConnectionPolicy(
+        tls, gate, tls_timeout, context.clock.now, context.strangers
+    )
     async with AsyncExitStack() as opened:
         try:
             bound = await opened.enter_async_context(

@@ -61,6 +61,7 @@ from shoal.store.port import Store
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import http_listener, public_url
+from shoal.transports.strangers import Strangers
 from shoal.transports.tls import ServerTls, fingerprint_of
 from shoal.worker.hardware import this_machine
 
@@ -156,18 +157,24 @@ async def run_coordinator(
         peers = PeerConnections(
             hub, clock, admission, policy, sharing, gateway.directory
         )
-        websockets = WebSocketRouter(clock, admission, endpoints, peers.serve)
+        strangers = Strangers()  # on all ports
+        websockets = WebSocketRouter(
+            clock, admission, endpoints, peers.serve, strangers
+        )
         app = make_app(gateway, websockets.handle)
         tls = _tls_identity(settings)
         network = NetworkContext(
             *(peers.serve, admission, clock, Random(), config.host, tls),
             hidden=config.no_discovery,
+            strangers=strangers,
         )
         secure = settings.tls is not None
         # Clients that still wait at the end are disconnected after the hub has stopped:
         # their jobs must not be cancelled, for they go on after the next start.
         async with (
-            http_listener(app, config.host, config.port, settings.tls) as port,
+            http_listener(
+                app, config.host, config.port, settings.tls, strangers
+            ) as port,
             asyncio.TaskGroup() as tasks,
         ):
             background = [

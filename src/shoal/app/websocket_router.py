@@ -18,6 +18,7 @@ from shoal.protocols.seam.protocol import Endpoint
 from shoal.protocols.seam.relay import RelayRoute
 from shoal.transports import websocket
 from shoal.transports.clock import Clock
+from shoal.transports.strangers import Strangers
 
 CLOSE_TIMEOUT = 3.0  # seconds that connections get to close
 RELAYED_IDLE_MAX = 120.0  # seconds that a relayed connection may be idle
@@ -32,6 +33,7 @@ class WebSocketRouter:
     Args:
         endpoints: all endpoints, each with its wire's name; only routes are used.
         serve: runs a session over its link until the connection ends.
+        strangers: those whom nobody has admitted yet, on all ports.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class WebSocketRouter:
         admission: WorkerAdmission,
         endpoints: Iterable[tuple[str, Endpoint]],
         serve: ServeSession,
+        strangers: Strangers,
     ) -> None:
         self._clock = clock
+        self._strangers = strangers
         self._admission = admission
         self._serve = serve
         self._tasks: asyncio.TaskGroup | None = None
@@ -119,7 +123,9 @@ class WebSocketRouter:
             accepted = route.accept(hello, self._clock.now())
         except Refused as refused:
             # Browsers and most clients expose the close code, but not the HTTP status.
-            link, response = await websocket.accept(request, {}, route.message_max)
+            link, response = await websocket.accept(
+                request, {}, route.message_max, self._strangers
+            )
             await link.close(refused.code, str(refused))
             log.warning(
                 "refused wire=%s peer=%s reason=%r", wire, link.peer, str(refused)
@@ -128,7 +134,11 @@ class WebSocketRouter:
         # Before the response, so that a client gets an HTTP error if the store fails.
         await self._admission.record_use(accepted.grant)
         link, response = await websocket.accept(
-            request, accepted.headers, route.message_max, route.idle_max
+            request,
+            accepted.headers,
+            route.message_max,
+            self._strangers,
+            route.idle_max,
         )
         await self._run_in_task(self._serve(wire, accepted.session, link), tasks)
         return response
@@ -142,7 +152,7 @@ class WebSocketRouter:
         tasks: asyncio.TaskGroup,
     ) -> web.StreamResponse:
         link, response = await websocket.accept(
-            request, {}, route.message_max, RELAYED_IDLE_MAX
+            request, {}, route.message_max, self._strangers, RELAYED_IDLE_MAX
         )
         await self._run_in_task(switching.serve(link, hello), tasks)
         return response

@@ -22,6 +22,7 @@ from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
 from shoal.gateway.monitoring import METRICS, PrometheusMetrics
 from shoal.gateway.openapi import DOCUMENT, openapi_document
 from shoal.gateway.operations import OPERATIONS
+from shoal.transports import http_server
 
 __all__ = ["Gateway", "make_app"]
 
@@ -78,6 +79,7 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
     app[SUBSCRIPTIONS] = subscriptions
     app[DOCUMENT] = msgspec.json.encode(openapi_document(OPERATIONS))
     app.on_response_prepare.append(add_headers)
+    app.on_response_prepare.append(http_server.on_response)
     for operation in OPERATIONS:
         app.add_routes([operation.route(gateway)])
     return app

@@ -13,9 +13,12 @@ from shoal.protocols.seam.relay import RelayBroadcast, RelayMachine, RelaySend
 from shoal.protocols.seam.session import CloseCode, Data
 from shoal.transports.clock import Clock, DeadlineTimer
 from shoal.transports.driver import READS_IN_A_ROW, STOPPED_READING, ConnectionEnd
-from shoal.transports.link import Link, LinkClosed
+from shoal.transports.link import LimitingLink, Link, LinkClosed
 from shoal.transports.local_link import LocalLink, local_links
 from shoal.transports.outbox import OUTBOX_MAX
+from shoal.transports.strangers import Strangers
+
+HELD_MAX = 128 << 20  # bytes of all messages that peers have begun to send
 
 log = logging.getLogger("shoal.peers")
 
@@ -56,7 +59,8 @@ class RelayRunner:
     """A relay machine and its links.
 
     Each link has a task that reads; the outputs of the machine are written at once, in
-    one write per receiving link.  A link that stops reading is disconnected.
+    one write per receiving link.  A link that stops reading is disconnected.  Joining a
+    relay takes no credential, so members have a common budget for what they send.
     """
 
     def __init__(self, wire: str, machine: RelayMachine, clock: Clock) -> None:
@@ -66,6 +70,7 @@ class RelayRunner:
         self._links: dict[int, _RelayedLink] = {}
         self._ended: list[int] = []  # links whose end the machine does not know yet
         self._numbers = count(1)
+        self._members = Strangers(HELD_MAX, None)
         self._timer = DeadlineTimer(clock, lambda: machine.deadline, self._tick)
 
     def __len__(self) -> int:
@@ -107,6 +112,7 @@ class RelayRunner:
         self, number: int, relayed: _RelayedLink, request: UpgradeRequest
     ) -> None:
         link, machine, now = relayed.link, self._machine, self._clock.now
+        limits = link if isinstance(link, LimitingLink) else None
         try:
             self._perform(machine.link_opened(number, request, now()))
             while not relayed.ended.done():
@@ -118,6 +124,9 @@ class RelayRunner:
                     handled += len(batch)
                     time = now()
                     self._perform(machine.receive(number, batch, time))
+                    if limits is not None and machine.has_member(number):
+                        limits.share_budget(self._members)
+                        limits = None
                     if (pause := machine.read_delay(number, time)) > 0:
                         await asyncio.sleep(pause)
                 # Yield: a link that always has data never waits.

@@ -189,6 +189,7 @@ class RemotePeer:
     def admit(self) -> None:
         """Admit the peer, and process the messages that were held."""
         self.admitted = True
+        self._driver.admit()
         if ModelQuery in self._driver.accepts:
             joined = self.identity
             self._sharing.on_peer_joined(

@@ -20,7 +20,7 @@ from shoal.protocols.seam.session import (
     Session,
 )
 from shoal.transports.clock import Clock, DeadlineTimer
-from shoal.transports.link import FramingLink, Link, LinkClosed
+from shoal.transports.link import FramingLink, LimitingLink, Link, LinkClosed
 from shoal.transports.outbox import ISSUED_MAX, Outbox
 
 In = TypeVar("In")
@@ -126,6 +126,11 @@ class Driver(Generic[In, Out]):
             return False
         self._step(lambda now: self._session.send(message, now), ISSUED_MAX)
         return True
+
+    def admit(self) -> None:
+        """Lift the limits of a stranger from the connection."""
+        if isinstance(self._link, LimitingLink):
+            self._link.admit()
 
     async def wait_for_room(self) -> None:
         """Wait until the peer has read most of what was sent, or is disconnected."""

@@ -1,5 +1,6 @@
 """The port on which HTTP is served, and the URL by which others reach it."""
 
+import asyncio
 import errno
 import logging
 import socket
@@ -13,6 +14,8 @@ from aiohttp.http import HttpProcessingError
 from shoal.domain.errors import ConfigError
 from shoal.transports.mdns import addresses_of
 from shoal.transports.port_user import port_user
+from shoal.transports.strangers import MESSAGE_TIMEOUT, Strangers
+from shoal.transports.unadmitted_connection import UnadmittedConnection
 
 BACKLOG = 2048  # connections that may wait to be accepted; fewer and bursts are dropped
 IDLE_MAX = 75.0  # seconds that a connection may take over the head of a request
@@ -34,9 +37,15 @@ log.addFilter(
 
 @asynccontextmanager
 async def http_listener(
-    app: web.Application, host: str, port: int, tls: ssl.SSLContext | None
+    app: web.Application,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None,
+    strangers: Strangers,
 ) -> AsyncIterator[int]:
     """Serve ``app`` for the length of the block; gives the port, if that was 0.
+
+    Connections begin as ``strangers``, until ``admit`` is called for one.
 
     Raises ConfigError if the port or the address is unavailable, naming its user.
     """
@@ -53,18 +62,41 @@ async def http_listener(
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port, backlog=BACKLOG, ssl_context=tls)
+        serve = runner.server
+        assert serve is not None, "the runner is set up"
         try:
-            await site.start()
+            # In place of a TCPSite, which would leave no room before aiohttp.
+            server = await asyncio.get_running_loop().create_server(
+                lambda: UnadmittedConnection(strangers, serve()),
+                *(host, port),
+                backlog=BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else MESSAGE_TIMEOUT,
+            )
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {host} port {port}: "
                 f"{describe_bind_error(error, port)}; "
                 "choose another --port (0 lets the system choose) or --host"
             ) from error
-        yield runner.addresses[0][1]
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
     finally:
         await runner.cleanup()
+
+
+def admit(request: web.Request) -> None:
+    """Lift the limits of a stranger from the connection of a request."""
+    if (unadmitted := UnadmittedConnection.of(request.transport)) is not None:
+        unadmitted.admit()
+
+
+async def on_response(request: web.Request, response: web.StreamResponse) -> None:
+    """Begin to count anew what a stranger sends: its request is being answered."""
+    if (unadmitted := UnadmittedConnection.of(request.transport)) is not None:
+        unadmitted.progressed()
 
 
 def describe_bind_error(error: OSError, port: int) -> str:

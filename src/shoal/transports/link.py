@@ -5,6 +5,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
 from shoal.protocols.seam.session import Batch, Data
+from shoal.transports.strangers import Strangers
 
 CLOSE_TIMEOUT = 2.0  # seconds to wait for the peer's half of the closing handshake
 CONNECT_TIMEOUT = 10.0  # seconds
@@ -45,6 +46,19 @@ class Link(Protocol):
 
     async def close(self, code: int, text: str) -> None:
         """End the connection.  Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class LimitingLink(Protocol):
+    """A link whose peer is a stranger, with limits of its own, until it is admitted."""
+
+    def admit(self) -> None:
+        """Lift the limits of a stranger.  Safe to call twice."""
+        ...
+
+    def share_budget(self, strangers: Strangers) -> None:
+        """Lift the limits of a message alone: the peer is one of ``strangers`` now."""
         ...
 
 

@@ -10,6 +10,7 @@ from shoal.protocols.seam.framing import FramedMessage, FramedSession
 from shoal.protocols.seam.session import Batch, Data
 from shoal.transports.link import CLOSE_TIMEOUT, LinkClosed, OnMessages
 from shoal.transports.message_splitter import MessageSplitter
+from shoal.transports.strangers import MESSAGE_MAX, Stranger, Strangers
 
 UNREAD_MAX = 512 << 10  # bytes; beyond, reading pauses
 UNSENT_MAX = 256 << 10  # bytes buffered for the system; beyond, senders wait
@@ -42,11 +43,16 @@ _LISTS_FILL_MEMORY = (3, 12) <= sys.version_info < (3, 12, 9) or (
 class TcpLink(asyncio.Protocol):
     """A TCP connection of either end.  One task may read it, and one write.
 
-    It receives pieces of a byte stream, or messages once a session is attached.
+    It receives pieces of a byte stream, or messages once a session is attached.  Until
+    it is told to ``admit`` its peer, that is one of ``strangers``.
     """
 
-    def __init__(self, peer: str, certificate: bytes = b"") -> None:
+    def __init__(
+        self, peer: str, certificate: bytes = b"", strangers: Strangers | None = None
+    ) -> None:
         self.peer = peer
+        self._strangers = strangers  # None: the peer is none
+        self._stranger: Stranger | None = None
         self.certificate = certificate
         self.transport: asyncio.Transport
         self._closed: asyncio.Future[None]
@@ -149,6 +155,17 @@ class TcpLink(asyncio.Protocol):
         if not self._closed.done():
             self.transport.abort()
 
+    def admit(self) -> None:
+        """Lift the limits of a stranger."""
+        if self._stranger is not None:
+            self._stranger.leave()
+            self._stranger = None
+
+    def share_budget(self, strangers: Strangers) -> None:
+        """Count the peer among other strangers."""
+        if self._stranger is not None:
+            self._stranger.move(strangers)
+
     # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -157,8 +174,12 @@ class TcpLink(asyncio.Protocol):
         self._closed = asyncio.get_running_loop().create_future()
         self.transport.set_write_buffer_limits(UNSENT_MAX)
         _set_options(transport.get_extra_info("socket"))
+        if self._strangers is not None:
+            self._stranger = self._strangers.add(self.peer, self._drop)
 
     def data_received(self, data: bytes) -> None:
+        if self._stranger is not None:
+            self.count_received(len(data))
         self._unread.append(data)
         self._unread_size += len(data) + PIECE_OVERHEAD
         if self._unread_size > UNREAD_MAX and not self._reading_paused:
@@ -184,6 +205,7 @@ class TcpLink(asyncio.Protocol):
         self._wake(self._writer)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.admit()
         reason = (
             f"connection lost: {describe_socket_error(exc)}"
             if exc
@@ -194,6 +216,14 @@ class TcpLink(asyncio.Protocol):
             self._closed.set_result(None)
 
     # For the protocol that reads in its place.
+
+    def count_received(self, size: int) -> None:
+        """Count bytes of a stranger.
+
+        Its wire limits every message, so that it never holds more than the largest.
+        """
+        if self._stranger is not None:
+            self._stranger.received(min(size, MESSAGE_MAX - self._stranger.held))
 
     def on_messages(self, splitter: MessageSplitter) -> None:
         """Pass messages on, or wake the reader; pause reading if there are too many."""
@@ -206,6 +236,10 @@ class TcpLink(asyncio.Protocol):
             self._reading_paused = True
             self.transport.pause_reading()
         self._wake(self._reader)
+
+    def _drop(self, reason: str) -> None:
+        self._set_end(f"refused: {reason}", ABRUPT)
+        self.transport.abort()
 
     def _check_open(self) -> None:
         """Raise LinkClosed if no more data can arrive."""
@@ -275,6 +309,7 @@ class _SplitterProtocol(asyncio.BufferedProtocol):
         return self._splitter.room()
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._link.count_received(nbytes)
         if self._splitter.filled(nbytes):
             self._link.on_messages(self._splitter)
 

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.domain.addresses import is_loopback
@@ -18,6 +18,7 @@ from shoal.protocols.seam.endpoints import ConnectionGate, NoGate
 from shoal.protocols.seam.session import CloseCode
 from shoal.transports.http_server import BACKLOG, PORT_MAX, describe_bind_error
 from shoal.transports.link import CLOSE_TIMEOUT
+from shoal.transports.strangers import Strangers
 from shoal.transports.tcp import TcpLink
 from shoal.transports.tls import ServerTls
 
@@ -42,13 +43,15 @@ class ConnectionPolicy:
     """What a connection must pass before it is served.
 
     First the ``gate``, then, if there is a certificate, the TLS handshake within
-    ``handshake_timeout`` seconds.
+    ``handshake_timeout`` seconds.  Until its link is told to ``admit`` its peer, that
+    is one of ``strangers``.
     """
 
     tls: ServerTls | None = None
     gate: ConnectionGate = NoGate()  # noqa: RUF009  # it has no state
     handshake_timeout: float = 10.0
     now: Callable[[], float] = time.monotonic
+    strangers: Strangers = field(default_factory=Strangers)
 
 
 ACCEPT_ALL = ConnectionPolicy()
@@ -210,7 +213,7 @@ class _Connections:
         self, sock: socket.socket, address: str, delay: float
     ) -> TcpLink:
         limits: dict[str, Any] = {}
-        link = TcpLink(address)
+        link = TcpLink(address, strangers=self._policy.strangers)
         if (tls := self._policy.tls) is not None:
             limits["ssl"] = tls.context
             limits["ssl_handshake_timeout"] = self._policy.handshake_timeout

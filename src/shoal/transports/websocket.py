@@ -31,6 +31,8 @@ from shoal.transports.link import (
     WRONG_CERTIFICATE,
     LinkClosed,
 )
+from shoal.transports.strangers import Strangers
+from shoal.transports.unadmitted_connection import UnadmittedConnection
 
 CLOSE_TEXT_MAX = 123  # bytes that a close frame holds (RFC 6455, section 5.5)
 BUSY = frozenset({429, 503})  # HTTP statuses of a server that may be tried again
@@ -49,17 +51,26 @@ class WebSocketLink:
     """A WebSocket of either end."""
 
     def __init__(
-        self, socket: web.WebSocketResponse | ClientWebSocketResponse, peer: str
+        self,
+        socket: web.WebSocketResponse | ClientWebSocketResponse,
+        peer: str,
+        unadmitted: UnadmittedConnection | None = None,
     ) -> None:
         self.peer = peer
         self._socket = socket
+        self._unadmitted = unadmitted  # None: the peer is no stranger
         self._farewell = ""  # the text of our close frame
 
     async def receive(self) -> Batch:
         message = await self._socket.receive()
+        if self._unadmitted is not None and self._unadmitted.refusal:
+            raise LinkClosed(f"refused: {self._unadmitted.refusal}")
         match message.type:
             case WSMsgType.TEXT | WSMsgType.BINARY:
-                return [message.data, *self._parsed()]
+                batch = [message.data, *self._parsed()]
+                if self._unadmitted is not None:
+                    self._unadmitted.progressed()
+                return batch
             case WSMsgType.CLOSE:
                 code, text = message.data or 1005, message.extra or ""
                 raise LinkClosed(_closed_by_peer(code, text), code, text)
@@ -134,6 +145,17 @@ class WebSocketLink:
         transport = self._transport
         return 0 if transport is None else transport.get_write_buffer_size()
 
+    def admit(self) -> None:
+        """Lift the limits of a stranger."""
+        if self._unadmitted is not None:
+            self._unadmitted.admit()
+            self._unadmitted = None
+
+    def share_budget(self, strangers: Strangers) -> None:
+        """Lift the limits of a message alone: the peer is one of ``strangers`` now."""
+        if self._unadmitted is not None:
+            self._unadmitted.share_budget(strangers)
+
     def abort(self) -> None:
         """Abort the connection; unsent data is lost."""
         if self._transport is not None:
@@ -174,9 +196,13 @@ async def accept(
     request: web.Request,
     headers: Mapping[str, str],
     message_max: int,
+    strangers: Strangers,
     idle_max: float | None = None,
 ) -> tuple[WebSocketLink, web.StreamResponse]:
     """Answer an upgrade request; return the link and what the handler must return.
+
+    Until the link is told to ``admit`` its peer, that is one of ``strangers``; then a
+    message has ``message_max`` bytes at most.
 
     A peer that sends nothing for ``idle_max`` seconds, not even a pong, is lost.
     """
@@ -188,8 +214,11 @@ async def accept(
         heartbeat=None if idle_max is None else idle_max / 1.5,
     )
     socket.headers.update(headers)
+    unadmitted = None
+    if request.transport is not None:
+        unadmitted = UnadmittedConnection.begin_messages(request.transport, strangers)
     await socket.prepare(request)
-    return WebSocketLink(socket, request.remote or "?"), socket
+    return WebSocketLink(socket, request.remote or "?", unadmitted), socket
 
 
 @asynccontextmanager

@@ -344,6 +344,7 @@ class Agent:
                     log.info("admitted by=%r chip=%r", profile.name, chip)
                 if not self._admitted:
                     self._admitted = True
+                    driver.admit()
                     self._timer.cancel()
                     # The coordinator may still refuse, after storing the admission.
                     self._call_after(ADMISSION_DELAY, self._on_joined)

@@ -33,6 +33,7 @@ from shoal.gateway.http.quotas import (
     Reservation,
 )
 from shoal.store.port import KeyStore
+from shoal.transports import http_server
 from shoal.transports.clock import Clock
 
 ANSWER_GUESS = 256  # tokens of an answer without a limit
@@ -122,6 +123,7 @@ class Access:
         """
         caller = ApiCaller(await self._authenticate(request, anonymous, exact=exact))
         request[CALLER] = caller
+        http_server.admit(request)
         if not caller.has_scope(needed):
             raise Forbidden(
                 f"the API key {caller.name} has the scope {caller.key.scope.value}; "

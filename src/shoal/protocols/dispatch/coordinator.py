@@ -70,7 +70,7 @@ CLOSE_REFUSED = 4003  # Shoal's close codes; the original closes without one
 CLOSE_SILENT = 4008
 
 INVALID_IN_A_ROW_MAX = 100  # consecutive invalid messages before disconnecting
-UNREGISTERED_MESSAGE_MAX = 1 << 20  # characters or bytes before registration
+UNREGISTERED_MESSAGE_MAX = 64 << 10  # characters or bytes before registration
 REPORT_INTERVAL = 1.0  # least seconds between health reports that are passed on
 NULL = Raw(b"null")
 PLAIN_KINDS = frozenset({JobKind.CHAT, JobKind.TASK})

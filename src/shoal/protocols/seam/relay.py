@@ -28,6 +28,10 @@ class RelayMachine(Protocol):
         """Process data that arrived together on a link."""
         ...
 
+    def has_member(self, link: int) -> bool:
+        """Return whether the peer of a link has joined the relay."""
+        ...
+
     def read_delay(self, link: int, now: float) -> float:
         """Return the delay in seconds before the next read from a link."""
         ...

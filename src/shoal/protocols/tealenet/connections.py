@@ -123,7 +123,7 @@ def _parse(url: str) -> SplitResult:
 
 PEER_NAME = "1"  # the only peer of a connection
 MESSAGE_MAX = LAN.worker_request_max  # bytes of the largest message
-HELLO_MAX = 512 << 10  # bytes of a message before admission: any host can dial
+HELLO_MAX = 64 << 10  # bytes of a message before admission: any host can dial
 
 
 class SinglePeerSession:

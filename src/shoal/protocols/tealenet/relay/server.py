@@ -107,6 +107,10 @@ class RelayServer:
             () if node_link.node is None else self._registry.remove(node_link.node, now)
         )
 
+    def has_member(self, link: int) -> bool:
+        node_link = self._links.get(link)
+        return node_link is not None and node_link.node is not None
+
     def read_delay(self, link: int, now: float) -> float:
         node_link = self._links.get(link)
         return node_link.read_at - now if node_link is not None else 0.0

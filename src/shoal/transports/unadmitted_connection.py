@@ -1,0 +1,212 @@
+"""Reads connections to the HTTP port until their peers are admitted.
+
+aiohttp bounds the parts of a request and the messages of a WebSocket, each by a limit
+that is fixed before anyone knows who sends, and it bounds no sum.  So the bytes of a
+stranger pass through a protocol of its own, which counts them and then leaves them to
+aiohttp's; once the peer is admitted it takes itself out, and costs nothing more.
+"""
+
+import asyncio
+from enum import Enum, auto
+from typing import cast
+
+from shoal.transports import strangers
+from shoal.transports.strangers import Stranger, Strangers
+
+LINGER = 1.0  # seconds in which a refused peer can read why
+MESSAGE_TOO_BIG = 1009  # WebSocket close codes (RFC 6455, section 7.4.1)
+POLICY_VIOLATION = 1008
+READ_OVERHEAD = 16 << 10  # bytes: of what came beside a message, and of its pieces
+PINGS_MAX = 4 << 10  # bytes between two messages that may be no part of one
+
+_END_OF_HEAD = b"\r\n\r\n"
+_CLOSE_FRAME = 0x88
+_TOO_LARGE = "431 Request Header Fields Too Large"
+_TOO_SLOW = "408 Request Timeout"
+
+
+class _Stage(Enum):
+    """What arrives: the head of the first request, or what follows.
+
+    That is bodies and more requests, or the messages of a WebSocket.
+    """
+
+    HEAD = auto()
+    REQUEST = auto()
+    MESSAGES = auto()
+    UNLIMITED = auto()  # messages, each as large as the wire allows
+
+
+class UnadmittedConnection(asyncio.Protocol):
+    """Passes the bytes of one connection on to ``inner`` within a stranger's limits.
+
+    The head of its first request, and each message of a WebSocket, has ``MESSAGE_MAX``
+    bytes at most, about, and takes ``MESSAGE_TIMEOUT`` at most.  Bodies are as large as
+    aiohttp lets them become before somebody reads them, and count like all else.
+    ``refusal`` says why the connection was ended here; empty: it was not.
+    """
+
+    def __init__(self, all_strangers: Strangers, inner: asyncio.Protocol) -> None:
+        self.refusal = ""
+        self._strangers = all_strangers
+        self._inner = inner
+        self._transport: asyncio.Transport | None = None
+        self._stranger: Stranger | None = None
+        self._stage = _Stage.HEAD
+        self._head_end = b""  # the last bytes of the head so far
+        self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of(
+        cls, transport: asyncio.BaseTransport | None
+    ) -> "UnadmittedConnection | None":
+        """Return the one that reads from a transport; None: its peer was admitted."""
+        protocol = None if transport is None else transport.get_protocol()
+        return protocol if isinstance(protocol, cls) else None
+
+    @classmethod
+    def begin_messages(
+        cls, transport: asyncio.Transport, all_strangers: Strangers
+    ) -> "UnadmittedConnection":
+        """Count messages of a WebSocket from now on.
+
+        The peer is a stranger again, whatever it was to HTTP.
+        """
+        if (connection := cls.of(transport)) is None:
+            inner = cast(asyncio.Protocol, transport.get_protocol())
+            connection = cls(all_strangers, inner)
+            connection._attach(transport)
+            transport.set_protocol(connection)
+        connection._stage = _Stage.MESSAGES
+        connection._check_size()
+        return connection
+
+    def progressed(self) -> None:
+        """Begin to count anew: a message was taken, or a request is being answered."""
+        if self._stranger is not None:
+            self._stranger.progressed()
+        self._stop_timer()
+
+    def share_budget(self, all_strangers: Strangers) -> None:
+        """Lift the limits of a message alone, and count among other strangers."""
+        self._stop_timer()
+        self._stage = _Stage.UNLIMITED
+        if self._stranger is not None:
+            self._stranger.move(all_strangers)
+
+    def admit(self) -> None:
+        """Lift all limits."""
+        self._leave()
+        if self._transport is not None and not self.refusal:
+            self._transport.set_protocol(self._inner)
+
+    # Callbacks of asyncio.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, for uvloop's transports are no subclasses of asyncio's.
+        opened = cast(asyncio.Transport, transport)
+        address = _address_of(opened)
+        if self._strangers.has_room(address):
+            self._attach(opened)
+            self._inner.connection_made(transport)
+        else:
+            self.refusal = f"over {strangers.PER_ADDRESS_MAX} connections"
+            opened.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self.refusal:
+            return
+        size = self._after_head(data) if self._stage is _Stage.HEAD else len(data)
+        if self._stranger is not None:
+            self._stranger.received(size + strangers.PIECE_OVERHEAD)
+        self._check_size()
+        if not self.refusal:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return None if self.refusal else self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        if self._transport is not None:
+            self._inner.connection_lost(exc)
+            self._transport = None
+
+    def _attach(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._stranger = self._strangers.add(_address_of(transport), self._drop)
+
+    def _after_head(self, data: bytes) -> int:
+        """Return how many bytes of data count: all, or those after the head."""
+        joined = self._head_end + data
+        end = joined.find(_END_OF_HEAD)
+        if end < 0:
+            self._head_end = joined[1 - len(_END_OF_HEAD) :]
+            return len(data)
+        self._stage = _Stage.REQUEST
+        self.progressed()
+        return len(joined) - end - len(_END_OF_HEAD)
+
+    def _check_size(self) -> None:
+        """Refuse what is too large, and watch that what has begun ends."""
+        stranger = self._stranger
+        if stranger is None or self._stage in (_Stage.REQUEST, _Stage.UNLIMITED):
+            return
+        if stranger.held > strangers.MESSAGE_MAX + READ_OVERHEAD:
+            limit = f"over {strangers.MESSAGE_MAX} bytes of a message before admission"
+            self._refuse(limit, MESSAGE_TOO_BIG, _TOO_LARGE)
+        elif self._timer is None and (
+            self._stage is _Stage.HEAD or stranger.held > PINGS_MAX
+        ):
+            self._timer = asyncio.get_running_loop().call_later(
+                strangers.MESSAGE_TIMEOUT, self._on_timeout
+            )
+
+    def _on_timeout(self) -> None:
+        self._timer = None
+        limit = f"a message took over {strangers.MESSAGE_TIMEOUT:g} s before admission"
+        self._refuse(limit, POLICY_VIOLATION, _TOO_SLOW)
+
+    def _refuse(self, reason: str, code: int, status: str) -> None:
+        """End the connection; the peer gets a moment to read why."""
+        assert self._transport is not None, "it is open"
+        self.refusal = reason
+        self._stop_timer()
+        if self._stage is not _Stage.HEAD:
+            text = code.to_bytes(2, "big") + reason.encode()
+            self._transport.write(bytes([_CLOSE_FRAME, len(text)]) + text)
+        else:
+            head = (
+                f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            )
+            self._transport.write(head.encode())
+        self._timer = asyncio.get_running_loop().call_later(
+            LINGER, self._transport.abort
+        )
+
+    def _drop(self, reason: str) -> None:
+        self.refusal = self.refusal or reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _leave(self) -> None:
+        self._stop_timer()
+        if self._stranger is not None:
+            self._stranger.leave()
+            self._stranger = None
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _address_of(transport: asyncio.BaseTransport) -> str:
+    name = transport.get_extra_info("peername")
+    return str(name[0]) if isinstance(name, tuple) else ""
