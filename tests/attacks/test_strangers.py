@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ import pytest
 from attacks.lan import dialled
 from attacks.raw import (
     BINARY,
+    CLOSE,
     PING,
     TEXT,
     Wire,
@@ -22,11 +24,12 @@ from attacks.raw import (
     upgraded,
     wire,
 )
-from attacks.siege import besieged
+from attacks.siege import address, besieged
 from attacks.test_relay import registration
 from gateway.providers import committed, connect, provider, shown
 from gateway.serving import KEY, Pool
 from protocols.dispatch.recorded import SIGNERS
+from shoal.cli.command_loop import STRANGER_INTERVAL, StrangerFilter
 from shoal.peers.relay import HELD_MAX
 from shoal.protocols.dispatch import Config
 from shoal.protocols.seam.framing import LENGTH
@@ -260,3 +263,55 @@ async def pour_until_closed(bare: Wire, piece: bytes) -> None:
         await asyncio.sleep(0)
         if bare.writer.is_closing():
             return
+
+
+async def test_strangers_cause_one_log_line_a_second(pool: Pool) -> None:
+    lines = RecordList()
+    lines.addFilter(StrangerFilter())
+    logging.getLogger().addHandler(lines)
+    try:
+        for visit in (pass_by_wire, pass_by_http, pass_by_tcp, pass_by_relay) * 8:
+            await visit(pool)
+    finally:
+        logging.getLogger().removeHandler(lines)
+
+    times = [each.created for each in lines.records]
+    assert all(b - a >= STRANGER_INTERVAL for a, b in pairwise(times))
+    assert lines.records  # the first says what happens
+
+
+async def pass_by_wire(pool: Pool) -> None:
+    for path in (address(model=""), KNOCK):
+        async with upgraded(pool, path) as bare:
+            await bare.send(frame(TEXT, json.dumps(REGISTER).encode()))
+            await bare.rest()
+
+
+async def pass_by_http(pool: Pool) -> None:
+    for line in ("GET /v1/models HTTP/1.1", "GET /no/such/path HTTP/1.1", "nonsense"):
+        async with wire(pool) as bare:
+            await bare.send(request(line, "Sec-WebSocket-Protocol: x"))
+            await bare.head()
+
+
+async def pass_by_tcp(pool: Pool) -> None:
+    async with dialled(pool) as stranger:
+        await stranger.send_messages(*[b"null"] * 200)
+        await stranger.hung_up()
+
+
+async def pass_by_relay(pool: Pool) -> None:
+    async with upgraded(pool, "/ws?node=x") as bare:
+        await bare.send(frame(TEXT, b"null") + frame(CLOSE, b"\x03\xe8"))
+        await bare.rest()
+
+
+class RecordList(logging.Handler):
+    """Keeps what a coordinator logs by default."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 
-from shoal.cli.command_loop import JsonFormatter
+from shoal.cli.command_loop import JsonFormatter, StrangerFilter
 
 
 def written(record: logging.LogRecord) -> dict[str, object]:
@@ -47,3 +47,39 @@ def test_exception_is_logged_completely() -> None:
 
     assert line["message"] == "failed"
     assert "ValueError: two\nlines" in str(line["exception"])
+
+
+def passed(*records: logging.LogRecord) -> list[str]:
+    limit = StrangerFilter()
+    return [each.getMessage() for each in records if limit.filter(each)]
+
+
+def at(seconds: float, text: str, **more: object) -> logging.LogRecord:
+    made = record("%s", text, **more)
+    made.created = seconds
+    return made
+
+
+def test_lines_that_strangers_cause_are_counted_beyond_one_a_second() -> None:
+    records = [
+        at(100 + tenth / 10, f"at {tenth}", by_stranger=True) for tenth in range(25)
+    ]
+
+    assert passed(*records) == ["at 0", "at 10 left_out=9", "at 20 left_out=9"]
+
+
+def test_lines_that_nobody_strange_causes_all_pass() -> None:
+    flood = [at(1.0, "flood", by_stranger=True) for _ in range(9)]
+
+    assert passed(*flood, at(1.0, "mine"), at(1.0, "mine")) == ["flood", "mine", "mine"]
+
+
+def test_count_is_a_field_in_json() -> None:
+    fields = {"status": 401}
+    records = [at(when, "x", by_stranger=True, fields=fields) for when in (1, 1.5, 3)]
+    limit = StrangerFilter()
+
+    last = [written(each) for each in records if limit.filter(each)][-1]
+
+    assert (last["status"], last["left_out"]) == (401, 1)
+    assert fields == {"status": 401}

@@ -26,7 +26,7 @@ from shoal.protocols.seam.protocol import Endpoint
 from shoal.transports.clock import Clock
 from shoal.transports.dialer import dial
 from shoal.transports.mdns import addresses_of
-from shoal.transports.strangers import Strangers
+from shoal.transports.strangers import BY_STRANGER, Strangers
 from shoal.transports.tcp import TcpLink
 from shoal.transports.tcp_server import BoundAddress, ConnectionPolicy, tcp_listener
 from shoal.transports.tls import ServerTls, self_signed_tls
@@ -104,7 +104,8 @@ async def _listen(
         try:
             context.throttle.check(link.peer)
         except Unavailable as error:
-            log.info("refused wire=%s peer=%s reason=%r", wire, link.peer, str(error))
+            refused = "refused wire=%s peer=%s reason=%r"
+            log.info(refused, wire, link.peer, str(error), extra=BY_STRANGER)
             listener.gate.failed(link.peer, context.clock.now())
             return
         await context.serve(wire, listener.accept(link.peer, context.clock.now()), link)

@@ -18,7 +18,7 @@ from shoal.protocols.seam.protocol import Endpoint
 from shoal.protocols.seam.relay import RelayRoute
 from shoal.transports import websocket
 from shoal.transports.clock import Clock
-from shoal.transports.strangers import Strangers
+from shoal.transports.strangers import BY_STRANGER, Strangers
 
 CLOSE_TIMEOUT = 3.0  # seconds that connections get to close
 RELAYED_IDLE_MAX = 120.0  # seconds that a relayed connection may be idle
@@ -127,9 +127,8 @@ class WebSocketRouter:
                 request, {}, route.message_max, self._strangers
             )
             await link.close(refused.code, str(refused))
-            log.warning(
-                "refused wire=%s peer=%s reason=%r", wire, link.peer, str(refused)
-            )
+            message = "refused wire=%s peer=%s reason=%r"
+            log.warning(message, wire, link.peer, str(refused), extra=BY_STRANGER)
             return response
         # Before the response, so that a client gets an HTTP error if the store fails.
         await self._admission.record_use(accepted.grant)

@@ -14,6 +14,7 @@ from shoal.domain.errors import ConfigError
 from shoal.transports.clock import fast_loop_factory
 
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+STRANGER_INTERVAL = 1.0  # seconds between lines that strangers cause
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -36,7 +37,8 @@ def add_log_arguments(parser: argparse.ArgumentParser, level: str) -> None:
         "--log-level",
         default=level,
         metavar="LEVEL",
-        help="log level: debug, info, warning or error (default: %(default)s)",
+        help="log level: debug, info, warning or error; debug also writes every line "
+        "that strangers cause, not one a second (default: %(default)s)",
     )
     parser.add_argument(
         "--log-format",
@@ -60,7 +62,41 @@ def log_to_stderr(args: argparse.Namespace) -> None:
     handler.setFormatter(
         JsonFormatter() if args.log_format == "json" else logging.Formatter(TEXT)
     )
+    if level.upper() != "DEBUG":
+        handler.addFilter(StrangerFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class StrangerFilter(logging.Filter):
+    """Passes one record a second of those that strangers cause; counts the others.
+
+    Whoever reaches a port could otherwise fill the disk.  The next record that passes
+    tells how many were left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left_out = 0
+        self._closed_until = 0.0  # Unix time
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # aiohttp warns about the upgrades that it reads.
+        by_stranger = hasattr(record, "by_stranger") or (
+            record.name.startswith("aiohttp.") and record.levelno < logging.ERROR
+        )
+        if not by_stranger:
+            return True
+        if record.created < self._closed_until:
+            self._left_out += 1
+            return False
+        self._closed_until = record.created + STRANGER_INTERVAL
+        if self._left_out:
+            record.msg = f"{record.getMessage()} left_out={self._left_out}"
+            record.args = ()
+            if fields := getattr(record, "fields", None):
+                record.fields = {**fields, "left_out": self._left_out}
+            self._left_out = 0
+        return True
 
 
 class JsonFormatter(logging.Formatter):

@@ -63,7 +63,8 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
             if record.upgraded:
                 status = SWITCHING_PROTOCOLS
             now = gateway.clock.now()
-            log_request(request, record, status, now - record.started_at)
+            took, stranger = now - record.started_at, CALLER not in request
+            log_request(request, record, status, took, by_stranger=stranger)
             known = gateway.hub.pool.roster.with_model
             metrics.observe_request(request, record, status, now, known)
         return response

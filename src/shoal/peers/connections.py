@@ -103,7 +103,8 @@ class PeerConnections:
         # local link is the coordinator's own.  Neither is worth an INFO line.
         notable = session.accepts and not isinstance(link, LocalLink)
         level = logging.INFO if notable else logging.DEBUG
-        log.log(level, "connected wire=%s peer=%s", wire, link.peer)
+        extra = connection.driver.log_extra
+        log.log(level, "connected wire=%s peer=%s", wire, link.peer, extra=extra)
         end = ConnectionEnd("cut off")
         self._connections.add(connection)
         if not OWN_STATE.isdisjoint(session.accepts):
@@ -118,9 +119,9 @@ class PeerConnections:
         finally:
             self._connections.discard(connection)
             self._subscribers.discard(connection)
-            reason = end.reason
             message = "disconnected wire=%s peer=%s reason=%r"
-            log.log(level, message, wire, link.peer, reason)
+            extra = connection.driver.log_extra
+            log.log(level, message, wire, link.peer, end.reason, extra=extra)
         return end
 
     def drain(self, reason: str) -> None:
@@ -271,7 +272,9 @@ class _PeerConnection:
             # Some peers come back for ever, so that is not worth a line each.
             reason, level = self._suspension_reason(joined), logging.DEBUG
         if reason is not None:
-            log.log(level, "refused wire=%s peer=%r: %s", self._wire, key[:64], reason)
+            message = "refused wire=%s peer=%r: %s"
+            extra = self.driver.log_extra
+            log.log(level, message, self._wire, key[:64], reason, extra=extra)
             self.driver.send(ToPeer(key, Dismiss(reason)))
             return
         peer = self._peers[key] = RemotePeer(
@@ -297,7 +300,8 @@ class _PeerConnection:
         peer = self._peers.get(key)
         name = self._refused.get(key, "") if peer is None else peer.name
         if name and self._connections.directory.describe(name, profile):
-            log.info("described peer=%r %s", name, _shown(profile))
+            extra = None if peer is not None else self.driver.log_extra
+            log.info("described peer=%r %s", name, _shown(profile), extra=extra)
 
     def _rejection_reason(self, joined: PeerJoined) -> str | None:
         if not joined.sole_worker and not 0 < len(joined.name) <= NAME_MAX:
@@ -320,7 +324,8 @@ class _PeerConnection:
                 # Wait until the peer leaves, which cancels this task.
                 await asyncio.get_running_loop().create_future()
         except (NotAdmitted, StoreError) as error:
-            log.warning("refused peer=%r: %s", peer.name, error)
+            extra = self.driver.log_extra
+            log.warning("refused peer=%r: %s", peer.name, error, extra=extra)
             await peer.close(CloseCode.POLICY_VIOLATION, str(error))
 
     def _remove(self, key: str, reason: str) -> None:

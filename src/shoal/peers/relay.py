@@ -16,7 +16,7 @@ from shoal.transports.driver import READS_IN_A_ROW, STOPPED_READING, ConnectionE
 from shoal.transports.link import LimitingLink, Link, LinkClosed
 from shoal.transports.local_link import LocalLink, local_links
 from shoal.transports.outbox import OUTBOX_MAX
-from shoal.transports.strangers import Strangers
+from shoal.transports.strangers import BY_STRANGER, Strangers
 
 HELD_MAX = 128 << 20  # bytes of all messages that peers have begun to send
 
@@ -86,7 +86,8 @@ class RelayRunner:
         self._links[number] = relayed = _RelayedLink(link, ended)
         # A local link is the coordinator itself: log it at DEBUG only.
         level = logging.DEBUG if isinstance(link, LocalLink) else logging.INFO
-        log.log(level, "connected wire=%s peer=%s", self._wire, link.peer)
+        message = "connected wire=%s peer=%s"
+        log.log(level, message, self._wire, link.peer, extra=BY_STRANGER)
         end = ConnectionEnd("cut off")
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -97,7 +98,8 @@ class RelayRunner:
             self._end(number, end)
             self._perform(())
             message = "disconnected wire=%s peer=%s reason=%r"
-            log.log(level, message, self._wire, link.peer, end.reason)
+            args = (self._wire, link.peer, end.reason)
+            log.log(level, message, *args, extra=BY_STRANGER)
         if end is STOPPED_READING:
             link.abort()
         await link.close(end.code, end.text)

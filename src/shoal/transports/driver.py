@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -22,6 +22,7 @@ from shoal.protocols.seam.session import (
 from shoal.transports.clock import Clock, DeadlineTimer
 from shoal.transports.link import FramingLink, LimitingLink, Link, LinkClosed
 from shoal.transports.outbox import ISSUED_MAX, Outbox
+from shoal.transports.strangers import BY_STRANGER
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -30,6 +31,7 @@ Arrived = TypeVar("Arrived", bound=Sized)
 FLUSH_TIMEOUT = 5.0  # seconds to send what is left once a session has ended
 READS_IN_A_ROW = 256  # messages of one peer handled before others get their turn
 NOTICES_MAX = 20  # notices of one connection that are logged; a flood would fill disks
+NOTICE = "notice peer=%s text=%r"
 
 log = logging.getLogger("shoal.transports")
 
@@ -88,6 +90,13 @@ class Driver(Generic[In, Out]):
     def peer(self) -> str:
         """The address of the other end."""
         return self._link.peer
+
+    @property
+    def log_extra(self) -> Mapping[str, object] | None:
+        """What log records about the connection carry; see ``BY_STRANGER``."""
+        link = self._link
+        by_stranger = isinstance(link, LimitingLink) and link.is_stranger
+        return BY_STRANGER if by_stranger else None
 
     async def run(self) -> ConnectionEnd:
         """Serve until the connection ends; return why it ended.
@@ -224,7 +233,7 @@ class Driver(Generic[In, Out]):
                     self._end(ConnectionEnd(reason, code, text))
                     return
                 case Notice(text, routine=True):
-                    log.info("notice peer=%s text=%r", self.peer, text)
+                    log.info(NOTICE, self.peer, text, extra=self.log_extra)
                 case Notice(text):
                     self._log_notice(text)
                 case message:
@@ -238,9 +247,10 @@ class Driver(Generic[In, Out]):
     def _log_notice(self, text: str) -> None:
         self._notices += 1
         if self._notices <= NOTICES_MAX:
-            log.warning("notice peer=%s text=%r", self.peer, text)
+            log.warning(NOTICE, self.peer, text, extra=self.log_extra)
         if self._notices == NOTICES_MAX:
-            log.warning("notice peer=%s text='no more of these are logged'", self.peer)
+            text = "no more of these are logged"
+            log.warning(NOTICE, self.peer, text, extra=self.log_extra)
 
     def _end_by_peer(self, end: ConnectionEnd) -> None:
         """End the connection because of the peer, and notify the session first."""

@@ -53,6 +53,11 @@ class Link(Protocol):
 class LimitingLink(Protocol):
     """A link whose peer is a stranger, with limits of its own, until it is admitted."""
 
+    @property
+    def is_stranger(self) -> bool:
+        """Whether the peer connected, and was not admitted until now, or the end."""
+        ...
+
     def admit(self) -> None:
         """Lift the limits of a stranger.  Safe to call twice."""
         ...

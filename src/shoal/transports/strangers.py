@@ -7,7 +7,7 @@ by its wire alone.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from shoal.domain.addresses import is_loopback, network_key
 
@@ -17,6 +17,9 @@ HELD_MAX = 32 << 20  # bytes of all strangers together
 STRANGERS_MAX = 8192  # connections
 PER_ADDRESS_MAX = 64  # connections; loopback is exempt, for proxies connect from there
 PIECE_OVERHEAD = 64  # bytes of memory for a piece, besides its data
+
+BY_STRANGER: Mapping[str, object] = {"by_stranger": True}
+"""The ``extra`` of log records that strangers cause: as many as they like."""
 
 OVER_BUDGET = "strangers hold too much memory, and this one most"
 TOO_MANY = "too many connections that nobody admitted, and this one is the oldest"

@@ -155,11 +155,14 @@ class TcpLink(asyncio.Protocol):
         if not self._closed.done():
             self.transport.abort()
 
+    @property
+    def is_stranger(self) -> bool:
+        return self._strangers is not None
+
     def admit(self) -> None:
         """Lift the limits of a stranger."""
-        if self._stranger is not None:
-            self._stranger.leave()
-            self._stranger = None
+        self._strangers = None
+        self._leave_strangers()
 
     def share_budget(self, strangers: Strangers) -> None:
         """Count the peer among other strangers."""
@@ -205,7 +208,7 @@ class TcpLink(asyncio.Protocol):
         self._wake(self._writer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.admit()
+        self._leave_strangers()
         reason = (
             f"connection lost: {describe_socket_error(exc)}"
             if exc
@@ -236,6 +239,11 @@ class TcpLink(asyncio.Protocol):
             self._reading_paused = True
             self.transport.pause_reading()
         self._wake(self._reader)
+
+    def _leave_strangers(self) -> None:
+        if self._stranger is not None:
+            self._stranger.leave()
+            self._stranger = None
 
     def _drop(self, reason: str) -> None:
         self._set_end(f"refused: {reason}", ABRUPT)

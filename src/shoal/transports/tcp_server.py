@@ -18,7 +18,7 @@ from shoal.protocols.seam.endpoints import ConnectionGate, NoGate
 from shoal.protocols.seam.session import CloseCode
 from shoal.transports.http_server import BACKLOG, PORT_MAX, describe_bind_error
 from shoal.transports.link import CLOSE_TIMEOUT
-from shoal.transports.strangers import Strangers
+from shoal.transports.strangers import BY_STRANGER, Strangers
 from shoal.transports.tcp import TcpLink
 from shoal.transports.tls import ServerTls
 
@@ -26,6 +26,7 @@ LINKS_MAX = 8192  # of one port; further connections are closed
 LINKS_PER_ADDRESS_MAX = 64  # of one address; loopback is exempt
 ACCEPT_RETRY_DELAY = 1.0  # seconds, when the process has too many files open
 CLOSE_GRACE = 3.0  # seconds for connections to end when the port is closed
+REFUSED = "refused peer=%s reason=%r"
 
 log = logging.getLogger("shoal.transports")
 
@@ -201,7 +202,8 @@ class _Connections:
             link = await self._open_link(sock, address, delay)
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
             gate.failed(address, now())
-            log.info("refused peer=%s reason='no TLS handshake: %s'", address, error)
+            reason = f"no TLS handshake: {error}"
+            log.info(REFUSED, address, reason, extra=BY_STRANGER)
             return
         try:
             await self._serve(link)
@@ -249,5 +251,6 @@ class _Connections:
         if key not in self._warned:
             self._warned.add(key)
             limit = LINKS_MAX if port_full else LINKS_PER_ADDRESS_MAX
-            log.warning("refused peer=%s reason='over %d connections'", address, limit)
+            reason = f"over {limit} connections"
+            log.warning(REFUSED, address, reason, extra=BY_STRANGER)
         return True

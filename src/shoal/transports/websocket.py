@@ -145,6 +145,10 @@ class WebSocketLink:
         transport = self._transport
         return 0 if transport is None else transport.get_write_buffer_size()
 
+    @property
+    def is_stranger(self) -> bool:
+        return self._unadmitted is not None
+
     def admit(self) -> None:
         """Lift the limits of a stranger."""
         if self._unadmitted is not None:

@@ -16,6 +16,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.outcome import Usage
 from shoal.domain.work import JobKind
+from shoal.transports.strangers import BY_STRANGER
 
 REQUEST_ID = "x-request-id"
 
@@ -86,14 +87,22 @@ log = logging.getLogger("shoal.gateway")
 
 
 def log_request(
-    request: web.Request, record: RequestRecord, status: int, seconds: float
+    request: web.Request,
+    record: RequestRecord,
+    status: int,
+    seconds: float,
+    *,
+    by_stranger: bool = False,
 ) -> None:
-    """Log a request that has ended."""
+    """Log a request that has ended; ``by_stranger``: nobody was authorized."""
     level = logging.DEBUG if request.path in QUIET else logging.INFO
     if log.isEnabledFor(level):
         fields = _fields(request, record, status, seconds)
         pairs = " ".join(f"{name}={_quoted(value)}" for name, value in fields.items())
-        log.log(level, "%s", pairs, extra={"fields": fields})
+        extra: dict[str, object] = {"fields": fields}
+        if by_stranger:
+            extra.update(BY_STRANGER)
+        log.log(level, "%s", pairs, extra=extra)
 
 
 def _fields(
