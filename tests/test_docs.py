@@ -1,0 +1,41 @@
+"""The pages of the documentation: their numbers, and the files that they name."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+MAPS = [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs" / "protocols").glob("*.md"))]
+"""The pages that say which file answers which question."""
+
+FILES = [
+    path.relative_to(ROOT).as_posix()
+    for folder in ("src", "tests")
+    for path in (ROOT / folder).rglob("*.py")
+]
+
+
+def test_each_number_stands_for_one_decision() -> None:
+    numbers = [int(page.name[:4]) for page in DECISIONS]
+
+    assert numbers == list(range(1, len(DECISIONS) + 1))
+
+
+def test_the_title_has_the_number_of_the_file() -> None:
+    for page in DECISIONS:
+        title = page.read_text("utf-8").splitlines()[0]
+
+        assert re.match(rf"# {int(page.name[:4])}\. ", title), page.name
+
+
+@pytest.mark.parametrize("page", MAPS, ids=lambda page: page.name)
+def test_files_that_a_map_names_exist(page: Path) -> None:
+    named = set(re.findall(r"`([a-z0-9_/]+\.py)`", page.read_text("utf-8")))
+
+    assert not [
+        name
+        for name in named
+        if not any(f"/{file}".endswith(f"/{name}") for file in FILES)
+    ]
