@@ -82,6 +82,7 @@ async def test_node_that_reads_nothing_times_out(
     pool = impatient
     async with upgraded(pool, address(DEAF, slots="1024"), deaf=True) as deaf:
         await pool.wait_joined()
+        await deaf.send(frame(TEXT, b""))  # a keepalive, so that it owes others
         pinging = asyncio.create_task(
             _send_until(deaf.send, frame(PING, bytes(125)) * 100_000)
         )
@@ -97,6 +98,25 @@ async def test_node_that_reads_nothing_times_out(
                 assert "mine" in await each
         deaf.abort()
         await pinging
+
+
+async def test_node_that_leaves_amid_its_pings_takes_nobody_with_it(pool: Pool) -> None:
+    async with upgraded(pool, address(DEAF), deaf=True) as deaf:
+        await pool.wait_joined()
+        pinging = asyncio.create_task(
+            _send_until(deaf.send, frame(PING, bytes(125)) * 100_000)
+        )
+        # Its coordinator waits until it may write the next pong.
+        await asyncio.wait([pinging], timeout=1.0)
+        deaf.abort()
+        await pinging
+    await pool.wait_joined(0)
+
+    async with join(pool) as other:
+        asking = asyncio.create_task(ask(pool, OLD_CHAT))
+        await other.answer("mine")
+
+        assert "mine" in await asking
 
 
 async def test_pings_do_not_renew_the_lease(impatient: Pool) -> None:

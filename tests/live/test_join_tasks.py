@@ -178,8 +178,9 @@ def test_import_error_shows_only_its_cause(coordinator: Pool, tmp_path: Path) ->
 
 
 def test_coordinator_without_the_wire_is_an_error(programs: Programs) -> None:
-    coordinator = programs.serve()  # its token is too short for that wire
-    worker = coordinator.join("x", *DEMO)
+    short = "short"  # for that wire
+    coordinator = programs.serve("--join-token", short)
+    worker = coordinator.join("x", *DEMO, token=short)
 
     assert worker.wait() == 1
     assert "has no port for functions" in worker.errors

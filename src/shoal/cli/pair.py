@@ -9,6 +9,7 @@ from shoal.cli import api
 from shoal.cli.arguments import add_action
 from shoal.cli.credentials import confirm_revocation
 from shoal.cli.terminal import print_table, printable
+from shoal.cli.worker.pairing import pairing_wires
 
 PATH = "/v1/trust"
 HEAD = ("WORKER", "PAIRED")
@@ -61,7 +62,8 @@ def _create(args: argparse.Namespace) -> int:
         return 0
     print(f"{created['pairing_code']}\n")
     print(f"One worker can use this code until {created['expires_at']}:")
-    print(f"  shoal join … --wire dispatch --pairing-code {created['pairing_code']}")
+    for wire in pairing_wires():
+        print(f"  shoal join … --wire {wire} --pairing-code {created['pairing_code']}")
     return 0
 
 

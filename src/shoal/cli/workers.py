@@ -12,7 +12,7 @@ from shoal.cli.terminal import printable
 
 PATH = "/admin/workers"
 NAME_HELP = (
-    "name of a worker in `shoal status`, such as tealenet:vm/qwen3-8b; the part before "
+    "name of a worker in `shoal status`, such as WIRE:vm/qwen3-8b; the part before "
     "the slash stands for all its models"
 )
 NOT_CONNECTED = "no worker of this name is connected now"

@@ -62,7 +62,11 @@ class WebSocketLink:
         self._farewell = ""  # the text of our close frame
 
     async def receive(self) -> Batch:
-        message = await self._socket.receive()
+        try:
+            message = await self._socket.receive()
+        except (ConnectionError, ClientError) as error:
+            # aiohttp answers a ping before it returns, which may fail.
+            raise LinkClosed(f"connection lost: {error}") from error
         if self._unadmitted is not None and self._unadmitted.refusal:
             raise LinkClosed(f"refused: {self._unadmitted.refusal}")
         match message.type:

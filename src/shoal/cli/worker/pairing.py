@@ -11,10 +11,15 @@ from shoal.worker.agent import WorkerEvent
 PAIR_TIMEOUT = 10.0  # seconds for the coordinator to answer
 
 
+def pairing_wires() -> list[str]:
+    """Return the names of the wires that support pairing codes."""
+    return [each.name for each in discover().values() if each.pairing is not None]
+
+
 def check_pairing(target: JoinTarget) -> None:
     """Raise ConfigError if the wire does not support pairing codes."""
     if target.protocol.pairing is None:
-        names = [each.name for each in discover().values() if each.pairing is not None]
+        names = pairing_wires()
         raise ConfigError(
             f"--pairing-code: the wire {target.protocol.name} has no pairing codes; "
             f"use --wire {' or '.join(names)}"
