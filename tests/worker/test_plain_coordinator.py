@@ -154,7 +154,10 @@ async def play(server: Server, folder: Path) -> list[WorkerEvent]:
 
 
 def check_receipt(done: dict[str, Any], public_key: str) -> None:
-    """Verify a bundled receipt as the original does: over the bytes of JavaScript."""
+    """Verify a bundled receipt as the original does: over the bytes of JavaScript.
+
+    The keys are sorted, for those who read "canonical JSON" as that.
+    """
     receipt = done["receipt"]
     canonical = json.dumps(receipt, separators=(",", ":"), ensure_ascii=False)
     output = json.dumps(done["output"], separators=(",", ":"), ensure_ascii=False)
@@ -162,15 +165,15 @@ def check_receipt(done: dict[str, Any], public_key: str) -> None:
     digest = hashlib.sha256(output.encode()).hexdigest()
 
     assert [*receipt] == [
-        "job_id",
-        "provider_pubkey",
-        "output_hash",
         "completed_at",
+        "job_id",
+        "output_hash",
         "payment_ref",
+        "provider_pubkey",
     ]
     assert receipt["job_id"] == done["job_id"]
     assert receipt["provider_pubkey"] == public_key
-    assert receipt["output_hash"] == done["output_hash"] == digest
+    assert receipt["output_hash"] == done["output_hash"] == f"sha256:{digest}"
     assert verify(bytes.fromhex(public_key), signature, canonical.encode())
 
 
