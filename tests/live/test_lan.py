@@ -123,7 +123,7 @@ def test_named_peers_replace_blocked_multicast(
 
     eventually(lambda: "twin" in one.models(here), "the other's model is here")
     assert one.ask(here, "ping", "twin") == "pong"
-    assert "use --tealenet-peers HOST:PORT" in here.program.errors
+    assert "--tealenet-peers HOST:PORT" in here.program.errors
 
 
 def test_worker_without_a_url_finds_the_lan_coordinator(
@@ -179,7 +179,9 @@ def test_unauthenticated_machine_gets_nothing(
     places: tuple[Site, Site], flags: tuple[str, ...]
 ) -> None:
     one, other = places
-    here = one.serve(*EVERYWHERE)  # with a join token, and no passcode
+    # With a join token, and no passcode.  At a lower level, the log may leave out what
+    # strangers cause.
+    here = one.serve(*EVERYWHERE, "--log-level", "debug")
     there = other.serve(*flags)
     with_model(one, here, "tiny")
     eventually(lambda: "is not admitted" in here.program.errors, "they have met")

@@ -73,7 +73,10 @@ def test_model_of_a_worker_is_found_and_copied_from_the_coordinator(
     )
 
     assert lines[1].startswith("tealenet:otter "), find.errors
-    assert lines[2] == f"to copy it: shoal models get tiny --from {peer}"
+    assert (
+        lines[2]
+        == f"to copy it: shoal models get tiny --from {peer} --token JOIN_TOKEN"
+    )
     assert get.wait() == 0, get.errors
     assert (to / "tiny" / TINY.name).read_bytes() == TINY.read_bytes()
 

@@ -35,6 +35,10 @@ admin = partial(Authorized, Scope.ADMIN)
 read_open = partial(read, open_wire="dispatch")
 use_open = partial(use, open_wire="dispatch")
 
+# Patterns of parameters.
+ANYTHING = ".+"  # also slashes
+PUBLIC_KEY = "(?!create$|claim$|list$)[^{}/]+"  # not the API's other paths
+
 OPENAI = (
     Operation(
         *("GET", "/v1/models", "List the models", read(openai.list_models)),
@@ -43,7 +47,7 @@ OPENAI = (
     Operation(
         *("GET", "/v1/models/{model}", "Show a model", read(openai.show_model)),
         answer=openai.ModelObject,
-        slashes=True,
+        pattern=ANYTHING,
     ),
     Operation(
         *("POST", "/v1/chat/completions", "Create a chat completion"),
@@ -173,6 +177,7 @@ JOBS = (
     Operation(
         *("DELETE", "/v1/trust/{provider_pubkey}", "Unpair a worker"),
         use_open(pairing.revoke_pairing),
+        pattern=PUBLIC_KEY,
         answer=pairing.PairingRevoked,
         query=pairing.ProviderQuery,
     ),
@@ -237,7 +242,7 @@ ADMIN = (
         *("GET", "/admin/models/{model}", "Find the peers that share a model"),
         read(models.find_model),
         answer=models.ModelCopies,
-        slashes=True,
+        pattern=ANYTHING,
     ),
     Operation(
         *("GET", "/admin/workers/{name}", "Show a worker's state"),

@@ -82,7 +82,7 @@ class Operation:
     media: str = JSON_TYPE
     streams: bool = False
     documented: bool = True
-    slashes: bool = False  # whether the last parameter may contain slashes
+    pattern: str = "[^{}/]+"  # regular expression of the last parameter
     allow_head: bool = True  # whether GET also answers HEAD
 
     @property
@@ -92,7 +92,9 @@ class Operation:
 
     def route(self, gateway: Gateway) -> web.RouteDef:
         """Return the route for aiohttp's router."""
-        path = self.path.removesuffix("}") + ":.+}" if self.slashes else self.path
+        path = self.path
+        if path.endswith("}"):
+            path = f"{path.removesuffix('}')}:{self.pattern}}}"
 
         async def handler(request: web.Request) -> web.StreamResponse:
             return await self.endpoint(gateway, request)
