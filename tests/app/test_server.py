@@ -1,8 +1,12 @@
 """A coordinator as `shoal serve` runs it: webhooks, payments and announcements."""
 
+import hashlib
 import json
 import logging
+import os
+import stat
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from gateway.providers import COMMIT, provider
 from gateway.receiver import run_receiver, verify
 from gateway.serving import Pool, eventually
 from shoal.app.server import run_coordinator
+from shoal.cli.main import main
 from shoal.config import ServeConfig, X402Config
 from shoal.domain.errors import ConfigError
 from shoal.protocols.dispatch import Config
@@ -135,3 +140,67 @@ async def test_additional_ports_are_announced(
         # Everything listens on loopback, and the request comes through a proxy.
         assert await told({"X-Forwarded-For": "192.0.2.1"}) == {}
         assert await told({"Host": "pool.example"}) == {}
+
+
+@pytest.fixture
+def careless() -> Iterator[None]:
+    """Let new files be readable by everybody, unless they are made otherwise."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def names(folder: Path) -> set[str]:
+    return {each.name for each in folder.rglob("*")}
+
+
+def readable_by_others(folder: Path) -> list[str]:
+    """Return what others may do with a folder and all that is in it."""
+    return [
+        f"{each}: {stat.filemode(each.stat().st_mode)}"
+        for each in (folder, *folder.rglob("*"))
+        if each.stat().st_mode & 0o077
+    ]
+
+
+@pytest.mark.usefixtures("careless")
+async def test_everything_in_the_data_folder_is_private(tmp_path: Path) -> None:
+    folder, value = tmp_path / "data", b"a value" * 10_000
+    digest = hashlib.sha256(value).hexdigest()
+
+    async def store_value() -> None:
+        async with (
+            run_coordinator(settings(folder)) as running,
+            ClientSession(
+                headers={"Authorization": f"Bearer {running.api_key}"}
+            ) as session,
+        ):
+            url = f"{running.url}/v1/blobs/{digest}"
+            async with session.put(url, data=value) as stored:
+                assert stored.status == 204
+            found = names(folder)
+            assert found > {"api-key", "url", "shoal.db-wal", "shoal.db-shm"}
+            assert digest[2:] in found
+            assert readable_by_others(folder) == []
+
+    await store_value()
+    for each in (folder, *folder.rglob("*")):
+        each.chmod(0o777)  # as an older version may have left them
+    await store_value()
+    data = ["--data-dir", str(folder)]
+    assert main(["db", "backup", str(folder / "copy.db"), *data]) == 0
+    assert main(["db", "compact", *data]) == 0
+
+    assert readable_by_others(folder) == []
+
+
+async def test_folder_that_others_share_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    os.mkdir(shared)
+    os.chmod(shared, 0o1777)
+
+    with pytest.raises(ConfigError, match="is shared with other users"):
+        async with run_coordinator(settings(shared)):
+            pass
+
+    assert names(shared) == set()

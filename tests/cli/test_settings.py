@@ -170,3 +170,27 @@ def test_error_names_a_list_setting_with_other_values(file: Path, text: str) -> 
 
     with pytest.raises(ConfigError, match=r"\[join\] engine: expected a list of texts"):
         load(JoinConfig, "join", {}, file, {})
+
+
+@pytest.mark.parametrize(
+    ("line", "mode", "warned"),
+    [
+        ('api_key = "k"', 0o644, True),
+        ('api_key = "k"', 0o600, False),
+        ("port = 3", 0o644, False),
+    ],
+)
+def test_file_with_secrets_should_be_readable_only_to_its_user(
+    file: Path,
+    caplog: pytest.LogCaptureFixture,
+    line: str,
+    mode: int,
+    *,
+    warned: bool,
+) -> None:
+    file.write_text(f"[serve]\n{line}\n")
+    file.chmod(mode)
+
+    settings(file=file)
+
+    assert ("other users can read it: chmod 600" in caplog.text) is warned

@@ -4,20 +4,22 @@ Shoal's file holds the pairing URL, which has the token and the name; the other 
 holds the token alone.
 """
 
-import os
-import stat
 import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shoal.config.private_files import (
+    FOLDER_MODE,
+    readable_by_others,
+    restrict,
+    write_private,
+)
 from shoal.domain.errors import ConfigError
 from shoal.protocols.seam.protocol import FleetAccess
 
 C = TypeVar("C")
 
 FILE = "fleet"  # in the data folder
-PRIVATE_FILE = 0o600
-PRIVATE_FOLDER = 0o700
 SIZE_MAX = 16 << 10  # bytes: no token is that long
 
 
@@ -74,7 +76,7 @@ def save_shared_token(home: Path, fleets: FleetAccess[Any], token: str) -> Path:
     """
     file = home / fleets.file
     _write(file, token)
-    file.parent.chmod(PRIVATE_FOLDER)
+    restrict(file.parent)
     return file
 
 
@@ -91,13 +93,12 @@ def load_shared_token(home: Path, fleets: FleetAccess[Any]) -> str:
 def _read(file: Path) -> str:
     try:
         with open(file, encoding="utf-8") as kept:
-            mode = stat.S_IMODE(os.fstat(kept.fileno()).st_mode)
             text = kept.read(SIZE_MAX).strip()
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {error}") from error
-    if mode & 0o077 and os.name == "posix":
+    if readable_by_others(file):
         print(
             f"warning: {file} holds a token and is readable by other users: "
             f"chmod 600 {file}",
@@ -108,13 +109,7 @@ def _read(file: Path) -> str:
 
 def _write(file: Path, secret: str) -> None:
     try:
-        file.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-        with open(file, "w", encoding="utf-8", opener=_private) as kept:
-            file.chmod(PRIVATE_FILE)  # of an existing file, too
-            kept.write(secret + "\n")
+        file.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        write_private(file, secret + "\n")
     except OSError as error:
         raise ConfigError(f"{file}: {error}") from error
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, PRIVATE_FILE)

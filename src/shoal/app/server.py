@@ -23,6 +23,7 @@ from shoal.app.websocket_router import STOPPING, WebSocketRouter
 from shoal.calls.durable import DurableCalls
 from shoal.config import ServeConfig, X402Config, check_x402
 from shoal.config.loader import check_secret, check_secrets
+from shoal.config.private_files import make_private_folder
 from shoal.config.runtime_file import publish_url
 from shoal.config.secret_files import (
     KEY_FILE,
@@ -218,7 +219,7 @@ def _secrets(config: ServeConfig, certificate: str | None) -> _StoredSecrets:
     """Return what is in the folder, made at first use.  Raises ConfigError."""
     folder = config.data_dir
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(folder)
         api_key = first_key(folder, config.api_key)
         token = first_token(folder, config.join_token)
         signer = Signer.from_seed(signing_seed(folder))

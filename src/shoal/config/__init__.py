@@ -189,8 +189,10 @@ class JoinConfig:
         None,
         "PERCENT",
     )
-    token: str = setting("join token of the coordinator", "")
-    passcode: str = setting("passcode of the cluster, on wires that require one", "")
+    token: str = setting("join token of the coordinator", "", secret=True)
+    passcode: str = setting(
+        "passcode of the cluster, on wires that require one", "", secret=True
+    )
     owner: str = setting(
         "UUID of the user that this machine belongs to, on wires that tell it",
         "",
@@ -219,7 +221,9 @@ class JoinConfig:
         "",
         "DOLLARS",
     )
-    engine_key: str = setting("API key of the servers named by --engine", "")
+    engine_key: str = setting(
+        "API key of the servers named by --engine", "", secret=True
+    )
     context: int = setting(
         "context length in the embedded engine, prompt and answer; 0: 4096, or the "
         "model's own if that is shorter",
@@ -240,7 +244,10 @@ class JoinConfig:
         "FILE",
     )
     pairing_code: str = setting(
-        "code from a user who trusts this worker with private jobs", "", "CODE"
+        "code from a user who trusts this worker with private jobs",
+        "",
+        "CODE",
+        secret=True,
     )
 
 

@@ -2,7 +2,15 @@
 
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
+
+from shoal.config.private_files import open_private
+
+
+def open_lock_file(file: Path) -> IO[bytes]:
+    """Open a file to lock it; creates it for its owner alone.  Raises OSError."""
+    return open(file, "a+b", opener=open_private)
 
 
 def try_lock(file: IO[bytes]) -> bool:

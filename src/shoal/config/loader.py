@@ -1,5 +1,6 @@
 """Declares and loads settings: flag over variable over file over default."""
 
+import logging
 import math
 import os
 import tomllib
@@ -12,10 +13,13 @@ from typing import Any, TypeVar
 
 import platformdirs
 
+from shoal.config.private_files import readable_by_others
 from shoal.domain.errors import ConfigError
 from shoal.domain.secret_strength import why_guessable
 
 T = TypeVar("T")
+
+log = logging.getLogger("shoal.config")
 
 ENVIRONMENT = "SHOAL_"  # prefix of variables
 USER_FILE = platformdirs.user_config_path("shoal", appauthor=False) / "shoal.toml"
@@ -27,7 +31,7 @@ def setting(
     """Declare a field of a configuration, with the help text of its flag.
 
     The default ``metavar`` is the last word of the field's name.  A ``secret`` admits
-    whoever presents it, see ``check_secrets``.
+    whoever presents it, see ``check_secrets``, and should be readable only to its user.
     """
     metadata = {"help": help, "metavar": metavar, "secret": secret}
     return field(default=default, metadata=metadata)
@@ -63,6 +67,8 @@ def load(
         elif each.name in table:
             where = f"{file}: [{section}] {each.name}"
             values[each.name] = _convert(table.pop(each.name), types[each.name], where)
+            if each.metadata.get("secret"):
+                _warn_if_readable(file)
     if unknown := sorted(table.keys() - {each.name for each in fields(config)}):  # type: ignore[arg-type]  # T is a dataclass
         raise ConfigError(f"{file}: [{section}]: unknown setting {unknown[0]}")
     return config(**values)
@@ -109,6 +115,11 @@ def variable(section: str, each: "Field[Any]") -> str:
     """Return the environment variable that sets a field."""
     prefix = "" if section in ("serve", "join") else f"{section.upper()}_"
     return f"{ENVIRONMENT}{prefix}{each.name.upper()}"
+
+
+def _warn_if_readable(file: Path | None) -> None:
+    if file is not None and readable_by_others(file):
+        log.warning("%s holds secrets, and other users can read it: chmod 600", file)
 
 
 def _section(file: Path | None, section: str) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shoal.config.secret_files import CERTIFICATE_FILE, write_private
+from shoal.config.private_files import write_private
+from shoal.config.secret_files import CERTIFICATE_FILE
 
 URL_FILE = "url"
 DEFAULT_ADDRESS = "127.0.0.1:4010"

@@ -1,11 +1,11 @@
 """The secrets in the coordinator's data directory, readable only by its user."""
 
-import os
 import secrets
 import string
 from contextlib import suppress
 from pathlib import Path
 
+from shoal.config.private_files import open_private, restrict, write_private
 from shoal.domain.errors import ConfigError
 
 SECRET_SIZE = 20  # bytes; in hex, since an argument must not begin with a dash
@@ -51,9 +51,9 @@ def signing_seed(folder: Path) -> bytes:
     """
     file = folder / SEED_FILE
     made = secrets.token_hex(SEED_SIZE)
-    with suppress(FileExistsError), open(file, "x", opener=_open_private) as new:
+    with suppress(FileExistsError), open(file, "x", opener=open_private) as new:
         new.write(made + "\n")
-    kept = file.read_text().strip()
+    kept = _read_private(file)
     if len(kept) != 2 * SEED_SIZE or not set(kept) <= set(string.hexdigits):
         # A new key would make receipts signed with the old one look forged.
         raise ConfigError(
@@ -83,24 +83,20 @@ def store_certificate(folder: Path, certificate: str | None) -> None:
         write_private(file, certificate)
 
 
-def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read.  Raises OSError."""
-    with open(file, "w", opener=_open_private) as kept:
-        kept.write(text)
-
-
 def _load_or_create(file: Path, prefix: str) -> str:
     """Return the secret in a file, which is created at first use."""
     with suppress(FileNotFoundError):
-        if secret := file.read_text().strip():
+        if secret := _read_private(file):
             return secret
         # An empty secret would admit anyone.
         raise ConfigError(f"{file} is empty: delete it to get a new one")
     made = prefix + new_secret()
-    with open(file, "x", opener=_open_private) as new:
+    with open(file, "x", opener=open_private) as new:
         new.write(made + "\n")
     return made
 
 
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def _read_private(file: Path) -> str:
+    """Return a secret, which an older version may have left readable to others."""
+    restrict(file)
+    return file.read_text().strip()

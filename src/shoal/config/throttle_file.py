@@ -9,6 +9,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from shoal.config.private_files import FOLDER_MODE
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import THROTTLE_MAX
 
@@ -37,7 +38,7 @@ class ThrottleFile:
         """
         check_throttle(percent)
         folder = self._file.parent
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         # Atomic: a reader never sees half a number.
         number, name = tempfile.mkstemp(prefix=f".{FILE}.", dir=folder)
         try:

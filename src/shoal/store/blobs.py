@@ -12,6 +12,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Protocol
 
+from shoal.config.private_files import FOLDER_MODE, open_private, restrict
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
 
 SIZE_MAX = 8 << 30  # bytes of all values, by default
@@ -87,11 +88,14 @@ class BlobFiles:
         """Index the values in the folder.  Blocks.  Raises StoreError."""
         found = []
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            for folder in (self._folder, *self._folder.glob("??")):
+                restrict(folder)
             for path in self._folder.glob("??/*"):
                 if path.name.endswith(TEMPORARY):
                     path.unlink()
                     continue
+                restrict(path)
                 about = path.stat()
                 digest = bytes.fromhex(path.parent.name + path.name)
                 found.append((about.st_mtime, digest, about.st_size))
@@ -142,10 +146,10 @@ class BlobFiles:
                 del self._pins[digest]
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
-        path.parent.mkdir(exist_ok=True, mode=0o700)
+        path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
         part = path.with_name(f"{next(self._numbers)}{TEMPORARY}")
         try:
-            with part.open("xb") as file:
+            with open(part, "xb", opener=open_private) as file:
                 file.write(data)
                 file.flush()
                 # An accepted job is on disk together with its large values.

@@ -18,7 +18,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from shoal.config.file_lock import try_lock
+from shoal.config.file_lock import open_lock_file, try_lock
+from shoal.config.private_files import FOLDER_MODE
 from shoal.domain.errors import ConfigError
 from shoal.ledger.keys import KEY_SIZE, Signer
 
@@ -100,7 +101,7 @@ def _create(file: Path) -> None:
     seed = os.urandom(KEY_SIZE)
     public_key = Signer.from_seed(seed).public_key
     pair = KeyPair(list(public_key), list(seed + public_key))
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     # mkstemp creates files that only their owner can read.
     number, name = tempfile.mkstemp(prefix=f".{file.name[:100]}.", dir=file.parent)
     try:
@@ -138,8 +139,8 @@ def chosen_name(folder: Path, name: str, target: str) -> Iterator[str]:
     """
     digest = sha256(f"{name}\n{target}".encode(errors="replace")).hexdigest()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / f"worker-{digest[:16]}.lock").open("a+b")
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        file = open_lock_file(folder / f"worker-{digest[:16]}.lock")
     except OSError:
         yield name
         return
@@ -160,8 +161,8 @@ def unique_name(folder: Path) -> Iterator[str]:
     host = socket.gethostname() or "worker"
     for number in range(1, WORKERS_MAX + 1):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = (folder / f"worker-{number}.lock").open("a+b")
+            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            file = open_lock_file(folder / f"worker-{number}.lock")
         except OSError:
             break
         with file:

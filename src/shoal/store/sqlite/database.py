@@ -15,7 +15,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from shoal.config.file_lock import try_lock
+from shoal.config.file_lock import open_lock_file, try_lock
+from shoal.config.private_files import create_private, restrict
 from shoal.domain.errors import StoreError
 from shoal.store.sqlite.schema import migrate
 
@@ -118,6 +119,7 @@ class Database:
         with ExitStack() as undo:
             if self._path != MEMORY:
                 undo.enter_context(locked(self._path))
+                make_private(self._path)
             try:
                 writer = self._connect(undo)
             except sqlite3.OperationalError as error:
@@ -208,7 +210,7 @@ def locked(path: Path) -> Iterator[None]:
     """
     lock = path.with_name(f"{path.name}.lock")
     try:
-        file = lock.open("a+b")
+        file = open_lock_file(lock)
     except OSError as error:
         raise StoreError(f"{lock}: unable to open: {error.strerror}") from error
     with file:
@@ -219,6 +221,22 @@ def locked(path: Path) -> Iterator[None]:
         else:
             raise _in_use(path)
         yield
+
+
+def make_private(path: Path) -> None:
+    """Restrict a database, which is created if it is missing, to its owner.
+
+    SQLite creates its other files with the permissions of the database.
+
+    Raises StoreError.
+    """
+    try:
+        create_private(path)
+        for suffix in ("-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                restrict(path.with_name(path.name + suffix))
+    except OSError as error:
+        raise StoreError(f"{path}: unable to open: {error.strerror}") from error
 
 
 def read_only(path: Path) -> sqlite3.Connection:

@@ -1,13 +1,13 @@
 """Checks, copies and compacts the file of an SQLite store."""
 
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from shoal.config.private_files import create_private
 from shoal.domain.errors import StoreError
-from shoal.store.sqlite.database import BUSY_TIMEOUT, locked, read_only
+from shoal.store.sqlite.database import BUSY_TIMEOUT, locked, make_private, read_only
 from shoal.store.sqlite.schema import MIGRATIONS
 
 PROBLEMS_MAX = 100  # that SQLite lists
@@ -44,7 +44,8 @@ def back_up(path: Path, copy: Path) -> None:
     with _errors_named(copy):
         if copy.exists():
             raise StoreError(f"{copy} exists")
-        os.close(os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600))
+        part.unlink(missing_ok=True)
+        create_private(part)
         try:
             with (
                 _errors_named(path),
@@ -74,6 +75,7 @@ def compact(path: Path) -> tuple[int, int]:
                 sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)
             ) as sql,
         ):
+            make_private(path)
             sql.execute("PRAGMA auto_vacuum = INCREMENTAL")
             sql.execute("VACUUM")
             sql.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()

@@ -1,0 +1,84 @@
+"""Files and folders that only their owner can read.
+
+On Windows, files have the permissions of the folder that they are in, and nothing here
+changes those.
+"""
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+from shoal.domain.errors import ConfigError
+
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+OTHERS = 0o077  # permissions of the group and of all others
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder, or restrict an existing one to its owner.
+
+    Raises ConfigError if other users could read it nevertheless, OSError.
+    """
+    folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    if sys.platform == "win32":
+        return
+    own = f"use a folder of your own, such as {folder / 'shoal'}"
+    about = folder.stat()
+    if about.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{folder} belongs to another user (uid {about.st_uid}), who could read "
+            f"the keys in it: {own}"
+        )
+    if about.st_mode & stat.S_ISVTX:  # as of /tmp: others need it as it is
+        raise ConfigError(f"{folder} is shared with other users: {own}")
+    restrict(folder)
+    if readable_by_others(folder):
+        raise ConfigError(
+            f"other users can read {folder}, and its file system does not let that "
+            "change: use a folder on another one"
+        )
+
+
+def restrict(path: Path) -> None:
+    """Take all permissions from the group and from others.  Raises OSError."""
+    if readable_by_others(path):
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS)
+
+
+def readable_by_others(path: Path) -> bool:
+    """Return whether the group or others have any permission.  Raises OSError."""
+    return sys.platform != "win32" and bool(path.stat().st_mode & OTHERS)
+
+
+def create_private(file: Path) -> None:
+    """Create a file, or restrict an existing one to its owner.  Raises OSError.
+
+    An existing file is not opened: closing it would end SQLite's locks of this process.
+    """
+    try:
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE))
+    except FileExistsError:
+        restrict(file)
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file that only its owner can read: an opener for ``open``.
+
+    Raises OSError, also if another user owns it.
+    """
+    number = os.open(path, flags, FILE_MODE)
+    try:
+        if sys.platform != "win32" and os.fstat(number).st_mode & OTHERS:
+            os.fchmod(number, FILE_MODE)  # it existed
+    except OSError:
+        os.close(number)
+        raise
+    return number
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner can read.  Raises OSError."""
+    with open(file, "w", encoding="utf-8", opener=open_private) as kept:
+        kept.write(text)
