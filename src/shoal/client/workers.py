@@ -50,7 +50,7 @@ LIST = JsonRequest(STATUS_PATH, _Status)
 
 
 class Workers:
-    """The workers of a pool, for operators; all but reading takes the scope ``admin``.
+    """The workers of a pool, for operators.  All but ``connected`` take an admin's key.
 
     A name is that of a worker (``id``), or the part of it before the slash, which
     stands for all workers of the machine.

@@ -235,18 +235,18 @@ ADMIN = (
         answer=status.CoordinatorStatus,
     ),
     Operation(
-        *("GET", "/admin/nodes", "List the nodes of fleets", read(status.list_nodes)),
+        *("GET", "/admin/nodes", "List the nodes of fleets", admin(status.list_nodes)),
         answer=status.NodeList,
     ),
     Operation(
         *("GET", "/admin/models/{model}", "Find the peers that share a model"),
-        read(models.find_model),
+        admin(models.find_model),
         answer=models.ModelCopies,
         pattern=ANYTHING,
     ),
     Operation(
         *("GET", "/admin/workers/{name}", "Show a worker's state"),
-        read(workers.show_worker),
+        admin(workers.show_worker),
         answer=workers.SuspensionInfo,
     ),
     Operation(

@@ -76,6 +76,6 @@ async def test_lone_node_is_not_listed(pool: Pool) -> None:
     assert (await get(pool, "/admin/nodes"))["data"] == []
 
 
-async def test_nodes_require_the_read_scope(pool: Pool) -> None:
+async def test_nodes_require_a_key(pool: Pool) -> None:
     async with pool.session.get(pool.url + "/admin/nodes") as response:
         assert response.status == 401

@@ -14,7 +14,7 @@ from shoal.domain.outcome import Choice, Outcome
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in, read_query
-from shoal.gateway.http.responses import json_response
+from shoal.gateway.http.responses import json_response, without_keys
 from shoal.gateway.jobs.job_view import NULL, encode_value
 from shoal.gateway.jobs.webhooks import describe_delivery
 from shoal.pool.eligibility import no_worker_reason
@@ -132,6 +132,8 @@ async def explain_job(
         lines.append(f"still waiting: {no_worker_reason(gateway.hub.pool, waiting)}")
     if (delivery := await gateway.store.webhooks.state_of(stored.job.id)) is not None:
         lines.append(describe_delivery(delivery))
+    if not caller.has_scope(Scope.ADMIN):
+        lines = [*map(without_keys, lines)]  # of workers that did not get the job, too
     return json_response(Explanation(stored.job.id, lines))
 
 

@@ -7,12 +7,13 @@ from aiohttp import web
 
 import shoal
 from shoal.coordinator.connections import PeerRoute
+from shoal.domain.credentials import Scope
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.worker import MachineHealth
 from shoal.gateway.admin.workers import SuspensionInfo, list_orders
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.responses import json_response
+from shoal.gateway.http.responses import json_response, without_keys
 from shoal.peers.peer_directory import PeerDirectory
 from shoal.pool.worker import Worker
 from shoal.protocols.seam.endpoints import ListedNode
@@ -170,6 +171,8 @@ class JobCounts(msgspec.Struct, frozen=True):
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True):
+    """The status; without the scope ``admin``, ``nodes`` to ``orders`` are empty."""
+
     version: str
     ready: bool
     why_not: str  # empty if it is ready
@@ -187,27 +190,52 @@ async def show_status(
 ) -> web.Response:
     pool = gateway.hub.pool
     running = len(pool.jobs) - pool.queued
-    return json_response(
-        CoordinatorStatus(
-            shoal.__version__,
-            gateway.hub.unavailable_reason is None,
-            gateway.hub.unavailable_reason or "",
-            sorted(gateway.models),
-            [
-                _worker_status(
-                    worker,
-                    gateway.hub.health.get(worker.id, UNKNOWN_HEALTH),
-                    gateway.hub.peer_route_of(worker.id),
-                    gateway.directory,
-                )
-                for worker in pool.workers.values()
-            ],
-            JobCounts(pool.queued, running),
-            node_statuses(gateway),
-            _peer_statuses(gateway.directory),
-            _refused_peer_statuses(gateway.directory),
-            await list_orders(gateway),
-        )
+    status = CoordinatorStatus(
+        shoal.__version__,
+        gateway.hub.unavailable_reason is None,
+        gateway.hub.unavailable_reason or "",
+        sorted(gateway.models),
+        [
+            _worker_status(
+                worker,
+                gateway.hub.health.get(worker.id, UNKNOWN_HEALTH),
+                gateway.hub.peer_route_of(worker.id),
+                gateway.directory,
+            )
+            for worker in pool.workers.values()
+        ],
+        JobCounts(pool.queued, running),
+        node_statuses(gateway),
+        _peer_statuses(gateway.directory),
+        _refused_peer_statuses(gateway.directory),
+        await list_orders(gateway),
+    )
+    if not caller.has_scope(Scope.ADMIN):
+        status = _as_seen_by(caller, status)
+    return json_response(status)
+
+
+def _as_seen_by(caller: ApiCaller, status: CoordinatorStatus) -> CoordinatorStatus:
+    """Return a status without machines' identities and other keys' names."""
+    return msgspec.structs.replace(
+        status,
+        workers=[
+            msgspec.structs.replace(
+                worker,
+                id=WorkerId(without_keys(worker.id)),
+                remark=without_keys(worker.remark),
+                only_for=[caller.name] if worker.only_for else [],
+                public_key=None,
+                peer=None if worker.peer is None else without_keys(worker.peer),
+                peer_name="",
+            )
+            for worker in status.workers
+            if not worker.only_for or caller.name in worker.only_for
+        ],
+        nodes=[],
+        peers=[],
+        refused=[],
+        orders=[],
     )
 
 

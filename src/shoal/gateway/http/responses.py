@@ -12,6 +12,9 @@ from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.moderation import AnswerModerator
 from shoal.domain.outcome import AnswerPiece
 
+KEY_SHOWN = 8  # digits of a public key that are shown in place of all
+
+_KEY = re.compile("[0-9a-f]{64}", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _encode = msgspec.json.Encoder().encode
@@ -20,6 +23,11 @@ _encode = msgspec.json.Encoder().encode
 def well_formed(text: str) -> str:
     """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD."""
     return _SURROGATE.sub("\ufffd", text)
+
+
+def without_keys(text: str) -> str:
+    """Shorten the public keys of machines, which may be named by them."""
+    return _KEY.sub(lambda found: f"{found[0][:KEY_SHOWN]}…", text)
 
 
 def encode_text(text: str) -> bytes:
