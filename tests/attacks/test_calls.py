@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -14,9 +14,10 @@ from attacks.raw import BINARY, frame, request, upgrade, wire
 from calls.function_workers import FunctionWorker, pack
 from gateway.serving import KEY, WAIT_MAX, Pool, eventually
 from gateway.test_calls import FUNCTIONS, caller, item
-from shoal.calls.session import OPEN_MAX
+from shoal.calls.messages import ITEMS_MAX, CallItem, InvalidItem
+from shoal.calls.session import OPEN_MAX, CallSession
 from shoal.domain.vocabulary import CancelJob
-from shoal.gateway.calls import MESSAGE_MAX
+from shoal.gateway.calls import ITEMS_AT_ONCE, MESSAGE_MAX
 from shoal.store.blobs import BLOB_MAX
 
 MEBI = 1 << 20
@@ -71,6 +72,28 @@ async def test_arguments_beyond_the_limit_are_rejected(
             await client.call(number, "add", b"x" * (MEBI // 2), kept=False)
 
         assert (await client.end(2))[2] == "busy"
+    await leave(pool, functions)
+
+
+async def test_calls_of_one_message_are_handled_a_few_at_a_time(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once: list[int] = []
+    receive = CallSession.receive
+
+    def counted(session: CallSession, items: Sequence[CallItem | InvalidItem]) -> None:
+        at_once.append(len(items))
+        receive(session, items)
+
+    monkeypatch.setattr(CallSession, "receive", counted)
+    functions = await worker(pool)
+    count = 2 * ITEMS_AT_ONCE + 3
+    async with caller(pool) as client:
+        await client.ask(*(item(n, "add", n, 1, kept=False) for n in range(count)))
+        for number in range(count):
+            assert await client.value(number) == number + 1
+
+    assert at_once == [ITEMS_AT_ONCE, ITEMS_AT_ONCE, 3]
     await leave(pool, functions)
 
 
@@ -146,6 +169,7 @@ UNNUMBERED = {
     "an empty item": pack([[]]),
     "a number that is none": pack([[1, "one", "add", b"", b"", {}]]),
     "an array without end": b"\xdd\xff\xff\xff\xff",
+    "too many items": b"\xdd" + (ITEMS_MAX + 1).to_bytes(4) + bytes(ITEMS_MAX + 1),
     "depths": b"\x91" * 100_000,
     "depths in an item": b"\x91\x96\x01\x01" + b"\x91" * 100_000,
     "a map": pack({1: 2}),

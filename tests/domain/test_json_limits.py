@@ -1,8 +1,11 @@
 """Limits on the nesting and the size of JSON."""
 
 import json
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.domain.json_limits import (
     NESTING_MAX,
@@ -57,3 +60,27 @@ def test_too_many_values_are_rejected_before_decoding(text: str) -> None:
 @pytest.mark.parametrize("text", NOT_FULL.values(), ids=NOT_FULL)
 def test_commas_and_brackets_in_strings_do_not_count(text: str) -> None:
     assert not has_more_values(text, MOST)
+
+
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_JSON = st.recursive(
+    st.integers() | st.text('",[{\\\\\\x', max_size=9),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text('",\\', max_size=4), inner),
+)
+
+
+@pytest.mark.parametrize("window", [2, 3, 5, 1 << 18])
+def test_windows_cut_no_escape_and_no_string(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.domain.json_limits.WINDOW", window)
+
+    @given(_JSON)
+    def check(value: object) -> None:
+        text = json.dumps(value)
+        values = sum(_STRING.sub("", text).count(mark) for mark in ",[{")
+        assert has_more_values(text, values - 1)
+        if text.count('"') <= 4 * values:
+            assert not has_more_values(text, values)
+
+    check()

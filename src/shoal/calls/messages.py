@@ -32,6 +32,7 @@ NUMBER_MAX = 2**53 - 1  # the largest integer of JavaScript
 NAME_MAX = 256  # characters of a function's name
 BLOBS_MAX = 1024  # values of one call that are sent separately
 KEY_MAX = 255  # characters of an idempotency key, as over HTTP
+ITEMS_MAX = 1 << 17  # items of one message: twice the calls that may be open
 PYTHON_MAX = 16  # characters of a version of Python
 SECONDS_MAX = 86_400.0  # to wait, or to run
 
@@ -122,7 +123,13 @@ TIMED_OUT = "Task timed out after "
 
 
 def decode_items(data: bytes) -> Sequence[CallItem | InvalidItem]:
-    """Decode a message.  Raises InvalidRequest if it is not an array of items."""
+    """Decode a message of at most ``ITEMS_MAX`` items.
+
+    Raises InvalidRequest if it is not an array of items, or has more.
+    """
+    # An array of 32 bits, before its items are decoded: each takes a byte at least.
+    if data[:1] == b"\xdd" and int.from_bytes(data[1:5]) > ITEMS_MAX:
+        raise InvalidRequest(f"more than {ITEMS_MAX} items in a message")
     try:
         return _items.decode(data)
     except (msgspec.DecodeError, RecursionError):

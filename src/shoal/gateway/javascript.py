@@ -10,6 +10,8 @@ import re
 from decimal import Decimal
 from typing import Any, NoReturn
 
+from shoal.domain.json_limits import VALUES_MAX, has_more_values
+
 # White space and line ends; Python's own set differs.
 _SPACE = " \t\n\v\f\r\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 # Not \d, which matches the digits of any script.
@@ -27,9 +29,11 @@ _PREFIXED_MAX = 256  # digits with a prefix, from which a number is infinite
 def parse_json(data: bytes) -> Any:
     """Parse JSON; bytes that are not UTF-8 become U+FFFD.
 
-    Raises ValueError.
+    Raises ValueError if it is not JSON, or has more than ``VALUES_MAX`` values.
     """
     text = data.decode("utf-8", "replace")
+    if len(data) > VALUES_MAX and has_more_values(text, VALUES_MAX):
+        raise ValueError(f"more than {VALUES_MAX} values")
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError as error:

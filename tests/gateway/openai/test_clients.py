@@ -129,7 +129,8 @@ async def test_body_without_a_key_is_not_read(pool: Pool) -> None:
         (b"\xff\xfe", "the body is not UTF-8"),
         (b'{"model":"\xff","messages":[]}', "the body is not UTF-8"),
         (b'{"model":"m1"}', "messages: required, but missing"),
-        (b'{"a":' + b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' + b"[" * 50_000, "nested too deeply"),
+        (b'{"a":[' + b"[]," * 70_000 + b"1]}", "more than 65536 values"),
     ],
 )
 async def test_invalid_body_is_a_bad_request(

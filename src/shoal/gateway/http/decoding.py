@@ -11,7 +11,12 @@ from msgspec import UNSET, Meta, UnsetType
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId
-from shoal.domain.json_limits import NESTING_MAX, is_too_deep
+from shoal.domain.json_limits import (
+    NESTING_MAX,
+    VALUES_MAX,
+    has_more_values,
+    is_too_deep,
+)
 from shoal.domain.work import JSON
 from shoal.gateway.http.responses import well_formed
 from shoal.gateway.openai.chat_answer import CHAT_ID_PREFIX as CHAT
@@ -47,15 +52,20 @@ _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
 
 
-def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
-    """Decode a body.
+def decode(
+    decoder: msgspec.json.Decoder[T], data: bytes, values_max: int = VALUES_MAX
+) -> T:
+    """Decode a body of at most ``values_max`` values.
 
     Raises InvalidRequest naming the invalid field.
     """
     if not data:
         raise InvalidRequest("the body is empty: send a JSON object")
     try:
-        data.decode()
+        text = data.decode()
+        # Few bytes can make many values.
+        if len(data) > values_max and has_more_values(text, values_max):
+            raise InvalidRequest(f"the body: more than {values_max} values")
         return _decode_leniently(decoder, data)
     except msgspec.ValidationError as error:
         raise validation_error(str(error)) from error

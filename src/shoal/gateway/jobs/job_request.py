@@ -103,7 +103,7 @@ def decode_commit(
     """
     if not data or data.lstrip()[:1] == b"[":
         raise InvalidRequest(MISSING)
-    body = decode(_commits, data)
+    body = decode(_commits, data, 2 * VALUES_MAX)  # the payload has its own limit
     job_type, payload, user_id = body.job_type, body.payload, body.user_id
     if (
         isinstance(job_type, UnsetType)

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from shoal.domain.errors import InvalidRequest
+from shoal.domain.json_limits import VALUES_MAX
 from shoal.domain.options import COMPLETION_OPTIONS
 from shoal.domain.work import JSON, Completion
 from shoal.gateway.http.body import BODY_MAX
@@ -88,7 +89,7 @@ def decode_completion_request(data: bytes) -> GenerationRequest[Completion]:
 
     Raises InvalidRequest naming the invalid field.
     """
-    body: CompletionBody = decode(_decoder, data)
+    body: CompletionBody = decode(_decoder, data, TOKEN_IDS_MAX + VALUES_MAX)
     options = requested_options(body, COMPLETION_OPTIONS, {"stop": stop_strings})
     best_of = _count(options, "best_of")
     if best_of < _count(options, "n"):

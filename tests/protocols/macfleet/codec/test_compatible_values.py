@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from shoal.protocols.macfleet.codec.values import (
     DEPTH_MAX,
+    RUN_MAX,
+    RUN_STEPS,
     STEPS_MAX,
     IncompatibleValue,
     check_compatible,
@@ -109,8 +111,25 @@ def test_the_deepest_value_that_upstream_encodes_passes() -> None:
     check_compatible(memoryview(b"\x91" * DEPTH_MAX + b"\x01"))
 
 
-def test_too_many_values_are_incompatible() -> None:
-    data = b"\xdd" + (STEPS_MAX + 1).to_bytes(4) + b"\xa0" * (STEPS_MAX + 1)
+def test_runs_of_numbers_are_read_to_their_end() -> None:
+    for count in (RUN_MAX - 1, RUN_MAX, 2 * RUN_MAX + 1):
+        numbers = msgpack.packb([1.5] * count + ["x", *range(20)] + [1] * count)
+        check_compatible(memoryview(numbers))
 
-    with pytest.raises(IncompatibleValue, match="more than 1048576 values"):
+        with pytest.raises(IncompatibleValue, match="UTF-8"):
+            check_compatible(memoryview(numbers.replace(b"\xa1x", b"\xa1\xff")))
+
+
+def test_too_many_numbers_are_incompatible() -> None:
+    count = (STEPS_MAX + 1) * RUN_STEPS
+    numbers = b"\xdd" + count.to_bytes(4) + b"\xc0" * count
+
+    with pytest.raises(IncompatibleValue, match=f"more than {STEPS_MAX} values"):
+        check_compatible(memoryview(numbers))
+
+
+def test_too_many_values_are_incompatible() -> None:
+    data = b"\xdd" + (STEPS_MAX + 2).to_bytes(4) + b"\xa0" * (STEPS_MAX + 2)
+
+    with pytest.raises(IncompatibleValue, match=f"more than {STEPS_MAX} values"):
         check_compatible(memoryview(data))

@@ -8,6 +8,8 @@ import pytest
 from protocols.calling import packed
 from shoal.domain.work import JSON, Task
 from shoal.protocols.macfleet.codec.values import (
+    RUN_STEPS_JSON,
+    STEPS_MAX,
     NotConvertible,
     is_plain_value,
     task_arguments,
@@ -69,6 +71,9 @@ def test_convertible_values_become_json() -> None:
         (packed(float("nan")), "float"),
         (packed(msgspec.msgpack.Ext(1, b"x")), "array"),
         (b"\xc1", "JSON"),
+        (packed(["x"] * (STEPS_MAX + 1)), f"more than {STEPS_MAX} values"),
+        (packed([{"x": 1}] * STEPS_MAX), f"more than {STEPS_MAX} values"),
+        (packed([1] * STEPS_MAX * (RUN_STEPS_JSON + 1)), "more than"),
     ],
 )
 def test_values_without_a_json_form_are_named(value: bytes, said: str) -> None:

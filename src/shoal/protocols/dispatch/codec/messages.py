@@ -27,6 +27,7 @@ MESSAGE_MAX = 32 << 20  # bytes of a message: fits an escaped job of 10 MB
 JOB_ID_MAX = 256  # characters
 DISMISSED = 4000  # Shoal's close code: the worker is not to reconnect
 REPLACED_TEXT = "Replaced"  # its text if a newer connection has replaced this one
+METRICS_MAX = 4 << 10  # bytes of a heartbeat's metrics that are read
 REASON_MAX = 1000  # characters of an error or reason that are kept
 CAPABILITIES_MAX = 64  # unknown ones are ignored, for newer workers
 QUOTED_MAX = 100  # characters of an unknown value that an error quotes
@@ -257,6 +258,8 @@ def read_metrics(heartbeat: ProviderHeartbeat) -> tuple[MachineMetrics, list[str
     """
     if isinstance(heartbeat.metrics, UnsetType):
         return MachineMetrics(), []
+    if len(heartbeat.metrics) > METRICS_MAX:
+        return MachineMetrics(), ["metrics"]
     try:
         given = _objects.decode(heartbeat.metrics)
     except (msgspec.DecodeError, RecursionError):

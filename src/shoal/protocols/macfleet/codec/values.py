@@ -22,8 +22,11 @@ NO_ARGS = b"\x90"  # an empty array
 NO_KWARGS = b"\x80"  # an empty map
 
 DEPTH_MAX = 511  # nested containers: the limit of Python's msgpack
-STEPS_MAX = 1 << 20  # values visited one by one, which takes almost a second
+STEPS_MAX = 1 << 18  # values visited one by one, which takes 0.1 s
 RUN_MIN = 8  # values from which on a search for a run pays
+RUN_MAX = 1 << 14  # values that one search finds at most
+RUN_STEPS = 256  # values of a run that take as long as one by itself
+RUN_STEPS_JSON = 4  # the same where a value becomes JSON, which takes longer
 
 _FIXED_TEXTS = range(0xA0, 0xC0)
 _FIXED_MAPS = range(0x80, 0x90)
@@ -58,13 +61,8 @@ _MAPS = frozenset((*_FIXED_MAPS, 0xDE, 0xDF))
 _CONTAINERS = _MAPS | {*_FIXED_ARRAYS, 0xDC, 0xDD}
 
 
-def _run(leads: bytes, width: int) -> tuple["re.Pattern[bytes]", int]:
-    each = rb"[%b].{%d}" % (re.escape(leads), width - 1)
-    return re.compile(rb"(?:%b)+" % each, re.DOTALL), width
-
-
 _RUNS = {
-    lead: run
+    lead: (leads, width)
     for leads, width in (
         (bytes((*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3)), 1),
         (b"\xcc\xd0", 2),
@@ -72,10 +70,9 @@ _RUNS = {
         (b"\xca\xce\xd2", 5),
         (b"\xcb\xcf\xd3", 9),
     )
-    for run in (_run(leads, width),)
     for lead in leads
 }
-"""The pattern that matches a run of numbers of one width, and that width."""
+"""The first bytes of the numbers of one width, and that width in bytes."""
 
 
 class IncompatibleValue(ValueError):
@@ -94,21 +91,20 @@ def check_compatible(value: memoryview) -> None:
         if not left:
             left, in_map = outer.pop()
             continue
-        lead = value[at]
-        if not in_map and left >= RUN_MIN and (run := _RUNS.get(lead)) is not None:
-            pattern, width = run
-            found = pattern.match(value, at, at + left * width)
-            assert found is not None, "the lead byte is in the pattern"
-            left -= (found.end() - at) // width
-            at = found.end()
-            continue
-        if in_map and not left & 1 and lead not in _KEYS:
-            raise IncompatibleValue("a map has a key that is neither text nor bytes")
-        steps += 1
         if steps > STEPS_MAX:
             raise IncompatibleValue(
                 f"more than {STEPS_MAX} values: pass an array, or bytes"
             )
+        lead = value[at]
+        if not in_map and left >= RUN_MIN and (run := _RUNS.get(lead)) is not None:
+            length, width = _run_length(value, at, left, *run)
+            left -= length
+            at += length * width
+            steps += 1 + length // RUN_STEPS
+            continue
+        if in_map and not left & 1 and lead not in _KEYS:
+            raise IncompatibleValue("a map has a key that is neither text nor bytes")
+        steps += 1
         left -= 1
         if lead in _CONTAINERS:
             outer.append((left, in_map))
@@ -119,6 +115,36 @@ def check_compatible(value: memoryview) -> None:
                 left *= 2
         else:
             at = _scalar_end(value, at, lead)
+
+
+def _check_size(value: memoryview) -> None:
+    """Raise IncompatibleValue if a value is too large to be written as JSON."""
+    at = steps = 0
+    left = 1  # values, of all containers that are open
+    while left:
+        lead = value[at]
+        steps += 1
+        if left >= RUN_MIN and (run := _RUNS.get(lead)) is not None:
+            length, width = _run_length(value, at, left, *run)
+            left -= length
+            at += length * width
+            steps += length // RUN_STEPS_JSON
+        elif lead in _CONTAINERS:
+            at, count = _count(value, at, lead)
+            left += (2 * count if lead in _MAPS else count) - 1
+        else:
+            at = _scalar_end(value, at, lead)
+            left -= 1
+        if steps > STEPS_MAX:
+            raise IncompatibleValue(f"more than {STEPS_MAX} values")
+
+
+def _run_length(
+    value: memoryview, at: int, left: int, leads: bytes, width: int
+) -> tuple[int, int]:
+    """Return how many values from there on are numbers of one width, and the width."""
+    found = value[at : at + min(left, RUN_MAX) * width : width].tobytes()
+    return len(found) - len(found.lstrip(leads)), width
 
 
 def _count(value: memoryview, at: int, lead: int) -> tuple[int, int]:
@@ -207,6 +233,8 @@ def is_plain_value(value: bytes | memoryview) -> bool:
 def to_json(value: bytes | memoryview) -> str:
     """Return a value as JSON text.  Raises NotConvertible if it has no JSON form."""
     try:
+        if len(value) > STEPS_MAX:
+            _check_size(memoryview(value))
         decoded: Any = msgspec.msgpack.decode(value, ext_hook=_refuse_extension)
         return json.dumps(decoded, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
