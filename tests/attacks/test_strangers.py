@@ -33,7 +33,8 @@ from shoal.cli.command_loop import STRANGER_INTERVAL, StrangerFilter
 from shoal.peers.relay import HELD_MAX
 from shoal.protocols.dispatch import Config
 from shoal.protocols.seam.framing import LENGTH
-from shoal.transports.strangers import Strangers
+from shoal.protocols.tealenet.codec.relay_messages import REGISTRATION_MAX
+from shoal.transports.strangers import MESSAGE_MAX, Strangers
 
 CROWD = 30
 MIB = 1 << 20
@@ -315,3 +316,7 @@ class RecordList(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
+
+
+def test_registration_at_a_relay_fits_into_a_strangers_message() -> None:
+    assert REGISTRATION_MAX <= MESSAGE_MAX

@@ -13,18 +13,22 @@ from protocols.tealenet.network import (
 from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import Draining, LoadChanged, OffersChanged
 from shoal.domain.work import JobKind
-from shoal.domain.worker import CHAT_ONLY, Offer, ServedModel, WorkerLoad
+from shoal.domain.worker import CHAT_ONLY, Hardware, Offer, ServedModel, WorkerLoad
 from shoal.ledger.keys import Signer, verify
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.tealenet.codec.extension import read_introduction
 from shoal.protocols.tealenet.codec.hardware import NodeCapabilities
 from shoal.protocols.tealenet.codec.relay_messages import (
+    CAPABILITIES_MAX,
+    REGISTRATION_MAX,
     RegistrationProof,
     RelayRegister,
     RelayRegisterAck,
     RelayRegisterChallenge,
     challenge_text,
+    encode,
 )
+from shoal.protocols.tealenet.codec.scalars import MODELS_MAX
 from shoal.protocols.tealenet.local_node import TealeLocalNode, worker_node
 from shoal.protocols.tealenet.membership.node_directory import announced_key
 from shoal.protocols.tealenet.membership.registration import (
@@ -189,3 +193,18 @@ def test_a_challenge_is_answered_by_the_registration_with_a_proof() -> None:
     text = challenge_text("once", HOST_ID)
     assert verify(HOST.public_key, bytes.fromhex(second.shoal.proof), text)
     assert msgspec.structs.replace(second, shoal=first.shoal) == first
+
+
+def test_a_registration_of_many_models_fits_into_the_relays_limits() -> None:
+    # Nothing takes more bytes in JSON than a control character.
+    hardware = Hardware("\x01" * 999, chip_family="\x01" * 999, gpu_backend="\x01" * 99)
+    local = replace(local_coordinator(), name="\x01" * 999, hardware=hardware)
+    models = frozenset(f"{number:04}" + "\x01" * 250 for number in range(MODELS_MAX))
+    node = registration(replace(local, offers=(replace(CHAT, models=models),)))
+
+    message = node.tick(0.0)
+
+    assert message is not None
+    assert len(msgspec.json.encode(message.capabilities)) <= CAPABILITIES_MAX
+    assert len(encode(node.prove(RelayRegisterChallenge("c" * 64)))) < REGISTRATION_MAX
+    assert message.capabilities["loadedModels"] == sorted(models)[:27]

@@ -22,6 +22,8 @@ from shoal.protocols.tealenet.codec.relay_envelope import (
 from shoal.protocols.tealenet.codec.scalars import wire_name
 
 MESSAGE_MAX = 16 << 20  # bytes of a message, as at real relays
+REGISTRATION_MAX = 64 << 10  # bytes of a register: all that strangers may send at once
+CAPABILITIES_MAX = 48 << 10  # bytes of the capabilities in it, of any node
 CLOSE_REPLACED = "Replaced by newer session"  # reason for closing an older connection
 
 _ENTRY_DEFAULTS = {"natType": "unknown", "endpoints": []}

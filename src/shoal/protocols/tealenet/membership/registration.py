@@ -21,6 +21,7 @@ from shoal.protocols.tealenet.codec.extension import (
 )
 from shoal.protocols.tealenet.codec.hardware import node_capabilities
 from shoal.protocols.tealenet.codec.relay_messages import (
+    CAPABILITIES_MAX,
     RegistrationProof,
     RelayRegister,
     RelayRegisterAck,
@@ -36,6 +37,7 @@ CHANGE_INTERVAL = 2.0  # seconds at least between two registrations, on changes
 TTL_FRACTION = 0.8  # of a registration's lifetime, after which it is renewed
 ACK_TIMEOUT = 10.0  # seconds to wait for the first acknowledgement
 NODE_FEATURES = tuple(ShoalFeature)
+NAMES_SIZE_MAX = CAPABILITIES_MAX - (8 << 10)  # bytes; the rest is less than 8 KiB
 
 
 class NodeRegistration:
@@ -145,7 +147,7 @@ class NodeRegistration:
         usable = local.role is TealeRole.COORDINATOR or bool(offers)
         capabilities = node_capabilities(
             local.hardware,
-            public_model_names(offers),
+            fitting_names(public_model_names(offers), NAMES_SIZE_MAX),
             available=usable and not self._draining and not self._load.unfit,
             slots=max((offer.slots for offer in offers), default=1),
             context=min(contexts, default=0),
@@ -159,6 +161,17 @@ def public_model_names(offers: Iterable[Offer]) -> list[str]:
     """Return the names of the models that plain peers can use, without duplicates."""
     names = {name for offer in offers for name in offer.models}
     return sorted(name for name in names if 0 < len(name) <= NAME_MAX)[:MODELS_MAX]
+
+
+def fitting_names(names: Iterable[str], size_max: int) -> list[str]:
+    """Return the first names that have so many bytes of JSON in all, with commas."""
+    fitting = []
+    for name in names:
+        size_max -= len(msgspec.json.encode(name)) + 1
+        if size_max < 0:
+            break
+        fitting.append(name)
+    return fitting
 
 
 def _public_offers(offers: Iterable[Offer]) -> Iterable[Offer]:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from shoal.protocols.tealenet.codec.relay_messages import CAPABILITIES_MAX
+
 
 @dataclass(frozen=True, slots=True)
 class Rate:
@@ -40,7 +42,7 @@ class RelayLimits:
     results_size: int = 4 << 20  # bytes of an answer, approximately
     name_max: int = 256  # characters of a displayName; the rest is cut off
     session_id_max: int = 256  # characters
-    capabilities_max: int = 128 << 10  # bytes
+    capabilities_max: int = CAPABILITIES_MAX
 
 
 @dataclass(slots=True)
