@@ -6,17 +6,36 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from attacks.raw import TEXT, frame, upgraded
+from attacks.siege import besieged
 from gateway.serving import WAIT_MAX, Pool
 from shoal.ledger.keys import Signer
+from shoal.peers.relay import PENDING_MESSAGE_MAX
 from shoal.protocols.tealenet.codec.relay_messages import MESSAGE_MAX
 
 SESSION = "550e8400-e29b-41d4-a716-446655440000"
+
+
+@pytest.fixture
+async def pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Pool]:
+    """A coordinator whose relay any node may use."""
+    async with besieged(tmp_path, caplog, relay_open=True) as running:
+        yield running
+
+
+@pytest.fixture
+async def closed_pool(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[Pool]:
+    """A coordinator whose relay is for its own workers, as by default."""
+    async with besieged(tmp_path, caplog) as running:
+        yield running
 
 
 def signer(seed: int) -> Signer:
@@ -298,3 +317,62 @@ async def test_unregistered_connections_are_forgotten(pool: Pool) -> None:
         for _ in range(50):
             async with connected(pool):
                 pass
+
+
+# A relay that is not open.
+
+
+async def test_closed_relay_tells_strangers_which_flag_is_missing(
+    closed_pool: Pool,
+) -> None:
+    async with connected(closed_pool) as stranger:
+        await stranger.send(registration(3))
+        (error,) = await stranger.receive("error")
+        await stranger.hung_up()
+
+    assert error["code"] == "invalid_register"
+    assert "shoal serve --relay-open" in error["message"]
+    assert stranger.socket.close_code == 1008
+
+
+async def test_strangers_reach_nobody_through_a_closed_relay(
+    closed_pool: Pool,
+) -> None:
+    async with pending(closed_pool, 3) as one, pending(closed_pool, 4):
+        assert await one.refused(message("relayOpen", 3, 4)) == "not_admitted"
+        await one.hung_up()
+
+
+async def test_pending_node_may_send_little(closed_pool: Pool) -> None:
+    async with pending(closed_pool, 3) as attacker:
+        with suppress(ConnectionError):
+            await attacker.send("x" * (2 * PENDING_MESSAGE_MAX))
+
+        await attacker.hung_up()
+
+    assert attacker.socket.close_code == 1009
+
+
+async def test_status_counts_those_who_are_not_admitted(closed_pool: Pool) -> None:
+    async with pending(closed_pool, 3), connected(closed_pool):
+        url = f"{closed_pool.url}/admin/status"
+        async with closed_pool.session.get(url, headers=closed_pool.headers()) as reply:
+            (relay,) = (await reply.json())["relays"]
+
+    counts = {"members": 0, "guests": 0, "strangers": 2}
+    assert relay == {"wire": "tealenet", "open": False} | counts
+
+
+@asynccontextmanager
+async def pending(pool: Pool, seed: int) -> AsyncIterator[Node]:
+    """Register as a worker of Shoal's, without a join token."""
+    capabilities = {"isAvailable": False, "shoal": {"version": 1}}
+    async with connected(pool) as node:
+        await node.send(registration(seed, capabilities=capabilities))
+        (challenge,) = await node.receive("registerChallenge")
+        text = f"shoal relay register 1:{challenge['challenge']}:{id_of(seed)}"
+        proof = signer(seed).sign(text.encode()).hex()
+        proven = {"challenge": challenge["challenge"], "proof": proof}
+        await node.send(registration(seed, capabilities=capabilities, shoal=proven))
+        await node.receive("registerAck")
+        yield node

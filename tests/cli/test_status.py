@@ -75,6 +75,7 @@ async def printed(
         "nodes": [],
         "peers": [],
         "orders": [],
+        "relays": [],
         "refused": [],
     }
     parser = argparse.ArgumentParser()
@@ -148,6 +149,7 @@ async def test_nodes_of_a_wire_have_their_own_table(
         "workers": [],
         "peers": [],
         "orders": [],
+        "relays": [],
         "refused": [],
         "nodes": [node, {**unknown, "since": None, "state": "no answer"}],
     }
@@ -178,6 +180,7 @@ async def test_a_peer_that_is_not_admitted_is_shown_with_the_reason(
         "nodes": [],
         "peers": [],
         "orders": [],
+        "relays": [],
         "refused": [{**REFUSED, "reason": "start it with --open"}],
     }
     parser = argparse.ArgumentParser()
@@ -201,6 +204,7 @@ async def test_peers_are_shown_by_their_names_with_their_machines(
         "nodes": [],
         "peers": [STUDIO, SERVER],
         "orders": [],
+        "relays": [],
         "refused": [{**SERVER, "id": "wire:ef", "reason": "start it with --open"}],
     }
     parser = argparse.ArgumentParser()
@@ -234,6 +238,7 @@ async def test_a_removed_worker_that_is_gone_is_shown(
             {**order, "state": "removed", "workers": []},
             {**order, "state": "paused", "workers": ["wire:w/m"]},
         ],
+        "relays": [],
     }
     parser = argparse.ArgumentParser()
     status.add_arguments(parser)
@@ -258,3 +263,51 @@ async def test_functions_of_a_worker_without_models_are_counted(
     line = await printed(sites, capsys, models=[], tasks=tasks)
 
     assert line == f"  wire:w/m  {shown}  1 of 2 busy"
+
+
+@pytest.mark.parametrize(
+    ("relay", "lines"),
+    [
+        ((False, 0, 0, 0), []),
+        (
+            (False, 2, 0, 0),
+            ["relay: for this pool's workers; connected: 2 of the pool"],
+        ),
+        (
+            (False, 2, 0, 1),
+            [
+                "relay: for this pool's workers; connected: 2 of the pool, 1 not "
+                "admitted"
+            ],
+        ),
+        (
+            (True, 0, 3, 0),
+            ["relay: for any node; connected: 0 of the pool, 3 other nodes"],
+        ),
+    ],
+)
+async def test_the_relay_is_shown_if_it_is_open_or_used(
+    sites: Sites,
+    capsys: pytest.CaptureFixture[str],
+    relay: tuple[bool, int, int, int],
+    lines: list[str],
+) -> None:
+    fields = ("open", "members", "guests", "strangers")
+    told = {
+        "ready": True,
+        "why_not": "",
+        "jobs": {"running": 0, "queued": 0},
+        "workers": [WORKER],
+        "nodes": [],
+        "peers": [],
+        "refused": [],
+        "orders": [],
+        "relays": [{"wire": "wire", **dict(zip(fields, relay, strict=True))}],
+    }
+    parser = argparse.ArgumentParser()
+    status.add_arguments(parser)
+    url = await sites({"/admin/status": told})
+    args = parser.parse_args(["--url", url, "--api-key", "sk-test"])
+    assert await asyncio.to_thread(status.run, args) == 0
+
+    assert capsys.readouterr().out.splitlines()[2:] == lines

@@ -160,7 +160,7 @@ async def test_a_mac_submits_a_job(programs: Programs) -> None:
 
 async def test_a_mac_chooses_a_pool_that_has_a_free_slot(programs: Programs) -> None:
     slow = RustNode(A, [MODEL], pause=1.0)
-    pool = programs.serve("--tealenet-open")
+    pool = programs.serve("--tealenet-open", "--relay-open")
     mac = Mac()
 
     async with mac.dialled(lan_port(pool)), slow.joined(relay_url(pool)):
@@ -207,7 +207,7 @@ async def test_queries_are_answered_during_an_answer(
 
 
 async def test_a_rust_node_on_the_relay_serves_the_pool(programs: Programs) -> None:
-    pool = programs.serve("--tealenet-open")
+    pool = programs.serve("--tealenet-open", "--relay-open")
     node = RustNode(A, [MODEL], pieces=["One ", "two"])
 
     async with node.joined(relay_url(pool)):
@@ -221,7 +221,7 @@ async def test_a_rust_node_on_the_relay_serves_the_pool(programs: Programs) -> N
 async def test_peers_of_the_document_meet_through_the_relay(
     programs: Programs,
 ) -> None:
-    pool = programs.serve("--tealenet-open")
+    pool = programs.serve("--tealenet-open", "--relay-open")
     node, gateway = RustNode(A, [MODEL], flat=True), RustGateway(B, flat=True)
     await asyncio.to_thread(pool.joined, "one")
 
@@ -237,7 +237,7 @@ async def test_peers_of_the_document_meet_through_the_relay(
 
 
 async def test_nobody_is_offered_a_model_twice(programs: Programs) -> None:
-    pool = programs.serve("--tealenet-open")
+    pool = programs.serve("--tealenet-open", "--relay-open")
     node, gateway = RustNode(A, [MODEL]), RustGateway(B)
     mac = Mac(["mac-model"])
 
@@ -269,7 +269,7 @@ async def test_nobody_is_offered_a_model_twice(programs: Programs) -> None:
 
 
 async def test_an_unadmitted_node_gets_no_jobs(programs: Programs) -> None:
-    pool = programs.serve()
+    pool = programs.serve("--relay-open")
     node = RustNode(A, [MODEL])
 
     def refused_peers() -> list[dict[str, str]]:
@@ -287,7 +287,7 @@ async def test_an_unadmitted_node_gets_no_jobs(programs: Programs) -> None:
 
 
 async def test_a_gateway_on_the_relay_submits_a_job(programs: Programs) -> None:
-    pool = programs.serve("--tealenet-open")
+    pool = programs.serve("--tealenet-open", "--relay-open")
     await asyncio.to_thread(pool.joined, "one")
     gateway = RustGateway(B)
 
@@ -379,7 +379,7 @@ async def test_a_coordinator_uses_a_node_on_the_original_relay(
 
 async def test_a_node_that_leaves_is_replaced_without_a_gap(programs: Programs) -> None:
     pieces = [f"word{number} " for number in range(40)]
-    pool = programs.serve("--tealenet-open")
+    pool = programs.serve("--tealenet-open", "--relay-open")
     first = RustNode(A, [MODEL], pieces=pieces, pause=0.02)
     second = RustNode(B, [MODEL], pieces=pieces)
 
@@ -397,7 +397,7 @@ async def test_a_node_that_leaves_is_replaced_without_a_gap(programs: Programs) 
 async def test_an_answer_whose_model_server_died_is_taken_over(
     programs: Programs,
 ) -> None:
-    pool = programs.serve("--tealenet-open")
+    pool = programs.serve("--tealenet-open", "--relay-open")
     dying = RustNode(A, [MODEL], pieces=["One ", "two"], server_dies_after=1)
     healthy = RustNode(B, [MODEL], pieces=["One ", "two"], pause=0.2)
 
@@ -412,7 +412,7 @@ async def test_an_answer_whose_model_server_died_is_taken_over(
 async def test_jobs_of_nodes_whose_model_server_fails_go_to_another(
     programs: Programs,
 ) -> None:
-    pool = programs.serve("--tealenet-open")
+    pool = programs.serve("--tealenet-open", "--relay-open")
     down = RustNode(A, [MODEL], server_down=True)
     crashing = RustNode(B, [MODEL], server_refuses=(500, "out of cheese"))
     healthy = RustNode(C, [MODEL], pieces=["One ", "two"], pause=0.2)
@@ -433,7 +433,7 @@ async def test_jobs_of_nodes_whose_model_server_fails_go_to_another(
 async def test_a_request_that_a_model_server_refuses_is_the_clients_error(
     programs: Programs,
 ) -> None:
-    pool = programs.serve("--tealenet-open")
+    pool = programs.serve("--tealenet-open", "--relay-open")
     body = '{"error":{"code":422,"message":"no such grammar","path":"/srv/llama"}}'
     node = RustNode(A, [MODEL], server_refuses=(422, body))
 

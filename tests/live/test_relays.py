@@ -14,7 +14,7 @@ from models.tiny_answers import ANSWERS
 
 STORY = "Tell me a story."
 PORT = 4010  # of the machine in the middle, which has it to itself
-RELAY = ("--host", "0.0.0.0", "--port", str(PORT))
+RELAY = ("--host", "0.0.0.0", "--port", str(PORT), "--relay-open")
 PATIENCE = scaled(90.0)  # seconds: who lost a relay looks for it every 30 at last
 
 Places = tuple[Site, Site, Site]

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -7,13 +8,14 @@ import pytest
 
 from shoal.peers.relay import RelayRunner
 from shoal.protocols.seam.endpoints import UpgradeRequest
-from shoal.protocols.seam.relay import RelayBroadcast, RelaySend
+from shoal.protocols.seam.relay import RelayBroadcast, RelaySend, RelayStanding
 from shoal.protocols.seam.session import Data
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd
 from shoal.transports.link import LinkClosed
 from shoal.transports.local_link import LocalLink, local_links
 from shoal.transports.outbox import OUTBOX_MAX
+from shoal.transports.strangers import Strangers
 
 Outputs = Sequence[RelaySend | RelayBroadcast]
 
@@ -30,14 +32,18 @@ class NumberedRelay:
         self.left: list[int] = []
         self.paused: float = 0.0
         self.deadline: float | None = None
+        self.is_open = True
         self.ticks: list[float] = []
 
     def link_opened(self, link: int, hello: UpgradeRequest, now: float) -> Outputs:
         self.there.append(link)
         return [RelaySend(link, f"you are {link} of {hello.path}")]
 
-    def has_member(self, link: int) -> bool:
-        return link in self.there
+    def standing(self, link: int) -> RelayStanding:
+        return RelayStanding.MEMBER if link in self.there else RelayStanding.STRANGER
+
+    def count_peers(self) -> Counter[RelayStanding]:
+        return Counter(map(self.standing, self.there))
 
     def receive(self, link: int, batch: Sequence[Data], now: float) -> Outputs:
         outputs: list[RelaySend | RelayBroadcast] = []
@@ -87,7 +93,7 @@ class RelayRun:
 
     def __init__(self, make: Callable[[], NumberedRelay] = NumberedRelay) -> None:
         self.switch = make()
-        self.switching = RelayRunner("test", self.switch, LoopClock())
+        self.switching = RelayRunner("test", self.switch, LoopClock(), Strangers())
         self.serving: list[asyncio.Task[ConnectionEnd]] = []
 
     async def connect(self) -> LocalLink:

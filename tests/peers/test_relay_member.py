@@ -13,6 +13,7 @@ from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link
 from shoal.transports.local_link import local_links
+from shoal.transports.strangers import Strangers
 from transports.memory_links import ScriptedSession
 
 
@@ -43,7 +44,7 @@ async def test_coordinator_joins_its_relay_and_rejoins(
     monkeypatch.setattr("shoal.peers.relay.RESTART_AFTER", 0.0)
     clock = LoopClock()
     runner, server = (
-        RelayRunner("test", NumberedRelay(), clock),
+        RelayRunner("test", NumberedRelay(), clock, Strangers()),
         RecordingServer(clock),
     )
     membership = asyncio.create_task(

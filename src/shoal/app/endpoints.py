@@ -27,14 +27,16 @@ def make_endpoints(
     hardware: Hardware = UNKNOWN_HARDWARE,
     contacts: Sequence[PeerAddress] = (),
     registered_at: float | None = None,
+    *,
+    relay_open: bool = False,
 ) -> list[tuple[str, Endpoint]]:
     """Return each endpoint with its wire's name.
 
     ``wires`` holds protocols' configurations by name.  ``token`` admits Shoal's workers
     on every wire, beside the token that its configuration has.  ``name`` and
     ``hardware`` are this machine's.
-    ``contacts`` are peers that may speak any of them.  ``registered_at`` is as in
-    ``ProtocolContext``.
+    ``contacts`` are peers that may speak any of them.  ``registered_at`` and
+    ``relay_open`` are as in ``ProtocolContext``.
     """
     epoch = clock.wall() - clock.now()
     found: list[tuple[str, Endpoint]] = []
@@ -47,6 +49,7 @@ def make_endpoints(
             warn=partial(log.warning, "wire=%s %s", wire),
             peer_addresses=contacts,
             registered_at=registered_at,
+            relay_open=relay_open,
         )
         found += [(wire, each) for each in protocol.endpoints(config, setting)]
     return found

@@ -57,6 +57,7 @@ from shoal.models.library_server import LibraryServer
 from shoal.peers.connections import PeerConnections
 from shoal.peers.inbound_jobs import PeerJobPolicy
 from shoal.protocols.seam.endpoints import MembershipProber
+from shoal.protocols.seam.relay import RelayRoute
 from shoal.store.blobs import BlobFiles
 from shoal.store.port import Store
 from shoal.store.sqlite.store import SqliteStore
@@ -147,6 +148,12 @@ async def run_coordinator(
             await asyncio.to_thread(this_machine),
             settings.contacts,
             signing_key_created_at(config.data_dir),
+            relay_open=config.relay_open,
+        )
+        gateway.relays.extend(
+            (wire, each.relay)
+            for wire, each in endpoints
+            if isinstance(each, RelayRoute)
         )
         gateway.probers.extend(
             (wire, each)

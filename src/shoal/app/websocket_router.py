@@ -61,7 +61,7 @@ class WebSocketRouter:
         )
         # By index in `_routes`, because routes need not be hashable.
         self._relays = {
-            place: RelayRunner(wire, route.relay, clock)
+            place: RelayRunner(wire, route.relay, clock, strangers)
             for place, (wire, route) in enumerate(self._routes)
             if isinstance(route, RelayRoute)
         }

@@ -109,3 +109,5 @@ def _announce(
         f"Chat with a model:\n  shoal chat --url {running.url}{where}",
         flush=True,
     )
+    if config.relay_open:
+        print("\nAny node may use the relay (--relay-open).", flush=True)

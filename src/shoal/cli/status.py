@@ -77,10 +77,24 @@ def run(args: argparse.Namespace) -> int:
             )
     for peer in status["refused"]:
         _print_line([*_peer(peer), f"not admitted: {peer['reason']}"])
+    for relay in status["relays"]:
+        if relay["open"] or relay["members"] or relay["strangers"]:
+            print(f"relay: {_relay(relay)}")
     if status["nodes"]:
         print()
         print_table(NODE_COLUMNS, [_node(each) for each in status["nodes"]])
     return 0
+
+
+def _relay(relay: dict[str, Any]) -> str:
+    """Return who may use a relay, and who does."""
+    nodes = [f"{relay['members']} of the pool"]
+    if relay["open"]:
+        nodes.append(f"{relay['guests']} other nodes")
+    if relay["strangers"]:
+        nodes.append(f"{relay['strangers']} not admitted")
+    audience = "any node" if relay["open"] else "this pool's workers"
+    return f"for {audience}; connected: {', '.join(nodes)}"
 
 
 def _count_functions(worker: dict[str, Any]) -> str:

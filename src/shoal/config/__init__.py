@@ -48,6 +48,11 @@ class ServeConfig:
         "access without a key for programs on this machine; web pages are refused",
         False,
     )
+    relay_open: bool = setting(
+        "use of this coordinator's relay by nodes that it has not admitted by a join "
+        "token or a passcode",
+        False,
+    )
     allowed_host: tuple[str, ...] = setting(
         "name of this coordinator, beside the machine's own, for clients without a key "
         "and web pages; repeatable",

@@ -19,6 +19,7 @@ from shoal.models.library import Library
 from shoal.models.library_server import LibraryServer
 from shoal.peers.peer_directory import PeerDirectory
 from shoal.protocols.seam.endpoints import MembershipProber
+from shoal.protocols.seam.relay import RelayMachine
 from shoal.store.port import Store
 from shoal.transports.clock import Clock
 
@@ -34,8 +35,8 @@ class Gateway:
     ``egress_policy`` limits the addresses of webhooks.  ``payments`` collects payments
     for jobs; ``being_paid`` holds the owner and idempotency key of each job with a
     payment in progress.  ``directory`` lists the peers, and ``sharing`` shares models
-    with them.  ``probers`` are the membership probers, each with the name of its
-    protocol.
+    with them.  ``probers`` are the membership probers and ``relays`` the coordinator's
+    relays, each with the name of its protocol.
     """
 
     hub: Hub
@@ -59,6 +60,7 @@ class Gateway:
     directory: PeerDirectory = field(default_factory=PeerDirectory)
     sharing: LibraryServer = field(default_factory=lambda: LibraryServer(Library({})))
     probers: list[tuple[str, MembershipProber]] = field(default_factory=list)
+    relays: list[tuple[str, RelayMachine]] = field(default_factory=list)
 
     @property
     def models(self) -> Collection[str]:

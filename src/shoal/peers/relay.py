@@ -2,23 +2,30 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.peer_session import PeerSession
-from shoal.protocols.seam.relay import RelayBroadcast, RelayMachine, RelaySend
+from shoal.protocols.seam.relay import (
+    RelayBroadcast,
+    RelayMachine,
+    RelaySend,
+    RelayStanding,
+)
 from shoal.protocols.seam.session import CloseCode, Data
 from shoal.transports.clock import Clock, DeadlineTimer
 from shoal.transports.driver import READS_IN_A_ROW, STOPPED_READING, ConnectionEnd
 from shoal.transports.link import LimitingLink, Link, LinkClosed
 from shoal.transports.local_link import LocalLink, local_links
 from shoal.transports.outbox import OUTBOX_MAX
-from shoal.transports.strangers import BY_STRANGER, Strangers
+from shoal.transports.strangers import BY_STRANGER, MESSAGE_MAX, Strangers
 
-HELD_MAX = 128 << 20  # bytes of all messages that peers have begun to send
+HELD_BY_MEMBERS_MAX = 128 << 20  # bytes of all messages that they have begun to send
+HELD_BY_GUESTS_MAX = 32 << 20
+PENDING_MESSAGE_MAX = 128 << 10  # bytes: 64 KiB to introduce oneself, in base64
 
 log = logging.getLogger("shoal.peers")
 
@@ -59,18 +66,27 @@ class RelayRunner:
     """A relay machine and its links.
 
     Each link has a task that reads; the outputs of the machine are written at once, in
-    one write per receiving link.  A link that stops reading is disconnected.  Joining a
-    relay takes no credential, so members have a common budget for what they send.
+    one write per receiving link.  A link that stops reading is disconnected.  Until the
+    coordinator admits a peer, it is one of ``strangers``, or of the relay's guests.
     """
 
-    def __init__(self, wire: str, machine: RelayMachine, clock: Clock) -> None:
+    def __init__(
+        self, wire: str, machine: RelayMachine, clock: Clock, strangers: Strangers
+    ) -> None:
         self._wire = wire
         self._machine = machine
         self._clock = clock
         self._links: dict[int, _RelayedLink] = {}
         self._ended: list[int] = []  # links whose end the machine does not know yet
         self._numbers = count(1)
-        self._members = Strangers(HELD_MAX, None)
+        guests = Strangers(HELD_BY_GUESTS_MAX, None)
+        members = Strangers(HELD_BY_MEMBERS_MAX, None)
+        self._budgets: Mapping[RelayStanding, tuple[Strangers, int | None]] = {
+            RelayStanding.STRANGER: (strangers, MESSAGE_MAX),
+            RelayStanding.PENDING: (strangers, PENDING_MESSAGE_MAX),
+            RelayStanding.GUEST: (guests, None),
+            RelayStanding.MEMBER: (members, None),
+        }
         self._timer = DeadlineTimer(clock, lambda: machine.deadline, self._tick)
 
     def __len__(self) -> int:
@@ -115,6 +131,7 @@ class RelayRunner:
     ) -> None:
         link, machine, now = relayed.link, self._machine, self._clock.now
         limits = link if isinstance(link, LimitingLink) else None
+        standing = RelayStanding.STRANGER
         try:
             self._perform(machine.link_opened(number, request, now()))
             while not relayed.ended.done():
@@ -126,9 +143,12 @@ class RelayRunner:
                     handled += len(batch)
                     time = now()
                     self._perform(machine.receive(number, batch, time))
-                    if limits is not None and machine.has_member(number):
-                        limits.share_budget(self._members)
-                        limits = None
+                    if (
+                        limits is not None
+                        and (now_is := machine.standing(number)) is not standing
+                    ):
+                        standing = now_is
+                        limits.share_budget(*self._budgets[standing])
                     if (pause := machine.read_delay(number, time)) > 0:
                         await asyncio.sleep(pause)
                 # Yield: a link that always has data never waits.

@@ -62,8 +62,13 @@ class LimitingLink(Protocol):
         """Lift the limits of a stranger.  Safe to call twice."""
         ...
 
-    def share_budget(self, strangers: Strangers) -> None:
-        """Lift the limits of a message alone: the peer is one of ``strangers`` now."""
+    def share_budget(
+        self, strangers: Strangers, message_max: int | None = None
+    ) -> None:
+        """Count the peer among ``strangers``, with another limit of a message.
+
+        ``message_max`` is in bytes; None: as large as the wire allows.
+        """
         ...
 
 

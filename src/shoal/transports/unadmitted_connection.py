@@ -53,6 +53,7 @@ class UnadmittedConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._stranger: Stranger | None = None
         self._stage = _Stage.HEAD
+        self._message_max = strangers.MESSAGE_MAX
         self._head_end = b""  # the last bytes of the head so far
         self._timer: asyncio.TimerHandle | None = None
 
@@ -87,10 +88,15 @@ class UnadmittedConnection(asyncio.Protocol):
             self._stranger.progressed()
         self._stop_timer()
 
-    def share_budget(self, all_strangers: Strangers) -> None:
-        """Lift the limits of a message alone, and count among other strangers."""
-        self._stop_timer()
-        self._stage = _Stage.UNLIMITED
+    def share_budget(
+        self, all_strangers: Strangers, message_max: int | None = None
+    ) -> None:
+        """Count among other strangers, with another limit of a message, or none."""
+        if message_max is None:
+            self._stop_timer()
+            self._stage = _Stage.UNLIMITED
+        else:
+            self._stage, self._message_max = _Stage.MESSAGES, message_max
         if self._stranger is not None:
             self._stranger.move(all_strangers)
 
@@ -158,8 +164,8 @@ class UnadmittedConnection(asyncio.Protocol):
         stranger = self._stranger
         if stranger is None or self._stage in (_Stage.REQUEST, _Stage.UNLIMITED):
             return
-        if stranger.held > strangers.MESSAGE_MAX + READ_OVERHEAD:
-            limit = f"over {strangers.MESSAGE_MAX} bytes of a message before admission"
+        if stranger.held > self._message_max + READ_OVERHEAD:
+            limit = f"over {self._message_max} bytes of a message before admission"
             self._refuse(limit, MESSAGE_TOO_BIG, _TOO_LARGE)
         elif self._timer is None and (
             self._stage is _Stage.HEAD or stranger.held > PINGS_MAX

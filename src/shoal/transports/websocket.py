@@ -159,10 +159,11 @@ class WebSocketLink:
             self._unadmitted.admit()
             self._unadmitted = None
 
-    def share_budget(self, strangers: Strangers) -> None:
-        """Lift the limits of a message alone: the peer is one of ``strangers`` now."""
+    def share_budget(
+        self, strangers: Strangers, message_max: int | None = None
+    ) -> None:
         if self._unadmitted is not None:
-            self._unadmitted.share_budget(strangers)
+            self._unadmitted.share_budget(strangers, message_max)
 
     def abort(self) -> None:
         """Abort the connection; unsent data is lost."""

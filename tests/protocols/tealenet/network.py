@@ -91,15 +91,19 @@ class Network:
     """A relay and the nodes that are connected to it.
 
     ``hosted``: the relay says which coordinator it belongs to, as only Shoal's do.
+    ``is_open``: it admits nodes without a credential.
     """
 
-    def __init__(self, signer: Signer = HOST, *, hosted: bool = True) -> None:
+    def __init__(
+        self, signer: Signer = HOST, *, hosted: bool = True, is_open: bool = True
+    ) -> None:
         self._hosted = hosted
         context = replace(
             protocol_context(),
             identity=signer,
             random_bytes=deterministic_bytes(b"relay"),
             epoch=EPOCH,
+            relay_open=is_open,
         )
         self.relay = RelayServer(context)
         self.now = 0.0

@@ -117,13 +117,14 @@ class RelayClient:
 class RelayHarness:
     """A relay and its links."""
 
-    def __init__(self, limits: RelayLimits = LIMITS) -> None:
+    def __init__(self, limits: RelayLimits = LIMITS, *, is_open: bool = True) -> None:
         drawn = count(1)
 
         def draw(size: int) -> bytes:
             return next(drawn).to_bytes(size)
 
-        self.relay = RelayServer(replace(protocol_context(), random_bytes=draw), limits)
+        context = replace(protocol_context(), random_bytes=draw, relay_open=is_open)
+        self.relay = RelayServer(context, limits)
         self.now = 1000.0
         self.peers: dict[int, RelayClient] = {}
 

@@ -17,6 +17,7 @@ from shoal.gateway.http.responses import json_response, without_keys
 from shoal.peers.peer_directory import PeerDirectory
 from shoal.pool.worker import Worker
 from shoal.protocols.seam.endpoints import ListedNode
+from shoal.protocols.seam.relay import RelayMachine, RelayStanding
 
 
 class NodeHardware(msgspec.Struct, frozen=True):
@@ -170,8 +171,18 @@ class JobCounts(msgspec.Struct, frozen=True):
     running: int
 
 
+class RelayStatus(msgspec.Struct, frozen=True):
+    """This coordinator's relay and the connections to it."""
+
+    wire: str
+    open: bool  # whether any node may use it
+    members: int  # admitted by the coordinator
+    guests: int  # others that use it, if it is open
+    strangers: int  # neither registered nor, if it is not open, admitted until now
+
+
 class CoordinatorStatus(msgspec.Struct, frozen=True):
-    """The status; without the scope ``admin``, ``nodes`` to ``orders`` are empty."""
+    """The status; without the scope ``admin``, ``nodes`` to ``relays`` are empty."""
 
     version: str
     ready: bool
@@ -183,6 +194,7 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
     peers: list[PeerStatus]  # admitted peers, whether or not they have models
     refused: list[RefusedPeerStatus]  # connected peers that are not admitted
     orders: list[SuspensionInfo]  # of operators, about workers
+    relays: list[RelayStatus]
 
 
 async def show_status(
@@ -209,6 +221,7 @@ async def show_status(
         _peer_statuses(gateway.directory),
         _refused_peer_statuses(gateway.directory),
         await list_orders(gateway),
+        [_relay_status(wire, relay) for wire, relay in gateway.relays],
     )
     if not caller.has_scope(Scope.ADMIN):
         status = _as_seen_by(caller, status)
@@ -236,6 +249,18 @@ def _as_seen_by(caller: ApiCaller, status: CoordinatorStatus) -> CoordinatorStat
         peers=[],
         refused=[],
         orders=[],
+        relays=[],
+    )
+
+
+def _relay_status(wire: str, relay: RelayMachine) -> RelayStatus:
+    peers = relay.count_peers()
+    return RelayStatus(
+        wire,
+        relay.is_open,
+        peers[RelayStanding.MEMBER],
+        peers[RelayStanding.GUEST],
+        peers[RelayStanding.STRANGER] + peers[RelayStanding.PENDING],
     )
 
 

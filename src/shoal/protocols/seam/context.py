@@ -52,7 +52,7 @@ class ProtocolContext:
     ``admission``, and ``token`` is the token of workers on wires that configure none.
     ``registered_at`` is the Unix time at which the machine got its identity; None: now.
     ``warn`` logs a warning for the operator, and ``peer_addresses`` are peers that may
-    speak any wire.
+    speak any wire.  ``relay_open``: any node may use this coordinator's relay.
     """
 
     admission: AdmissionCheck
@@ -67,6 +67,7 @@ class ProtocolContext:
     warn: Callable[[str], None] = _ignore
     peer_addresses: Sequence[PeerAddress] = ()
     registered_at: float | None = None
+    relay_open: bool = False
 
 
 def _no_randomness(size: int) -> bytes:

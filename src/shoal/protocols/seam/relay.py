@@ -1,12 +1,28 @@
 """A relay between connections, as a state machine without I/O."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.session import Data
+
+
+class RelayStanding(Enum):
+    """What a relay knows about the peer of a link.
+
+    A *stranger* has not registered.  A *pending* peer has, and can reach only the
+    coordinator, which may admit it.  A *guest* uses an open relay without a credential.
+    A *member* was admitted by the coordinator.
+    """
+
+    STRANGER = auto()
+    PENDING = auto()
+    GUEST = auto()
+    MEMBER = auto()
 
 
 class RelayMachine(Protocol):
@@ -28,8 +44,17 @@ class RelayMachine(Protocol):
         """Process data that arrived together on a link."""
         ...
 
-    def has_member(self, link: int) -> bool:
-        """Return whether the peer of a link has joined the relay."""
+    @property
+    def is_open(self) -> bool:
+        """Whether any peer may use the relay, without a credential."""
+        ...
+
+    def standing(self, link: int) -> RelayStanding:
+        """Return the standing of the peer of a link; after its end STRANGER."""
+        ...
+
+    def count_peers(self) -> Counter[RelayStanding]:
+        """Count the peers of all links, without the coordinator itself."""
         ...
 
     def read_delay(self, link: int, now: float) -> float:

@@ -88,7 +88,7 @@ def _relay_route(
         is_relay_upgrade,
         relay,
         RELAYED_MAX,
-        local_member=lambda now: RelayNode(local, now, pinned_keys, relay.address_of),
+        local_member=lambda now: RelayNode(local, now, pinned_keys, relay),
     )
 
 

@@ -57,12 +57,14 @@ class PeerCredentials:
 class PeerPermissions:
     """Permission to serve, and perhaps to submit jobs.
 
-    ``models``: those that the peer may offer; None: any.
+    ``models``: those that the peer may offer; None: any.  ``anonymous``: it is admitted
+    only because every peer is.
     """
 
     submits_jobs: bool
     grant: AdmissionGrant = NO_JOIN_TOKEN
     models: frozenset[str] | None = None
+    anonymous: bool = False
 
 
 def admit(local: TealeLocalNode, peer: PeerCredentials) -> PeerPermissions:
@@ -91,7 +93,7 @@ def admit(local: TealeLocalNode, peer: PeerCredentials) -> PeerPermissions:
     elif local.passcode is not None:
         return PeerPermissions(submits_jobs=True)
     if local.open or local.admission is None:
-        return PeerPermissions(submits_jobs=True)
+        return PeerPermissions(submits_jobs=True, anonymous=True)
     return _admit_anonymous(local.admission, peer)
 
 

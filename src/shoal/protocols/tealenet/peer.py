@@ -62,6 +62,7 @@ class TealePeer:
 
     ``refusal``: why it is not admitted; empty if it is.  ``submits_jobs``: it may
     submit jobs, and gets the offers of this end.  ``public_key`` is proven, or empty.
+    ``anonymous``: it has no credential.
     """
 
     name: str
@@ -73,6 +74,7 @@ class TealePeer:
     public_key: bytes = b""
     is_coordinator: bool = False
     knows_passcode: bool = False
+    anonymous: bool = False
 
     @property
     def is_shoal_worker(self) -> bool:

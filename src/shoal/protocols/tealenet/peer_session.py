@@ -137,6 +137,11 @@ class TealePeerSession:
         """Whether the peer has introduced itself and was admitted."""
         return self._setup.admitted
 
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether the peer has presented no credential, or none yet."""
+        return self._setup.peer is None or self._setup.peer.anonymous
+
     def learn_form(self, data: Data) -> None:
         """Adopt the form of a message that arrives before the first tick."""
         self._form.learn(data)

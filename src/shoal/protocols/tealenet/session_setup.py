@@ -214,6 +214,7 @@ def introduced_peer(
         public_key=key,
         is_coordinator=introduction is not None and not greeting.is_worker,
         knows_passcode=passcodes_match(local.passcode, greeting.passcode),
+        anonymous=permissions.anonymous,
     )
 
 
@@ -239,5 +240,6 @@ def anonymous_peer(
         connection.software,
         submits_jobs=permissions.submits_jobs,
         grant=permissions.grant,
+        anonymous=permissions.anonymous,
     )
     return peer, permissions

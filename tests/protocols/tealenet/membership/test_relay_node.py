@@ -869,7 +869,7 @@ def test_admission_gets_the_address_of_a_node() -> None:
         raise NotAdmitted("wrong token")
 
     local = local_coordinator(admission=admission)
-    net.attach(local, address_of=net.relay.address_of)
+    net.attach(local, relay=net.relay)
     worker, _ = local_worker()
     net.attach(worker)
     net.run(1.0)

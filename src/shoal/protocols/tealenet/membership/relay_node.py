@@ -54,9 +54,9 @@ from shoal.protocols.tealenet.membership.relay_peer import RelayPeer
 from shoal.protocols.tealenet.membership.relay_peers import NodeOutput, RelayPeers
 from shoal.protocols.tealenet.membership.relay_session import RelaySession
 from shoal.protocols.tealenet.membership.relay_sessions import (
-    AddressOf,
+    HostRelay,
     RelaySessions,
-    unknown_address,
+    RemoteRelay,
 )
 from shoal.protocols.tealenet.peer_session import SENDABLE
 
@@ -75,8 +75,8 @@ class RelayNode:
     """One node's connection to a relay.
 
     ``local`` must have an identity, whose key is the node's id.  ``pinned_keys``
-    outlives the connection.  ``address_of`` returns the addresses of nodes, at Shoal's
-    own relay. On a relay without a coordinator, ALL_PEERS joins a worker's session as
+    outlives the connection.  ``relay`` is the relay itself, if it is the coordinator's
+    own. On a relay without a coordinator, ALL_PEERS joins a worker's session as
     soon as the relay has acknowledged the registration.  ``warning`` is reported at the
     first tick.
     """
@@ -86,7 +86,7 @@ class RelayNode:
         local: TealeLocalNode,
         now: float,
         pinned_keys: PinnedKeys | None = None,
-        address_of: AddressOf = unknown_address,
+        relay: HostRelay | None = None,
         warning: str = "",
     ) -> None:
         identity = local.identity
@@ -99,8 +99,9 @@ class RelayNode:
         self._registration = NodeRegistration(local, identity, now)
         self._directory = NodeDirectory(self.id, pinned_keys or PinnedKeys())
         self._deadlines: DeadlineQueue[RelaySession | RelayPeer] = DeadlineQueue()
-        sessions = RelaySessions(local, identity, address_of)
-        self._peers = RelayPeers(sessions, self._directory, self._deadlines)
+        relay = relay or RemoteRelay()
+        sessions = RelaySessions(local, identity, relay)
+        self._peers = RelayPeers(sessions, self._directory, self._deadlines, relay)
         self._dialer = RelayDialer(
             local, sessions, self._directory, self._peers, self._deadlines
         )

@@ -6,7 +6,7 @@ only submit jobs, such as gateways with one session for each request, have no ma
 session.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -44,6 +44,7 @@ DUPLICATE_JOB = "a job with this id is running already, from another session"
 class RelayPeer:
     """A peer and its sessions.
 
+    ``on_left`` is called with its id when it leaves after it had joined.
     ``reporting`` is the session that reports the peer's state: ``main``, or the session
     in which it joined.  ``refused``: its refusal was reported.  ``jobs`` maps the
     peer's jobs to their sessions.  The node may dial the peer again from ``dial_at``
@@ -51,6 +52,7 @@ class RelayPeer:
     """
 
     id: str
+    on_left: Callable[[str], None]
     sessions: set[RelaySession] = field(default_factory=set)
     main: RelaySession | None = None
     reporting: RelaySession | None = None
@@ -142,6 +144,8 @@ class RelayPeer:
         self.main = self.reporting = None
         if not (self.joined or self.refused):
             return ()
+        if self.joined:
+            self.on_left(self.id)
         self.joined = self.refused = False
         self.jobs.clear()
         return (PeerMessage(self.id, PeerLeft(reason)),)

@@ -28,6 +28,7 @@ from shoal.protocols.tealenet.membership.relay_peer import RelayPeer
 from shoal.protocols.tealenet.membership.relay_session import RelaySession
 from shoal.protocols.tealenet.membership.relay_sessions import (
     UNADMITTED_MAX,
+    HostRelay,
     RelaySessions,
 )
 from shoal.protocols.tealenet.peer import PeerSoftware
@@ -54,8 +55,10 @@ class RelayPeers:
         sessions: RelaySessions,
         directory: NodeDirectory,
         deadlines: DeadlineQueue[RelaySession | RelayPeer],
+        relay: HostRelay,
     ) -> None:
         self._sessions = sessions
+        self._relay = relay
         self._directory = directory
         self._deadlines = deadlines
         self._peers: dict[str, RelayPeer] = {}
@@ -68,7 +71,10 @@ class RelayPeers:
 
     def add_session(self, session: RelaySession) -> None:
         """Add a session that was opened."""
-        peer = self._peers.setdefault(session.peer_id, RelayPeer(session.peer_id))
+        peer = self._peers.get(session.peer_id)
+        if peer is None:
+            peer = RelayPeer(session.peer_id, self._relay.dismiss)
+            self._peers[peer.id] = peer
         peer.sessions.add(session)
         self._deadlines.set(session, session.deadline)
 
@@ -220,6 +226,9 @@ class RelayPeers:
     ) -> list[NodeOutput]:
         peer = self._peers[session.peer_id]
         self._sessions.mark_admitted(session)
+        assert session.peer_session is not None, "the event is its own"
+        if not session.peer_session.is_anonymous:
+            self._relay.admit(peer.id)
         if session.noise_key is not None:
             self._directory.pin_key(peer.id, session.noise_key)
         main = self._may_be_main(peer, session)

@@ -1,9 +1,9 @@
 """All sessions of a node through a relay, and the relay's messages about them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol
 
 from shoal.domain.vocabulary import Event, OffersChanged
 from shoal.protocols.seam.context import Identity
@@ -34,13 +34,34 @@ ID_MAX = 256  # characters of a session's id
 SILENCE_MAX = 3600.0  # seconds without heartbeats from a peer that sends none
 ID_SIZE = 16  # bytes of an id that this node chooses
 
-AddressOf: TypeAlias = Callable[[str], str]
-"""Returns the network address of a node by its id; empty if it is unknown."""
+
+class HostRelay(Protocol):
+    """What a relay in this process tells its coordinator's node, and is told by it."""
+
+    def address_of(self, node_id: str) -> str:
+        """Return the network address of a node; empty if it is unknown."""
+        ...
+
+    def admit(self, node_id: str) -> None:
+        """Take a node, which has presented a credential, for one of the pool."""
+        ...
+
+    def dismiss(self, node_id: str) -> None:
+        """Take a node for a stranger again, which has left the pool."""
+        ...
 
 
-def unknown_address(node_id: str) -> str:
-    """Return the empty address, at relays that do not tell addresses."""
-    return ""
+class RemoteRelay:
+    """A relay elsewhere: it tells no addresses, and who is admitted is its own."""
+
+    def address_of(self, node_id: str) -> str:
+        return ""
+
+    def admit(self, node_id: str) -> None:
+        pass
+
+    def dismiss(self, node_id: str) -> None:
+        pass
 
 
 class RelaySessions:
@@ -50,10 +71,10 @@ class RelaySessions:
     """
 
     def __init__(
-        self, local: TealeLocalNode, identity: Identity, address_of: AddressOf
+        self, local: TealeLocalNode, identity: Identity, relay: HostRelay
     ) -> None:
         self._local, self._identity = local, identity
-        self._address_of = address_of
+        self._relay = relay
         self.id = identity.public_key.hex()
         self._signature = identity.sign(noise_binding(identity.exchange_key))
         self._sessions: dict[str, RelaySession] = {}  # by their ids in upper case
@@ -173,7 +194,7 @@ class RelaySessions:
             name=node.id,
             software=PeerSoftware.SHOAL if noise else node.software,
             description=node.description,
-            address=self._address_of(node.id),
+            address=self._relay.address_of(node.id),
             protection=protection,
         )
         return TealePeerSession(local, connection, _link_profile(connection.software))

@@ -18,11 +18,15 @@ class RelayLimits:
     """The limits of a relay, far above what honest nodes need.
 
     A node beyond ``messages`` or ``size`` is read from more slowly and loses nothing;
-    beyond the other rates it gets an error that says when to try again.
+    beyond the other rates it gets an error that says when to try again.  All nodes that
+    the coordinator has not admitted together are read from as slowly if they exceed
+    ``messages_of_strangers`` or ``size_of_strangers``.
     """
 
     messages: Rate = Rate(10_000, 100_000)
     size: Rate = Rate(64 << 20, 256 << 20)  # bytes
+    messages_of_strangers: Rate = Rate(2_000, 10_000)
+    size_of_strangers: Rate = Rate(8 << 20, 64 << 20)  # bytes
     openings: Rate = Rate(100, 500)  # sessions and offers
     discoveries: Rate = Rate(2, 20)
     lookups: Rate = Rate(200_000, 2_000_000)  # nodes searched for one address
@@ -35,7 +39,7 @@ class RelayLimits:
     sessions: int = 200_000
     sessions_per_node: int = 1024  # opened by it
     sessions_per_address: int = 50_000  # opened by nodes of one address
-    registration_timeout: float = 30.0  # seconds before an unregistered link closes
+    registration_timeout: float = 30.0  # seconds to register, and to be admitted
     node_ttl: float = 300.0  # seconds from a node's last message to its removal
     results: int = 50  # nodes in an answer, if the request has no maxPeers
     results_max: int = 1000

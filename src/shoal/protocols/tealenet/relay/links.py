@@ -14,6 +14,20 @@ from shoal.protocols.tealenet.codec.relay_messages import (
 from shoal.protocols.tealenet.relay.limits import RateBucket, RelayLimits
 from shoal.protocols.tealenet.relay.nodes import NodeRecord
 
+CLOSE_UNADMITTED = (1008, "only for this pool's workers, unless it runs --relay-open")
+
+
+class NotAdmittedHere(BadRelayMessage):
+    """The node has no credential, and the relay is not open; ends the connection."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(
+            code,
+            "This relay serves only workers that its coordinator admits by a join "
+            "token or a passcode; start that with `shoal serve --relay-open` to let "
+            "any node use the relay",
+        )
+
 
 @dataclass(slots=True)
 class LinkOrigin:
@@ -29,12 +43,13 @@ class NodeLink:
     """A link with its rate limits.
 
     ``challenge`` is for a node to sign when it registers.  The link is not read from
-    before ``read_at``.  ``pending_discovery`` waits for the node's registration.
+    before ``read_at``.  ``pending_discovery`` waits for the node's registration.  Since
+    ``unadmitted_since`` the link has no node, or one that is only pending.
     """
 
     id: int
     origin: LinkOrigin
-    unregistered_since: float
+    unadmitted_since: float
     messages: RateBucket
     size: RateBucket
     openings: RateBucket

@@ -70,7 +70,8 @@ class NodeRecord:
     ``last_heard`` is the time of its last message, ``registered_at`` that of its first
     registration, since which it has been here without a break, ``opened_sessions`` the
     number of open sessions that it opened, and ``announced`` the number of pending
-    announcements that it does not need.
+    announcements that it does not need.  ``member``: the coordinator has admitted it.
+    ``listed``: it was announced to the others.
     """
 
     id: str
@@ -82,6 +83,8 @@ class NodeRecord:
     address: str = ""
     opened_sessions: int = 0
     announced: int = 0
+    member: bool = False
+    listed: bool = True
 
 
 def read_registration(payload: Mapping[str, Any]) -> RelayRegister:
@@ -191,7 +194,7 @@ def discover_entries(
     for node in _rotated(nodes, first):
         if len(entries) >= entries_max or size >= limits.results_size:
             break
-        if node is not requester and node.profile.matches(wanted):
+        if node is not requester and node.listed and node.profile.matches(wanted):
             entries.append(_entry(node, epoch))
             size += node.profile.size
     return entries

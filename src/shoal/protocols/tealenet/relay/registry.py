@@ -33,8 +33,10 @@ from shoal.protocols.tealenet.codec.scalars import NAME_MAX, to_date
 from shoal.protocols.tealenet.codec.signatures import CHALLENGE_SIZE, noise_fields
 from shoal.protocols.tealenet.relay.limits import RelayLimits
 from shoal.protocols.tealenet.relay.links import (
+    CLOSE_UNADMITTED,
     NodeLink,
     NodeLinks,
+    NotAdmittedHere,
     error_to,
     rate_limited,
 )
@@ -83,7 +85,7 @@ class PresenceBroadcast:
         if not self._waiting:
             self._sending, self._next = tuple(self._next), []
             for node in self._nodes:
-                if node.announced < len(self._sending):
+                if node.listed and node.announced < len(self._sending):
                     self._waiting.append((node.link_id, node.announced))
                 node.announced = 0
         some = self._waiting[:BATCH_LINKS]
@@ -107,7 +109,8 @@ RelayOutput: TypeAlias = RelaySend | RelayBroadcast
 class NodeRegistry:
     """The nodes by their ids, and their announcements.
 
-    Removing a node closes its sessions.
+    Removing a node closes its sessions.  ``host_id`` is the coordinator's own node,
+    which is a member by its key alone.
     """
 
     def __init__(
@@ -122,7 +125,9 @@ class NodeRegistry:
         self._links = links
         self._sessions = sessions
         identity = context.identity
-        self._host = RelayHost(identity.public_key.hex(), *noise_fields(identity))
+        self.host_id = identity.public_key.hex()
+        self._host = RelayHost(self.host_id, *noise_fields(identity))
+        self._unannounced: list[NodeRecord] = []  # admitted since the last input
         self._epoch = to_date(context.epoch)
         self._stored_size = 0  # bytes, about
         self.nodes: dict[str, NodeRecord] = {}
@@ -135,6 +140,10 @@ class NodeRegistry:
         if wait := link.registrations.try_charge_one(now):
             return (rate_limited(link, "registrations", wait),)
         message = read_registration(payload)
+        is_extended = knows_extension(message.capabilities)
+        if not (is_extended or self._context.relay_open):
+            # Nodes of other programs present no credential that one could check.
+            raise NotAdmittedHere("invalid_register")
         before = link.node
         if before is not None and before.id != message.node_id:
             raise BadRelayMessage(
@@ -147,7 +156,7 @@ class NodeRegistry:
             check_signature(message, verifies)
         proven = before is not None and before.proven
         if not isinstance(message.shoal, RegistrationProof):
-            if not proven and knows_extension(message.capabilities):
+            if not proven and is_extended:
                 # The signature never changes, so it may be a copy.
                 link.challenge = (
                     link.challenge or self._context.random_bytes(CHALLENGE_SIZE).hex()
@@ -164,8 +173,38 @@ class NodeRegistry:
         ]
         pending, link.pending_discovery = link.pending_discovery, None
         if pending is not None and link.node is not None:
+            if not self.reaches_others(link.node):
+                raise NotAdmittedHere("not_admitted")
             outputs += self._list_nodes(link, link.node, pending.filter, now)
         return outputs
+
+    def reaches_others(self, node: NodeRecord) -> bool:
+        """Return whether a node may find and reach other nodes than the coordinator."""
+        return node.member or self._context.relay_open
+
+    def admit(self, node_id: str) -> None:
+        """Make a node a member; `announce_admitted` announces it."""
+        node = self.nodes.get(node_id)
+        if node is not None and not node.member:
+            node.member = True
+            if not node.listed:
+                self._unannounced.append(node)
+
+    def dismiss(self, node_id: str) -> None:
+        """Make a node no member; unless it becomes one again, its link closes."""
+        node = self.nodes.get(node_id)
+        if node is not None and node_id != self.host_id:
+            node.member = False
+
+    def announce_admitted(self, now: float) -> None:
+        """Announce the nodes that were admitted lately; they may find others now."""
+        for node in self._unannounced:
+            if self.nodes.get(node.id) is node and not node.listed:
+                node.listed = True
+                joined = RelayPeerJoined(node.id, node.profile.name)
+                self.presence.add(encode(joined), now)
+                self.presence.skip(node)
+        self._unannounced.clear()
 
     def discover(
         self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
@@ -175,6 +214,8 @@ class NodeRegistry:
         Real peers may send it first: the original relay requires no registration.
         Raises BadRelayMessage.
         """
+        if link.node is not None and not self.reaches_others(link.node):
+            raise NotAdmittedHere("not_admitted")
         # The link identifies the requester; the id that the message claims is ignored.
         message = decode_payload(kind, {**payload, "requestingNodeID": ""})
         assert isinstance(message, Discover), "the kind determines the type"
@@ -189,21 +230,26 @@ class NodeRegistry:
         """Remove a node and announce that to the others."""
         del self.nodes[node.id]
         self._stored_size -= node.profile.size
-        self.presence.add(encode(RelayPeerLeft(node.id, node.profile.name)), now)
+        if node.listed:
+            self.presence.add(encode(RelayPeerLeft(node.id, node.profile.name)), now)
         return self._close_sessions(node)
 
     def evict(self, now: float) -> Sequence[RelayOutput]:
-        """Close links without a registration, and remove silent nodes."""
+        """Close links of strangers, and remove silent nodes."""
         outputs: list[RelayOutput] = []
         for link in self._links:
             node = link.node
-            if node is None:
-                if now - link.unregistered_since >= self._limits.registration_timeout:
-                    self._links.remove(link)
-                    code, why = CLOSE_UNREGISTERED
-                    outputs.append(RelaySend(link.id, why, code))
-            elif now - node.last_heard >= self._limits.node_ttl:
-                link.node, link.unregistered_since = None, now
+            if node is not None and self.reaches_others(node):
+                link.unadmitted_since = now
+            elif now - link.unadmitted_since >= self._limits.registration_timeout:
+                code, why = CLOSE_UNREGISTERED if node is None else CLOSE_UNADMITTED
+                self._links.remove(link)
+                outputs.append(RelaySend(link.id, why, code))
+                if node is not None:
+                    outputs += self.remove(node, now)
+                continue
+            if node is not None and now - node.last_heard >= self._limits.node_ttl:
+                link.node = None
                 outputs += self.remove(node, now)
                 why = "No message for too long; register again"
                 outputs.append(error_to(link, "registration_expired", why))
@@ -251,9 +297,16 @@ class NodeRegistry:
             now if holder is None else holder.registered_at,
             link.origin.address,
         )
-        if holder is None:
+        # Who has proved the key of a member is that member, until it leaves the pool.
+        node.member = proven and (
+            node_id == self.host_id or (holder is not None and holder.member)
+        )
+        was_listed = holder is not None and holder.listed
+        node.listed = was_listed or self.reaches_others(node)
+        if node.listed and not was_listed:
             self.presence.add(encode(RelayPeerJoined(node_id, profile.name)), now)
             self.presence.skip(node)
+        if holder is None:
             return ()
         node.announced = holder.announced
         older = self._links.get(holder.link_id)

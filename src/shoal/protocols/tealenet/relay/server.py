@@ -3,14 +3,16 @@
 Source: the TealeNet document, and what real relays do; see
 ``docs/protocols/tealenet.md``.  Unlike real relays it verifies that a node has the key
 that is its id, that senders are not forged, and that only its two ends use a session.
+Unless it is open, a node can reach the coordinator alone until that has admitted it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import UpgradeRequest
-from shoal.protocols.seam.relay import RelaySend
+from shoal.protocols.seam.relay import RelaySend, RelayStanding
 from shoal.protocols.seam.session import Data
 from shoal.protocols.tealenet.codec.relay_envelope import (
     SHOWN_MAX,
@@ -19,10 +21,12 @@ from shoal.protocols.tealenet.codec.relay_envelope import (
     decode_envelope,
     encode_envelope,
 )
-from shoal.protocols.tealenet.relay.limits import RelayLimits
+from shoal.protocols.tealenet.relay.limits import RateBucket, RelayLimits
 from shoal.protocols.tealenet.relay.links import (
+    CLOSE_UNADMITTED,
     NodeLink,
     NodeLinks,
+    NotAdmittedHere,
     error_to,
     rate_limited,
 )
@@ -41,7 +45,10 @@ class RelayServer:
     """The relay's state machine over its links."""
 
     def __init__(self, context: ProtocolContext, limits: RelayLimits = LIMITS) -> None:
+        self.is_open = context.relay_open
         self._limits = limits
+        self._messages_of_strangers = RateBucket.full(limits.messages_of_strangers, 0.0)
+        self._size_of_strangers = RateBucket.full(limits.size_of_strangers, 0.0)
         self._links = NodeLinks(limits)
         self._sessions = RoutedSessions(limits)
         self._registry = NodeRegistry(context, limits, self._links, self._sessions)
@@ -74,20 +81,23 @@ class RelayServer:
         node_link = self._links.get(link)
         if node_link is None:
             return ()  # it is being closed
-        size = sum(map(len, batch))
-        wait = max(
-            node_link.messages.charge(len(batch), now), node_link.size.charge(size, now)
-        )
-        if wait:
-            node_link.read_at = now + min(wait, self._limits.pause_max)
+        if wait := self._charge(node_link, len(batch), sum(map(len, batch)), now):
+            node_link.read_at = now + wait
         if node_link.node is not None:
             node_link.node.last_heard = now
+        self._registry.announce_admitted(now)
         outputs: list[RelayOutput] = []
         for data in batch:
             try:
                 kind, payload = decode_envelope(data)
                 handler = self._handlers.get(kind, _unsupported)
                 outputs += handler(node_link, kind, payload, now)
+            except NotAdmittedHere as error:
+                outputs.append(error_to(node_link, error.code, str(error)))
+                code, why = CLOSE_UNADMITTED
+                outputs.append(RelaySend(link, why, code))
+                outputs += self.link_closed(link, now)
+                break
             except BadRelayMessage as error:
                 outputs.append(error_to(node_link, error.code, str(error)))
         return outputs
@@ -98,6 +108,14 @@ class RelayServer:
         node_link = None if node is None else self._links.get(node.link_id)
         return "" if node_link is None else node_link.origin.address
 
+    def admit(self, node_id: str) -> None:
+        """Make a node a member: the coordinator has accepted its credential."""
+        self._registry.admit(node_id)
+
+    def dismiss(self, node_id: str) -> None:
+        """Make a node a stranger again: it has left the coordinator."""
+        self._registry.dismiss(node_id)
+
     def link_closed(self, link: int, now: float) -> Sequence[RelayOutput]:
         node_link = self._links.get(link)
         if node_link is None:
@@ -107,9 +125,21 @@ class RelayServer:
             () if node_link.node is None else self._registry.remove(node_link.node, now)
         )
 
-    def has_member(self, link: int) -> bool:
+    def standing(self, link: int) -> RelayStanding:
         node_link = self._links.get(link)
-        return node_link is not None and node_link.node is not None
+        if node_link is None or node_link.node is None:
+            return RelayStanding.STRANGER
+        if node_link.node.member:
+            return RelayStanding.MEMBER
+        return RelayStanding.GUEST if self.is_open else RelayStanding.PENDING
+
+    def count_peers(self) -> Counter[RelayStanding]:
+        host = self._registry.host_id
+        return Counter(
+            self.standing(link.id)
+            for link in self._links
+            if link.node is None or link.node.id != host
+        )
 
     def read_delay(self, link: int, now: float) -> float:
         node_link = self._links.get(link)
@@ -123,6 +153,7 @@ class RelayServer:
         return broadcast
 
     def tick(self, now: float) -> Sequence[RelayOutput]:
+        self._registry.announce_admitted(now)
         outputs: list[RelayOutput] = []
         if self._sweep_due is not None and now >= self._sweep_due:
             outputs += self._registry.evict(now)
@@ -131,6 +162,19 @@ class RelayServer:
         if presence.due is not None and now >= presence.due:
             outputs += presence.broadcast(now)
         return outputs
+
+    def _charge(self, link: NodeLink, count: int, size: int, now: float) -> float:
+        """Charge messages to a link; return the seconds without reading from it."""
+        wait = max(link.messages.charge(count, now), link.size.charge(size, now))
+        wait = min(wait, self._limits.pause_max)
+        if link.node is not None and link.node.member:
+            return wait
+        # Not cut short: many links would exceed a common rate that they only begin.
+        return max(
+            wait,
+            self._messages_of_strangers.charge(count, now),
+            self._size_of_strangers.charge(size, now),
+        )
 
     # Handlers by the kind of a message; all raise BadRelayMessage.
 
@@ -203,8 +247,13 @@ class RelayServer:
                 "wrong_sender",
                 f"{kind}: fromNodeID: another node is registered on this connection",
             )
-        other = self._registry.nodes.get(target)
-        if other is None:
+        registry = self._registry
+        if target != registry.host_id and not registry.reaches_others(node):
+            raise NotAdmittedHere("not_admitted")
+        other = registry.nodes.get(target)
+        if other is None or not (
+            node.id == registry.host_id or registry.reaches_others(other)
+        ):
             raise _NotConnected(
                 "peer_not_found", f"Peer {target[:SHOWN_MAX]} is not connected"
             )
