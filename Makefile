@@ -21,7 +21,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-
 # Hundreds of processes import the same modules, so that compiling each once pays.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long check format fields bench clean
+.PHONY: demo test test-long check format fields bench mutate clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
@@ -55,6 +55,11 @@ fields: $(VENV)/.dev
 # make bench NAME=grandsage; with WRITE=1, it goes into bench/RESULTS.md.
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run.py $(NAME) $(if $(WRITE),--write)
+
+# make mutate NAME="access ledger": does a test notice each small change to what keeps a
+# promise?  All of scripts/mutants.toml takes an hour; SAMPLE=50 tries so many of each.
+mutate: $(VENV)/.dev
+	$(BIN)/python scripts/mutate.py $(NAME) $(if $(SAMPLE),--sample $(SAMPLE))
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[llm,demo]'
