@@ -184,12 +184,42 @@ def test_time_and_chance_are_read_at_the_rim() -> None:
     }
 
 
-# What admits its holder is compared nowhere else (docs/keys.md).
-COMPARES_SECRETS = {
-    "protocols/macfleet/codec/keys.py",
-    "protocols/macfleet/strong_handshake.py",
-    "protocols/seam/admission.py",
-    "protocols/tealenet/admission.py",
+# The paths of what admits its holder, to where it is compared in constant time
+# (docs/keys.md): who calls what.  Keys and join tokens are looked up by
+# their digests, which reveal nothing.
+SECRETS_LEAD_TO = {
+    "compare_digest": {
+        "protocols/macfleet/codec/keys.py is_signed",
+        "protocols/macfleet/strong_handshake.py is_token_proof",
+        "protocols/seam/admission.py token_matches",
+        "protocols/tealenet/admission.py passcodes_match",
+    },
+    "is_signed": {
+        "protocols/macfleet/codec/heartbeat_lines.py _decode",
+        "protocols/macfleet/handshake_messages.py decode_suffix",
+        "protocols/macfleet/handshake_messages.py decode_second",
+        "protocols/macfleet/handshake_messages.py decode_third",
+    },
+    "is_token_proof": {"protocols/macfleet/strong_handshake.py proves_token"},
+    "token_matches": {
+        "gateway/jobs/pairing.py claim_pairing_code",
+        "protocols/seam/admission.py proves_token",
+    },
+    "passcodes_match": {
+        "protocols/tealenet/admission.py admit",
+        "protocols/tealenet/greeting.py hello_ack",
+        "protocols/tealenet/session_setup.py introduced_peer",
+    },
+    "proves_token": {
+        "app/worker_ports.py admit",
+        "coordinator/admission.py admit",
+        "protocols/macfleet/handshake_client.py conclude",
+        "protocols/macfleet/handshake_server.py matches",
+    },
+    "by_secret": {
+        "coordinator/admission.py _meant",
+        "gateway/http/authentication.py authenticate",
+    },
 }
 
 # Comparisons of what is named like a secret and is none, and why.
@@ -228,34 +258,86 @@ DIGESTS_OF_SECRETS = (
 
 def test_secrets_are_compared_in_constant_time() -> None:
     timed: dict[str, set[str]] = {}
-    constant = set()
+    lead: dict[str, set[str]] = {name: set() for name in SECRETS_LEAD_TO}
     for path, text in MODULES.items():
         names = SECRET_NAMES
         if path.startswith(DIGESTS_OF_SECRETS):
             names |= {"digest"}
+        if path == "gateway/jobs/pairing.py":
+            names |= {"code"}
         for node in code_of(text):
-            if isinstance(node, ast.Compare) and _compares(node, names):
+            if _compares(node, names):
                 timed.setdefault(path, set()).add(ast.unparse(node))
-            if isinstance(node, ast.Attribute) and node.attr == "compare_digest":
-                constant.add(path)
+        if any(name in text for name in lead):
+            for caller, called in _calls(ast.parse(text)):
+                if called in lead:
+                    lead[called].add(f"{path} {caller}")
 
     shown = {path: ", ".join(sorted(each)) for path, each in timed.items()}
     assert shown == COMPARES_NAMES
-    assert constant == COMPARES_SECRETS
+    assert lead == SECRETS_LEAD_TO
 
 
-def _compares(node: ast.Compare, names: frozenset[str]) -> bool:
-    """Say whether ``==`` or ``in`` compares a value with one of these names.
+@pytest.mark.parametrize(
+    "code",
+    [
+        "token == self._token",
+        "wanted != presented.token",
+        "proof in self._proofs",
+        "self._token.startswith(token)",
+        "token.startswith(self._token)",
+        "operator.eq(self._token, token)",
+        "token.__eq__(self._token)",
+        "re.fullmatch(self._token, line)",
+    ],
+)
+def test_comparison_that_takes_longer_for_a_better_guess_is_found(code: str) -> None:
+    (node,) = ast.parse(code).body
+
+    assert any(_compares(each, SECRET_NAMES) for each in ast.walk(node))
+
+
+# They stop at the first difference.
+_COMPARING_CALLS = frozenset(
+    {"startswith", "endswith", "removeprefix", "removesuffix", "eq", "ne", "__eq__"}
+    | {"find", "index", "count", "match", "fullmatch", "search"}
+)
+
+
+def _compares(node: ast.AST, names: frozenset[str]) -> bool:
+    """Say whether an expression compares a value with one of these names.
 
     Not with a constant: there is nothing to guess about "".
     """
-    by_value = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
-    sides = [node.left, *node.comparators]
+    match node:
+        case ast.Compare(left, ops, comparators):
+            by_value = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
+            sides = [left, *comparators]
+            compares = all(isinstance(each, by_value) for each in ops)
+        case ast.Call(ast.Attribute(owner, name), arguments):
+            sides = [owner, *arguments]
+            patterns = any(ast.unparse(each).isupper() for each in sides)
+            compares = name in _COMPARING_CALLS and bool(arguments) and not patterns
+        case _:
+            return False
     return (
-        all(isinstance(each, by_value) for each in node.ops)
+        compares
         and not any(isinstance(each, ast.Constant) for each in sides)
         and any(_is_named(each, names) for each in sides)
     )
+
+
+def _calls(node: ast.AST, caller: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the calls in a module: in which function, and of what name."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        caller = node.name
+    match node:
+        case ast.Call(ast.Name(name)) | ast.Call(ast.Attribute(attr=name)):
+            yield caller, name
+        case _:
+            pass
+    for child in ast.iter_child_nodes(node):
+        yield from _calls(child, caller)
 
 
 def _is_named(value: ast.expr, names: frozenset[str]) -> bool:
