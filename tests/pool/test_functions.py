@@ -7,6 +7,7 @@ import pytest
 from pool.builders import pool_after
 from shoal.domain.errors import CannotDo, Forbidden, UnknownTask
 from shoal.domain.facts import (
+    JobCancelled,
     JobFailed,
     JobSubmitted,
     WorkerJoined,
@@ -325,6 +326,9 @@ def test_no_call_is_queued_behind_a_call_stream() -> None:
 
     assert leased(pool) == ["CallStream0", "Call0"]
     assert leased(pool) == []
+
+    pool.apply(JobCancelled(JobId("CallStream0"), "closed"), 1.0)
+    assert len(leased(pool)) > 1
 
 
 def test_prefetched_calls_do_not_delay_a_waiting_call_stream() -> None:

@@ -434,3 +434,13 @@ def test_only_eligible_jobs_are_hedged() -> None:
         pool.apply(JobUnhedged(J, THREE, ""), 6.0)
     with pytest.raises(AssertionError, match="has one worker"):
         pool_with_silent_job().apply(JobUnhedged(J, ONE, ""), 6.0)
+
+
+def test_requeued_job_has_neither_of_its_workers() -> None:
+    pool = pool_with_hedge()
+
+    pool.apply(JobRequeued(J, ONE, "handed over", handed_over=True), 6.0)
+
+    waiting = pool.jobs[J]
+    assert (waiting.worker_id, waiting.hedge, pool.hedged) == (None, None, 0)
+    assert [worker.free_slots for worker in pool.workers.values()] == [1, 1]

@@ -1,5 +1,7 @@
 """The facts that follow from inputs."""
 
+from dataclasses import replace
+
 import pytest
 
 from pool.builders import assign, handle, job, joined, leased, pool_after
@@ -13,13 +15,19 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     LateResult,
+    ReceiptPresented,
+    WorkerDistrusted,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
+    WorkerLoadChanged,
+    WorkerMarked,
+    WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.job import Job, TimeLimit, TimeLimits
+from shoal.domain.job import Job, JobTerms, Privacy, TimeLimit, TimeLimits
 from shoal.domain.outcome import Fault, Outcome, Usage
+from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.vocabulary import (
     CancelJob,
     Completed,
@@ -28,7 +36,9 @@ from shoal.domain.vocabulary import (
     Rejected,
 )
 from shoal.domain.work import CALL_QUEUE, Call, JobKind
+from shoal.domain.worker import WorkerLoad
 from shoal.pool.inputs import (
+    AnswerDisputed,
     AnswerRejected,
     Cancellation,
     DrainAnnounced,
@@ -36,12 +46,23 @@ from shoal.pool.inputs import (
     HubInput,
     LeaseResult,
     LimitReached,
+    LoadReported,
+    ReceiptVerified,
     Submission,
     WorkerConnected,
     WorkerDisconnected,
+    WorkerPaired,
+    WorkerUnpaired,
 )
 from shoal.pool.open_job import OpenJob
-from shoal.pool.react import WORKERS_LOST_MAX, next_limit, react, revocations
+from shoal.pool.react import (
+    INVALID_RECEIPT_POINTS,
+    WORKERS_LOST_MAX,
+    WRONG_ANSWER_POINTS,
+    next_limit,
+    react,
+    revocations,
+)
 from shoal.pool.state import PoolState
 
 J, W = JobId("j"), WorkerId("w")
@@ -98,6 +119,7 @@ def test_events_of_a_running_job_become_facts(
         LimitReached(JobId("none"), TimeLimit.TOTAL),
         WorkerDisconnected(WorkerId("none"), ""),
         DrainAnnounced(WorkerId("none"), Draining("")),
+        LoadReported(WorkerId("none"), WorkerLoad("hot")),
     ],
 )
 def test_events_of_ended_leases_are_ignored(input_: HubInput) -> None:
@@ -233,6 +255,21 @@ def test_refusals_are_no_losses() -> None:
     assert assign(pool) == []
 
 
+def test_refusal_without_output_is_no_third_loss() -> None:
+    pool = pool_after(JobSubmitted(job()))
+    for name in ("w1", "w2"):
+        pool.apply(joined(name), 0.0)
+        assign(pool)
+        handle(pool, WorkerDisconnected(WorkerId(name), "killed"))
+    pool.apply(joined(), 0.0)
+    assign(pool)
+    third = pool.jobs[J].lease
+
+    facts = react(pool, LeaseResult(W, Rejected(J, third, "loading")))
+
+    assert facts == [JobRequeued(J, third, "loading", refused_by=W)]
+
+
 def test_refusal_in_mid_answer_counts_like_a_lost_worker() -> None:
     pool = pool_after(JobSubmitted(job()))
     ends: list[list[Fact]] = []
@@ -298,9 +335,12 @@ def test_overdue_call_expires_with_words_about_a_call() -> None:
     pool = pool_after(worker, JobSubmitted(call), leased())
 
     (expired,) = react(pool, LimitReached(J, TimeLimit.FIRST_OUTPUT))
+    (in_all,) = react(pool, LimitReached(J, TimeLimit.TOTAL))
 
     assert isinstance(expired, JobExpired)
     assert expired.error == "the worker returned no result of the call within 20 s"
+    assert isinstance(in_all, JobExpired)
+    assert in_all.error == "running in all: over the limit of 100 s"
 
 
 def waiting(since: float = 0.0) -> OpenJob:
@@ -325,6 +365,7 @@ def held(since: float = 0.0) -> OpenJob:
         (held(), 50.0, 48.0, 53.0),
         (held(), 53.0, 48.0, TimeLimit.SILENCE),
         (held(), 99.0, 98.0, 100.0),
+        (held(since=80.0), 100.0, None, TimeLimit.TOTAL),  # both at once
         (held(), 100.0, 98.0, TimeLimit.TOTAL),
         # Text of an earlier lease does not count while the job is queued.
         (waiting(since=48.0), 50.0, 48.0, 58.0),
@@ -334,3 +375,72 @@ def test_nearest_limit_applies(
     open_job: OpenJob, now: float, last_output: float | None, due: TimeLimit | float
 ) -> None:
     assert next_limit(open_job, now, last_output) == due
+
+
+KEY = "aa" * 32
+
+
+def test_private_job_without_a_trusted_worker_fails_at_once() -> None:
+    private = replace(job(), terms=JobTerms(privacy=Privacy.PRIVATE, user="ada"))
+
+    submitted, failed = react(pool_after(joined()), Submission(private))
+
+    assert submitted == JobSubmitted(private)
+    assert isinstance(failed, JobFailed)
+    assert failed.error.startswith("no_trusted_worker: ")
+
+
+def test_only_a_change_of_the_load_is_a_fact() -> None:
+    pool = pool_after(joined())
+
+    hot = handle(pool, LoadReported(W, WorkerLoad("hot")))
+    again = handle(pool, LoadReported(W, WorkerLoad("hot")))
+    busier = handle(pool, LoadReported(W, WorkerLoad("hot", queued=1)))
+
+    assert hot == [WorkerLoadChanged(W, WorkerLoad("hot"), fitness_changed=True)]
+    assert again == []
+    assert busier == [WorkerLoadChanged(W, WorkerLoad("hot", 1), fitness_changed=False)]
+
+
+def test_pairing_and_its_end_are_facts_once() -> None:
+    pool = PoolState()
+    pairing, end = WorkerPaired("al", "ada", KEY), WorkerUnpaired("al", "ada", KEY)
+
+    assert handle(pool, end) == []
+    assert handle(pool, pairing) == [WorkerTrusted("al", "ada", KEY)]
+    assert handle(pool, pairing) == []
+    assert handle(pool, WorkerUnpaired("al", "bo", KEY)) == []
+    assert handle(pool, end) == [WorkerDistrusted("al", "ada", KEY)]
+    assert handle(pool, end) == []
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_only_an_invalid_receipt_marks_its_worker(verdict: Verdict) -> None:
+    harmless = verdict in (Verdict.VALID, Verdict.UNSIGNED, Verdict.MISSING)
+    reason = f"a receipt that proves nothing: {verdict.value}"
+    marked = [WorkerMarked(W, INVALID_RECEIPT_POINTS, reason, J)]
+
+    late = react(
+        running(), ReceiptVerified(W, J, verdict, SignedReceipt(b"{}", b"s" * 64))
+    )
+    answered = react(running(), LeaseResult(W, Completed(J, ONE), WHOLE, verdict))
+
+    assert late == [ReceiptPresented(J, W, verdict), *([] if harmless else marked)]
+    assert answered == [
+        JobCompleted(J, ONE, WHOLE, verdict),
+        *([] if harmless else marked),
+    ]
+
+
+@pytest.mark.parametrize(("workers", "key"), [([True], KEY), ([False], ""), ([], "")])
+def test_mark_follows_a_key_that_the_worker_proved(
+    workers: list[bool], key: str
+) -> None:
+    pool = PoolState()
+    for proven in workers:
+        offer = replace(joined().offer, public_key=KEY, proven=proven)
+        handle(pool, WorkerConnected(W, offer, cancels=True))
+
+    facts = react(pool, AnswerDisputed(W, "differs", J))
+
+    assert facts == [WorkerMarked(W, WRONG_ANSWER_POINTS, "differs", J, key)]

@@ -11,12 +11,17 @@ from shoal.domain.facts import (
     JobCompleted,
     JobExpired,
     JobFailed,
+    JobHedged,
     JobRequeued,
     JobStarted,
     JobSubmitted,
+    JobUnhedged,
     LateResult,
+    WorkerDistrusted,
+    WorkerDraining,
     WorkerLeft,
     WorkerMarked,
+    WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import JobTerms, Privacy, TimeLimit
@@ -60,6 +65,26 @@ def test_cut_job_keeps_the_slot_of_a_worker_that_cannot_cancel(end: Fact) -> Non
     assert assign(pool) == [("k", "w")]
 
 
+@pytest.mark.parametrize(
+    ("end", "free"),
+    [
+        (JobCompleted(J, ONE, Outcome("")), 1),
+        (JobFailed(J, "boom"), 1),
+        (JobFailed(J, "spoilt", cut=True), 0),
+        (JobRequeued(J, ONE, "busy", refused_by=W), 1),
+        (JobRequeued(J, ONE, "removed", handed_over=True), 0),
+    ],
+)
+def test_worker_that_cannot_cancel_has_a_slot_again_after_its_own_end_of_a_job(
+    end: Fact, free: int
+) -> None:
+    pool = busy_pool(cancels=False)
+
+    pool.apply(end, 1.0)
+
+    assert pool.workers[W].free_slots == free
+
+
 def test_cut_job_keeps_its_slot_until_the_worker_is_lost() -> None:
     pool = busy_pool(cancels=False)
     pool.apply(CANCELLED, 1.0)
@@ -99,6 +124,18 @@ def test_requeued_job_restarts_its_wait_and_counts_losses() -> None:
     )
     assert (waiting.lost, waiting.started, waiting.lease) == (1, True, 1)
     assert pool.queued == 1
+    assert (waiting.refused_by, [*pool.refusals]) == ({}, [])
+
+
+def test_job_that_was_handed_over_in_mid_answer_is_not_hedged() -> None:
+    pool = busy_pool(cancels=True)
+    pool.apply(JobStarted(J, ONE), 5.0)
+    pool.apply(JobRequeued(J, ONE, "removed", handed_over=True), 9.0)
+
+    pool.apply(leased(lease=2), 9.0)
+
+    assert pool.jobs[J].lost == 0
+    assert not pool.without_output
 
 
 @pytest.mark.parametrize(
@@ -107,6 +144,8 @@ def test_requeued_job_restarts_its_wait_and_counts_losses() -> None:
         JobStarted(J, ONE),
         JobRequeued(J, ONE, ""),
         JobCompleted(J, ONE, Outcome("")),
+        JobHedged(J, W, LeaseNumber(2), ""),
+        JobUnhedged(J, ONE, ""),
     ],
 )
 def test_impossible_fact_is_an_error(fact: Fact) -> None:
@@ -213,6 +252,19 @@ def test_sessions_map_to_their_last_worker_within_a_limit(
     assert pool.sessions["kept"] == ("b", "j")
 
 
+def test_session_that_was_used_last_is_remembered_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.pool.state.SESSIONS_MAX", 2)
+    pool = pool_after(joined(slots=4))
+
+    for name, session in (("a", "one"), ("b", "two"), ("c", "one"), ("d", "three")):
+        pool.apply(JobSubmitted(job(name, session=session)), 0.0)
+        pool.apply(leased(name), 0.0)
+
+    assert pool.sessions == {"one": (W, "c"), "three": (W, "d")}
+
+
 @pytest.mark.parametrize(
     ("level", "usual", "cost"),
     [
@@ -232,3 +284,86 @@ def test_cost_is_load_over_speed(
     pool.speeds.typical_pace = usual
 
     assert pool.cost(level) == cost
+
+
+def test_next_expiry_is_the_earliest_of_refusals_and_penalties() -> None:
+    pool = pool_after(joined("v"), joined("w"), *map(JobSubmitted, map(job, "ab")))
+    pool.apply(WorkerMarked(W, 2, "", J), 0.0)
+    for name, worker, now in (("a", "v", 100.0), ("b", "w", 101.0)):
+        pool.apply(leased(name, worker), now)
+        refused = JobRequeued(JobId(name), ONE, "busy", refused_by=WorkerId(worker))
+        pool.apply(refused, now)
+    pool.apply(WorkerMarked(W, 3, "", J), 200.0)
+
+    assert pool.expire_penalties(101.0) == 100.0 + REFUSAL_PAUSE
+    assert pool.expire_penalties(100.0 + REFUSAL_PAUSE) == 101.0 + REFUSAL_PAUSE
+    assert pool.expire_penalties(101.0 + REFUSAL_PAUSE) == PENALTY_SECONDS
+    assert pool.expire_penalties(PENALTY_SECONDS) == 200.0 + PENALTY_SECONDS
+
+
+def test_refusal_may_outlive_its_job() -> None:
+    pool = busy_pool(cancels=True)
+    pool.apply(JobRequeued(J, ONE, "busy", refused_by=W), 1.0)
+    pool.apply(CANCELLED, 1.0)
+
+    assert pool.expire_penalties(1.0 + REFUSAL_PAUSE) is None
+
+
+def test_holder_of_a_job_is_its_worker_while_it_has_one() -> None:
+    pool = pool_after(joined(), JobSubmitted(job()))
+    assert pool.holder_of(J) is None
+
+    pool.apply(leased(), 0.0)
+    assert pool.holder_of(J) is pool.workers[W]
+
+    pool.apply(JobFailed(J, ""), 1.0)
+    assert pool.holder_of(J) is None
+
+
+def test_points_of_one_worker_are_not_another_s() -> None:
+    pool = pool_after(joined(), joined("u"), WorkerMarked(W, 2, "", J))
+
+    pool.apply(joined("v"), 1.0)
+
+    points = {name: worker.points for name, worker in pool.workers.items()}
+    assert points == {"w": 2, "u": 0, "v": 0}
+
+
+def test_user_s_trust_in_a_worker_can_end() -> None:
+    private = replace(job(), terms=JobTerms(privacy=Privacy.PRIVATE, user="ada"))
+    worker = joined(privacy=Privacy.PRIVATE)
+    offer = replace(worker.offer, public_key="aa" * 32, proven=True)
+    pool = pool_after(
+        replace(worker, offer=offer),
+        WorkerTrusted("", "ada", "aa" * 32),
+        JobSubmitted(private),
+    )
+
+    pool.apply(WorkerDistrusted("", "ada", "aa" * 32), 1.0)
+    assert assign(pool) == []
+
+    pool.apply(WorkerTrusted("", "ada", "aa" * 32), 2.0)
+    assert assign(pool) == [("j", "w")]
+
+
+def test_drain_shows_the_worker_s_reason() -> None:
+    pool = pool_after(joined("v"), joined("w"))
+
+    pool.apply(WorkerDraining(W, "an update"), 1.0)
+    pool.apply(WorkerDraining(WorkerId("v"), ""), 1.0)
+
+    reasons = {name: worker.draining for name, worker in pool.workers.items()}
+    assert reasons == {"w": "an update", "v": "draining"}
+
+
+def test_speed_of_a_model_is_forgotten_with_its_last_worker() -> None:
+    pool = busy_pool(cancels=True)
+    pool.apply(joined("v"), 0.0)
+    pool.apply(JobCompleted(J, ONE, Outcome("")), 3.0)
+    assert pool.speeds.job_seconds
+
+    pool.apply(WorkerLeft(W, ""), 4.0)
+    assert pool.speeds.job_seconds
+
+    pool.apply(WorkerLeft(WorkerId("v"), ""), 4.0)
+    assert not pool.speeds.job_seconds

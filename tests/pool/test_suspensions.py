@@ -317,3 +317,73 @@ def test_removed_worker_that_joins_nevertheless_is_dismissed() -> None:
     pool.apply(fact, 1.0)
 
     assert [type(each) for each in departures(pool)] == [WorkerDismissed]
+
+
+def test_model_with_a_connection_of_its_own_is_dismissed_alone() -> None:
+    pool = pool_after(joined("pc/m"), joined("pc/n", "n"))
+
+    suspend(pool, REMOVED, "pc/m")
+
+    assert dismissed(pool) == ["pc/m"]
+
+
+def test_paused_worker_may_join_again() -> None:
+    pool = pool_after(joined())
+
+    suspend(pool, PAUSED)
+
+    assert pool.suspensions.refusal("w") is None
+
+
+@pytest.mark.parametrize(("how", "within"), [(DRAINING, None), (PAUSED, 60.0)])
+def test_only_a_drain_with_a_limit_becomes_a_removal(
+    how: Suspension, within: float | None
+) -> None:
+    pool = busy_pool()
+
+    suspend(pool, how, within=within)
+
+    assert pool.suspensions.next_due is None
+    assert overdue_drains(pool, 1e9) == []
+
+
+def test_repeated_drain_gets_the_later_limit() -> None:
+    pool = busy_pool()
+    suspend(pool, DRAINING, within=60.0)
+
+    facts = suspend(pool, DRAINING, within=90.0)
+
+    assert facts == [WorkerSuspended("w", DRAINING, "al", 90.0)]
+    assert pool.suspensions.next_due == 90.0
+
+
+def test_each_drain_ends_at_its_own_limit() -> None:
+    pool = pool_after(joined("v"), joined("w"))
+    suspend(pool, DRAINING, "v", within=60.0)
+    suspend(pool, DRAINING, "w", within=120.0)
+
+    assert pool.suspensions.next_due == 60.0
+    assert overdue_drains(pool, 60.0) == [WorkerSuspended("v", REMOVED, "al")]
+    handle(pool, WorkerResumption("v", "al"))
+
+    assert pool.suspensions.next_due == 120.0
+
+
+def test_worker_is_dismissed_once_whatever_is_ordered_next() -> None:
+    pool = pool_after(joined())
+    suspend(pool, DRAINING)
+    assert dismissed(pool) == ["w"]
+
+    suspend(pool, REMOVED)
+
+    assert dismissed(pool) == []
+
+
+def test_worker_of_a_removed_machine_leaves_although_it_is_resumed_itself() -> None:
+    pool = pool_after(joined("pc/m"))
+    suspend(pool, REMOVED, "pc/m")
+    suspend(pool, REMOVED, "pc")
+
+    handle(pool, WorkerResumption("pc/m", "al"))
+
+    assert dismissed(pool) == ["pc/m"]

@@ -185,8 +185,9 @@ def _mark(
     pool: PoolState, worker_id: WorkerId, points: int, reason: str, about: JobId
 ) -> WorkerMarked:
     worker = pool.workers.get(worker_id)
-    proven = worker is not None and worker.offer.proven
-    key = worker.offer.public_key if worker is not None and proven else ""
+    key = ""
+    if worker is not None and worker.offer.proven:
+        key = worker.offer.public_key
     return WorkerMarked(worker_id, points, reason, about, key)
 
 

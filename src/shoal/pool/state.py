@@ -358,7 +358,7 @@ class PoolState:
         job.last_lease = lease
         self.roster.index(worker)
 
-    def _end_leases(self, job: OpenJob, *, cut: bool = False) -> None:
+    def _end_leases(self, job: OpenJob, *, cut: bool) -> None:
         """End all leases on a job."""
         _decrement(self.running_by_owner, job.job.owner)
         self.without_output.pop(job.job.id, None)
@@ -388,7 +388,7 @@ class PoolState:
     def _find_leaving(self, orders: Iterable[SuspensionOrder]) -> None:
         """Find the workers to disconnect by the orders whose workers are all idle."""
         for order in orders:
-            if order.how not in LEAVING or any(map(self._is_busy, order.workers)):
+            if any(map(self._is_busy, order.workers)):
                 continue
             for worker_id in order.workers:
                 worker = self.workers[worker_id]

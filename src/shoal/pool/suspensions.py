@@ -114,8 +114,9 @@ class Suspensions:
         self, fact: WorkerSuspended, connected: Iterable[WorkerId], now: float
     ) -> SuspensionOrder:
         """Replace the order of a name; ``connected`` are all workers."""
-        limited = fact.how is Suspension.DRAINING and fact.within is not None
-        due = now + (fact.within or 0.0) if limited else math.inf
+        due = math.inf
+        if fact.how is Suspension.DRAINING and fact.within is not None:
+            due = now + fact.within
         order = SuspensionOrder(fact.name, fact.how, fact.by, due)
         order.workers.update(each for each in connected if order.covers(each))
         self._orders[fact.name] = order
