@@ -230,6 +230,20 @@ def test_budget_can_be_changed_and_removed() -> None:
     assert books.shortfall(ANN, 1) is None
 
 
+def test_account_whose_budget_is_removed_is_forgotten() -> None:
+    books = Books({}, {ANN: 100})
+
+    books.set_budget(ANN, None)
+
+    assert books.account_names() == []
+
+
+def test_free_job_needs_nothing_left_to_spend() -> None:
+    books = Books({ANN: -50, HELD: 50}, {ANN: 20})
+
+    assert books.shortfall(ANN, 0) is None
+
+
 USERS = [
     ANN,
     CAT,

@@ -105,6 +105,14 @@ def test_signature_is_not_malleable() -> None:
     assert not verify(signer.public_key, again, b"m")
 
 
+def test_signature_has_64_bytes() -> None:
+    signer = Signer.from_seed(b"s" * 32)
+    signature = signer.sign(b"m")
+
+    for other in (signature[:-1], signature[1:], signature + b"\0", b"", signature * 2):
+        assert not verify(signer.public_key, other, b"m")
+
+
 def test_keys_of_small_order_are_rejected_in_every_form() -> None:
     ys = {y for _, y in small_points()}
     forms = [form for y in ys for form in (y, y + P) if form < 2**255]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shoal.domain.answer_assembly import assemble
-from shoal.domain.outcome import Delta
+from shoal.domain.outcome import Delta, Outcome
 from shoal.domain.work import JSON, Chat
 from shoal.ledger.outputs import output_of
 
@@ -30,3 +30,13 @@ def test_canonical_integers_stay_numbers() -> None:
 
     assert choice["fields"]["odd"] == 2**53 - 1
     assert choice["fields"]["flag"] is True
+
+
+def test_text_of_the_worker_itself_is_kept_as_it_is() -> None:
+    written = '{"text": "hi"}'  # not canonical
+
+    assert output_of(Chat("m", ()), Outcome("hi", output=written)) == written.encode()
+
+
+def test_answer_that_is_only_text_has_no_choices() -> None:
+    assert output_of(Chat("m", ()), Outcome("hi")) == b'{"model":"m","text":"hi"}'

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from ledger.builders import OUTPUT, WORKER, claims, signed, unsigned
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId
+from shoal.domain.job import Job, JobTerms
 from shoal.domain.receipts import SignedReceipt, Verdict
+from shoal.domain.work import Call, Chat, Work
 from shoal.ledger.merkle import EMPTY_ROOT
-from shoal.ledger.receipts import Claims, Receipt, body, read
+from shoal.ledger.receipts import Claims, Receipt, body, has_receipt, read
 from shoal.ledger.worker_receipts import output_hash_of
 
 ROOT = bytes(range(32))
@@ -62,6 +64,25 @@ def test_receipt_has_all_fields() -> None:
             "root": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",
         },
     }
+
+
+@pytest.mark.parametrize(
+    ("work", "price", "kept", "has"),
+    [
+        (Chat("m", ()), 0, True, True),
+        (Chat("m", ()), 1, True, True),
+        (Chat("m", ()), 1, False, False),
+        (Call("f", b"\x90", b"\x80"), 0, True, False),
+        (Call("f", b"\x90", b"\x80"), 1, True, True),
+        (Call("f", b"\x90", b"\x80"), 1, False, False),
+    ],
+)
+def test_kept_jobs_have_receipts_but_for_free_calls(
+    work: Work, price: int, kept: bool, has: bool
+) -> None:
+    job = Job(JobId("j"), work, terms=JobTerms(price=price, kept=kept))
+
+    assert has_receipt(job) is has
 
 
 def test_receipt_of_a_wire_without_receipts_is_unsigned() -> None:

@@ -1,5 +1,9 @@
 """The contract of stores for receipts, their log and accounts."""
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
 from shoal.domain.errors import StoreError
@@ -17,6 +21,7 @@ from shoal.ledger.merkle import (
     frontier_positions,
     inclusion_path,
     leaf_hash,
+    node_hash,
     nodes_for_consistency,
     nodes_for_inclusion,
     root_from_inclusion,
@@ -26,6 +31,7 @@ from shoal.ledger.notary import Notary
 from shoal.ledger.receipts import Claims
 from shoal.store.ledger import Account, LedgerEntries, LoggedReceipt, LogHead
 from shoal.store.port import Store
+from shoal.store.sqlite.store import SqliteStore
 
 SIGNER = Signer.from_seed(b"s" * 32)
 J = JobId("j1")
@@ -80,6 +86,8 @@ async def test_new_store_is_empty(store: Store) -> None:
     assert await store.ledger.receipts_of(J) == []
     assert await store.ledger.recent_receipts(None, 10) == []
     assert await store.ledger.transfers("user:al", 10) == []
+    assert await store.ledger.receipt_owner(J) is None
+    assert await store.ledger.nodes([(0, 0)]) == {}
 
 
 async def test_receipts_survive_storage(store: Store) -> None:
@@ -94,6 +102,17 @@ async def test_receipts_survive_storage(store: Store) -> None:
     assert (first.at, second.at) == (5.5, 6.5)
     newest = await store.ledger.recent_receipts(None, 2)
     assert [each.index for each in newest] == [2, 1]
+
+
+async def test_last_receipts_of_a_long_log_are_listed(store: Store) -> None:
+    await StoredLog(store).add(*(f"j{number}" for number in range(130)))
+
+    newest = await store.ledger.recent_receipts(None, 2)
+    head = await store.ledger.head()
+
+    assert [each.index for each in newest] == [129, 128]
+    assert head is not None
+    assert head.size == 130
 
 
 async def test_receipts_are_found_by_owner(store: Store) -> None:
@@ -150,6 +169,22 @@ async def test_log_proves_every_leaf_and_every_growth(
         assert verify_consistency(size, last.size, head.root, last.root, path)
 
 
+async def test_nodes_are_numbered_as_they_become_complete(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "shoal.db")
+    await store.open()
+    await StoredLog(store).add(*(f"j{number}" for number in range(8)))
+    await store.close()
+
+    with closing(sqlite3.connect(tmp_path / "shoal.db")) as sql:
+        rows = sql.execute("SELECT number, hash FROM tree ORDER BY number").fetchall()
+
+    # 0: the first leaf; 2: the node above it and the second; 14: the root.
+    hashes = dict(rows)
+    assert [*hashes] == [*range(15)]
+    assert hashes[2] == node_hash(hashes[0], hashes[1])
+    assert hashes[14] == node_hash(hashes[6], hashes[13])
+
+
 async def test_log_continues_from_the_store(store: Store) -> None:
     log = StoredLog(store)
     await log.add("j1", "j2", "j3")
@@ -186,6 +221,20 @@ async def test_balance_is_the_sum_of_transfers(store: Store) -> None:
     assert [each.transfer for each in shown] == [moved[1], moved[0]]
     assert [each.at for each in shown] == [1.0, 1.0]
     assert len(await store.ledger.transfers("pool:held", 2)) == 2
+
+
+async def test_transfers_of_both_sides_are_listed_newest_first(store: Store) -> None:
+    al = accounts.user_account("al")
+    moved = [
+        *accounts.credit(al, 50_000),
+        *accounts.reserve(J, al, 10_000),
+        *accounts.release(J, al, 10_000),
+    ]
+    await store.append([], 1.0, (), LedgerEntries(moved))
+
+    shown = await store.ledger.transfers(al, 10)
+
+    assert [each.transfer for each in shown] == moved[::-1]
 
 
 async def test_budget_is_set_changed_and_removed(store: Store) -> None:

@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 )
 
 KEY_SIZE = 32  # bytes
-SIGNATURE_SIZE = 64  # bytes
 
 _P = 2**255 - 19
 _SIGN_BIT = 1 << 255  # the bit of a key that holds the sign of x
@@ -67,10 +66,11 @@ def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
 
     Malformed keys and signatures are invalid.
     """
-    if len(signature) != SIGNATURE_SIZE or not is_valid_key(public_key):
+    if not is_valid_key(public_key):
         return False
     try:
-        # This rejects an S beyond the group's order, and compares R byte for byte.
+        # This rejects another size than 64 bytes and an S beyond the group's order, and
+        # compares R byte for byte.
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False

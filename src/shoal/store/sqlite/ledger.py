@@ -102,8 +102,7 @@ class SqliteLedger:
 
 def write_entries(sql: sqlite3.Connection, entries: LedgerEntries, at: float) -> None:
     """Write what belongs to a batch of facts, in the transaction that writes them."""
-    if entries.transfers:
-        _write_transfers(sql, entries.transfers, at)
+    _write_transfers(sql, entries.transfers, at)
     if entries.head is not None:
         head = entries.head
         sql.executemany(
