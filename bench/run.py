@@ -17,6 +17,7 @@ BENCHES = (
     "jobs",
     "leaving",
     "models",
+    "plan",
     "startup",
     "store",
     "tasks",

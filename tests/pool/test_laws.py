@@ -271,9 +271,9 @@ class PoolLaws(RuleBasedStateMachine):
     @invariant()
     def queues_hold_waiting_jobs(self) -> None:
         queued = [
-            job.job.id
+            turn.job.job.id
             for queue in self.pool.queues.values()
-            for job, _ in queue.in_order(self.pool.running_by_owner)
+            for turn in queue.in_order()
         ]
         waiting = [job for job in self.pool.jobs.values() if job.worker_id is None]
 
@@ -323,7 +323,9 @@ class PoolLaws(RuleBasedStateMachine):
         running = Counter(job.job.owner for job in jobs if job.worker_id is not None)
         waiting = Counter(job.job.owner for job in jobs if job.worker_id is None)
 
-        assert self.pool.running_by_owner == running
+        assert self.pool.shares.running == running
+        assert self.pool.size == sum(job.size for job in jobs)
+        assert self.pool.size == self.pool.sizes_by_owner.total()
         assert self.pool.queued_by_owner == waiting
         assert self.pool.hedged == sum(job.hedge is not None for job in jobs)
         for silent in self.pool.without_output.values():
@@ -348,6 +350,8 @@ class PoolLaws(RuleBasedStateMachine):
                     levels.setdefault(worker.cost_level(), set()).add(worker.id)
 
         roster = self.pool.roster
+        assert roster.wanted == self.pool.queues.keys()
+        assert roster.matched == self.pool.queues.keys() & roster.available.keys()
         assert {m: set(ws) for m, ws in roster.with_model.items()} == with_model
         assert {
             model: {level: set(workers) for level, workers in levels.items()}

@@ -473,7 +473,7 @@ class Hub:
     def _fail(self, error: StoreError) -> None:
         log.error("store failed, no more work is taken until a restart: %s", error)
         self._broken = error
-        for job_id in self._answers.unaccepted:
+        for job_id in list(self._answers.unaccepted):
             self._answers.resolve(job_id, error)
         for each in self._waiting:
             if not each.done():  # cancelled otherwise

@@ -1,7 +1,7 @@
 """The answers to all open jobs, from submission until the job ends."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, KeysView, Mapping
 
 from shoal.coordinator.answer import Answer
 from shoal.coordinator.blob_transfer import BlobTransfer
@@ -38,9 +38,9 @@ class OpenAnswers(Mapping[JobId, Answer]):
         return len(self._answers)
 
     @property
-    def unaccepted(self) -> list[JobId]:
+    def unaccepted(self) -> KeysView[JobId]:
         """The jobs that were submitted and are neither stored nor refused yet."""
-        return list(self._accepting)
+        return self._accepting.keys()
 
     def submit(self, job: Job, listener: JobListener | None = None) -> Answer:
         """Open the answer of a new job, which is not accepted yet.

@@ -52,6 +52,14 @@ def ineligibility(job: OpenJob, worker: Worker) -> str | None:
 
     The wording reaches users: a 503 and ``explain`` show it.
     """
+    return unsuitability(job, worker) or _refusal(job, worker)
+
+
+def unsuitability(job: OpenJob, worker: Worker) -> str | None:
+    """Return why ``worker`` can take no job now that needs what ``job`` does, or None.
+
+    It depends on nothing of the job but its model and its need.
+    """
     offer = worker.offer
     if worker.suspension is not None:
         return SUSPENDED[worker.suspension]
@@ -84,6 +92,12 @@ def ineligibility(job: OpenJob, worker: Worker) -> str | None:
         return f"runs code of Python {join_versions(offer.pythons)}, not {job.python}"
     if offer.needs_question and not job.has_question:
         return "needs a message besides the system's"
+    return None
+
+
+def _refusal(job: OpenJob, worker: Worker) -> str | None:
+    """Return why a suitable worker cannot take this job now, or None if it can."""
+    offer = worker.offer
     if 0 < offer.context < job.tokens_min:
         return f"reads {offer.context} tokens, fewer than the request has"
     if offer.only_for and job.job.owner not in offer.only_for:

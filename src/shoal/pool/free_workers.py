@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -13,8 +13,8 @@ from shoal.domain.job import Policy
 from shoal.domain.money import dollars
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import DeviceKind
-from shoal.pool.eligibility import ineligibility
-from shoal.pool.open_job import MatchingClass, OpenJob
+from shoal.pool.eligibility import ineligibility, unsuitability
+from shoal.pool.open_job import Need, OpenJob
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
 
@@ -36,11 +36,22 @@ PREFERRED_DEVICE: Mapping[tuple[Policy, bool], DeviceKind] = {
 
 
 class PromisedSlots(defaultdict[WorkerId, int]):
-    """Slots promised in the plan so far; ``streaming`` are those with a stream."""
+    """Slots promised in the plan so far; ``streaming`` are those with a stream.
+
+    ``by_queue`` are the workers with promised slots, by ``Worker.queues``.
+    """
 
     def __init__(self) -> None:
         super().__init__(int)
         self.streaming: set[WorkerId] = set()
+        self.by_queue: defaultdict[str, list[Worker]] = defaultdict(list)
+
+    def add(self, worker: Worker) -> None:
+        """Promise a slot of a worker."""
+        if not self[worker.id]:
+            for queue in worker.queues:
+                self.by_queue[queue].append(worker)
+        self[worker.id] += 1
 
 
 Preference: TypeAlias = Callable[[Worker], bool]
@@ -111,11 +122,15 @@ class FreeWorkers:
     def __init__(self, pool: PoolState, model: str, promised: PromisedSlots) -> None:
         self._pool = pool
         self._promised = promised
+        self._model = model
         self._count = 0
         self._stream_waits = False  # then no call is prefetched, or it would starve
         # The fewest tokens with which a job exceeded every worker, among those
         # that are alike.  A thousand may wait while workers are free for others only.
-        self._unassignable: dict[MatchingClass, int] = {}
+        self._unassignable: dict[tuple[str, Need], int] = {}
+        self._promises = 0
+        # What ``owners_served`` returned, and the number of promises before it.
+        self._owners: dict[Need, tuple[int, frozenset[str] | None]] = {}
         self._groups: dict[float, _CostGroup] = {}
         for level, workers in pool.roster.available.get(model, {}).items():
             self._count += len(workers)
@@ -125,18 +140,16 @@ class FreeWorkers:
             else:
                 group.rest = chain(group.rest, workers.values())
         # A worker with several models may have been promised to a job of another.
-        for worker_id in list(promised):
-            worker = pool.workers[worker_id]
-            if model in worker.queues:
-                self._count -= 1
-                self._file(worker)
+        for worker in promised.by_queue.get(model, ()):
+            self._count -= 1
+            self._file(worker)
 
     def __bool__(self) -> bool:
         return self._count > 0
 
     def assign(self, job: OpenJob) -> tuple[Worker, str] | None:
         """Promise a slot of the best worker for ``job``; return why it is best."""
-        alike = job.matching_class
+        alike = job.job.owner, job.need
         if job.tokens_min >= self._unassignable.get(alike, math.inf):
             return None
         if (worker := self._session_worker(job)) is not None:
@@ -150,6 +163,18 @@ class FreeWorkers:
         if not job.last_lease:  # no worker has refused it or runs it
             self._unassignable[alike] = job.tokens_min
         return None
+
+    def owners_served(self, job: OpenJob) -> frozenset[str] | None:
+        """Return the owners whose jobs may get a slot if they need what ``job`` does.
+
+        None: any may.
+        """
+        need = job.need
+        promises, found = self._owners.get(need, (-1, None))
+        if promises != self._promises:
+            found = self._served_by(self._suitable(job))
+            self._owners[need] = self._promises, found
+        return found
 
     def assign_idle(self, job: OpenJob) -> tuple[Worker, str] | None:
         """Promise a slot of the best worker for ``job`` that is idle."""
@@ -182,7 +207,8 @@ class FreeWorkers:
     def _promise(self, worker: Worker, reason: str) -> str:
         """Promise a slot; return the reason with the worker's previous state."""
         share = worker.utilization(self._promised[worker.id])
-        self._promised[worker.id] += 1
+        self._promised.add(worker)
+        self._promises += 1
         self._count -= 1
         self._file(worker)
         pace = "" if worker.pace is None else f", about {worker.pace:.0f} tokens/s"
@@ -205,6 +231,25 @@ class FreeWorkers:
             if group.is_empty:
                 del self._groups[cost]
         return None
+
+    def _suitable(self, job: OpenJob) -> Iterator[Worker]:
+        levels = self._pool.roster.available.get(self._model, {}).values()
+        for worker in chain.from_iterable(level.values() for level in levels):
+            if (
+                worker.free_slots > self._promised.get(worker.id, 0)
+                and unsuitability(job, worker) is None
+                and (job.kind is not JobKind.CALL_STREAM or self._has_room(job, worker))
+            ):
+                yield worker
+
+    @staticmethod
+    def _served_by(workers: Iterable[Worker]) -> frozenset[str] | None:
+        owners: set[str] = set()
+        for worker in workers:
+            if not worker.offer.only_for:
+                return None
+            owners |= worker.offer.only_for
+        return frozenset(owners)
 
     def _has_room(self, job: OpenJob, worker: Worker) -> bool:
         """Return whether a slot is free, or the job may be prefetched."""

@@ -166,7 +166,7 @@ def _memory_rejection(pool: PoolState, job: Job) -> str | None:
     size, mine, in_all = (
         size_of(job),
         pool.sizes_by_owner[job.owner],
-        pool.sizes_by_owner.total(),
+        pool.size,
     )
     if in_all + size > SIZE_MAX:
         return f"the open jobs have {in_all} characters, and this one {size} more"

@@ -13,18 +13,18 @@ NO_LEASE = LeaseNumber(0)
 CHARACTERS_PER_TOKEN = 4  # where a wire reports no tokens; typical of English
 CHARACTERS_PER_TOKEN_MAX = 8  # characters; only unusual texts have more in a token
 
-MatchingClass: TypeAlias = tuple[
-    str,
+Need: TypeAlias = tuple[
     JobKind,
     frozenset[Feature],
     str | None,
     str,
-    str | None,
+    tuple[str, str] | None,
     frozenset[WorkerId],
     bool,
     str,
     bool,
 ]
+"""What a job needs of a worker, besides the model."""
 
 
 def size_of(job: Job) -> int:
@@ -90,8 +90,11 @@ class OpenJob:
     task: str | None = field(init=False)  # see ``required_name``
     python: str = field(init=False)  # as in ``Call``
     has_question: bool = field(init=False)  # or is no chat
+    need: Need = field(init=False)  # see ``_need_of``
     trusted_keys: Set[str] | None = None
     """Public keys of the workers that may run it, which may grow; None: any may."""
+
+    number: int = 0  # in the order in which the jobs of its queue arrived there
 
     def __post_init__(self) -> None:
         # Read for each worker while the job waits, and never changed.
@@ -103,15 +106,7 @@ class OpenJob:
         self.task = required_name(self.job.work)
         self.python = python_of(self.job.work)
         self.has_question = has_question(self.job.work)
-
-    @property
-    def matching_class(self) -> MatchingClass:
-        """The class of jobs that the same workers can take."""
-        terms = self.job.terms
-        private = None if self.trusted_keys is None else terms.user
-        origin = (terms.avoid, terms.near, terms.peer)
-        rest = (self.task, self.python, private, *origin, self.has_question)
-        return self.job.owner, self.kind, self.needs, *rest
+        self.need = _need_of(self)
 
     def waited(self, since: float) -> float:
         """Return the seconds from its submission until ``since``."""
@@ -140,3 +135,14 @@ class OpenJob:
             yield self.worker_id, self.lease
         if self.hedge is not None:
             yield self.hedge.worker_id, self.hedge.lease
+
+
+def _need_of(job: OpenJob) -> Need:
+    """Return what a job needs of a worker, whoever owns it and however long it is.
+
+    ``eligibility.unsuitability`` is the same for all jobs of one need.
+    """
+    terms = job.job.terms
+    account = None if job.trusted_keys is None else (job.job.owner, terms.user)
+    origin = (terms.avoid, terms.near, terms.peer)
+    return job.kind, job.needs, job.task, job.python, account, *origin, job.has_question

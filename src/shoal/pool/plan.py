@@ -12,16 +12,22 @@ from shoal.pool.worker import Worker
 def plan(pool: PoolState) -> list[JobLeased]:
     """Match waiting jobs, each owner's in turn, to the worker that costs least.
 
-    Changes nothing: the caller applies the leases.
+    Changes nothing: the caller applies the leases.  Examines only the queues with a
+    free worker, and of each only the owners that are served: the time depends on the
+    leases, and hardly on the jobs and owners that wait.
     """
     leases: list[JobLeased] = []
+    if not pool.roster.matched:
+        return leases
     promised = PromisedSlots()
-    for model, queue in pool.queues.items():
+    for model in sorted(pool.roster.matched, key=lambda each: pool.queues[each].number):
         free = FreeWorkers(pool, model, promised)
-        for job, served in queue.in_order(pool.running_by_owner) if free else ():
-            if (choice := free.assign(job)) is not None:
-                served()
-                leases.append(_lease(pool, job, *choice))
+        for turn in pool.queues[model].in_order() if free else ():
+            if (choice := free.assign(turn.job)) is not None:
+                turn.served = True
+                leases.append(_lease(pool, turn.job, *choice))
+            else:
+                turn.only_for = free.owners_served(turn.job)
             if not free:
                 break
     return leases

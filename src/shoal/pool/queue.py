@@ -1,15 +1,31 @@
 """The waiting jobs of one model, in the order of service."""
 
 import heapq
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeAlias
 
 from shoal.domain.ids import JobId
 from shoal.domain.job import Priority
-from shoal.pool.open_job import OpenJob
+from shoal.pool.fair_shares import FairShares, Lane, OwnerCounts, Rank
+from shoal.pool.open_job import Need, OpenJob
 
 PRIORITY_ORDER = tuple(sorted(Priority, key=lambda each: -each.value))
+
+
+@dataclass(slots=True)
+class Turn:
+    """The turn of a waiting job in a plan.
+
+    The plan notes whether the job was ``served``, and ``only_for`` which owners jobs of
+    the same need may still be served; None: for all.
+    """
+
+    job: OpenJob
+    served: bool = False
+    only_for: Collection[str] | None = None
 
 
 @dataclass(slots=True)
@@ -19,96 +35,237 @@ class JobQueue:
     Requeued jobs, which have waited their turn once, go first.  The others
     go by priority, and within one priority the owners with the fewest jobs running go
     first (max-min fair sharing), each with its oldest job.
+
+    Jobs that need the same of a worker share a lane, so that a plan passes over all of
+    them at once if no free worker can take them.
     """
 
-    requeued: dict[JobId, OpenJob] = field(default_factory=dict)
-    fresh: dict[Priority, dict[str, dict[JobId, OpenJob]]] = field(default_factory=dict)
-    """By priority and owner; owners in the order in which they were last served."""
+    shares: FairShares = field(default_factory=FairShares)
+    number: int = 0  # orders the queues by age
+    _requeued: dict[Need, OrderedDict[JobId, OpenJob]] = field(default_factory=dict)
+    _fresh: dict[Priority, "_Level"] = field(default_factory=dict)
+    _size: int = 0
+    _requeues: int = 0
+    _numbers: Iterator[int] = field(default_factory=count)
+    """Numbers jobs in the order of their arrival, and owners in that of service."""
 
     def __bool__(self) -> bool:
-        return bool(self.requeued or self.fresh)
+        return bool(self._size)
 
     def __len__(self) -> int:
-        return len(self.requeued) + sum(
-            len(jobs) for owners in self.fresh.values() for jobs in owners.values()
-        )
+        return self._size
 
     def add(self, job: OpenJob) -> None:
         """Add a job."""
+        self._size += 1
+        job.number = next(self._numbers)
         if job.lease:
-            self.requeued[job.job.id] = job
+            self._requeues += 1
+            self._requeued.setdefault(job.need, OrderedDict())[job.job.id] = job
             return
-        owners = self.fresh.setdefault(job.job.priority, {})
-        owners.setdefault(job.job.owner, {})[job.job.id] = job
+        level = self._fresh.get(job.job.priority)
+        if level is None:
+            level = self._fresh[job.job.priority] = _Level(self.shares)
+        level.add(job)
 
     def remove(self, job: OpenJob) -> None:
         """Remove a job; its owner then comes after the others."""
-        if self.requeued.pop(job.job.id, None) is not None:
+        self._size -= 1
+        if job.lease:
+            self._requeues -= 1
+            lane = self._requeued[job.need]
+            del lane[job.job.id]
+            if not lane:
+                del self._requeued[job.need]
             return
-        owners = self.fresh[job.job.priority]
-        jobs = owners.pop(job.job.owner)
-        del jobs[job.job.id]
-        if jobs:
-            owners[job.job.owner] = jobs
-        elif not owners:
-            del self.fresh[job.job.priority]
+        level = self._fresh[job.job.priority]
+        level.remove(job, next(self._numbers))
+        if not level.size:
+            del self._fresh[job.job.priority]
 
-    def in_order(
-        self, running: Mapping[str, int]
-    ) -> Iterator[tuple[OpenJob, "Served"]]:
+    def in_order(self) -> Iterator[Turn]:
         """Yield the jobs in the order in which they should be served.
 
-        ``running`` is how many jobs each owner has running.  Call the ``Served`` that
-        comes with a job if it was served: its owner's next job counts from there.
+        What the caller notes in a turn before it asks for the next counts from there.
         """
-        served: Counter[str] = Counter()
-        for job in self.requeued.values():
-            yield job, Served(served, job.job.owner)
+        served: dict[str, int] = {}
+        if self._requeued:
+            yield from self._requeued_in_order(served)
         for priority in PRIORITY_ORDER:
-            yield from self._fairly(self.fresh.get(priority, {}), running, served)
+            if priority in self._fresh:
+                yield from self._fresh[priority].in_order(served)
 
     def ahead_of(self, owner: str, priority: Priority) -> int:
         """Return how many jobs are served before a new one of ``owner``, about.
 
         Of the same priority, as many of each other owner's as of its own.
         """
-        ahead = len(self.requeued)
-        for each, owners in self.fresh.items():
+        ahead = self._requeues
+        for each, level in self._fresh.items():
             if each.value > priority.value:
-                ahead += sum(map(len, owners.values()))
-        same = self.fresh.get(priority, {})
-        own = len(same.get(owner, ()))
-        others = (len(jobs) for other, jobs in same.items() if other != owner)
-        return ahead + own + sum(min(count, own + 1) for count in others)
+                ahead += level.size
+            elif each is priority:
+                ahead += level.ahead_of(owner)
+        return ahead
 
-    @staticmethod
-    def _fairly(
-        owners: Mapping[str, Mapping[JobId, OpenJob]],
-        running: Mapping[str, int],
-        served: Counter[str],
-    ) -> Iterator[tuple[OpenJob, "Served"]]:
-        jobs = {owner: iter(theirs.values()) for owner, theirs in owners.items()}
-        turns = [
-            (running.get(owner, 0) + served[owner], turn, owner)
-            for turn, owner in enumerate(owners)
-        ]
-        heapq.heapify(turns)
-        while turns:
-            _, turn, owner = heapq.heappop(turns)
-            job = next(jobs[owner], None)
-            if job is None:
+    def _requeued_in_order(self, served: dict[str, int]) -> Iterator[Turn]:
+        lanes = [iter(jobs.values()) for jobs in self._requeued.values()]
+        only_for: dict[int, Collection[str]] = {}
+        heads: list[tuple[int, int, OpenJob]] = []
+
+        def advance(lane: int) -> None:
+            if (job := next(lanes[lane], None)) is not None:
+                heapq.heappush(heads, (job.number, lane, job))
+
+        for each in range(len(lanes)):
+            advance(each)
+        while heads:
+            _, lane, job = heapq.heappop(heads)
+            if lane not in only_for or job.job.owner in only_for[lane]:
+                turn = Turn(job)
+                yield turn
+                if turn.served:
+                    served[job.job.owner] = served.get(job.job.owner, 0) + 1
+                if turn.only_for is not None:
+                    only_for[lane] = turn.only_for
+            if only_for.get(lane, True):
+                advance(lane)
+
+
+@dataclass(slots=True)
+class _Owner:
+    """What an owner has waiting: its turn among equals, its jobs, and their lanes."""
+
+    turn: int
+    jobs: int = 0
+    lanes: dict[Need, Lane] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Level:
+    """The waiting jobs of one priority."""
+
+    shares: FairShares
+    size: int = 0
+    lanes: dict[Need, Lane] = field(default_factory=dict)
+    owners: dict[str, _Owner] = field(default_factory=dict)
+    counts: OwnerCounts = field(default_factory=OwnerCounts)
+
+    def add(self, job: OpenJob) -> None:
+        self.size += 1
+        owner = self.owners.get(job.job.owner)
+        if owner is None:
+            owner = self.owners[job.job.owner] = _Owner(job.number)
+        owner.jobs += 1
+        self.counts.add(owner.jobs, 1)
+        lane = self.lanes.get(job.need)
+        if lane is None:
+            lane = self.lanes[job.need] = Lane(self.shares)
+        lane.add(job, owner.turn)
+        owner.lanes[job.need] = lane
+
+    def remove(self, job: OpenJob, turn: int) -> None:
+        """Remove a job; ``turn`` is the next of its owner."""
+        self.size -= 1
+        name, need = job.job.owner, job.need
+        owner, lane = self.owners[name], self.lanes[need]
+        lane.remove(job)
+        if name not in lane.jobs:
+            del owner.lanes[need]
+        if not lane.jobs:
+            del self.lanes[need]
+        self.counts.add(owner.jobs, -1)
+        owner.jobs -= 1
+        if not owner.jobs:
+            del self.owners[name]
+            return
+        owner.turn = turn
+        for each in owner.lanes.values():
+            each.set_turn(name, turn)
+
+    def ahead_of(self, owner: str) -> int:
+        """Return the jobs of ``owner``, and of each other at most one more."""
+        known = self.owners.get(owner)
+        return self.counts.jobs_up_to(1 if known is None else known.jobs + 1)
+
+    def in_order(self, served: dict[str, int]) -> Iterator[Turn]:
+        """Yield the jobs in order; ``served`` counts those that the plan served."""
+        here: dict[str, int] = {}  # of these, the jobs of this priority
+        heads: list[tuple[_Key, _Head]] = []
+
+        def key_of(job: OpenJob) -> _Key:
+            owner = job.job.owner
+            has = self.shares.running.get(owner, 0) + served.get(owner, 0)
+            return has, here.get(owner, 0), self.owners[owner].turn, job.number
+
+        def advance(cursor: _Cursor) -> None:
+            for rank in cursor.ranks:
+                cursor.last = rank
+                owner = rank[2]
+                jobs = iter(cursor.lane.jobs[owner].values())
+                job = next(jobs)
+                # The rank of an owner that was served is out of date: the next owner
+                # may precede it.
+                leads = owner not in served
+                heapq.heappush(heads, (key_of(job), _Head(cursor, job, jobs, leads)))
+                if leads:
+                    return
+
+        for lane in self.lanes.values():
+            advance(_Cursor(lane, lane.ranks()))
+        while heads:
+            key, head = heapq.heappop(heads)
+            cursor, job = head.cursor, head.job
+            owner = job.job.owner
+            if head.leads:
+                advance(cursor)
+                head.leads = False
+            if cursor.only_for is not None and owner not in cursor.only_for:
                 continue
-            yield job, Served(served, owner)
-            has = running.get(owner, 0) + served[owner]
-            heapq.heappush(turns, (has, turn + len(owners), owner))
+            if owner in served and key != (now := key_of(job)):
+                heapq.heappush(heads, (now, head))  # it was served in another lane
+                continue
+            turn = Turn(job)
+            yield turn
+            if turn.served:
+                served[owner] = served.get(owner, 0) + 1
+                here[owner] = here.get(owner, 0) + 1
+            if turn.only_for is not None:
+                cursor.restrict(turn.only_for)
+            if (following := next(head.rest, None)) is not None:
+                head.job = following
+                heapq.heappush(heads, (key_of(following), head))
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """Counts a job as served when called."""
+_Key: TypeAlias = tuple[int, int, int, int]
+"""Orders jobs in a plan: those that the owner has running, those that it was served
+before in this plan, its turn among equals, and the job's number."""
 
-    counts: Counter[str]
-    owner: str
 
-    def __call__(self) -> None:
-        self.counts[self.owner] += 1
+@dataclass(slots=True)
+class _Cursor:
+    """The owners of a lane, as a plan proceeds."""
+
+    lane: Lane
+    ranks: Iterator[Rank]
+    only_for: Collection[str] | None = None
+    last: Rank = (-1, -1, "")
+
+    def restrict(self, owners: Collection[str]) -> None:
+        """Continue with some of the owners only."""
+        self.only_for = owners
+        ranks = self.lane.ranks_of(owners)
+        self.ranks = iter([rank for rank in ranks if rank > self.last])
+
+
+@dataclass(slots=True)
+class _Head:
+    """The next job of an owner in a lane.
+
+    ``leads``: the owner that follows in the lane is not among the heads yet.
+    """
+
+    cursor: _Cursor
+    job: OpenJob
+    rest: Iterator[OpenJob]
+    leads: bool

@@ -43,6 +43,12 @@ class Roster:
     take turns.
     """
 
+    wanted: set[str] = field(default_factory=set)
+    """The models that jobs wait for."""
+
+    matched: set[str] = field(default_factory=set)
+    """Of these, the models that a worker with a free slot has."""
+
     models_last_seen: dict[str, float] = field(default_factory=dict)
     """When the last worker with a model left, or when the model was first expected."""
 
@@ -93,6 +99,20 @@ class Roster:
                 levels.setdefault(worker.indexed_as, {})[worker.id] = worker
             if not levels:
                 del self.available[model]
+                self.matched.discard(model)
+            elif model in self.wanted:
+                self.matched.add(model)
+
+    def want(self, model: str) -> None:
+        """Note that jobs wait for a model."""
+        self.wanted.add(model)
+        if model in self.available:
+            self.matched.add(model)
+
+    def end_want(self, model: str) -> None:
+        """Note that no job waits for a model any more."""
+        self.wanted.discard(model)
+        self.matched.discard(model)
 
     def drain(self, worker: Worker, reason: str) -> None:
         """Give a worker no new jobs."""

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -36,8 +36,9 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.job import Job, Privacy
 from shoal.domain.work import JobKind
+from shoal.pool.fair_shares import FairShares
 from shoal.pool.lifecycle import ENDED, JobState, after
-from shoal.pool.open_job import HedgeLease, OpenJob
+from shoal.pool.open_job import NO_LEASE, HedgeLease, OpenJob
 from shoal.pool.queue import JobQueue
 from shoal.pool.roster import Roster
 from shoal.pool.speed import SpeedEstimates
@@ -64,10 +65,12 @@ class PoolState:
     queues: dict[str, JobQueue] = field(default_factory=dict)
     """The jobs that wait, by model."""
 
+    queues_made: int = 0  # since the start
     queued: int = 0  # jobs in all queues
     queued_by_owner: Counter[str] = field(default_factory=Counter)
     """Jobs in all queues, by owner."""
 
+    size: int = 0  # characters of all jobs
     sizes_by_owner: Counter[str] = field(default_factory=Counter)
     """Characters of all jobs, by owner."""
 
@@ -75,7 +78,7 @@ class PoolState:
     """Refusals, with the time until which the worker is not offered the job again."""
 
     roster: Roster = field(default_factory=Roster)
-    running_by_owner: Counter[str] = field(default_factory=Counter)
+    shares: FairShares = field(default_factory=FairShares)
     """Jobs that are leased, by owner."""
 
     without_output: dict[JobId, OpenJob] = field(default_factory=dict)
@@ -113,10 +116,7 @@ class PoolState:
 
         It has no worker, and its earlier leases are void.
         """
-        opened = OpenJob(
-            job, now, since=now, queued_at=now, lease=lease, last_lease=lease
-        )
-        self._open(opened)
+        self._open(job, now, lease)
 
     def expire_penalties(self, now: float) -> float | None:
         """Drop the refusals and penalties that have expired.
@@ -159,7 +159,7 @@ class PoolState:
         match fact:
             case JobSubmitted(job):
                 assert job.id not in self.jobs, f"{job.id} submitted twice"
-                self._open(OpenJob(job, now, since=now, queued_at=now))
+                self._open(job, now)
             case JobLeased() | JobStarted() | JobRequeued():
                 self._advance(fact, now)
             case JobHedged():
@@ -230,7 +230,7 @@ class PoolState:
                 job.worker_id = worker_id
                 job.lease = lease
                 job.leased_at = now
-                self.running_by_owner[job.job.owner] += 1
+                self.shares.add(job.job.owner, 1)
                 self._record_session(job.job, worker_id)
                 if not (job.started or job.lost):
                     self.without_output[job.job.id] = job
@@ -285,6 +285,7 @@ class PoolState:
         job = self.jobs.pop(fact.job_id)
         job.state = after(job.state, fact)
         assert job.state in ENDED
+        self.size -= job.size
         _decrement(self.sizes_by_owner, job.job.owner, job.size)
         if job.worker_id is None:
             self._unqueue(job)
@@ -308,18 +309,30 @@ class PoolState:
             if mark.applies_to(worker):
                 worker.points += points
 
-    def _open(self, job: OpenJob) -> None:
-        terms = job.job.terms
-        if terms.privacy is Privacy.PRIVATE:
-            account = (job.job.owner, terms.user)
+    def _open(self, job: Job, now: float, lease: LeaseNumber = NO_LEASE) -> None:
+        trusted_keys: Set[str] | None = None
+        if job.terms.privacy is Privacy.PRIVATE:
             # Without an entry the job fails at once, see ``react``.
-            job.trusted_keys = self.trusted_keys.get(account, frozenset())
-        self.jobs[job.job.id] = job
-        self.sizes_by_owner[job.job.owner] += job.size
-        self._queue(job)
+            account = (job.owner, job.terms.user)
+            trusted_keys = self.trusted_keys.get(account, frozenset())
+        opened = OpenJob(
+            *(job, now, now, now),
+            lease=lease,
+            last_lease=lease,
+            trusted_keys=trusted_keys,
+        )
+        self.jobs[job.id] = opened
+        self.size += opened.size
+        self.sizes_by_owner[job.owner] += opened.size
+        self._queue(opened)
 
     def _queue(self, job: OpenJob) -> None:
-        self.queues.setdefault(job.model, JobQueue()).add(job)
+        queue = self.queues.get(job.model)
+        if queue is None:
+            self.queues_made += 1
+            queue = self.queues[job.model] = JobQueue(self.shares, self.queues_made)
+            self.roster.want(job.model)
+        queue.add(job)
         self.queued += 1
         self.queued_by_owner[job.job.owner] += 1
 
@@ -328,6 +341,7 @@ class PoolState:
         queue.remove(job)
         if not queue:
             del self.queues[job.model]
+            self.roster.end_want(job.model)
         self.queued -= 1
         _decrement(self.queued_by_owner, job.job.owner)
 
@@ -360,7 +374,7 @@ class PoolState:
 
     def _end_leases(self, job: OpenJob, *, cut: bool) -> None:
         """End all leases on a job."""
-        _decrement(self.running_by_owner, job.job.owner)
+        self.shares.add(job.job.owner, -1)
         self.without_output.pop(job.job.id, None)
         holders = [worker_id for worker_id, _ in job.holders]
         for worker_id in holders:

@@ -1,0 +1,56 @@
+"""What a coordinator restores when it starts."""
+
+import asyncio
+import sys
+from types import FrameType
+from typing import Any
+
+from coordinator.hubs import SlowStore
+from pool.builders import job
+from protocols.contexts import SIGNER
+from shoal.coordinator.hub import Hub
+from shoal.domain.facts import Fact, JobLeased, JobSubmitted
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.transports.clock import LoopClock
+from simulation import virtual
+
+FEW, MANY = 50, 1000
+
+
+async def steps_of_restore(jobs: int) -> int:
+    """Return the calls of functions in which a hub restores as many owners' jobs.
+
+    Half of them had workers.
+    """
+    store = SlowStore()
+    await store.open()
+    facts: list[Fact] = []
+    for each in range(jobs):
+        facts.append(JobSubmitted(job(f"j{each}", f"m{each % 100}", owner=f"o{each}")))
+        if each % 2:
+            leased = JobLeased(JobId(f"j{each}"), WorkerId("w"), LeaseNumber(1), "")
+            facts.append(leased)
+    await store.append(facts, 0.0)
+    loop = asyncio.get_running_loop()
+    hub = Hub(store, LoopClock(loop.time), lambda: JobId("new"), SIGNER)
+    count = 0
+
+    def on_event(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(on_event)
+    try:
+        restored = await hub.restore()
+    finally:
+        sys.setprofile(None)
+    assert restored == hub.pool.queued == len(hub.pool.queued_by_owner) == jobs
+    await store.close()
+    return count
+
+
+def test_restored_jobs_take_as_many_steps_each() -> None:
+    few = virtual.run(steps_of_restore(FEW))
+    many = virtual.run(steps_of_restore(MANY))
+
+    assert many / MANY <= few / FEW

@@ -1,0 +1,143 @@
+"""The steps that decisions take do not grow with the jobs, owners and models waiting.
+
+Steps are calls of functions and turns of generators, as Python's profiler counts them.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from pool.builders import assign, job, joined
+from shoal.domain.facts import JobCompleted, JobSubmitted
+from shoal.domain.ids import LeaseNumber
+from shoal.domain.job import TimeLimits
+from shoal.domain.outcome import Outcome
+from shoal.pool.job_admission import permanent_rejection, queue_rejection
+from shoal.pool.plan import plan
+from shoal.pool.state import PoolState
+
+FEW, MANY = 100, 3000
+STEPS_MORE = 8 * math.log2(MANY / FEW)
+PATIENT = TimeLimits(queue=1e9)
+
+
+def steps(act: Callable[[], object]) -> int:
+    """Return how many steps ``act`` takes."""
+    count = 0
+
+    def on_event(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(on_event)
+    try:
+        act()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def submit(pool: PoolState, name: str, model: str = "m", owner: str = "") -> None:
+    pool.apply(JobSubmitted(job(name, model, owner=owner)), 0.0)
+
+
+def owners(number: int) -> PoolState:
+    """Return a pool in which each of many owners waits for one busy worker."""
+    pool = PoolState()
+    pool.apply(joined(slots=2), 0.0)
+    for each in range(number + 10):
+        submit(pool, f"j{each}", owner=f"o{each}")
+        submit(pool, f"k{each}", owner="al")
+    assign(pool)
+    return pool
+
+
+def models(number: int) -> PoolState:
+    """Return a pool in which two owners wait for many models, one of them busy."""
+    pool = owners(0)
+    for each in range(number):
+        pool.roster.expect(f"m{each}", 0.0)
+        submit(pool, f"a{each}", f"m{each}", "al")
+        submit(pool, f"b{each}", f"m{each}", "o1")
+    return pool
+
+
+def owners_without_permission(number: int) -> PoolState:
+    """Return a pool in which many owners wait beside a worker for another's jobs."""
+    pool = owners(number)
+    pool.apply(joined("idle", only_for=frozenset({"somebody"}), slots=2), 0.0)
+    return pool
+
+
+def jobs_without_a_feature(number: int) -> PoolState:
+    """Return a pool in which jobs wait beside a worker that lacks a feature."""
+    pool = owners(0)
+    for each in range(number):
+        pool.apply(JobSubmitted(job(f"s{each}", stop=True, owner=f"p{each}")), 0.0)
+    return pool
+
+
+def jobs_of_before(number: int) -> PoolState:
+    """Return a pool in which many jobs wait that had workers before a restart."""
+    pool = PoolState()
+    for each in range(number + 10):
+        pool.restore(job(f"j{each}", owner=f"o{each}"), LeaseNumber(1), 0.0)
+    pool.apply(joined(slots=2), 0.0)
+    assign(pool)
+    return pool
+
+
+POOLS = [
+    owners,
+    models,
+    owners_without_permission,
+    jobs_without_a_feature,
+    jobs_of_before,
+]
+
+
+def next_job(pool: PoolState) -> None:
+    """End a job, and begin the next."""
+    job_id, lease = next(iter(pool.workers[joined().worker_id].leases.items()))
+    pool.apply(JobCompleted(job_id, lease, Outcome("")), 1.0)
+    assert len(assign(pool)) == 1
+
+
+def admit(pool: PoolState) -> None:
+    """Submit a job whose wait is estimated, although it is too long."""
+    new = job("new", limits=PATIENT, owner="o1")
+    pool.speeds.job_seconds["m"] = 1e10
+    assert permanent_rejection(pool, new, 1.0) is None
+    rejection = queue_rejection(pool, new, 1_000_000)
+    assert rejection is not None
+    pool.apply(JobSubmitted(new), 1.0)
+
+
+@pytest.mark.parametrize("act", [next_job, admit, plan])
+@pytest.mark.parametrize("pool", POOLS)
+def test_decision_takes_as_many_steps_whoever_waits(
+    pool: Callable[[int], PoolState], act: Callable[[PoolState], object]
+) -> None:
+    few, many = pool(FEW), pool(MANY)
+    for each in (few, many):
+        next_job(each)
+
+    taken = steps(lambda: act(few))
+
+    assert steps(lambda: act(many)) <= taken + STEPS_MORE
+
+
+def test_restored_jobs_take_as_many_steps_each() -> None:
+    def restore(number: int) -> None:
+        pool = PoolState()
+        for each in range(number):
+            pool.restore(job(f"{each}", owner=f"{each}"), LeaseNumber(each % 2), 0.0)
+
+    few = steps(lambda: restore(FEW))
+
+    assert steps(lambda: restore(MANY)) / MANY <= 1.2 * few / FEW
