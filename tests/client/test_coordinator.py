@@ -8,6 +8,7 @@ import trustme
 from shoal.client.coordinator import find_coordinator
 from shoal.config.runtime_file import publish_url
 from shoal.config.secret_files import CERTIFICATE_FILE, KEY_FILE
+from shoal.domain.credentials import with_fingerprint
 from shoal.domain.errors import ConfigError
 
 VARIABLES = ("SHOAL_URL", "SHOAL_API_KEY", "SHOAL_DATA_DIR", "SHOAL_CACERT")
@@ -64,6 +65,35 @@ def test_stored_key_requires_the_pinned_certificate(
     assert address.url == "https://127.0.0.1:4010"
     assert address.tls is not None
     assert find_coordinator("https://pool", "sk").tls is None
+
+
+PINNED = with_fingerprint("sk", bytes(32))
+
+
+@pytest.mark.parametrize("url", ["https://pool:1/v1", "pool:1"])
+def test_key_with_a_fingerprint_is_for_one_server_only(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("SHOAL_CACERT", "none.pem")  # the fingerprint says more
+
+    address = find_coordinator(url, PINNED)
+
+    assert (address.url, address.api_key) == ("https://pool:1", "sk")
+    assert address.tls is not None
+    assert not address.tls.check_hostname
+
+
+def test_key_with_a_fingerprint_is_never_sent_in_plaintext() -> None:
+    with pytest.raises(ConfigError, match="whose URL begins with https://"):
+        find_coordinator("http://pool:1", PINNED)
+
+
+def test_damaged_certificate_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / KEY_FILE).write_text("sk-here")
+    (tmp_path / CERTIFICATE_FILE).write_text("hello")
+
+    with pytest.raises(ConfigError, match=r"certificate\.pem: .*`shoal serve` writes"):
+        find_coordinator(data_dir=tmp_path)
 
 
 def test_repr_hides_the_key() -> None:

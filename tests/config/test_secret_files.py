@@ -12,6 +12,7 @@ from shoal.config.secret_files import (
     new_secret,
     store_certificate,
 )
+from shoal.domain.credentials import with_fingerprint
 from shoal.domain.errors import ConfigError
 
 
@@ -34,6 +35,13 @@ def test_configured_token_is_used_even_if_empty(tmp_path: Path) -> None:
     assert first_token(tmp_path, "mine") == "mine"
     assert first_token(tmp_path, "") == ""
     assert not (tmp_path / TOKEN_FILE).exists()
+
+
+def test_first_key_has_no_fingerprint(tmp_path: Path) -> None:
+    pinned = with_fingerprint("sk-mine", bytes(32))
+
+    assert first_key(tmp_path, pinned) == "sk-mine"
+    assert first_token(tmp_path, pinned) == "sk-mine"
 
 
 def test_empty_file_is_not_a_secret(tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def test_worker_rejects_a_certificate_other_than_its_tokens(
 ) -> None:
     worker = pool.join("one", token="x" + ZEROS)
 
-    assert "another certificate" in worker.event("left")["reason"]
     assert worker.wait() == 1
+    assert "another key than the token" in worker.errors
 
 
 def test_token_with_a_fingerprint_is_never_sent_in_plaintext(
@@ -126,7 +126,7 @@ def test_worker_without_a_fingerprint_requires_an_authority(pool: Pool) -> None:
 
     assert worker.wait() == 1
     assert "is not signed by a trusted authority" in worker.errors
-    assert "a token that the coordinator prints" in worker.errors
+    assert "as the coordinator prints them" in worker.errors
 
 
 def test_created_token_has_the_fingerprint(programs: Programs, pool: Pool) -> None:

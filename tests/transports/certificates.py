@@ -5,7 +5,12 @@ from pathlib import Path
 
 import trustme
 
-from shoal.transports.tls import ServerTls, fingerprint_of, server_context
+from shoal.transports.tls import (
+    ServerTls,
+    certificate_hash,
+    fingerprint_of,
+    server_context,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +28,14 @@ class Certificate:
 
     @property
     def fingerprint(self) -> bytes:
-        """The SHA-256 fingerprint."""
+        """The fingerprint of its key."""
         return fingerprint_of(self.file.read_text())
 
     @property
     def presented(self) -> ServerTls:
         """The TLS context of a server that presents it."""
-        return ServerTls(server_context(self.file, self.key), self.fingerprint)
+        context = server_context(self.file, self.key)
+        return ServerTls(context, certificate_hash(self.file.read_text()))
 
 
 def issue(folder: Path, name: str = "one", host: str = "127.0.0.1") -> Certificate:

@@ -93,8 +93,8 @@ async def test_untrusted_certificate_is_rejected(
     async with server(secure(tmp_path)) as port:
         url = f"https://127.0.0.1:{port}/"
         with pytest.raises(
-            CertificateNotTrusted, match="a token that the coordinator prints"
+            CertificateNotTrusted, match="as the coordinator prints them"
         ):
             await request_json(url)
-        with pytest.raises(CertificateNotTrusted, match="ask for a new token"):
+        with pytest.raises(CertificateNotTrusted, match="ask its operator for a new"):
             await request_json(url, fingerprint=bytes(32))

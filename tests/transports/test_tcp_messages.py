@@ -103,7 +103,7 @@ def test_both_ends_see_the_certificate(run: Any) -> None:
 
     async def test() -> None:
         async with pair(tls) as (ours, theirs):
-            assert ours.certificate == theirs.certificate == tls.fingerprint
+            assert ours.certificate == theirs.certificate == tls.certificate_hash
         async with pair(None) as (ours, theirs):
             assert ours.certificate == theirs.certificate == b""
 

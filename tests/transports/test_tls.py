@@ -82,7 +82,7 @@ async def test_mismatched_certificate_is_a_permanent_error(
     other = fingerprint_of(pem_of(issue(tmp_path, "other")))
     async with listening(certificate) as port:
         url = f"wss://127.0.0.1:{port}/ws?token=hunter2"
-        with pytest.raises(LinkClosed, match="another certificate") as caught:
+        with pytest.raises(LinkClosed, match="another key than the token") as caught:
             async with connect_websocket(url, {}, MESSAGE_MAX, fingerprint=other):
                 pass
 
@@ -116,7 +116,7 @@ def connect(port: int, context: ssl.SSLContext, name: str = "127.0.0.1") -> str 
 async def test_pinned_certificate_is_valid_under_any_name(
     certificate: Certificate, tmp_path: Path
 ) -> None:
-    context = context_pinning(pem_of(certificate))
+    context = context_pinning(fingerprint_of(pem_of(certificate)))
     async with listening(certificate) as port:
         for name in ("127.0.0.1", "some.where"):
             assert await asyncio.to_thread(connect, port, context, name)
@@ -220,7 +220,8 @@ def test_generated_certificate_has_the_expected_form() -> None:
     assert key.curve.name == "secp256r1"
     assert shown.not_valid_before_utc < now - datetime.timedelta(minutes=4)
     assert shown.not_valid_after_utc > now + datetime.timedelta(days=365)
-    assert made.fingerprint == shown.fingerprint(hashes.SHA256()) != other.fingerprint
+    assert made.certificate_hash == shown.fingerprint(hashes.SHA256())
+    assert made.certificate_hash != other.certificate_hash
     assert made.context.minimum_version is ssl.TLSVersion.TLSv1_2
 
 

@@ -64,7 +64,7 @@ from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import http_listener, public_url
 from shoal.transports.strangers import Strangers
-from shoal.transports.tls import ServerTls, fingerprint_of
+from shoal.transports.tls import ServerTls, certificate_hash, fingerprint_of
 from shoal.worker.hardware import this_machine
 
 SIGNATURES_INLINE_MAX = (
@@ -219,7 +219,7 @@ async def run_coordinator(
 def _tls_identity(settings: CoordinatorSettings) -> ServerTls | None:
     if settings.tls is None or settings.certificate is None:
         return None
-    return ServerTls(settings.tls, fingerprint_of(settings.certificate))
+    return ServerTls(settings.tls, certificate_hash(settings.certificate))
 
 
 def _secrets(config: ServeConfig, certificate: str | None) -> _StoredSecrets:

@@ -13,11 +13,22 @@ from urllib.request import Request, urlopen
 
 from shoal.config import USER_DATA
 from shoal.config.runtime_file import DEFAULT_ADDRESS, local_url
-from shoal.config.secret_files import CERTIFICATE_FILE, KEY_FILE
+from shoal.config.secret_files import KEY_FILE
+from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, ShoalError
-from shoal.transports.tls import context_pinning, context_trusting
+from shoal.transports.tls import (
+    WrongServerKey,
+    check_url,
+    context_of_folder,
+    context_pinning,
+    context_trusting,
+)
 
 TIMEOUT = 600.0  # seconds without a byte
+OTHER_CERTIFICATE = (
+    "it is not the coordinator of %s, whose key is sent to no other; give the "
+    "--api-key of this one"
+)
 OTHER_COORDINATOR_HINT = " To use another coordinator, give --url or SHOAL_URL."
 
 
@@ -111,31 +122,40 @@ def _open(
     args: argparse.Namespace, path: str, body: object, method: str | None = None
 ) -> http.client.HTTPResponse:
     given_url = base_url(args)
-    base = given_url if "://" in given_url else f"http://{given_url}"
+    key, fingerprint = without_fingerprint(_key(args))
+    scheme = "http" if fingerprint is None else "https"
+    base = given_url if "://" in given_url else f"{scheme}://{given_url}"
     # Accept the base URL for OpenAI clients as well.
     url = base.rstrip("/").removesuffix("/v1") + path
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {given_url}: expected http://HOST:PORT, or https://")
+    check_url(url, fingerprint)
     data = None if body is None else json.dumps(body).encode()
-    headers = {"Authorization": f"Bearer {_key(args)}"}
+    headers = {"Authorization": f"Bearer {key}"}
     if data is not None:
         headers["Content-Type"] = "application/json"
     try:
         answer: http.client.HTTPResponse = urlopen(
             Request(url, data, headers, method=method),
             timeout=TIMEOUT,
-            context=_context(args) if url.startswith("https:") else None,
+            context=_context(args, fingerprint) if url.startswith("https:") else None,
         )
     except HTTPError as error:
         with error:
             raise ApiError(_message(error)) from error
     except (URLError, OSError) as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, WrongServerKey):
+            cause = reason if args.api_key else OTHER_CERTIFICATE % args.data_dir
+            raise ApiError(
+                f"the certificate of {given_url} is not trusted: {cause}"
+            ) from error
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise ApiError(
                 f"the certificate of {given_url} is not trusted: "
-                f"{reason.verify_message}; give its authority with --cacert FILE, and "
-                "in --url a host name that it is valid for"
+                f"{reason.verify_message}; give an API key with a fingerprint, as "
+                "`shoal serve` prints it, or its authority with --cacert FILE, and in "
+                "--url a host name that it is valid for"
             ) from error
         message = getattr(reason, "strerror", None) or reason
         raise ApiError(
@@ -145,21 +165,22 @@ def _open(
     return answer
 
 
-def _context(args: argparse.Namespace) -> ssl.SSLContext | None:
-    """Return the trusted authorities; None: the system's.
+def _context(
+    args: argparse.Namespace, fingerprint: bytes | None
+) -> ssl.SSLContext | None:
+    """Return which servers are trusted; None: those with the system's authorities.
 
     The key in a coordinator's folder is sent to that coordinator only.
 
     Raises ConfigError.
     """
+    if fingerprint is not None:
+        return context_pinning(fingerprint)
     if args.cacert:
         return context_trusting(args.cacert)
     if args.api_key:
         return None
-    try:
-        return context_pinning((args.data_dir / CERTIFICATE_FILE).read_text())
-    except FileNotFoundError:
-        return None  # a reverse proxy may serve HTTPS
+    return context_of_folder(args.data_dir)
 
 
 def _key(args: argparse.Namespace) -> str:

@@ -84,6 +84,12 @@ def _create(args: argparse.Namespace) -> int:
     print(f"{key['key']}\n")
     print(f"This is the key of {key['name']} (scope {key['scope']}{expires}).")
     print("It is shown only now: the coordinator stores nothing but its digest.")
+    if "pinned_key" in key:
+        print(
+            "Shoal's programs on other machines also take it with the coordinator's "
+            "fingerprint,\nand then trust this coordinator only:\n\n"
+            + key["pinned_key"]
+        )
     return 0
 
 

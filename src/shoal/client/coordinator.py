@@ -12,6 +12,7 @@ from pathlib import Path
 
 import platformdirs
 from aiohttp import (
+    ClientConnectorCertificateError,
     ClientError,
     ClientSession,
     ClientTimeout,
@@ -23,7 +24,8 @@ from aiohttp import (
 from shoal.client import messages
 from shoal.client.errors import ConnectionLost
 from shoal.config.runtime_file import local_url
-from shoal.config.secret_files import CERTIFICATE_FILE, KEY_FILE
+from shoal.config.secret_files import KEY_FILE
+from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import (
     ConfigError,
     Forbidden,
@@ -32,7 +34,12 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.transports.http_client import describe_http_error
-from shoal.transports.tls import context_pinning, context_trusting
+from shoal.transports.tls import (
+    check_url,
+    context_of_folder,
+    context_pinning,
+    context_trusting,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +74,24 @@ def find_coordinator(
     chosen_url = url or os.environ.get("SHOAL_URL")
     chosen_key = api_key or os.environ.get("SHOAL_API_KEY")
     authorities = cacert or os.environ.get("SHOAL_CACERT")
-    base = _base_url(chosen_url or local_url(folder))
-    return CoordinatorAddress(
-        base,
-        chosen_key or _stored_key(folder),
-        _tls_context(folder, authorities, chosen_key)
-        if base.startswith("https:")
-        else None,
-        bool(chosen_url),
-    )
+    key, fingerprint = without_fingerprint(chosen_key or _stored_key(folder))
+    scheme = "http" if fingerprint is None else "https"
+    base = _base_url(chosen_url or local_url(folder), scheme)
+    check_url(base, fingerprint)
+    tls = None
+    if fingerprint is not None:
+        tls = context_pinning(fingerprint)
+    elif base.startswith("https:"):
+        tls = _tls_context(folder, authorities, chosen_key)
+    return CoordinatorAddress(base, key, tls, bool(chosen_url))
 
 
 def _default_folder() -> Path:
     return platformdirs.user_data_path("shoal", appauthor=False)
 
 
-def _base_url(url: str) -> str:
-    base = url if "://" in url else f"http://{url}"
+def _base_url(url: str, scheme: str) -> str:
+    base = url if "://" in url else f"{scheme}://{url}"
     # Accept the base URL for OpenAI clients as well.
     base = base.rstrip("/").removesuffix("/v1")
     if not base.startswith(("http://", "https://")):
@@ -107,12 +115,7 @@ def _tls_context(
     """The key in a coordinator's folder is sent to that coordinator only."""
     if authorities:
         return context_trusting(Path(authorities))
-    if api_key:
-        return None
-    try:
-        return context_pinning((folder / CERTIFICATE_FILE).read_text())
-    except FileNotFoundError:
-        return None  # a reverse proxy may serve HTTPS
+    return None if api_key else context_of_folder(folder)
 
 
 HEARTBEAT = 20.0  # seconds between pings; a missing pong ends the connection
@@ -146,15 +149,12 @@ async def open_session(address: CoordinatorAddress) -> AsyncIterator[ClientSessi
 
 def unreachable_error(address: CoordinatorAddress, error: Exception) -> ConnectionLost:
     """Return the error for an unreachable coordinator, with advice."""
-    hint = (
-        ""
-        if address.explicit
-        else " To use another coordinator, give url=… (--url) or SHOAL_URL."
-    )
-    return ConnectionLost(
-        f"cannot reach {address.url}: {describe_http_error(error)}; is `shoal serve` "
-        "running there?" + hint
-    )
+    reason = f"cannot reach {address.url}: {describe_http_error(error)}"
+    if not isinstance(error, ClientConnectorCertificateError):
+        reason += "; is `shoal serve` running there?"
+    if not address.explicit:
+        reason += " To use another coordinator, give url=… (--url) or SHOAL_URL."
+    return ConnectionLost(reason)
 
 
 class CallDialer:

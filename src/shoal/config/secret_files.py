@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal.config.private_files import open_private, restrict, write_private
+from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError
 
 SECRET_SIZE = 20  # bytes; in hex, since an argument must not begin with a dash
@@ -28,6 +29,7 @@ def first_key(folder: Path, given: str) -> str:
 
     Raises ConfigError if the given one is invalid, OSError.
     """
+    given, _ = without_fingerprint(given)  # the variable may be for clients
     if not given:
         return _load_or_create(folder / KEY_FILE, "sk-shoal-")
     if not given.isascii() or not given.isprintable() or " " in given:
@@ -41,7 +43,9 @@ def first_token(folder: Path, given: str | None) -> str:
 
     Raises ConfigError, OSError.
     """
-    return _load_or_create(folder / TOKEN_FILE, "") if given is None else given
+    if given is None:
+        return _load_or_create(folder / TOKEN_FILE, "")
+    return without_fingerprint(given)[0]
 
 
 def signing_seed(folder: Path) -> bytes:

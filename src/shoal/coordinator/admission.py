@@ -49,7 +49,7 @@ async def load_join_tokens(store: KeyStore) -> CredentialCache[JoinToken]:
 class WorkerAdmission:
     """Decides which workers may join, and disconnects those whose token is revoked.
 
-    ``url`` and ``fingerprint`` (of the certificate, if there is one) are part of
+    ``url`` and ``fingerprint`` (of the TLS key, if there is one) are part of
     invitations.  ``ports`` has the ports beside HTTP, by wire and by ``tcp`` or
     ``tls``; ``loopback_only`` says that only this machine can reach them.  The
     coordinator sets them when its ports are open.
@@ -176,12 +176,12 @@ class WorkerAdmission:
     def invitation(self, token: str, name: str = "") -> str:
         """Return the command that joins by a token, as a worker of that name."""
         shown = token or (ANY_TOKEN if self.fingerprint else "")
-        option = f" --token {self.with_certificate(shown)}" if shown else ""
+        option = f" --token {self.with_fingerprint(shown)}" if shown else ""
         return f"shoal join {self.url}{option}" + (f" --name {name}" if name else "")
 
-    def with_certificate(self, token: str) -> str:
-        """Return a token with the fingerprint of the coordinator's certificate."""
-        return with_fingerprint(token, self.fingerprint)
+    def with_fingerprint(self, secret: str) -> str:
+        """Return a token or API key with the fingerprint of the coordinator, if any."""
+        return with_fingerprint(secret, self.fingerprint)
 
     def _check(
         self, kind: CredentialKind, address: str, secret: str | None = None

@@ -207,10 +207,10 @@ def usage_of(work: Work, outcome: Outcome) -> Usage:
 
 
 def with_fingerprint(token: str, fingerprint: bytes | None) -> str:
-    """Return a join token that also names the coordinator's certificate.
+    """Return a join token or API key that also names the coordinator's TLS key.
 
-    ``fingerprint`` is the SHA-256 of the certificate in DER form, if there is one.  A
-    worker may present the whole: the coordinator ignores the fingerprint.
+    ``fingerprint`` is the SHA-256 of that public key, if there is one.  Programs may
+    present the whole: the coordinator ignores the fingerprint.
     """
     if fingerprint is None:
         return token
@@ -219,7 +219,7 @@ def with_fingerprint(token: str, fingerprint: bytes | None) -> str:
 
 
 def without_fingerprint(token: str) -> tuple[str, bytes | None]:
-    """Split a join token from the fingerprint of the certificate, if it names one."""
+    """Split a join token or API key from the fingerprint, if it names one."""
     found = _FINGERPRINT.fullmatch(token)
     if found is None:
         return token, None

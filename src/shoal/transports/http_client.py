@@ -14,13 +14,12 @@ from aiohttp import (
     ClientResponseError,
     ClientSession,
     ClientTimeout,
-    Fingerprint,
     ServerDisconnectedError,
-    ServerFingerprintMismatch,
 )
 from yarl import URL
 
 from shoal.domain.errors import LimitExceeded, Unavailable
+from shoal.transports.tls import WrongServerKey, context_pinning
 
 HANG_UP_HINT = (
     "it hangs up: with a certificate its URL begins with https:// or wss://, without "
@@ -31,17 +30,14 @@ HANG_UP_HINT = (
 def describe_http_error(error: Exception) -> str:
     """Return what an error of ``aiohttp`` means, and what may help."""
     match error:
-        case ServerFingerprintMismatch():
-            return (
-                "it has another certificate than the token names: someone else answers "
-                "there, or it was renewed; ask for a new token"
-            )
+        case ClientConnectorCertificateError(certificate_error=WrongServerKey()):
+            return str(error.certificate_error)
         case ClientConnectorCertificateError():
             cause = error.certificate_error
             return (
                 "its certificate is not signed by a trusted authority "
-                f"({getattr(cause, 'verify_message', cause)}); a token that the "
-                "coordinator prints names its certificate"
+                f"({getattr(cause, 'verify_message', cause)}); a token or API key "
+                "with a fingerprint, as the coordinator prints them, needs none"
             )
         case ClientConnectorSSLError():
             return (
@@ -103,12 +99,12 @@ async def request_json(
                 json=body,
                 # A secret must not follow a redirect to another server.
                 allow_redirects=False,
-                ssl=True if fingerprint is None else Fingerprint(fingerprint),
+                ssl=True if fingerprint is None else context_pinning(fingerprint),
             ) as response:
                 if response.status >= SERVER_ERRORS:
                     raise Unavailable(f"{url} answers with HTTP {response.status}")
                 answer = await read_body(response, ANSWER_MAX)
-        except (ClientConnectorCertificateError, ServerFingerprintMismatch) as error:
+        except ClientConnectorCertificateError as error:
             raise CertificateNotTrusted(
                 f"{url}: {describe_http_error(error)}"
             ) from error

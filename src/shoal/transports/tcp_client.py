@@ -17,6 +17,7 @@ from shoal.transports.link import (
     LinkClosed,
 )
 from shoal.transports.tcp import TcpLink, describe_socket_error
+from shoal.transports.tls import WrongServerKey, context_pinning
 
 
 class Scheme(Enum):
@@ -36,8 +37,8 @@ async def connect_tcp(
 ) -> AsyncIterator[TcpLink]:
     """Connect to ``tcp://HOST:PORT``, ``tls://HOST:PORT`` or ``tls-any://HOST:PORT``.
 
-    With a ``fingerprint`` the server's certificate must match it, signed by an
-    authority or not; it needs a URL with TLS.
+    With a ``fingerprint``, only the server with that key is accepted, whoever signed
+    its certificate; it needs a URL with TLS.
 
     Raises LinkClosed if the connection fails.
     """
@@ -47,18 +48,14 @@ async def connect_tcp(
             f"{url} has no certificate to compare with the token's fingerprint: use "
             "tls://, or a token without one"
         )
-    pinned = fingerprint is not None or scheme is Scheme.ANY
-    context = None if scheme is Scheme.PLAIN else _client_context(verified=not pinned)
+    context = None
+    if fingerprint is not None:
+        context = context_pinning(fingerprint)
+    elif scheme is not Scheme.PLAIN:
+        context = _client_context(verified=scheme is Scheme.VERIFIED)
     link = await _connect(url, host, port, context)
     try:
         link.certificate = b"" if context is None else _certificate_of(link)
-        # Nothing was sent to it.
-        if fingerprint is not None and link.certificate != fingerprint:
-            reason = (
-                f"{url} has another certificate than the token names: someone else "
-                "answers there, or it was renewed; ask for a new token"
-            )
-            raise LinkClosed(reason, WRONG_CERTIFICATE, reason)
         yield link
     finally:
         await link.close(CloseCode.NORMAL, "")
@@ -78,6 +75,9 @@ async def _connect(
                 ssl_shutdown_timeout=CLOSE_TIMEOUT if context else None,
             )
             return link
+    except WrongServerKey as error:
+        reason = f"{url}: {error}"
+        raise LinkClosed(reason, WRONG_CERTIFICATE, reason) from error
     except ssl.SSLCertVerificationError as error:
         raise LinkClosed(
             f"the certificate of {url} is not signed by a trusted authority "
@@ -123,6 +123,6 @@ def _client_context(*, verified: bool) -> ssl.SSLContext:
 
 
 def _certificate_of(link: TcpLink) -> bytes:
-    """Return the fingerprint of the server's certificate."""
+    """Return the SHA-256 of the server's certificate."""
     tls: ssl.SSLObject = link.transport.get_extra_info("ssl_object")
     return hashlib.sha256(tls.getpeercert(binary_form=True) or b"").digest()

@@ -1,6 +1,8 @@
 """TLS for both ends: a coordinator's certificate, and how its peers know it again.
 
-A certificate is known by its fingerprint, the SHA-256 of its DER form.
+A server is known by its fingerprint, the SHA-256 of its public key
+(SubjectPublicKeyInfo in DER form, RFC 7469, section 2.4): it stays the same when the
+certificate is renewed.  Tokens and API keys carry it (``domain/credentials.py``).
 """
 
 import datetime
@@ -11,6 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.config.secret_files import CERTIFICATE_FILE
 from shoal.domain.errors import ConfigError
 
 VALID_BEFORE = datetime.timedelta(minutes=5)  # clocks that are late
@@ -23,10 +26,13 @@ _CERTIFICATE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """A server's side, and the fingerprint of the certificate that it shows."""
+    """A server's side, and the SHA-256 of the certificate that it shows, in DER form.
+
+    The latter identifies a connection, not a server: handshakes are bound to it.
+    """
 
     context: ssl.SSLContext
-    fingerprint: bytes
+    certificate_hash: bytes
 
 
 def self_signed_tls(subject: str) -> ServerTls:
@@ -114,9 +120,37 @@ def server_certificate(file: Path) -> str:
     return found[0] + "\n"
 
 
+def certificate_hash(certificate: str) -> bytes:
+    """Return the SHA-256 of the first certificate in a text in PEM form."""
+    return hashlib.sha256(_der_of(certificate)).digest()
+
+
 def fingerprint_of(certificate: str) -> bytes:
-    """Return the fingerprint of a certificate in PEM form."""
-    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).digest()
+    """Return the fingerprint of the server whose certificate is first in a PEM text.
+
+    Raises ValueError if it is damaged.
+    """
+    return _fingerprint(_der_of(certificate))
+
+
+def _der_of(certificate: str) -> bytes:
+    found = _CERTIFICATE.search(certificate)
+    return ssl.PEM_cert_to_DER_cert(found[0] if found else "")
+
+
+def _fingerprint(certificate: bytes) -> bytes:
+    """Return the fingerprint of a server by its certificate.  Raises ValueError."""
+    # Imported here, for that takes as long as all the rest of a start.
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from cryptography.x509 import load_der_x509_certificate
+
+    try:
+        key = load_der_x509_certificate(certificate).public_key()
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
+    public = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(public).digest()
 
 
 def context_trusting(authorities: Path) -> ssl.SSLContext:
@@ -133,14 +167,92 @@ def context_trusting(authorities: Path) -> ssl.SSLContext:
     raise ConfigError(f"--cacert {authorities}: it holds no certificate in PEM form")
 
 
-def context_pinning(certificate: str) -> ssl.SSLContext:
-    """Return a client's side that trusts this one certificate, under any name."""
-    context = ssl.create_default_context(cadata=certificate)
-    # It need not lead to an authority, and as it is the only one that is good, it does
-    # not matter by which address its owner was reached.
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+class WrongServerKey(ssl.SSLCertVerificationError):
+    """Another server answers than the one with the expected fingerprint."""
+
+    def __str__(self) -> str:
+        return (
+            "it has another key than the token or API key names: someone else answers "
+            "there, or the coordinator has a new key; ask its operator for a new token "
+            "or API key"
+        )
+
+
+def context_pinning(fingerprint: bytes) -> ssl.SSLContext:
+    """Return a client's side that accepts the server with a fingerprint, and no other.
+
+    Its name, its authority and the dates of its certificate do not matter.  Handshakes
+    with others end with WrongServerKey, before anything is sent to them.
+    """
+    context = _PinningContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the handshake checks the key instead
+    context.fingerprint = fingerprint
+    context.sslsocket_class = _PinningSocket
+    context.sslobject_class = _PinningObject
     return context
+
+
+def check_url(url: str, fingerprint: bytes | None) -> None:
+    """Raise ConfigError if a key with a fingerprint would be sent in plaintext."""
+    if fingerprint is not None and not url.startswith("https://"):
+        raise ConfigError(
+            f"{url}: the API key is for a coordinator with a certificate, whose URL "
+            "begins with https://"
+        )
+
+
+def context_of_folder(folder: Path) -> ssl.SSLContext | None:
+    """Return a client's side that accepts only the coordinator of a data folder.
+
+    Returns None if that has no certificate: a reverse proxy may serve HTTPS.
+
+    Raises ConfigError if it is damaged.
+    """
+    file = folder / CERTIFICATE_FILE
+    try:
+        return context_pinning(fingerprint_of(file.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{file}: {error}; `shoal serve` writes it when it starts"
+        ) from error
+
+
+class _PinningContext(ssl.SSLContext):
+    """A context whose handshakes compare the server's key."""
+
+    fingerprint: bytes
+
+
+class _PinningSocket(ssl.SSLSocket):
+    """A connection of blocking programs."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        super().do_handshake(block)
+        _check_server(self)
+
+
+class _PinningObject(ssl.SSLObject):
+    """A connection of an event loop."""
+
+    def do_handshake(self) -> None:
+        super().do_handshake()
+        _check_server(self)
+
+
+def _check_server(end: ssl.SSLSocket | ssl.SSLObject) -> None:
+    context = end.context
+    assert isinstance(context, _PinningContext), "it made the connection"
+    certificate = end.getpeercert(binary_form=True)
+    try:
+        found = _fingerprint(certificate or b"")
+    except ValueError as error:
+        raise WrongServerKey from error
+    if found != context.fingerprint:
+        raise WrongServerKey
 
 
 def _read(file: Path, flag: str) -> str:

@@ -14,8 +14,6 @@ from aiohttp import (
     ClientTimeout,
     ClientWebSocketResponse,
     ClientWSTimeout,
-    Fingerprint,
-    ServerFingerprintMismatch,
     TraceConfig,
     WSMsgType,
     WSServerHandshakeError,
@@ -32,6 +30,7 @@ from shoal.transports.link import (
     LinkClosed,
 )
 from shoal.transports.strangers import Strangers
+from shoal.transports.tls import WrongServerKey, context_pinning
 from shoal.transports.unadmitted_connection import UnadmittedConnection
 
 CLOSE_TEXT_MAX = 123  # bytes that a close frame holds (RFC 6455, section 5.5)
@@ -240,8 +239,8 @@ async def connect_websocket(
 ) -> AsyncIterator[tuple[WebSocketLink, Mapping[str, str]]]:
     """Open a WebSocket; yield the link and the headers of the answer.
 
-    With a ``fingerprint`` the server's certificate must match it, signed by an
-    authority or not; it needs a URL that begins with ``wss:``.
+    With a ``fingerprint``, only the server with that key is accepted, whoever signed
+    its certificate; it needs a URL that begins with ``wss:``.
 
     Raises LinkClosed if the connection fails.
     """
@@ -259,7 +258,7 @@ async def connect_websocket(
                     max_msg_size=message_max,
                     heartbeat=PING_EVERY,
                     timeout=ClientWSTimeout(ws_close=CLOSE_TIMEOUT),
-                    ssl=True if fingerprint is None else Fingerprint(fingerprint),
+                    ssl=True if fingerprint is None else context_pinning(fingerprint),
                 )
         except WSServerHandshakeError as error:
             if error.status in BUSY:
@@ -270,14 +269,10 @@ async def connect_websocket(
         except ClientResponseError as error:
             # It would print the whole URL.
             raise LinkClosed(f"{peer} does not speak HTTP here") from error
-        except ServerFingerprintMismatch as error:
-            # Nothing was sent to it.
-            reason = (
-                f"{peer} has another certificate than the token names: someone else "
-                "answers there, or it was renewed; ask for a new token"
-            )
-            raise LinkClosed(reason, WRONG_CERTIFICATE, reason) from error
         except ClientConnectorCertificateError as error:
+            if isinstance(error.certificate_error, WrongServerKey):
+                reason = f"{peer}: {error.certificate_error}"
+                raise LinkClosed(reason, WRONG_CERTIFICATE, reason) from error
             raise LinkClosed(
                 f"the certificate of {peer} is not signed by a trusted authority "
                 f"({error.certificate_error}); a token that the coordinator prints "

@@ -12,7 +12,7 @@ from aiohttp import ClientResponse
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually, serving
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
-from shoal.domain.credentials import KeyUsage, day_of
+from shoal.domain.credentials import KeyUsage, day_of, with_fingerprint
 from shoal.gateway.http.access import ANSWER_GUESS
 
 TEXT = "12345678"  # estimated as two tokens
@@ -278,6 +278,16 @@ async def test_wrong_keys_are_delayed_and_then_banned(tmp_path: Path) -> None:
         assert (await request(pool, "GET", "/v1/models", key="sk-weak"))[0] == 429
         async with pool.session.get(f"{pool.url}/v1/models") as response:
             assert response.status == 401
+
+
+async def test_fingerprint_does_not_make_a_weak_key_strong(tmp_path: Path) -> None:
+    padded = with_fingerprint("sk-weak", bytes(32))
+    async with serving(tmp_path, keys={"default": KEY, "weak": "sk-weak"}) as pool:
+        assert (await request(pool, "GET", "/v1/models", key=padded))[0] == 200
+        for number in range(BLOCK_AFTER):
+            await request(pool, "GET", "/v1/models", key=f"sk-{number}")
+
+        assert (await request(pool, "GET", "/v1/models", key=padded))[0] == 429
 
 
 async def test_old_and_missing_keys_are_not_guesses(pool: Pool) -> None:

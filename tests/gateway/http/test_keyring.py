@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.coordinator.credential_cache import CredentialCache
-from shoal.domain.credentials import Key, Scope, digest_of
+from shoal.domain.credentials import Key, Scope, digest_of, with_fingerprint
 from shoal.domain.errors import ConfigError, KeyExpired, KeyRevoked, Unauthorized
 from shoal.gateway.http.authentication import Keyring
 from shoal.store.port import CredentialStore
@@ -32,6 +32,8 @@ KEYS = keyring(DAVE)
         ("bearer ut-bob", "bob"),
         ("BEARER  sk-a ", "alice"),
         ("Bearer sk-d", "dave"),
+        # With the fingerprint of the coordinator, as its own programs take it.
+        (f"Bearer {with_fingerprint('sk-d', bytes(32))}", "dave"),
     ],
 )
 def test_a_key_has_an_owner(header: str, owner: str) -> None:

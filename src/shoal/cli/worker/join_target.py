@@ -41,7 +41,7 @@ log = logging.getLogger("shoal.cli")
 
 @dataclass(frozen=True, slots=True)
 class JoinTarget:
-    """A coordinator, with the fingerprint of its certificate if that is known.
+    """A coordinator, with the fingerprint of its TLS key if that is known.
 
     ``direct`` is its address without HTTP, if it has one.  While the coordinator is
     unreachable it is a placeholder, which is resolved before each connection.
@@ -156,7 +156,7 @@ async def _at_url(
             wire = await _by_probe(url, preferred)
             return JoinTarget(url, wire, token, fingerprint)
     except Unavailable as error:
-        if isinstance(error, CertificateNotTrusted) and fingerprint is None:
+        if isinstance(error, CertificateNotTrusted):
             raise ConfigError(str(error)) from error
         if isinstance(error, NotHttp):
             raise ConfigError(

@@ -63,7 +63,9 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KeyInfo(msgspec.Struct, frozen=True):
     """A key and its usage.  Times are Unix seconds.
 
-    ``key`` is the secret; only the response to its creation has it.
+    ``key`` is the secret, and ``pinned_key`` the same with the fingerprint of a
+    coordinator with TLS, for Shoal's programs; only the response to the creation has
+    them.
     """
 
     id: str
@@ -83,6 +85,7 @@ class KeyInfo(msgspec.Struct, frozen=True):
     completion_tokens: int
     tokens_today: int
     key: str | msgspec.UnsetType = msgspec.UNSET
+    pinned_key: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class KeyList(msgspec.Struct, frozen=True):
@@ -133,7 +136,12 @@ async def create_key(
     )
     await gateway.access.keyring.cache.add(key)
     shown = await _key_with_usage(gateway, key)
-    return json_response(msgspec.structs.replace(shown, key=secret), secret=True)
+    admission = gateway.admission
+    pinned: str | msgspec.UnsetType = msgspec.UNSET
+    if admission.fingerprint is not None:
+        pinned = admission.with_fingerprint(secret)
+    shown = msgspec.structs.replace(shown, key=secret, pinned_key=pinned)
+    return json_response(shown, secret=True)
 
 
 async def show_key(
@@ -266,7 +274,7 @@ async def create_token(
     return json_response(
         msgspec.structs.replace(
             _token_info(gateway, token),
-            token=admission.with_certificate(secret),
+            token=admission.with_fingerprint(secret),
             join=admission.invitation(secret, worker),
         ),
         secret=True,

@@ -13,7 +13,14 @@ from shoal.coordinator.auth_throttle import AuthThrottle, CredentialKind
 from shoal.coordinator.credential_cache import CredentialCache
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.spot_checks import CHECK_OWNER
-from shoal.domain.credentials import Key, Scope, day_of, tokens_to_read, usage_of
+from shoal.domain.credentials import (
+    Key,
+    Scope,
+    day_of,
+    tokens_to_read,
+    usage_of,
+    without_fingerprint,
+)
 from shoal.domain.errors import (
     Cancelled,
     Forbidden,
@@ -239,8 +246,10 @@ class Access:
         if anonymous is not None and authorization is None:
             return anonymous
         kind = CredentialKind.API_KEY
-        _, _, secret = (authorization or "").partition(" ")
-        self._failures.check(kind, address, self._clock.now(), secret.strip() or None)
+        _, _, sent = (authorization or "").partition(" ")
+        # Bare: a fingerprint would make a guess look like a random key.
+        secret, _ = without_fingerprint(sent.strip())
+        self._failures.check(kind, address, self._clock.now(), secret or None)
         try:
             return self.keyring.authenticate(
                 authorization, self._clock.wall(), exact=exact

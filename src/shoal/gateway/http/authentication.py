@@ -6,7 +6,7 @@ from multidict import CIMultiDictProxy
 
 from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.addresses import is_loopback, is_own_host
-from shoal.domain.credentials import Key, Scope, digest_of
+from shoal.domain.credentials import Key, Scope, digest_of, without_fingerprint
 from shoal.domain.errors import ConfigError, KeyExpired, KeyRevoked, Unauthorized
 from shoal.gateway.http.pages import host_name
 
@@ -53,6 +53,7 @@ class Keyring:
                 "no API key: send the header `Authorization: Bearer KEY`; "
                 "`shoal serve` prints the first key, `shoal keys create` makes others"
             )
+        secret, _ = without_fingerprint(secret)
         key = self._first.get(digest_of(secret)) or self.cache.by_secret(secret)
         if key is None:
             raise Unauthorized(
