@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from random import Random
 
 from shoal.app.endpoints import anonymous_http, make_endpoints
+from shoal.app.https import Https, keep_valid, open_https
 from shoal.app.network import NetworkContext, PortsByWire, open_network
 from shoal.app.settings import (
     NO_X402,
@@ -64,7 +66,6 @@ from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import http_listener, public_url
 from shoal.transports.strangers import Strangers
-from shoal.transports.tls import ServerTls, certificate_hash, fingerprint_of
 from shoal.worker.hardware import this_machine
 
 SIGNATURES_INLINE_MAX = (
@@ -88,6 +89,10 @@ class RunningCoordinator:
     api_key: str
     join_command: str
     """The command that adds a worker."""
+    pinned_key: str
+    """The API key with the fingerprint of the TLS key; empty without TLS."""
+    authority: Path | None
+    """The file of the local authority that signed the certificate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +124,9 @@ async def run_coordinator(
         check_secrets("serve", config)
         for wire, wire_config in wires.items():
             check_secrets(wire, wire_config)
-    stored = _secrets(config, settings.certificate)
     clock = LoopClock()
+    https = open_https(config, settings.pages.hosts, clock.wall())
+    stored = _secrets(config, https)
     files = BlobFiles(config.data_dir / "blobs", settings.blobs_max)
     store: Store = SqliteStore(config.data_dir / "shoal.db", files)
     async with AsyncExitStack() as finally_:
@@ -137,6 +143,7 @@ async def run_coordinator(
             config, settings, wires, store, clock, hub, calls, stored, payments
         )
         admission = gateway.admission
+        admission.fingerprint = None if https is None else https.fingerprint
         endpoints = make_endpoints(
             clock,
             admission,
@@ -170,18 +177,21 @@ async def run_coordinator(
             clock, admission, endpoints, peers.serve, strangers
         )
         app = make_app(gateway, websockets.handle)
-        tls = _tls_identity(settings)
         network = NetworkContext(
-            *(peers.serve, admission, clock, Random(), config.host, tls),
+            *(peers.serve, admission, clock, Random(), config.host),
+            None if https is None else https.presented,
             hidden=config.no_discovery,
             strangers=strangers,
         )
-        secure = settings.tls is not None
         # Clients that still wait at the end are disconnected after the hub has stopped:
         # their jobs must not be cancelled, for they go on after the next start.
         async with (
             http_listener(
-                app, config.host, config.port, settings.tls, strangers
+                app,
+                config.host,
+                config.port,
+                None if https is None else https.context,
+                strangers,
             ) as port,
             asyncio.TaskGroup() as tasks,
         ):
@@ -191,17 +201,27 @@ async def run_coordinator(
                 tasks.create_task(_spot_checks(hub, store, settings).run()),
                 tasks.create_task(_prune(gateway, config.keep_days)),
                 tasks.create_task(_send_webhooks(gateway, settings.reach)),
+                tasks.create_task(keep_valid(https, config.data_dir, clock)),
             ]
-            admission.url = public_url(config.host, port, secure=secure)
+            admission.url = public_url(config.host, port, secure=https is not None)
             admission.loopback_only = is_own_host(config.host)
             async with open_network(endpoints, network) as admission.ports:
                 websockets.open(tasks)
                 join = admission.invitation(stored.token)
                 finally_.enter_context(
-                    publish_url(config.data_dir, config.host, port, secure=secure)
+                    publish_url(
+                        config.data_dir, config.host, port, secure=https is not None
+                    )
                 )
                 yield RunningCoordinator(
-                    hub, admission.url, port, admission.ports, stored.api_key, join
+                    hub,
+                    admission.url,
+                    port,
+                    admission.ports,
+                    stored.api_key,
+                    join,
+                    "" if https is None else admission.with_fingerprint(stored.api_key),
+                    None if https is None else https.authority,
                 )
                 peers.drain(STOPPING)
                 calls.stop()
@@ -216,13 +236,7 @@ async def run_coordinator(
                 each.cancel()
 
 
-def _tls_identity(settings: CoordinatorSettings) -> ServerTls | None:
-    if settings.tls is None or settings.certificate is None:
-        return None
-    return ServerTls(settings.tls, certificate_hash(settings.certificate))
-
-
-def _secrets(config: ServeConfig, certificate: str | None) -> _StoredSecrets:
+def _secrets(config: ServeConfig, https: Https | None) -> _StoredSecrets:
     """Return what is in the folder, made at first use.  Raises ConfigError."""
     folder = config.data_dir
     try:
@@ -230,7 +244,7 @@ def _secrets(config: ServeConfig, certificate: str | None) -> _StoredSecrets:
         api_key = first_key(folder, config.api_key)
         token = first_token(folder, config.join_token)
         signer = Signer.from_seed(signing_seed(folder))
-        store_certificate(folder, certificate)
+        store_certificate(folder, None if https is None else https.certificate)
     except OSError as error:
         raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
     if not is_own_host(config.host):
@@ -282,8 +296,6 @@ async def _gateway(
     failures = AuthThrottle()
     tokens = await load_join_tokens(store.keys)
     admission = WorkerAdmission(tokens, store.keys, clock, failures)
-    if settings.certificate is not None:
-        admission.fingerprint = fingerprint_of(settings.certificate)
     return Gateway(
         hub,
         calls,

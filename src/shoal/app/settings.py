@@ -1,7 +1,6 @@
 """Validates the coordinator's configuration and turns it into typed settings."""
 
 import logging
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from shoal.ledger.accounts import BASIS_POINTS
 from shoal.ledger.prices import PriceList
 from shoal.models.library import Library, open_library
 from shoal.protocols.seam.peer_addresses import PeerAddress
-from shoal.transports.tls import server_certificate, server_context
 
 NO_X402 = X402Config()
 
@@ -34,12 +32,9 @@ class CoordinatorSettings:
     """A coordinator's settings, as its parts take them.
 
     ``fee`` is the pool's share of a price in basis points, ``spot_checks`` that of the
-    jobs that are done twice, from 0 to 1; ``certificate`` is in PEM form, and
-    ``blobs_max`` in bytes.
+    jobs that are done twice, from 0 to 1, and ``blobs_max`` is in bytes.
     """
 
-    tls: ssl.SSLContext | None
-    certificate: str | None
     limits: TimeLimits
     moderation: Moderation | None
     prices: PriceList
@@ -55,10 +50,7 @@ class CoordinatorSettings:
 
 def read_settings(config: ServeConfig) -> CoordinatorSettings:
     """Return typed settings.  Raises ConfigError that names an invalid one."""
-    tls, certificate = _tls(config.tls_cert, config.tls_key)
     return CoordinatorSettings(
-        tls,
-        certificate,
         replace(TimeLimits(), queue=config.queue_wait),
         _moderation(config.moderation),
         PriceList(
@@ -122,20 +114,6 @@ async def open_payments(config: X402Config) -> AsyncIterator[Payments]:
 
 
 # Private parts, in the order in which they are called.
-
-
-def _tls(
-    certificate: Path | None, key: Path | None
-) -> tuple[ssl.SSLContext | None, str | None]:
-    """Return how to speak TLS, and the certificate in PEM form, if it is wanted."""
-    if certificate is None and key is None:
-        return None, None
-    if certificate is None or key is None:
-        given, missing = "--tls-cert", "--tls-key"
-        if certificate is None:
-            given, missing = missing, given
-        raise ConfigError(f"{given} takes {missing} beside it: give both, or neither")
-    return server_context(certificate, key), server_certificate(certificate)
 
 
 def _moderation(file: Path | None) -> Moderation | None:

@@ -6,6 +6,7 @@ import gc
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 
 from shoal.app.fleet_files import with_fleet
 from shoal.app.network import PortsByWire
@@ -92,6 +93,8 @@ def _announce(
             "event": "ready",
             "url": running.url,
             "api_key": running.api_key,
+            "pinned_key": running.pinned_key,
+            "authority": str(running.authority or ""),
             "join": running.join_command,
             "ports": {"http": running.port, **_flat(running.ports)},
         }
@@ -106,8 +109,35 @@ def _announce(
         f"  base URL   {running.url}/v1\n"
         f"  API key    {running.api_key}\n\n"
         f"Add a machine:\n  {running.join_command}\n\n"
-        f"Chat with a model:\n  shoal chat --url {running.url}{where}",
+        f"Chat with a model:\n  shoal chat --url {running.url}{where}"
+        + "".join(_trust_lines(running)),
         flush=True,
     )
     if config.relay_open:
         print("\nAny node may use the relay (--relay-open).", flush=True)
+
+
+def _trust_lines(running: RunningCoordinator) -> Iterator[str]:
+    """Yield how clients on other machines trust the certificate, if there is one."""
+    if not running.pinned_key:
+        return
+    yield (
+        "\n\nUse it from another machine; the key names this coordinator's TLS key, "
+        "and no other server gets it:\n"
+        f"  export SHOAL_URL={running.url}\n"
+        f"  export SHOAL_API_KEY={running.pinned_key}"
+    )
+    if running.authority is None:
+        return
+    file = shlex.quote(str(running.authority))
+    name = running.authority.name
+    yield (
+        f"\n\nOther programs trust it by a copy of {file}:\n"
+        f"  curl       curl --cacert {name} {running.url}/v1/models "
+        '-H "Authorization: Bearer KEY"\n'
+        f"  OpenAI     SSL_CERT_FILE={name} python your_program.py\n"
+        f"             or OpenAI(http_client=httpx.Client(verify="
+        f'ssl.create_default_context(cafile="{name}")))\n'
+        f"  Node.js    NODE_EXTRA_CA_CERTS={name} node your_program.js\n"
+        f"  browsers   import {name} as an authority for web sites"
+    )

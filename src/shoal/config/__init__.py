@@ -35,6 +35,11 @@ class ServeConfig:
         None,
         secret=True,
     )
+    tls: str = setting(
+        "encryption of HTTP: off, or auto: HTTPS with a certificate of a local "
+        "authority, created at first use; --tls-cert names one from elsewhere",
+        "off",
+    )
     tls_cert: Path | None = setting(
         "PEM file with the HTTPS certificate, followed by its intermediate "
         "certificates",
