@@ -208,6 +208,7 @@ async def serving(
         make_app(gateway, _upgrades(hub, clock, admission, wires or {})),
         access_log=None,
         handler_cancellation=True,
+        auto_decompress=False,
         shutdown_timeout=0.1,
     )
     await runner.setup()

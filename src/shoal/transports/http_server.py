@@ -57,6 +57,7 @@ async def http_listener(
         access_log=None,
         logger=log,
         handler_cancellation=True,
+        auto_decompress=False,  # who reads a body does that, with a limit
         keepalive_timeout=IDLE_MAX,
         shutdown_timeout=SHUTDOWN_TIMEOUT,
     )

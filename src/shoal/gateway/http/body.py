@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from shoal.domain.errors import InvalidRequest, QueueFull, TooLarge, TooSlow
+from shoal.gateway.http.content_encoding import Inflater
 from shoal.gateway.http.request_record import record_of
 
 BODY_MAX = 16 << 20  # bytes: the longest contexts need a few
@@ -32,15 +33,19 @@ class BodyReader:
         """
         if (request.content_length or 0) > size_max:
             raise _too_large(size_max)
+        inflater = Inflater.of(request.headers.get("Content-Encoding"))
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_TIMEOUT):
                 # Count received bytes: announcing a length must not block others.
                 while chunk := await request.content.readany():
-                    self._hold(request, len(chunk))
-                    body += chunk
-                    if len(body) > size_max:
-                        raise _too_large(size_max)
+                    for piece in inflater.pieces(chunk) if inflater else (chunk,):
+                        self._hold(request, len(piece))
+                        body += piece
+                        if len(body) > size_max:
+                            raise _too_large(size_max)
+                        if inflater is not None:
+                            await asyncio.sleep(0)
         except web.RequestPayloadError as error:
             raise InvalidRequest(f"the body is damaged: {error}") from error
         except TimeoutError:
@@ -48,6 +53,8 @@ class BodyReader:
                 f"the body did not arrive within {BODY_TIMEOUT:g} s: {len(body)} bytes "
                 "of it came"
             ) from None
+        if inflater is not None:
+            inflater.check_end()
         return bytes(body)
 
     def release(self, request: web.Request) -> None:
