@@ -25,7 +25,7 @@ def measured() -> float:
     """Measure.  Wall-clock time, for what counts is what else runs here as well."""
     began = time.perf_counter()
     for _ in range(ROUNDS):
-        _round()
+        run_round()
     seconds = (time.perf_counter() - began) / ROUNDS
     return min(max(seconds / REFERENCE, 1.0), SLOWNESS_MAX)
 
@@ -35,7 +35,8 @@ def scaled(seconds: float) -> float:
     return seconds * slowness()
 
 
-def _round() -> None:
+def run_round() -> None:
+    """Compute for ``REFERENCE`` seconds on the reference machine."""
     table: dict[int, bytes] = {}
     for number in range(200_000):
         table[number % 1000] = str(number).encode()

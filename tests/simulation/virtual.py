@@ -53,6 +53,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jump.now
 
+    def spend(self, seconds: float) -> None:
+        """Let time pass while a callback runs, as if it computed for so long."""
+        self._jump.now += seconds
+
     def run_in_executor(
         self,
         executor: Executor | None,

@@ -170,7 +170,8 @@ async def run_coordinator(
         sharing = await finally_.enter_async_context(gateway.sharing)
         policy = PeerJobPolicy(settings.limits, settings.prices, settings.moderation)
         peers = PeerConnections(
-            hub, clock, admission, policy, sharing, gateway.directory
+            *(hub, clock, admission, policy, sharing, gateway.directory),
+            share=gateway.bodies.share,
         )
         strangers = Strangers()  # on all ports
         websockets = WebSocketRouter(

@@ -27,10 +27,11 @@ from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_response
 from shoal.gateway.monitoring import METRICS
 from shoal.store.blobs import BLOB_MAX, blob_not_found
+from shoal.transports.loop_share import LARGE, LoopShare
 
 CALLS_PATH = "/v1/calls"
 MESSAGE_MAX = (64 << 20) + (1 << 16)  # bytes: about what workers of any wire accept
-ITEMS_AT_ONCE = 512  # items of a message handled together: about 10 ms
+ITEMS_AT_ONCE = 256  # items of a message handled together: about 5 ms
 PING_EVERY = 20.0  # seconds
 CLOSE_TIMEOUT = 2.0  # seconds for the client's half of the closing handshake
 POLICY_VIOLATION = 1008  # WebSocket close codes (RFC 6455, section 7.4.1)
@@ -71,7 +72,7 @@ async def open_calls(
             _close_on_overflow(socket, replies, request.transport)
         )
         try:
-            await _read(socket, session)
+            await _read(socket, session, gateway.bodies.share, caller.name)
         finally:
             session.close()
             writing.cancel()
@@ -103,7 +104,9 @@ class _ClientAccess:
         return self.access.submit(job, self.caller)
 
 
-async def _read(socket: web.WebSocketResponse, session: CallSession) -> None:
+async def _read(
+    socket: web.WebSocketResponse, session: CallSession, share: LoopShare, owner: str
+) -> None:
     """Receive the client's messages until the connection closes."""
     while True:
         message = await socket.receive()
@@ -114,7 +117,11 @@ async def _read(socket: web.WebSocketResponse, session: CallSession) -> None:
                 )
             return
         try:
-            items = decode_items(message.data)
+            if len(message.data) < LARGE:
+                items = decode_items(message.data)
+            else:
+                async with share.turn(owner):
+                    items = decode_items(message.data)
             session.receive(items[:ITEMS_AT_ONCE])
             for begin in range(ITEMS_AT_ONCE, len(items), ITEMS_AT_ONCE):
                 await asyncio.sleep(0)  # others get their turn

@@ -125,7 +125,7 @@ async def _stream_answer(
     caller: ApiCaller,
 ) -> bytes:
     """Stream the answer; return the last line."""
-    chat = decode_chat(await gateway.bodies.read(request, BODY_MAX))
+    chat = await gateway.bodies.decode(request, caller.name, decode_chat, BODY_MAX)
     moderation = gateway.moderation_for(caller.name)
     if moderation is not None and moderation.blocks(_moderated_texts(chat)):
         return b'{"err":"moderation"}\n'

@@ -43,6 +43,7 @@ from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link
 from shoal.transports.local_link import LocalLink
+from shoal.transports.loop_share import LoopShare
 
 ANNOUNCE_INTERVAL = 1.0  # minimum seconds between announcements of the own state
 OWN_STATE = frozenset({OffersChanged, LoadChanged, Draining})
@@ -60,8 +61,8 @@ class PeerConnections:
     """All connections to peers, and the peers on them.
 
     Announces to peers what this pool can run for them, and its load, on every change.
-    ``sharing`` answers their messages about copies of models, and ``directory`` lists
-    the peers.
+    ``sharing`` answers their messages about copies of models, ``directory`` lists the
+    peers, and their large messages have a ``share`` of the loop.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class PeerConnections:
         policy: PeerJobPolicy = DEFAULT_POLICY,
         sharing: ModelSharing | None = None,
         directory: PeerDirectory | None = None,
+        share: LoopShare | None = None,
     ) -> None:
         offer_limiter = OfferRateLimiter(clock)
         self.context = PeerContext(
@@ -80,6 +82,7 @@ class PeerConnections:
         self.clock = clock
         self.admission = door
         self.directory = directory or PeerDirectory()
+        self.share = share or LoopShare(clock)
         self.rejoining: set[RemotePeer] = set()  # with models that wait to rejoin
         self._connections: set[_PeerConnection] = set()
         self._subscribers: set[_PeerConnection] = set()  # that accept announcements
@@ -200,7 +203,7 @@ class _PeerConnection:
         self, connections: PeerConnections, wire: str, session: PeerSession, link: Link
     ) -> None:
         self.driver: Driver[PeerMessage, ToPeer] = Driver(
-            session, link, connections.clock, self._on_message
+            session, link, connections.clock, self._on_message, connections.share
         )
         self._connections = connections
         self._wire = wire

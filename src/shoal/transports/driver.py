@@ -2,10 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Sized
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Mapping,
+    Sequence,
+    Sized,
+)
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 from shoal.domain.errors import PeerError
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
@@ -21,16 +30,18 @@ from shoal.protocols.seam.session import (
 )
 from shoal.transports.clock import Clock, DeadlineTimer
 from shoal.transports.link import FramingLink, LimitingLink, Link, LinkClosed
+from shoal.transports.loop_share import LARGE, LoopShare
 from shoal.transports.outbox import ISSUED_MAX, Outbox
 from shoal.transports.strangers import BY_STRANGER
 
 In = TypeVar("In")
 Out = TypeVar("Out")
-Arrived = TypeVar("Arrived", bound=Sized)
+Arrived = TypeVar("Arrived", bound=Collection[Any])  # with sizes, or see ``BODY``
 
 FLUSH_TIMEOUT = 5.0  # seconds to send what is left once a session has ended
 READS_IN_A_ROW = 256  # messages of one peer handled before others get their turn
 NOTICES_MAX = 20  # notices of one connection that are logged; a flood would fill disks
+BODY = attrgetter("body")  # of a framed message
 NOTICE = "notice peer=%s text=%r"
 
 log = logging.getLogger("shoal.transports")
@@ -60,7 +71,7 @@ class Driver(Generic[In, Out]):
     """Couples a session to a link.
 
     The session never awaits, so the reader, the timer and senders share it without a
-    lock.
+    lock.  With a ``share``, large messages take turns with those of other connections.
     """
 
     def __init__(
@@ -69,7 +80,9 @@ class Driver(Generic[In, Out]):
         link: Link,
         clock: Clock,
         on_message: Callable[[In], None],
+        share: LoopShare | None = None,
     ) -> None:
+        self._share = share
         self._session = session
         self._link = link
         self._clock = clock
@@ -168,7 +181,7 @@ class Driver(Generic[In, Out]):
             if isinstance(link, FramingLink):
                 session.on_open(link.certificate)
                 link.attach(session, partial(self._on_messages, session))
-                return self._read(link.messages, session.receive_messages)
+                return self._read(link.messages, session.receive_messages, BODY)
             session.on_open(b"")
         return self._read(link.receive, session.receive)
 
@@ -176,14 +189,22 @@ class Driver(Generic[In, Out]):
         self,
         arrive: Callable[[], Awaitable[Arrived]],
         receive: Callable[[Arrived, float], Sequence[In | Output]],
+        data_of: Callable[[Any], Sized] | None = None,
     ) -> None:
+        share = self._share
         try:
             while not self._over:
                 handled = 0
                 while handled < READS_IN_A_ROW:
                     batch = await arrive()
                     handled += len(batch)
-                    self._perform(receive(batch, self._clock.now()))
+                    parts = batch if data_of is None else map(data_of, batch)
+                    if share is None or sum(map(len, parts)) < LARGE:
+                        self._perform(receive(batch, self._clock.now()))
+                    else:
+                        async with share.turn(self):
+                            if not self._over:
+                                self._perform(receive(batch, self._clock.now()))
                     if self._over:
                         return
                 # A link that always has something never waits, and so never yields.

@@ -84,8 +84,8 @@ class FramingLink(Protocol):
     ) -> None:
         """Split the stream into messages from now on; ``receive`` returns no pieces.
 
-        While a caller waits in ``messages``, new messages go to ``on_messages`` at once
-        and the caller goes on waiting: waking it costs more than most messages.
+        While a caller waits in ``messages``, small messages go to ``on_messages`` at
+        once and the caller goes on waiting: waking it costs more than most messages.
         """
         ...
 

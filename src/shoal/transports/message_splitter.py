@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from shoal.domain.errors import PeerError
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
 from shoal.transports.buffer_pool import BufferPool
+from shoal.transports.loop_share import LARGE
 
 READ_SIZE = 64 << 10  # bytes that are read at a time where small messages may come
 LARGE_BODY = 64 << 10  # bytes of a body at which it has a buffer of its own
@@ -56,9 +57,9 @@ class MessageSplitter:
         return self._blocked or self._untaken_size > UNTAKEN_MAX
 
     @property
-    def ready(self) -> bool:
-        """Whether there are messages to be taken."""
-        return bool(self._messages)
+    def is_brief(self) -> bool:
+        """Whether there are messages to be taken, which are not large together."""
+        return 0 < self._untaken_size < LARGE
 
     def room(self) -> memoryview:
         """Return where the next bytes are to be put: at least one."""

@@ -231,9 +231,12 @@ class TcpLink(asyncio.Protocol):
             self._stranger.received(min(size, MESSAGE_MAX - self._stranger.held))
 
     def on_messages(self, splitter: MessageSplitter) -> None:
-        """Pass messages on, or wake the reader; pause reading if there are too many."""
+        """Pass small messages on, or wake the reader.
+
+        Pause reading if there are too many.
+        """
         waiting = self._reader is not None and not self._reader.done()
-        if self._on_messages is not None and splitter.ready and waiting:
+        if self._on_messages is not None and splitter.is_brief and waiting:
             self._on_messages(splitter.take())
             if not splitter.full:
                 return

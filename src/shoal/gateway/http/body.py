@@ -1,16 +1,23 @@
 """Request bodies, with their limits."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from aiohttp import web
 
 from shoal.domain.errors import InvalidRequest, QueueFull, TooLarge, TooSlow
 from shoal.gateway.http.content_encoding import Inflater
 from shoal.gateway.http.request_record import record_of
+from shoal.transports.clock import LoopClock
+from shoal.transports.loop_share import LARGE, LoopShare
+
+T = TypeVar("T")
 
 BODY_MAX = 16 << 20  # bytes: the longest contexts need a few
 BODY_TIMEOUT = 120.0  # seconds to send one
+DECODE_INLINE_MAX = 1 << 20  # bytes that are decoded in the event loop's thread
 BODIES_MAX = 512 << 20  # bytes of all unanswered requests
 
 
@@ -19,17 +26,29 @@ class BodyReader:
     """Reads request bodies, and limits the memory of all of them.
 
     A body counts until its request is answered, because its job is about as large.
+    Large ones are decoded in turns, which are a ``share`` of the event loop.
     """
 
+    share: LoopShare = field(default_factory=lambda: LoopShare(LoopClock()))
     held_bytes: int = 0
 
     async def read(self, request: web.Request, size_max: int = BODY_MAX) -> bytes:
-        """Return a whole body.  Authorize the request before: reading costs memory.
+        """Return a whole body; see ``decode``."""
+        return await self.decode(request, "", bytes, size_max)
 
-        ``size_max`` is in bytes, ``BODY_MAX`` at most.
+    async def decode(
+        self,
+        request: web.Request,
+        owner: str,
+        decode: Callable[[bytes], T],
+        size_max: int = BODY_MAX,
+    ) -> T:
+        """Read a whole body; decode a large one when it is the turn of its ``owner``.
 
-        Raises TooLarge, TooSlow, QueueFull if all bodies together are too large, or
-        InvalidRequest if the body is damaged.
+        Authorize the request before: reading costs memory.  ``size_max`` is in bytes.
+
+        Raises what ``decode`` raises, TooLarge, TooSlow, QueueFull if all bodies
+        together are too large, or InvalidRequest if the body is damaged.
         """
         if (request.content_length or 0) > size_max:
             raise _too_large(size_max)
@@ -55,7 +74,12 @@ class BodyReader:
             ) from None
         if inflater is not None:
             inflater.check_end()
-        return bytes(body)
+        if len(body) < LARGE:
+            return decode(bytes(body))
+        async with self.share.turn(owner):
+            if len(body) < DECODE_INLINE_MAX:
+                return decode(bytes(body))
+            return await asyncio.to_thread(decode, bytes(body))
 
     def release(self, request: web.Request) -> None:
         """Stop counting the body of a request."""

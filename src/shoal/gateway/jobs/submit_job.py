@@ -64,8 +64,11 @@ async def read_json_body(
 async def commit_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller, *, policy: Policy
 ) -> web.Response:
-    data = await read_json_body(gateway, request)
-    work, terms = decode_commit(data, policy, gateway.prices)
+    decode = partial(decode_commit, policy=policy, prices=gateway.prices)
+    if request.content_type != BODY_TYPE:
+        work, terms = decode(b"")
+    else:
+        work, terms = await gateway.bodies.decode(request, caller.name, decode)
     if terms.webhook is not None:
         _check_webhook(gateway, caller, terms.webhook)
     moderation = gateway.moderation_for(caller.name)

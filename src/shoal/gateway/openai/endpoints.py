@@ -94,7 +94,7 @@ async def show_model(
 async def create_chat_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    asked = decode_chat_request(await gateway.bodies.read(request))
+    asked = await gateway.bodies.decode(request, caller.name, decode_chat_request)
     texts = [message_text(message) for message in asked.work.messages]
     return await _answer(gateway, request, caller, asked, texts)
 
@@ -102,14 +102,14 @@ async def create_chat_completion(
 async def create_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    asked = decode_completion_request(await gateway.bodies.read(request))
+    asked = await gateway.bodies.decode(request, caller.name, decode_completion_request)
     return await _answer(gateway, request, caller, asked, [asked.work.text])
 
 
 async def create_embeddings(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    asked = decode_embedding_request(await gateway.bodies.read(request))
+    asked = await gateway.bodies.decode(request, caller.name, decode_embedding_request)
     moderation = gateway.moderation_for(caller.name)
     if moderation is not None and any(map(moderation.matches, asked.work.inputs)):
         raise _moderation_error("input")
