@@ -1,21 +1,26 @@
 """The store with a million ended jobs of 10,000 owners, beside an empty one.
 
-Each job is a chat of 1.6 KB with its answer, receipt and payment, written as the hub
-writes it, 100 jobs a commit.  *page*: the slowest of 50 pages of each list, of 100
-entries.  *commit*: a whole job, one after the other; *beside readers*: while ten tasks
-read all lists, one after the other; the p99 of 500.  *prune*: as the hourly prune of a
-tenth of the jobs, the p99 of commits meanwhile.  *ready*: `shoal serve` on the database
-until it answers.  SHOAL_BENCH_JOBS sets another number of jobs.
+Each job is a chat of 1.6 KB on average, with its answer, receipt and payment, written
+as the hub writes it, 100 jobs a commit.  The texts are pieces of this project's
+documents: a text that is repeated could be compressed to nothing.  *page*: the slowest
+of 50 pages of each list, of 100 entries.  *commit*: a whole job, one after the other;
+*beside readers*: while ten tasks read all lists, one after the other; the p99 of 500.
+*prune*: as the hourly prune of a tenth of the jobs, the p99 of commits meanwhile.
+*ready*: `shoal serve` on the database until it answers.  SHOAL_BENCH_JOBS sets another
+number of jobs.
 """
 
 import asyncio
+import hashlib
 import math
 import os
+import random
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from itertools import count, cycle
 from pathlib import Path
 
@@ -125,7 +130,7 @@ class History:
         facts: list[Fact] = []
         claims, transfers, at = [], [], 0.0
         for each in (next(self._numbers) for _ in range(number)):
-            at, job_id, owner = float(each), JobId(f"{each:032x}"), f"o{each % OWNERS}"
+            at, job_id, owner = float(each), _id(each), f"o{each % OWNERS}"
             facts += _story(job_id, owner, each)
             claims.append(_claims(job_id))
             transfers.append(
@@ -162,11 +167,16 @@ class History:
         ]
 
 
+def _id(number: int) -> JobId:
+    """Return an id as the coordinator's: 24 hexadecimal digits in no order."""
+    return JobId(hashlib.sha256(b"%d" % number).hexdigest()[:24])
+
+
 def _story(job_id: JobId, owner: str, number: int) -> list[Fact]:
-    text = f"{number:08} the quick brown fox jumps over a lazy dog "
-    chat = Chat("qwen3:8b", ({"role": "user", "content": (text * 30)[:1600]},))
+    pieces = random.Random(number)
+    chat = Chat("qwen3:8b", ({"role": "user", "content": _piece(pieces, 1600)},))
     one = LeaseNumber(1)
-    outcome = Outcome((text * 8)[:400], "stop", Usage(400, 100))
+    outcome = Outcome(_piece(pieces, 400), "stop", Usage(400, 100))
     return [
         JobSubmitted(Job(job_id, chat, owner=owner)),
         JobLeased(job_id, WorkerId("grandsage:beagle"), one, "least busy"),
@@ -175,12 +185,26 @@ def _story(job_id: JobId, owner: str, number: int) -> list[Fact]:
     ]
 
 
+@cache
+def _prose() -> str:
+    folder = Path(__file__).parent.parent / "docs"
+    return "".join(path.read_text("utf-8") for path in sorted(folder.rglob("*.md")))
+
+
+def _piece(pieces: random.Random, size: int) -> str:
+    """Return text of half to one and a half of a size."""
+    prose = _prose()
+    length = pieces.randrange(size // 2, size + size // 2)
+    start = pieces.randrange(len(prose) - length)
+    return prose[start : start + length]
+
+
 def _claims(job_id: JobId) -> Claims:
     return Claims(
         job_id=job_id,
         worker="grandsage:beagle",
         worker_key=None,
-        output_hash="sha256:" + "0" * 64,
+        output_hash=f"sha256:{hashlib.sha256(job_id.encode()).hexdigest()}",
         prompt_tokens=400,
         completion_tokens=100,
         price=10,

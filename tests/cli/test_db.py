@@ -4,6 +4,7 @@ import sqlite3
 import stat
 from contextlib import closing
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -17,8 +18,6 @@ from shoal.store.ledger import LedgerEntries
 from shoal.store.sqlite import database
 from shoal.store.sqlite.schema import migrate
 from shoal.store.sqlite.store import SqliteStore
-
-CHAT = Chat("m", ({"role": "user", "content": "x" * 5000},))
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +35,9 @@ async def opened(folder: Path) -> SqliteStore:
 
 
 def submitted(name: str) -> JobSubmitted:
-    return JobSubmitted(Job(JobId(name), CHAT))
+    text = Random(name).randbytes(1000).hex()  # hard to compress
+    chat = Chat("m", ({"role": "user", "content": text},))
+    return JobSubmitted(Job(JobId(name), chat))
 
 
 def remove(folder: Path) -> None:
@@ -150,7 +151,7 @@ async def test_old_database_can_shrink_after_it_was_compacted(
     with closing(sqlite3.connect(path, isolation_level=None)) as sql:
         migrate(sql)  # without PRAGMA auto_vacuum, as before
     store = await opened(folder)
-    jobs = [f"j{number}" for number in range(100)]
+    jobs = [f"j{number}" for number in range(400)]
     await store.append([submitted(name) for name in jobs], 1.0)
     assert main(["db", "compact"]) == 1  # while the store is open
     await store.append([JobCancelled(JobId(name), "") for name in jobs], 2.0)

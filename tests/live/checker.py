@@ -14,13 +14,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from live import databases
 from live.clients import History
-from live.laws import BALANCED, FIGURES, LAWS, POSTED, VIEWS
+from live.laws import BALANCED, FIGURES, LAWS, POSTED, prepare
+from shoal.store.packing import unpack
 
 SHOWN_MAX = 5  # offenders named for each law
 RECEIPT = b"shoal receipt v1\n"
 
-NEWEST = "SELECT max(number) FROM facts"
-ACCOUNTS = "SELECT 1 FROM sqlite_schema WHERE name = 'accounts'"
+NEWEST = """SELECT (SELECT max(rowid) FROM jobs), (SELECT max(ended_at) FROM jobs),
+                   (SELECT max(number) FROM facts), (SELECT max(number) FROM transfers),
+                   (SELECT total(length(packed_history)) FROM jobs
+                    WHERE ended_at IS NULL)"""
+MADE = "SELECT 1 FROM pragma_table_info('jobs') WHERE name = 'packed_history'"
 """What finds nothing in a database that is just being made."""
 
 
@@ -38,13 +42,13 @@ def inspect(
     with TemporaryDirectory() as folder:
         file = databases.copied(data, Path(folder) / "found")
         for database in databases.commits(file):
-            if database.execute(ACCOUNTS).fetchone() is not None:
+            if database.execute(MADE).fetchone() is not None:
                 commits, newest = commits + 1, database.execute(NEWEST).fetchone()
                 found += map(str, broken(database, always).items())
         with databases.opened(file) as database:
             if newest not in (None, database.execute(NEWEST).fetchone()):
                 found.append("the last commit is another one than SQLite finds")
-            database.executescript(VIEWS)
+            prepare(database)
             found += map(str, broken(database, {**always, **POSTED}).items())
             stored = dict(database.execute("SELECT size, note FROM checkpoints"))
     missing = [size for size, note in checkpoints.items() if stored.get(size) != note]
@@ -55,7 +59,7 @@ def inspect(
 
 def check_shown(database: sqlite3.Connection, history: History) -> None:
     """Put what clients were told beside what is stored."""
-    database.executescript(VIEWS)
+    prepare(database)
     accepted = [(key, job) for key, jobs in history.accepted.items() for job in jobs]
     ends = [(job, status) for job, each in history.ends.items() for status in each]
     read = [(job, digest) for job, each in history.read.items() for digest in each]
@@ -89,9 +93,10 @@ def figures(database: sqlite3.Connection) -> dict[str, int]:
 def unsigned(database: sqlite3.Connection, public_key: bytes) -> Iterator[int]:
     """Yield the receipts, by their place in the log, that the coordinator has not
     signed, or not the worker that is said to have proved it."""
-    for leaf, body, signature in database.execute(
+    for leaf, packed, signature in database.execute(
         "SELECT leaf, body, signature FROM receipts"
     ):
+        body = unpack(packed)
         receipt = json.loads(body)
         proved = receipt["verdict"] != "valid" or _is_proved(receipt)
         if not (proved and _is_signed(public_key, signature, RECEIPT + body)):
@@ -101,7 +106,7 @@ def unsigned(database: sqlite3.Connection, public_key: bytes) -> Iterator[int]:
 def root(database: sqlite3.Connection) -> bytes:
     """Return the root of the tree over all receipts (RFC 6962, section 2.1)."""
     bodies = database.execute("SELECT body FROM receipts ORDER BY leaf")
-    return _root([hashlib.sha256(b"\0" + body).digest() for (body,) in bodies])
+    return _root([hashlib.sha256(b"\0" + unpack(each)).digest() for (each,) in bodies])
 
 
 def _is_proved(receipt: dict[str, Any]) -> bool:

@@ -5,7 +5,10 @@ its job), ``cancelled`` (job), ``told`` (job and with which status it ended) and
 ``read`` (job and the hash of its result).
 """
 
+import sqlite3
 from collections.abc import Mapping
+
+from shoal.store.packing import unpack
 
 # ``named`` has the jobs with the keys that clients put into the payload: who loses its
 # idempotency key to a later job still has that one.
@@ -16,10 +19,18 @@ VIEWS = """
     CREATE TEMP TABLE told (job TEXT, status TEXT);
     CREATE TEMP TABLE read (job TEXT, digest TEXT);
     CREATE TEMP VIEW named AS
-        SELECT id, state, json_extract(json_extract(terms, '$.form'), '$.key') AS key
+        SELECT id, state,
+            json_extract(json_extract(unpacked(packed_work), '$.form'), '$.key') AS key
         FROM jobs;
+    CREATE TEMP VIEW stories AS
+        SELECT jobs.id AS job, line.key AS number,
+            json_extract(line.value, '$[0]') AS at,
+            json_extract(line.value, '$[1]') AS type
+        FROM jobs, json_each(listed(packed_history)) AS line
+        UNION ALL
+        SELECT job_id, 1000000 + number, at, type FROM facts WHERE job_id IS NOT NULL;
     CREATE TEMP VIEW ends AS
-        SELECT job_id AS job, type FROM facts
+        SELECT job, type FROM stories
         WHERE type IN ('JobCompleted', 'JobFailed', 'JobCancelled', 'JobExpired');
     CREATE TEMP VIEW moved AS
         SELECT id AS job,
@@ -29,13 +40,32 @@ VIEWS = """
         FROM jobs LEFT JOIN transfers ON job_id = id GROUP BY id;
     CREATE TEMP VIEW filed AS
         SELECT leaf, job_id AS job,
-            json_extract(CAST(body AS TEXT), '$.verdict') AS verdict,
-            json_extract(CAST(body AS TEXT), '$.output_hash') AS output_hash
+            json_extract(unpacked(body), '$.verdict') AS verdict,
+            json_extract(unpacked(body), '$.output_hash') AS output_hash
         FROM receipts;
     CREATE TEMP VIEW posted AS
         SELECT credit AS name, amount FROM transfers
         UNION ALL SELECT debit, -amount FROM transfers;
 """
+
+
+def prepare(database: sqlite3.Connection) -> None:
+    """Make the views of the laws, which read what is compressed, too."""
+    for make in (unpacked, listed):
+        database.create_function(make.__name__, 1, make, deterministic=True)
+    database.executescript(VIEWS)
+
+
+def unpacked(packed: bytes | None) -> str | None:
+    """Return a compressed text."""
+    return None if packed is None else unpack(packed).decode()
+
+
+def listed(packed: bytes | None) -> str:
+    """Return a list of the facts in a job's row."""
+    lines = (unpacked(packed) or "").rstrip("\n")
+    return f"[{lines.replace(chr(10), ',')}]"
+
 
 ENDS: Mapping[str, str] = {
     "no accepted job is lost": """
@@ -57,7 +87,7 @@ ENDS: Mapping[str, str] = {
     "why a job failed is known": """
         SELECT id FROM jobs WHERE state <> 'done' AND coalesce(error, '') = ''""",
     "nothing happens to a job after its end": """
-        SELECT each.job_id FROM facts AS each JOIN facts AS last USING (job_id)
+        SELECT job FROM stories AS each JOIN stories AS last USING (job)
         WHERE last.type IN ('JobCompleted', 'JobFailed', 'JobCancelled', 'JobExpired')
             AND each.number > last.number
             AND each.type NOT IN ('CameLate', 'ReceiptPresented')""",
@@ -124,9 +154,9 @@ FIGURES: Mapping[str, str] = {
         state: f"SELECT count(*) FROM jobs WHERE state = '{state}'"
         for state in ("done", "failed", "cancelled", "expired")
     },
-    "given again": "SELECT count(*) FROM facts WHERE type = 'JobRequeued'",
-    "given to two": "SELECT count(*) FROM facts WHERE type = 'JobHedged'",
-    "came late": "SELECT count(*) FROM facts WHERE type = 'CameLate'",
+    "given again": "SELECT count(*) FROM stories WHERE type = 'JobRequeued'",
+    "given to two": "SELECT count(*) FROM stories WHERE type = 'JobHedged'",
+    "came late": "SELECT count(*) FROM stories WHERE type = 'CameLate'",
     "receipts": "SELECT count(*) FROM receipts",
     "proved later": """
         SELECT count(*) FROM filed AS later JOIN filed AS first USING (job)

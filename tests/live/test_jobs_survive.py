@@ -25,6 +25,7 @@ from live.clients import digest_of_result
 from live.programs import KEY, PATIENCE, Programs
 from live.siege import KILLS, Siege
 from shoal.ledger import bundle, consistency
+from shoal.store.packing import unpack
 
 SIEGES = 17
 VERIFIER = Path(__file__).parents[2] / "examples" / "verify_receipt.py"
@@ -233,16 +234,16 @@ FORGERIES = {
     "a job has not ended": "UPDATE jobs SET ended_at = NULL WHERE rowid = 1",
     "a job has two ends": """
         INSERT INTO facts (at, type, job_id, body)
-        SELECT at, 'JobFailed', job_id, body FROM facts
+        SELECT at, 'JobFailed', job, '{}' FROM stories
         WHERE type = 'JobCompleted' LIMIT 1""",
     "a job goes on after its end": """
         INSERT INTO facts (at, type, job_id, body)
-        SELECT at, 'JobLeased', job_id, body FROM facts
+        SELECT at, 'JobLeased', job, '{}' FROM stories
         WHERE type = 'JobCompleted' LIMIT 1""",
     "a key is done twice": """
         INSERT INTO jobs SELECT id || 'again', kind, model, owner, state, work, limits,
             lease, outcome, error, submitted_at, ended_at, priority, NULL, terms, user,
-            function_call, value
+            function_call, value, packed_work, packed_outcome, packed_history
         FROM jobs WHERE state = 'done' LIMIT 1""",
     "another result was read": """
         UPDATE read SET digest = '' WHERE job IN (SELECT job FROM done)""",
@@ -278,7 +279,7 @@ def test_checker_detects_a_changed_receipt(
         (body,) = database.execute(
             "SELECT body FROM receipts WHERE leaf = 7"
         ).fetchone()
-        changed = body.replace(b'"fee":', b'"fee":1')
+        changed = unpack(body).replace(b'"fee":', b'"fee":1')
         database.execute("UPDATE receipts SET body = ? WHERE leaf = 7", (changed,))
 
         assert list(checker.unsigned(database, public_key)) == [7]

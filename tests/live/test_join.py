@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from openai import APIStatusError
 
+from live import laws
 from live.programs import (
     TINY,
     TOKEN,
@@ -23,7 +24,6 @@ from models.tiny_answers import ANSWERS
 
 STORY = "Tell me a story."
 ODD: tuple[object, ...] = ("\0", -1, 2**64, 0.5, [[]], {"a": {}})
-ENDS = ("JobCompleted", "JobFailed", "JobCancelled", "JobExpired")
 
 
 @pytest.mark.parametrize("question", ANSWERS)
@@ -170,9 +170,7 @@ def test_jobs_of_a_killed_coordinator_all_end_once(
         assert (job["state"], job["error"]) == ("done", None)
         assert job["outcome"]["text"] == ANSWERS[STORY]
     assert pool.program.terminate() == 0
-    marks = ", ".join("?" * len(ENDS))
-    query = f"SELECT count(*) FROM facts WHERE type IN ({marks}) GROUP BY job_id"
-    assert _query(programs, query, *ENDS) == [(1,)] * 6
+    assert _query(programs, "SELECT count(*) FROM ends GROUP BY job") == [(1,)] * 6
 
 
 def _ask_in_vain(pool: Pool) -> None:
@@ -190,9 +188,10 @@ def _when_ended(pool: Pool, job_id: str) -> Any:
     return pool.admin(f"jobs/{job_id}")
 
 
-def _query(programs: Programs, query: str, *values: str) -> list[Any]:
+def _query(programs: Programs, query: str) -> list[Any]:
     with closing(sqlite3.connect(programs.folder / "data" / "shoal.db")) as database:
-        return database.execute(query, values).fetchall()
+        laws.prepare(database)
+        return database.execute(query).fetchall()
 
 
 def test_newer_of_two_workers_with_one_name_stays(programs: Programs) -> None:

@@ -94,9 +94,7 @@ def leased(name: str = "j", lease: int = 1) -> JobLeased:
 def end_of(kind: type[Fact], name: str = "j", text: str = "done") -> Fact:
     job_id = JobId(name)
     ends: dict[type[Fact], Fact] = {
-        JobCompleted: JobCompleted(
-            job_id, ONE, Outcome(text, "length", Usage(3, 4)), output_hash="ab" * 32
-        ),
+        JobCompleted: JobCompleted(job_id, ONE, Outcome(text, "length", Usage(3, 4))),
         JobFailed: JobFailed(job_id, text, lost=True),
         JobCancelled: JobCancelled(job_id, text),
         JobExpired: JobExpired(job_id, TimeLimit.FIRST_OUTPUT, text),
@@ -192,6 +190,36 @@ async def test_history_is_returned_as_recorded(store: Store) -> None:
     assert await store.history(JobId("j")) == [
         RecordedFact(100.0 + number, fact) for number, fact in enumerate(WHOLE_STORY)
     ]
+
+
+async def test_long_history_is_complete_and_in_order(store: Store) -> None:
+    job_id = JobId("j")
+    story: list[Fact] = [JobSubmitted(job())]
+    for number in range(1, 60):
+        lease = LeaseNumber(number)
+        story += [leased(lease=number), JobRequeued(job_id, lease, "x" * number)]
+        if number % 7 == 0:
+            story.append(LateResult(job_id, lease, W, "completed"))
+    story += [leased(lease=60), end_of(JobCompleted)]
+    story += [ReceiptPresented(job_id, W, Verdict.VALID)] * 40
+
+    for fact in story:
+        await store.append([fact], 5.0)
+
+    assert [each.fact for each in await store.history(job_id)] == story
+    for seen in (1, 20, 100):
+        since = [each.fact for each in await store.history_since(job_id, seen)]
+        assert len(since) == len(story) - seen
+        assert since[-1] == story[-1]
+
+
+async def test_history_omits_hashes_that_the_receipts_have(store: Store) -> None:
+    end = JobCompleted(JobId("j"), ONE, Outcome("text"), output_hash="ab" * 32)
+
+    await store.append([JobSubmitted(job()), leased(), end], 1.0)
+
+    told = await store.history(JobId("j"))
+    assert told[-1].fact == replace(end, output_hash="")
 
 
 async def test_history_of_one_batch_is_the_same(store: Store) -> None:

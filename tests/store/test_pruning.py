@@ -1,6 +1,7 @@
 """Pruning beside other writes, and the size of the file afterwards."""
 
 import asyncio
+import random
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +20,8 @@ from shoal.store.sqlite.schema import migrate
 from shoal.store.sqlite.store import SqliteStore
 
 JOBS = 10 * JOBS_AT_ONCE + 1
-CHAT = Chat("m", ({"role": "user", "content": "x" * 5000},))
+TEXT = random.Random(0).randbytes(5000).hex()  # hard to compress
+CHAT = Chat("m", ({"role": "user", "content": TEXT},))
 
 
 def story(name: str, owner: str = "al") -> list[Fact]:
@@ -58,7 +60,7 @@ async def test_other_writes_run_between_the_parts_of_a_prune(tmp_path: Path) -> 
 
     assert await pruned == JOBS
     assert await value(store, "SELECT count(*) FROM jobs") == 1
-    assert await value(store, "SELECT count(*) FROM facts") == 2
+    assert await value(store, "SELECT count(*) FROM facts") == 0
     await store.close()
 
 

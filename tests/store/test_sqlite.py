@@ -1,5 +1,6 @@
 """Durability and files of the SQLite store."""
 
+import random
 import sqlite3
 import subprocess
 import sys
@@ -211,7 +212,8 @@ async def test_full_disk_is_a_recoverable_error(path: Path) -> None:
     await store.append([submitted("before")], 1.0)
     pages = await pragma(store, "page_count")
     await pragma(store, f"max_page_count = {pages}")
-    large = Chat("m", ({"role": "user", "content": "x" * 1_000_000},))
+    text = random.Random(0).randbytes(500_000).hex()  # hard to compress
+    large = Chat("m", ({"role": "user", "content": text},))
 
     with pytest.raises(StoreError, match="full"):
         await store.append(

@@ -7,12 +7,23 @@ from pathlib import Path
 import pytest
 
 from shoal.domain.credentials import Key, KeyUsage, Scope, digest_of
-from shoal.domain.ids import JobId
-from shoal.domain.job import Priority, Webhook
+from shoal.domain.facts import (
+    JobCancelled,
+    JobCompleted,
+    JobLeased,
+    JobStarted,
+    JobSubmitted,
+    LateResult,
+    PassedOver,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import JobTerms, Priority, TimeLimits, Webhook
 from shoal.domain.outcome import Outcome, Usage
+from shoal.domain.receipts import Verdict
 from shoal.domain.work import Call, Chat, Feature
 from shoal.domain.worker import Suspension
 from shoal.pool.lifecycle import JobState
+from shoal.store.port import RecordedFact
 from shoal.store.sqlite.schema import MIGRATIONS
 from shoal.store.sqlite.store import SqliteStore
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
@@ -20,7 +31,9 @@ from shoal.store.webhooks import DeliveryState, WebhookDelivery
 FOLDER = Path(__file__).parent / "written"
 VERSIONS = range(1, len(MIGRATIONS) + 1)
 WITH_CALLS = 5  # versions from which on there are calls and deliveries
+WITH_PACKED = 10  # and from which on there is a job with compressed texts
 
+W = WorkerId("w")
 STATES = {
     "done": JobState.DONE,
     "failed": JobState.FAILED,
@@ -110,7 +123,8 @@ async def test_database_of_an_earlier_version_accepts_writes(
 
     await store.keys.keys.add(Key("k", "a", digest_of("new"), "", Scope.USE, 1.0))
     assert await store.keys.usage_of("nobody", 0) == KeyUsage()
-    assert await store.prune(1000.0) == 4 + (version >= WITH_CALLS)
+    ended = 4 + (version >= WITH_CALLS) + (version >= WITH_PACKED)
+    assert await store.prune(1000.0) == ended
     await store.close()
 
     with closing(sqlite3.connect(tmp_path / "shoal.db")) as database:
@@ -175,6 +189,58 @@ async def test_migration_keeps_the_ledger(version: int, tmp_path: Path) -> None:
     assert (trusted.owner, trusted.user) == ("default", "ada")
     (code,) = await store.pairing.find("code")
     assert code.expires_at == 2000.0
+    await store.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_facts_follow_those_of_an_earlier_version(
+    version: int, tmp_path: Path
+) -> None:
+    store = await opened(version, tmp_path)
+    job_id = JobId("running")
+    before = await store.history(job_id)
+    late = LateResult(job_id, LeaseNumber(1), WorkerId("x"), "completed")
+
+    await store.append([late, JobCancelled(job_id, "enough")], 50.0)
+
+    history = await store.history(job_id)
+    assert history[: len(before)] == before
+    assert [each.fact for each in history[len(before) :]] == [
+        late,
+        JobCancelled(job_id, "enough"),
+    ]
+    assert await store.history_since(job_id, len(before)) == history[len(before) :]
+    await store.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS[WITH_PACKED - 1 :])
+async def test_compressed_texts_are_read(version: int, tmp_path: Path) -> None:
+    store = await opened(version, tmp_path)
+
+    stored = await store.job(JobId("packed"))
+
+    assert stored is not None
+    assert isinstance(stored.job.work, Chat)
+    assert stored.job.work.messages == (
+        {"role": "system", "content": "é " * 200},
+        {"role": "user", "content": "question packed é 🦦"},
+    )
+    assert stored.job.limits == TimeLimits(queue=5.0)
+    assert stored.job.terms == JobTerms(price=7, form='{"key": "packed"}')
+    assert stored.outcome == Outcome("the answer é " * 40, "length", Usage(12, 34))
+    one = LeaseNumber(1)
+    busy = PassedOver("all slots busy", 2, (WorkerId("x"),))
+    assert await store.history(JobId("packed")) == [
+        RecordedFact(30.0, JobSubmitted(stored.job)),
+        RecordedFact(30.0, JobLeased(JobId("packed"), W, one, "best", (busy,))),
+        RecordedFact(30.0, JobStarted(JobId("packed"), one)),
+        RecordedFact(
+            40.0, JobCompleted(JobId("packed"), one, stored.outcome, Verdict.VALID)
+        ),
+        RecordedFact(
+            41.0, LateResult(JobId("packed"), one, WorkerId("x"), "completed")
+        ),
+    ]
     await store.close()
 
 

@@ -1,6 +1,10 @@
-"""Encodes jobs, outcomes and facts as JSON for the store, and calls as MessagePack."""
+"""Encodes jobs, outcomes and facts as JSON for the store, and calls as MessagePack.
 
-from collections.abc import Mapping
+Long texts are packed.  What earlier versions stored is text, and is decoded as well.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +25,8 @@ from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
 from shoal.domain.work import Call, Feature, JobKind, JsonWork, Work
 from shoal.store.blobs import BlobStore
+from shoal.store.packing import pack, unpack
+from shoal.store.port import RecordedFact
 
 FACT_TYPES: Mapping[str, type[Fact]] = {
     name: type_ for type_, name in FACT_NAMES.items()
@@ -28,6 +34,13 @@ FACT_TYPES: Mapping[str, type[Fact]] = {
 
 
 LARGE_FROM = 64 << 10  # bytes; values of this size go to the blob store
+
+
+class StoredWork(msgspec.Struct, frozen=True):
+    """The texts of a request: its work as JSON, and the form in its terms."""
+
+    work: dict[str, Any] | None = None
+    form: str = ""
 
 
 class StoredCall(msgspec.Struct, frozen=True, array_like=True):
@@ -51,12 +64,19 @@ class StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
     apart: bool = False
 
 
+_works = msgspec.json.Decoder(StoredWork)
+_line = msgspec.json.Decoder(tuple[float, str, dict[str, Any]])
+_DEFAULT_LIMITS = TimeLimits()
 _calls = msgspec.msgpack.Decoder(StoredCall)
 _ends = msgspec.json.Decoder(StoredResult)
 
 
-def encode_work(work: JsonWork) -> str:
-    return msgspec.json.encode(work).decode()
+def encode_work(work: JsonWork | None, form: str = "") -> bytes | None:
+    """Encode work that is no call, and the form in its terms; None: neither."""
+    if work is None and not form:
+        return None
+    texts = {"work": work, "form": form} if form else {"work": work}
+    return pack(msgspec.json.encode(texts))
 
 
 def encode_call(call: Call, blobs: BlobStore) -> tuple[bytes, tuple[bytes, ...]]:
@@ -103,64 +123,66 @@ def large_values_of(data: bytes) -> tuple[bytes, ...]:
     return tuple(digest for digest, apart in parts if apart)
 
 
-def decode_work(kind: str, text: str) -> Work:
-    fields: dict[str, Any] = msgspec.json.decode(text)
+def decode_work(kind: str, stored: bytes | str) -> tuple[Work | None, str]:
+    """Decode what ``encode_work`` encoded."""
+    if isinstance(stored, str):
+        read = StoredWork(msgspec.json.decode(stored) if stored else None)
+    else:
+        read = _works.decode(unpack(stored))
+    if (found := read.work) is None:
+        return None, read.form
     for name in ("messages", "inputs"):
-        if name in fields:
-            fields[name] = tuple(fields[name])
-    work: Work = WORK_TYPES[JobKind(kind)](**fields)
-    return work
+        if name in found:
+            found[name] = tuple(found[name])
+    work: Work = WORK_TYPES[JobKind(kind)](**found)
+    return work, read.form
 
 
 @lru_cache(256)  # most jobs have the same limits
 def encode_limits(limits: TimeLimits) -> str:
-    return msgspec.json.encode(limits).decode()
+    return _encode_differences(limits, _DEFAULT_LIMITS)
 
 
 def decode_limits(text: str) -> TimeLimits:
     return msgspec.json.decode(text, type=TimeLimits)
 
 
-def encode_outcome(outcome: Outcome, blobs: BlobStore) -> tuple[str, bytes | None]:
+def encode_outcome(outcome: Outcome, blobs: BlobStore) -> tuple[bytes, bytes | None]:
     """Encode an outcome, and separately the value that a call returned, if any."""
     if not outcome.value:
-        return msgspec.json.encode(outcome).decode(), None
+        return pack(msgspec.json.encode(outcome)), None
     value, apart = _store_large(outcome.value, blobs)
-    end = StoredResult(list(outcome.blobs), apart)
-    return msgspec.json.encode(end).decode(), value
+    return msgspec.json.encode(StoredResult(list(outcome.blobs), apart)), value
 
 
-def decode_outcome(text: str, value: bytes | None = None) -> Outcome:
+def decode_outcome(stored: bytes | str, value: bytes | None = None) -> Outcome:
     """Decode an outcome.
 
     A value in the blob store is left there: its digest is the first of ``blobs``, and
     ``value`` is empty.
     """
+    text = stored if isinstance(stored, str) else unpack(stored)
     if value is not None:
         end = _ends.decode(text)
         if end.apart:
             return Outcome("", blobs=(value, *end.blobs))
         return Outcome("", value=value, blobs=tuple(end.blobs))
-    fields = msgspec.json.decode(text)
-    usage = fields["usage"]
+    found = msgspec.json.decode(text)
+    usage = found["usage"]
     return Outcome(
-        fields["text"],
-        fields["finish_reason"],
+        found["text"],
+        found["finish_reason"],
         None if usage is None else Usage(**usage),
-        tuple(Choice(**choice) for choice in fields.get("choices", ())),
-        fields.get("output", ""),
+        tuple(Choice(**choice) for choice in found.get("choices", ())),
+        found.get("output", ""),
     )
 
 
 def encode_terms(terms: JobTerms) -> str:
-    return _PLAIN_TERMS if terms == DEFAULT_TERMS else _encode_terms(terms)
-
-
-def _encode_terms(terms: JobTerms) -> str:
-    return msgspec.json.encode(terms).decode()
-
-
-_PLAIN_TERMS = _encode_terms(DEFAULT_TERMS)
+    """Encode terms without their form, which is stored with the work."""
+    if terms == DEFAULT_TERMS:
+        return "{}"
+    return _encode_differences(terms, replace(DEFAULT_TERMS, form=terms.form))
 
 
 def decode_terms(text: str) -> JobTerms:
@@ -168,24 +190,27 @@ def decode_terms(text: str) -> JobTerms:
 
 
 def encode_fact(fact: Fact) -> str:
-    """Encode a fact without prompts and answers, which the job's row holds."""
-    match fact:
-        case JobSubmitted(job):
-            return msgspec.json.encode({"job_id": job.id}).decode()
-        case JobCompleted(job_id, lease, _, verdict, output_hash):
-            fields: dict[str, object] = {
-                "job_id": job_id,
-                "lease": lease,
-                "verdict": verdict.name,
-            }
-            if output_hash:
-                fields["output_hash"] = output_hash
-            return msgspec.json.encode(fields).decode()
-        case ReceiptPresented(job_id, worker_id, verdict):
-            fields = {"job_id": job_id, "worker_id": worker_id, "verdict": verdict}
-            return msgspec.json.encode(fields).decode()
-        case _:
-            return msgspec.json.encode(fact).decode()
+    """Encode a fact for a row of its own."""
+    return msgspec.json.encode(_fields_of(fact)).decode()
+
+
+def encode_history(recorded: Sequence[RecordedFact]) -> bytes:
+    """Encode facts about a job for its row, one a line; lines can be appended."""
+    return b"".join(
+        msgspec.json.encode((each.at, FACT_NAMES[type(each.fact)], _of_job(each.fact)))
+        + b"\n"
+        for each in recorded
+    )
+
+
+def decode_history(
+    lines: bytes, job: Job, outcome: Outcome | None
+) -> list[RecordedFact]:
+    """Decode facts about a job, and add the job and its outcome."""
+    return [
+        RecordedFact(at, _decode_fields(name, fields_, job, outcome))
+        for at, name, fields_ in map(_line.decode, lines.splitlines())
+    ]
 
 
 def decode_marked(text: str) -> WorkerMarked:
@@ -193,22 +218,8 @@ def decode_marked(text: str) -> WorkerMarked:
 
 
 def decode_fact(name: str, text: str, job: Job, outcome: Outcome | None) -> Fact:
-    """Decode a fact, and add the job it is about and its outcome."""
-    type_ = FACT_TYPES[name]
-    if type_ is JobSubmitted:
-        return JobSubmitted(job)
-    if type_ is JobCompleted:
-        fields = msgspec.json.decode(text)
-        verdict = Verdict[fields.get("verdict", Verdict.UNSIGNED.name)]
-        return JobCompleted(
-            job.id,
-            fields["lease"],
-            outcome or Outcome(""),
-            verdict,
-            fields.get("output_hash", ""),
-        )
-    fact: Fact = msgspec.json.decode(text, type=type_)
-    return fact
+    """Decode a fact about a job, and add the job and its outcome."""
+    return _decode_fields(name, msgspec.json.decode(text), job, outcome)
 
 
 def _store_large(data: bytes, blobs: BlobStore) -> tuple[bytes, bool]:
@@ -222,3 +233,53 @@ def _load_large(data: bytes, apart: bool, blobs: BlobStore) -> bytes:
         return bytes(blobs.read(data))
     except NotFound:
         return b""
+
+
+def _encode_differences(value: TimeLimits | JobTerms, default: object) -> str:
+    """Encode the fields that differ.
+
+    Whoever changes a default has to migrate what is stored without the field.
+    """
+    names = [each.name for each in fields(value)]
+    differences = {
+        name: getattr(value, name)
+        for name in names
+        if getattr(value, name) != getattr(default, name)
+    }
+    return msgspec.json.encode(differences).decode()
+
+
+def _fields_of(fact: Fact) -> object:
+    """Return what is stored of a fact: no prompts, answers and hashes of them.
+
+    The job's row has those, and its receipt.
+    """
+    match fact:
+        case JobSubmitted(job):
+            return {"job_id": job.id}
+        case JobCompleted(job_id, lease, _, verdict):
+            return {"job_id": job_id, "lease": lease, "verdict": verdict.name}
+        case ReceiptPresented(job_id, worker_id, verdict):
+            return {"job_id": job_id, "worker_id": worker_id, "verdict": verdict}
+        case _:
+            return fact
+
+
+def _of_job(fact: Fact) -> dict[str, Any]:
+    """Return what is stored of a fact in the row of its job."""
+    found: dict[str, Any] = msgspec.to_builtins(_fields_of(fact))
+    del found["job_id"]
+    return found
+
+
+def _decode_fields(
+    name: str, found: dict[str, Any], job: Job, outcome: Outcome | None
+) -> Fact:
+    type_ = FACT_TYPES[name]
+    if type_ is JobSubmitted:
+        return JobSubmitted(job)
+    if type_ is JobCompleted:
+        verdict = Verdict[found.get("verdict", Verdict.UNSIGNED.name)]
+        return JobCompleted(job.id, found["lease"], outcome or Outcome(""), verdict)
+    fact: Fact = msgspec.convert(found | {"job_id": job.id}, type_)
+    return fact

@@ -222,7 +222,10 @@ class Store(Protocol):
         ...
 
     async def history(self, job_id: JobId) -> list[RecordedFact]:
-        """Return the facts about a job, in order."""
+        """Return the facts about a job, in order.
+
+        ``output_hash`` is left out: the receipt of the job has it.
+        """
         ...
 
     async def history_since(self, job_id: JobId, after: int) -> list[RecordedFact]:

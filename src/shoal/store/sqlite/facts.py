@@ -3,12 +3,9 @@
 import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from shoal.domain.credentials import day_of
-from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
-    FACT_NAMES,
     AccountCredited,
     AccountLimited,
     Fact,
@@ -43,10 +40,15 @@ from shoal.pool.lifecycle import TRANSITIONS, JobState
 from shoal.store import codec
 from shoal.store.blobs import BlobStore
 from shoal.store.port import RecordedFact, listed_model
+from shoal.store.sqlite.histories import (
+    INSERT_FACT,
+    FactRow,
+    begin_history,
+    extend_history,
+    fact_row,
+)
 from shoal.store.sqlite.keys import count_calls, count_usage
 from shoal.store.sqlite.ledger import write_limit
-
-FactRow: TypeAlias = tuple[float, str, JobId | None, str]
 
 
 @dataclass(slots=True)
@@ -87,12 +89,9 @@ def write_facts(
     Raises StoreError for a fact about an unknown job.
     """
     changes = _Batch(sql, apart)
-    rows = [changes.add(each.fact, each.at) for each in recorded]
+    for each in recorded:
+        changes.add(each)
     changes.write()
-    sql.executemany(
-        "INSERT INTO facts (at, type, job_id, body) VALUES (?, ?, ?, ?)",
-        [row for row in rows if row is not None],
-    )
 
 
 @dataclass(slots=True)
@@ -100,9 +99,11 @@ class _RowChange:
     """The changes to a job's row; None leaves a column unchanged."""
 
     new: tuple[object, ...] | None = None  # the columns that never change
-    state: str = ""
+    facts: list[RecordedFact] = field(default_factory=list)
+    state: str | None = None
     lease: int | None = None
-    outcome: str | None = None
+    history: bytes | None = None
+    outcome: bytes | None = None
     value: bytes | None = None
     error: str | None = None
     ended_at: float | None = None
@@ -121,34 +122,41 @@ class _Batch:
     _named: dict[tuple[str, str], _RowChange] = field(default_factory=dict)
     _used: list[tuple[JobId, Outcome | int, float]] = field(default_factory=list)
     _called: dict[int, list[JobId]] = field(default_factory=dict)  # by day
+    _facts: list[FactRow] = field(default_factory=list)  # about no job
 
-    def add(self, fact: Fact, at: float) -> FactRow | None:
-        """Collect the changes of a fact; return its own row if it is stored."""
+    def add(self, recorded: RecordedFact) -> None:
+        """Collect the changes of a fact."""
+        fact, at = recorded.fact, recorded.at
         match fact:
             case WorkerTrusted(owner, user, public_key):
                 query = "INSERT OR IGNORE INTO trusted VALUES (?, ?, ?, ?)"
                 self.sql.execute(query, (owner, user, public_key, at))
-                return _row(fact, None, at)
+                self._facts.append(fact_row(recorded, None))
+                return
             case WorkerDistrusted(owner, user, public_key):
                 pair = "owner = ? AND user = ? AND public_key = ?"
                 # A worker presents its code at each start: it must not pair it again.
                 for table in ("trusted", "pairing_codes"):
                     query = f"DELETE FROM {table} WHERE {pair}"
                     self.sql.execute(query, (owner, user, public_key))
-                return _row(fact, None, at)
+                self._facts.append(fact_row(recorded, None))
+                return
             case WorkerSuspended(name, how, by):
                 query = "INSERT OR REPLACE INTO suspensions VALUES (?, ?, ?, ?)"
                 self.sql.execute(query, (name, how.value, by, at))
-                return _row(fact, None, at)
+                self._facts.append(fact_row(recorded, None))
+                return
             case WorkerResumed(name):
                 # Of a worker, or of a machine and all its workers: see ``peer_of``.
                 query = """DELETE FROM suspensions
                            WHERE ? IN (name, substr(name, 1, instr(name, '/') - 1))"""
                 self.sql.execute(query, (name,))
-                return _row(fact, None, at)
+                self._facts.append(fact_row(recorded, None))
+                return
             case AccountLimited():
                 write_limit(self.sql, fact)
-                return _row(fact, None, at)
+                self._facts.append(fact_row(recorded, None))
+                return
             case (
                 WorkerJoined()
                 | WorkerDraining()
@@ -157,12 +165,15 @@ class _Batch:
                 | WorkerMarked()
                 | AccountCredited()
             ):
-                return _row(fact, None, at)
+                self._facts.append(fact_row(recorded, None))
+                return
             case WorkerLoadChanged():
-                return None  # not stored
+                return  # not stored
             case LateResult(job_id=job_id) | ReceiptPresented(job_id=job_id):
                 # A pruned job has no history to read.
-                return _row(fact, job_id, at) if self._knows(job_id) else None
+                if self._knows(job_id):
+                    self._row(job_id).facts.append(recorded)
+                return
             case JobSubmitted(job):
                 change = _RowChange(self._columns(job, at))
                 self._rows[job.id] = change
@@ -189,11 +200,19 @@ class _Batch:
                 change = self._end(job_id, at)
                 change.error = reason
                 self._use(job_id, written, at)
+        change.facts.append(recorded)
         change.state = STATE_AFTER[type(fact)]
-        return _row(fact, fact.job_id, at)
 
     def write(self) -> None:
         """Write the collected changes.  Raises StoreError if a job is unknown."""
+        for job_id, change in self._rows.items():
+            ended = change.ended_at is not None
+            if change.new is not None:
+                change.history = begin_history(change.facts, ended=ended)
+            else:
+                change.history = extend_history(
+                    self.sql, job_id, change.facts, ending=ended
+                )
         self.sql.executemany(
             INSERT,
             [
@@ -208,18 +227,19 @@ class _Batch:
             count_usage(self.sql, job_id, end, at)
         for day, calls in self._called.items():
             count_calls(self.sql, calls, day)
+        self.sql.executemany(INSERT_FACT, self._facts)
 
     def _update(self, query: str, *, ended: bool) -> None:
-        rows = [
-            (*_changing(change), job_id)
-            if ended
-            else (change.state, change.lease, job_id)
-            for job_id, change in self._rows.items()
-            if change.new is None and (change.ended_at is not None) is ended
-        ]
-        if rows and self.sql.executemany(query, rows).rowcount != len(rows):
-            missing = next(each for each in self._rows if not self._stored(each))
-            raise StoreError(f"there is no job {missing}")
+        self.sql.executemany(
+            query,
+            [
+                (*_changing(change), job_id)
+                if ended
+                else (change.state, change.lease, change.history, job_id)
+                for job_id, change in self._rows.items()
+                if change.new is None and (change.ended_at is not None) is ended
+            ],
+        )
 
     def _row(self, job_id: JobId) -> _RowChange:
         change = self._rows.get(job_id)
@@ -240,29 +260,28 @@ class _Batch:
             self._used.append((job_id, end, at))
 
     def _knows(self, job_id: JobId) -> bool:
-        return job_id in self._rows or self._stored(job_id)
-
-    def _stored(self, job_id: JobId) -> bool:
+        if job_id in self._rows:
+            return True
         known = self.sql.execute("SELECT 1 FROM jobs WHERE id = ?", (job_id,))
         return known.fetchone() is not None
 
     def _columns(self, job: Job, at: float) -> tuple[object, ...]:
         """Return the columns that never change, and release the idempotency key."""
         name = job.idempotency_key or None
-        work, call = "", None
+        work, call = None, None
         if isinstance(job.work, Call):
             call, digests = codec.encode_call(job.work, self.apart.blobs)
             self.apart.pin(job.id, digests)
         else:
             assert not isinstance(job.work, CallStream), "call streams are not stored"
-            work = codec.encode_work(job.work)
+            work = job.work
         if name is not None:
             self._free(job.owner, name)
         return (
             job.kind.value,
             listed_model(job),
             job.owner,
-            work,
+            codec.encode_work(work, job.terms.form),
             codec.encode_limits(job.limits),
             job.priority.value,
             name,
@@ -286,15 +305,19 @@ class _Batch:
 
 
 INSERT = """
-    INSERT INTO jobs (id, kind, model, owner, work, limits, priority, idempotency_key,
-                      terms, user, submitted_at, function_call,
-                      state, lease, outcome, value, error, ended_at)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(?, 0), ?, ?, ?, ?)"""
+    INSERT INTO jobs (id, kind, model, owner, work, packed_work, limits, priority,
+                      idempotency_key, terms, user, submitted_at, function_call,
+                      state, lease, packed_history, packed_outcome, value, error,
+                      ended_at)
+    VALUES (?, ?, ?, ?, '', ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(?, 0), ?, ?, ?, ?, ?)"""
 NAME = 6  # its index in the result of ``_columns``
-PROGRESS = "UPDATE jobs SET state = ?, lease = coalesce(?, lease) WHERE id = ?"
+PROGRESS = """
+    UPDATE jobs SET state = coalesce(?, state), lease = coalesce(?, lease),
+                    packed_history = ? WHERE id = ?"""
 END = """
-    UPDATE jobs SET state = ?, lease = coalesce(?, lease), outcome = ?, value = ?,
-                    error = ?, ended_at = ? WHERE id = ?"""
+    UPDATE jobs SET state = ?, lease = coalesce(?, lease), packed_history = ?,
+                    packed_outcome = ?, value = ?, error = ?, ended_at = ?
+    WHERE id = ?"""
 
 
 def _changing(change: _RowChange) -> tuple[object, ...]:
@@ -302,12 +325,9 @@ def _changing(change: _RowChange) -> tuple[object, ...]:
     return (
         change.state,
         change.lease,
+        change.history,
         change.outcome,
         change.value,
         change.error,
         change.ended_at,
     )
-
-
-def _row(fact: Fact, job_id: JobId | None, at: float) -> FactRow:
-    return at, FACT_NAMES[type(fact)], job_id, codec.encode_fact(fact)

@@ -110,11 +110,11 @@ def _estimate(
     sql: sqlite3.Connection, job_id: JobId, end: Outcome | int
 ) -> Usage | None:
     """Estimate the usage of a job from its work, which this decodes."""
-    query = "SELECT kind, work FROM jobs WHERE id = ?"
-    ((kind, encoded),) = sql.execute(query, (job_id,))
-    if not encoded:
+    query = "SELECT kind, coalesce(packed_work, work) FROM jobs WHERE id = ?"
+    ((kind, stored),) = sql.execute(query, (job_id,))
+    work, _ = codec.decode_work(kind, stored)
+    if work is None:
         return NO_TOKENS  # a function call
-    work = codec.decode_work(kind, encoded)
     return partial_usage(work, end) if isinstance(end, int) else usage_of(work, end)
 
 

@@ -20,6 +20,7 @@ from shoal.store.ledger import (
     LogHead,
     PostedTransfer,
 )
+from shoal.store.packing import pack, unpack
 from shoal.store.sqlite.database import SqlRunner
 
 RECEIPT = "SELECT leaf, body, signature, at FROM receipts"
@@ -109,8 +110,8 @@ def write_entries(sql: sqlite3.Connection, entries: LedgerEntries, at: float) ->
             "INSERT INTO receipts (leaf, job_id, at, body, signature, owner)"
             " VALUES (?1, ?2, ?3, ?4, ?5, (SELECT owner FROM jobs WHERE id = ?2))",
             [
-                (filed.index, filed.claims.job_id, at, filed.body, filed.signature)
-                for filed in entries.receipts
+                (each.index, each.claims.job_id, at, pack(each.body), each.signature)
+                for each in entries.receipts
             ],
         )
         sql.executemany(
@@ -180,7 +181,8 @@ def _receipts(
 
 
 def _receipt(row: tuple[Any, ...]) -> LoggedReceipt:
-    index, body, signature, at = row
+    index, packed, signature, at = row
+    body = unpack(packed)
     return LoggedReceipt(index, read(body).claims, body, signature, at)
 
 

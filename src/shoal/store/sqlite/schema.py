@@ -197,6 +197,14 @@ MIGRATIONS = (
     """
     ALTER TABLE keys ADD COLUMN priority_max INTEGER NOT NULL DEFAULT 2;
     """,
+    # The texts of a job, compressed, and the facts about it.  Jobs and receipts stay
+    # as earlier versions wrote them, and so do the facts about those jobs: to rewrite
+    # a million of them would take minutes, and most are pruned soon.
+    """
+    ALTER TABLE jobs ADD COLUMN packed_work BLOB;
+    ALTER TABLE jobs ADD COLUMN packed_outcome BLOB;
+    ALTER TABLE jobs ADD COLUMN packed_history BLOB;
+    """,
 )
 
 

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from shoal.store.port import (
 )
 from shoal.store.sqlite.database import Database
 from shoal.store.sqlite.facts import LargeValues, write_facts
+from shoal.store.sqlite.histories import read_history
 from shoal.store.sqlite.job_pages import read_page, read_summary
 from shoal.store.sqlite.keys import SqliteKeys
 from shoal.store.sqlite.ledger import SqliteLedger, write_entries
@@ -35,9 +37,9 @@ from shoal.store.sqlite.pairing import SqlitePairing
 from shoal.store.sqlite.pruning import prune
 from shoal.store.sqlite.webhooks import SqliteWebhooks, write_deliveries
 
-JOB = """SELECT id, kind, owner, state, work, limits, priority, idempotency_key, terms,
-                lease, outcome, error, submitted_at, ended_at,
-                function_call, value
+JOB = """SELECT id, kind, owner, state, coalesce(packed_work, work), limits, priority,
+                idempotency_key, terms, lease, coalesce(packed_outcome, outcome), error,
+                submitted_at, ended_at, function_call, value
          FROM jobs"""
 
 
@@ -104,25 +106,14 @@ class SqliteStore:
             if row is None:
                 return []
             stored = _job(row, self._large_values.blobs)
-            query = "SELECT at, type, body FROM facts WHERE job_id = ? ORDER BY number"
-            return [
-                RecordedFact(
-                    at, codec.decode_fact(name, body, stored.job, stored.outcome)
-                )
-                for at, name, body in sql.execute(query, (job_id,))
-            ]
+            return read_history(sql, stored.job, stored.outcome)
 
         return await self.database.read(read)
 
     async def history_since(self, job_id: JobId, after: int) -> list[RecordedFact]:
-        query = """SELECT at, type, body FROM facts WHERE job_id = ?
-                   ORDER BY number LIMIT -1 OFFSET ?"""
         job = Job(job_id, OMITTED_WORK)
         return await self.database.read(
-            lambda sql: [
-                RecordedFact(at, codec.decode_fact(name, body, job, None))
-                for at, name, body in sql.execute(query, (job_id, after))
-            ]
+            lambda sql: read_history(sql, job, None)[after:]
         )
 
     async def trusted_workers(self) -> list[WorkerTrusted]:
@@ -183,15 +174,22 @@ class SqliteStore:
 def _job(row: tuple[Any, ...], blobs: BlobStore) -> StoredJob:
     id_, kind, owner, state, work, limits, priority, name, terms, *rest = row
     lease, outcome, error, submitted_at, ended_at, call, value = rest
+    decoded, form = codec.decode_work(kind, work)
+    decoded_terms = codec.decode_terms(terms)
+    if form:
+        decoded_terms = replace(decoded_terms, form=form)
+    if call is not None:
+        decoded = codec.decode_call(call, blobs)
+    assert decoded is not None, "every job has work"
     return StoredJob(
         Job(
             JobId(id_),
-            codec.decode_call(call, blobs) if call else codec.decode_work(kind, work),
+            decoded,
             codec.decode_limits(limits),
             owner,
             Priority(priority),
             idempotency_key=name or "",
-            terms=codec.decode_terms(terms),
+            terms=decoded_terms,
         ),
         JobState(state),
         LeaseNumber(lease),
