@@ -67,7 +67,7 @@ async def test_new_store_is_empty(store: Store) -> None:
     assert await store.keys.keys.all() == []
     assert await store.keys.tokens.all() == []
     assert await store.keys.usage_of("alice", 0) == KeyUsage()
-    assert await store.keys.usage_by_owner(0) == {}
+    assert await store.keys.usage_by_owner(0, ["al"]) == {}
 
 
 async def test_keys_survive_storage(store: Store) -> None:
@@ -174,7 +174,7 @@ async def test_usage_is_counted_by_owner_and_day(
     assert await store.keys.usage_of("alice", 5) == KeyUsage(3, 9, 12, 14)
     assert await store.keys.usage_of("alice", 6) == KeyUsage(3, 9, 12, 7)
     assert await store.keys.usage_of("alice", 7) == KeyUsage(3, 9, 12, 0)
-    assert await store.keys.usage_by_owner(6) == {
+    assert await store.keys.usage_by_owner(6, ["alice", "bob", "eve"]) == {
         "alice": KeyUsage(3, 9, 12, 7),
         "bob": KeyUsage(1, 3, 4, 0),
     }

@@ -107,7 +107,9 @@ async def test_usage_of_earlier_days_is_added_up(
         await store.prune(last * DAY)
 
         used = KeyUsage(20, 60, 80, 7)
-        assert await store.keys.usage_by_owner(19) == dict.fromkeys(owners, used)
+        assert await store.keys.usage_by_owner(19, owners) == dict.fromkeys(
+            owners, used
+        )
         for name in owners:
             assert await store.keys.usage_of(name, 19) == used
         rows = len(owners) * (20 - last + 1)

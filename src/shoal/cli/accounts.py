@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    accounts = api.request(args, PATH)
+    accounts = api.request_all(args, PATH)
     if args.json:
         print(json.dumps(accounts))
     elif accounts["data"]:

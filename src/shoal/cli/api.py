@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 from shoal.config import USER_DATA
@@ -88,6 +89,18 @@ def request(
             raise ApiError(
                 f"{base_url(args)} is not a Shoal coordinator: {error}"
             ) from error
+
+
+def request_all(args: argparse.Namespace, path: str) -> Any:
+    """Return the JSON answer of a list with the entries of all its pages.
+
+    Raises ApiError.
+    """
+    answer = request(args, path)
+    while answer["next"] is not None:
+        page = request(args, f"{path}?{urlencode({'after': answer['next']})}")
+        answer = {**page, "data": answer["data"] + page["data"]}
+    return answer
 
 
 def fetch(args: argparse.Namespace, path: str) -> bytes:

@@ -40,7 +40,7 @@ def list_credentials(
     row: Callable[[Credential], Sequence[str]],
 ) -> int:
     """Print the credentials, without the revoked ones unless ``--all`` is given."""
-    found = api.request(args, path)["data"]
+    found = api.request_all(args, path)["data"]
     found = [each for each in found if args.all or each["revoked_at"] is None]
     if args.json:
         print(json.dumps({"data": found}))

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of jobs (default: %(default)s)",
     )
+    listing.add_argument("--before", metavar="ID", help="only jobs older than this one")
     show = add_action(actions, "show", "show a job and its result")
     explain = add_action(actions, "explain", "explain the course of a job")
     cancel = add_action(actions, "cancel", "cancel an open job")
@@ -203,15 +204,23 @@ def _format_result(result: Any) -> str:
 
 
 def _list(args: argparse.Namespace) -> int:
-    filters = {"limit": args.limit, "state": args.state, "owner": args.key}
+    filters = {
+        "limit": args.limit,
+        "state": args.state,
+        "owner": args.key,
+        "before": args.before,
+    }
     query = urlencode({k: v for k, v in filters.items() if v is not None})
     jobs = api.request(args, f"{PATH}?{query}")
     if args.json:
         print(json.dumps(jobs))
-    elif jobs["data"]:
+        return 0
+    if jobs["data"]:
         print_table(HEAD, [_row(job) for job in jobs["data"]])
-    else:
+    elif jobs["next"] is None:
         print("no such jobs")
+    if jobs["next"] is not None:
+        print(f"older ones: --before {jobs['next']}", file=sys.stderr)
     return 0
 
 

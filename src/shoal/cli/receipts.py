@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of receipts (default: %(default)s)",
     )
+    listing.add_argument(
+        "--before", type=int, metavar="N", help="only receipts before this one"
+    )
     export = add_action(actions, "export", "write a receipt with its proof")
     export.add_argument("id", help="id of the job")
     export.add_argument(
@@ -84,13 +87,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    receipts = api.request(args, f"{PATH}?{urlencode({'limit': args.limit})}")
+    filters = {"limit": args.limit, "before": args.before}
+    query = urlencode({k: v for k, v in filters.items() if v is not None})
+    receipts = api.request(args, f"{PATH}?{query}")
     if args.json:
         print(json.dumps(receipts))
-    elif receipts["data"]:
+        return 0
+    if receipts["data"]:
         print_table(HEAD, [_row(each) for each in receipts["data"]])
     else:
         print("no receipts yet")
+    if receipts["next"] is not None:
+        print(f"older ones: --before {receipts['next']}", file=sys.stderr)
     return 0
 
 

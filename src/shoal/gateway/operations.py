@@ -34,6 +34,9 @@ use = partial(Authorized, Scope.USE)
 admin = partial(Authorized, Scope.ADMIN)
 read_open = partial(read, open_wire="dispatch")
 use_open = partial(use, open_wire="dispatch")
+read_list = partial(read, lists=True)
+read_list_open = partial(read_open, lists=True)
+admin_list = partial(admin, lists=True)
 
 # Patterns of parameters.
 ANYTHING = ".+"  # also slashes
@@ -135,7 +138,7 @@ JOBS = (
         for policy in Policy
     ),
     Operation(
-        *("GET", "/v1/jobs", "List jobs, newest first", read_open(jobs.list_jobs)),
+        *("GET", "/v1/jobs", "List jobs, newest first", read_list_open(jobs.list_jobs)),
         answer=jobs.JobPage,
         query=jobs.JobListQuery,
     ),
@@ -186,7 +189,7 @@ JOBS = (
 RECEIPTS = (
     Operation(
         *("GET", "/v1/receipts", "List receipts, newest first"),
-        read(receipts.list_receipts),
+        read_list(receipts.list_receipts),
         answer=receipts.ReceiptList,
         query=receipts.ReceiptQuery,
     ),
@@ -210,13 +213,15 @@ RECEIPTS = (
 
 ADMIN = (
     Operation(
-        *("GET", "/admin/accounts", "List accounts", read(accounts.list_accounts)),
+        *("GET", "/admin/accounts", "List accounts", read_list(accounts.list_accounts)),
         answer=accounts.AccountList,
+        query=accounts.AccountQuery,
     ),
     Operation(
         *("GET", "/admin/accounts/{name}", "Show an account"),
-        read(accounts.show_account),
+        read_list(accounts.show_account),
         answer=accounts.AccountDetail,
+        query=accounts.TransferQuery,
     ),
     Operation(
         *("POST", "/admin/accounts/{name}/credit", "Credit an account"),
@@ -271,7 +276,12 @@ ADMIN = (
         answer=workers.SuspensionInfo,
     ),
     Operation(
-        *("GET", "/admin/jobs", "List jobs, newest first", read(admin_jobs.list_jobs)),
+        *(
+            "GET",
+            "/admin/jobs",
+            "List jobs, newest first",
+            read_list(admin_jobs.list_jobs),
+        ),
         answer=admin_jobs.JobList,
         query=admin_jobs.AdminJobQuery,
     ),
@@ -289,8 +299,9 @@ ADMIN = (
         answer=admin_jobs.Explanation,
     ),
     Operation(
-        *("GET", "/admin/keys", "List the API keys", admin(credentials.list_keys)),
+        *("GET", "/admin/keys", "List the API keys", admin_list(credentials.list_keys)),
         answer=credentials.KeyList,
+        query=credentials.CredentialQuery,
     ),
     Operation(
         *("POST", "/admin/keys", "Create an API key", admin(credentials.create_key)),
@@ -308,8 +319,9 @@ ADMIN = (
     ),
     Operation(
         *("GET", "/admin/tokens", "List the join tokens"),
-        admin(credentials.list_tokens),
+        admin_list(credentials.list_tokens),
         answer=credentials.TokenList,
+        query=credentials.CredentialQuery,
     ),
     Operation(
         *("POST", "/admin/tokens", "Create a join token"),

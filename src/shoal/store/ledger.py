@@ -98,11 +98,12 @@ class LedgerStore(Protocol):
         ...
 
     async def recent_receipts(
-        self, owner: str | None, limit: int
+        self, owner: str | None, limit: int, before: int | None = None
     ) -> list[LoggedReceipt]:
         """Return the newest receipts, of one owner's jobs or all, the newest first.
 
-        They stay when their jobs are pruned.
+        ``before``: only those with a smaller index.  They stay when their jobs are
+        pruned.
         """
         ...
 
@@ -114,6 +115,11 @@ class LedgerStore(Protocol):
         """Return the checkpoint of that size, or the newest."""
         ...
 
-    async def transfers(self, account: str, limit: int) -> list[PostedTransfer]:
-        """Return the newest transfers from or to an account, the newest first."""
+    async def transfers(
+        self, account: str, limit: int, before: int | None = None
+    ) -> list[PostedTransfer]:
+        """Return the newest transfers from or to an account, the newest first.
+
+        ``before``: only those with a smaller number.
+        """
         ...

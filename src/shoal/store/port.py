@@ -3,7 +3,7 @@
 The ports of its further parts are in ``ledger``, ``pairing`` and ``webhooks``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -152,8 +152,10 @@ class KeyStore(Protocol):
         """Return the usage of the keys of this name; ``today`` is a ``day_of``."""
         ...
 
-    async def usage_by_owner(self, today: int) -> dict[str, KeyUsage]:
-        """Return the usage of the keys of each name."""
+    async def usage_by_owner(
+        self, today: int, owners: Collection[str]
+    ) -> dict[str, KeyUsage]:
+        """Return the usage of the keys of each of these names that has any."""
         ...
 
 

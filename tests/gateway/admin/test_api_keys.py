@@ -34,7 +34,7 @@ async def test_key_is_returned_once_and_its_digest_stored(pool: Pool) -> None:
         "revoked_at": None,
     }
     _, listed = await request(pool, "GET", "/admin/keys")
-    assert listed == {"data": [shown]}
+    assert listed == {"data": [shown], "next": None}
     assert (await request(pool, "GET", "/admin/keys/alice")) == (200, shown)
     assert (await request(pool, "GET", f"/admin/keys/{shown['id']}")) == (200, shown)
     assert pool.gateway is not None
@@ -148,7 +148,7 @@ async def test_invalid_key_is_rejected_by_field(
     assert status == 400, answer
     assert answer["error"]["param"] == param
     assert len(answer["error"]["message"]) < 200
-    assert (await request(pool, "GET", "/admin/keys"))[1] == {"data": []}
+    assert (await request(pool, "GET", "/admin/keys"))[1] == {"data": [], "next": None}
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])

@@ -53,7 +53,10 @@ async def test_token_is_returned_once_with_its_command(pool: Pool) -> None:
         "workers": [],
         "present": 0,
     }
-    assert (await request(pool, "GET", "/admin/tokens"))[1] == {"data": [shown]}
+    assert (await request(pool, "GET", "/admin/tokens"))[1] == {
+        "data": [shown],
+        "next": None,
+    }
 
 
 async def test_worker_is_bound_to_its_token(pool: Pool) -> None:

@@ -199,7 +199,7 @@ async def test_foreign_accounts_require_the_admin_scope(pool: Pool) -> None:
 
     assert (await request(pool, "GET", "/admin/accounts/open", key=other))[0] == 403
     _, listed = await request(pool, "GET", "/admin/accounts", key=other)
-    assert listed == {"data": [], "total": 0}
+    assert listed == {"data": [], "total": 0, "next": None}
     path = "/admin/accounts/al/credit"
     assert (await request(pool, "POST", path, {"amount": 1}, key=other))[0] == 403
     assert (await request(pool, "GET", "/admin/accounts/bo"))[0] == 404

@@ -1,5 +1,6 @@
 """The API of accounts: balances, transfers, credits and budgets."""
 
+from bisect import bisect_right
 from typing import Annotated
 from urllib.parse import unquote
 
@@ -12,13 +13,14 @@ from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.money import DOLLARS_MAX, MICROS
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import decode
+from shoal.gateway.http.decoding import decode, read_query
 from shoal.gateway.http.responses import json_response
 from shoal.ledger import accounts
 from shoal.pool.inputs import AccountTopUp, BudgetSet
 from shoal.store.ledger import PostedTransfer
 
-TRANSFERS_SHOWN = 50
+LISTED_MAX = 1000  # accounts, or transfers, in one response
+NUMBER_MAX = 2**53  # of a transfer: more than possible, and valid in SQL
 NAME_MAX = 1024  # characters of an account's name
 
 Amount = Annotated[int, msgspec.Meta(ge=1, le=DOLLARS_MAX * MICROS)]
@@ -35,6 +37,22 @@ class SetBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far below zero an account may go, in micro-dollars; null: without limit."""
 
     budget: Budget | None
+
+
+class AccountQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many accounts to list, in the order of their names, ``after`` which one."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = LISTED_MAX
+    after: str = ""
+
+
+class TransferQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many transfers to show, newest first; with a number below ``before``."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
+    before: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
 
 
 class AccountInfo(msgspec.Struct, frozen=True):
@@ -65,17 +83,27 @@ class TransferInfo(msgspec.Struct, frozen=True):
 
 
 class AccountDetail(AccountInfo, frozen=True):
-    """An account with its latest transfers, newest first."""
+    """An account with its latest transfers, newest first.
+
+    ``next`` is the ``before`` of the next transfers.
+    """
 
     transfers: list[TransferInfo]
+    next: int | None
 
 
 class AccountList(msgspec.Struct, frozen=True):
-    """All accounts; ``total`` is their sum, which is zero."""
+    """Accounts; ``total`` is the sum of all, which is zero.
+
+    ``next`` is the ``after`` of the next page.
+    """
 
     data: list[AccountInfo]
     total: int
+    next: str | None
 
+
+LATEST = TransferQuery()
 
 _credit = msgspec.json.Decoder(CreditAccount)
 _limit = msgspec.json.Decoder(SetBudget)
@@ -84,12 +112,16 @@ _limit = msgspec.json.Decoder(SetBudget)
 async def list_accounts(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
+    query = read_query(request, AccountQuery)
     books = gateway.hub.books
     names = [name for name in books.account_names() if _may_see(caller, name)]
     everything = caller.has_scope(Scope.ADMIN)
     total = books.total() if everything else sum(map(books.balance, names))
+    first = bisect_right(names, query.after)
+    page = names[first : first + query.limit]
+    more = page[-1] if first + query.limit < len(names) else None
     return json_response(
-        AccountList([_account_info(gateway, name) for name in names], total)
+        AccountList([_account_info(gateway, name) for name in page], total, more)
     )
 
 
@@ -99,7 +131,7 @@ async def show_account(
     name = _account_name(request)
     if not _may_see(caller, name):
         raise Forbidden(f"{name} is not yours: this takes a key with the scope admin")
-    account = await _account_detail(gateway, name)
+    account = await _account_detail(gateway, name, read_query(request, TransferQuery))
     known = account.transfers or account.standing or account.budget is not None
     if not known and caller.has_scope(Scope.ADMIN):
         raise NotFound(
@@ -151,12 +183,16 @@ def _may_see(caller: ApiCaller, name: str) -> bool:
     return caller.has_scope(Scope.ADMIN) or own in (name, accounts.parent(name))
 
 
-async def _account_detail(gateway: Gateway, name: str) -> AccountDetail:
-    moved = await gateway.store.ledger.transfers(name, TRANSFERS_SHOWN)
+async def _account_detail(
+    gateway: Gateway, name: str, query: TransferQuery = LATEST
+) -> AccountDetail:
+    before = None if query.before is msgspec.UNSET else query.before
+    moved = await gateway.store.ledger.transfers(name, query.limit, before)
     shown = _account_info(gateway, name)
     return AccountDetail(
         **msgspec.structs.asdict(shown),
         transfers=[_transfer_info(each) for each in moved],
+        next=moved[-1].number if len(moved) == query.limit else None,
     )
 
 

@@ -1,6 +1,6 @@
 """The API of API keys and join tokens: create, list, show and revoke."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -22,15 +22,17 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.job import PRIORITIES, Priority
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import RESERVED_NAMES, ApiCaller
-from shoal.gateway.http.decoding import decode
+from shoal.gateway.http.decoding import decode, read_query
 from shoal.gateway.http.responses import json_response
 
 T = TypeVar("T")
+C = TypeVar("C", Key, JoinToken)
 
 KEY_PREFIX = "sk-shoal-"
 KEY_START = len(KEY_PREFIX) + 4  # stored characters, to recognise a key by
 ID_LENGTH = 12  # characters
 LIMIT_MAX = 2**53 - 1  # what JavaScript can count to
+LISTED_MAX = 1000  # keys or tokens in one response
 LIFETIME_MAX = 100 * 365 * 86_400  # seconds: a century
 
 # Checked by the credential cache, which has clearer errors.
@@ -88,8 +90,18 @@ class KeyInfo(msgspec.Struct, frozen=True):
     pinned_key: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class CredentialQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many keys or tokens to list, the oldest first, ``after`` the one of an id."""
+
+    limit: Annotated[int, Meta(ge=1, le=LISTED_MAX)] = LISTED_MAX
+    after: str = ""
+
+
 class KeyList(msgspec.Struct, frozen=True):
+    """Keys, the oldest first; ``next`` is the ``after`` of the next page."""
+
     data: list[KeyInfo]
+    next: str | None
 
 
 _PRIORITY_NAMES: Mapping[Priority, PriorityName] = {
@@ -104,10 +116,12 @@ _new_key = Decoder(NewKey)
 async def list_keys(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    used = await gateway.store.keys.usage_by_owner(day_of(gateway.clock.wall()))
-    cache = gateway.access.keyring.cache
+    page, more = _page(gateway.access.keyring.cache, request)
+    used = await gateway.store.keys.usage_by_owner(
+        day_of(gateway.clock.wall()), {key.name for key in page}
+    )
     return json_response(
-        KeyList([_key_info(key, used.get(key.name, KeyUsage())) for key in cache])
+        KeyList([_key_info(key, used.get(key.name, KeyUsage())) for key in page], more)
     )
 
 
@@ -237,7 +251,10 @@ class TokenInfo(msgspec.Struct, frozen=True):
 
 
 class TokenList(msgspec.Struct, frozen=True):
+    """Tokens, the oldest first; ``next`` is the ``after`` of the next page."""
+
     data: list[TokenInfo]
+    next: str | None
 
 
 _new_token = Decoder(NewToken)
@@ -246,8 +263,9 @@ _new_token = Decoder(NewToken)
 async def list_tokens(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
+    page, more = _page(gateway.admission.tokens, request)
     return json_response(
-        TokenList([_token_info(gateway, token) for token in gateway.admission.tokens])
+        TokenList([_token_info(gateway, token) for token in page], more)
     )
 
 
@@ -312,6 +330,22 @@ async def _read(
     # The key may have been revoked while the body was read.
     gateway.access.ensure_active(caller)
     return wanted
+
+
+def _page(credentials: Iterable[C], request: web.Request) -> tuple[list[C], str | None]:
+    """Return the requested page, and the ``after`` of the next one.
+
+    Raises InvalidRequest.
+    """
+    query = read_query(request, CredentialQuery)
+    listed, first = list(credentials), 0
+    if query.after:
+        ids = [each.id for each in listed]
+        if query.after not in ids:
+            raise InvalidRequest(f"after: there is no {query.after}", "after")
+        first = ids.index(query.after) + 1
+    page = listed[first : first + query.limit]
+    return page, page[-1].id if first + query.limit < len(listed) else None
 
 
 def _expiry(wanted: NewKey | NewToken, now: float) -> float | None:

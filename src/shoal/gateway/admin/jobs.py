@@ -15,6 +15,7 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in, read_query
 from shoal.gateway.http.responses import json_response, without_keys
+from shoal.gateway.jobs.endpoints import find_cursor
 from shoal.gateway.jobs.job_view import NULL, encode_value
 from shoal.gateway.jobs.webhooks import describe_delivery
 from shoal.pool.eligibility import no_worker_reason
@@ -73,7 +74,13 @@ class JobDetail(JobSummary, frozen=True):
 
 
 class JobList(msgspec.Struct, frozen=True):
+    """Jobs, newest first; ``next`` is the ``before`` of the next page.
+
+    A page may be short, or empty, and have a next one.
+    """
+
     data: list[JobSummary]
+    next: JobId | None
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -87,11 +94,12 @@ class CancelledJob(msgspec.Struct, frozen=True):
 
 
 class AdminJobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A filter of jobs, which are listed newest first."""
+    """A filter of jobs, newest first; the listed ones are older than ``before``."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
     state: JobState | msgspec.UnsetType = msgspec.UNSET
     owner: str | msgspec.UnsetType = msgspec.UNSET
+    before: str | msgspec.UnsetType = msgspec.UNSET
 
 
 async def list_jobs(
@@ -104,9 +112,10 @@ async def list_jobs(
             raise Forbidden("jobs of other keys: this takes a key with the scope admin")
         owner = caller.name
     states = frozenset({query.state} if query.state else ())
-    wanted = JobFilter(owner, states)
+    before = await find_cursor(gateway, query.before or None, caller)
+    wanted = JobFilter(owner, states, before=before)
     page = await gateway.store.recent(wanted, query.limit)
-    return json_response(JobList([_summary(each) for each in page.jobs]))
+    return json_response(JobList([_summary(each) for each in page.jobs], page.before))
 
 
 async def show_job(

@@ -33,6 +33,7 @@ from shoal.domain.job import Job, Priority
 from shoal.domain.outcome import AnswerPiece, Outcome, Usage
 from shoal.domain.work import Call, CallStream, Chat, Completion, Embedding, Task, Work
 from shoal.gateway.http.authentication import REVOKED, Keyring, is_local
+from shoal.gateway.http.list_limits import ListLimits
 from shoal.gateway.http.quotas import (
     DetachedReservations,
     KeyLimiter,
@@ -110,6 +111,7 @@ class Access:
         self._open_loopback = open_loopback
         self._failures = failures or AuthThrottle()
         self._limiters = KeyLimiters()
+        self._lists = ListLimits()
         self._detached_jobs = DetachedReservations(clock.now)
         hub.subscribe(self._detached_jobs.on_fact)
 
@@ -187,6 +189,16 @@ class Access:
         if limiter is not None:
             limiter.settle(limiter.reserve(0, now), 0, now)
 
+    @asynccontextmanager
+    async def reading_list(self, caller: ApiCaller) -> AsyncIterator[None]:
+        """Wait until the key may read a list, and read it within the block.
+
+        Raises RateLimited, and KeyRevoked if the key was revoked meanwhile.
+        """
+        async with self._lists.reading(caller.name, self._clock.now()):
+            self.ensure_active(caller)
+            yield
+
     def ensure_active(self, caller: ApiCaller) -> None:
         """Raise KeyRevoked if an authorized caller's key has been revoked since."""
         self.keyring.ensure_active(caller.key)
@@ -208,6 +220,7 @@ class Access:
         book = self.keyring.cache
         book.drop_ended(before)
         self._limiters.retain(key.id for key in book)
+        self._lists.retain({*(key.name for key in book), *RESERVED_NAMES})
 
     def check_code(self, request: web.Request, code: str, beginning: str) -> None:
         """Raise TooManyFailures if a pairing code may not be presented.

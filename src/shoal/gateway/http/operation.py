@@ -29,19 +29,23 @@ class Authorized:
     """A handler for callers with an API key of a scope.
 
     ``open_wire`` names the protocol whose ``open`` setting admits requests without a
-    key as well.
+    key as well.  ``lists``: it reads a list, of which a key may read few at a time.
     """
 
     scope: Scope
     handler: Handler
     open_wire: str = ""
+    lists: bool = False
 
     async def __call__(
         self, gateway: Gateway, request: web.Request
     ) -> web.StreamResponse:
         # Authorize first: reading the body of a request without a key costs memory.
         caller = await self._authorize(gateway, request)
-        return await self.handler(gateway, request, caller)
+        if not self.lists:
+            return await self.handler(gateway, request, caller)
+        async with gateway.access.reading_list(caller):
+            return await self.handler(gateway, request, caller)
 
     async def _authorize(self, gateway: Gateway, request: web.Request) -> ApiCaller:
         is_open = self.open_wire in gateway.anonymous

@@ -135,13 +135,7 @@ async def list_jobs(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     query = read_query(request, JobListQuery)
-    before = JobId(query.before) if query.before else None
-    if before is not None:
-        try:
-            await owned_summary(gateway, before, caller)
-        except NotFound:
-            text = f"before: there is no job {before}: it never was, or was pruned"
-            raise InvalidRequest(text, "before") from None
+    before = await find_cursor(gateway, query.before or None, caller)
     wanted = JobFilter(
         caller.name,
         frozenset(state for state in JobState if STATUSES[state] == query.status),
@@ -153,6 +147,24 @@ async def list_jobs(
     )
     page = await gateway.store.recent(wanted, query.limit)
     return json_response(JobPage([*map(list_entry, page.jobs)], page.before))
+
+
+async def find_cursor(
+    gateway: Gateway, before: str | None, caller: ApiCaller
+) -> JobId | None:
+    """Return the job that a page ends before, if one is given.
+
+    Raises InvalidRequest if the caller may not see it.
+    """
+    if before is None:
+        return None
+    job_id = JobId(before)
+    try:
+        await owned_summary(gateway, job_id, caller)
+    except NotFound:
+        text = f"before: there is no job {before}: it never was, or was pruned"
+        raise InvalidRequest(text, "before") from None
+    return job_id
 
 
 async def cancel_job(

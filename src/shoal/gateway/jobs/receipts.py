@@ -31,9 +31,10 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=SIZE_MAX)]
 
 
 class ReceiptQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many receipts to list, newest first."""
+    """How many receipts to list, newest first; with an index below ``before``."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
+    before: Size | msgspec.UnsetType = msgspec.UNSET
 
 
 class GrowthQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,7 +62,10 @@ class ReceiptInfo(msgspec.Struct, frozen=True):
 
 
 class ReceiptList(msgspec.Struct, frozen=True):
+    """Receipts, newest first; ``next`` is the ``before`` of the next page."""
+
     data: list[ReceiptInfo]
+    next: int | None
 
 
 class ReceiptLog(msgspec.Struct, frozen=True):
@@ -77,8 +81,10 @@ async def list_receipts(
 ) -> web.Response:
     query = read_query(request, ReceiptQuery)
     owner = None if caller.has_scope(Scope.ADMIN) else caller.name
-    filed = await gateway.store.ledger.recent_receipts(owner, query.limit)
-    return json_response(ReceiptList([receipt_info(each) for each in filed]))
+    before = None if query.before is msgspec.UNSET else query.before
+    filed = await gateway.store.ledger.recent_receipts(owner, query.limit, before)
+    more = filed[-1].index if len(filed) == query.limit else None
+    return json_response(ReceiptList([receipt_info(each) for each in filed], more))
 
 
 async def export_receipt(

@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Generic, TypeVar
 
@@ -95,9 +95,14 @@ class SqliteKeys:
 
         return await self._database.read(read)
 
-    async def usage_by_owner(self, today: int) -> dict[str, KeyUsage]:
+    async def usage_by_owner(
+        self, today: int, owners: Collection[str]
+    ) -> dict[str, KeyUsage]:
+        among = "owner IN (SELECT value FROM json_each(?))"
+        values = (today, json.dumps(sorted(owners)))
+
         def read(sql: sqlite3.Connection) -> dict[str, KeyUsage]:
-            rows = sql.execute(f"{USED} GROUP BY owner", (today,))
+            rows = sql.execute(f"{USED} WHERE {among} GROUP BY owner", values)
             return {owner: KeyUsage(*sums) for owner, *sums in rows}
 
         return await self._database.read_list(read)

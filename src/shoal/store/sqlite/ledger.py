@@ -67,12 +67,13 @@ class SqliteLedger:
         return await self._database.read(owner)
 
     async def recent_receipts(
-        self, owner: str | None, limit: int
+        self, owner: str | None, limit: int, before: int | None = None
     ) -> list[LoggedReceipt]:
-        where, value = ("leaf <= ?", LAST) if owner is None else ("owner = ?", owner)
-        query = f"{RECEIPT} WHERE {where} ORDER BY leaf DESC LIMIT ?"
+        where, owners = ("", ()) if owner is None else ("owner = ? AND", (owner,))
+        query = f"{RECEIPT} WHERE {where} leaf < ? ORDER BY leaf DESC LIMIT ?"
+        values = (*owners, LAST if before is None else before, limit)
         return await self._database.read_list(
-            lambda sql: _receipts(sql, query, value, limit)
+            lambda sql: _receipts(sql, query, *values)
         )
 
     async def claim_payment(self, reference: str, job_id: JobId, at: float) -> bool:
@@ -86,14 +87,16 @@ class SqliteLedger:
     async def head(self, size: int | None = None) -> LogHead | None:
         return await self._database.read(lambda sql: _head(sql, size))
 
-    async def transfers(self, account: str, limit: int) -> list[PostedTransfer]:
+    async def transfers(
+        self, account: str, limit: int, before: int | None = None
+    ) -> list[PostedTransfer]:
         query = """SELECT number, at, debit, credit, amount, why, job_id
-                   FROM transfers WHERE {} = ? ORDER BY number DESC"""
+                   FROM transfers WHERE {} = ? AND number < ? ORDER BY number DESC"""
+        values = (account, LAST if before is None else before)
 
         def transfers(sql: sqlite3.Connection) -> list[PostedTransfer]:
             sides = (
-                sql.execute(query.format(side), (account,))
-                for side in ("debit", "credit")
+                sql.execute(query.format(side), values) for side in ("debit", "credit")
             )
             rows = heapq.merge(*sides, key=lambda row: row[0], reverse=True)
             return [_transfer(row) for row in islice(rows, limit)]

@@ -124,7 +124,7 @@ class SqliteStore:
 
     async def suspensions(self) -> list[tuple[WorkerSuspended, float]]:
         query = "SELECT at, name, how, by FROM suspensions"
-        return await self.database.read_list(
+        return await self.database.read(
             lambda sql: [
                 (WorkerSuspended(name, Suspension(how), by), at)
                 for at, name, how, by in sorted(sql.execute(query))
