@@ -1,11 +1,13 @@
 """The entry point of the commands."""
 
+import gc
 import subprocess
 import sys
 
 import pytest
 
 from harness.speed import scaled
+from shoal.cli.main import main
 
 INTERRUPTED = """
 import importlib.abc, os, signal, sys
@@ -32,3 +34,12 @@ def test_ctrl_c_during_an_import_is_silent() -> None:
     )
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_garbage_is_collected_once_a_command_is_imported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["version"]) == 0
+
+    assert gc.isenabled()
+    assert capsys.readouterr().out.startswith("shoal")

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-import msgspec
 from aiohttp import web
 
 from shoal.domain.errors import ShoalError
@@ -20,7 +19,7 @@ from shoal.gateway.http.request_record import (
 )
 from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
 from shoal.gateway.monitoring import METRICS, PrometheusMetrics
-from shoal.gateway.openapi import DOCUMENT, openapi_document
+from shoal.gateway.openapi import DOCUMENT, EncodedDocument
 from shoal.gateway.operations import OPERATIONS
 from shoal.transports import http_server
 
@@ -78,7 +77,7 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
     app = web.Application(middlewares=[answer])
     app[METRICS] = metrics
     app[SUBSCRIPTIONS] = subscriptions
-    app[DOCUMENT] = msgspec.json.encode(openapi_document(OPERATIONS))
+    app[DOCUMENT] = EncodedDocument(OPERATIONS)
     app.on_response_prepare.append(add_headers)
     app.on_response_prepare.append(http_server.on_response)
     for operation in OPERATIONS:

@@ -164,7 +164,7 @@ def _jobs(count: int, doing: str, whose: str = "") -> str:
 def _memory_rejection(pool: PoolState, job: Job) -> str | None:
     """Describe how the job's content exceeds the memory limit; None if not."""
     size, mine, in_all = (
-        size_of(job),
+        size_of(job, len(job.work.text)),
         pool.sizes_by_owner[job.owner],
         pool.size,
     )

@@ -27,12 +27,12 @@ Need: TypeAlias = tuple[
 """What a job needs of a worker, besides the model."""
 
 
-def size_of(job: Job) -> int:
-    """Estimate the memory of a job, in characters."""
+def size_of(job: Job, characters: int) -> int:
+    """Estimate the memory of a job whose text has ``characters``, in characters."""
     work = job.work
     if isinstance(work, Call):
         return len(work.args) + len(work.kwargs)
-    return len(work.text) + len(job.terms.form)
+    return characters + len(job.terms.form)
 
 
 def required_name(work: Work) -> str | None:
@@ -101,7 +101,7 @@ class OpenJob:
         self.kind = self.job.kind
         self.model = self.job.model
         self.characters = len(self.job.work.text)
-        self.size = size_of(self.job)
+        self.size = size_of(self.job, self.characters)
         self.needs = self.job.work.needs
         self.task = required_name(self.job.work)
         self.python = python_of(self.job.work)

@@ -100,10 +100,11 @@ async def _bind(host: str, port: int, *, fallback: bool) -> socket.socket:
         family, _, _, _, address = found[0]
         sock = socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
-        reason = describe_bind_error(error, port)
         if fallback and error.errno == errno.EADDRINUSE:
-            log.debug("port=%d is taken, choosing another: %s", port, reason)
+            # By whom is not looked up: that takes longer than the rest of a start.
+            log.debug("port=%d is taken, choosing another", port)
             return await _bind(host, 0, fallback=False)
+        reason = describe_bind_error(error, port)
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from error
     sock.setblocking(False)
     return sock
