@@ -123,7 +123,7 @@ async def slow(url: str) -> None:
     head = request("POST /v1/chat/completions HTTP/1.1", "Content-Length: 10000")
     body = post("Content-Length: 10000", "Content-Type: application/json")
     giant = b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: " + b"x" * 60_000
-    message = upgrade(address()) + frame(TEXT, b"", length=60_000)
+    message = upgrade(address("slow", "nobody")) + frame(TEXT, b"", length=60_000)
     async with AsyncExitStack() as stack:
         ways = [(head[:20], b"x"), (body, b" "), (giant, b"x"), (message, b" ")]
         crowd: list[tuple[Wire, bytes]] = []
