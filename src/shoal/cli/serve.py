@@ -93,11 +93,13 @@ def _announce(
             "event": "ready",
             "url": running.url,
             "api_key": running.api_key,
-            "pinned_key": running.pinned_key,
-            "authority": str(running.authority or ""),
             "join": running.join_command,
             "ports": {"http": running.port, **_flat(running.ports)},
         }
+        if running.pinned_key:
+            ready["pinned_key"] = running.pinned_key
+        if running.authority is not None:
+            ready["authority"] = str(running.authority)
         print(json.dumps(ready), flush=True)
         return
     # The folder in which `shoal chat` on this machine finds the key.
