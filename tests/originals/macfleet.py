@@ -566,3 +566,86 @@ class PoolAgent:
             return False
         signed = b":".join([fields[1].encode(), nonce, *more])
         return hmac.compare_digest(mac, hmac.digest(self.key, signed, "sha256"))
+
+
+ARRAY = struct.Struct("!HH")
+
+
+def packed_array(array: Any) -> bytes:
+    """An array as gradients carry it: sizes, shape, dtype, numbers."""
+    name = str(array.dtype).encode()
+    shape = struct.pack(f"!{array.ndim}I", *array.shape)
+    data: bytes = array.tobytes()
+    return ARRAY.pack(len(name), array.ndim) + shape + name + data
+
+
+def unpacked_array(payload: bytes) -> Any:
+    import numpy as np
+
+    name_size, dimensions = ARRAY.unpack_from(payload)
+    at = ARRAY.size + 4 * dimensions
+    shape = struct.unpack_from(f"!{dimensions}I", payload, ARRAY.size)
+    dtype = payload[at : at + name_size].decode()
+    return np.frombuffer(payload[at + name_size :], dtype).reshape(shape)
+
+
+@dataclass
+class CollectiveGroup:
+    """The library's collectives: each rank is a peer id, each array one frame."""
+
+    rank: int
+    peers: Sequence[str]
+    transport: PeerTransport
+
+    async def allreduce(self, array: Any, op: str = "mean") -> Any:
+        import numpy as np
+
+        size = len(self.peers)
+        if size == 2:
+            other = 1 - self.rank
+            await self._send(other, array)
+            total = array + await self._recv(other)
+            return total / 2.0 if op == "mean" else total
+        flat = array.reshape(-1)
+        pad = -flat.size % size
+        chunks = np.split(np.concatenate([flat, np.zeros(pad, flat.dtype)]), size)
+        left, right = (self.rank - 1) % size, (self.rank + 1) % size
+        for step in range(size - 1):
+            await self._send(right, chunks[(self.rank - step) % size])
+            at = (self.rank - step - 1) % size
+            chunks[at] = chunks[at] + await self._recv(left)
+        if op == "mean":
+            chunks = [chunk / size for chunk in chunks]
+        for step in range(size - 1):
+            await self._send(right, chunks[(self.rank - step + 1) % size])
+            chunks[(self.rank - step) % size] = await self._recv(left)
+        whole = np.concatenate(chunks)[: flat.size]
+        return whole.reshape(array.shape).astype(array.dtype)
+
+    async def broadcast(self, array: Any, root: int = 0) -> Any:
+        if self.rank != root:
+            return await self._recv(root)
+        for rank in range(len(self.peers)):
+            if rank != root:
+                await self._send(rank, array)
+        return array
+
+    async def gather(self, array: Any, root: int = 0) -> Any:
+        import numpy as np
+
+        if self.rank != root:
+            await self._send(root, array)
+            return None
+        parts = [
+            array if rank == root else await self._recv(rank)
+            for rank in range(len(self.peers))
+        ]
+        return np.stack(parts)
+
+    async def _send(self, rank: int, array: Any) -> None:
+        connection = await self.transport.connection_to(self.peers[rank])
+        await connection.send(packed_array(array), GRADIENT)
+
+    async def _recv(self, rank: int) -> Any:
+        connection = await self.transport.connection_to(self.peers[rank])
+        return unpacked_array((await connection.recv()).payload)

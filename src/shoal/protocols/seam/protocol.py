@@ -14,6 +14,7 @@ from shoal.protocols.seam.endpoints import (
     ServiceBrowser,
     WebSocketRoute,
 )
+from shoal.protocols.seam.ranks import RankWire
 from shoal.protocols.seam.relay import RelayRoute
 
 C = TypeVar("C")
@@ -130,6 +131,8 @@ class WireProtocol(Generic[C]):
     Takes its address, such as ``tcp://HOST:PORT``; raises ConfigError if it is invalid.
     """
     fleets: FleetAccess[C] | None = None
+    ranks: Callable[[], RankWire] | None = None
+    """Returns the messages between the ranks of a training run, for one rank."""
     worker_endpoints: Callable[[C, ProtocolContext], Sequence[Endpoint]] | None = None
     """The endpoints of a worker that coordinators dial; None: workers only dial.
 

@@ -1,0 +1,205 @@
+"""The messages between ranks: frames with parts of arrays, or with whole arrays.
+
+MacFleet's own programs send whole arrays, in the order of the schedule, on stream 1.
+Between Shoal's ranks a segment is a GRADIENT frame too, without a shape and a dtype,
+which both ends know::
+
+    stream     number of the operation
+    flags      CHUNKED, and from bit 8 on the kind of the collective
+    sequence   number of the segment
+    reserved   generation, 12 bits | step, 20 bits
+
+Only after the strong handshake are there segments: a rank of Shoal's own groups accepts
+no other.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shoal.domain.credentials import digest_of
+from shoal.domain.errors import NotAdmitted, PeerError
+from shoal.protocols.macfleet.codec.arrays import decode_array, encode_array
+from shoal.protocols.macfleet.codec.frames import (
+    DEFAULT_STREAM,
+    HEADER,
+    PAYLOAD_MAX,
+    Flag,
+    FrameReader,
+    FrameType,
+    crc32,
+    encode_header,
+)
+from shoal.protocols.macfleet.codec.keys import fleet_key
+from shoal.protocols.macfleet.handshake import (
+    DEFAULT_STRENGTHS,
+    Agreed,
+    FleetHandshake,
+    HandshakeRefused,
+    HandshakeSettings,
+    HandshakeStrength,
+    SentChallenges,
+)
+from shoal.protocols.macfleet.handshake_client import ClientHandshake
+from shoal.protocols.macfleet.handshake_server import ServerHandshake
+from shoal.protocols.seam.admission import (
+    NO_JOIN_TOKEN,
+    WRONG_TOKEN,
+    AdmissionGrant,
+    JoinRequest,
+    proves_token,
+)
+from shoal.protocols.seam.framing import FramedMessage
+from shoal.protocols.seam.ranks import (
+    HandshakeStep,
+    RankIdentity,
+    RankRefused,
+    SegmentHead,
+    SegmentLabel,
+)
+
+if TYPE_CHECKING:
+    from shoal.protocols.macfleet.codec.arrays import Array
+
+_KIND_SHIFT = 8  # of the flags: the lower bits are the document's
+_STEP_BITS = 20
+_NO_PROFILE = b"{}"
+
+
+class FleetRanks:
+    """The messages and handshakes of one rank; see ``RankWire``."""
+
+    head_size = HEADER.size
+    payload_max = PAYLOAD_MAX
+
+    def __init__(self) -> None:
+        self._challenges = SentChallenges()
+
+    def client(
+        self, identity: RankIdentity, server: str, address: str
+    ) -> "FleetRankHandshake":
+        return FleetRankHandshake(
+            ClientHandshake(
+                self._settings(identity),
+                server,
+                require_strong=identity.fleet is None,
+                server=address,
+            )
+        )
+
+    def server(
+        self, identity: RankIdentity, address: str, secret_of: Callable[[str], str]
+    ) -> "FleetRankHandshake":
+        def admission(request: JoinRequest) -> AdmissionGrant:
+            if not proves_token(request.token, secret_of(request.name)):
+                raise NotAdmitted(WRONG_TOKEN)
+            return NO_JOIN_TOKEN
+
+        return FleetRankHandshake(
+            ServerHandshake(self._settings(identity, admission), address), secret_of
+        )
+
+    def checksum(self, data: memoryview) -> int:
+        return crc32(data)
+
+    def encode_segment(self, label: SegmentLabel, size: int, checksum: int) -> bytes:
+        kind, operation, index, generation, step = label
+        return encode_header(
+            FrameType.GRADIENT,
+            size,
+            checksum,
+            operation,
+            Flag.CHUNKED | kind << _KIND_SHIFT,
+            index,
+            generation << _STEP_BITS | step,
+        )
+
+    def decode_segment(self, head: bytes) -> SegmentHead:
+        stream, type, flags, size, sequence, checksum, group = HEADER.unpack(head)
+        if type != FrameType.GRADIENT or not flags & Flag.CHUNKED:
+            raise PeerError(f"expected a segment, found a frame of type {type}")
+        step = group & (1 << _STEP_BITS) - 1
+        label = SegmentLabel(
+            flags >> _KIND_SHIFT, stream, sequence, group >> _STEP_BITS, step
+        )
+        return SegmentHead(label, size, checksum)
+
+    def encode_array(self, array: "Array") -> tuple[bytes, memoryview]:
+        head, numbers = encode_array(array)
+        checksum = crc32(numbers, crc32(head))
+        size = len(head) + len(numbers)
+        return (
+            encode_header(FrameType.GRADIENT, size, checksum, DEFAULT_STREAM) + head,
+            numbers,
+        )
+
+    def array_size(self, head: bytes) -> int:
+        # MacFleet's programs read any frame as an array, whatever its type.
+        return FrameReader().body_size(head)
+
+    def decode_array(self, head: bytes, payload: memoryview) -> "Array":
+        frame = FrameReader.read(FramedMessage(head, payload))
+        return decode_array(frame.payload)
+
+    def _settings(
+        self,
+        identity: RankIdentity,
+        admission: Callable[[JoinRequest], AdmissionGrant] | None = None,
+    ) -> HandshakeSettings:
+        """Return the settings of one handshake."""
+        mixed = identity.fleet is not None
+        return HandshakeSettings(
+            node_id=identity.node_id,
+            key=fleet_key(identity.secret, identity.fleet or "")
+            if mixed and identity.secret
+            else None,
+            profile=_NO_PROFILE,
+            random_bytes=identity.random_bytes,
+            challenges=self._challenges,
+            digest=digest_of(identity.secret) if identity.secret else b"",
+            fleet=identity.fleet or "",
+            admission=admission,
+            accepts=DEFAULT_STRENGTHS
+            if mixed
+            else frozenset({HandshakeStrength.STRONG}),
+        )
+
+
+class FleetRankHandshake:
+    """One end of a handshake, by frames of bytes; see ``RankHandshake``.
+
+    ``check`` checks the client's id, where the handshake itself does not call it.
+    """
+
+    head_size = HEADER.size
+
+    def __init__(
+        self, handshake: FleetHandshake, check: Callable[[str], object] | None = None
+    ) -> None:
+        self._handshake = handshake
+        self._check = check
+
+    def on_open(self, certificate: bytes) -> None:
+        self._handshake.on_open(certificate)
+
+    def start(self, now: float) -> bytes:
+        return b"".join(self._handshake.start(now))
+
+    def body_size(self, head: bytes) -> int:
+        try:
+            return FrameReader(self._handshake.limit).body_size(head)
+        except PeerError as error:
+            raise RankRefused(str(error)) from error
+
+    def receive(self, head: bytes, body: bytes, now: float) -> HandshakeStep:
+        try:
+            frame = FrameReader.read(FramedMessage(head, memoryview(body)))
+            step = self._handshake.receive(frame, now)
+            if not isinstance(step, Agreed):
+                return HandshakeStep(b"".join(step.send), None)
+            if self._check is not None and step.strong is None:
+                self._check(step.peer_id)
+        except HandshakeRefused as error:
+            raise RankRefused(str(error), b"".join(error.send)) from error
+        except (PeerError, NotAdmitted) as error:
+            raise RankRefused(str(error)) from error
+        return HandshakeStep(b"".join(step.send), step.peer_id)

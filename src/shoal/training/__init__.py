@@ -1,0 +1,1 @@
+"""Training across machines: collectives among ranks, and what runs on them."""

@@ -1,0 +1,300 @@
+"""The collectives, without I/O: who sends which part of an array to whom, and when.
+
+Each collective is a generator of one rank.  It yields ``Send`` and ``Receive``, and
+gets the checksum of what was received; a driver with sockets, or a simulator, carries
+them out.  All ranks run the same collectives, in the same order, with the same sizes.
+
+Arrays are bytes here.  They travel in segments, so that a rank adds one while the next
+is on its way, and passes it on at once.
+
+The ring is that of ``mixed_collectives``, so that a sum has the same bits in either:
+an array has one chunk a rank, and in step s of the first half rank r sends chunk r - s
+to its right, and adds chunk r - s - 1 from its left.  After that, rank r has the sum of
+chunk r + 1; in the second half the sums go around.  (Patarasuk and Yuan, "Bandwidth
+optimal all-reduce algorithms for clusters of workstations", 2009.)
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+SEGMENT_SIZE = 512 << 10  # bytes: its sum is still in a core's cache when it is sent
+
+
+class Kind(IntEnum):
+    """The kinds of collectives, by their numbers on the wire."""
+
+    ALL_REDUCE = 1
+    REDUCE_SCATTER = 2
+    ALL_GATHER = 3
+    BROADCAST = 4
+    GATHER = 5
+    SCATTER = 6
+    ALL_TO_ALL = 7
+    BARRIER = 8
+    POINT_TO_POINT = 9
+
+
+class Place(NamedTuple):
+    """A rank, and the size of its group."""
+
+    rank: int
+    size: int
+
+    @property
+    def left(self) -> int:
+        """The rank from which the ring receives."""
+        return (self.rank - 1) % self.size
+
+    @property
+    def right(self) -> int:
+        """The rank to which the ring sends."""
+        return (self.rank + 1) % self.size
+
+
+class Send(NamedTuple):
+    """Send a segment; it must not change before the operation ends.
+
+    ``checksum`` is its checksum if it is known, as that of a segment that is passed on.
+    """
+
+    to: int
+    data: memoryview
+    checksum: int | None = None
+
+
+class Receive(NamedTuple):
+    """Receive the next segment from a rank into memory of exactly its size."""
+
+    source: int
+    into: memoryview
+
+
+Operation: TypeAlias = Generator[Send | Receive, int, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How numbers of ``unit`` bytes are combined.
+
+    ``combine`` takes this rank's numbers, those received, and where the result goes,
+    which may be where this rank's are; ``finish`` changes a complete result in place,
+    as a mean does; None: it is complete.
+    """
+
+    unit: int
+    combine: Callable[[memoryview, memoryview, memoryview], None]
+    finish: Callable[[memoryview], None] | None = None
+
+
+def chunk_bounds(units: int, size: int) -> Sequence[tuple[int, int]]:
+    """Return begin and end of each rank's chunk of so many numbers.
+
+    All have the same length but the last ones, which may be shorter, or empty.
+    """
+    length = -(-units // size)
+    return [
+        (min(units, rank * length), min(units, (rank + 1) * length))
+        for rank in range(size)
+    ]
+
+
+def all_reduce(
+    place: Place, own: memoryview, result: memoryview, reduction: Reduction
+) -> Operation:
+    """Combine the arrays of all ranks into ``result``, which may be ``own``.
+
+    With another ``result``, this rank's own numbers survive a failure.
+    """
+    chunks = _chunks(len(own), place.size, reduction.unit)
+    yield from _ring_reduce(place, own, result, chunks, reduction, passes_on=True)
+    yield from _ring_pass(place, result, chunks, place.rank + 1, reduction.unit)
+
+
+def reduce_scatter(
+    place: Place, own: memoryview, result: memoryview, reduction: Reduction
+) -> Operation:
+    """Combine the arrays of all ranks, of which rank r gets chunk r in ``result``.
+
+    ``own`` has ``size`` chunks of the size of ``result``, and keeps its numbers.
+    """
+    length = len(result)
+    chunks = [(rank * length, (rank + 1) * length) for rank in range(place.size)]
+    sums = memoryview(bytearray(len(own)))
+    # It starts one chunk earlier, so that the sum that ends here is this rank's own.
+    yield from _ring_reduce(place, own, sums, chunks, reduction, place.rank - 1)
+    result[:] = sums[slice(*chunks[place.rank])]
+
+
+def all_gather(place: Place, result: memoryview, ends: Sequence[int]) -> Operation:
+    """Complete ``result``, which has each rank's part, in the order of ranks.
+
+    ``ends`` are the ends of the parts; this rank's own is there already.
+    """
+    begins = (0, *ends[:-1])
+    parts = list(zip(begins, ends, strict=True))
+    if place.size > 1:
+        yield from _send(place.right, result[slice(*parts[place.rank])])
+    yield from _ring_pass(place, result, parts, place.rank)
+
+
+def broadcast(place: Place, array: memoryview, root: int) -> Operation:
+    """Copy the root's array to all ranks, along the ring."""
+    first = place.rank == root
+    last = place.right == root
+    for segment in _segments(array):
+        checksum = None if first else (yield Receive(place.left, segment))
+        if not last:
+            yield Send(place.right, segment, checksum)
+
+
+def gather(
+    place: Place, own: memoryview, parts: Sequence[memoryview], root: int
+) -> Operation:
+    """Copy each rank's array to the root, into ``parts``; others pass none."""
+    if place.rank != root:
+        yield from _send(root, own)
+        return
+    for rank, part in enumerate(parts):
+        if rank == root:
+            part[:] = own
+        else:
+            yield from _receive(rank, part)
+
+
+def scatter(
+    place: Place, parts: Sequence[memoryview], result: memoryview, root: int
+) -> Operation:
+    """Copy part r of the root to rank r, into ``result``; others pass no parts."""
+    if place.rank != root:
+        yield from _receive(root, result)
+        return
+    for rank, part in enumerate(parts):
+        if rank == root:
+            result[:] = part
+        else:
+            yield from _send(rank, part)
+
+
+def all_to_all(
+    place: Place, parts: Sequence[memoryview], results: Sequence[memoryview]
+) -> Operation:
+    """Copy part s of rank r into result r of rank s, for all r and s."""
+    results[place.rank][:] = parts[place.rank]
+    for distance in range(1, place.size):
+        to = (place.rank + distance) % place.size
+        yield from _send(to, parts[to])
+    for distance in range(1, place.size):
+        source = (place.rank - distance) % place.size
+        yield from _receive(source, results[source])
+
+
+def barrier(place: Place) -> Operation:
+    """Return when all ranks have called it.
+
+    In round k each rank sends to the one 2^k further.  (Hensgen, Finkel and Manber,
+    "Two algorithms for barrier synchronization", 1988.)
+    """
+    token, heard = memoryview(b"\0"), memoryview(bytearray(1))
+    distance = 1
+    while distance < place.size:
+        yield Send((place.rank + distance) % place.size, token)
+        yield Receive((place.rank - distance) % place.size, heard)
+        distance *= 2
+
+
+def send(to: int, array: memoryview) -> Operation:
+    """Send an array to one rank, which receives it."""
+    yield from _send(to, array)
+
+
+def receive(source: int, array: memoryview) -> Operation:
+    """Receive an array from one rank."""
+    yield from _receive(source, array)
+
+
+def _ring_reduce(
+    place: Place,
+    own: memoryview,
+    result: memoryview,
+    chunks: Sequence[tuple[int, int]],
+    reduction: Reduction,
+    starts_at: int | None = None,
+    *,
+    passes_on: bool = False,
+) -> Operation:
+    """Pass partial sums around; afterwards one chunk of ``result`` is complete.
+
+    That is the chunk after the one it ``starts_at``, by default this rank's own.
+    ``passes_on``: it is also sent to the right.
+    """
+    rank, size = place
+    finish = reduction.finish
+    if size == 1:
+        if result is not own:
+            result[:] = own
+        if finish is not None:
+            finish(result)
+        return
+    first = rank if starts_at is None else starts_at
+    length = _segment_size(reduction.unit)
+    longest = max(end - begin for begin, end in chunks)
+    scratch = memoryview(bytearray(min(length, longest)))
+    yield from _send(place.right, own[slice(*chunks[first])], reduction.unit)
+    for step in range(size - 1):
+        begin, end = chunks[(first - step - 1) % size]
+        is_complete = step == size - 2
+        for at in range(begin, end, length):
+            until = min(end, at + length)
+            received, target = scratch[: until - at], result[at:until]
+            yield Receive(place.left, received)
+            reduction.combine(own[at:until], received, target)
+            if is_complete and finish is not None:
+                finish(target)
+            if passes_on or not is_complete:
+                yield Send(place.right, target)
+
+
+def _ring_pass(
+    place: Place,
+    result: memoryview,
+    parts: Sequence[tuple[int, int]],
+    first: int,
+    unit: int = 1,
+) -> Operation:
+    """Pass whole parts around; the part ``first`` is here, and has been sent."""
+    size = place.size
+    for step in range(size - 1):
+        begin, end = parts[(first - step - 1) % size]
+        for segment in _segments(result[begin:end], unit):
+            checksum = yield Receive(place.left, segment)
+            if step < size - 2:
+                yield Send(place.right, segment, checksum)
+
+
+def _chunks(total: int, size: int, unit: int) -> Sequence[tuple[int, int]]:
+    """Return begin and end of each chunk in bytes."""
+    return [
+        (begin * unit, end * unit) for begin, end in chunk_bounds(total // unit, size)
+    ]
+
+
+def _segment_size(unit: int) -> int:
+    """Return the size of segments of numbers of so many bytes."""
+    return SEGMENT_SIZE // unit * unit
+
+
+def _segments(array: memoryview, unit: int = 1) -> Sequence[memoryview]:
+    length = _segment_size(unit)
+    return [array[at : at + length] for at in range(0, len(array), length)]
+
+
+def _send(to: int, array: memoryview, unit: int = 1) -> Operation:
+    for segment in _segments(array, unit):
+        yield Send(to, segment)
+
+
+def _receive(source: int, array: memoryview) -> Operation:
+    for segment in _segments(array):
+        yield Receive(source, segment)

@@ -1,0 +1,295 @@
+"""A group of ranks in one generation: runs collectives, one at a time.
+
+A group is used by one thread.  It ends with its first failure, in all ranks: a rank
+that fails ends its connections, so that the next one fails, and so on around.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from shoal.domain.errors import InvalidRequest, PeerError
+from shoal.training import collectives
+from shoal.training.collectives import Kind, Operation, Place, Receive
+from shoal.training.links import GroupStep, IncomingLink, OutgoingLink
+from shoal.training.rank_port import GroupEnded, GroupLinks
+from shoal.training.reductions import ReduceOp, reduction
+from shoal.transports.rank_socket import Disconnected
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+TIMEOUT = 30.0  # seconds of one operation
+
+
+class RankGroup:
+    """The collectives of one rank.
+
+    Each blocks until this rank's part is done, and raises GroupEnded if a rank is lost,
+    late or out of step.  ``timeout`` limits one operation, in seconds.  All ranks call
+    the same collectives in the same order, with arrays of the same shape and dtype.
+    """
+
+    def __init__(self, links: GroupLinks, timeout: float = TIMEOUT) -> None:
+        self._links = links
+        membership = links.membership
+        self.place = Place(membership.rank, membership.size)
+        self._at = GroupStep(membership.generation, 0)
+        self._waits_for = ""  # what the operation waits for, if it is late
+        self._watchdog = Watchdog(timeout, self._expire)
+
+    def set_step(self, step: int) -> None:
+        """Set the step of training to which the next operations belong."""
+        self._at = self._at._replace(step=step)
+
+    def all_reduce(
+        self, array: "Array", op: ReduceOp = "sum", result: "Array | None" = None
+    ) -> "Array":
+        """Combine the arrays of all ranks, into ``result`` or in place.
+
+        With a ``result``, ``array`` keeps its numbers if the group ends.  All ranks
+        get the same bits.
+
+        Raises InvalidRequest for dtypes without this operation, and for arrays that are
+        not in C order.
+        """
+        target = array if result is None else result
+        combined = reduction(op, array.dtype, self.place.size)
+        own = _bytes_of(array)
+        into = own if result is None else _bytes_of(target)
+        self.run(
+            Kind.ALL_REDUCE, collectives.all_reduce(self.place, own, into, combined)
+        )
+        return target
+
+    def reduce_scatter(self, array: "Array", op: ReduceOp = "sum") -> "Array":
+        """Combine the arrays of all ranks, and return part r of the result to rank r.
+
+        The parts divide the first axis, whose length is a multiple of the ranks.
+
+        Raises InvalidRequest as ``all_reduce`` does, and for another length.
+        """
+        import numpy as np
+
+        size = self.place.size
+        if not array.ndim or array.shape[0] % size:
+            raise InvalidRequest(
+                f"an array of shape {array.shape} cannot be divided among {size} ranks"
+            )
+        result = np.empty((array.shape[0] // size, *array.shape[1:]), array.dtype)
+        combined = reduction(op, array.dtype, size)
+        self.run(
+            Kind.REDUCE_SCATTER,
+            collectives.reduce_scatter(
+                self.place, _bytes_of(array), _bytes_of(result), combined
+            ),
+        )
+        return result
+
+    def all_gather(self, array: "Array") -> "Array":
+        """Return the arrays of all ranks, stacked in the order of ranks."""
+        import numpy as np
+
+        rank, size = self.place
+        result = np.empty((size, *array.shape), array.dtype)
+        result[rank] = array
+        ends = [array.nbytes * (each + 1) for each in range(size)]
+        self.run(
+            Kind.ALL_GATHER, collectives.all_gather(self.place, _bytes_of(result), ends)
+        )
+        return result
+
+    def broadcast(self, array: "Array", root: int = 0) -> "Array":
+        """Copy the root's array into that of each rank, and return it."""
+        self._check_rank(root)
+        self.run(
+            Kind.BROADCAST, collectives.broadcast(self.place, _bytes_of(array), root)
+        )
+        return array
+
+    def gather(self, array: "Array", root: int = 0) -> "Array | None":
+        """Return the arrays of all ranks to the root, stacked; None to others."""
+        import numpy as np
+
+        self._check_rank(root)
+        own = _bytes_of(np.ascontiguousarray(array))
+        if self.place.rank != root:
+            self.run(Kind.GATHER, collectives.gather(self.place, own, (), root))
+            return None
+        result = np.empty((self.place.size, *array.shape), array.dtype)
+        parts = [_bytes_of(part) for part in result]
+        self.run(Kind.GATHER, collectives.gather(self.place, own, parts, root))
+        return result
+
+    def scatter(
+        self, result: "Array", arrays: "Sequence[Array]" = (), root: int = 0
+    ) -> "Array":
+        """Copy array r of the root into rank r's ``result``, and return it.
+
+        Raises InvalidRequest at the root if there is not one array a rank, each of the
+        size of ``result``.
+        """
+        self._check_rank(root)
+        if self.place.rank == root and (
+            len(arrays) != self.place.size
+            or any(each.nbytes != result.nbytes for each in arrays)
+        ):
+            raise InvalidRequest(
+                f"scatter: expected {self.place.size} arrays of {result.nbytes} bytes"
+            )
+        parts = [_bytes_of(each) for each in arrays]
+        self.run(
+            Kind.SCATTER,
+            collectives.scatter(self.place, parts, _bytes_of(result), root),
+        )
+        return result
+
+    def all_to_all(self, arrays: "Sequence[Array]", results: "Sequence[Array]") -> None:
+        """Copy array s of rank r into result r of rank s, for all ranks.
+
+        Raises InvalidRequest if there is not one array and one result a rank.
+        """
+        size = self.place.size
+        if len(arrays) != size or len(results) != size:
+            raise InvalidRequest(f"all_to_all: expected {size} arrays and results")
+        self.run(
+            Kind.ALL_TO_ALL,
+            collectives.all_to_all(
+                self.place,
+                [_bytes_of(each) for each in arrays],
+                [_bytes_of(each) for each in results],
+            ),
+        )
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        self.run(Kind.BARRIER, collectives.barrier(self.place))
+
+    def send(self, array: "Array", to: int) -> None:
+        """Send an array to a rank, which receives it."""
+        self._check_rank(to)
+        self.run(Kind.POINT_TO_POINT, collectives.send(to, _bytes_of(array)))
+
+    def receive(self, array: "Array", source: int) -> "Array":
+        """Receive an array from a rank into this one, and return it."""
+        self._check_rank(source)
+        self.run(Kind.POINT_TO_POINT, collectives.receive(source, _bytes_of(array)))
+        return array
+
+    def run(self, kind: Kind, operation: Operation) -> None:
+        """Carry out a collective; all it sends has been sent when this returns."""
+        if self._links.reason:
+            raise GroupEnded(self._links.reason)
+        self._watchdog.start()
+        try:
+            self._carry_out(kind, operation)
+        except (Disconnected, PeerError) as error:
+            self._links.abort(f"{self._waits_for}: {error}")
+            raise GroupEnded(self._links.reason) from error
+        finally:
+            self._watchdog.stop()
+            self._waits_for = ""
+        if self._links.reason:
+            raise GroupEnded(self._links.reason)
+
+    def abort(self, reason: str) -> None:
+        """End the group in all ranks; any thread may call it."""
+        self._links.abort(reason)
+
+    def close(self) -> None:
+        """Close the connections; not while an operation runs."""
+        self._watchdog.close()
+        self._links.close()
+
+    def _carry_out(self, kind: Kind, operation: Operation) -> None:
+        links, at = self._links, self._at
+        outgoing: dict[int, OutgoingLink] = {}
+        incoming: dict[int, IncomingLink] = {}
+        action = next(operation, None)
+        while action is not None:
+            checksum = 0
+            if isinstance(action, Receive):
+                source = action.source
+                self._waits_for = f"rank {source}"
+                if (begun := incoming.get(source)) is None:
+                    begun = incoming[source] = links.incoming(source)
+                    begun.begin(kind)
+                checksum = begun.receive_into(action.into, at)
+            else:
+                to = action.to
+                if (started := outgoing.get(to)) is None:
+                    started = outgoing[to] = links.outgoing(to)
+                    started.begin(kind)
+                started.send(action.data, action.checksum, at)
+            try:
+                action = operation.send(checksum)
+            except StopIteration:
+                break
+        for rank, link in outgoing.items():
+            self._waits_for = f"rank {rank}"
+            link.flush()
+
+    def _expire(self, timeout: float) -> None:
+        late = self._waits_for or "this rank"
+        self._links.abort(
+            f"{late} is late: an operation took longer than {timeout:g} s"
+        )
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.place.size:
+            raise InvalidRequest(f"rank {rank} of a group of {self.place.size}")
+
+
+class Watchdog:
+    """Calls ``expire``, with the limit, from its own thread if a start has no stop.
+
+    A thread that waits for a socket without a limit needs fewer system calls.
+    """
+
+    def __init__(self, timeout: float, expire: Callable[[float], None]) -> None:
+        self._timeout = timeout
+        self._expire = expire
+        self._changed = threading.Condition()
+        self._deadline: float | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def start(self) -> None:
+        """Expect a stop before the limit."""
+        self._deadline = time.monotonic() + self._timeout
+
+    def stop(self) -> None:
+        """Expect nothing."""
+        self._deadline = None
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        # It looks a few times in each limit instead of being woken by each start.
+        interval = self._timeout / 8
+        with self._changed:
+            while not self._changed.wait_for(lambda: self._closed, interval):
+                deadline = self._deadline
+                if deadline is not None and time.monotonic() >= deadline:
+                    self._deadline = None
+                    self._expire(self._timeout)
+
+
+def _bytes_of(array: "Array") -> memoryview:
+    """Return an array's memory.  Raises InvalidRequest if it is not in C order."""
+    import numpy as np
+
+    if not array.flags.c_contiguous:
+        raise InvalidRequest("an array that is not in C order: use ascontiguousarray")
+    if not array.nbytes:
+        return memoryview(bytearray())
+    return array.reshape(-1).view(np.uint8).data

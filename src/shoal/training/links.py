@@ -1,0 +1,176 @@
+"""The two ends of a connection between ranks, which carries segments one way.
+
+A segment's label says which operation it belongs to, so that a rank that is out of step
+is an error, and never a wrong sum.
+"""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import NamedTuple, TypeAlias
+
+from shoal.domain.errors import PeerError
+from shoal.protocols.seam.ranks import (
+    GENERATION_MAX,
+    STEP_MAX,
+    RankWire,
+    SegmentLabel,
+)
+from shoal.training.collectives import Kind
+from shoal.transports.rank_socket import Disconnected, RankSocket
+
+OPERATIONS = 1 << 32  # after the last, operations are counted from 0 again
+
+
+class GroupStep(NamedTuple):
+    """The generation of a group, and the step of training."""
+
+    generation: int = 0
+    step: int = 0
+
+
+_Queued: TypeAlias = (
+    tuple[SegmentLabel, memoryview, int | None] | threading.Event | None
+)
+"""A segment, with its checksum if known; an event to set; None: end."""
+
+
+class _Labels:
+    """Numbers the segments of one direction of one connection."""
+
+    def __init__(self) -> None:
+        self._operation = 0
+        self._index = 0
+        self._kind = 0
+
+    def begin(self, kind: Kind) -> None:
+        self._operation = (self._operation + 1) % OPERATIONS
+        self._kind = kind
+        self._index = 0
+
+    def next(self, at: GroupStep) -> SegmentLabel:
+        label = SegmentLabel(
+            self._kind,
+            self._operation,
+            self._index,
+            at.generation & GENERATION_MAX,
+            at.step & STEP_MAX,
+        )
+        self._index += 1
+        return label
+
+
+class OutgoingLink:
+    """Sends segments to one rank, in order, from a thread of its own.
+
+    ``on_failure`` is called from that thread, with the reason, when sending fails.
+    """
+
+    def __init__(
+        self, connection: RankSocket, wire: RankWire, on_failure: Callable[[str], None]
+    ) -> None:
+        self._connection = connection
+        self._wire = wire
+        self._on_failure = on_failure
+        self._labels = _Labels()
+        self._queue: SimpleQueue[_Queued] = SimpleQueue()
+        self._queued = 0  # changed by the group's thread only
+        self._thread = threading.Thread(target=self._send_all, daemon=True)
+        self._thread.start()
+
+    def begin(self, kind: Kind) -> None:
+        """Begin the next operation."""
+        self._labels.begin(kind)
+
+    def send(self, data: memoryview, checksum: int | None, at: GroupStep) -> None:
+        """Send a segment, now or soon; its memory must not change before ``flush``."""
+        self._queued += 1
+        self._queue.put((self._labels.next(at), data, checksum))
+
+    def flush(self) -> None:
+        """Wait until everything has been sent, or cannot be."""
+        if self._queued:
+            self._queued = 0
+            sent = threading.Event()
+            self._queue.put(sent)
+            sent.wait()
+
+    def abort(self) -> None:
+        """End the connection; any thread may call it."""
+        self._connection.abort()
+
+    def close(self) -> None:
+        """Send what is queued, then close; not after ``abort``."""
+        self._queue.put(None)
+        self._thread.join()
+        self._connection.close()
+
+    def _send_all(self) -> None:
+        failed = False
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+            elif not failed:
+                try:
+                    self._send_one(*item)
+                except Disconnected as error:
+                    failed = True
+                    self._on_failure(str(error))
+
+    def _send_one(
+        self, label: SegmentLabel, data: memoryview, checksum: int | None
+    ) -> None:
+        wire = self._wire
+        if checksum is None:
+            checksum = wire.checksum(data)
+        self._connection.send(wire.encode_segment(label, len(data), checksum), data)
+
+
+class IncomingLink:
+    """Receives segments from one rank."""
+
+    def __init__(self, connection: RankSocket, wire: RankWire) -> None:
+        self._connection = connection
+        self._wire = wire
+        self._labels = _Labels()
+        self._head = memoryview(bytearray(wire.head_size))
+
+    def begin(self, kind: Kind) -> None:
+        """Begin the next operation."""
+        self._labels.begin(kind)
+
+    def receive_into(self, memory: memoryview, at: GroupStep) -> int:
+        """Receive the next segment, of exactly this size; return its checksum.
+
+        Raises Disconnected, and PeerError if the rank sends anything else.
+        """
+        self._connection.receive_into(self._head)
+        label, size, checksum = self._wire.decode_segment(bytes(self._head))
+        expected = self._labels.next(at)
+        if label != expected:
+            raise PeerError(_mismatch(label, expected))
+        if size != len(memory):
+            raise PeerError(
+                f"a segment of {size} bytes, expected {len(memory)}: the ranks do not "
+                "agree on the size of the array"
+            )
+        self._connection.receive_into(memory)
+        if self._wire.checksum(memory) != checksum:
+            raise PeerError("a segment fails its checksum: it was corrupted on the way")
+        return checksum
+
+    def abort(self) -> None:
+        """End the connection; any thread may call it."""
+        self._connection.abort()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+def _mismatch(label: SegmentLabel, expected: SegmentLabel) -> str:
+    """Return in what a label differs from the expected one."""
+    for name, found, wanted in zip(label._fields, label, expected, strict=True):
+        if found != wanted:
+            return f"a segment of {name} {found}, expected {wanted}"
+    raise AssertionError("the labels differ")

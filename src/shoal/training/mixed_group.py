@@ -1,0 +1,268 @@
+"""A group with ranks of other programs: their connections, and data-parallel training.
+
+The other programs have no generations and no agreement: after an error such a rank goes
+on with its own gradients, without a word.  So this rank ends the group at its first
+failure, and cannot know whether the others have: see ``docs/training.md``.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from shoal.domain.errors import InvalidRequest, NotAdmitted, PeerError
+from shoal.protocols.seam.ranks import RankIdentity, RankRefused, RankWire
+from shoal.training import mixed_collectives
+from shoal.training.collectives import Place
+from shoal.training.mixed_collectives import MixedOp, MixedOperation
+from shoal.training.rank_port import HANDSHAKE_TIMEOUT, GroupEnded, agree
+from shoal.transports.rank_socket import (
+    Disconnected,
+    RankListener,
+    RankSocket,
+    dial,
+    exchange,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+TIMEOUT = 120.0  # seconds for one array, as in the other programs
+ADMITTING_MAX = 64  # connections in their handshake at a time; others wait
+
+
+class MixedGroup:
+    """One rank of a group, to which ranks of other programs belong.
+
+    ``names`` are the ids of all ranks, in their order; the connections are ready when
+    ``connect`` returns.  A group is used by one thread.
+
+    All operations raise GroupEnded if a rank is lost or late, or sends something else
+    than what is due; the group is then of no more use.
+    """
+
+    def __init__(
+        self,
+        wire: RankWire,
+        listener: RankListener,
+        rank: int,
+        names: Sequence[str],
+        *,
+        token: str = "",
+        fleet: str = "",
+        timeout: float = TIMEOUT,
+    ) -> None:
+        self.place = Place(rank, len(names))
+        self._wire = wire
+        self._listener = listener
+        self._names = names
+        self._encrypts = bool(token)
+        self._timeout = timeout
+        self._identity = RankIdentity(names[rank], token, os.urandom, fleet)
+        self._connections: dict[int, RankSocket] = {}
+        self._changed = threading.Condition()
+        self._reason = ""
+        self._admitting = threading.Semaphore(ADMITTING_MAX)
+        self._accepting = threading.Thread(target=self._accept_all, daemon=True)
+        self._accepting.start()
+
+    @property
+    def port(self) -> int:
+        """The port on which this rank listens."""
+        return self._listener.port
+
+    def connect(
+        self, addresses: Mapping[int, tuple[str, int]], within: float = TIMEOUT
+    ) -> None:
+        """Dial the ranks with an address, and wait until the others have dialled.
+
+        Raises GroupEnded if a rank is not there within so many seconds.
+        """
+        deadline = time.monotonic() + within
+        for rank, (host, port) in addresses.items():
+            try:
+                connection = dial(host, port, deadline, encrypts=self._encrypts)
+                address = f"{host}:{port}"
+                name = self._names[rank]
+                agree(connection, self._wire.client(self._identity, name, address))
+            except (Disconnected, RankRefused) as error:
+                raise self.end(f"rank {rank}: {error}") from error
+            self._add(rank, connection)
+        with self._changed:
+            everyone = self._changed.wait_for(
+                lambda: len(self._connections) == self.place.size - 1,
+                max(0.0, deadline - time.monotonic()),
+            )
+        if not everyone:
+            missing = sorted(
+                {*range(self.place.size)} - {self.place.rank, *self._connections}
+            )
+            raise self.end(f"ranks {missing} did not connect within {within:g} s")
+
+    def all_reduce(self, array: "Array", op: MixedOp = "mean") -> "Array":
+        """Return the sum or mean of the arrays of all ranks."""
+        return self._run(mixed_collectives.all_reduce(self.place, array, op))
+
+    def broadcast(self, array: "Array", root: int = 0) -> "Array":
+        """Return the root's array; others pass one of the same shape and dtype."""
+        return self._run(mixed_collectives.broadcast(self.place, array, root))
+
+    def gather(self, array: "Array", root: int = 0) -> "Array | None":
+        """Return the arrays of all ranks to the root, stacked; None to others."""
+        result = self._run(mixed_collectives.gather(self.place, array, root))
+        return result if self.place.rank == root else None
+
+    def scatter(self, array: "Array", root: int = 0) -> "Array":
+        """Return this rank's part of the root's array, along the first axis."""
+        return self._run(mixed_collectives.scatter(self.place, array, root))
+
+    def close(self) -> None:
+        """Close the connections, and the port."""
+        self._listener.close()
+        self._accepting.join()
+        for connection in self._connections.values():
+            connection.close()
+
+    def _run(self, operation: MixedOperation) -> "Array":
+        if self._reason:
+            raise GroupEnded(self._reason)
+        deadline = time.monotonic() + self._timeout
+        try:
+            action = next(operation)
+            while True:
+                received = self._exchange(action, deadline)
+                action = operation.send(received)
+        except StopIteration as ended:
+            result: Array = ended.value
+            return result
+        except (Disconnected, PeerError) as error:
+            raise self.end(str(error)) from error
+
+    def _exchange(self, action: mixed_collectives.Exchange, deadline: float) -> "Array":
+        outgoing = []
+        for to, array in action.sends:
+            head, numbers = self._wire.encode_array(array)
+            outgoing.append((self._connections[to], (memoryview(head), numbers)))
+        received: list[memoryview] = []
+        source = action.source
+        exchange(
+            outgoing,
+            None if source is None else self._connections[source],
+            self._read(received),
+            deadline,
+        )
+        if source is None:
+            return action.sends[0][1]
+        return self._wire.decode_array(bytes(received[0]), received[1])
+
+    def _read(self, received: list[memoryview]) -> Generator[memoryview, None, None]:
+        """Yield memory for the head of an array, and then for the array."""
+        head = memoryview(bytearray(self._wire.head_size))
+        yield head
+        payload = memoryview(bytearray(self._wire.array_size(bytes(head))))
+        yield payload
+        received += head, payload
+
+    def end(self, reason: str) -> GroupEnded:
+        """End the group in this rank, and disconnect the others."""
+        self._reason = self._reason or reason
+        for connection in self._connections.values():
+            connection.abort()
+        return GroupEnded(self._reason)
+
+    def _accept_all(self) -> None:
+        while (accepted := self._listener.accept()) is not None:
+            self._admitting.acquire()
+            threading.Thread(target=self._admit, args=(accepted,), daemon=True).start()
+
+    def _admit(self, accepted: socket.socket) -> None:
+        try:
+            connection = self._listener.begin(accepted, HANDSHAKE_TIMEOUT)
+            handshake = self._wire.server(
+                self._identity, connection.address, self._secret_of
+            )
+            name = agree(connection, handshake)
+            self._add(self._names.index(name), connection)
+        except (Disconnected, RankRefused, NotAdmitted):
+            pass  # a stranger, or a rank that will be missed
+        finally:
+            self._admitting.release()
+
+    def _secret_of(self, name: str) -> str:
+        if name not in self._names:
+            raise NotAdmitted(f"{name!a} is no rank of this group")
+        return self._identity.secret
+
+    def _add(self, rank: int, connection: RankSocket) -> None:
+        with self._changed:
+            # The other programs take a later connection for the same rank.
+            replaced = self._connections.get(rank)
+            self._connections[rank] = connection
+            self._changed.notify_all()
+        if replaced is not None:
+            replaced.abort()
+
+
+GRADIENT_MAX = 1e6  # beyond, the other programs discard a mean on their own
+PARAMETERS_TYPE = "float32"
+
+
+class MixedDataParallel:
+    """Data-parallel training in a mixed group, in the order of the other programs.
+
+    Parameters and gradients are float32 vectors.
+    """
+
+    def __init__(self, group: MixedGroup) -> None:
+        self._group = group
+        self._count = -1
+
+    def start(self, parameters: "Array") -> "Array":
+        """Return the parameters of rank 0, with which all ranks begin.
+
+        Raises InvalidRequest if the ranks do not have the same number of parameters, or
+        more than one array may have.
+        """
+        import numpy as np
+
+        group = self._group
+        flat = np.ascontiguousarray(parameters, PARAMETERS_TYPE).reshape(-1)
+        counts = np.array([flat.size], np.float64)
+        group.gather(counts)
+        total = group.all_reduce(counts, "sum")
+        if total[0] != flat.size * group.place.size:
+            raise InvalidRequest(
+                f"this rank has {flat.size} parameters, and all ranks together "
+                f"{total[0]:.0f}: the models differ"
+            )
+        self._count = flat.size
+        return group.broadcast(flat)
+
+    def mean_gradient(self, gradient: "Array") -> "Array":
+        """Return the mean of the gradients of all ranks.
+
+        A gradient with a number that is not finite counts as zeros.
+
+        Raises GroupEnded if the mean is not finite or exceeds ``GRADIENT_MAX``: the
+        other programs then go on with their own gradients, and the replicas differ.
+        """
+        import numpy as np
+
+        flat = np.ascontiguousarray(gradient, PARAMETERS_TYPE).reshape(-1)
+        if flat.size != self._count:
+            raise InvalidRequest(
+                f"a gradient of {flat.size} numbers, expected {self._count}"
+            )
+        if not np.isfinite(flat).all():
+            flat = np.zeros_like(flat)
+        mean = self._group.all_reduce(flat, "mean")
+        if not (np.abs(mean) <= GRADIENT_MAX).all():
+            raise self._group.end(
+                f"the mean gradient is not finite, or exceeds {GRADIENT_MAX:g}: other "
+                "programs discard it, each for itself, so the replicas differ now"
+            )
+        return mean

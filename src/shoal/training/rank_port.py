@@ -1,0 +1,284 @@
+"""A process's port for other ranks, and its connections to the ranks of each group.
+
+A connection begins with a handshake, in which both ends prove the secret of their
+group.  The dialling rank's id is ``GROUP/GENERATION/RANK``; that of the port is drawn
+anew for each process and known to its group, so that an old address leads to nobody
+else.
+"""
+
+import base64
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shoal.domain.errors import NotAdmitted, Unavailable
+from shoal.protocols.seam.ranks import (
+    RankHandshake,
+    RankIdentity,
+    RankRefused,
+    RankWire,
+)
+from shoal.training.links import IncomingLink, OutgoingLink
+from shoal.transports.rank_socket import Disconnected, RankListener, RankSocket, dial
+
+HANDSHAKE_TIMEOUT = 10.0  # seconds for each message of a handshake
+ADMITTING_MAX = 64  # connections in their handshake at a time; others wait
+ID_SIZE = 12  # random bytes of a port's id
+
+
+class GroupEnded(Unavailable):
+    """A rank is lost, late or out of step: its group does nothing more.
+
+    The numbers of the operation that was under way are undefined.
+    """
+
+
+class RankAddress(NamedTuple):
+    """Where a rank listens, and the id that it has there."""
+
+    host: str
+    port: int
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMembership:
+    """One rank's part in one generation of a group; all ranks have the ``secret``."""
+
+    group: str
+    generation: int
+    rank: int
+    size: int
+    secret: str
+
+    @property
+    def id(self) -> str:
+        """The rank's id in handshakes."""
+        return f"{self.group}/{self.generation}/{self.rank}"
+
+
+class RankPort:
+    """The port of this process; it admits the ranks of the groups that are open.
+
+    ``encrypts`` must be the same in all ranks.  ``wire`` is this port's alone.
+    """
+
+    def __init__(self, wire: RankWire, listener: RankListener, *, encrypts: bool):
+        self.wire = wire
+        self.encrypts = encrypts
+        drawn = base64.b32encode(os.urandom(ID_SIZE)).decode().rstrip("=").lower()
+        self.id = f"rank-{drawn}"
+        self._listener = listener
+        self._groups: dict[tuple[str, int], GroupLinks] = {}
+        self._lock = threading.Lock()
+        self._admitting = threading.Semaphore(ADMITTING_MAX)
+        self._accepting = threading.Thread(target=self._accept_all, daemon=True)
+        self._accepting.start()
+
+    @property
+    def port(self) -> int:
+        """The number of the port."""
+        return self._listener.port
+
+    def open_group(self, membership: GroupMembership, timeout: float) -> "GroupLinks":
+        """Admit the ranks of a group from now on; before this, they are refused."""
+        links = GroupLinks(self, membership, timeout)
+        with self._lock:
+            self._groups[membership.group, membership.generation] = links
+        return links
+
+    def close_group(self, membership: GroupMembership) -> None:
+        """Admit no ranks of a group any more."""
+        with self._lock:
+            self._groups.pop((membership.group, membership.generation), None)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+        self._accepting.join()
+
+    def _accept_all(self) -> None:
+        while (accepted := self._listener.accept()) is not None:
+            self._admitting.acquire()
+            threading.Thread(target=self._admit, args=(accepted,), daemon=True).start()
+
+    def _admit(self, accepted: socket.socket) -> None:
+        """Handshake with a client; one that is no rank of an open group is rejected."""
+        try:
+            with contextlib.suppress(Disconnected, RankRefused, NotAdmitted):
+                connection = self._listener.begin(accepted, HANDSHAKE_TIMEOUT)
+                identity = RankIdentity(self.id, "", os.urandom)
+                handshake = self.wire.server(
+                    identity, connection.address, self._secret_of
+                )
+                client = agree(connection, handshake)
+                try:
+                    links, rank = self._find(client)
+                    links.add(rank, connection)
+                except NotAdmitted:
+                    connection.close()
+                    raise
+        finally:
+            self._admitting.release()
+
+    def _secret_of(self, client: str) -> str:
+        """Return the secret that a client has to prove.  Raises NotAdmitted."""
+        return self._find(client)[0].membership.secret
+
+    def _find(self, client: str) -> tuple["GroupLinks", int]:
+        """Return the group of a client, and its rank.  Raises NotAdmitted."""
+        group, _, generation_and_rank = client.partition("/")
+        generation, _, rank = generation_and_rank.partition("/")
+        if not (generation.isdecimal() and rank.isdecimal()):
+            raise NotAdmitted("this port is for the ranks of training runs only")
+        with self._lock:
+            links = self._groups.get((group, int(generation)))
+        if links is None:
+            raise NotAdmitted(f"generation {generation} of this group is not open here")
+        if int(rank) >= links.membership.size:
+            raise NotAdmitted(f"this group has {links.membership.size} ranks")
+        return links, int(rank)
+
+
+class GroupLinks:
+    """The connections of one rank in one generation of a group, made when needed.
+
+    ``connect`` must be called before the first use.
+    """
+
+    def __init__(
+        self, port: RankPort, membership: GroupMembership, timeout: float
+    ) -> None:
+        self.membership = membership
+        self._port = port
+        self._timeout = timeout
+        self._addresses: Mapping[int, RankAddress] = {}
+        self._changed = threading.Condition()
+        self._outgoing: dict[int, OutgoingLink] = {}
+        self._incoming: dict[int, IncomingLink] = {}
+        self._reason = ""
+
+    @property
+    def reason(self) -> str:
+        """Why the group has ended; empty: it has not."""
+        return self._reason
+
+    def set_addresses(self, addresses: Mapping[int, RankAddress]) -> None:
+        """Set where the other ranks listen."""
+        self._addresses = addresses
+
+    def outgoing(self, rank: int) -> OutgoingLink:
+        """Return the connection to a rank; the first time, dial it.
+
+        Raises GroupEnded.
+        """
+        link = self._outgoing.get(rank)
+        return self._dial(rank) if link is None else link
+
+    def incoming(self, rank: int) -> IncomingLink:
+        """Return the connection from a rank; the first time, wait for it.
+
+        Raises GroupEnded.
+        """
+        link = self._incoming.get(rank)
+        return self._wait_for(rank) if link is None else link
+
+    def add(self, rank: int, connection: RankSocket) -> None:
+        """Take over a connection from a rank.
+
+        Raises NotAdmitted if there is one: a rank dials once.
+        """
+        with self._changed:
+            if rank in self._incoming or self._reason:
+                raise NotAdmitted(f"rank {rank} is connected already")
+            self._incoming[rank] = IncomingLink(connection, self._port.wire)
+            self._changed.notify_all()
+
+    def abort(self, reason: str) -> None:
+        """End all connections, for the first reason given; any thread may call it."""
+        with self._changed:
+            self._reason = self._reason or reason
+            for link in self._links():
+                link.abort()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Close all connections, after what is queued was sent, and the group."""
+        self._port.close_group(self.membership)
+        with self._changed:
+            self._reason = self._reason or "the group was closed"
+            links = self._links()
+            self._outgoing, self._incoming = {}, {}
+        for link in links:
+            link.close()
+
+    def _links(self) -> Sequence[OutgoingLink | IncomingLink]:
+        return [*self._outgoing.values(), *self._incoming.values()]
+
+    def _dial(self, rank: int) -> OutgoingLink:
+        host, port, expected = self._addresses[rank]
+        deadline = time.monotonic() + self._timeout
+        wire = self._port.wire
+        identity = RankIdentity(self.membership.id, self.membership.secret, os.urandom)
+        try:
+            connection = dial(host, port, deadline, encrypts=self._port.encrypts)
+            agree(connection, wire.client(identity, expected, f"{host}:{port}"))
+        except (Disconnected, RankRefused) as error:
+            self.abort(f"rank {rank} is unreachable: {error}")
+            raise GroupEnded(self._reason) from error
+        link = OutgoingLink(
+            connection, wire, lambda reason: self.abort(f"rank {rank}: {reason}")
+        )
+        with self._changed:
+            self._outgoing[rank] = link
+            if self._reason:
+                link.abort()
+        return link
+
+    def _wait_for(self, rank: int) -> IncomingLink:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: rank in self._incoming or self._reason, self._timeout
+            )
+            if rank in self._incoming:
+                return self._incoming[rank]
+        self.abort(f"rank {rank} did not connect within {self._timeout:g} s")
+        raise GroupEnded(self._reason)
+
+
+def agree(connection: RankSocket, handshake: RankHandshake) -> str:
+    """Carry out a handshake; return the other end's id.
+
+    Raises Disconnected and RankRefused, after closing the connection.
+    """
+    try:
+        return _agree(connection, handshake)
+    except RankRefused as refusal:
+        with contextlib.suppress(Disconnected):
+            connection.send(refusal.send)
+        connection.close()
+        raise
+    except Disconnected:
+        connection.close()
+        raise
+
+
+def _agree(connection: RankSocket, handshake: RankHandshake) -> str:
+    connection.set_timeout(HANDSHAKE_TIMEOUT)
+    handshake.on_open(connection.certificate)
+    connection.send(handshake.start(time.monotonic()))
+    head = memoryview(bytearray(handshake.head_size))
+    while True:
+        connection.receive_into(head)
+        body = bytearray(handshake.body_size(bytes(head)))
+        connection.receive_into(memoryview(body))
+        step = handshake.receive(bytes(head), bytes(body), time.monotonic())
+        connection.send(step.send)
+        if step.peer is not None:
+            connection.set_timeout(None)
+            return step.peer

@@ -1,0 +1,284 @@
+"""Groups of ranks over real sockets, each rank in a thread of its own."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from shoal.domain.errors import InvalidRequest
+from shoal.protocols import discover
+from shoal.training.group import RankGroup
+from shoal.training.rank_port import (
+    GroupEnded,
+    GroupMembership,
+    RankAddress,
+    RankPort,
+)
+from shoal.transports.rank_socket import RankListener
+from shoal.transports.tls import self_signed_tls
+
+T = TypeVar("T")
+SECRET = "the secret of this group"
+LIMIT = 30.0  # seconds; a test fails by then
+
+
+def wire() -> Any:
+    return next(each.ranks() for each in discover().values() if each.ranks)
+
+
+@contextmanager
+def ports(count: int, *, encrypts: bool = False) -> Iterator[list[RankPort]]:
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                closing(
+                    RankPort(
+                        wire(),
+                        RankListener(
+                            "127.0.0.1",
+                            0,
+                            self_signed_tls("rank") if encrypts else None,
+                        ),
+                        encrypts=encrypts,
+                    )
+                )
+            )
+            for _ in range(count)
+        ]
+
+
+@contextmanager
+def groups(
+    size: int,
+    *,
+    encrypts: bool = False,
+    timeout: float = LIMIT,
+    secrets: dict[int, str] | None = None,
+    generations: dict[int, int] | None = None,
+) -> Iterator[list[RankGroup]]:
+    """Yield the ranks of a group."""
+    with ports(size, encrypts=encrypts) as found, ExitStack() as stack:
+        addresses = {
+            rank: RankAddress("127.0.0.1", port.port, port.id)
+            for rank, port in enumerate(found)
+        }
+        members = []
+        for rank, port in enumerate(found):
+            membership = GroupMembership(
+                "run",
+                (generations or {}).get(rank, 0),
+                rank,
+                size,
+                (secrets or {}).get(rank, SECRET),
+            )
+            links = port.open_group(membership, timeout)
+            links.set_addresses(addresses)
+            members.append(stack.enter_context(closing(RankGroup(links, timeout))))
+        yield members
+
+
+def together(members: list[RankGroup], call: Callable[[RankGroup], T]) -> list[T]:
+    """Call a function for all ranks at once; return the results by rank."""
+    with ThreadPoolExecutor(len(members)) as threads:
+        return [
+            each.result(LIMIT) for each in [threads.submit(call, m) for m in members]
+        ]
+
+
+@pytest.mark.parametrize("encrypts", [False, True], ids=["plain", "tls"])
+def test_collectives_work_over_sockets(encrypts: bool) -> None:
+    def train(group: RankGroup) -> tuple[Any, ...]:
+        rank, size = group.place
+        gradient = np.full(400_000, rank + 1, np.float32)
+        mean = group.all_reduce(gradient, "mean", np.empty_like(gradient))
+        part = group.reduce_scatter(np.arange(6, dtype=np.int32) * rank)
+        everyone = group.all_gather(np.array([rank, rank]))
+        begun = group.broadcast(np.full(3, rank), root=1)
+        gathered = group.gather(np.array([rank]), root=2)
+        scattered = group.scatter(
+            np.zeros(1, np.int64),
+            [np.array([r]) for r in range(size)] if rank == 0 else (),
+        )
+        results = [np.zeros(1, np.int64) for _ in range(size)]
+        group.all_to_all([np.array([10 * rank + r]) for r in range(size)], results)
+        group.barrier()
+        if rank == 0:
+            group.send(np.array([7]), to=2)
+        heard = group.receive(np.zeros(1, np.int64), 0) if rank == 2 else None
+        return (
+            mean,
+            gradient,
+            part,
+            everyone,
+            begun,
+            gathered,
+            scattered,
+            results,
+            heard,
+        )
+
+    with groups(3, encrypts=encrypts) as members:
+        outcomes = together(members, train)
+
+    for rank, outcome in enumerate(outcomes):
+        mean, gradient, part, everyone, begun, gathered, scattered, results, heard = (
+            outcome
+        )
+        assert (mean == 2).all()
+        assert (gradient == rank + 1).all(), "the own gradient survives"
+        assert part.tolist() == [3 * 2 * rank, 3 * (2 * rank + 1)]
+        assert everyone.tolist() == [[0, 0], [1, 1], [2, 2]]
+        assert begun.tolist() == [1, 1, 1]
+        assert (None if gathered is None else gathered.tolist()) == (
+            [[0], [1], [2]] if rank == 2 else None
+        )
+        assert scattered.tolist() == [rank]
+        assert [int(each[0]) for each in results] == [rank, 10 + rank, 20 + rank]
+        assert (None if heard is None else int(heard[0])) == (7 if rank == 2 else None)
+
+
+def test_a_group_of_one_needs_nobody() -> None:
+    with groups(1) as [group]:
+        assert group.all_reduce(np.array([4.0]), "mean").tolist() == [4.0]
+        assert group.all_gather(np.array([4.0])).tolist() == [[4.0]]
+        assert group.reduce_scatter(np.array([1, 2])).tolist() == [1, 2]
+        group.barrier()
+
+
+def test_a_rank_that_leaves_ends_the_group_for_all() -> None:
+    def train(group: RankGroup) -> str:
+        group.barrier()
+        if group.place.rank == 1:
+            group.abort("killed")
+
+        def train_on() -> None:
+            for _ in range(3):
+                group.all_reduce(np.zeros(1 << 20, np.float32))
+
+        with pytest.raises(GroupEnded) as ended:
+            train_on()
+        with pytest.raises(GroupEnded):
+            group.barrier()
+        return str(ended.value)
+
+    with groups(3) as members:
+        reasons = together(members, train)
+
+    assert reasons[1] == "killed"
+    assert all("rank" in reason for reason in (reasons[0], reasons[2]))
+
+
+def test_a_rank_that_is_late_ends_the_group() -> None:
+    late = threading.Event()
+
+    def train(group: RankGroup) -> str:
+        group.barrier()
+        if group.place.rank == 1:
+            late.wait(LIMIT)
+            return ""
+        with pytest.raises(GroupEnded) as ended:
+            group.all_reduce(np.zeros(8, np.float32))
+        late.set()
+        return str(ended.value)
+
+    with groups(2, timeout=1.0) as members:
+        reasons = together(members, train)
+
+    assert reasons[0] == "rank 1 is late: an operation took longer than 1 s"
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (lambda group: group.barrier(), "a segment of kind"),
+        (
+            lambda group: group.all_reduce(np.zeros(9, np.float32)),
+            "do not agree on the size",
+        ),
+        (
+            lambda group: (
+                group.set_step(4),
+                group.all_reduce(np.zeros(8, np.float32)),
+            ),
+            "a segment of step",
+        ),
+    ],
+    ids=["another collective", "another size", "another step"],
+)
+def test_a_rank_that_is_out_of_step_is_an_error(
+    other: Callable[[RankGroup], Any], problem: str
+) -> None:
+    def train(group: RankGroup) -> str:
+        group.barrier()
+
+        def train_on() -> None:
+            if group.place.rank == 1:
+                other(group)
+            else:
+                group.all_reduce(np.zeros(8, np.float32))
+            group.barrier()
+
+        with pytest.raises(GroupEnded) as ended:
+            train_on()
+        return str(ended.value)
+
+    with groups(2) as members:
+        reasons = together(members, train)
+
+    assert any(problem in reason for reason in reasons), reasons
+
+
+@pytest.mark.parametrize(
+    ("differs", "problem"),
+    [
+        ({"secrets": {1: "another secret"}}, "Invalid token"),
+        ({"generations": {1: 3}}, "generation 0 of this group is not open here"),
+    ],
+    ids=["secret", "generation"],
+)
+def test_a_rank_of_another_group_is_refused_with_the_reason(
+    differs: dict[str, Any], problem: str
+) -> None:
+    def train(group: RankGroup) -> str:
+        with pytest.raises(GroupEnded) as ended:
+            group.barrier()
+        return str(ended.value)
+
+    with groups(2, timeout=5.0, **differs) as members:
+        reasons = together(members, train)
+
+    assert any(problem in reason for reason in reasons), reasons
+
+
+def test_strangers_at_the_port_change_nothing() -> None:
+    with groups(2) as members, ports(1) as [port]:
+        for data in (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", bytes(24), b"\xff" * 500):
+            with (
+                socket.create_connection(("127.0.0.1", port.port)) as stranger,
+                suppress(ConnectionResetError),
+            ):
+                stranger.sendall(data)
+                stranger.settimeout(LIMIT)
+                assert stranger.recv(100) == b""
+
+        sums = together(members, lambda group: group.all_reduce(np.ones(4)))
+
+    assert [each.tolist() for each in sums] == [[2.0] * 4] * 2
+
+
+def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent() -> None:
+    with groups(1) as [group]:
+        with pytest.raises(InvalidRequest, match="not in C order"):
+            group.all_reduce(np.zeros((4, 4))[:, 1])
+        with pytest.raises(InvalidRequest, match="rank 1 of a group of 1"):
+            group.broadcast(np.zeros(1), root=1)
+        with pytest.raises(InvalidRequest, match="expected 1 arrays of 8 bytes"):
+            group.scatter(np.zeros(1), [])
+        with pytest.raises(InvalidRequest, match="cannot be divided among 1"):
+            group.reduce_scatter(np.array(3.0))
+        group.barrier()

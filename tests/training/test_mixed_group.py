@@ -1,0 +1,179 @@
+"""Groups of Shoal's ranks and an imitation of the other programs, over sockets."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from originals.macfleet import CollectiveGroup, PeerTransport
+from shoal.domain.errors import InvalidRequest
+from shoal.protocols import discover
+from shoal.training.mixed_group import MixedDataParallel, MixedGroup
+from shoal.training.rank_port import GroupEnded
+from shoal.transports.rank_socket import RankListener
+from shoal.transports.tls import self_signed_tls
+
+LIMIT = 30.0  # seconds; a test fails by then
+TOKEN = "fleet-token-0001"
+
+
+def group(
+    rank: int, names: list[str], token: str = "", timeout: float = LIMIT
+) -> MixedGroup:
+    wire = next(each.ranks() for each in discover().values() if each.ranks)
+    tls = self_signed_tls("rank") if token else None
+    listener = RankListener("127.0.0.1", 0, tls)
+    return MixedGroup(wire, listener, rank, names, token=token, timeout=timeout)
+
+
+def gradient(rank: int, length: int = 100_000) -> Any:
+    return np.random.default_rng(rank).normal(size=length).astype(np.float32)
+
+
+def train(own: MixedGroup, addresses: dict[int, tuple[str, int]]) -> list[Any]:
+    own.connect(addresses, LIMIT)
+    rank = own.place.rank
+    session = MixedDataParallel(own)
+    begun = session.start(np.full(100_000, rank, np.float32))
+    steps = [session.mean_gradient(gradient(rank + 10 * step)) for step in range(3)]
+    return [begun, *steps]
+
+
+async def train_as_others_do(
+    transport: PeerTransport, rank: int, names: list[str], ports: dict[int, int]
+) -> list[Any]:
+    for other, port in ports.items():
+        await transport.connect(names[other], port)
+    group = CollectiveGroup(rank, names, transport)
+    count = np.array([100_000], np.float64)
+    await group.gather(count)
+    assert (await group.allreduce(count, "sum"))[0] == 100_000 * len(names)
+    begun = await group.broadcast(np.full(100_000, rank, np.float32))
+    return [begun, *[await group.allreduce(gradient(rank + 10 * s)) for s in range(3)]]
+
+
+@pytest.mark.parametrize("token", ["", TOKEN], ids=["open", "secure"])
+@pytest.mark.parametrize("other_rank", [0, 1, 2])
+async def test_a_mixed_ring_trains_with_equal_replicas(
+    token: str, other_rank: int
+) -> None:
+    names = ["alpha-1", "beta-2", "gamma-3"]
+    ours = [rank for rank in range(3) if rank != other_rank]
+    transport = PeerTransport(names[other_rank], token)
+    members = {rank: group(rank, names, token) for rank in ours}
+    ports = {rank: member.port for rank, member in members.items()}
+    with ThreadPoolExecutor(2) as threads:
+        async with transport.listening() as port:
+            # The lower of our two ranks dials the others; the other program dials one.
+            addresses = {
+                ours[0]: {
+                    ours[1]: ("127.0.0.1", ports[ours[1]]),
+                    other_rank: ("127.0.0.1", port),
+                },
+                ours[1]: {},
+            }
+            loop = asyncio.get_running_loop()
+            training = [
+                loop.run_in_executor(threads, train, members[rank], addresses[rank])
+                for rank in ours
+            ]
+            theirs = await train_as_others_do(
+                transport, other_rank, names, {ours[1]: ports[ours[1]]}
+            )
+            results = await asyncio.gather(*training)
+            for member in members.values():
+                member.close()
+
+    assert (theirs[0] == 0).all(), "all begin with the parameters of rank 0"
+    for step in range(4):
+        for result in results:
+            assert result[step].tobytes() == theirs[step].tobytes()
+    mean = np.mean([gradient(rank) for rank in range(3)], axis=0)
+    assert np.allclose(theirs[1], mean, atol=1e-6)
+
+
+async def test_two_ranks_exchange_large_arrays_at_once() -> None:
+    names = ["alpha-1", "beta-2"]
+    transport = PeerTransport("beta-2", TOKEN)
+    own = group(0, names, TOKEN)
+    with ThreadPoolExecutor(1) as threads:
+        async with transport.listening() as port:
+            training = asyncio.get_running_loop().run_in_executor(
+                threads, train, own, {1: ("127.0.0.1", port)}
+            )
+            theirs = await train_as_others_do(transport, 1, names, {})
+            ours = await training
+            own.close()
+
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(ours, theirs, strict=True))
+
+
+def pair(first: Any, second: Any) -> list[Any]:
+    """Connect two of Shoal's ranks, and call a function for each."""
+    names = ["alpha-1", "beta-2"]
+    with closing(group(0, names, TOKEN)) as a, closing(group(1, names, TOKEN)) as b:
+        address = {1: ("127.0.0.1", b.port)}
+        with ThreadPoolExecutor(2) as threads:
+            connected = [
+                threads.submit(a.connect, address, LIMIT),
+                threads.submit(b.connect, {}, LIMIT),
+            ]
+            for each in connected:
+                each.result()
+            running = [threads.submit(first, a), threads.submit(second, b)]
+            return [each.result() for each in running]
+
+
+def ended(call: Any) -> str:
+    with pytest.raises(GroupEnded) as error:
+        call()
+    return str(error.value)
+
+
+def test_another_operation_ends_the_group() -> None:
+    first, second = pair(
+        lambda own: ended(lambda: own.all_reduce(np.zeros(3, np.float32))),
+        lambda own: ended(
+            lambda: [own.all_reduce(np.zeros(5, np.float32)) for _ in range(2)]
+        ),
+    )
+
+    assert "expected float32 of shape (3,)" in first or "closed" in first
+    assert second
+
+
+def test_a_mean_that_others_discard_ends_the_group() -> None:
+    def steps(own: MixedGroup) -> str:
+        session = MixedDataParallel(own)
+        session.start(np.zeros(4, np.float32))
+        zeros = session.mean_gradient(np.array([np.nan, 1, 2, 3], np.float32))
+        assert not zeros.any(), "a gradient that is not finite counts as zeros"
+        return ended(lambda: session.mean_gradient(np.full(4, 3e6, np.float32)))
+
+    reasons = pair(steps, steps)
+
+    assert all("the replicas differ now" in reason for reason in reasons)
+
+
+def test_models_that_differ_are_refused() -> None:
+    def starts(count: int) -> Any:
+        def start(own: MixedGroup) -> str:
+            with pytest.raises(InvalidRequest) as error:
+                MixedDataParallel(own).start(np.zeros(count, np.float32))
+            return str(error.value)
+
+        return start
+
+    reasons = pair(starts(3), starts(4))
+
+    assert reasons[0] == (
+        "this rank has 3 parameters, and all ranks together 7: the models differ"
+    )
+
+
+def test_a_rank_that_is_missing_is_named() -> None:
+    with closing(group(0, ["alpha-1", "beta-2", "gamma-3"])) as own:
+        assert "ranks [1, 2] did not connect" in ended(lambda: own.connect({}, 0.1))
