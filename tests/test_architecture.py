@@ -28,6 +28,7 @@ CATCHES_ALL = {
     "tasks/child.py",
     "tasks/exception_record.py",
     "tasks/invocation.py",
+    "training/torch_backend.py",
     "worker/jobs.py",
 }
 
@@ -180,6 +181,12 @@ def test_time_and_chance_are_read_at_the_rim() -> None:
         "gateway/http/request_record.py",
         "coordinator/ids.py",
         "config/secret_files.py",
+        # Blocking sockets, in the process that trains.
+        "training/group.py",
+        "training/mixed_group.py",
+        "training/rank_port.py",
+        "training/torch_backend.py",
+        "transports/rank_socket.py",
         "transports/tls.py",  # a certificate begins and ends at some time
     }
 
@@ -215,6 +222,7 @@ SECRETS_LEAD_TO = {
         "coordinator/admission.py admit",
         "protocols/macfleet/handshake_client.py conclude",
         "protocols/macfleet/handshake_server.py matches",
+        "protocols/macfleet/ranks/messages.py admission",
     },
     "by_secret": {
         "coordinator/admission.py _meant",

@@ -60,7 +60,6 @@ from shoal.protocols.macfleet.codec.frames import (
     FrameType,
     encode_frame,
 )
-from shoal.protocols.macfleet.codec.reserved_frames import Barrier, encode_barrier
 from shoal.protocols.macfleet.codec.tasks import encode_result
 from shoal.protocols.seam.peer_session import ALL_PEERS, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Close
@@ -210,7 +209,7 @@ def _written(frame: Frame) -> bytes:
 def _of_ours() -> list[bytes]:
     """Return what a worker sends, and what a coordinator sends."""
     pair = _said_between()
-    whole = Frame(FrameType.BARRIER, 3, 0, 0, encode_barrier(Barrier("step", 3, 1)))
+    whole = Frame(FrameType.BARRIER, 3, 0, 0, b"")
     pieces = split_payload(FrameType.TASK, 9, b"\x81\xa7task_id", b"\xa11")
     return _seeds(
         [

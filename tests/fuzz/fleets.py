@@ -31,13 +31,9 @@ from shoal.protocols.macfleet.codec.heartbeat_lines import (
 )
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.codec.reserved_frames import (
-    Barrier,
     HeartbeatPayload,
-    decode_barrier,
     decode_blob,
     decode_heartbeat,
-    decode_tensor,
-    encode_barrier,
     encode_heartbeat,
 )
 from shoal.protocols.macfleet.codec.task_extension import (
@@ -145,7 +141,7 @@ def lanes(data: bytes) -> None:
 
 def beyond(data: bytes) -> None:
     """Payloads of reserved frame types."""
-    for read in (decode_heartbeat, decode_barrier, decode_tensor, decode_blob):
+    for read in (decode_heartbeat, decode_blob):
         with suppress(PeerError):
             read(data)
 
@@ -200,8 +196,6 @@ def _lines() -> list[bytes]:
 def _beyond() -> list[bytes]:
     return [
         encode_heartbeat(HeartbeatPayload(7, 6)),
-        encode_barrier(Barrier("epoch", 3, 1)),
-        b"\0\x04\x92\xa1x\x05" + _recorded("array", "expect", "packed_hex")[0],
         bytes(40),
     ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.training.collectives import Operation, Receive
+from shoal.training.collectives import Operation, ReceiveSegment
 from shoal.training.mixed_collectives import MixedOperation
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -32,7 +32,7 @@ def run(
             rank
             for rank, action in actions.items()
             if action is not None
-            and (not isinstance(action, Receive) or waiting[action.source, rank])
+            and (not isinstance(action, ReceiveSegment) or waiting[action.source, rank])
         ]
         if not ready:
             raise Stuck(str(actions))
@@ -40,7 +40,7 @@ def run(
         action = actions[rank]
         assert action is not None
         checksum = 0
-        if isinstance(action, Receive):
+        if isinstance(action, ReceiveSegment):
             data, checksum = waiting[action.source, rank].popleft()
             assert len(data) == len(action.into)
             action.into[:] = data

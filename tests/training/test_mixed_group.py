@@ -174,6 +174,14 @@ def test_models_that_differ_are_refused() -> None:
     )
 
 
+def test_a_model_larger_than_an_array_is_refused_before_anything_is_sent() -> None:
+    with closing(group(0, ["alpha-1"])) as own:
+        assert own.numbers_max == 67_108_860
+        too_large = np.broadcast_to(np.float32(0), 67_108_861)
+        with pytest.raises(InvalidRequest, match="at most 67108860 float32 numbers"):
+            MixedDataParallel(own).start(too_large)
+
+
 def test_a_rank_that_is_missing_is_named() -> None:
     with closing(group(0, ["alpha-1", "beta-2", "gamma-3"])) as own:
         assert "ranks [1, 2] did not connect" in ended(lambda: own.connect({}, 0.1))

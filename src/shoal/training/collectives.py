@@ -1,8 +1,9 @@
 """The collectives, without I/O: who sends which part of an array to whom, and when.
 
-Each collective is a generator of one rank.  It yields ``Send`` and ``Receive``, and
-gets the checksum of what was received; a driver with sockets, or a simulator, carries
-them out.  All ranks run the same collectives, in the same order, with the same sizes.
+Each collective is a generator of one rank.  It yields ``SendSegment`` and
+``ReceiveSegment``, and gets the checksum of what was received; a driver with sockets,
+or a simulator, carries them out.  All ranks run the same collectives, in the same
+order, with the same sizes.
 
 Arrays are bytes here.  They travel in segments, so that a rank adds one while the next
 is on its way, and passes it on at once.
@@ -53,7 +54,7 @@ class Place(NamedTuple):
         return (self.rank + 1) % self.size
 
 
-class Send(NamedTuple):
+class SendSegment(NamedTuple):
     """Send a segment; it must not change before the operation ends.
 
     ``checksum`` is its checksum if it is known, as that of a segment that is passed on.
@@ -64,14 +65,14 @@ class Send(NamedTuple):
     checksum: int | None = None
 
 
-class Receive(NamedTuple):
+class ReceiveSegment(NamedTuple):
     """Receive the next segment from a rank into memory of exactly its size."""
 
     source: int
     into: memoryview
 
 
-Operation: TypeAlias = Generator[Send | Receive, int, None]
+Operation: TypeAlias = Generator[SendSegment | ReceiveSegment, int, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +145,9 @@ def broadcast(place: Place, array: memoryview, root: int) -> Operation:
     first = place.rank == root
     last = place.right == root
     for segment in _segments(array):
-        checksum = None if first else (yield Receive(place.left, segment))
+        checksum = None if first else (yield ReceiveSegment(place.left, segment))
         if not last:
-            yield Send(place.right, segment, checksum)
+            yield SendSegment(place.right, segment, checksum)
 
 
 def gather(
@@ -199,8 +200,8 @@ def barrier(place: Place) -> Operation:
     token, heard = memoryview(b"\0"), memoryview(bytearray(1))
     distance = 1
     while distance < place.size:
-        yield Send((place.rank + distance) % place.size, token)
-        yield Receive((place.rank - distance) % place.size, heard)
+        yield SendSegment((place.rank + distance) % place.size, token)
+        yield ReceiveSegment((place.rank - distance) % place.size, heard)
         distance *= 2
 
 
@@ -248,12 +249,12 @@ def _ring_reduce(
         for at in range(begin, end, length):
             until = min(end, at + length)
             received, target = scratch[: until - at], result[at:until]
-            yield Receive(place.left, received)
+            yield ReceiveSegment(place.left, received)
             reduction.combine(own[at:until], received, target)
             if is_complete and finish is not None:
                 finish(target)
             if passes_on or not is_complete:
-                yield Send(place.right, target)
+                yield SendSegment(place.right, target)
 
 
 def _ring_pass(
@@ -268,9 +269,9 @@ def _ring_pass(
     for step in range(size - 1):
         begin, end = parts[(first - step - 1) % size]
         for segment in _segments(result[begin:end], unit):
-            checksum = yield Receive(place.left, segment)
+            checksum = yield ReceiveSegment(place.left, segment)
             if step < size - 2:
-                yield Send(place.right, segment, checksum)
+                yield SendSegment(place.right, segment, checksum)
 
 
 def _chunks(total: int, size: int, unit: int) -> Sequence[tuple[int, int]]:
@@ -292,9 +293,9 @@ def _segments(array: memoryview, unit: int = 1) -> Sequence[memoryview]:
 
 def _send(to: int, array: memoryview, unit: int = 1) -> Operation:
     for segment in _segments(array, unit):
-        yield Send(to, segment)
+        yield SendSegment(to, segment)
 
 
 def _receive(source: int, array: memoryview) -> Operation:
     for segment in _segments(array):
-        yield Receive(source, segment)
+        yield ReceiveSegment(source, segment)

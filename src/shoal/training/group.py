@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, PeerError
 from shoal.training import collectives
-from shoal.training.collectives import Kind, Operation, Place, Receive
+from shoal.training.collectives import Kind, Operation, Place, ReceiveSegment
 from shoal.training.links import GroupStep, IncomingLink, OutgoingLink
 from shoal.training.rank_port import GroupEnded, GroupLinks
 from shoal.training.reductions import ReduceOp, reduction
@@ -33,8 +33,14 @@ class RankGroup:
     the same collectives in the same order, with arrays of the same shape and dtype.
     """
 
-    def __init__(self, links: GroupLinks, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        links: GroupLinks,
+        timeout: float = TIMEOUT,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._links = links
+        self._on_close = on_close
         membership = links.membership
         self.place = Place(membership.rank, membership.size)
         self._at = GroupStep(membership.generation, 0)
@@ -203,6 +209,7 @@ class RankGroup:
         """Close the connections; not while an operation runs."""
         self._watchdog.close()
         self._links.close()
+        self._on_close()
 
     def _carry_out(self, kind: Kind, operation: Operation) -> None:
         links, at = self._links, self._at
@@ -211,7 +218,7 @@ class RankGroup:
         action = next(operation, None)
         while action is not None:
             checksum = 0
-            if isinstance(action, Receive):
+            if isinstance(action, ReceiveSegment):
                 source = action.source
                 self._waits_for = f"rank {source}"
                 if (begun := incoming.get(source)) is None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 TIMEOUT = 120.0  # seconds for one array, as in the other programs
+VECTOR_HEAD = 15  # bytes before the numbers of a float32 vector
 ADMITTING_MAX = 64  # connections in their handshake at a time; others wait
 
 
@@ -69,6 +70,11 @@ class MixedGroup:
         self._admitting = threading.Semaphore(ADMITTING_MAX)
         self._accepting = threading.Thread(target=self._accept_all, daemon=True)
         self._accepting.start()
+
+    @property
+    def numbers_max(self) -> int:
+        """How many float32 numbers one array may have."""
+        return (self._wire.payload_max - VECTOR_HEAD) // 4
 
     @property
     def port(self) -> int:
@@ -230,6 +236,12 @@ class MixedDataParallel:
         import numpy as np
 
         group = self._group
+        limit = group.numbers_max
+        if parameters.size > limit:
+            raise InvalidRequest(
+                f"{parameters.size} parameters: a group with other programs sends them "
+                f"as one array, of at most {limit} float32 numbers"
+            )
         flat = np.ascontiguousarray(parameters, PARAMETERS_TYPE).reshape(-1)
         counts = np.array([flat.size], np.float64)
         group.gather(counts)

@@ -1,4 +1,4 @@
-"""How arrays are combined: sum, mean, product, minimum and maximum."""
+"""How arrays are combined: by sum, mean, product, minimum, maximum, and bitwise."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
     DType: TypeAlias = "np.dtype[Any]"
 
-ReduceOp: TypeAlias = Literal["sum", "mean", "product", "min", "max"]
+ReduceOp: TypeAlias = Literal[
+    "sum", "mean", "product", "min", "max", "and", "or", "xor"
+]
 
 _UFUNCS: Mapping[str, str] = {
     "sum": "add",
@@ -19,6 +21,9 @@ _UFUNCS: Mapping[str, str] = {
     "product": "multiply",
     "min": "minimum",
     "max": "maximum",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
 }
 
 
@@ -38,7 +43,8 @@ def reduction(op: ReduceOp, dtype: "DType", size: int) -> Reduction:
         raise InvalidRequest(
             f"a mean of {dtype}: it need not be one; use sum, or convert it to float"
         )
-    if dtype.kind not in "biufc" or dtype.isnative is False:
+    kinds = "biu" if op in ("and", "or", "xor") else "biufc"
+    if dtype.kind not in kinds or not dtype.isnative:
         raise InvalidRequest(f"{dtype} cannot be combined: convert it with astype")
 
     def combine(own: memoryview, received: memoryview, result: memoryview) -> None:

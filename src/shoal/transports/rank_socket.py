@@ -255,7 +255,7 @@ class RankListener:
         except OSError as error:
             accepted.close()
             raise Disconnected(f"{host}:{port}: {_reason(error)}") from error
-        return RankSocket(wrapped, f"{host}:{port}", self._tls.fingerprint)
+        return RankSocket(wrapped, f"{host}:{port}", self._tls.certificate_hash)
 
     def close(self) -> None:
         """Stop listening; a thread in ``accept`` returns."""

@@ -10,8 +10,6 @@ from protocols.macfleet.recorded import CASES, VECTORS, case_of
 TESTS = Path(__file__).parents[2]
 
 LEFT_OUT = {
-    "collective": "collectives come with training",
-    "data_parallel": "as above",
     "topk": "compression, which real peers never put on the wire",
     "fp16": "as above",
     "adaptive": "as above",

@@ -58,11 +58,6 @@ from shoal.protocols.macfleet.codec.frames import (
 )
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_profile
 from shoal.protocols.macfleet.codec.keys import fleet_key, sign
-from shoal.protocols.macfleet.codec.reserved_frames import (
-    Barrier,
-    decode_barrier,
-    encode_barrier,
-)
 from shoal.protocols.macfleet.dialer import FleetDialer
 from shoal.protocols.macfleet.frame_handlers import CHUNK_TIMEOUT
 from shoal.protocols.macfleet.handshake_messages import (
@@ -559,16 +554,16 @@ def test_a_blob_with_a_wrong_digest_ends_the_connection() -> None:
     assert "not match its digest" in pair.ends[0]
 
 
-def test_a_barrier_is_answered_at_once() -> None:
+@pytest.mark.parametrize(
+    "type", [FrameType.GRADIENT, FrameType.BARRIER, FrameType.COMPRESSED_GRADIENT]
+)
+def test_a_collective_ends_the_connection_with_the_reason(type: FrameType) -> None:
     pair = connect(PROTOCOL)
-    barrier = Barrier("step", 3, 1)
 
-    outputs = pair.coordinator.receive(
-        [encode_frame(Frame(FrameType.BARRIER, 5, 0, 0, encode_barrier(barrier)))], 0.0
-    )
+    outputs = pair.coordinator.receive([encode_frame(Frame(type, 5, 0, 0, b""))], 0.0)
 
-    (passed,) = sent(outputs)
-    assert decode_barrier(passed[HEAD:]).passed
+    (closed,) = [each for each in outputs if isinstance(each, Close)]
+    assert f"a {type.name} frame: no group of ranks is here" in closed.reason
 
 
 def test_workers_may_not_submit_jobs() -> None:

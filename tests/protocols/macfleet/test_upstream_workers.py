@@ -435,11 +435,19 @@ def test_a_task_too_large_for_any_reader_is_answered() -> None:
 def test_frames_that_are_no_tasks_are_ignored() -> None:
     beside = worker()
 
-    for type_ in (FrameType.GRADIENT, FrameType.CONTROL, FrameType.GRADIENT):
+    for type_ in (FrameType.STATE, FrameType.CONTROL, FrameType.STATE):
         beside.says(encode_frame(Frame(type_, 1, 0, 0, b"")))
 
     assert beside.notices == [
-        "ignored a frame of type GRADIENT",
+        "ignored a frame of type STATE",
         "ignored a frame of type CONTROL",
     ]
     assert beside.end == ""
+
+
+def test_a_gradient_ends_the_connection_with_the_reason() -> None:
+    beside = worker()
+
+    beside.says(encode_frame(Frame(FrameType.GRADIENT, 1, 0, 0, b"")))
+
+    assert "each rank of a training run has a port of its own" in beside.end

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from msgspec import Raw
-from msgspec.structs import replace
 
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.domain.vocabulary import BlobMissing, CallProgress, Command, Event, RunJob
@@ -77,13 +76,20 @@ class ConnectionParts:
 
 
 _JOB_FRAMES = frozenset({FrameType.TASK, FrameType.RESULT})
+_COLLECTIVE_FRAMES = frozenset(
+    {
+        *(FrameType.TENSOR, FrameType.GRADIENT, FrameType.COMPRESSED_GRADIENT),
+        FrameType.BARRIER,
+    }
+)
 
 
 class UpstreamFrameHandler:
     """Handles frames of peers that are not Shoal's: tasks, results and heartbeats.
 
     Tasks and results may come in chunks, but not compressed: the document specifies no
-    compression of them.  Other frame types are ignored, as upstream ignores them.
+    compression of them.  Other frame types are ignored, as upstream ignores them, but
+    for collectives.
     """
 
     def __init__(self, parts: ConnectionParts, probe: FunctionProbe) -> None:
@@ -124,7 +130,7 @@ class UpstreamFrameHandler:
                 if frame.type in self._ignored:
                     return ()
                 self._ignored.add(frame.type)
-                return (_ignored(frame),)
+                return _other(frame)
 
     def expire(self, now: float) -> Iterator[ConnectionOutput]:
         """Handle the tasks, of either end, that have timed out, and missing chunks."""
@@ -199,7 +205,6 @@ class ShoalFrameHandler:
             FrameType.CONTROL: self._on_control,
             FrameType.HEARTBEAT: self._on_heartbeat,
             FrameType.STATE: self._on_blob,
-            FrameType.BARRIER: self._on_barrier,
         }
 
     @property
@@ -272,22 +277,23 @@ class ShoalFrameHandler:
     def _on_blob(self, frame: Frame) -> Sequence[ConnectionOutput]:
         return (self._blobs.complete(frame),)
 
-    def _on_barrier(self, frame: Frame) -> Sequence[ConnectionOutput]:
-        """Answer a barrier at once: this node takes part in no collectives."""
-        barrier = reserved_frames.decode_barrier(frame.payload)
-        if barrier.passed:
-            return ()
-        passed = reserved_frames.encode_barrier(replace(barrier, passed=True))
-        return (self._parts.writer.write(FrameType.BARRIER, passed, frame.stream),)
-
 
 def _handle(handlers: FrameHandlers, frame: Frame) -> Sequence[ConnectionOutput]:
     handler = handlers.get(frame.type)
-    return (_ignored(frame),) if handler is None else handler(frame)
+    return _other(frame) if handler is None else handler(frame)
 
 
-def _ignored(frame: Frame) -> Notice:
-    return Notice(f"ignored a frame of type {frame.type.name}")
+def _other(frame: Frame) -> Sequence[ConnectionOutput]:
+    """Return what follows from a frame without a handler.
+
+    Raises PeerError for collectives: to ignore one would leave its sender waiting.
+    """
+    if frame.type in _COLLECTIVE_FRAMES:
+        raise PeerError(
+            f"a {frame.type.name} frame: no group of ranks is here, only a port for "
+            "jobs; each rank of a training run has a port of its own"
+        )
+    return (Notice(f"ignored a frame of type {frame.type.name}"),)
 
 
 def _result_in(frame: Frame) -> TaskResult:

@@ -1,21 +1,18 @@
 """Frame types that MacFleet reserves and only Shoal nodes send to each other.
 
-HEARTBEAT keeps a connection alive, STATE carries a blob, BARRIER waits until every rank
-has reached the same step, and TENSOR is an array with a label.  A blob is identified by
+HEARTBEAT keeps a connection alive, and STATE carries a blob.  A blob is identified by
 its SHA-256 digest, which precedes it.  It is hashed chunk by chunk as it arrives:
 hashing the largest at once would block the event loop for a sixth of a second.
 """
 
-import struct
 from hashlib import sha256
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import SendBlob
-from shoal.protocols.macfleet.codec.arrays import decode_array, encode_array
 from shoal.protocols.macfleet.codec.chunks import CHUNK_SIZE
 from shoal.protocols.macfleet.codec.frame_writer import FrameWriter
 from shoal.protocols.macfleet.codec.frames import (
@@ -27,7 +24,7 @@ from shoal.protocols.macfleet.codec.frames import (
 from shoal.protocols.seam.session import Output
 
 if TYPE_CHECKING:
-    from shoal.protocols.macfleet.codec.arrays import Array
+    pass
 
 T = TypeVar("T")
 
@@ -45,35 +42,8 @@ class HeartbeatPayload(msgspec.Struct, frozen=True, array_like=True):
     last_received: Count = 0
 
 
-class Barrier(msgspec.Struct, frozen=True, array_like=True):
-    """A rank waits at a step of a named barrier; ``passed``: all ranks have arrived."""
-
-    name: Name
-    step: Count
-    rank: Count
-    passed: bool = False
-
-
-class TensorLabel(msgspec.Struct, frozen=True, array_like=True):
-    """The name of an array, and its step."""
-
-    name: Name
-    step: Count = 0
-
-
-class Tensor(NamedTuple):
-    """An array with its label."""
-
-    label: TensorLabel
-    array: "Array"
-
-
-_SIZE = struct.Struct("!H")
-
 _encode = msgspec.msgpack.Encoder().encode
 _heartbeat = msgspec.msgpack.Decoder(HeartbeatPayload)
-_barrier = msgspec.msgpack.Decoder(Barrier)
-_label = msgspec.msgpack.Decoder(TensorLabel)
 
 
 def encode_heartbeat(heartbeat: HeartbeatPayload) -> bytes:
@@ -87,40 +57,6 @@ def decode_heartbeat(payload: Payload) -> HeartbeatPayload:
     Raises PeerError if it is malformed.
     """
     return _decode(_heartbeat, payload) if payload else HeartbeatPayload(0)
-
-
-def encode_barrier(barrier: Barrier) -> bytes:
-    """Encode the payload of a BARRIER frame."""
-    return _encode(barrier)
-
-
-def decode_barrier(payload: Payload) -> Barrier:
-    """Decode the payload of a BARRIER frame.  Raises PeerError if it is malformed."""
-    return _decode(_barrier, payload)
-
-
-def encode_tensor(label: TensorLabel, array: "Array") -> tuple[bytes, memoryview]:
-    """Return the head of a TENSOR frame's payload, and the array's bytes, not copied.
-
-    Raises as ``encode_array`` does.
-    """
-    said = _encode(label)
-    head, numbers = encode_array(array)
-    return _SIZE.pack(len(said)) + said + head, numbers
-
-
-def decode_tensor(payload: Payload) -> Tensor:
-    """Decode the payload of a TENSOR frame; the array is a view of it.
-
-    Raises PeerError if it is malformed.
-    """
-    if len(payload) < _SIZE.size:
-        raise PeerError("an array without a label")
-    (size,) = _SIZE.unpack_from(payload)
-    view = memoryview(payload)
-    begin = _SIZE.size + size
-    label = _decode(_label, view[_SIZE.size : begin])
-    return Tensor(label, decode_array(view[begin:]))
 
 
 def decode_blob(payload: Payload, *, check: bool = True) -> tuple[bytes, memoryview]:

@@ -32,15 +32,13 @@ from shoal.protocols.macfleet.codec.frames import (
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.handshake import (
     DEFAULT_STRENGTHS,
-    Agreed,
-    FleetHandshake,
-    HandshakeRefused,
     HandshakeSettings,
     HandshakeStrength,
     SentChallenges,
 )
 from shoal.protocols.macfleet.handshake_client import ClientHandshake
 from shoal.protocols.macfleet.handshake_server import ServerHandshake
+from shoal.protocols.macfleet.ranks.handshake import FleetRankHandshake
 from shoal.protocols.seam.admission import (
     NO_JOIN_TOKEN,
     WRONG_TOKEN,
@@ -50,9 +48,7 @@ from shoal.protocols.seam.admission import (
 )
 from shoal.protocols.seam.framing import FramedMessage
 from shoal.protocols.seam.ranks import (
-    HandshakeStep,
     RankIdentity,
-    RankRefused,
     SegmentHead,
     SegmentLabel,
 )
@@ -76,7 +72,7 @@ class FleetRanks:
 
     def client(
         self, identity: RankIdentity, server: str, address: str
-    ) -> "FleetRankHandshake":
+    ) -> FleetRankHandshake:
         return FleetRankHandshake(
             ClientHandshake(
                 self._settings(identity),
@@ -88,7 +84,7 @@ class FleetRanks:
 
     def server(
         self, identity: RankIdentity, address: str, secret_of: Callable[[str], str]
-    ) -> "FleetRankHandshake":
+    ) -> FleetRankHandshake:
         def admission(request: JoinRequest) -> AdmissionGrant:
             if not proves_token(request.token, secret_of(request.name)):
                 raise NotAdmitted(WRONG_TOKEN)
@@ -162,44 +158,3 @@ class FleetRanks:
             if mixed
             else frozenset({HandshakeStrength.STRONG}),
         )
-
-
-class FleetRankHandshake:
-    """One end of a handshake, by frames of bytes; see ``RankHandshake``.
-
-    ``check`` checks the client's id, where the handshake itself does not call it.
-    """
-
-    head_size = HEADER.size
-
-    def __init__(
-        self, handshake: FleetHandshake, check: Callable[[str], object] | None = None
-    ) -> None:
-        self._handshake = handshake
-        self._check = check
-
-    def on_open(self, certificate: bytes) -> None:
-        self._handshake.on_open(certificate)
-
-    def start(self, now: float) -> bytes:
-        return b"".join(self._handshake.start(now))
-
-    def body_size(self, head: bytes) -> int:
-        try:
-            return FrameReader(self._handshake.limit).body_size(head)
-        except PeerError as error:
-            raise RankRefused(str(error)) from error
-
-    def receive(self, head: bytes, body: bytes, now: float) -> HandshakeStep:
-        try:
-            frame = FrameReader.read(FramedMessage(head, memoryview(body)))
-            step = self._handshake.receive(frame, now)
-            if not isinstance(step, Agreed):
-                return HandshakeStep(b"".join(step.send), None)
-            if self._check is not None and step.strong is None:
-                self._check(step.peer_id)
-        except HandshakeRefused as error:
-            raise RankRefused(str(error), b"".join(error.send)) from error
-        except (PeerError, NotAdmitted) as error:
-            raise RankRefused(str(error)) from error
-        return HandshakeStep(b"".join(step.send), step.peer_id)

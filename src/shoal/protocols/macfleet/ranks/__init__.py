@@ -1,0 +1,1 @@
+"""Ranks of a training run: their handshakes, and their messages."""
