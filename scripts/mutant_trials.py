@@ -22,7 +22,8 @@ import coverage
 import pytest
 from mutants import Mutant
 
-SECONDS_MAX = 10.0  # of tests for one mutant, by how long they take unchanged
+SECONDS_MAX = 5.0  # of other modules' tests for one mutant, as they take unchanged
+LOOPS_AFTER = 1.0  # seconds of processor time beyond five times what a test takes
 HANGS_AFTER = 15.0  # seconds beyond three times that
 
 OPTIONS = (
@@ -66,15 +67,14 @@ class Reach:
         if "" in found:  # it is run by the import: any test of the module may tell
             found = {test for tests in lines.values() for test in tests}
         found.discard("")
-        mirror = f"test_{Path(mutant.path).stem}.py"
         ordered = sorted(
-            found, key=lambda test: (f"/{mirror}::" not in test, self.seconds[test])
+            found, key=lambda test: (not _is_own(test, mutant), self.seconds[test])
         )
         chosen: list[str] = []
         total = 0.0
         for test in ordered:
-            total += self.seconds[test]
-            if chosen and total > SECONDS_MAX:
+            total += 0.0 if _is_own(test, mutant) else self.seconds[test]
+            if total > SECONDS_MAX:
                 break
             chosen.append(test)
         return chosen
@@ -115,7 +115,15 @@ class _Watch:
 
 
 class _Ends:
-    """Ends the process with the first test that fails; a plug-in of pytest."""
+    """Ends the process with the first test that fails or runs on and on; a plug-in."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        # Of processor time: on a busy machine, a test waits longer than it runs.
+        limit = LOOPS_AFTER + 5 * self._seconds.get(nodeid, 0.0)
+        signal.setitimer(signal.ITIMER_PROF, limit)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -191,12 +199,28 @@ def _nurse(
     try:
         for mutant in mutants:
             path.write_bytes(mutant.applied_to(unchanged))
-            tests = reach.tests_of(mutant)
-            sending.send(_trial(tests, reach) if tests else Verdict.UNREACHED)
+            sending.send(_verdict_on(mutant, reach))
     finally:
         path.write_bytes(unchanged)
     sending.close()
     _end(0)
+
+
+def _verdict_on(mutant: Mutant, reach: Reach) -> Verdict:
+    """Try the tests of the module first: they import the least, and know the most."""
+    tests = reach.tests_of(mutant)
+    own = [test for test in tests if _is_own(test, mutant)]
+    verdict = Verdict.UNREACHED
+    for batch in (own, tests[len(own) :]):
+        if batch:
+            verdict = _trial(batch, reach)
+        if verdict in (Verdict.KILLED, Verdict.HUNG):
+            break
+    return verdict
+
+
+def _is_own(test: str, mutant: Mutant) -> bool:
+    return f"/test_{Path(mutant.path).stem}.py::" in test
 
 
 def _import_all_but(parts: Sequence[str], names: Sequence[str]) -> None:
@@ -223,7 +247,7 @@ def _import_all_but(parts: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _trial(tests: Sequence[str], reach: Reach) -> Verdict:
-    process = _FORK.Process(target=_test, args=(tests,))
+    process = _FORK.Process(target=_test, args=(tests, reach.seconds))
     process.start()
     limit = HANGS_AFTER + 3 * sum(reach.seconds[test] for test in tests)
     process.join(limit)
@@ -232,17 +256,17 @@ def _trial(tests: Sequence[str], reach: Reach) -> Verdict:
     with suppress(ProcessLookupError):  # it leads a group, for what it has started
         os.killpg(process.pid, signal.SIGKILL)
     process.join()
-    if hung:
+    if hung or process.exitcode == -signal.SIGPROF:
         return Verdict.HUNG
     return Verdict.KILLED if process.exitcode else Verdict.SURVIVED
 
 
-def _test(tests: Sequence[str]) -> None:
+def _test(tests: Sequence[str], seconds: dict[str, float]) -> None:
     os.setsid()
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     _silence()
-    _end(pytest.main([*OPTIONS, "-x", *tests], plugins=[_Ends()]))
+    _end(pytest.main([*OPTIONS, "-x", *tests], plugins=[_Ends(seconds)]))
 
 
 def _silence() -> None:

@@ -192,6 +192,8 @@ def _compared(node: ast.AST, scope: str, above: ast.AST | None) -> Iterator[Chan
 
 def _computed(node: ast.AST, scope: str, above: ast.AST | None) -> Iterator[Change]:
     """Arithmetic is done with another operator, or a function with its counterpart."""
+    if not scope.endswith(")"):
+        return
     match node:
         case ast.BinOp(left, operator, right) if not (
             _is_text(left) or _is_text(right)

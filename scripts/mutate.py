@@ -13,6 +13,7 @@ The one starts all tests anew for each mutant, and trials of the other hung here
 import argparse
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -64,6 +65,7 @@ class Figures:
 def main() -> None:
     arguments = _arguments()
     root: Path = arguments.root.resolve()
+    arguments.again = arguments.again and arguments.again.resolve()
     table = tomllib.loads((root / "scripts" / "mutants.toml").read_text())
     groups = [
         Group(name, _modules(root, each["modules"]), each["tests"])
@@ -92,7 +94,8 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("groups", nargs="*")
-    parser.add_argument("--only", default="", help="in the name of the mutant")
+    parser.add_argument("--only", default="", help="whose names this pattern finds")
+    parser.add_argument("--again", type=Path, help="those that this output names")
     parser.add_argument("--sample", type=int, help="this many of each group")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--check", action="store_true", help="look for what is gone")
@@ -121,6 +124,16 @@ def _gone(root: Path, known: set[Key]) -> list[str]:
     return [" ".join(key) for key in sorted(known - left)]
 
 
+def _named_in(output: Path) -> set[Key]:
+    """Return the mutants that survived in an earlier run, by what it printed."""
+    named = re.findall(
+        r"^(?:SURVIVED|UNREACHED|KILLED|HUNG) (.+?):\d+ (.*?): (.+)$",
+        output.read_text(),
+        re.MULTILINE,
+    )
+    return {(path, scope, change) for path, scope, change in named}
+
+
 def _enter(copy: Path) -> None:
     """Have this process and those below it import from the copy."""
     os.chdir(copy)
@@ -133,11 +146,13 @@ def _try_group(group: Group, known: set[Key], arguments: argparse.Namespace) -> 
 
     began = time.monotonic()
     figures = Figures(group.name)
+    again = _named_in(arguments.again) if arguments.again else None
     found = [
         mutant
         for path in group.modules
         for mutant in mutants_of(path, Path(path).read_bytes())
-        if arguments.only in str(mutant)
+        if re.search(arguments.only, str(mutant))
+        and (again is None or mutant.key in again)
     ]
     figures.of = len(found)
     if arguments.sample is not None and arguments.sample < len(found):
