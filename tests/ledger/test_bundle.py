@@ -239,6 +239,13 @@ def test_oversized_file_is_rejected() -> None:
         read(b" " * (FILE_MAX + 1))
 
 
+def test_file_may_have_the_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = write(of(claims()))
+    monkeypatch.setattr("shoal.ledger.verification.FILE_MAX", len(largest))
+
+    assert write(read(largest)) == largest
+
+
 @given(st.binary(), st.binary(max_size=40))
 def test_arbitrary_bytes_and_keys_only_fail(data: bytes, key: bytes) -> None:
     assert not bundle_holds(data, key)

@@ -218,7 +218,14 @@ def test_copy_grows_independently() -> None:
 
 @pytest.mark.parametrize(
     ("size", "hashes"),
-    [(1, []), (0, [bytes(32)]), (3, [bytes(32)]), (-1, []), (1, [bytes(31)])],
+    [
+        (1, []),
+        (0, [bytes(32)]),
+        (3, [bytes(32)]),
+        (-1, []),
+        (-1, [bytes(32)]),
+        (1, [bytes(31)]),
+    ],
 )
 def test_invalid_tree_is_rejected(size: int, hashes: list[bytes]) -> None:
     with pytest.raises(ValueError, match=r"hashes for a tree|a hash has 32 bytes"):

@@ -175,6 +175,7 @@ def without(name: str) -> bytes:
         changed(verdict="good"),
         changed(verdict="\u00df"),
         changed(worker_receipt={}),
+        changed(worker_receipt={"signature": ""}),
         changed(worker_receipt={"body": "", "signature": "A"}),
         changed(worker_receipt={"body": "", "body_base64": "", "signature": ""}),
         changed(worker_receipt={"body_base64": "e30=", "signature": ""}),

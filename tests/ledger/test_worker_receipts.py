@@ -141,6 +141,16 @@ def test_unreadable_receipt_is_malformed(body: bytes) -> None:
     assert verdict_of(malformed(body)) is Verdict.MALFORMED
 
 
+def test_receipt_may_have_the_largest_size() -> None:
+    room = RECEIPT_SIZE_MAX - len(signed(extra="").body)
+
+    longest = signed(extra="x" * room)
+
+    assert len(longest.body) == RECEIPT_SIZE_MAX
+    assert verdict_of(longest) is Verdict.VALID
+    assert verdict_of(signed(extra="x" * (room + 1))) is Verdict.MALFORMED
+
+
 def test_long_number_is_harmless() -> None:
     body = signed().body[:-1] + b',"n":' + b"9" * 10_000 + b"}"
 

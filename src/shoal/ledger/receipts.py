@@ -46,7 +46,6 @@ def has_receipt(job: Job) -> bool:
 
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +188,6 @@ def _typed(body: _Body) -> Receipt:
         raise ValueError("the fee is more than the price")
     if _HASH.fullmatch(body.output_hash) is None:
         raise ValueError("output_hash is not sha256: and 64 hexadecimal digits")
-    if body.worker_key is not None and _KEY.fullmatch(body.worker_key) is None:
-        raise ValueError("worker_key is not 64 hexadecimal digits")
     from_time(body.at)
     root = from_base64(body.checkpoint.root)
     if len(root) != HASH_SIZE or body.checkpoint.size < 0:
