@@ -141,6 +141,8 @@ def test_wrong_codes_that_begin_alike_have_a_budget() -> None:
     with pytest.raises(TooManyFailures, match="begin like this one: try again in 3600"):
         failures.check_code("3FA91", 1.0)
     failures.check_code("3FA92", 1.0)
+    with pytest.raises(TooManyFailures, match="try again in 1 s"):
+        failures.check_code("3FA91", 0.5 + CODE_WINDOW)
     failures.check_code("3FA91", 1.0 + CODE_WINDOW)
     failures.record_code_failure("3FA91", 1.0 + CODE_WINDOW)
     failures.check_code("3FA91", 1.0 + CODE_WINDOW)
@@ -153,6 +155,10 @@ def test_memory_of_codes_is_bounded() -> None:
         failures.record_code_failure(f"{number:05X}", 0.0)
 
     assert len(failures._codes) == CODES_MAX
+    for _ in range(CODE_FAILURES_MAX):  # it is counted all the same
+        failures.record_code_failure("new", 0.0)
+    with pytest.raises(TooManyFailures):
+        failures.check_code("new", 0.0)
 
 
 def test_ipv6_network_counts_as_one_address() -> None:
@@ -184,3 +190,6 @@ def test_memory_is_bounded() -> None:
         )
 
     assert len(failures._records) == ADDRESSES_MAX
+    fail(failures, AWAY, BLOCK_AFTER, 2.0)  # it is counted all the same
+    with pytest.raises(TooManyFailures):
+        failures.check(KEY, AWAY, 2.0)

@@ -197,3 +197,19 @@ def test_old_expired_keys_are_forgotten(store: SqliteCredentials[Key]) -> None:
 
     assert book.by_secret("sk-1") is None
     book.check_name("a")
+
+
+async def test_repeated_revocation_leaves_the_next_key_of_the_name_alone(
+    store: SqliteCredentials[Key],
+) -> None:
+    old, new = key("alice"), key("alice", 2)
+    book = opened(store)
+    await book.add(old)
+    revoked = await book.revoke(old, 1.0)
+    await book.add(new)
+
+    assert await book.revoke(revoked, 2.0) == revoked
+
+    assert book.find("alice") == new
+    with pytest.raises(InvalidRequest, match="there is a key alice"):
+        book.check_name("alice")

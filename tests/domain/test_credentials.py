@@ -7,19 +7,25 @@ from hypothesis import strategies as st
 
 from shoal.domain.credentials import (
     NAME_PATTERN,
+    REPORTED_TOKENS_MAX,
     JoinToken,
     Key,
     Scope,
     digest_of,
     estimated_tokens,
     may_offer,
+    partial_usage,
     permitted_priority,
+    tokens_to_read,
+    usage_of,
     was_unusable_before,
     with_fingerprint,
     without_fingerprint,
 )
 from shoal.domain.errors import Forbidden
 from shoal.domain.job import Priority
+from shoal.domain.outcome import Choice, Outcome, Usage
+from shoal.domain.work import Chat, Embedding
 
 FINGERPRINT = hashlib.sha256(b"certificate").digest()
 TOKEN = JoinToken("token_1", "lab", digest_of("jt"), 0.0)
@@ -124,6 +130,39 @@ def test_token_estimate_is_four_bytes(text: str) -> None:
     size = len(text.encode("utf-8", "surrogatepass"))
 
     assert size / 4 <= estimated_tokens(text) < size / 4 + 1
+
+
+CHAT = Chat("m", ({"role": "user", "content": "12345678"},))
+INPUTS = Embedding("m", ("a", "b", "c"))
+
+
+def test_each_input_of_an_embedding_is_read() -> None:
+    assert tokens_to_read(INPUTS) == 3
+
+
+@pytest.mark.parametrize(
+    ("reported", "counted"),
+    [
+        (Usage(7, 3), Usage(7, 3)),
+        (Usage(-1, 3), Usage(0, 3)),
+        (Usage(7, -1), Usage(7, 0)),
+        (Usage(2**70, 2**70), Usage(REPORTED_TOKENS_MAX, REPORTED_TOKENS_MAX)),
+    ],
+)
+def test_reported_usage_counts_within_bounds(reported: Usage, counted: Usage) -> None:
+    assert usage_of(CHAT, Outcome("text", usage=reported)) == counted
+
+
+def test_usage_that_nobody_reported_is_estimated() -> None:
+    read = tokens_to_read(CHAT)
+    choice = Choice({"text": "x" * 30})
+
+    assert usage_of(CHAT, Outcome("12345")) == Usage(read, 2)
+    assert usage_of(INPUTS, Outcome("[0.1, 0.2]")) == Usage(3, 0)
+    longer = usage_of(CHAT, Outcome("12345", choices=(choice,)))
+    assert longer.completion_tokens > 2
+    assert partial_usage(CHAT, 0) is None
+    assert partial_usage(CHAT, 5) == Usage(read, 2)
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,23 @@ def test_generated_secrets_are_not_guessable() -> None:
 
 def test_bits_are_those_of_the_alphabet_without_repeats() -> None:
     assert estimated_bits("73901852") == pytest.approx(8 * 3.32, rel=0.01)
+    assert estimated_bits("7390185264") == pytest.approx(10 * 3.32, rel=0.01)
     assert estimated_bits("e51b") == 4 * 4
     assert estimated_bits("E5-1B") == pytest.approx(5 * 4.09, rel=0.01)
     assert estimated_bits("qmxp" * 9) == pytest.approx(6 * 4.7, rel=0.01)
     assert estimated_bits("1234") == estimated_bits("78")
     assert estimated_bits("sk-e51b") == estimated_bits("e51b")
+    assert estimated_bits("sk-sk-e51b") > estimated_bits("e51b")
+    assert estimated_bits("") == 0.0
+    assert estimated_bits("987") == estimated_bits("97")  # runs go down as well
+    assert estimated_bits("77") < estimated_bits("777x7") == estimated_bits("77x7")
+    # Digits of another script are no ten that a guesser tries.
+    assert estimated_bits("\u0661e51b") == pytest.approx(5 * 4.09, rel=0.01)
+
+
+def test_as_many_bits_as_are_needed_are_enough() -> None:
+    assert estimated_bits("c4f87f3c0bb453b5b38c") == BITS_MIN
+    assert not is_guessable("c4f87f3c0bb453b5b38c")
 
 
 def test_reason_names_the_bits() -> None:

@@ -15,6 +15,11 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
 
+    @property
+    def tokens(self) -> int:
+        """Both together, as quotas count them."""
+        return self.prompt_tokens + self.completion_tokens
+
 
 class Fault(Enum):
     """Why a job failed."""

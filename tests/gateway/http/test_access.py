@@ -13,7 +13,12 @@ from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually, serving
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.domain.credentials import KeyUsage, day_of, with_fingerprint
-from shoal.gateway.http.access import ANSWER_GUESS
+from shoal.domain.errors import KeyRevoked, UnknownModel
+from shoal.domain.facts import Fact, JobCancelled, JobSubmitted
+from shoal.domain.ids import JobId
+from shoal.domain.job import Job
+from shoal.domain.work import JSON, Chat
+from shoal.gateway.http.access import ANSWER_GUESS, ApiCaller
 
 TEXT = "12345678"  # estimated as two tokens
 
@@ -25,10 +30,12 @@ async def node(pool: Pool) -> AsyncIterator[Node]:
         yield each
 
 
-async def answered(pool: Pool, node: Node, key: str, number: int) -> ClientResponse:
+async def answered(
+    pool: Pool, node: Node, key: str, number: int, **more: Any
+) -> ClientResponse:
     """Submit with a key, and answer the node's task of that number."""
     async with asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(post(pool, key))
+        asking = tasks.create_task(post(pool, key, **more))
         tasks.create_task(node.answer(TEXT, number=number))
     return asking.result()
 
@@ -259,6 +266,25 @@ async def test_unlimited_answer_reserves_a_default(pool: Pool, node: Node) -> No
     assert f"about {ANSWER_GUESS + 1} tokens" in await response.text()
 
 
+async def test_tokens_that_an_answer_did_not_use_are_returned(
+    pool: Pool, node: Node
+) -> None:
+    # Enough for one reservation at a time, and for many such answers.
+    key = await make_key(pool, tokens_per_minute=ANSWER_GUESS + 20)
+
+    for number in range(3):
+        answer = await answered(pool, node, key, number, max_tokens=None)
+        assert answer.status == 200
+
+
+async def test_scheme_of_a_key_may_be_in_any_case(pool: Pool) -> None:
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        async with pool.session.get(
+            f"{pool.url}/v1/models", headers={"Authorization": f"{scheme} {KEY}"}
+        ) as response:
+            assert response.status == 200
+
+
 async def test_wrong_keys_are_delayed_and_then_banned(tmp_path: Path) -> None:
     keys = {"default": KEY, "weak": "sk-weak"}
     async with serving(tmp_path, keys=keys) as pool:
@@ -301,6 +327,38 @@ async def test_old_and_missing_keys_are_not_guesses(pool: Pool) -> None:
             assert response.status == 401
 
 
+async def test_old_keys_are_forgotten_in_the_end(pool: Pool) -> None:
+    key = await make_key(pool)
+    await request(pool, "DELETE", "/admin/keys/alice")
+
+    pool.access.forget_ended(0.0)
+    assert (await request(pool, "GET", "/v1/models", key=key))[1]["error"]["code"] == (
+        "revoked_api_key"
+    )
+    pool.access.forget_ended(1e12)
+    assert (await request(pool, "GET", "/v1/models", key=key))[1]["error"]["code"] == (
+        "invalid_api_key"
+    )
+
+
+async def test_job_of_a_key_that_was_revoked_meanwhile_is_not_submitted(
+    pool: Pool,
+) -> None:
+    await make_key(pool)
+    key = pool.access.keyring.cache.find("alice")
+    await pool.access.revoke(key)
+    facts: list[Fact] = []
+    pool.hub.subscribe(facts.append)
+
+    with pytest.raises(KeyRevoked):
+        async with pool.access.submit(
+            Job(JobId("late"), Chat("m1", ())), ApiCaller(key)
+        ):
+            pass
+
+    assert facts == []
+
+
 async def test_loopback_needs_a_key_by_default(pool: Pool) -> None:
     async with pool.session.get(f"{pool.url}/v1/models") as response:
         assert response.status == 401
@@ -331,3 +389,42 @@ async def test_loopback_needs_no_key_if_configured(tmp_path: Path) -> None:
                 assert response.status == status, headers
         async with pool.session.get(f"{pool.url}/admin/keys") as response:
             assert response.status == 403
+
+
+async def test_job_whose_key_is_revoked_while_it_is_paid_for_is_cancelled(
+    pool: Pool, node: Node
+) -> None:
+    await make_key(pool)
+    key = pool.access.keyring.cache.find("alice")
+    facts: list[Fact] = []
+    pool.hub.subscribe(facts.append)
+
+    async def pay(job: Job) -> Job:
+        await pool.access.revoke(key)
+        return job
+
+    hi = Chat("m1", ({"role": "user", "content": "hi"},))
+    with pytest.raises(KeyRevoked):
+        async with pool.access.submit(Job(JobId("late"), hi), ApiCaller(key), pay):
+            pytest.fail("its answer was read")
+
+    await eventually(lambda: any(isinstance(each, JobCancelled) for each in facts))
+    assert isinstance(facts[0], JobSubmitted)
+
+
+@pytest.mark.parametrize(
+    ("choices", "answers"), [(None, 1), (3, 3), (0, 1), (-3, 1), ("3", 1)]
+)
+async def test_tokens_of_each_choice_are_reserved(
+    pool: Pool, choices: JSON, answers: int
+) -> None:
+    await make_key(pool, tokens_per_minute=1000)
+    caller = ApiCaller(pool.access.keyring.cache.find("alice"))
+    work = Chat("m1", (), 100, options={"n": choices})
+
+    with pytest.raises(UnknownModel):  # before which they are reserved
+        async with pool.access.submit(Job(JobId("j"), work), caller):
+            pass
+
+    left = int(caller.headers["x-ratelimit-remaining-tokens"])
+    assert left == 1000 - answers * 100

@@ -44,6 +44,7 @@ def headers(*fields: tuple[str, str]) -> CIMultiDictProxy[str]:
         ("pool.example.evil.example", False),
         ("evil.example@127.0.0.1", False),
         ("127.0.0.1:99999", False),
+        (":4010", False),
         ("", False),
     ],
 )
@@ -76,6 +77,15 @@ def test_pages_are_known_by_their_origin(host: str, origin: str, allowed: bool) 
     assert POLICY.allows_page(asked) == allowed
 
 
+def test_request_of_two_pages_is_refused_unless_both_are_allowed() -> None:
+    host, allowed = ("Host", "pool.example"), ("Origin", CHAT_PAGE)
+
+    assert POLICY.allows_page(headers(host, allowed, ("Origin", "http://pool.example")))
+    for other in ("https://evil.example", "null", ""):
+        for both in ([allowed, ("Origin", other)], [("Origin", other), allowed]):
+            assert not POLICY.allows_page(headers(host, *both))
+
+
 def test_programs_without_an_origin_may_use_any_name_to_connect() -> None:
     POLICY.check_upgrade(headers(("Host", "behind.a.proxy.example")))
 
@@ -88,6 +98,30 @@ def test_without_a_key_the_name_counts() -> None:
         POLICY.check_keyless(headers(("Host", "evil.example")))
     with pytest.raises(Forbidden, match=r"pages of null .*--allowed-origin"):
         POLICY.check_keyless(headers(("Host", "pool.example"), ("Origin", "null")))
+
+
+def test_reason_shows_a_name_of_any_length() -> None:
+    with pytest.raises(Forbidden, match=r"^an unnamed site is no name"):
+        POLICY.check_keyless(headers())
+    with pytest.raises(Forbidden, match=r"^a{200} is no name"):
+        POLICY.check_keyless(headers(("Host", "a" * 300)))
+
+
+def test_answer_depends_on_the_page_only_where_pages_are_allowed() -> None:
+    asked = headers(("Origin", "https://evil.example"))
+
+    assert PagePolicy().cors_headers(asked) == {}
+    assert POLICY.cors_headers(asked) == {"Vary": "Origin"}
+
+
+def test_only_a_question_of_an_allowed_page_is_answered_as_one() -> None:
+    question = ("Access-Control-Request-Method", "POST")
+    origin, other = ("Origin", CHAT_PAGE), ("Origin", "https://evil.example")
+
+    assert POLICY.preflight_headers(headers(origin, question)) is not None
+    assert POLICY.preflight_headers(headers(origin)) is None
+    assert POLICY.preflight_headers(headers(other, question)) is None
+    assert POLICY.preflight_headers(headers(question)) is None
 
 
 def test_the_machine_and_its_address_are_names() -> None:
@@ -117,6 +151,7 @@ def test_a_host_that_is_none_is_refused(host: str) -> None:
         "https://a@b.example",
         "https://a.example:x",
         "https://A.b",
+        "//a.example",
     ],
 )
 def test_an_origin_that_is_none_is_refused(origin: str) -> None:

@@ -7,7 +7,24 @@ from hypothesis import strategies as st
 
 from shoal.domain.credentials import DAY, Key, KeyUsage, Quota, Scope, digest_of
 from shoal.domain.errors import BudgetSpent, DaySpent, InvalidRequest, RateLimited
-from shoal.gateway.http.quotas import KeyLimiter, KeyLimiters, TokenBucket
+from shoal.domain.facts import (
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFact,
+    JobFailed,
+    JobStarted,
+)
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import TimeLimit
+from shoal.domain.outcome import Outcome, Usage
+from shoal.domain.work import Chat
+from shoal.gateway.http.quotas import (
+    DetachedReservations,
+    KeyLimiter,
+    KeyLimiters,
+    TokenBucket,
+)
 
 KEY = Key("key_1", "alice", digest_of("sk"), "", Scope.USE, 0.0)
 
@@ -53,6 +70,14 @@ def test_longer_answer_delays_the_next_request() -> None:
         limited.reserve(1, 0.0)
 
     assert caught.value.retry_after == 61
+
+
+def test_answer_is_settled_with_what_has_accrued_until_then() -> None:
+    limited = limiter(tokens_per_minute=100)
+
+    limited.settle(limited.reserve(50, 0.0), 150, 60.0)
+
+    assert limited.headers(60.0)["x-ratelimit-remaining-tokens"] == "0"
 
 
 def test_request_without_usage_keeps_its_reservation() -> None:
@@ -102,6 +127,8 @@ def test_total_budget_never_renews() -> None:
     limited.check_budget(taken, KeyUsage(1, 450, 450, 0), at=0.0)
     with pytest.raises(BudgetSpent, match=r"has 50 of its 1000 tokens left.*about 100"):
         limited.check_budget(taken, KeyUsage(1, 450, 500, 0), at=0.0)
+    with pytest.raises(BudgetSpent, match=r"has 0 of its 1000 tokens left"):
+        limited.check_budget(taken, KeyUsage(1, 500, 501, 0), at=0.0)
 
 
 def test_concurrent_reservations_are_counted() -> None:
@@ -202,3 +229,31 @@ def test_keys_have_separate_limits() -> None:
     anew = known.of(one, 0.0)
     assert anew is not None
     anew.reserve(1, 0.0)
+
+
+J, ONE = JobId("j"), LeaseNumber(1)
+
+
+@pytest.mark.parametrize(
+    ("end", "left"),
+    [
+        (JobCompleted(J, ONE, Outcome("", usage=Usage(7, 3))), 90),
+        (JobFailed(J, "boom"), 40),
+        (JobCancelled(J, "left"), 40),
+        (JobExpired(J, TimeLimit.TOTAL, ""), 40),
+    ],
+)
+def test_reservation_of_a_client_that_left_is_settled_at_the_end_of_its_job(
+    end: JobFact, left: int
+) -> None:
+    limited, held = limiter(tokens_per_minute=100), DetachedReservations(lambda: 0.0)
+    held.hold(J, Chat("m", ()), limited, limited.reserve(60, 0.0))
+
+    held.on_fact(JobStarted(J, ONE))
+    held.on_fact(JobFailed(JobId("other"), ""))
+    assert limited.reserved == 60
+
+    for _ in range(2):  # once is enough
+        held.on_fact(end)
+        assert limited.reserved == 0
+        assert limited.headers(0.0)["x-ratelimit-remaining-tokens"] == str(left)

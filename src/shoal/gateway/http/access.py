@@ -30,7 +30,7 @@ from shoal.domain.errors import (
 )
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job, Priority
-from shoal.domain.outcome import AnswerPiece, Outcome, Usage
+from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.work import Call, CallStream, Chat, Completion, Embedding, Task, Work
 from shoal.gateway.http.authentication import REVOKED, Keyring, is_local
 from shoal.gateway.http.list_limits import ListLimits
@@ -168,7 +168,7 @@ class Access:
                     yield reader
                 finally:
                     if reader.ended is not None:
-                        used = _total_tokens(usage_of(job.work, reader.ended))
+                        used = usage_of(job.work, reader.ended).tokens
         finally:
             if limiter is not None and reservation is not None:
                 if used is None and reader.job_id in self._hub.pool.jobs:
@@ -344,7 +344,3 @@ def _estimated_tokens(work: Work) -> int:
             return tokens_to_read(work) + ANSWER_GUESS
         case Call() | CallStream():
             return 0
-
-
-def _total_tokens(usage: Usage) -> int:
-    return usage.prompt_tokens + usage.completion_tokens

@@ -43,8 +43,6 @@ class PagePolicy:
     def allows_page(self, headers: CIMultiDictProxy[str]) -> bool:
         """Say whether a request comes from an allowed page, or from no page."""
         origins = headers.getall("Origin", [])
-        if not origins:
-            return True
         host = headers.get("Host", "").lower()
         own = {f"http://{host}", f"https://{host}"} if self.names_us(headers) else set()
         return all(
@@ -136,7 +134,7 @@ def host_name(host: str) -> str | None:
         name, _ = parts.hostname, parts.port  # the port raises if it is none
     except ValueError:
         return None
-    if not name or parts.netloc != host or "@" in host:
+    if parts.netloc != host or "@" in host:
         return None
     return name
 
@@ -174,7 +172,7 @@ def _split(origin: str) -> SplitResult | None:
         _ = parts.port
     except ValueError:
         return None
-    named = parts.scheme and parts.hostname and parts.netloc == parts.netloc.lower()
+    named = parts.hostname and parts.netloc == parts.netloc.lower()
     return parts if named and "*" not in origin and "@" not in origin else None
 
 

@@ -226,8 +226,7 @@ class DetachedReservations:
         match fact:
             case JobCompleted(job_id, _, outcome):
                 for held in self._held.pop(job_id, ()):
-                    usage = usage_of(held.work, outcome)
-                    used = usage.prompt_tokens + usage.completion_tokens
+                    used = usage_of(held.work, outcome).tokens
                     held.limiter.settle(held.reservation, used, self.now())
             case JobFailed(job_id) | JobCancelled(job_id) | JobExpired(job_id):
                 for held in self._held.pop(job_id, ()):
