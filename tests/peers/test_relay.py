@@ -3,6 +3,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import chain, count
 
 import pytest
 
@@ -284,3 +285,44 @@ async def test_cancelled_link_leaves_the_relay() -> None:
 
     assert exchange.switch.left == [1]
     assert len(exchange.switching) == 0
+
+
+class StandingRelay(NumberedRelay):
+    """A relay machine whose first link has a certain standing; others are members."""
+
+    first = RelayStanding.GUEST
+
+    def standing(self, link: int) -> RelayStanding:
+        return self.first if link == 1 else super().standing(link)
+
+
+@pytest.mark.parametrize("standing", RelayStanding)
+async def test_only_members_are_served_beyond_the_loops_share(
+    monkeypatch: pytest.MonkeyPatch, standing: RelayStanding
+) -> None:
+    monkeypatch.setattr(StandingRelay, "first", standing)
+    exchange = RelayRun(StandingRelay)
+    used = chain([0.0] * 4, count(0.0, 1000.0))  # seconds of CPU: then 1000 a turn
+    exchange.switching = RelayRunner(
+        "test", exchange.switch, LoopClock(), Strangers(), lambda: next(used)
+    )
+    first, member = await exchange.connect(), await exchange.connect()
+    for each in (first, member):  # the first turn is that of a stranger
+        each.write(["2:here"])
+        assert await member.receive() == ["here"]
+
+    first.write(["2:one"])
+    assert await member.receive() == ["one"]
+    first.write(["2:two"])
+    for number in range(10):  # more than it would take
+        member.write([f"1:{number}"])
+        assert await first.receive() == [str(number)]
+
+    if standing is RelayStanding.MEMBER:
+        assert await member.receive() == ["two"]
+    else:
+        assert member.unread == 0
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await member.receive()
+    await exchange.close()

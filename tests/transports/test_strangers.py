@@ -35,6 +35,20 @@ def test_who_holds_the_most_is_dropped() -> None:
     assert crowd.strangers.held == 41
 
 
+def test_what_is_held_elsewhere_counts_until_it_is_released() -> None:
+    crowd = Crowd()
+    stranger = crowd.add("it")
+
+    stranger.received(60)
+    stranger.received(30)
+    stranger.released(60)
+
+    assert (stranger.held, crowd.strangers.held) == (30, 30)
+    stranger.progressed()
+    stranger.released(60)
+    assert (stranger.held, crowd.strangers.held) == (0, 0)
+
+
 def test_whole_messages_count_no_more() -> None:
     crowd = Crowd()
     stranger = crowd.add("it")

@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
+from shoal.domain.addresses import network_key
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.relay import (
@@ -17,14 +20,25 @@ from shoal.protocols.seam.relay import (
 )
 from shoal.protocols.seam.session import CloseCode, Data
 from shoal.transports.clock import Clock, DeadlineTimer
+from shoal.transports.cpu_share import CpuShare
 from shoal.transports.driver import READS_IN_A_ROW, STOPPED_READING, ConnectionEnd
-from shoal.transports.link import LimitingLink, Link, LinkClosed
-from shoal.transports.local_link import LocalLink, local_links
+from shoal.transports.link import BudgetedLink, Link, LinkClosed
+from shoal.transports.local_link import local_links
 from shoal.transports.outbox import OUTBOX_MAX
 from shoal.transports.strangers import BY_STRANGER, MESSAGE_MAX, Strangers
 
 HELD_BY_MEMBERS_MAX = 128 << 20  # bytes of all messages that they have begun to send
 HELD_BY_GUESTS_MAX = 32 << 20
+STRANGERS_SHARE = 0.05  # of a core
+GUESTS_SHARE = 0.25  # whoever opens a relay wants it to be used
+SHARE_BURST = 0.5  # seconds of a share at once
+HOST_COSTS: Mapping[RelayStanding, float] = {
+    RelayStanding.STRANGER: 0.0,  # it has no way there
+    RelayStanding.PENDING: 1e-3,  # mostly a handshake
+    RelayStanding.GUEST: 0.15e-3,  # mostly a piece of an answer
+}
+"""Seconds, about, that a message takes at the coordinator's own node."""
+
 PENDING_MESSAGE_MAX = 128 << 10  # bytes: 64 KiB to introduce oneself, in base64
 
 log = logging.getLogger("shoal.peers")
@@ -56,10 +70,14 @@ class RelayLink(Link, Protocol):
 
 @dataclass(slots=True, eq=False)
 class _RelayedLink:
-    """A link of the relay; ``ended`` gets the reason when it ends."""
+    """A link of the relay; ``ended`` gets the reason when it ends.
+
+    ``is_host``: at the other end is the coordinator itself.
+    """
 
     link: RelayLink
     ended: asyncio.Future[ConnectionEnd]
+    is_host: bool
 
 
 class RelayRunner:
@@ -67,11 +85,17 @@ class RelayRunner:
 
     Each link has a task that reads; the outputs of the machine are written at once, in
     one write per receiving link.  A link that stops reading is disconnected.  Until the
-    coordinator admits a peer, it is one of ``strangers``, or of the relay's guests.
+    coordinator admits a peer, it is one of ``strangers``, or of the relay's guests, who
+    have a bounded share of the event loop's time.  ``cpu`` is as in ``CpuShare``.
     """
 
     def __init__(
-        self, wire: str, machine: RelayMachine, clock: Clock, strangers: Strangers
+        self,
+        wire: str,
+        machine: RelayMachine,
+        clock: Clock,
+        strangers: Strangers,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self._wire = wire
         self._machine = machine
@@ -87,21 +111,31 @@ class RelayRunner:
             RelayStanding.GUEST: (guests, None),
             RelayStanding.MEMBER: (members, None),
         }
+        of_strangers = CpuShare(clock, STRANGERS_SHARE, SHARE_BURST, cpu)
+        self._shares: Mapping[RelayStanding, CpuShare | None] = {
+            RelayStanding.STRANGER: of_strangers,
+            RelayStanding.PENDING: of_strangers,
+            RelayStanding.GUEST: CpuShare(clock, GUESTS_SHARE, SHARE_BURST, cpu),
+            RelayStanding.MEMBER: None,
+        }
         self._timer = DeadlineTimer(clock, lambda: machine.deadline, self._tick)
 
     def __len__(self) -> int:
         return len(self._links)
 
-    async def serve(self, link: RelayLink, request: UpgradeRequest) -> ConnectionEnd:
+    async def serve(
+        self, link: RelayLink, request: UpgradeRequest, *, is_host: bool = False
+    ) -> ConnectionEnd:
         """Relay for a link until it ends; return the reason.
+
+        ``is_host``: at the other end is the coordinator itself.
 
         Raises only CancelledError: a bug in the machine ends the link.
         """
         number = next(self._numbers)
         ended = asyncio.get_running_loop().create_future()
-        self._links[number] = relayed = _RelayedLink(link, ended)
-        # A local link is the coordinator itself: log it at DEBUG only.
-        level = logging.DEBUG if isinstance(link, LocalLink) else logging.INFO
+        self._links[number] = relayed = _RelayedLink(link, ended, is_host)
+        level = logging.DEBUG if is_host else logging.INFO
         message = "connected wire=%s peer=%s"
         log.log(level, message, self._wire, link.peer, extra=BY_STRANGER)
         end = ConnectionEnd("cut off")
@@ -130,8 +164,9 @@ class RelayRunner:
         self, number: int, relayed: _RelayedLink, request: UpgradeRequest
     ) -> None:
         link, machine, now = relayed.link, self._machine, self._clock.now
-        limits = link if isinstance(link, LimitingLink) else None
+        limits = link if isinstance(link, BudgetedLink) else None
         standing = RelayStanding.STRANGER
+        network = network_key(request.address)
         try:
             self._perform(machine.link_opened(number, request, now()))
             while not relayed.ended.done():
@@ -141,15 +176,26 @@ class RelayRunner:
                     if relayed.ended.done():
                         return
                     handled += len(batch)
-                    time = now()
-                    self._perform(machine.receive(number, batch, time))
-                    if (
-                        limits is not None
-                        and (now_is := machine.standing(number)) is not standing
-                    ):
+                    share = self._shares[standing]
+                    if share is None or relayed.is_host:
+                        self._perform(machine.receive(number, batch, now()))
+                    else:
+                        # Not read meanwhile, so that the peer has to wait as well.
+                        size = sum(map(len, batch))
+                        held = nullcontext() if limits is None else limits.holding(size)
+                        with held:
+                            await share.wait(network)
+                        with share.turn():
+                            outputs = machine.receive(number, batch, now())
+                            self._perform(outputs)
+                        share.charge(
+                            HOST_COSTS[standing] * self._count_for_host(outputs)
+                        )
+                    if (now_is := machine.standing(number)) is not standing:
                         standing = now_is
-                        limits.share_budget(*self._budgets[standing])
-                    if (pause := machine.read_delay(number, time)) > 0:
+                        if limits is not None:
+                            limits.share_budget(*self._budgets[standing])
+                    if (pause := machine.read_delay(number, now())) > 0:
                         await asyncio.sleep(pause)
                 # Yield: a link that always has data never waits.
                 await asyncio.sleep(0)
@@ -164,6 +210,15 @@ class RelayRunner:
                     "internal error", CloseCode.INTERNAL_ERROR, "internal error"
                 ),
             )
+
+    def _count_for_host(self, outputs: Sequence[RelaySend | RelayBroadcast]) -> int:
+        """Count the messages for the coordinator itself, which has to process them."""
+        return sum(
+            isinstance(output, RelaySend)
+            and (relayed := self._links.get(output.link)) is not None
+            and relayed.is_host
+            for output in outputs
+        )
 
     def _perform(self, outputs: Sequence[RelaySend | RelayBroadcast]) -> None:
         """Write outputs, end links, and report ended links to the machine."""
@@ -259,6 +314,8 @@ async def run_relay_member(
     while True:
         local, remote = local_links("coordinator", "switch")
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(runner.serve(remote, UpgradeRequest(path="")))
+            tasks.create_task(
+                runner.serve(remote, UpgradeRequest(path=""), is_host=True)
+            )
             await serve(wire, new_session(clock.now()), local)
         await asyncio.sleep(RESTART_AFTER)

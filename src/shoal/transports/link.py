@@ -1,6 +1,7 @@
 """The port of all transports: a connection that carries messages or bytes."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
@@ -60,6 +61,15 @@ class LimitingLink(Protocol):
 
     def admit(self) -> None:
         """Lift the limits of a stranger.  Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class BudgetedLink(LimitingLink, Protocol):
+    """A link whose peer can be counted among different strangers."""
+
+    def holding(self, size: int) -> AbstractContextManager[None]:
+        """Count so many bytes, which were received, during a block as well."""
         ...
 
     def share_budget(

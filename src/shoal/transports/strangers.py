@@ -53,6 +53,13 @@ class Stranger:
             self._strangers.held -= self.held
             self.held = 0
 
+    def released(self, size: int) -> None:
+        """Count bytes no more that were counted by ``received``."""
+        if self._strangers is not None:
+            size = min(size, self.held)
+            self.held -= size
+            self._strangers.held -= size
+
     def move(self, strangers: "Strangers") -> None:
         """Count the connection among others from now on."""
         self.leave()

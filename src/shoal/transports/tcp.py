@@ -164,13 +164,6 @@ class TcpLink(asyncio.Protocol):
         self._strangers = None
         self._leave_strangers()
 
-    def share_budget(
-        self, strangers: Strangers, message_max: int | None = None
-    ) -> None:
-        # Its wire limits every message.
-        if self._stranger is not None:
-            self._stranger.move(strangers)
-
     # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -7,6 +7,8 @@ aiohttp's; once the peer is admitted it takes itself out, and costs nothing more
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 from typing import cast
 
@@ -87,6 +89,17 @@ class UnadmittedConnection(asyncio.Protocol):
         if self._stranger is not None:
             self._stranger.progressed()
         self._stop_timer()
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Count so many bytes, which were taken and not processed, during a block."""
+        if self._stranger is not None:
+            self._stranger.received(size)
+        try:
+            yield
+        finally:
+            if self._stranger is not None:
+                self._stranger.released(size)
 
     def share_budget(
         self, all_strangers: Strangers, message_max: int | None = None

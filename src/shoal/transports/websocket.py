@@ -3,7 +3,7 @@
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import cast
 
 from aiohttp import (
@@ -157,6 +157,11 @@ class WebSocketLink:
         if self._unadmitted is not None:
             self._unadmitted.admit()
             self._unadmitted = None
+
+    def holding(self, size: int) -> AbstractContextManager[None]:
+        if self._unadmitted is None:
+            return nullcontext()
+        return self._unadmitted.holding(size)
 
     def share_budget(
         self, strangers: Strangers, message_max: int | None = None
