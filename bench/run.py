@@ -13,6 +13,7 @@ from processes import allow_files
 BENCHES = (
     "gateway",
     "grandsage",
+    "held",
     "hostile",
     "idle",
     "jobs",

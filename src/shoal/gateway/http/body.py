@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 BODY_MAX = 16 << 20  # bytes: the longest contexts need a few
 BODY_TIMEOUT = 120.0  # seconds to send one
-DECODE_INLINE_MAX = 1 << 20  # bytes that are decoded in the event loop's thread
+DECODE_INLINE_MAX = 256 << 10  # bytes that are decoded in the event loop's thread
 BODIES_MAX = 512 << 20  # bytes of all unanswered requests
 
 
@@ -52,7 +52,8 @@ class BodyReader:
         """
         if (request.content_length or 0) > size_max:
             raise _too_large(size_max)
-        inflater = Inflater.of(request.headers.get("Content-Encoding"))
+        encoding = request.headers.get("Content-Encoding")
+        inflater = None if encoding is None else Inflater.of(encoding)
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_TIMEOUT):

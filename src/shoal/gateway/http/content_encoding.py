@@ -23,13 +23,11 @@ class Inflater:
         self._stream: Any = None  # zlib's, whose type has no public name
 
     @classmethod
-    def of(cls, content_encoding: str | None) -> "Inflater | None":
+    def of(cls, content_encoding: str) -> "Inflater | None":
         """Return the one for a ``Content-Encoding``; None: it is not compressed.
 
         Raises InvalidRequest for an encoding that is not supported.
         """
-        if content_encoding is None:
-            return None
         encoding = content_encoding.strip().lower()
         if encoding in ("", "identity"):
             return None
