@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.profiles import examples
+from shoal.domain.credentials import DAY
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
     AccountCredited,
@@ -44,7 +45,16 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, JobTerms, Policy, Priority, TimeLimit, TimeLimits
 from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
-from shoal.domain.work import Chat, Completion, Embedding, Feature, JobKind, Task, Work
+from shoal.domain.work import (
+    Call,
+    Chat,
+    Completion,
+    Embedding,
+    Feature,
+    JobKind,
+    Task,
+    Work,
+)
 from shoal.domain.worker import DeviceKind, Offer, Suspension, WorkerLoad
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import (
@@ -590,3 +600,27 @@ async def test_page_after_a_pruned_job_is_empty(store: Store) -> None:
     page = await store.recent(JobFilter(before=JobId("gone")), 10)
 
     assert (page.jobs, page.before) == ([], None)
+
+
+async def test_what_a_start_reads_is_in_order(store: Store) -> None:
+    call = Call("f", b"\x90", b"\x80")
+    facts: list[Fact] = [
+        JobSubmitted(Job(JobId("c"), call, owner="al")),
+        JobCompleted(JobId("c"), ONE, Outcome("", value=b"\xc0")),
+    ]
+    marks = [WorkerMarked(W, points, "odd", JobId("c")) for points in (1, 2, 3)]
+    trusted = WorkerTrusted("al", "ada", "8a" * 32)
+
+    await store.append(facts, DAY)
+    for number, mark in enumerate([marks[2], marks[0], marks[1]]):
+        await store.append([mark], 20.0 - number)
+    await store.append([trusted], 1.0)
+
+    assert (await store.keys.usage_of("al", 1)).requests == 1
+    assert await store.penalties_since(19.0) == [
+        RecordedFact(19.0, marks[0]),
+        RecordedFact(20.0, marks[2]),
+    ]
+    assert await store.trusted_workers() == [trusted]
+    await store.append([WorkerDistrusted("al", "ada", "8a" * 32)], 2.0)
+    assert await store.trusted_workers() == []

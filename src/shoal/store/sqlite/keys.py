@@ -152,8 +152,8 @@ def count_calls(sql: sqlite3.Connection, job_ids: Sequence[JobId], day: int) -> 
     """
     sql.execute(
         """INSERT INTO usage
-           SELECT owner, ?, count(*), 0, 0 FROM jobs
-           WHERE id IN (SELECT value FROM json_each(?)) GROUP BY owner
+           SELECT owner, ?, 1, 0, 0 FROM jobs
+           WHERE id IN (SELECT value FROM json_each(?))
            ON CONFLICT DO UPDATE SET requests = requests + excluded.requests""",
         (day, json.dumps(job_ids)),
     )
