@@ -6,6 +6,8 @@ documents: a text that is repeated could be compressed to nothing.  *page*: the 
 of 50 pages of each list, of 100 entries.  *commit*: a whole job, one after the other;
 *beside readers*: while ten tasks read all lists, one after the other; the p99 of 500.
 *prune*: as the hourly prune of a tenth of the jobs, the p99 of commits meanwhile.
+*CPU*: of all threads for a page, of the list that takes most; of the thread that writes
+for a commit.  It hardly depends on what else the machine does.
 *ready*: `shoal serve` on the database until it answers.  SHOAL_BENCH_JOBS sets another
 number of jobs.
 """
@@ -15,6 +17,7 @@ import hashlib
 import math
 import os
 import random
+import sqlite3
 import tempfile
 import time
 from collections import defaultdict
@@ -23,6 +26,7 @@ from contextlib import asynccontextmanager
 from functools import cache
 from itertools import count, cycle
 from pathlib import Path
+from typing import TypeVar
 
 from load import run
 from processes import program
@@ -44,6 +48,8 @@ from shoal.store.ledger import LedgerEntries, LoggedReceipt, LogHead
 from shoal.store.port import JobFilter
 from shoal.store.sqlite.store import SqliteStore
 
+T = TypeVar("T")
+
 ROUNDS = 1  # it fills a database of several GB
 JOBS = int(os.environ.get("SHOAL_BENCH_JOBS", "1000000"))
 OWNERS = 10_000
@@ -54,8 +60,11 @@ PAGES = 50
 ENTRIES = 100
 
 PAGE = "page: slowest, ms"
+PAGE_CPU = "page: CPU ms"
 ALONE = "commit: p99, ms"
 BESIDE = "commit beside readers: p99, ms"
+ALONE_CPU = "commit: CPU µs"
+BESIDE_CPU = "commit beside readers: CPU µs"
 PRUNING = "commit beside prune: p99, ms"
 LONGEST = "commit beside prune: longest, ms"
 SIZE = "size: KB a job"
@@ -65,8 +74,11 @@ FULL, EMPTY = "filled, ", "empty, "
 
 GOALS = [
     Goal(FULL + PAGE, at_most=20),
+    Goal(FULL + PAGE_CPU, at_most=20),
     Goal(FULL + ALONE, EMPTY + ALONE),
     Goal(FULL + BESIDE, FULL + ALONE, at_most=2),
+    Goal(FULL + BESIDE_CPU, FULL + ALONE_CPU, at_most=2),
+    Goal(FULL + ALONE_CPU, EMPTY + ALONE_CPU),
     Goal(FULL + PRUNING, FULL + ALONE),
     Goal(FULL + SIZE, at_most=3),
     Goal(FULL + READY, at_most=1),
@@ -92,11 +104,14 @@ async def _measure(folder: Path, jobs: int) -> dict[str, float]:
         await history.add(IN_A_COMMIT)
     found = {}
     if jobs:
-        found[SIZE] = path.stat().st_size / jobs / 1e3
+        found[SIZE] = await history.store.database.read(_size) / jobs / 1e3
     found[PAGE] = 1e3 * max([await _slowest(each) for each in history.lists()])
+    found[PAGE_CPU] = 1e3 * max([await _cpu(each) for each in history.lists()])
     found[ALONE] = _p99(await history.commits(COMMITS))
+    found[ALONE_CPU] = history.cpu / COMMITS * 1e6
     async with _reading(history):
         found[BESIDE] = _p99(await history.commits(COMMITS))
+        found[BESIDE_CPU] = history.cpu / COMMITS * 1e6
     pruning = asyncio.create_task(history.store.prune(jobs / 10))
     took = await history.commits(1)
     while not pruning.done():
@@ -116,10 +131,25 @@ class History:
         self._signer = Signer.from_seed(b"s" * 32)
         self._notary = Notary(self._signer, Frontier(), 0, EMPTY_ROOT)
         self._numbers = count()
+        self.cpu = 0.0  # seconds of the thread that writes, for the last commits
+        transact = store.database.transact
+
+        async def measured(work: Callable[[sqlite3.Connection], T]) -> T:
+            def run(sql: sqlite3.Connection) -> T:
+                began = time.thread_time()
+                try:
+                    return work(sql)
+                finally:
+                    self.cpu += time.thread_time() - began
+
+            return await transact(run)
+
+        store.database.transact = measured  # type: ignore[method-assign]  # to measure
 
     async def commits(self, number: int) -> list[float]:
         """Write jobs one after the other; return the seconds that each took."""
         took = []
+        self.cpu = 0.0
         for _ in range(number):
             began = time.perf_counter()
             await self.add(1)
@@ -242,6 +272,19 @@ async def _slowest(read: Callable[[], Awaitable[object]]) -> float:
         await read()
         took.append(time.perf_counter() - began)
     return max(took)
+
+
+def _size(sql: sqlite3.Connection) -> int:
+    ((pages,),) = sql.execute("PRAGMA page_count")
+    ((size,),) = sql.execute("PRAGMA page_size")
+    return int(pages) * int(size)
+
+
+async def _cpu(read: Callable[[], Awaitable[object]]) -> float:
+    began = time.process_time()
+    for _ in range(PAGES):
+        await read()
+    return (time.process_time() - began) / PAGES
 
 
 def _p99(took: list[float]) -> float:
