@@ -39,3 +39,21 @@ def test_files_that_a_map_names_exist(page: Path) -> None:
         for name in named
         if not any(f"/{file}".endswith(f"/{name}") for file in FILES)
     ]
+
+
+def test_each_line_of_the_threat_model_names_its_tests() -> None:
+    page = (ROOT / "docs" / "security.md").read_text("utf-8")
+    rows = [
+        line.rstrip("|").rpartition("|")[2]
+        for line in page.partition("\n## Strangers\n")[2].splitlines()
+        if line.startswith("| ") and not line.startswith("| threat ")
+    ]
+
+    assert len(rows) > 25
+    for named in rows:
+        found = re.findall(r"`([a-z0-9_/.]+)(?:::(test_\w+))?`", named)
+        assert found, named
+        for file, test in found:
+            path = ROOT / "tests" / file
+            assert path.exists(), file
+            assert not test or f"def {test}(" in path.read_text("utf-8"), test
