@@ -248,6 +248,24 @@ def test_pinned_certificate_needs_no_authority(run: Any, tmp_path: Path) -> None
     run(test)
 
 
+def test_end_after_the_own_close_is_no_error(run: Any, tmp_path: Path) -> None:
+    certificate = issue(tmp_path)
+    context, fingerprint = certificate.presented, certificate.fingerprint
+
+    async def test() -> None:
+        async with (
+            serving(context) as (url, links),
+            connect_tcp(url, fingerprint=fingerprint) as ours,
+        ):
+            await links.get()
+            for _ in range(2):  # after the second, asyncio forgets the connection
+                ours.transport.close()
+
+            assert not ours.eof_received()  # the peer's end was on its way
+
+    run(test)
+
+
 def test_other_certificate_is_rejected_before_sending(run: Any, tmp_path: Path) -> None:
     certificate = issue(tmp_path)
     context = certificate.presented

@@ -61,6 +61,7 @@ class TcpLink(asyncio.Protocol):
         )
         self._eof = False  # from the peer, which may still read
         self._closed_here = False
+        self._encrypted = False
         self._unread: list[Data] = []
         self._unread_size = 0  # bytes, about
         self._reading_paused = False
@@ -169,6 +170,8 @@ class TcpLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, for uvloop's transports are no subclasses of asyncio's.
         self.transport = cast(asyncio.Transport, transport)
+        # A TLS transport that was closed cannot be asked any more.
+        self._encrypted = transport.get_extra_info("sslcontext") is not None
         self._closed = asyncio.get_running_loop().create_future()
         self.transport.set_write_buffer_limits(UNSENT_MAX)
         _set_options(transport.get_extra_info("socket"))
@@ -188,7 +191,7 @@ class TcpLink(asyncio.Protocol):
     def eof_received(self) -> bool:
         # TCP can end in one direction alone, and some programs half-close; with TLS,
         # asyncio closes both.
-        if self.transport.get_extra_info("sslcontext") is not None:
+        if self._encrypted:
             self._set_end(*PEER_CLOSED)
             return False
         self._eof = True
