@@ -1,6 +1,8 @@
 """The share of a machine's speed that its owner lends."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +92,18 @@ def test_slots_follow_the_throttle_while_jobs_run() -> None:
             pass  # no slot was lost
 
     virtual.run(scenario())
+
+
+def test_slots_that_are_gone_are_forgotten() -> None:
+    throttle = OwnerThrottle(50)
+    seen = [weakref.ref(EngineSlots(4, throttle)) for _ in range(3)]
+    slots = EngineSlots(4, throttle)
+    gc.collect()
+
+    throttle.set(25)
+
+    assert [each() for each in seen] == [None] * 3
+    assert slots.size == 1
 
 
 def test_a_job_cancelled_as_it_gets_its_slot_gives_it_back() -> None:
@@ -208,15 +222,15 @@ def test_the_owners_file_is_followed(tmp_path: Path) -> None:
         file, throttle = ThrottleFile(tmp_path), OwnerThrottle(50)
         heard: list[int] = []
         reported: list[int] = []
-        throttle.listen(lambda: heard.append(throttle.percent))
 
-        watching = asyncio.create_task(
-            throttle.watch(file, lambda: reported.append(throttle.percent))
-        )
-        for percent in (0, 50, 50):
-            ThrottleFile(tmp_path).write(percent)
-            await asyncio.sleep(2 * WATCH_INTERVAL)
-        watching.cancel()
+        with throttle.observed(lambda: heard.append(throttle.percent)):
+            watching = asyncio.create_task(
+                throttle.watch(file, lambda: reported.append(throttle.percent))
+            )
+            for percent in (0, 50, 50):
+                ThrottleFile(tmp_path).write(percent)
+                await asyncio.sleep(2 * WATCH_INTERVAL)
+            watching.cancel()
 
         assert heard == reported == [0, 50]
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from weakref import WeakMethod
 
 from shoal.config.throttle_file import ThrottleFile
 from shoal.domain.worker import THROTTLE_MAX, Offer
@@ -21,6 +22,8 @@ class OwnerThrottle:
         self.percent = percent
         self._share = percent or THROTTLE_MAX  # the last one above 0
         self._listeners: list[Callable[[], None]] = []
+        # Of slots, which come and go with the connection to a cluster.
+        self._methods: list[WeakMethod[Callable[[], None]]] = []
 
     @property
     def paused(self) -> bool:
@@ -42,12 +45,15 @@ class OwnerThrottle:
         """Change the throttle."""
         self.percent = percent
         self._share = percent or self._share
+        for method in [*self._methods]:
+            if (listener := method()) is not None:
+                listener()
         for listener in [*self._listeners]:
             listener()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call a function after each change."""
-        self._listeners.append(listener)
+        """Call a bound method after each change, for as long as its object exists."""
+        self._methods.append(WeakMethod(listener, self._methods.remove))
 
     @contextmanager
     def observed(self, listener: Callable[[], None]) -> Iterator[None]:
