@@ -318,6 +318,21 @@ def test_a_vanished_coordinator_is_noticed_after_a_reconnect_as_well() -> None:
     assert beats(again, 4)[-1] == Close("no heartbeat_ack within 30 s")
 
 
+def test_another_coordinator_that_never_acknowledges_is_left_once() -> None:
+    dialer, session, _ = at_original()
+    beats(session, 1)
+    session.receive([ACK], NOW + 10)
+
+    left = 0
+    for _ in range(3):
+        session = dialer.start_session({})
+        session.tick(NOW)
+        session.receive([REGISTERED], NOW)
+        left += sum(isinstance(each, Close) for each in beats(session, 4))
+
+    assert left == 1
+
+
 def test_a_coordinator_that_says_something_else_is_not_left() -> None:
     _, session, _ = at_original()
     beats(session, 1)

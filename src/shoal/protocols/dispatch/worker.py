@@ -240,6 +240,8 @@ class DispatchWorkerSession:
         silent = now - max(since, self._last_received)
         if self._jobs.acknowledges and silent >= ACK_TIMEOUT:
             self._closed = True
+            # The next coordinator at this address may be one that never does.
+            self._jobs.acknowledges = False
             return (Close(f"no heartbeat_ack within {ACK_TIMEOUT:g} s"),)
         if self._has_noted_silence or now < since + HEARTBEAT_INTERVAL:
             return (beat,)

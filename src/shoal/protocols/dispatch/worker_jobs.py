@@ -33,7 +33,8 @@ class RunningJob:
 class WorkerJobs:
     """Running jobs, unsent messages, and the machine's health.
 
-    ``acknowledges``: the coordinator has acknowledged a heartbeat.
+    ``acknowledges``: the coordinator has acknowledged a heartbeat, on this connection
+    or on one before it.
     """
 
     running: dict[JobId, RunningJob] = field(default_factory=dict)
