@@ -26,6 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run every case of the tests that otherwise take a sample",
     )
     parser.addoption(
+        "--minutes",
+        type=float,
+        help="how long tests take that can go on for long (default: seconds)",
+    )
+    parser.addoption(
         "--hang-after",
         type=float,
         metavar="SECONDS",

@@ -12,6 +12,7 @@ from shoal.domain.worker import CHAT_ONLY, ServedModel
 from shoal.engines.engine import Finished, Item
 
 STALL_MAX = 60.0  # seconds
+PACE = (0.01, 0.4)  # seconds for a piece, from and to
 
 
 def answer_to(prompt: str) -> list[str]:
@@ -38,6 +39,7 @@ class SimEngine:
         continues: bool,
         refuses: float,
         stalls: float,
+        pace: tuple[float, float] = PACE,
     ) -> None:
         self.slots = slots
         can = {Feature.OPTIONS, Feature.STOP}
@@ -46,7 +48,7 @@ class SimEngine:
         self._random = random
         self._refuses = refuses  # which share of its jobs
         self._stalls = stalls  # at which share of its jobs
-        self._pace = random.uniform(0.01, 0.4)  # seconds for a piece
+        self._pace = random.uniform(*pace)  # seconds for a piece
 
     async def start(self) -> None:
         pass

@@ -15,6 +15,7 @@ from shoal.tasks.function_caller import FetchBlob, OnProgress
 
 NAME = "sim.square"
 POISON = 13  # every number that this divides cannot be squared
+PACE = (0.01, 1.0)  # seconds for a call, from and to
 RAISED = "ZeroDivisionError: that one cannot be squared"
 
 
@@ -44,13 +45,20 @@ class SimCaller:
     trusts_code = False
     on_lent: Callable[[int], None] | None = None
 
-    def __init__(self, slots: int, random: Random, made: Made, refuses: float) -> None:
+    def __init__(
+        self,
+        slots: int,
+        random: Random,
+        made: Made,
+        refuses: float,
+        pace: tuple[float, float] = PACE,
+    ) -> None:
         self.slots = slots
         self.busy = 0
         self._random = random
         self._made = made
         self._refuses = refuses  # which share of its jobs
-        self._pace = random.uniform(0.01, 1.0)  # seconds for a call, about
+        self._pace = random.uniform(*pace)  # seconds for a call, about
 
     async def start(self) -> None:
         pass
