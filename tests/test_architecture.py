@@ -179,7 +179,7 @@ def test_time_and_chance_are_read_at_the_rim() -> None:
         "cli/models.py",
         "engines/llama_child.py",  # a process of its own
         "gateway/http/request_record.py",
-        "coordinator/ids.py",
+        "gateway/http/ids.py",
         "config/secret_files.py",
         # Blocking sockets, in the process that trains.
         "training/group.py",

@@ -1,5 +1,6 @@
 """A coordinator as `shoal serve` runs it: webhooks, payments and announcements."""
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -21,7 +22,8 @@ from gateway.serving import Pool, eventually
 from shoal.app.server import run_coordinator
 from shoal.cli.main import main
 from shoal.config import ServeConfig, X402Config
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, StoreBroken, StoreError
+from shoal.pool.inputs import AccountTopUp
 from shoal.protocols.dispatch import Config
 
 SECRET = "a secret of the receiver's"
@@ -121,6 +123,21 @@ async def test_missing_package_is_named_with_its_installation(
     with pytest.raises(ConfigError, match=r"pip install 'shoal\[x402\]'"):
         async with run_coordinator(settings(tmp_path), OPEN, PAID):
             pass
+
+
+async def test_a_broken_database_ends_the_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.app.server.BROKEN_NOTICE", 0.0)
+    gone = "deleted or replaced"
+
+    broken = pytest.RaisesExc(StoreBroken, match=gone)
+    with pytest.RaisesGroup(broken, flatten_subgroups=True):
+        async with run_coordinator(settings(tmp_path)) as running:
+            await asyncio.to_thread((tmp_path / "shoal.db").unlink)
+            with pytest.raises(StoreError, match=gone):
+                await running.hub.process(AccountTopUp("a", 1, "admin"))
+            await asyncio.Event().wait()
 
 
 async def test_additional_ports_are_announced(

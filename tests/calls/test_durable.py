@@ -11,6 +11,7 @@ from shoal.calls import durable
 from shoal.calls.durable import LEASED_AFTER, DurableCalls
 from shoal.calls.group import CallRoute
 from shoal.coordinator.job_listener import EndedJob
+from shoal.coordinator.store_health import RETRY_MAX
 from shoal.domain.errors import (
     Cancelled,
     JobError,
@@ -530,6 +531,58 @@ def test_a_store_that_fails_ends_all_calls() -> None:
             caller.submit(caller.job(5, 6))
         with pytest.raises(StoreError):
             await caller.calls.stored()
+
+    play(script)
+
+
+def test_results_wait_for_space_on_a_full_disk() -> None:
+    async def script(caller: Caller) -> None:
+        worker = await join(caller, holds=True)
+        running = caller.submit(caller.job(1, 2))
+        await run_pending()
+        caller.its.store.no_space = True
+        unwritten = caller.submit(caller.job(3, 4))
+        await run_pending()
+
+        with pytest.raises(StoreError):
+            caller.submit(caller.job(5, 6))
+        worker.return_all(3)
+        await asyncio.sleep(5.0)
+        assert running.ends == []
+        assert unwritten.ends == []
+        assert not unwritten.accepted
+        caller.its.store.no_space = False
+        await asyncio.sleep(RETRY_MAX)
+        worker.return_all(7)
+        await run_pending()
+
+        assert (running.value, unwritten.value) == (3, 7)
+        assert unwritten.accepted
+        assert caller.submit(caller.job(5, 6)).ends == []
+
+    play(script)
+
+
+def test_no_call_is_sent_while_its_result_could_not_be_stored() -> None:
+    async def script(caller: Caller) -> None:
+        worker = await join(caller, holds=True)
+        for number in range(3):
+            caller.submit(caller.job(number, 1))
+        await run_pending()
+        caller.its.store.no_space = True
+        caller.submit(caller.job(3, 1))
+        await run_pending()
+        pushed = len(worker.received(PushCalls))
+
+        worker.return_all(1)
+        other = await join(caller, name="other")
+        await asyncio.sleep(5.0)
+        assert len(worker.received(PushCalls)) == pushed
+        assert other.received(PushCalls) == []
+        caller.its.store.no_space = False
+        await asyncio.sleep(RETRY_MAX + 1.0)
+
+        assert worker.received(PushCalls)[pushed:] or other.received(PushCalls)
 
     play(script)
 

@@ -49,7 +49,8 @@ class SlowStore(SqliteStore):
         super().__init__(Path(":memory:"))
         self.writable = asyncio.Event()
         self.writable.set()
-        self.full = False
+        self.full = False  # and cannot heal
+        self.no_space = False  # for now
         self.appends = 0
 
     async def append(
@@ -63,6 +64,8 @@ class SlowStore(SqliteStore):
         await self.writable.wait()
         if self.full:
             raise StoreError("shoal.db: disk I/O error")
+        if self.no_space:
+            raise StoreError("disk is full", "/data/shoal.db", temporary=True)
         await super().append(facts, at, earlier, entries)
 
 

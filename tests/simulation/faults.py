@@ -1,9 +1,11 @@
 """What goes wrong in a simulation: with connections, workers and the coordinator."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from random import Random
 
+from shoal.domain.errors import StoreError
 from shoal.domain.ids import peer_of
 from shoal.domain.worker import Suspension
 from shoal.pool.inputs import WorkerResumption, WorkerSuspension
@@ -84,8 +86,17 @@ async def double_a_worker(world: World, fleet: Fleet) -> None:
 
 async def crash_the_coordinator(world: World, fleet: Fleet) -> None:
     await world.crash()
-    await asyncio.sleep(world.random.uniform(0.1, 3.0))
-    await world.start()
+    while not world.up:
+        await asyncio.sleep(world.random.uniform(0.1, 3.0))
+        with suppress(StoreError):  # it does not start on a full disk
+            await world.start()
+
+
+async def fill_the_disk(world: World, fleet: Fleet) -> None:
+    """Leave no space for a moment, or for longer than clients wait."""
+    now = asyncio.get_running_loop().time()
+    seconds = world.random.choice([1.0, 5.0, 20.0, 90.0])
+    world.store.full_until = now + world.random.uniform(0.0, seconds)
 
 
 Fault = Callable[[World, Fleet], Awaitable[None]]
@@ -96,6 +107,7 @@ FAULTS: dict[Fault, int] = {
     double_a_worker: 3,
     crash_the_coordinator: 1,
 }
+WITH_FULL_DISKS = FAULTS | {fill_the_disk: 24}
 
 
 async def give_orders(world: World, fleet: Fleet, orders: int, seconds: float) -> None:
@@ -126,9 +138,15 @@ async def end_orders(world: World, fleet: Fleet) -> None:
     fleet.launch_dismissed()
 
 
-async def break_things(world: World, fleet: Fleet, faults: int, seconds: float) -> None:
+async def break_things(
+    world: World,
+    fleet: Fleet,
+    faults: int,
+    seconds: float,
+    kinds: Mapping[Fault, int] = FAULTS,
+) -> None:
     """Let so many faults happen in so many seconds, about."""
     for _ in range(faults):
         await asyncio.sleep(world.random.expovariate(faults / seconds))
-        (fault,) = world.random.choices(list(FAULTS), list(FAULTS.values()))
+        (fault,) = world.random.choices(list(kinds), list(kinds.values()))
         await fault(world, fleet)

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
@@ -13,7 +14,13 @@ from shoal.calls.group import CallRoute
 from shoal.calls.scheduler import CallScheduler
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.job_listener import EndedJob
-from shoal.domain.errors import JobError, ShoalError, TimedOut, WorkerLost
+from shoal.domain.errors import (
+    JobError,
+    ShoalError,
+    StoreError,
+    TimedOut,
+    WorkerLost,
+)
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, Priority
 from shoal.domain.outcome import Outcome
@@ -26,7 +33,15 @@ from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.worker.blob_cache import BlobCache
 from shoal.worker.calls import FunctionBackend
 from simulation import virtual
-from simulation.faults import Fleet, break_things, end_orders, give_orders
+from simulation.faults import (
+    FAULTS,
+    WITH_FULL_DISKS,
+    Fault,
+    Fleet,
+    break_things,
+    end_orders,
+    give_orders,
+)
 from simulation.functions import NAME, RAISED, Made, SimCaller, squared
 from simulation.world import World
 
@@ -77,11 +92,12 @@ class Clients:
         if self.world.up:
             number = self.number()
             job = self.job(number)
-            if self.world.random.random() < 0.3:  # as calls with a price
-                self.world.hub.submit(job, Placed(self, number))
-            else:
-                self.world.calls.submit(job, WAY, Placed(self, number))
-                self.world.calls.flush(job.owner)
+            with suppress(StoreError):  # refused while the disk is full
+                if self.world.random.random() < 0.3:  # as calls with a price
+                    self.world.hub.submit(job, Placed(self, number))
+                else:
+                    self.world.calls.submit(job, WAY, Placed(self, number))
+                    self.world.calls.flush(job.owner)
 
     async def insist(self) -> None:
         """Ask for a call under one key until it has its end, come what may."""
@@ -93,7 +109,8 @@ class Clients:
                 again = replace(job, id=self.world.new_id())
                 asking = self.world.start_client(self._ask(again, number))
                 await asyncio.wait([asking])
-                if not asking.cancelled():  # else the coordinator was killed
+                cut = asking.cancelled()  # for the coordinator was killed
+                if not (cut or isinstance(asking.exception(), StoreError)):
                     return asking.result()
             await asyncio.sleep(self.world.random.uniform(0.0, 5.0))
 
@@ -102,6 +119,8 @@ class Clients:
             self.accepted[reader.job_id] = number
             try:
                 end: Outcome | ShoalError = await reader.outcome()
+            except StoreError:
+                raise  # the disk is full: it asks again
             except ShoalError as error:
                 end = error
             self.check(number, end)
@@ -191,6 +210,8 @@ class Placed:
 
     def on_end(self, job: EndedJob) -> None:
         assert job.end is not None
+        if isinstance(job.end, StoreError):
+            return  # it was not accepted
         self._clients.check(self._number, job.end)
 
 
@@ -252,7 +273,11 @@ def worker_of(
 
 
 async def live_through(
-    protocol: AnyWireProtocol, seed: int, blobs: BlobCache, orders: int = 0
+    protocol: AnyWireProtocol,
+    seed: int,
+    blobs: BlobCache,
+    orders: int = 0,
+    kinds: Mapping[Fault, int] = FAULTS,
 ) -> Clients:
     world = World(protocol, seed, token=TOKEN)
     await world.open()
@@ -265,7 +290,7 @@ async def live_through(
     await asyncio.sleep(1.0)
 
     ended = await asyncio.gather(
-        break_things(world, fleet, 15, BUSY),
+        break_things(world, fleet, 15, BUSY, kinds),
         give_orders(world, fleet, orders, BUSY),
         *(clients.place() for _ in range(30)),
         *(clients.insist() for _ in range(30)),
@@ -323,6 +348,22 @@ def test_every_call_ends_right_while_operators_suspend_workers(
 
         assert clients.made.wrong == []
         assert clients.whole > 60
+        assert clients.lost < 10
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("seed", some_long(range(50), short=1))
+def test_every_call_ends_right_though_the_disk_is_full_at_times(
+    protocol: AnyWireProtocol, seed: int, blobs: BlobCache
+) -> None:
+    async def scenario() -> None:
+        clients = await live_through(protocol, seed, blobs, kinds=WITH_FULL_DISKS)
+
+        assert clients.made.wrong == []
+        assert clients.world.store.failures > 0
+        assert clients.whole > 10
         assert clients.lost < 10
 
     virtual.run(scenario())

@@ -1,7 +1,7 @@
 """The whole pool under made-up faults: every job ends once, and nothing sticks."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 
 import pytest
 
@@ -12,7 +12,15 @@ from shoal.domain.work import JobKind
 from shoal.protocols import discover
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from simulation import virtual
-from simulation.faults import Fleet, break_things, end_orders, give_orders
+from simulation.faults import (
+    FAULTS,
+    WITH_FULL_DISKS,
+    Fault,
+    Fleet,
+    break_things,
+    end_orders,
+    give_orders,
+)
 from simulation.world import World
 
 PROTOCOLS = [each for each in discover().values() if JobKind.CHAT in each.kinds]
@@ -40,13 +48,15 @@ async def live_through(
     stalls: float = 0.0,
     hedge_after: float | None = None,
     orders: int = 0,
+    kinds: Mapping[Fault, int] = FAULTS,
+    price: int = 0,
 ) -> World:
     """Let clients ask ``jobs`` questions while ``faults`` faults happen.
 
     ``stalls`` is the share of jobs at which a worker is silent for long, and operators
     give so many ``orders`` about workers.
     """
-    world = World(protocol, seed, stalls=stalls, hedge_after=hedge_after)
+    world = World(protocol, seed, stalls=stalls, hedge_after=hedge_after, price=price)
     await world.open()
     fleet = fleet_of(world, workers)
     await asyncio.sleep(1.0)
@@ -63,7 +73,7 @@ async def live_through(
         await world.ask(model, patience=patience)
 
     ended = await asyncio.gather(
-        break_things(world, fleet, faults, busy),
+        break_things(world, fleet, faults, busy, kinds),
         give_orders(world, fleet, orders, busy),
         *(asyncio.ensure_future(ask_one()) for _ in range(jobs)),
         return_exceptions=True,
@@ -132,6 +142,43 @@ def test_every_job_ends_once_while_operators_suspend_workers(
         assert [*pool.suspensions] == []
         assert pool.leaving == {}
         assert not any(worker.suspension for worker in pool.workers.values())
+        await world.close()
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("seed", some_long(range(50), short=1))
+def test_every_job_ends_once_though_the_disk_is_full_at_times(
+    protocol: AnyWireProtocol, seed: int
+) -> None:
+    async def scenario() -> None:
+        world = await live_through(
+            *(protocol, seed),
+            workers=20,
+            jobs=150,
+            faults=30,
+            kinds=WITH_FULL_DISKS,
+            price=7,
+        )
+
+        assert world.tally.wrong == []
+        assert world.store.failures > 0
+        assert set(await world.ends()) <= {1}
+        assert set((await world.done_by_key()).values()) <= {1}
+        assert world.tally.whole > 5
+        assert world.hub.books.total() == 0
+        stored = (await world.store.ledger.load()).accounts
+        assert {
+            name: each.balance for name, each in stored.items() if each.balance
+        } == {
+            name: balance
+            for name in world.hub.books.account_names()
+            if (balance := world.hub.books.balance(name))
+        }
+        assert all(
+            not name.startswith("job:") for name in stored if stored[name].balance
+        )
         await world.close()
 
     virtual.run(scenario())

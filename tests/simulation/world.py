@@ -4,7 +4,7 @@ engines and faults that are made up, all of it reproducible from one seed."""
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +16,7 @@ from protocols.contexts import SIGNER, protocol_context, require_token
 from shoal.calls.durable import DurableCalls
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.hub import Hub
-from shoal.domain.errors import JobError, ShoalError
+from shoal.domain.errors import JobError, ShoalError, StoreError
 from shoal.domain.facts import (
     Fact,
     JobCancelled,
@@ -25,7 +25,7 @@ from shoal.domain.facts import (
     JobFailed,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.job import Job, Priority, TimeLimits
+from shoal.domain.job import Job, JobTerms, Priority, TimeLimits
 from shoal.domain.work import Chat
 from shoal.domain.worker import Offer, ServedModel
 from shoal.ledger.keys import Signer
@@ -33,6 +33,8 @@ from shoal.peers.connections import PeerConnections
 from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import Listener, UpgradeRequest, WebSocketRoute
 from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.store.ledger import NO_ENTRIES, LedgerEntries
+from shoal.store.port import RecordedFact
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
@@ -48,6 +50,29 @@ ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
 EPOCH = 1_800_000_000.0  # the wall clock at the beginning of every simulation
 TRIES_MAX = 1000  # times that a client asks again
 OWNERS = ("al", "bo", "cy")
+
+
+class FillingStore(SqliteStore):
+    """A database in memory, on a disk that is full now and then."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(":memory:"))
+        self.full_until = 0.0
+        self.failures = 0
+
+    async def append(
+        self,
+        facts: Sequence[Fact],
+        at: float,
+        earlier: Sequence[RecordedFact] = (),
+        entries: LedgerEntries = NO_ENTRIES,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() < self.full_until:
+            self.failures += 1
+            await asyncio.sleep(0.0)  # the writer's thread answers a turn later
+            raise StoreError("database or disk is full", temporary=True)
+        await super().append(facts, at, earlier, entries)
 
 
 @dataclass
@@ -74,13 +99,15 @@ class World:
         stalls: float = 0.0,
         hedge_after: float | None = None,
         token: str = "",
+        price: int = 0,
     ) -> None:
+        self._price = price
         self._refusals = refusals
         self._token = token  # that workers present, if there is one
         self._stalls = stalls
         self._hedge_after = hedge_after
         self.random = Random(seed)
-        self.store = SqliteStore(Path(":memory:"))
+        self.store = FillingStore()
         self.clock = LoopClock(lambda: EPOCH + asyncio.get_running_loop().time())
         self.tally = Tally()
         self.hub: Hub
@@ -337,6 +364,7 @@ class World:
             self.random.choice(list(Priority)),
             f"session {self._jobs % 50}",
             f"key {self._jobs}" if named else "",
+            terms=JobTerms(price=self._price),
         )
 
     async def _drain(self) -> None:

@@ -18,6 +18,7 @@ from shoal.ledger import accounts
 from shoal.pool.lifecycle import JobState
 from shoal.store.ledger import LedgerEntries
 from shoal.store.sqlite import database
+from shoal.store.sqlite.database import is_temporary
 from shoal.store.sqlite.schema import MIGRATIONS
 from shoal.store.sqlite.store import SqliteStore
 
@@ -67,6 +68,10 @@ def write_until_killed(path: Path, after: int) -> int:
             if stored == after:
                 writer.kill()
     return stored
+
+
+def remove(path: Path) -> None:
+    path.unlink()
 
 
 async def pragma(store: SqliteStore, name: str) -> object:
@@ -179,10 +184,12 @@ async def test_damaged_file_is_rejected_unchanged(path: Path, content: bytes) ->
     make(path, content)
 
     store = SqliteStore(path)
-    with pytest.raises(StoreError, match=r"shoal\.db"):
+    with pytest.raises(StoreError) as caught:
         await store.open()
     await store.close()
 
+    assert "shoal.db: " in caught.value.located
+    assert not caught.value.temporary
     assert content_of(path) == content
 
 
@@ -201,9 +208,10 @@ async def test_unwritable_file_is_rejected(tmp_path: Path) -> None:
     path.mkdir()
     store = SqliteStore(path)
 
-    with pytest.raises(StoreError, match=r"shoal\.db"):
+    with pytest.raises(StoreError) as caught:
         await store.open()
 
+    assert "shoal.db: " in caught.value.located
     await store.close()
 
 
@@ -215,16 +223,78 @@ async def test_full_disk_is_a_recoverable_error(path: Path) -> None:
     text = random.Random(0).randbytes(500_000).hex()  # hard to compress
     large = Chat("m", ({"role": "user", "content": text},))
 
-    with pytest.raises(StoreError, match="full"):
+    with pytest.raises(StoreError, match="full") as caught:
         await store.append(
             [submitted("small"), JobSubmitted(Job(JobId("large"), large))], 2.0
         )
+    assert caught.value.temporary
 
     await pragma(store, "max_page_count = 1000000")
     assert [job.job.id for job in await store.open_jobs()] == ["before"]
     await store.append([submitted("after")], 3.0)
     assert len(await store.open_jobs()) == 2
     await store.close()
+
+
+async def test_another_programs_lock_is_a_recoverable_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.store.sqlite.database.BUSY_TIMEOUT", 0.05)
+    store = await opened(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        with pytest.raises(StoreError, match="locked") as caught:
+            await store.append([submitted("before")], 1.0)
+        assert caught.value.temporary
+        other.execute("ROLLBACK")
+
+    await store.append([submitted("after")], 2.0)
+    assert [job.job.id for job in await store.open_jobs()] == ["after"]
+    await store.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_file_that_is_gone_is_written_no_more(
+    path: Path, replaced: bool
+) -> None:
+    store = await opened(path)
+    remove(path)
+    if replaced:
+        make(path, b"")
+
+    with pytest.raises(StoreError, match="deleted or replaced") as caught:
+        await store.append([submitted()], 1.0)
+
+    assert not caught.value.temporary
+    assert str(path) in caught.value.located
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "temporary"),
+    [
+        (sqlite3.SQLITE_FULL, True),
+        (sqlite3.SQLITE_IOERR_WRITE, True),
+        (sqlite3.SQLITE_IOERR_FSYNC, True),
+        (sqlite3.SQLITE_IOERR_SHMSIZE, True),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, True),
+        (sqlite3.SQLITE_CANTOPEN, True),
+        (sqlite3.SQLITE_IOERR_SHORT_READ, False),
+        (sqlite3.SQLITE_IOERR_CORRUPTFS, False),
+        (sqlite3.SQLITE_CORRUPT, False),
+        (sqlite3.SQLITE_NOTADB, False),
+        (sqlite3.SQLITE_READONLY_DBMOVED, False),
+        (sqlite3.SQLITE_CONSTRAINT_UNIQUE, False),
+        (None, False),  # of the module itself, as for a closed connection
+    ],
+)
+def test_errors_of_the_disk_are_temporary(code: int | None, temporary: bool) -> None:
+    error = sqlite3.OperationalError("as SQLite says it")
+    if code is not None:
+        error.sqlite_errorcode = code
+
+    assert is_temporary(error) is temporary
 
 
 async def test_failed_prune_does_not_stop_the_store(path: Path) -> None:

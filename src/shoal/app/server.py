@@ -41,15 +41,16 @@ from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.auth_throttle import AuthThrottle
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.hub import Hub
-from shoal.coordinator.ids import new_id
 from shoal.coordinator.spot_checks import SpotChecks
+from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.addresses import is_own_host
 from shoal.domain.credentials import DAY
-from shoal.domain.errors import ConfigError, StoreError
+from shoal.domain.errors import ConfigError, StoreBroken, StoreError
 from shoal.domain.ids import JobId
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
 from shoal.gateway.http.authentication import Keyring
+from shoal.gateway.http.ids import new_id
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.endpoints import encode_job
 from shoal.gateway.jobs.payments import Payments
@@ -72,6 +73,7 @@ SIGNATURES_INLINE_MAX = (
     4  # signatures that may hold up the loop: half a millisecond of checking them
 )
 PRUNE_EVERY = 3600.0  # seconds
+BROKEN_NOTICE = 5.0  # seconds in which /healthz says why the process will end
 NO_WIRES: Mapping[str, object] = {}
 
 log = logging.getLogger("shoal.app")
@@ -116,7 +118,7 @@ async def run_coordinator(
     defaults.
 
     Raises ConfigError if a setting, port or folder cannot be used, StoreError if the
-    database cannot.
+    database cannot; within the block, StoreBroken once it can be written no more.
     """
     settings = read_settings(config)
     check_x402(x402)
@@ -203,6 +205,7 @@ async def run_coordinator(
                 tasks.create_task(_prune(gateway, config.keep_days)),
                 tasks.create_task(_send_webhooks(gateway, settings.reach)),
                 tasks.create_task(keep_valid(https, config.data_dir, clock)),
+                tasks.create_task(_end_if_broken(hub.store_health)),
             ]
             admission.url = public_url(config.host, port, secure=https is not None)
             admission.loopback_only = is_own_host(config.host)
@@ -337,13 +340,20 @@ async def _prune(gateway: Gateway, keep_days: float) -> None:
         try:
             forgotten = await gateway.store.prune(before)
         except StoreError as error:
-            log.error("cannot prune: %s", error)  # jobs may still go well
+            log.error("cannot prune: %s", error.located)  # jobs may still go well
         else:
             gateway.access.forget_ended(before)
             gateway.admission.tokens.drop_ended(before)
             if forgotten:
                 log.info("pruned jobs=%d", forgotten)
         await asyncio.sleep(PRUNE_EVERY)
+
+
+async def _end_if_broken(health: StoreHealth) -> None:
+    """Raise StoreBroken once the store is, after those who look could see it."""
+    error = await health.wait_broken()
+    await asyncio.sleep(BROKEN_NOTICE)
+    raise StoreBroken(str(error), error.path)
 
 
 async def _send_webhooks(gateway: Gateway, reach: EgressPolicy) -> None:

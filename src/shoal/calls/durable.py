@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from shoal.calls.group import CallRoute
@@ -138,7 +139,8 @@ class DurableCalls:
         self._wake = asyncio.Event()
         self._writing = False
         self._stopping = False
-        self._broken: StoreError | None = None
+        self._health = hub.store_health
+        self._health.subscribe(self)
 
     # For clients.
 
@@ -153,7 +155,7 @@ class DurableCalls:
         assert isinstance(work, Call), "only calls are carried by call streams"
         if self._stopping:
             raise ShuttingDown("the coordinator is stopping: try again shortly")
-        if (error := self._broken or self._hub.permanent_rejection(job)) is not None:
+        if (error := self._hub.permanent_rejection(job)) is not None:
             raise error
         if job.idempotency_key:
             self._check_unused(job)
@@ -237,8 +239,8 @@ class DurableCalls:
 
         Raises StoreError.
         """
-        if self._broken is not None:
-            raise self._broken
+        if self._health.is_broken and self._health.failure is not None:
+            raise self._health.failure
         if self._facts or self._writing:
             future = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
@@ -260,10 +262,12 @@ class DurableCalls:
             waiting, self._waiting = self._waiting, []
             self._writing = True
             try:
-                await self._store.append((), self._clock.wall(), facts)
+                await self._health.write(
+                    partial(self._store.append, (), self._clock.wall(), facts)
+                )
             except StoreError as error:
                 self._waiting += waiting
-                self._fail(error)
+                self.on_store_broken(error)
                 return
             finally:
                 self._writing = False
@@ -394,18 +398,36 @@ class DurableCalls:
                 listener.on_started(call.job_id, call.lease)
         self._set_timer()
 
-    def _fail(self, error: StoreError) -> None:
-        """End all calls: the store has failed."""
-        self._broken = error
+    # As ``StoreHealthListener``.
+
+    def on_store_failing(self, error: StoreError) -> None:
+        """Send no more calls to workers.
+
+        Those that workers have end; their results wait in memory until they are stored.
+        """
+        for owner in self._owners.values():
+            owner.scheduler.hold()
+
+    def on_store_retried(self, error: StoreError) -> None:
+        pass  # the clients of calls wait
+
+    def on_store_healed(self) -> None:
+        for owner in self._owners.values():
+            owner.scheduler.resume()
+
+    def on_store_broken(self, error: StoreError) -> None:
+        """End all calls with the error; after a restart they go on."""
         for owner in self._owners.values():
             owner.scheduler.close()
-        for call in self._jobs.values():
+        jobs, self._jobs = self._jobs, {}
+        for call in jobs.values():
             call.end = error
             for listener in call.listeners:
                 listener.on_end(call)
             if call.answer is not None:
                 call.answer.fail(error)
-        for future in self._waiting:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
             if not future.done():
                 future.set_exception(error)
 

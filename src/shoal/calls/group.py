@@ -42,11 +42,15 @@ class CallRoute:
 
 
 class GroupOwner(Protocol):
-    """The owner of groups; ``pending`` are the calls that are not cancelled."""
+    """The owner of groups; ``pending`` are the calls that are not cancelled.
+
+    While it is ``held``, no call is sent.
+    """
 
     hub: Hub
     clock: Clock
     owner: str
+    held: bool
     pending: "dict[int, tuple[PendingCall, CallGroup]]"
 
     def schedule_check(self) -> None:
@@ -104,7 +108,7 @@ class CallGroup:
 
         The least loaded streams come first.
         """
-        if self._paused:
+        if self._paused or self._owner.held:
             return
         free = [load for load in self._loads.values() if load.capacity > 0]
         free.sort(key=lambda load: len(load.in_flight))

@@ -53,6 +53,7 @@ class CallScheduler:
         self._groups: dict[CallRoute, CallGroup] = {}
         self._timer: Timer | None = None
         self._closed = False
+        self.held = False  # whether no call is sent for now
 
     def submit(
         self, route: CallRoute, call: StreamedCall, blobs: tuple[bytes, ...] = ()
@@ -100,6 +101,15 @@ class CallScheduler:
         """Push no more calls.  Each slot is released when its last call has ended."""
         for group in self._groups.values():
             group.pause()
+
+    def hold(self) -> None:
+        """Push no more calls, and open no streams, until ``resume``."""
+        self.held = True
+
+    def resume(self) -> None:
+        """Push calls again."""
+        self.held = False
+        self.flush()
 
     # For the groups.
 

@@ -38,6 +38,7 @@ COMMANDS = {
 }
 
 EXIT_USAGE = 2
+EXIT_STORE_BROKEN = 74  # EX_IOERR of sysexits.h: a restart alone does not help
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
@@ -62,7 +63,7 @@ def _run(name: str, arguments: list[str]) -> int:
         from argparse import ArgumentParser
 
         from shoal.cli.terminal import printable
-        from shoal.domain.errors import ShoalError
+        from shoal.domain.errors import ShoalError, StoreBroken, StoreError
 
         with _uncollected():
             module = importlib.import_module(f"shoal.cli.{name}")
@@ -70,6 +71,9 @@ def _run(name: str, arguments: list[str]) -> int:
             module.add_arguments(parser)
     try:
         status: int = module.run(parser.parse_args(arguments))
+    except StoreError as error:
+        print(f"shoal {name}: {printable(error.located)}", file=sys.stderr)
+        return EXIT_STORE_BROKEN if isinstance(error, StoreBroken) else 1
     except ShoalError as error:
         print(f"shoal {name}: {printable(str(error))}", file=sys.stderr)
         return 1

@@ -200,14 +200,14 @@ class Answer:
 
     def notify_leased(self, peer: WorkerConnection) -> None:
         """Notify the listener that ``peer`` has the current lease."""
-        if self.listener is not None:
+        if self.listener is not None and self._end is None:
             assert self.worker_id is not None, "a lease names a worker"
             self.listener.on_leased(self.job_id, self.lease, self.worker_id, peer)
 
     def report_progress(self, share: float | None, remark: str, now: float) -> None:
         """Pass on the progress of a call; it counts as output for time limits."""
         self.last_output = now
-        if self.listener is not None:
+        if self.listener is not None and self._end is None:
             self.listener.on_progress(self.job_id, share, remark)
 
     def deliver_results(self, returns: list[CallResult]) -> None:
@@ -224,6 +224,12 @@ class Answer:
     def fail(self, error: ShoalError) -> None:
         """End the answer with an error."""
         self._end_with(error)
+
+    def interrupt(self, error: ShoalError) -> None:
+        """End all cursors with an error; the answer itself goes on."""
+        readings, self._readings = self._readings, []
+        for reading in readings:
+            reading.abort(error)
 
     # For cursors.
 

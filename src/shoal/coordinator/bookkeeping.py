@@ -185,11 +185,16 @@ class Bookkeeper:
     # When facts are stored.
 
     async def seal(self, at: float) -> LedgerEntries:
-        """Return what is stored with the recorded facts.  Raises StoreError."""
+        """Return what is stored with the recorded facts.
+
+        The caller stores them, however often it has to try.  Raises StoreError; then it
+        can be called again.
+        """
         if not self._draft:
             return NO_ENTRIES
-        for fact in self._draft.presented:
-            await self._settle_presented(fact, at)
+        while self._draft.presented:
+            await self._settle_presented(self._draft.presented[0], at)
+            del self._draft.presented[0]
         draft, self._draft = self._draft, _BatchDraft()
         if not draft.claims:
             return LedgerEntries(
@@ -199,13 +204,14 @@ class Bookkeeper:
             sealed = await asyncio.to_thread(self._notary.seal, draft.claims, at)
         else:
             sealed = self._notary.seal(draft.claims, at)
-        self._notary.commit(sealed)  # if storing fails, the hub stops
+        self._notary.commit(sealed)
         return _entries(draft, sealed, at)
 
     async def _settle_presented(self, fact: ReceiptPresented, at: float) -> None:
         """Pay out, or give back, a price that was withheld until there is a receipt.
 
         It concerns the withheld price alone, so no decision of the batch depends on it.
+        Reads first: after a StoreError nothing has changed.
         """
         (filed, *_) = await self._store.ledger.receipts_of(fact.job_id)
         claims, fee = replace(filed.claims, worker_receipt=fact.worker_receipt), 0

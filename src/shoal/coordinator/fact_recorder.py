@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from shoal.coordinator.bookkeeping import Bookkeeper
+from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.facts import (
     AccountFact,
     Fact,
@@ -30,11 +31,13 @@ class FactRecorder:
         self,
         store: Store,
         bookkeeper: Bookkeeper,
+        health: StoreHealth,
         clock: Clock,
         wake: Callable[[], None],
     ) -> None:
         self._store = store
         self._bookkeeper = bookkeeper
+        self._health = health
         self._clock = clock
         self._wake = wake
         self._waiting: list[RecordedFact] = []
@@ -48,7 +51,7 @@ class FactRecorder:
     async def record(self, kept: Sequence[Fact], *, urgent: bool) -> None:
         """Store the facts in ``kept``; unless ``urgent``, they may wait.
 
-        Raises StoreError.
+        Repeats that until it succeeds.  Raises StoreError if it never can.
         """
         now, at = self._clock.now(), self._clock.wall()
         if not urgent and now < self._record_by:
@@ -59,8 +62,8 @@ class FactRecorder:
             return
         earlier, self._waiting = self._waiting, []
         self._record_by = math.inf
-        entries = await self._bookkeeper.seal(at)
-        await self._store.append(kept, at, earlier, entries)
+        entries = await self._health.read(lambda: self._bookkeeper.seal(at))
+        await self._health.write(lambda: self._store.append(kept, at, earlier, entries))
 
     def _record_now(self) -> None:
         # Not left to comparing times: a timer may fire a little early.

@@ -1,11 +1,11 @@
 """The hub: one task that owns the pool.  Input → facts → store → effects."""
 
 import asyncio
-import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from shoal.coordinator.answer import Answer
@@ -24,9 +24,11 @@ from shoal.coordinator.effects import Effects
 from shoal.coordinator.fact_log import FactLog
 from shoal.coordinator.fact_recorder import FactRecorder, is_deferrable, is_stored
 from shoal.coordinator.job_listener import JobListener
+from shoal.coordinator.mailbox import Mailbox
 from shoal.coordinator.open_answers import OpenAnswers
 from shoal.coordinator.receipt_verifier import HubMail, ReceiptVerifier
 from shoal.coordinator.recovery import restore_pool
+from shoal.coordinator.store_health import StoreHealth
 from shoal.coordinator.worker_events import WorkerEvents, WorkerPort
 from shoal.domain.errors import ShoalError, ShuttingDown, StoreError
 from shoal.domain.facts import Fact, JobCancelled, JobExpired
@@ -57,6 +59,8 @@ from shoal.transports.clock import Clock, Timer
 QUEUE_MAX = 1000  # queued jobs; more are refused
 GATHER_AT = 32  # queued jobs from which inputs are gathered into larger commits
 GATHER_SECONDS = 0.002  # seconds of gathering
+QUIET_MAX = 30.0  # seconds without output until clients wait no more for a full disk
+NOT_ACCEPTED = "the store failed before the job was accepted"
 
 
 class Decision(NamedTuple):
@@ -67,14 +71,12 @@ class Decision(NamedTuple):
     stored: bool
 
 
-log = logging.getLogger("shoal.coordinator")
-
-
 class Hub:
     """The coordinator's centre.
 
     Other tasks submit and cancel jobs and post workers' events; ``run`` does the rest.
-    No effect precedes its fact in the store.
+    No effect precedes its fact in the store.  While that fails, the batch that could
+    not be stored waits, and all that arrives waits behind it: see ``StoreHealth``.
 
     Args:
         hedge_after: seconds of a worker's silence after which a second worker gets the
@@ -100,17 +102,21 @@ class Hub:
         self.blobs = blobs or BlobTransfer(MemoryBlobs())
         self.new_id = new_id
         self.carried: CarriedJobs = NoCarriedJobs()
+        self.store_health = StoreHealth(clock)
+        self.store_health.subscribe(self)
         self._store = store
         self._clock = clock
         self._queue_max = queue_max
         self._hedge_after = hedge_after
         self._verifier = ReceiptVerifier(self.pool, store, aside)
         self._bookkeeper = Bookkeeper(self.pool, store, signer, fee, aside)
-        self._recorder = FactRecorder(store, self._bookkeeper, clock, self._wake_up)
-        self._mailbox: list[HubMail] = []
-        self._waiting: list[
-            asyncio.Future[None]
-        ] = []  # callers that wait for the next batch
+        self._recorder = FactRecorder(
+            store, self._bookkeeper, self.store_health, clock, self._wake_up
+        )
+        self._mailbox = Mailbox()
+        self._batch: list[HubMail] = []  # the last that was taken from it
+        # Callers that wait for the next batch, with their input.
+        self._waiting: list[tuple[HubInput, asyncio.Future[None]]] = []
         self._deferred = False  # whether inputs of this batch were deferred
         self._unpaid = False  # whether jobs were refused for lack of funds
         self._wake = asyncio.Event()
@@ -118,7 +124,12 @@ class Hub:
         self._answers = OpenAnswers(store, self.blobs)
         self._connections = WorkerConnections()
         self._worker_events = WorkerEvents(
-            self.pool, self._answers, self._connections, clock, self.post
+            self.pool,
+            self._answers,
+            self._connections,
+            clock,
+            self.post,
+            self._mailbox.has_room,
         )
         self._deadlines = Deadlines(self.pool, self._answers, clock, self.post)
         self._effects = Effects(
@@ -134,7 +145,6 @@ class Hub:
         self._idle = asyncio.Event()  # set while no job is open
         self._idle.set()
         self._stopping = False
-        self._broken: StoreError | None = None
 
     # For clients.
 
@@ -194,8 +204,10 @@ class Hub:
 
     def permanent_rejection(self, job: Job) -> ShoalError | None:
         """Return the error if a job can never run, or if no jobs are accepted."""
-        if self._broken is not None:
-            return self._broken
+        failure = self.store_health.failure
+        # Jobs that are not stored wait with the batch, as streams of stored calls do.
+        if failure is not None and (job.terms.kept or self.store_health.is_broken):
+            return failure
         if self._stopping:
             return ShuttingDown("the coordinator is stopping: try again shortly")
         return permanent_rejection(self.pool, job, self._clock.now())
@@ -237,7 +249,11 @@ class Hub:
         return True
 
     async def cancel_now(self, job_id: JobId, reason: str) -> None:
-        """Cancel a job, and wait until that is in the store.  Raises StoreError."""
+        """Cancel a job, and wait until that is in the store.
+
+        Raises StoreError, at once if the store is failing.
+        """
+        self._check_store()
         if self.carried.cancel(job_id, reason):
             await self.carried.stored()
         else:
@@ -253,19 +269,18 @@ class Hub:
     @property
     def unavailable_reason(self) -> str | None:
         """Why no jobs are accepted; None if they are."""
-        if self._broken is not None:
-            return str(self._broken)
+        if self.store_health.failure is not None:
+            return str(self.store_health.failure)
         return "stopping" if self._stopping else None
 
     async def process(self, hub_input: HubInput) -> None:
         """Post an input and wait until its facts are in the store.
 
-        Raises StoreError.
+        Raises StoreError if it has no effect: at once if the store is failing.
         """
-        if self._broken is not None:
-            raise self._broken
+        self._check_store()
         stored = asyncio.get_running_loop().create_future()
-        self._waiting.append(stored)
+        self._waiting.append((hub_input, stored))
         self.post(hub_input)
         await stored
 
@@ -328,11 +343,14 @@ class Hub:
             if self.pool.queued >= GATHER_AT:
                 await asyncio.sleep(GATHER_SECONDS)
             self._wake.clear()
-            batch, self._mailbox = self._mailbox, []
+            batch = self._batch = self._mailbox.take()
             waiting, self._waiting = self._waiting, []
             self._deferred = self._unpaid = False
             try:
-                decided = self._decide(await self._verifier.verify_batch(batch))
+                verified = await self.store_health.read(
+                    partial(self._verifier.verify_batch, batch)
+                )
+                decided = self._decide(verified)
                 if not (decided or waiting or self._recorder.is_due):
                     self._update_idle()
                     if self._unpaid:
@@ -344,7 +362,7 @@ class Hub:
                     await self._recorder.record(kept, urgent=urgent)
             except StoreError as error:
                 self._waiting += waiting
-                self._fail(error)
+                self.on_store_broken(error)
                 return
             for fact, revoked, _ in decided:
                 self.publish(fact)
@@ -353,9 +371,9 @@ class Hub:
                 # Their inputs may be among those that were deferred.
                 self._waiting[:0] = waiting
                 waiting = []
-            for each in waiting:
-                if not each.done():
-                    each.set_result(None)
+            for _, stored in waiting:
+                if not stored.done():
+                    stored.set_result(None)
             self._update_idle()
             self._notify_room()
 
@@ -377,9 +395,14 @@ class Hub:
     def post(self, mail: HubMail) -> None:
         # Not bounded here, because every source is: clients by the queue, workers by a
         # few events per connection and lease, other callers by waiting in `process`.
-        if self._broken is None:
-            self._mailbox.append(mail)
+        # While the store fails they are not bounded so, and the mailbox is.
+        if not self.store_health.is_broken:
+            self._mailbox.post(mail)
             self._wake.set()
+
+    def _check_store(self) -> None:
+        if self.store_health.failure is not None:
+            raise self.store_health.failure
 
     def _submit(self, job: Job, listener: JobListener | None = None) -> Answer:
         if (error := self.permanent_rejection(job)) is not None:
@@ -417,7 +440,7 @@ class Hub:
                 if unpaid is None and full is not None and plan(self.pool):
                     # The queue is full only because a burst has no leases yet.  No
                     # lease ends in the batch it begins in, so the rest is deferred.
-                    self._mailbox[:0] = batch[index:]
+                    self._mailbox.put_back(batch[index:])
                     self._deferred = True
                     self._wake.set()
                     break
@@ -470,18 +493,65 @@ class Hub:
         else:
             self._idle.set()
 
-    def _fail(self, error: StoreError) -> None:
-        log.error("store failed, no more work is taken until a restart: %s", error)
-        self._broken = error
+    # As ``StoreHealthListener``.
+
+    def on_store_failing(self, error: StoreError) -> None:
+        """Refuse what is not decided yet.
+
+        The decided batch waits: the pool has its facts already.  Of its jobs, those
+        that are not accepted are cancelled after it, because their clients get an
+        error.
+        """
+        inputs = {id(each) for each, _ in self._waiting}
+        for mail in self._mailbox.withdraw(
+            lambda mail: id(mail) in inputs or _is_stored_job(mail)
+        ):
+            if isinstance(mail, Submission):
+                self._refuse(mail.job, error)
+        self._fail_waiting(error)
+        self._mailbox.hold()
+        unaccepted = set(self._answers.unaccepted)
+        for mail in self._batch:
+            if isinstance(mail, Submission) and mail.job.id in unaccepted:
+                if not _is_stored_job(mail):
+                    continue
+                self._answers.resolve(mail.job.id, error)
+                self._answers[mail.job.id].fail(error)
+                self.post(Cancellation(mail.job.id, NOT_ACCEPTED))
+
+    def on_store_retried(self, error: StoreError) -> None:
+        """Send the clients away whose answers have made no progress for long."""
+        limit = self._clock.now() - QUIET_MAX
+        if self.store_health.failing_for < QUIET_MAX:
+            return
+        for answer in self._answers.values():
+            if answer.last_output is None or answer.last_output <= limit:
+                answer.interrupt(error)
+
+    def on_store_healed(self) -> None:
+        self._mailbox.release()
+        self._wake.set()
+
+    def on_store_broken(self, error: StoreError) -> None:
+        """End all jobs with the error; after a restart they go on."""
         for job_id in list(self._answers.unaccepted):
             self._answers.resolve(job_id, error)
-        for each in self._waiting:
-            if not each.done():  # cancelled otherwise
-                each.set_exception(error)
+        self._fail_waiting(error)
         for answer in self._answers.values():
             answer.fail(error)
         self._deadlines.stop()
         self._idle.set()  # open jobs will never end
+
+    def _fail_waiting(self, error: StoreError) -> None:
+        waiting, self._waiting = self._waiting, []
+        for _, stored in waiting:
+            if not stored.done():  # cancelled otherwise
+                stored.set_exception(error)
+
+
+def _is_stored_job(mail: HubMail) -> bool:
+    """Say whether an input submits a job that has to be stored."""
+    return isinstance(mail, Submission) and mail.job.terms.kept
 
 
 def _is_deferrable(decided: Decision) -> bool:

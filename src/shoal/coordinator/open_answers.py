@@ -6,7 +6,7 @@ from collections.abc import Iterator, KeysView, Mapping
 from shoal.coordinator.answer import Answer
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.job_listener import JobListener
-from shoal.domain.errors import KeyReused, ShoalError
+from shoal.domain.errors import KeyReused, ShoalError, StoreError
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, Policy, Privacy
 from shoal.store.port import Store
@@ -95,9 +95,17 @@ class OpenAnswers(Mapping[JobId, Answer]):
             # `wait`, so that a cancelled caller leaves the future to other callers.
             await asyncio.wait([accepted])
             accepted.result()
+        answer = self._answers.get(job_id)
+        if answer is not None and isinstance(answer.end, StoreError):
+            raise answer.end  # refused after others of its batch were decided
 
     def resolve(self, job_id: JobId, error: ShoalError | None = None) -> None:
-        """Resolve a submission: accepted, or refused with ``error``."""
+        """Resolve a submission: accepted, or refused with ``error``.
+
+        The first call counts: one that was refused stays so.
+        """
+        if job_id not in self._accepting:
+            return
         accepted = self._accepting.pop(job_id)
         if accepted is None:
             listener = self._answers[job_id].listener if error is None else None

@@ -39,7 +39,10 @@ from shoal.pool.inputs import (
 )
 from shoal.pool.open_job import NO_LEASE
 from shoal.pool.state import PoolState
+from shoal.protocols.seam.session import CloseCode
 from shoal.transports.clock import Clock
+
+NO_ROOM = "the coordinator's store is failing: try again later"
 
 
 class WorkerEvents:
@@ -52,6 +55,7 @@ class WorkerEvents:
         workers: WorkerConnections,
         clock: Clock,
         post: Callable[[HubMail], None],
+        has_room: Callable[[WorkerId | None], bool],
     ) -> None:
         self.health: dict[WorkerId, MachineHealth] = {}
         """The health of workers' machines, if they report it."""
@@ -61,6 +65,7 @@ class WorkerEvents:
         self._workers = workers
         self._clock = clock
         self._post = post
+        self._has_room = has_room  # for what a worker sends; None: for another worker
         self._load_reports = LoadReports(clock, post)
 
     def on_event(self, connection: WorkerRegistration, event: Event) -> None:
@@ -69,6 +74,9 @@ class WorkerEvents:
             self._on_chunk(event)
             return
         if isinstance(event, Joined):
+            if not self._has_room(None):
+                _send_away(connection)
+                return
             self.on_disconnect(connection, "joined anew")
             worker_id = self._workers.register(connection, event.name)
             cancels = CancelJob in connection.connection.accepts
@@ -80,6 +88,9 @@ class WorkerEvents:
             return  # replaced by a newer connection, but still open
         if isinstance(event, CallsReturned):
             self._on_results(event)
+            return
+        if not self._has_room(sender):
+            _send_away(connection)
             return
         match event:
             case Completed():
@@ -167,6 +178,11 @@ class WorkerEvents:
     def _continues_unattended(self, job_id: JobId) -> bool:
         job = self._pool.jobs.get(job_id)
         return job is not None and job.job.continues_unattended
+
+
+def _send_away(registration: WorkerRegistration) -> None:
+    """Disconnect a worker whose events could not be stored for long."""
+    registration.connection.disconnect(NO_ROOM, CloseCode.TRY_AGAIN_LATER, NO_ROOM)
 
 
 class WorkerPort:

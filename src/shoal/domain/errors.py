@@ -179,7 +179,25 @@ class Cancelled(JobError):
 
 
 class StoreError(ShoalError):
-    """The database failed; the hub accepts no more jobs."""
+    """The database failed.
+
+    ``path`` names the file or folder, for operators only.  ``temporary``: the same may
+    succeed later, as on a disk that is full now.
+    """
+
+    def __init__(self, reason: str, path: str = "", *, temporary: bool = False) -> None:
+        super().__init__(reason)
+        self.path = path
+        self.temporary = temporary
+
+    @property
+    def located(self) -> str:
+        """The reason with the path."""
+        return f"{self.path}: {self}" if self.path else str(self)
+
+
+class StoreBroken(StoreError):
+    """The database failed while the coordinator ran, and a repetition cannot help."""
 
 
 class ConfigError(ShoalError):

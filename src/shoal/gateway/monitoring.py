@@ -217,6 +217,11 @@ def _route_label(request: web.Request) -> str:
 async def healthz(gateway: Gateway, request: web.Request) -> web.Response:
     # Workers recognise a Shoal coordinator by ``shoal``, and find the ports of
     # protocols without HTTP in ``direct``.
+    health = gateway.hub.store_health
+    if health.is_broken:
+        return web.json_response(
+            {"status": "failed", "reason": str(health.failure)}, status=503
+        )
     direct = (
         gateway.admission.ports if _can_reach_ports(gateway.admission, request) else {}
     )

@@ -3,6 +3,7 @@
 A value is stored in ``FOLDER/<2 hex>/<62 hex>``, the hexadecimal digits of its digest.
 """
 
+import errno
 import hashlib
 import os
 import threading
@@ -17,7 +18,20 @@ from shoal.domain.errors import InvalidRequest, NotFound, StoreError
 
 SIZE_MAX = 8 << 30  # bytes of all values, by default
 BLOB_MAX = 256 << 20  # bytes of one
-TEMPORARY = ".part"
+PART = ".part"  # of the name of a file that is being written
+
+# Errors of the file system after which the same may succeed later.
+TEMPORARY = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+    }
+)
 
 
 class BlobStore(Protocol):
@@ -92,7 +106,7 @@ class BlobFiles:
             for folder in (self._folder, *self._folder.glob("??")):
                 restrict(folder)
             for path in self._folder.glob("??/*"):
-                if path.name.endswith(TEMPORARY):
+                if path.name.endswith(PART):
                     path.unlink()
                     continue
                 restrict(path)
@@ -100,7 +114,7 @@ class BlobFiles:
                 digest = bytes.fromhex(path.parent.name + path.name)
                 found.append((about.st_mtime, digest, about.st_size))
         except (OSError, ValueError) as error:
-            raise StoreError(f"{self._folder}: {error}") from error
+            raise StoreError(str(error), str(self._folder)) from error
         for _, digest, size in sorted(found):
             self._enter(digest, size)
 
@@ -130,7 +144,10 @@ class BlobFiles:
             try:
                 self._write(self._path(digest), data)
             except OSError as error:
-                raise StoreError(f"{self._folder}: {error}") from error
+                temporary = error.errno in TEMPORARY
+                raise StoreError(
+                    error.strerror or str(error), str(self._folder), temporary=temporary
+                ) from error
             for each in self._enter(digest, len(data)):
                 self._path(each).unlink(missing_ok=True)
         return digest
@@ -147,7 +164,7 @@ class BlobFiles:
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
         path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
-        part = path.with_name(f"{next(self._numbers)}{TEMPORARY}")
+        part = path.with_name(f"{next(self._numbers)}{PART}")
         try:
             with open(part, "xb", opener=open_private) as file:
                 file.write(data)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.receiver import Receiver, run_receiver, verify
+from gateway.receiver import run_receiver, verify
 from gateway.serving import Pool, eventually, serving
 from harness.speed import scaled
 from shoal.domain.errors import StoreError
@@ -26,7 +26,9 @@ from shoal.gateway.jobs.webhook_sender import (
     WebhookSender,
 )
 from shoal.gateway.jobs.webhooks import ATTEMPTS_MAX
+from shoal.store.port import StoredJob
 from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.webhooks import SqliteWebhooks
 from shoal.store.webhooks import DeliveryState
 from shoal.transports.clock import Timer
 
@@ -324,27 +326,49 @@ async def test_secret_and_url_are_not_logged(
     assert not any("t0p" in line or SECRET in line for line in lines)
 
 
-async def test_store_failure_stops_deliveries_with_a_log_line(
+async def test_deliveries_outlast_a_failure_of_the_store(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(SqliteStore):
-        async def job(self, job_id: JobId) -> None:
-            raise StoreError("shoal.db: disk I/O error")
+        failures = 3
 
-    receiver = Receiver()
-    async with serving(tmp_path, open_store=Failing) as pool:
-        assert pool.gateway is not None
-        await complete_job(pool, "http://127.0.0.1:1/")
-        its = WebhookSender(
-            pool.hub,
-            pool.gateway.store,
-            ImmediateClock(),
-            partial(encode_job, pool.gateway),
-            EgressPolicy.ANY,
-            lambda: 0.5,
-        )
-        async with asyncio.timeout(scaled(10)):
-            await its.run()
+        async def job(self, job_id: JobId) -> StoredJob | None:
+            if self.failures:
+                self.failures -= 1
+                raise StoreError("disk I/O error", temporary=True)
+            return await super().job(job_id)
 
-    assert receiver.requests == []
-    assert "webhooks wait for a restart: shoal.db: disk I/O error" in caplog.text
+    async with (
+        run_receiver() as receiver,
+        serving(tmp_path, open_store=Failing) as pool,
+        sending(pool),
+    ):
+        await complete_job(pool, receiver.url)
+        tried = await wait_delivered(pool)
+
+    assert (tried.attempts, tried.error) == (1, None)
+    assert len(receiver.requests) == 1
+    assert caplog.text.count("webhooks wait for the store: disk I/O error") == 3
+
+
+async def test_deliveries_wait_while_the_store_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.coordinator.store_health.RETRY_MIN", 0.01)
+    recording = SqliteWebhooks.record_attempt
+    failures = iter([StoreError("disk is full", temporary=True)] * 3)
+
+    async def record(
+        webhooks: SqliteWebhooks, job_id: JobId, error: str | None, due: float | None
+    ) -> None:
+        for failure in failures:
+            raise failure
+        await recording(webhooks, job_id, error, due)
+
+    monkeypatch.setattr(SqliteWebhooks, "record_attempt", record)
+    async with run_receiver() as receiver, serving(tmp_path) as pool, sending(pool):
+        await complete_job(pool, receiver.url)
+        tried = await wait_delivered(pool)
+
+    assert (tried.attempts, tried.error) == (1, None)
+    assert len(receiver.requests) == 1  # delivered once, and recorded in the end

@@ -200,12 +200,15 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
 async def show_status(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    pool = gateway.hub.pool
+    pool, why_not = gateway.hub.pool, gateway.hub.unavailable_reason
+    failure = gateway.hub.store_health.failure
+    if failure is not None and caller.has_scope(Scope.ADMIN):
+        why_not = failure.located
     running = len(pool.jobs) - pool.queued
     status = CoordinatorStatus(
         shoal.__version__,
-        gateway.hub.unavailable_reason is None,
-        gateway.hub.unavailable_reason or "",
+        why_not is None,
+        why_not or "",
         sorted(gateway.models),
         [
             _worker_status(

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 from aiohttp import web
 
+from shoal.coordinator.store_health import RETRY_MAX
 from shoal.domain.errors import (
     AlreadyEnded,
     BudgetSpent,
@@ -55,7 +56,7 @@ QUOTA = "insufficient_quota"
 BEARER = {"WWW-Authenticate": "Bearer"}
 NO_RETRY = {"x-should-retry": "false"}  # stops the retries of OpenAI's clients
 
-STORE_RETRY = 30  # seconds: a broken database needs an operator
+STORE_RETRY = int(RETRY_MAX)  # seconds: by then, the store was tried again
 
 
 @dataclass(frozen=True, slots=True)

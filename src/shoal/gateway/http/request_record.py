@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from shoal.coordinator.answer_reader import AnswerStream
-from shoal.coordinator.ids import new_id
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.outcome import Usage
 from shoal.domain.work import JobKind
+from shoal.gateway.http.ids import new_id
 from shoal.transports.strangers import BY_STRANGER
 
 REQUEST_ID = "x-request-id"

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from aiohttp import (
@@ -19,6 +20,7 @@ from aiohttp import (
 
 import shoal
 from shoal.coordinator.hub import Hub
+from shoal.coordinator.store_health import RETRY_MAX
 from shoal.domain.errors import InvalidRequest, StoreError
 from shoal.domain.facts import (
     Fact,
@@ -75,6 +77,7 @@ class WebhookSender:
         answer_timeout: float = ANSWER_TIMEOUT,
     ) -> None:
         self._store = store
+        self._health = hub.store_health
         self._clock = clock
         self._render = render
         self._egress_policy = egress_policy
@@ -90,18 +93,27 @@ class WebhookSender:
         hub.subscribe(self._on_fact)
 
     async def run(self) -> None:
-        """Deliver until cancelled, or until the store fails."""
-        try:
-            async with self._session() as session, asyncio.TaskGroup() as tasks:
-                while True:
-                    self._wake.clear()
-                    await self._start_due(session, tasks)
-                    await self._wait_for_work()
-        except* StoreError as errors:
-            log.error(
-                "the store failed, webhooks wait for a restart: %s",
-                errors.exceptions[0],
-            )
+        """Deliver until cancelled, or until the store is broken.
+
+        While the store fails, deliveries are neither recorded nor begun.
+        """
+        while not self._health.is_broken:
+            try:
+                async with self._session() as session, asyncio.TaskGroup() as tasks:
+                    while True:
+                        self._wake.clear()
+                        await self._health.wait_writable()
+                        await self._start_due(session, tasks)
+                        await self._wait_for_work()
+            except* StoreError as errors:
+                log.error("webhooks wait for the store: %s", errors.exceptions[0])
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait a while: what failed may have been a read."""
+        over = asyncio.Event()
+        self._clock.call_at(self._clock.now() + RETRY_MAX, over.set)
+        await over.wait()
 
     def _on_fact(self, fact: Fact) -> None:
         match fact:
@@ -211,14 +223,14 @@ class WebhookSender:
             tried.attempts + 1,
         )
         if failure is None:
-            await self._store.webhooks.record_attempt(job_id, None, None)
+            await self._record(job_id, None, None)
             log.info(
                 "delivered webhook job=%s host=%s attempts=%d", job_id, host, attempts
             )
             return
         pause = None if failure.final else retry_delay(attempts, self._chance())
         due_at = None if pause is None else self._clock.wall() + pause
-        await self._store.webhooks.record_attempt(job_id, failure.reason, due_at)
+        await self._record(job_id, failure.reason, due_at)
         log.warning(
             "%s job=%s host=%s attempts=%d error=%r",
             "gave up webhook"
@@ -228,6 +240,14 @@ class WebhookSender:
             host,
             attempts,
             failure.reason,
+        )
+
+    async def _record(
+        self, job_id: JobId, error: str | None, due_at: float | None
+    ) -> None:
+        """Store the result of an attempt, as soon as the store can be written."""
+        await self._health.write(
+            partial(self._store.webhooks.record_attempt, job_id, error, due_at)
         )
 
 

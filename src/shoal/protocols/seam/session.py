@@ -34,6 +34,7 @@ class CloseCode(IntEnum):
     PROTOCOL_ERROR = 1002
     POLICY_VIOLATION = 1008
     INTERNAL_ERROR = 1011
+    TRY_AGAIN_LATER = 1013  # IANA registry, RFC 6455, section 7.4
     MOVED = 3999  # Shoal's own: the worker reconnects elsewhere at once
 
 

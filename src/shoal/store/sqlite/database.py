@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from shoal.config.file_lock import open_lock_file, try_lock
 from shoal.config.private_files import create_private, restrict
@@ -31,6 +31,40 @@ LIST_READERS = 2  # lists at once; the interpreter runs their Python code in tur
 WAL_KEPT = 16 << 20  # bytes of the log's file that are kept for reuse
 WAL_MAX = 64 << 20  # bytes of the log from which on a commit waits for readers
 WAL_WAIT = 0.1  # seconds of that
+
+
+FileIdentity: TypeAlias = tuple[int, int]
+"""A file, whatever its name: its device and number."""
+
+# After these, the same may succeed later: the disk was full or failed, or another
+# program had locked the file.
+TEMPORARY = frozenset(
+    {
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_CANTOPEN,  # as with too many open files
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_PROTOCOL,
+    }
+)
+# Not after these, which are kinds of SQLITE_IOERR: the file is damaged, or no longer
+# the same.
+DAMAGED = frozenset(
+    {
+        sqlite3.SQLITE_IOERR_CORRUPTFS,
+        sqlite3.SQLITE_IOERR_DATA,
+        sqlite3.SQLITE_IOERR_SHORT_READ,
+        sqlite3.SQLITE_IOERR_VNODE,
+    }
+)
+
+
+def is_temporary(error: sqlite3.Error) -> bool:
+    """Say whether the same may succeed later."""
+    # Errors of the module itself have no code.  The low byte is the kind.
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return code & 0xFF in TEMPORARY and code not in DAMAGED
 
 
 class SqlRunner(Protocol):
@@ -66,6 +100,7 @@ class Database:
         self._closing = ExitStack()
         self._wal = path.with_name(f"{path.name}-wal")
         self._wal_max = WAL_MAX
+        self._identity: FileIdentity | None = None  # of the file that is open
 
     async def open(self) -> None:
         """Open or create the file, and migrate it.  Raises StoreError."""
@@ -111,7 +146,10 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            raise StoreError(f"{self._path}: {error}") from error
+            temporary = is_temporary(error)
+            raise StoreError(
+                str(error), str(self._path), temporary=temporary
+            ) from error
 
     # The methods below run in the writer's thread.
 
@@ -132,6 +170,7 @@ class Database:
                     readers.open(self._path)
             self._closing = undo.pop_all()
         self._writer = writer
+        self._identity = self._current_identity()
         self._closing.callback(self._forget)
 
     def _connect(self, undo: ExitStack) -> sqlite3.Connection:
@@ -162,6 +201,10 @@ class Database:
 
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
         writer = self._opened
+        if self._current_identity() != self._identity:
+            raise StoreError("was deleted or replaced while in use", str(self._path))
+        if writer.in_transaction:  # a rollback has failed, as on a failing disk
+            writer.execute("ROLLBACK")
         writer.execute("BEGIN IMMEDIATE")
         try:
             result = work(writer)
@@ -174,6 +217,16 @@ class Database:
         if self._path != MEMORY:
             self._limit_wal(writer)
         return result
+
+    def _current_identity(self) -> FileIdentity | None:
+        """Return the identity of the file at the path; None: there is none."""
+        if self._path == MEMORY:
+            return None
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
 
     def _limit_wal(self, writer: sqlite3.Connection) -> None:
         """Let the log begin anew if it has grown, as it does while reads overlap.
@@ -199,7 +252,7 @@ class Database:
     # Errors.
 
     def _not_open(self) -> StoreError:
-        return StoreError(f"{self._path} is not open")
+        return StoreError("the database is not open", str(self._path))
 
 
 @contextmanager

@@ -1,0 +1,163 @@
+"""Whether the store can be written, and when a write that failed is repeated.
+
+Decision 28 says which errors a store recovers from.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from shoal.domain.errors import StoreError
+from shoal.transports.clock import Clock
+
+T = TypeVar("T")
+
+RETRY_MIN = 1.0  # seconds until a write that failed is repeated
+RETRY_MAX = 30.0  # seconds until it is repeated again; each pause doubles the last
+
+log = logging.getLogger("shoal.coordinator")
+
+
+class StoreHealthListener(Protocol):
+    """Callbacks for the store's health.  They must neither wait nor raise."""
+
+    def on_store_failing(self, error: StoreError) -> None:
+        """A write failed and will be repeated."""
+        ...
+
+    def on_store_retried(self, error: StoreError) -> None:
+        """A repeated write has failed again."""
+        ...
+
+    def on_store_healed(self) -> None:
+        """A write has succeeded again."""
+        ...
+
+    def on_store_broken(self, error: StoreError) -> None:
+        """A write failed, and no repetition can succeed."""
+        ...
+
+
+class StoreHealth:
+    """Repeats writes until they succeed, or until the store is broken.
+
+    All writers share the pauses: whichever write succeeds first ends the failure.
+    ``failure`` is the last error; None: the store can be written.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.failure: StoreError | None = None
+        self.is_broken = False
+        self._clock = clock
+        self._listeners: list[StoreHealthListener] = []
+        self._pause = RETRY_MIN
+        self._since = 0.0  # when the failure began
+        self._pausing = False
+        self._waiting: list[asyncio.Future[None]] = []
+        self._broken = asyncio.Event()
+
+    def subscribe(self, listener: StoreHealthListener) -> None:
+        """Call ``listener`` on each change from now on."""
+        self._listeners.append(listener)
+
+    async def write(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Make ``attempt`` until it succeeds, and return its result.
+
+        An attempt that fails must have changed nothing.  Raises StoreError if the store
+        is broken.
+        """
+        return await self._repeat(attempt, heals=True)
+
+    async def read(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """As ``write``, for what does not write: its success proves little.
+
+        It ends a failure only if it had failed before.
+        """
+        return await self._repeat(attempt, heals=False)
+
+    async def wait_writable(self) -> None:
+        """Wait until the store can be written, as far as is known."""
+        while self.failure is not None:
+            await self._next_change()
+
+    async def wait_broken(self) -> StoreError:
+        """Wait until the store is broken; return why."""
+        await self._broken.wait()
+        assert self.failure is not None, "it is broken for a reason"
+        return self.failure
+
+    @property
+    def failing_for(self) -> float:
+        """For how many seconds the store has been failing; 0: it is not."""
+        return 0.0 if self.failure is None else self._clock.now() - self._since
+
+    async def _repeat(self, attempt: Callable[[], Awaitable[T]], *, heals: bool) -> T:
+        while True:
+            if self.is_broken and self.failure is not None:
+                raise self.failure
+            try:
+                result = await attempt()
+            except StoreError as error:
+                self._on_failed(error)
+                if not error.temporary:
+                    raise
+                heals = True
+                await self._next_change()
+            else:
+                if heals and self.failure is not None:
+                    self._heal()
+                return result
+
+    def _on_failed(self, error: StoreError) -> None:
+        if self.is_broken:
+            return
+        first, self.failure = self.failure is None, error
+        if not error.temporary:
+            self._break(error)
+        elif first:
+            self._pause, self._since = RETRY_MIN, self._clock.now()
+            log.error("store failing, new work is refused: %s", error.located)
+            self._set_timer()
+            for each in self._listeners:
+                each.on_store_failing(error)
+        elif not self._pausing:
+            self._pause = min(2 * self._pause, RETRY_MAX)
+            self._set_timer()
+            for each in self._listeners:
+                each.on_store_retried(error)
+
+    def _break(self, error: StoreError) -> None:
+        self.is_broken = True
+        log.critical("store broken, the coordinator ends: %s", error.located)
+        for each in self._listeners:
+            each.on_store_broken(error)
+        self._broken.set()
+        self._wake()
+
+    def _heal(self) -> None:
+        log.warning("store healed after_s=%.1f", self.failing_for)
+        self.failure = None
+        for each in self._listeners:
+            each.on_store_healed()
+        self._wake()
+
+    def _set_timer(self) -> None:
+        self._pausing = True
+        self._clock.call_at(self._clock.now() + self._pause, self._end_pause)
+
+    def _end_pause(self) -> None:
+        self._pausing = False
+        self._wake()
+
+    async def _next_change(self) -> None:
+        """Wait until the end of a pause, or of the failure."""
+        changed = asyncio.get_running_loop().create_future()
+        self._waiting.append(changed)
+        await changed
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():  # cancelled otherwise
+                each.set_result(None)

@@ -1,0 +1,145 @@
+"""A coordinator on a disk of its own, which is filled and emptied again."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+from openai import InternalServerError
+
+from live.programs import (
+    KEY,
+    TINY,
+    GatedModel,
+    Pool,
+    Program,
+    Programs,
+    answer_to,
+    eventually,
+    text_in,
+)
+from models.tiny_answers import ANSWERS
+
+STORY = "Tell me a story."
+# More than fits into free pages of the database, however it is compressed.
+LARGE = Random(1).randbytes(500_000).hex()
+SIZE = 8 << 20  # bytes of the disk
+BLOCK = b"x" * 65536
+
+# As root on Linux: a file system that only the coordinator sees.
+MOUNT = f'mount -t tmpfs -o size={SIZE} none "$0" && exec "$@"'
+
+
+def _can_mount() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    mounting = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0"', "/mnt"]
+    return subprocess.run(mounting, capture_output=True, check=False).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(
+    not (sys.platform == "linux" and _can_mount()), reason="needs to mount"
+)
+
+
+class Disk:
+    """The coordinator's disk, by way of its process."""
+
+    def __init__(self, folder: Path, program: Program) -> None:
+        self.folder = Path(f"/proc/{program.process.pid}/root{folder}")
+        self._ballast = self.folder / "ballast"
+
+    def fill(self) -> None:
+        """Leave no space at all."""
+        with self._ballast.open("wb", buffering=0) as ballast:
+            for block in (BLOCK, b"x"):
+                try:
+                    while True:
+                        ballast.write(block)
+                except OSError:
+                    continue
+
+    def free(self) -> None:
+        self._ballast.unlink()
+
+
+@pytest.fixture
+def pool(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> Pool:
+    programs.data.mkdir()
+    python = programs.folder / "python"
+    command = f'exec unshare -m sh -c \'{MOUNT}\' "{programs.data}" "{sys.executable}"'
+    python.write_text(f'#!/bin/sh\n{command} "$@"\n')
+    python.chmod(0o700)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(python))
+        return programs.serve("--log-level", "info", "--api-key", KEY)
+
+
+def health(pool: Pool, path: str) -> tuple[int, str]:
+    try:
+        with urlopen(pool.url + path) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def refusal(pool: Pool, question: str) -> InternalServerError:
+    """Ask a question, and return the error."""
+    with pool.client() as client, pytest.raises(InternalServerError) as caught:
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": question}]
+        )
+    return caught.value
+
+
+def test_a_full_disk_heals_without_a_restart(
+    programs: Programs, pool: Pool, slow_model: GatedModel
+) -> None:
+    pool.joined("one", *slow_model.flags)
+    disk = Disk(programs.data, pool.program)
+    with pool.client() as client, answer_to(client, STORY) as stream:
+        pieces = text_in(stream)
+        text = next(pieces)
+        disk.fill()
+
+        error = refusal(pool, LARGE)
+        body: Any = error.body
+        assert (error.status_code, body["code"]) == (503, "store_failed")
+        assert error.response.headers["Retry-After"] == "30"
+        status, said = health(pool, "/readyz")
+        assert status == 503
+        for shown in (str(error), said):
+            assert str(programs.data) not in shown
+        assert health(pool, "/healthz")[0] == 200
+        assert str(programs.data) in pool.admin("status")["why_not"]
+        slow_model.go_on.set()
+        while len(text) < len(ANSWERS[STORY]):
+            text += next(pieces)
+
+        disk.free()
+        eventually(lambda: health(pool, "/readyz")[0] == 200, "it has healed")
+
+        assert text + "".join(pieces) == ANSWERS[STORY]
+    with pool.client() as client, answer_to(client, STORY) as stream:
+        assert "".join(text_in(stream)) == ANSWERS[STORY]
+    log = pool.program.errors
+    assert log.count("store failing") == log.count("store healed") == 1
+    assert pool.program.terminate() == 0
+
+
+def test_a_deleted_database_ends_the_process(programs: Programs, pool: Pool) -> None:
+    pool.joined("one", "--model", f"tiny={TINY}")
+    (Disk(programs.data, pool.program).folder / "shoal.db").unlink()
+
+    assert refusal(pool, STORY).status_code == 503
+    status, said = health(pool, "/healthz")
+
+    assert status == 503
+    assert "deleted or replaced" in said
+    assert pool.program.wait() == 74
+    assert f"{programs.data / 'shoal.db'}: was deleted" in pool.program.errors
