@@ -26,9 +26,10 @@ TESTS = Path(__file__).parents[1]
 TICK = 0.001  # seconds
 WATCHED = 2.0  # seconds
 CHATS = 5
-LARGE_INPUTS = dict.fromkeys(
-    ("chats", "images", "bombs", "calls", "providers", "macs"), 2.0
-) | {"fleet": 6.0}
+LARGE_INPUTS = dict.fromkeys(("chats", "images", "bombs", "calls", "macs"), 2.0) | {
+    "providers": 5.0,
+    "fleet": 7.0,
+}
 """How long each may hold the loop at most, in units of 50 ms."""
 SHARE = 1 / (1 + PAUSE)  # of the loop, for long turns
 
@@ -137,7 +138,8 @@ async def test_flood_of_large_inputs_has_a_share_of_the_loop(
     before = unit()
     meter = await cost(pool, kind)
 
-    assert meter.long < 1.2 * SHARE * WATCHED
+    # Reading costs as well, and short turns that come together count as a long one.
+    assert meter.long < 2 * SHARE * WATCHED
     assert meter.longest < LARGE_INPUTS[kind] * max(before, unit())
 
 

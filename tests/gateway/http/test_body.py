@@ -1,6 +1,7 @@
 """Limits on slow bodies and on many bodies."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from io import BytesIO
@@ -177,3 +178,18 @@ async def test_repeated_revocation_does_not_affect_the_next_key(pool: Pool) -> N
         await node.answer("a")
 
         assert (await asking)[0] == 200
+
+
+async def test_compressed_body_is_read_to_its_end(pool: Pool) -> None:
+    body = json.dumps(CHAT | {"metadata": "x" * 2 * MEGABYTE}).encode()
+    data = gzip.compress(b"") + gzip.compress(body, 1)
+    headers = pool.headers() | {"Content-Encoding": "gzip"}
+    async with pool.node() as node:
+        await pool.wait_joined()
+        asking = asyncio.create_task(
+            pool.session.post(pool.url + PATH, data=data, headers=headers)
+        )
+        await node.answer("whole")
+
+        async with await asking as answer:
+            assert answer.status == 200

@@ -15,6 +15,7 @@ BODIES = {
     "gzip": ("gzip", gzip.compress(TEXT)),
     "another case": (" GZip ", gzip.compress(TEXT)),
     "two members": ("gzip", gzip.compress(TEXT[:99]) + gzip.compress(TEXT[99:])),
+    "an empty member first": ("gzip", gzip.compress(b"") + gzip.compress(TEXT)),
     "zlib": ("deflate", zlib.compress(TEXT)),
     "raw deflate": ("deflate", RAW.compress(TEXT) + RAW.flush()),
 }

@@ -1,7 +1,7 @@
 """Request bodies, with their limits."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -59,13 +59,15 @@ class BodyReader:
             async with asyncio.timeout(BODY_TIMEOUT):
                 # Count received bytes: announcing a length must not block others.
                 while chunk := await request.content.readany():
-                    for piece in inflater.pieces(chunk) if inflater else (chunk,):
-                        self._hold(request, len(piece))
-                        body += piece
-                        if len(body) > size_max:
-                            raise _too_large(size_max)
-                        if inflater is not None:
-                            await asyncio.sleep(0)
+                    if inflater is None:
+                        self._hold(request, len(chunk))
+                        body += chunk
+                    else:
+                        await self._inflate(
+                            request, owner, inflater.pieces(chunk), body, size_max
+                        )
+                    if len(body) > size_max:
+                        raise _too_large(size_max)
         except web.RequestPayloadError as error:
             raise InvalidRequest(f"the body is damaged: {error}") from error
         except TimeoutError:
@@ -87,6 +89,22 @@ class BodyReader:
         record = record_of(request)
         self.held_bytes -= record.held_bytes
         record.held_bytes = 0
+
+    async def _inflate(
+        self,
+        request: web.Request,
+        owner: str,
+        pieces: Iterator[bytes],
+        body: bytearray,
+        size_max: int,
+    ) -> None:
+        """Append pieces to a body, a turn each, until it is too large."""
+        while len(body) <= size_max:
+            async with self.share.turn(owner):
+                if (piece := next(pieces, None)) is None:
+                    return
+                self._hold(request, len(piece))
+                body += piece
 
     def _hold(self, request: web.Request, size: int) -> None:
         if self.held_bytes + size > BODIES_MAX:
