@@ -139,6 +139,14 @@ def test_valid_receipt_called_invalid_is_detected() -> None:
     assert not bundle_holds(data)
 
 
+def test_receipt_of_a_worker_without_a_key_is_nobody_s() -> None:
+    nobody = signed(provider_pubkey="none")
+    given = claims(worker_key=None, worker_receipt=nobody, verdict=Verdict.WRONG_WORKER)
+
+    assert last(of(given)).ok
+    assert last(of(replace(given, verdict=Verdict.VALID))).problem is not None
+
+
 def test_bundle_of_another_coordinator_is_rejected() -> None:
     check = last(grown(2).bundle(), WORKER.public_key)
 

@@ -359,8 +359,8 @@ def test_repeated_drain_gets_the_later_limit() -> None:
 
 def test_each_drain_ends_at_its_own_limit() -> None:
     pool = pool_after(joined("v"), joined("w"))
-    suspend(pool, DRAINING, "v", within=60.0)
     suspend(pool, DRAINING, "w", within=120.0)
+    suspend(pool, DRAINING, "v", within=60.0)
 
     assert pool.suspensions.next_due == 60.0
     assert overdue_drains(pool, 60.0) == [WorkerSuspended("v", REMOVED, "al")]
