@@ -17,7 +17,7 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, JobTerms
 from shoal.domain.outcome import Outcome
 from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.domain.vocabulary import Completed
+from shoal.domain.vocabulary import Completed, Failed
 from shoal.domain.work import ANY_MODEL, Chat, Completion
 from shoal.ledger.keys import Signer
 from shoal.ledger.merkle import EMPTY_ROOT, Frontier
@@ -115,6 +115,12 @@ async def test_receipt_right_after_its_result_belongs_to_it(store: Store) -> Non
 
     assert isinstance(found, LeaseResult)
     assert (found.verdict, others) == (Verdict.VALID, [])
+
+
+async def test_receipt_of_a_job_that_failed_counts_not(store: Store) -> None:
+    failed = LeaseResult(W, Failed(J, ONE, "boom"))
+
+    assert await verified(store, working(job()), failed, shown()) == [failed]
 
 
 async def test_receipt_inside_the_result_counts_before_a_later_one(

@@ -109,6 +109,8 @@ def test_an_address_has_a_limit_and_loopback_has_none() -> None:
     assert strangers.has_room("127.0.0.1")
     added[0].leave()
     assert strangers.has_room("192.0.2.1")
+    strangers.add("192.0.2.1", lambda reason: None)  # one left, so one may come
+    assert not strangers.has_room("192.0.2.1")
 
 
 class FakeTransport(asyncio.Transport):

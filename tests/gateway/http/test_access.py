@@ -13,7 +13,7 @@ from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually, serving
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.domain.credentials import KeyUsage, day_of, with_fingerprint
-from shoal.domain.errors import KeyRevoked, UnknownModel
+from shoal.domain.errors import KeyRevoked, RateLimited, UnknownModel
 from shoal.domain.facts import Fact, JobCancelled, JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
@@ -408,8 +408,10 @@ async def test_job_whose_key_is_revoked_while_it_is_paid_for_is_cancelled(
         async with pool.access.submit(Job(JobId("late"), hi), ApiCaller(key), pay):
             pytest.fail("its answer was read")
 
+    cancelled = JobCancelled(JobId("late"), "the key was revoked")
     await eventually(lambda: any(isinstance(each, JobCancelled) for each in facts))
     assert isinstance(facts[0], JobSubmitted)
+    assert cancelled in facts
 
 
 @pytest.mark.parametrize(
@@ -428,3 +430,18 @@ async def test_tokens_of_each_choice_are_reserved(
 
     left = int(caller.headers["x-ratelimit-remaining-tokens"])
     assert left == 1000 - answers * 100
+
+
+async def test_calls_count_as_requests_without_tokens(pool: Pool) -> None:
+    await make_key(pool, requests_per_minute=4, tokens_per_minute=1000)
+    caller = ApiCaller(pool.access.keyring.cache.find("alice"))
+
+    for _ in range(3):
+        pool.access.count_call(caller)
+    with pytest.raises(UnknownModel):
+        async with pool.access.submit(Job(JobId("j"), Chat("m1", (), 100)), caller):
+            pass
+    with pytest.raises(RateLimited, match="4 requests a minute"):
+        pool.access.count_call(caller)
+
+    assert caller.headers["x-ratelimit-remaining-tokens"] == "900"
