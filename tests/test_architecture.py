@@ -199,6 +199,7 @@ SECRETS_LEAD_TO = {
         "protocols/macfleet/codec/keys.py is_signed",
         "protocols/macfleet/strong_handshake.py is_token_proof",
         "protocols/seam/admission.py token_matches",
+        "protocols/seam/token_proof.py matches",
         "protocols/tealenet/admission.py passcodes_match",
     },
     "is_signed": {
@@ -232,7 +233,8 @@ SECRETS_LEAD_TO = {
 
 # Comparisons of what is named like a secret and is none, and why.
 COMPARES_NAMES = {
-    "cli/worker/join_target.py": "token not in ('', stored_token)",  # the user's own
+    # The user's own.
+    "cli/worker/join_target.py": "token == ANY_TOKEN, token not in ('', stored_token)",
     # A hint is sent in the clear, and stands for a digest that it does not reveal.
     "coordinator/admission.py": "token_hint(each.digest) == presented.hint",
     "coordinator/receipt_verifier.py": "each.job_id in presented",  # jobs

@@ -221,3 +221,26 @@ async def test_folder_that_others_share_is_refused(tmp_path: Path) -> None:
             pass
 
     assert names(shared) == set()
+
+
+async def test_peers_without_encryption_are_named_beyond_loopback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def listed() -> list[str]:
+        mark = "connections without encryption: "
+        messages = [record.getMessage() for record in caplog.records]
+        return [each.removeprefix(mark) for each in messages if mark in each]
+
+    for host in ("127.0.0.1", "0.0.0.0"):
+        config = ServeConfig(
+            host=host, port=0, data_dir=tmp_path, no_discovery=True, drain=0.0
+        )
+        async with run_coordinator(config):
+            pass
+        assert bool(listed()) is (host == "0.0.0.0")
+
+    (line,) = listed()
+    assert "nodes (grandsage)" in line
+    assert "workers (dispatch)" in line
+    assert "peers that are not Shoal's workers (tealenet)" in line
+    assert "macfleet" not in line

@@ -188,7 +188,7 @@ def greeting(
 def first_beat(key: Signer, ack: dict[str, Any]) -> Any:
     """Return the first heartbeat, which proves the key."""
     signed = proof_text(
-        decode_base64(ack["challenge"]), parse_key(ack["key"]), key.public_key
+        decode_base64(ack["challenge"]), parse_key(ack["key"]), key.public_key, b""
     )
     pulse = HeartbeatExtension(proof=encode_base64(key.sign(signed)))
     return heartbeat((), shoal=write_extension(pulse))

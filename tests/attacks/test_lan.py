@@ -2,9 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,18 +21,30 @@ from attacks.lan import (
     mac,
     our_worker,
 )
-from attacks.siege import CHAT, TOKEN, ask, besieged, join
+from attacks.siege import ANSWER, CHAT, PROMPT, TOKEN, ask, besieged, join
 from gateway.serving import Pool, eventually
 from protocols.tealenet.peers import heartbeat, hello
 from shoal.coordinator.answer import TOKENS_MAX
 from shoal.domain.facts import Fact, WorkerJoined
+from shoal.domain.work import Work
+from shoal.domain.worker import CHAT_ONLY, Offer, ServedModel
+from shoal.engines.engine import Finished, Item
+from shoal.ledger.keys import Signer
 from shoal.peers.offer_rate_limit import CHANGES_AT_ONCE
+from shoal.protocols import discover
+from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.seam.encrypted_stream import PREFACE
 from shoal.protocols.seam.framing import LENGTH
 from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.codec.extension import WireOffer
 from shoal.protocols.tealenet.codec.scalars import passcode_hash
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.connections import HELLO_MAX
+from shoal.transports.clock import LoopClock
+from shoal.transports.dialer import dial
+from shoal.worker.agent import Agent
+from shoal.worker.jobs import EngineSlots, only_model
+from transports.test_link_encryption import Between
 
 REQUEST = "AAAAAAAA-0000-4000-8000-0000000000{:02X}"
 
@@ -395,3 +409,86 @@ async def test_only_an_admitted_peer_replaces_its_namesake(
             assert len(pool.hub.pool.workers) == 2
         async with join(pool, "n", "m"):
             await pool.wait_joined(2)
+
+
+class Answering:
+    """An engine that knows one answer."""
+
+    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+        yield ANSWER
+        yield Finished("stop")
+
+
+@asynccontextmanager
+async def encrypted_worker(port: int, token: str = TOKEN) -> AsyncIterator[list[str]]:
+    """Join over a port as `shoal join` does; yield what the worker reports."""
+    model = ServedModel("secret-model")
+    signer = Signer.from_seed(b"encrypted worker".ljust(32))
+    offer = Offer(CHAT_ONLY, frozenset({model.name}), slots=1)
+    profile = WorkerProfile(
+        *("encrypted", model, 1, token),
+        identity=signer,
+        offers=(offer,),
+        random_bytes=secrets.token_bytes,
+    )
+    events: list[str] = []
+    agent = Agent(
+        discover()["tealenet"].dial(f"tcp://127.0.0.1:{port}", profile),
+        dial,
+        only_model(Answering(), EngineSlots(1)),
+        LoopClock(),
+        Random(1),
+        lambda event: events.append(f"{event.kind} {event.reason}"),
+        offers=(offer,),
+    )
+    running = asyncio.create_task(agent.run())
+    try:
+        yield events
+    finally:
+        agent.leave()
+        await running
+
+
+async def test_an_eavesdropper_reads_no_token_prompt_or_answer(pool: Pool) -> None:
+    between = Between()
+    async with (
+        between.serve(await port_of_peers(pool)) as port,
+        encrypted_worker(port),
+    ):
+        await eventually(lambda: "secret-model" in pool.hub.pool.roster.with_model)
+        assert ANSWER in await ask(pool, CHAT, "secret-model")
+
+    assert PREFACE in between.seen
+    for secret in (TOKEN, PROMPT, ANSWER):
+        assert secret.encode() not in between.seen
+
+
+async def test_a_changed_byte_ends_the_connection_and_the_job_is_repeated(
+    pool: Pool,
+) -> None:
+    changes = 0
+
+    def change(data: bytes, to_server: bool) -> bytes:
+        nonlocal changes
+        if not changes or not to_server:
+            return data
+        changes -= 1
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    between = Between(change)
+    async with (
+        between.serve(await port_of_peers(pool)) as port,
+        encrypted_worker(port),
+    ):
+        await eventually(lambda: "secret-model" in pool.hub.pool.roster.with_model)
+        changes = 1
+        assert ANSWER in await ask(pool, CHAT, "secret-model")
+
+    assert between.seen.count(PREFACE) == 2  # the worker joined again
+    assert PROMPT.encode() not in between.seen
+
+
+async def port_of_peers(pool: Pool) -> int:
+    async with pool.session.get(pool.url + "/healthz") as response:
+        port: int = (await response.json())["direct"]["tealenet"]["tcp"]
+    return port

@@ -76,6 +76,7 @@ async def printed(
         "peers": [],
         "orders": [],
         "relays": [],
+        "unencrypted": {},
         "refused": [],
     }
     parser = argparse.ArgumentParser()
@@ -150,6 +151,7 @@ async def test_nodes_of_a_wire_have_their_own_table(
         "peers": [],
         "orders": [],
         "relays": [],
+        "unencrypted": {},
         "refused": [],
         "nodes": [node, {**unknown, "since": None, "state": "no answer"}],
     }
@@ -181,6 +183,7 @@ async def test_a_peer_that_is_not_admitted_is_shown_with_the_reason(
         "peers": [],
         "orders": [],
         "relays": [],
+        "unencrypted": {},
         "refused": [{**REFUSED, "reason": "start it with --open"}],
     }
     parser = argparse.ArgumentParser()
@@ -205,6 +208,7 @@ async def test_peers_are_shown_by_their_names_with_their_machines(
         "peers": [STUDIO, SERVER],
         "orders": [],
         "relays": [],
+        "unencrypted": {},
         "refused": [{**SERVER, "id": "wire:ef", "reason": "start it with --open"}],
     }
     parser = argparse.ArgumentParser()
@@ -234,6 +238,7 @@ async def test_a_removed_worker_that_is_gone_is_shown(
         "nodes": [],
         "peers": [],
         "refused": [],
+        "unencrypted": {"wire": "nodes", "other": "workers"},
         "orders": [
             {**order, "state": "removed", "workers": []},
             {**order, "state": "paused", "workers": ["wire:w/m"]},
@@ -246,7 +251,10 @@ async def test_a_removed_worker_that_is_gone_is_shown(
     args = parser.parse_args(["--url", url, "--api-key", "sk-test"])
     assert await asyncio.to_thread(status.run, args) == 0
 
-    *_, advice, line = capsys.readouterr().out.splitlines()
+    _, unencrypted, advice, line = capsys.readouterr().out.splitlines()
+    assert unencrypted == (
+        "connections without encryption: nodes (wire), workers (other)"
+    )
     assert advice.startswith("no workers: run")
     assert line == (
         "  wire:w  removed with the key al, 1970-01-01 00:00Z; to resume: shoal "
@@ -302,6 +310,7 @@ async def test_the_relay_is_shown_if_it_is_open_or_used(
         "peers": [],
         "refused": [],
         "orders": [],
+        "unencrypted": {},
         "relays": [{"wire": "wire", **dict(zip(fields, relay, strict=True))}],
     }
     parser = argparse.ArgumentParser()

@@ -11,8 +11,13 @@ from shoal.coordinator.admission import (
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.domain.credentials import JoinToken, digest_of, with_fingerprint
 from shoal.domain.errors import NotAdmitted, TooManyFailures
-from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
+from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, TokenProof
 from shoal.protocols.seam.session import Batch, CloseCode
+from shoal.protocols.seam.token_proof import (
+    PresentedProof,
+    ProofRole,
+    prove_token,
+)
 from shoal.store.sqlite.keys import SqliteKeys
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
@@ -81,7 +86,7 @@ async def make(
 
 def admit(
     admission: WorkerAdmission,
-    token: str,
+    token: str | TokenProof,
     name: str = "w",
     model: str = "m",
     static: str = "first",
@@ -96,6 +101,48 @@ async def test_static_token_is_not_a_join_token(
 ) -> None:
     assert admit(admission, "first") == AdmissionGrant()
     assert admit(admission, "first", "another") == AdmissionGrant()
+
+
+def proof_of(token: str) -> TokenProof:
+    """Return a proof of a token that does not name it."""
+    proof = prove_token(digest_of(token), ProofRole.WORKER, b"a channel")
+    presented = PresentedProof(proof, ProofRole.WORKER, b"a channel")
+    return TokenProof(b"", presented.matches)
+
+
+async def test_a_proof_that_names_no_token_is_compared_with_each(
+    admission: WorkerAdmission,
+) -> None:
+    for name in ("one", "two", "three"):
+        await make(admission, name, uses_max=1)
+
+    assert admit(admission, proof_of("first")) == AdmissionGrant()
+    assert admit(admission, proof_of("jt-two")) == AdmissionGrant("token_two", "wire:w")
+    with pytest.raises(NotAdmitted, match="used by other workers"):
+        admit(admission, proof_of("jt-two"), "another")
+    with pytest.raises(NotAdmitted, match="Invalid token"):
+        admit(admission, proof_of("jt-four"))
+
+
+async def test_a_revoked_or_expired_token_admits_by_no_proof(
+    admission: WorkerAdmission,
+) -> None:
+    await make(admission, "late", expires_at=NOW - 1)
+    await admission.revoke(await make(admission))
+
+    with pytest.raises(NotAdmitted, match="expired"):
+        admit(admission, proof_of("jt-late"))
+    with pytest.raises(NotAdmitted, match="revoked"):
+        admit(admission, proof_of("jt-lab"))
+
+
+async def test_wrong_proofs_count_as_guesses(admission: WorkerAdmission) -> None:
+    for _ in range(BLOCK_AFTER):
+        with pytest.raises(NotAdmitted):
+            admit(admission, proof_of("a guess"))
+
+    with pytest.raises(TooManyFailures):
+        admission.check(AWAY)
 
 
 async def test_without_a_static_token_everyone_is_admitted(

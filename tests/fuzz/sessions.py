@@ -28,6 +28,7 @@ from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import AnswerChunk, Completed, OffersChanged, RunJob
 from shoal.ledger.keys import Signer
 from shoal.protocols.seam.endpoints import UpgradeRequest
+from shoal.protocols.seam.noise import NoiseInitiator, NoiseResponder
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
     PeerJoined,
@@ -40,7 +41,6 @@ from shoal.protocols.seam.worker_session import MembershipState, WorkerSession
 from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.codec.signatures import encode_base64, noise_binding
 from shoal.protocols.tealenet.connections import lan_session
-from shoal.protocols.tealenet.encryption.noise import NoiseInitiator, NoiseResponder
 from shoal.protocols.tealenet.encryption.secure_session import (
     NoiseChannel,
     SecureSession,
@@ -91,7 +91,7 @@ def worker(data: bytes) -> None:
     """The messages to a worker from the coordinator that it joined."""
 
     def open_session(now: float) -> PeerSession:
-        local = local_worker("w", "t")
+        local = local_worker("w")
         return lan_session(
             local, TealeConnection(True), DeviceConnections(local.device_id, 30.0)
         )

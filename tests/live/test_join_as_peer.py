@@ -95,7 +95,7 @@ def test_worker_reconnects_directly_to_a_changed_port(
 ) -> None:
     pool = programs.serve()
     worker = pool.joined("one", *TINY_MODEL)
-    assert protection(pool) == "plain"
+    assert protection(pool) == "noise"
     before = direct(pool)["tcp"]
     pool.program.kill()
     worker.event("lost")
@@ -105,7 +105,7 @@ def test_worker_reconnects_directly_to_a_changed_port(
 
     assert direct(pool)["tcp"] != before
     eventually(lambda: pool.workers(), "it is back")
-    assert protection(pool) == "plain"
+    assert protection(pool) == "noise"
     assert answers(pool)
 
 
@@ -124,7 +124,7 @@ def test_worker_started_before_its_coordinator_joins_directly(
     pool = programs.serve(port=port)
     worker.event("joined")
 
-    assert {each["protection"] for each in pool.workers()} == {"plain"}
+    assert {each["protection"] for each in pool.workers()} == {"noise"}
     assert ids(pool) == ["tealenet:one/tiny", "tealenet:one/twin"]
     assert answers(pool)
 

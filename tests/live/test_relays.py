@@ -53,7 +53,7 @@ def test_pools_of_two_networks_share_models(places: Places) -> None:
         assert one.ask(here, question, "twin") == answer
         assert other.ask(there, question, "tiny") == answer
     # Their own worker, and through the relay the other's.
-    assert one.protections(here) == {"plain", "noise"}
+    assert one.protections(here) == {"noise"}
 
 
 def test_relays_own_pool_takes_part_only_if_open(places: Places) -> None:

@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
-from protocols.contexts import protocol_context
+from protocols.contexts import protocol_context, require_token
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Privacy
 from shoal.domain.vocabulary import (
@@ -42,6 +42,7 @@ from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.protocols.seam.session import (
     Admitted,
     Batch,
+    BoundSession,
     Bulk,
     Close,
     CoordinatorEnd,
@@ -54,6 +55,7 @@ from shoal.protocols.seam.session import (
 
 M = TypeVar("M")
 
+BINDING = b"the only channel"
 EPOCH = 1_700_000_000.0  # Unix time at which the clock was at 0
 MODEL = ServedModel("family/model:7b", frozenset(JobKind), frozenset(Feature), 4096)
 SIGNER = Signer.from_seed(bytes(reversed(range(32))))
@@ -134,7 +136,12 @@ def connect(
 ) -> tuple[Pair, list[Event]]:
     """Let a worker join; return both ends and what the coordinator heard."""
     dialer, accepted = _connect(protocol, member, now)
-    pair = Pair(accepted.session, dialer.start_session(accepted.headers), dialer)
+    worker = dialer.start_session(accepted.headers)
+    if protocol.encrypts:
+        for end in (accepted.session, worker):
+            assert isinstance(end, BoundSession)
+            end.bind(BINDING)
+    pair = Pair(accepted.session, worker, dialer)
     opening = pair.coordinator.tick(now)
     messages: list[Event] = messages_in(opening)
     assert not pair.to_worker(opening, now)
@@ -148,7 +155,8 @@ def _connect(
     protocol: AnyWireProtocol, member: WorkerProfile, now: float
 ) -> tuple[Dialer, AcceptedWorker]:
     """Connect a worker, on a port of the wire's own if it has one."""
-    endpoints = protocol.endpoints(protocol.config(), protocol_context(EPOCH))
+    context = protocol_context(EPOCH, require_token(member.token))
+    endpoints = protocol.endpoints(protocol.config(), context)
     for endpoint in endpoints:
         if isinstance(endpoint, Listener):
             dialer = protocol.dial("tcp://127.0.0.1:8000", member)
@@ -171,6 +179,10 @@ class OneWorker:
         self._session = session
         self._peer = ""
         self._name = ""
+
+    def bind(self, binding: bytes) -> None:
+        assert isinstance(self._session, BoundSession)
+        self._session.bind(binding)
 
     @property
     def accepts(self) -> frozenset[type]:

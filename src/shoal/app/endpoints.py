@@ -29,14 +29,15 @@ def make_endpoints(
     registered_at: float | None = None,
     *,
     relay_open: bool = False,
+    plain: bool = False,
 ) -> list[tuple[str, Endpoint]]:
     """Return each endpoint with its wire's name.
 
     ``wires`` holds protocols' configurations by name.  ``token`` admits Shoal's workers
     on every wire, beside the token that its configuration has.  ``name`` and
     ``hardware`` are this machine's.
-    ``contacts`` are peers that may speak any of them.  ``registered_at`` and
-    ``relay_open`` are as in ``ProtocolContext``.
+    ``contacts`` are peers that may speak any of them.  ``registered_at``,
+    ``relay_open`` and ``plain`` are as in ``ProtocolContext``.
     """
     epoch = clock.wall() - clock.now()
     found: list[tuple[str, Endpoint]] = []
@@ -50,9 +51,22 @@ def make_endpoints(
             peer_addresses=contacts,
             registered_at=registered_at,
             relay_open=relay_open,
+            plain=plain,
         )
         found += [(wire, each) for each in protocol.endpoints(config, setting)]
     return found
+
+
+def plain_peers(wires: Mapping[str, object], *, tls: bool) -> Mapping[str, str]:
+    """Return the peers whose connections are not encrypted, by their wire's name.
+
+    ``wires`` holds protocols' configurations by name; ``tls``: the HTTP port has it.
+    """
+    described = {
+        wire: protocol.plain_peers(wires.get(wire) or protocol.config(), tls)
+        for wire, protocol in discover().items()
+    }
+    return {wire: peers for wire, peers in described.items() if peers}
 
 
 def anonymous_http(wires: Mapping[str, object]) -> frozenset[str]:

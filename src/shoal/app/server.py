@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from shoal.app.endpoints import anonymous_http, make_endpoints
+from shoal.app.endpoints import anonymous_http, make_endpoints, plain_peers
 from shoal.app.https import Https, keep_valid, open_https
 from shoal.app.network import NetworkContext, PortsByWire, open_network
 from shoal.app.settings import (
@@ -141,8 +141,18 @@ async def run_coordinator(
         if restored := await hub.restore():
             log.info("restored jobs=%d", restored)
         payments = await finally_.enter_async_context(open_payments(x402))
+        unencrypted = _unencrypted(config, wires, https)
         gateway = await _gateway(
-            config, settings, wires, store, clock, hub, calls, stored, payments
+            config,
+            settings,
+            wires,
+            store,
+            clock,
+            hub,
+            calls,
+            stored,
+            payments,
+            unencrypted,
         )
         admission = gateway.admission
         admission.fingerprint = None if https is None else https.fingerprint
@@ -158,6 +168,7 @@ async def run_coordinator(
             settings.contacts,
             signing_key_created_at(config.data_dir),
             relay_open=config.relay_open,
+            plain=config.plain,
         )
         gateway.relays.extend(
             (wire, each.relay)
@@ -285,6 +296,22 @@ def _hub(
     )
 
 
+def _unencrypted(
+    config: ServeConfig, wires: Mapping[str, object], https: Https | None
+) -> Mapping[str, str]:
+    """Return the peers of other machines whose connections are not encrypted.
+
+    They are by wire, and logged.
+    """
+    if is_own_host(config.host):
+        return {}
+    unencrypted = plain_peers(wires, tls=https is not None)
+    listed = ", ".join(f"{peers} ({wire})" for wire, peers in unencrypted.items())
+    if listed:
+        log.warning("connections without encryption: %s", listed)
+    return unencrypted
+
+
 async def _gateway(
     config: ServeConfig,
     settings: CoordinatorSettings,
@@ -295,6 +322,7 @@ async def _gateway(
     calls: DurableCalls,
     stored: _StoredSecrets,
     payments: Payments,
+    unencrypted: Mapping[str, str],
 ) -> Gateway:
     keyring = Keyring(await key_cache(store.keys), {FIRST_KEY: stored.api_key})
     failures = AuthThrottle()
@@ -323,6 +351,7 @@ async def _gateway(
         proxies=settings.proxies,
         egress_policy=settings.reach,
         payments=payments,
+        unencrypted=unencrypted,
         sharing=LibraryServer(settings.library),
     )
 

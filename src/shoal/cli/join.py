@@ -32,6 +32,7 @@ from shoal.cli.worker.join_models import WorkerContext, base_profile, model_memb
 from shoal.cli.worker.join_target import (
     JoinTarget,
     ListeningTarget,
+    check_encryption,
     listening_target,
     resolve_target,
 )
@@ -161,6 +162,12 @@ def run(args: argparse.Namespace) -> int:
                 f"the wire {model_target.protocol.name} carries no models; offer "
                 "functions with --tasks MODULE"
             )
+        if call_target is not None:
+            call_target = replace(call_target, plain=config.plain)
+            check_encryption(call_target)
+        if model_target is not None:
+            model_target = replace(model_target, plain=config.plain)
+            check_encryption(model_target)
         target = model_target or call_target
         assert target is not None, "models or functions are offered"
         if config.pairing_code:

@@ -15,9 +15,8 @@ from shoal.cli import api
 from shoal.cli.arguments import add_action
 from shoal.cli.command_loop import add_log_arguments, log_to_stderr, run_loop
 from shoal.cli.terminal import format_peer, print_table, printable
-from shoal.cli.worker.join_target import direct_address
+from shoal.cli.worker.join_target import direct_address, split_token
 from shoal.config import USER_DATA
-from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
 from shoal.domain.worker import ServedModel
 from shoal.ledger.keys import Signer
@@ -74,6 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--token",
         default=os.environ.get("SHOAL_TOKEN", ""),
         help="join token of the peer, if it is a coordinator [SHOAL_TOKEN]",
+    )
+    get.add_argument(
+        "--plain",
+        action="store_true",
+        help="connection without encryption, to a peer of another program",
     )
     get.add_argument(
         "--replace", action="store_true", help="replacement of an existing copy"
@@ -166,8 +170,8 @@ def _list(args: argparse.Namespace) -> int:
 def _get(args: argparse.Namespace) -> int:
     log_to_stderr(args)
     request = DownloadRequest(_model_name(args), _folder(args), args.replace)
-    token, fingerprint = without_fingerprint(args.token)
-    outgoing = _connect_to(args.peer, args.passcode, token)
+    token, fingerprint = split_token(args.token)
+    outgoing = _connect_to(args.peer, args.passcode, token, plain=args.plain)
 
     async def get(stop: asyncio.Event) -> int:
         clock = LoopClock()
@@ -216,7 +220,9 @@ async def _download(
         progress.end()
 
 
-def _connect_to(peer: str, passcode: str, token: str) -> OutgoingConnection:
+def _connect_to(
+    peer: str, passcode: str, token: str, *, plain: bool
+) -> OutgoingConnection:
     """Return how to connect to a peer, by the wire that carries models.
 
     Raises ConfigError if the address is invalid.
@@ -246,6 +252,7 @@ def _connect_to(peer: str, passcode: str, token: str) -> OutgoingConnection:
         identity=signer,
         random_bytes=secrets.token_bytes,
         passcode=passcode,
+        plain=plain,
     )
     return connectors[0](url, profile)
 

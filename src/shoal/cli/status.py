@@ -39,6 +39,9 @@ def run(args: argparse.Namespace) -> int:
         f"{api.base_url(args)}: {jobs['running']} jobs running, {jobs['queued']} "
         "waiting"
     )
+    if status["unencrypted"]:
+        listed = (f"{peers} ({wire})" for wire, peers in status["unencrypted"].items())
+        print(f"connections without encryption: {', '.join(listed)}")
     if not status["ready"]:
         print(f"no jobs are accepted: {printable(status['why_not'])}")
     peers = {each["id"]: each for each in status["peers"]}

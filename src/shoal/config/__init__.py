@@ -49,6 +49,11 @@ class ServeConfig:
     tls_key: Path | None = setting(
         "PEM file with the private key of the certificate", None, "FILE"
     )
+    plain: bool = setting(
+        "admission of Shoal's workers on other machines without encryption "
+        "(`shoal join --plain`)",
+        False,
+    )
     open_loopback: bool = setting(
         "access without a key for programs on this machine; web pages are refused",
         False,
@@ -200,6 +205,12 @@ class JoinConfig:
         "PERCENT",
     )
     token: str = setting("join token of the coordinator", "", secret=True)
+    plain: bool = setting(
+        "connections to other machines without encryption: to coordinators of other "
+        "programs, and of `shoal serve --plain`; the token, prompts and answers can be "
+        "read on the network",
+        False,
+    )
     passcode: str = setting(
         "passcode of the cluster, on wires that require one", "", secret=True
     )

@@ -192,10 +192,16 @@ class WorkerAdmission:
         """Return the join token that was presented, or whose possession was proved."""
         if isinstance(presented, str):
             return self.tokens.by_secret(presented)
-        for each in self.tokens:
-            if token_hint(each.digest) == presented.hint:
-                return each if presented.matches(each.digest) else None
-        return None
+        # Without a hint, each token is tried: two HMACs, in the same time for any.
+        return next(
+            (
+                each
+                for each in self.tokens
+                if (not presented.hint or token_hint(each.digest) == presented.hint)
+                and presented.matches(each.digest)
+            ),
+            None,
+        )
 
     def _admit(
         self, token: JoinToken, worker: str, applicant: JoinRequest

@@ -1,6 +1,6 @@
 """The dependencies of every HTTP handler."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from shoal.calls.durable import DurableCalls
@@ -33,10 +33,11 @@ class Gateway:
     HTTP API needs no key, and ``pages`` the web pages that may use it.
     ``proxies`` name the client of a request that they forward.
     ``egress_policy`` limits the addresses of webhooks.  ``payments`` collects payments
-    for jobs; ``being_paid`` holds the owner and idempotency key of each job with a
-    payment in progress.  ``directory`` lists the peers, and ``sharing`` shares models
-    with them.  ``probers`` are the membership probers and ``relays`` the coordinator's
-    relays, each with the name of its protocol.
+    for jobs; ``unencrypted`` describes the peers of other machines whose connections
+    are not encrypted, by wire.  ``being_paid`` holds the owner and idempotency key of
+    each job with a payment in progress.  ``directory`` lists the peers, and ``sharing``
+    shares models with them.  ``probers`` are the membership probers and ``relays`` the
+    coordinator's relays, each with the name of its protocol.
     """
 
     hub: Hub
@@ -55,6 +56,7 @@ class Gateway:
     proxies: TrustedProxies = TrustedProxies()  # noqa: RUF009  # it is frozen
     egress_policy: EgressPolicy = EgressPolicy.ANY
     payments: Payments = NO_PAYMENTS
+    unencrypted: Mapping[str, str] = field(default_factory=dict)
     bodies: BodyReader = field(default_factory=BodyReader)
     being_paid: set[tuple[str, str]] = field(default_factory=set)
     directory: PeerDirectory = field(default_factory=PeerDirectory)

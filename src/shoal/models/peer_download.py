@@ -22,7 +22,7 @@ from shoal.protocols.seam.peer_session import (
 from shoal.protocols.seam.session import Batch, CloseCode
 from shoal.transports.clock import Clock
 from shoal.transports.driver import ConnectionEnd, Driver
-from shoal.transports.link import Link
+from shoal.transports.link import EncryptedLink, Link
 
 HANDSHAKE_TIMEOUT = 20.0  # seconds for the handshake
 NOT_SERVING = "this peer only copies a model"
@@ -145,6 +145,7 @@ class _PacedLink:
         self._link = link
         self._download = download
         self.peer = link.peer
+        self.binding = link.binding if isinstance(link, EncryptedLink) else b""
         self.send = link.send
         self.close = link.close
 

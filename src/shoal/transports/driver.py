@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 from shoal.domain.errors import PeerError
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
 from shoal.protocols.seam.session import (
+    BoundSession,
     Bulk,
     Close,
     CloseCode,
@@ -29,7 +30,13 @@ from shoal.protocols.seam.session import (
     Session,
 )
 from shoal.transports.clock import Clock, DeadlineTimer
-from shoal.transports.link import FramingLink, LimitingLink, Link, LinkClosed
+from shoal.transports.link import (
+    EncryptedLink,
+    FramingLink,
+    LimitingLink,
+    Link,
+    LinkClosed,
+)
 from shoal.transports.loop_share import LARGE, LoopShare
 from shoal.transports.outbox import ISSUED_MAX, Outbox
 from shoal.transports.strangers import BY_STRANGER
@@ -175,8 +182,17 @@ class Driver(Generic[In, Out]):
         return None if self._over else self._session.deadline
 
     def _start_reading(self) -> Coroutine[None, None, None]:
-        """Let the link split messages, if it can; return the reader."""
+        """Tell the session how the link is protected; return the reader.
+
+        The link splits messages, if it can.
+        """
         session, link = self._session, self._link
+        if (
+            isinstance(link, EncryptedLink)
+            and link.binding
+            and isinstance(session, BoundSession)
+        ):
+            session.bind(link.binding)
         if isinstance(session, FramedSession):
             if isinstance(link, FramingLink):
                 session.on_open(link.certificate)

@@ -83,6 +83,14 @@ class BudgetedLink(LimitingLink, Protocol):
 
 
 @runtime_checkable
+class EncryptedLink(Protocol):
+    """A link that may be encrypted by ``seam.encrypted_stream``."""
+
+    binding: bytes
+    """Unique to the stream, and the same at both ends; empty: it is not encrypted."""
+
+
+@runtime_checkable
 class FramingLink(Protocol):
     """A byte link that splits messages itself, as a framed session directs."""
 

@@ -1,4 +1,4 @@
-"""Opens TCP links, plain or over TLS."""
+"""Opens TCP links: plain, encrypted by Noise, over TLS, or both."""
 
 import asyncio
 import hashlib
@@ -9,6 +9,7 @@ from enum import Enum
 from functools import lru_cache
 from urllib.parse import urlsplit
 
+from shoal.domain.errors import PeerError
 from shoal.protocols.seam.session import CloseCode
 from shoal.transports.link import (
     CLOSE_TIMEOUT,
@@ -16,6 +17,7 @@ from shoal.transports.link import (
     WRONG_CERTIFICATE,
     LinkClosed,
 )
+from shoal.transports.link_encryption import ENCRYPTION_TIMEOUT, start_encryption
 from shoal.transports.tcp import TcpLink, describe_socket_error
 from shoal.transports.tls import WrongServerKey, context_pinning
 
@@ -26,6 +28,12 @@ class Scheme(Enum):
     PLAIN = "tcp"
     VERIFIED = "tls"  # the certificate must be signed by a trusted authority
     ANY = "tls-any"  # any certificate: the session authenticates the peer
+    NOISE = "noise"  # encrypted without TLS: the session authenticates the peer
+    NOISE_VERIFIED = "noise+tls"  # the same within TLS
+
+
+_WITHOUT_TLS = frozenset({Scheme.PLAIN, Scheme.NOISE})
+_NOISE = frozenset({Scheme.NOISE, Scheme.NOISE_VERIFIED})
 
 
 SCHEMES = frozenset(each.value for each in Scheme)
@@ -35,7 +43,7 @@ SCHEMES = frozenset(each.value for each in Scheme)
 async def connect_tcp(
     url: str, *, fingerprint: bytes | None = None
 ) -> AsyncIterator[TcpLink]:
-    """Connect to ``tcp://HOST:PORT``, ``tls://HOST:PORT`` or ``tls-any://HOST:PORT``.
+    """Connect to ``tcp://HOST:PORT``, or another of the schemes.
 
     With a ``fingerprint``, only the server with that key is accepted, whoever signed
     its certificate; it needs a URL with TLS.
@@ -43,19 +51,21 @@ async def connect_tcp(
     Raises LinkClosed if the connection fails.
     """
     scheme, host, port = _address_in(url)
-    if scheme is Scheme.PLAIN and fingerprint is not None:
+    if scheme in _WITHOUT_TLS and fingerprint is not None:
         raise LinkClosed(
-            f"{url} has no certificate to compare with the token's fingerprint: use "
-            "tls://, or a token without one"
+            f"{url} has no certificate to compare with the token's fingerprint: give "
+            "the coordinator's https:// address, or a token without one"
         )
     context = None
     if fingerprint is not None:
         context = context_pinning(fingerprint)
-    elif scheme is not Scheme.PLAIN:
-        context = _client_context(verified=scheme is Scheme.VERIFIED)
+    elif scheme not in _WITHOUT_TLS:
+        context = _client_context(verified=scheme is not Scheme.ANY)
     link = await _connect(url, host, port, context)
     try:
         link.certificate = b"" if context is None else _certificate_of(link)
+        if scheme in _NOISE:
+            await _encrypt(link, url)
         yield link
     finally:
         await link.close(CloseCode.NORMAL, "")
@@ -93,6 +103,19 @@ async def _connect(
         if context is not None and isinstance(error, ConnectionResetError):
             reason += ": without TLS it is tcp://HOST:PORT"
         raise LinkClosed(f"cannot connect to {url}: {reason}") from error
+
+
+async def _encrypt(link: TcpLink, url: str) -> None:
+    """Encrypt a link.  Raises LinkClosed, because nothing is sent in the clear."""
+    try:
+        async with asyncio.timeout(ENCRYPTION_TIMEOUT):
+            await start_encryption(link)
+    except (LinkClosed, PeerError, TimeoutError) as error:
+        reason = str(error) or f"no answer within {ENCRYPTION_TIMEOUT:g} s"
+        raise LinkClosed(
+            f"{url} does not encrypt the connection ({reason}); to connect to a peer "
+            "that cannot, give --plain"
+        ) from error
 
 
 def _address_in(url: str) -> tuple[Scheme, str, int]:

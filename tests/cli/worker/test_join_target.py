@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -245,6 +246,66 @@ async def test_https_requires_an_encrypted_direct_port() -> None:
     assert direct("https://[::1]:4010", tcp=4011, tls=4012) == "tls://[::1]:4012"
     assert direct("https://host:4010", tcp=4011) == ""
     assert direct("http://host:4010", tcp=4011, tls=4012) == "tcp://host:4011"
+
+
+async def test_a_direct_port_is_dialled_with_encryption_unless_plain(
+    sites: Sites, tmp_path: Path
+) -> None:
+    ports = {"tcp": 4011, "tls": 4012}
+    url = await sites({"/healthz": {**HEALTH, "direct": {"tealenet": ports}}})
+
+    target = await resolve_target(url, "auto", "", tmp_path)
+
+    assert target.direct_url == "noise://127.0.0.1:4011"
+    assert replace(target, direct="tls://host:1").direct_url == "noise+tls://host:1"
+    assert replace(target, plain=True).direct_url == "tcp://127.0.0.1:4011"
+
+
+async def test_who_answers_for_a_coordinator_cannot_turn_encryption_off(
+    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = {"transport:tcp": 4013}
+    url = await sites({"/healthz": {**HEALTH, "direct": {"macfleet": ports}}})
+    target = replace(
+        await resolve_target(url, "auto", "", tmp_path),
+        protocol=discover()["macfleet"],
+    )
+    assert await resolve_direct(target) == "tcp://127.0.0.1:4013"  # on this machine
+
+    monkeypatch.setattr(join_target, "is_own_host", lambda host: False)
+
+    with pytest.raises(Unavailable, match="give --plain"):
+        await resolve_direct(target)
+    assert await resolve_direct(replace(target, plain=True)) == "tcp://127.0.0.1:4013"
+
+
+@pytest.mark.parametrize(
+    ("url", "wire", "plain", "refused"),
+    [
+        ("http://192.0.2.7:4010", "dispatch", False, True),
+        ("ws://192.0.2.7/ws", "grandsage", False, True),
+        ("ws://192.0.2.7/ws", "grandsage", True, False),
+        ("wss://192.0.2.7/ws", "grandsage", False, False),
+        ("ws://127.0.0.1/ws", "grandsage", False, False),
+        ("http://localhost:4010", "dispatch", False, False),
+        ("http://192.0.2.7:4010", "tealenet", False, False),  # it encrypts
+        ("http://192.0.2.7:4010", "macfleet", False, False),  # so does its port
+    ],
+)
+def test_wires_without_encryption_need_plain_beyond_this_machine(
+    url: str, wire: str, plain: bool, refused: bool
+) -> None:
+    target = join_target.JoinTarget(url, discover()[wire], "t", None, plain=plain)
+
+    with pytest.raises(ConfigError, match="--plain") if refused else nullcontext():
+        join_target.check_encryption(target)
+
+
+async def test_an_invitation_without_a_token_pins_the_certificate_alone() -> None:
+    token, fingerprint = join_target.split_token(with_fingerprint("any", bytes(32)))
+
+    assert (token, fingerprint) == ("", bytes(32))
+    assert join_target.split_token("any") == ("any", None)
 
 
 async def test_peer_is_joined_at_its_address(tmp_path: Path) -> None:

@@ -133,8 +133,14 @@ class PeerEnd:
         return [message_of(data) for data in self.sent]
 
 
+BINDING = b"the only channel"
+
+
 class PeerPair:
-    """Two connected sessions: a dialler and an acceptor."""
+    """Two connected sessions: a dialler and an acceptor.
+
+    Without a ``binding``, the connection is not encrypted.
+    """
 
     def __init__(
         self,
@@ -143,6 +149,7 @@ class PeerPair:
         profile: LinkProfile = LAN,
         *,
         configured: bool = False,
+        binding: bytes = BINDING,
         device_connections: tuple[
             DeviceConnections | None, DeviceConnections | None
         ] = (None, None),
@@ -158,6 +165,8 @@ class PeerPair:
             TealePeerSession(acceptor, incoming, profile, for_acceptor)
         )
         for end in (self.acceptor, self.dialler):
+            if binding:
+                end.session.bind(binding)
             end.apply(end.session.tick(0.0))
 
     def settle(self) -> "PeerPair":
@@ -202,11 +211,14 @@ class ForeignPeer:
         dialled: bool = False,
         profile: LinkProfile = LAN,
         connection: TealeConnection | None = None,
+        binding: bytes = b"",
     ) -> None:
         self.now = 0.0
         self.end = PeerEnd(
             TealePeerSession(local, connection or TealeConnection(dialled), profile)
         )
+        if binding:
+            self.end.session.bind(binding)
         self.end.apply(self.end.session.tick(0.0))
 
     def deliver(self, message: SentMessage | bytes, after: float = 0.0) -> None:

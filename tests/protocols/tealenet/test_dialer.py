@@ -8,7 +8,7 @@ import pytest
 from protocols.contexts import protocol_context, require_token
 from protocols.tealenet.network import Network
 from protocols.tealenet.network import local_coordinator as network_coordinator
-from protocols.tealenet.peers import heartbeat, hello_ack, signer
+from protocols.tealenet.peers import BINDING, heartbeat, hello_ack, signer
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import ServedModel
 from shoal.protocols.seam.context import (
@@ -18,7 +18,13 @@ from shoal.protocols.seam.context import (
 )
 from shoal.protocols.seam.endpoints import DiscoveredService, Listener
 from shoal.protocols.seam.framing import LENGTH
-from shoal.protocols.seam.session import Admitted, Close, Notice, Send
+from shoal.protocols.seam.session import (
+    Admitted,
+    BoundSession,
+    Close,
+    Notice,
+    Send,
+)
 from shoal.protocols.tealenet import Config, endpoints
 from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.connections import (
@@ -44,12 +50,17 @@ PROFILE = WorkerProfile("w", ServedModel("m"), 1, identity=KEY, random_bytes=byt
         ("https://host/shoal/", f"wss://host/shoal/ws?node={NODE}"),
         ("wss://relay.example/ws", f"wss://relay.example/ws?node={NODE}"),
         ("ws://host?node=other&a=b", f"ws://host/ws?a=b&node={NODE}"),
-        ("tcp://host:4011", "tcp://host:4011"),
-        ("tls://[::1]:4011", "tls://[::1]:4011"),
+        ("tcp://host:4011", "noise://host:4011"),
+        ("tls://[::1]:4011", "noise+tls://[::1]:4011"),
     ],
 )
 def test_each_scheme_has_its_url(url: str, dialled: str) -> None:
     assert TealeDialer(url, PROFILE).url == dialled
+
+
+@pytest.mark.parametrize("url", ["tcp://host:4011", "tls://[::1]:4011"])
+def test_a_plain_worker_dials_the_url_as_given(url: str) -> None:
+    assert TealeDialer(url, replace(PROFILE, plain=True)).url == url
 
 
 @pytest.mark.parametrize(
@@ -87,8 +98,11 @@ def join(dialer: TealeDialer, context: ProtocolContext, config: Config) -> list[
     """Connect directly; return the outputs of the worker's session."""
     listener = next(e for e in endpoints(config, context) if isinstance(e, Listener))
     coordinator = listener.accept("127.0.0.1", 0.0)
-    coordinator.tick(0.0)
     worker = dialer.start_session({})
+    for end in (coordinator, worker):
+        assert isinstance(end, BoundSession)
+        end.bind(BINDING)
+    coordinator.tick(0.0)
     outputs: list[object] = [*worker.tick(0.0)]
     messages = [each.data for each in outputs if isinstance(each, Send)]
     while messages:
@@ -212,7 +226,7 @@ def test_a_peer_is_dialled_by_its_address() -> None:
     outgoing = dial_peer("host:4011", PROFILE)
     session = outgoing.new_session(0.0)
 
-    assert outgoing.url == "tcp://host:4011"
+    assert outgoing.url == "noise://host:4011"
     (hello,) = session.tick(0.0)
     assert isinstance(hello, Send)
     assert b'"role":"coordinator"' in bytes(hello.data)  # type: ignore[arg-type]
@@ -239,3 +253,9 @@ def test_a_discovered_peer_is_dialled_at_its_ipv4_address() -> None:
         "tcp://[fe80::1%25eth0]:4011"
     )
     assert discovered_url(replace(service, addresses=())) is None
+
+
+def test_a_discovered_pool_of_shoal_is_dialled_with_encryption() -> None:
+    service = DiscoveredService("a pool", ("192.0.2.1",), 4011, {"shoal": "1"})
+
+    assert discovered_url(service) == "noise://192.0.2.1:4011"

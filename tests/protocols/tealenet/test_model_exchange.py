@@ -41,7 +41,7 @@ PIECE = ModelChunk(ID, "model.gguf", 4096, DATA, last=True)
 
 def joined_pair() -> PeerPair:
     """Return two Shoal peers that have joined each other."""
-    return PeerPair(local_worker("w", "t"), local_coordinator("a")).until(1)
+    return PeerPair(local_worker("w"), local_coordinator("a")).until(1)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from protocols.contexts import require_token
 from protocols.tealenet.peers import (
+    BINDING,
     MAC,
     OFFER,
     ForeignPeer,
@@ -22,14 +23,18 @@ from protocols.tealenet.peers import (
 from protocols.tealenet.recordings import Case, recorded
 from shoal.domain.errors import NotAdmitted, Unavailable
 from shoal.domain.vocabulary import Dismiss, OffersChanged
-from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
+from shoal.protocols.seam.admission import (
+    AdmissionCheck,
+    AdmissionGrant,
+    JoinRequest,
+)
 from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.protocols.tealenet.admission import passcodes_match
 from shoal.protocols.tealenet.codec.extension import (
     IntroductionExtension,
     write_extension,
 )
-from shoal.protocols.tealenet.codec.messages import HeartbeatAck, Hello
+from shoal.protocols.tealenet.codec.messages import HeartbeatAck, Hello, HelloAck
 from shoal.protocols.tealenet.codec.scalars import passcode_hash
 from shoal.protocols.tealenet.handshake import DeviceConnections
 from shoal.protocols.tealenet.link_profile import LAN
@@ -346,6 +351,7 @@ def test_an_unadmitted_worker_gets_the_reason(token: str) -> None:
 
 def test_a_token_restricts_the_offered_models() -> None:
     def admission(applicant: JoinRequest) -> AdmissionGrant:
+        require_token("t")(applicant)
         if not applicant.models <= {"m"}:
             raise NotAdmitted("The token is not for this model")
         return AdmissionGrant()
@@ -461,3 +467,111 @@ def test_a_heartbeat_ack_counts_as_the_first_heartbeat() -> None:
 
     assert mac.end.messages(PeerJoined)
     assert [o.models for o in mac.end.messages(OffersChanged)[-1].offers] == [{"m"}]
+
+
+def test_the_token_is_proved_by_both_ends_and_sent_by_none() -> None:
+    token = "a-token-that-is-never-sent"
+    local = local_coordinator("a", admission=require_token(token))
+
+    pair = PeerPair(local_worker("w", token=token), local).settle()
+
+    assert pair.acceptor.messages(PeerJoined)
+    assert pair.dialler.messages(PeerJoined)
+    for end in (pair.dialler, pair.acceptor):
+        assert not any(token.encode() in data for data in end.sent)
+
+
+@pytest.mark.parametrize("admission", [None, require_token("another")])
+def test_who_does_not_prove_the_token_is_no_coordinator(
+    admission: AdmissionCheck | None,
+) -> None:
+    reasons: list[str] = []
+    worker = replace(local_worker("w", token="t"), on_rejected=reasons.append)
+    pretender = local_coordinator("a", admission=admission, open=True)
+
+    pair = PeerPair(worker, pretender).settle()
+
+    assert pair.dialler.closed is not None
+    assert not pair.dialler.messages(PeerJoined)
+    if admission is None:  # it admits anyone
+        assert "not proved the join token" in pair.dialler.closed
+        assert reasons == []  # so that the worker goes on looking for its own
+
+
+def test_a_proof_of_another_channel_admits_nobody() -> None:
+    local = local_coordinator("a", admission=require_token("t"))
+    one = PeerPair(local_worker("w", token="t"), local_coordinator("m"))
+
+    # A man in the middle has a channel with each of them.
+    other = ForeignPeer(local, binding=b"the other channel")
+    other.deliver(one.dialler.sent[0])
+
+    (kind, payload) = other.drain()[0]
+    assert kind == "helloAck"
+    assert "Invalid token" in payload["shoal"]["refusal"]
+    assert "token_proof" not in payload["shoal"]
+
+
+def test_a_reflected_proof_does_not_make_a_coordinator() -> None:
+    worker = ForeignPeer(local_worker("w", token="t"), dialled=True, binding=BINDING)
+    ((_, payload),) = worker.drain()
+    proof = payload["shoal"]["token_proof"]
+    shoal = IntroductionExtension(version=1, role="coordinator", token_proof=proof)
+
+    ack = msgspec.structs.replace(hello_ack(), shoal=write_extension(shoal))
+    assert isinstance(ack, HelloAck)
+    worker.deliver(ack)
+
+    assert worker.end.closed is not None
+    assert "not proved the join token" in worker.end.closed
+
+
+def test_a_token_is_not_sent_in_the_clear_unless_asked_for() -> None:
+    local = local_coordinator("a", admission=require_token("t"))
+    worker = local_worker("w", token="t")
+
+    refused = PeerPair(worker, local, binding=b"").settle()
+    plain = PeerPair(replace(worker, plain=True), local, binding=b"").settle()
+
+    assert refused.dialler.sent == []
+    assert refused.dialler.closed is not None
+    assert "--plain" in refused.dialler.closed
+    assert plain.acceptor.messages(PeerJoined)
+
+
+@pytest.mark.parametrize(
+    ("address", "plain", "admitted"),
+    [
+        ("192.0.2.1", False, False),
+        ("192.0.2.1", True, True),
+        ("127.0.0.1", False, True),
+    ],
+)
+def test_a_plain_worker_of_another_machine_is_refused(
+    address: str, plain: bool, admitted: bool
+) -> None:
+    local = local_coordinator("a", admission=require_token("t"))
+    worker = replace(local_worker("w", token="t"), plain=True)
+    sent = PeerPair(worker, local, binding=b"").dialler.sent[0]
+
+    coordinator = ForeignPeer(
+        replace(local, plain=plain), connection=TealeConnection(False, address=address)
+    )
+    coordinator.deliver(sent)
+
+    (_, payload) = coordinator.drain()[0]
+    assert ("refusal" not in payload["shoal"]) is admitted
+    if not admitted:
+        assert "--plain" in payload["shoal"]["refusal"]
+
+
+def test_a_token_in_the_clear_does_not_admit_on_an_encrypted_connection() -> None:
+    worker = replace(local_worker("w", token="t"), plain=True)
+    local = local_coordinator("a", admission=require_token("t"))
+    sent = PeerPair(worker, local, binding=b"").dialler.sent[0]
+
+    coordinator = ForeignPeer(local, binding=BINDING)
+    coordinator.deliver(sent)
+
+    (_, payload) = coordinator.drain()[0]
+    assert "refusal" in payload["shoal"]

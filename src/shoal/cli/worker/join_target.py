@@ -19,17 +19,24 @@ from shoal.config import JoinConfig
 from shoal.config.loader import flag, load
 from shoal.config.runtime_file import local_url
 from shoal.config.secret_files import CERTIFICATE_FILE, TOKEN_FILE
+from shoal.coordinator.admission import ANY_TOKEN
+from shoal.domain.addresses import is_own_host
 from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols import discover
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.transports.http_client import CertificateNotTrusted, NotHttp, request_json
+from shoal.transports.tcp_client import Scheme
 from shoal.transports.tls import fingerprint_of
 
 DEFAULT_PORT = 4010  # of a coordinator
 HTTP = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 WEB = frozenset({"http", "https"})
 SECURE = frozenset({"https", "wss", "tls"})
+ENCRYPTED = {
+    Scheme.PLAIN.value: Scheme.NOISE.value,
+    Scheme.VERIFIED.value: Scheme.NOISE_VERIFIED.value,
+}
 HEALTH = "/healthz"
 SHOAL_KEY = "shoal"  # in the health report of Shoal's coordinators
 DIRECT_KEY = "direct"  # in that report: other ports, by wire
@@ -45,6 +52,7 @@ class JoinTarget:
 
     ``direct`` is its address without HTTP, if it has one.  While the coordinator is
     unreachable it is a placeholder, which is resolved before each connection.
+    ``plain``: connections need not be encrypted.
     """
 
     url: str
@@ -52,6 +60,19 @@ class JoinTarget:
     token: str
     fingerprint: bytes | None
     direct: str = ""
+    plain: bool = False
+
+    @property
+    def direct_url(self) -> str:
+        """The URL to dial without HTTP: encrypted, if the wire can be."""
+        return self.to_dial(self.direct)
+
+    def to_dial(self, direct: str) -> str:
+        """Return the URL to dial for an address without HTTP."""
+        if self.plain or not self.protocol.encrypts:
+            return direct
+        scheme, separator, rest = direct.partition("://")
+        return f"{ENCRYPTED.get(scheme, scheme)}{separator}{rest}"
 
     @property
     def display_url(self) -> str:
@@ -77,7 +98,7 @@ async def resolve_target(url: str, wire: str, token: str, data: Path) -> JoinTar
     chosen = None if wire == "auto" else _wire_named(wire)
     if not url:
         return await _on_this_machine(chosen, token, data)
-    token, fingerprint = without_fingerprint(token)
+    token, fingerprint = split_token(token)
     if fingerprint is not None and urlsplit(url).scheme not in SECURE:
         raise ConfigError(
             f"{url.partition('?')[0]}: the token is for a coordinator with a "
@@ -86,12 +107,21 @@ async def resolve_target(url: str, wire: str, token: str, data: Path) -> JoinTar
     return await _at_url(url, chosen, token, fingerprint)
 
 
+def split_token(token: str) -> tuple[str, bytes | None]:
+    """Split what an invitation names: the token, and a certificate's fingerprint.
+
+    The token is empty if the coordinator asks for none.
+    """
+    token, fingerprint = without_fingerprint(token)
+    return "" if fingerprint and token == ANY_TOKEN else token, fingerprint
+
+
 async def _on_this_machine(
     chosen: AnyWireProtocol | None, token: str, data: Path
 ) -> JoinTarget:
     stored_token = _read(data / TOKEN_FILE)
     certificate = _read(data / CERTIFICATE_FILE)
-    plain_token, fingerprint = without_fingerprint(token or stored_token)
+    plain_token, fingerprint = split_token(token or stored_token)
     if certificate and fingerprint is None:
         fingerprint = fingerprint_of(certificate)
     url = local_url(data)
@@ -122,7 +152,7 @@ async def _on_this_machine(
 async def _on_local_network(
     wire: AnyWireProtocol, token: str, local_error: str
 ) -> JoinTarget:
-    token, fingerprint = without_fingerprint(token)
+    token, fingerprint = split_token(token)
     secure = fingerprint is not None
     url = await find_lan_coordinator(
         wire.service, secure=secure, local_error=local_error
@@ -213,15 +243,44 @@ async def _by_probe(url: str, preferred: AnyWireProtocol) -> AnyWireProtocol:
     )
 
 
+def check_encryption(target: JoinTarget) -> None:
+    """Raise ConfigError if prompts and the token could be read on the network.
+
+    On wires with ports of their own, ``resolve_direct`` checks that.
+    """
+    protocol, parts = target.protocol, urlsplit(target.url)
+    if target.plain or protocol.encrypts or protocol.address is not None:
+        return
+    if parts.scheme not in SECURE and not is_own_host(parts.hostname or ""):
+        raise ConfigError(
+            f"{target.display_url}: the wire {protocol.name} is not encrypted, so the "
+            "token, prompts and answers could be read on the network; give an https:// "
+            "or wss:// address, leave out --wire for a coordinator of `shoal serve`, "
+            "or give --plain"
+        )
+
+
 async def resolve_direct(target: JoinTarget) -> str:
     """Return a coordinator's current address without HTTP; "" if it has none.
 
     Its port may change with each start.
 
-    Raises Unavailable if the coordinator is unreachable.
+    Raises Unavailable if the coordinator is unreachable, or the port is not encrypted
+    and not on this machine: whoever changes the response must not choose that.
     """
     health = await _health(target.url, target.fingerprint)
-    return direct_address(target.url, target.protocol, health)
+    direct = direct_address(target.url, target.protocol, health)
+    parts = urlsplit(target.to_dial(direct))
+    if (
+        parts.scheme == Scheme.PLAIN.value
+        and not target.plain
+        and not is_own_host(parts.hostname or "")
+    ):
+        raise Unavailable(
+            f"the port of {target.display_url} for the wire {target.protocol.name} is "
+            "not encrypted, as in a fleet without a token; to join anyway, give --plain"
+        )
+    return direct
 
 
 def direct_address(url: str, wire: AnyWireProtocol, health: object) -> str:

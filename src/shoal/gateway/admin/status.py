@@ -195,6 +195,7 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
     refused: list[RefusedPeerStatus]  # connected peers that are not admitted
     orders: list[SuspensionInfo]  # of operators, about workers
     relays: list[RelayStatus]
+    unencrypted: dict[str, str]  # by wire: the peers on other machines
 
 
 async def show_status(
@@ -225,6 +226,7 @@ async def show_status(
         _refused_peer_statuses(gateway.directory),
         await list_orders(gateway),
         [_relay_status(wire, relay) for wire, relay in gateway.relays],
+        dict(gateway.unencrypted),
     )
     if not caller.has_scope(Scope.ADMIN):
         status = _as_seen_by(caller, status)

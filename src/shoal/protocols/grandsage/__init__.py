@@ -69,4 +69,5 @@ PROTOCOL = WireProtocol(
     schemes=frozenset({"ws", "wss", "http", "https"}),
     dial=GrandSageNodeDialer,
     kinds=INFERENCE_KINDS,
+    plain_peers=lambda config, tls: "" if tls else "nodes",
 )

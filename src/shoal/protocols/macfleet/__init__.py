@@ -30,4 +30,7 @@ PROTOCOL = WireProtocol(
     fleets=FLEETS,
     ranks=FleetRanks,
     worker_endpoints=worker_endpoints,
+    plain_peers=lambda config, tls: (
+        "" if config.tls or not config.open else "nodes of the open fleet"
+    ),
 )

@@ -13,8 +13,8 @@ from shoal.domain.credentials import digest_of
 class TokenProof:
     """Proof that a peer has a token, without the token itself.
 
-    ``hint`` is the ``token_hint`` of the token, and ``matches`` returns whether the
-    proof was made with the token of this SHA-256 digest.
+    ``hint`` is the ``token_hint`` of the token; empty: it is not named.  ``matches``
+    returns whether the proof was made with the token of this SHA-256 digest.
     """
 
     hint: bytes

@@ -53,6 +53,7 @@ class ProtocolContext:
     ``registered_at`` is the Unix time at which the machine got its identity; None: now.
     ``warn`` logs a warning for the operator, and ``peer_addresses`` are peers that may
     speak any wire.  ``relay_open``: any node may use this coordinator's relay.
+    ``plain``: Shoal's workers need not encrypt their connections.
     """
 
     admission: AdmissionCheck
@@ -68,6 +69,7 @@ class ProtocolContext:
     peer_addresses: Sequence[PeerAddress] = ()
     registered_at: float | None = None
     relay_open: bool = False
+    plain: bool = False
 
 
 def _no_randomness(size: int) -> bytes:
@@ -86,7 +88,7 @@ class WorkerProfile:
     HTTP that the coordinator advertises (``tcp://HOST:PORT``).  ``random_bytes``
     returns that many random bytes, and ``passcode`` is the cluster's, on wires that
     have one.  ``owner`` is the id of the user that the machine belongs to, on wires
-    that tell it, and ``registered_at`` is as in ``ProtocolContext``.
+    that tell it, and ``registered_at`` and ``plain`` are as in ``ProtocolContext``.
     """
 
     name: str
@@ -106,6 +108,7 @@ class WorkerProfile:
     owner: str = ""
     registered_at: float | None = None
     privacy: Privacy | None = None
+    plain: bool = False
     price: str = ""
 
     @property

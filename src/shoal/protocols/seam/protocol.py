@@ -85,6 +85,10 @@ class FleetAccess(Generic[C]):
     """The default port of a fleet's nodes."""
 
 
+def _no_peers(config: object, tls: bool) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class WireProtocol(Generic[C]):
     """A worker protocol, with a configuration of its own type.
@@ -137,6 +141,13 @@ class WireProtocol(Generic[C]):
     """The endpoints of a worker that coordinators dial; None: workers only dial.
 
     Takes the configuration and the context, whose ``admission`` admits coordinators.
+    """
+    encrypts: bool = False
+    """Whether Shoal's workers can encrypt their connections: ``encrypted_stream``."""
+    plain_peers: Callable[[C, bool], str] = _no_peers
+    """The peers whose connections are not encrypted, for operators; empty: none.
+
+    Takes the configuration, and whether the HTTP port has TLS.
     """
     anonymous_http: Callable[[C], bool] | None = None
     """Whether this wire's own HTTP API accepts clients without an API key.

@@ -153,6 +153,18 @@ class HandlesConnectionLoss(Protocol):
         ...
 
 
+@runtime_checkable
+class BoundSession(Protocol):
+    """A session that authenticates its peer on an encrypted connection."""
+
+    def bind(self, binding: bytes) -> None:
+        """Record that the connection is encrypted; called before any other method.
+
+        ``binding`` is unique to it, and the same at both ends: proofs cover it.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PeerProfile:
     """What a peer says about itself, for people: nobody verifies it.

@@ -48,6 +48,7 @@ from shoal.protocols.seam.peer_session import (
 from shoal.protocols.seam.session import (
     Admitted,
     Batch,
+    BoundSession,
     Bulk,
     Close,
     HandlesConnectionLoss,
@@ -162,6 +163,7 @@ class WorkerSession:
     ) -> None:
         self._new_session = new_session
         self._inner: PeerSession | None = None
+        self._binding = b""
         self._state = state
         self._jobs = state.jobs
         self._on_relay = on_relay
@@ -171,6 +173,10 @@ class WorkerSession:
         }
         self.accepts: frozenset[type] = (_EVENTS & accepts) | forwarded
 
+    def bind(self, binding: bytes) -> None:
+        """Record the binding of the encrypted connection."""
+        self._binding = binding
+
     @property
     def deadline(self) -> float | None:
         return None if self._inner is None else self._inner.deadline
@@ -179,6 +185,8 @@ class WorkerSession:
         left: list[Command] = []
         if self._inner is None:
             self._inner = self._new_session(now)
+            if self._binding and isinstance(self._inner, BoundSession):
+                self._inner.bind(self._binding)
             left = [self._cancel(job_id) for job_id in [*self._jobs.running]]
         return [*left, *self.translate(self._inner.tick(now), now)]
 

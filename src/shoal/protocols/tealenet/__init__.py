@@ -28,6 +28,7 @@ from shoal.protocols.tealenet.connections import (
     MESSAGE_MAX,
     NODE_PARAMETER,
     RELAY_PATH,
+    SHOAL_MARK,
     TealeDialer,
     dial_peer,
     dialled_session,
@@ -110,10 +111,18 @@ def _listeners(
 
     return [
         Listener(
-            config.port, partial(accept, Protection.PLAIN), _service_record(local)
+            config.port,
+            partial(accept, Protection.PLAIN),
+            _service_record(local),
+            encrypts=True,
         ),
         # Not announced, because real peers do not use TLS; Shoal's /healthz has it.
-        Listener(0, partial(accept, Protection.TLS), security=ListenerTls.COORDINATOR),
+        Listener(
+            0,
+            partial(accept, Protection.TLS),
+            security=ListenerTls.COORDINATOR,
+            encrypts=True,
+        ),
     ]
 
 
@@ -123,7 +132,7 @@ def _service_record(local: TealeLocalNode) -> ServiceRecord:
         "chip": local.hardware.chip,
         "ram": str(round(local.hardware.memory_gb)),
         "version": VERSION,
-        "shoal": VERSION,  # ignored by real peers
+        SHOAL_MARK: VERSION,
     }
     return ServiceRecord(SERVICE, local.name, text)
 
@@ -182,6 +191,8 @@ PROTOCOL = WireProtocol(
     signs=True,
     joint=True,
     preferred=True,
+    encrypts=True,
+    plain_peers=lambda config, tls: "peers that are not Shoal's workers",
     service=SERVICE,
     peering=dial_peer,
 )

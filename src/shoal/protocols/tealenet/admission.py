@@ -13,9 +13,14 @@ from shoal.protocols.seam.admission import (
     AdmissionCheck,
     AdmissionGrant,
     JoinRequest,
+    TokenProof,
 )
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 
+TOKEN_NOT_PROVEN = (
+    "the peer has not proved the join token: it is another coordinator, or only "
+    "pretends to be one"
+)
 CREDENTIALS_REQUIRED = (
     "a peer needs a passcode or a join token here: start the coordinator with "
     "--tealenet-passcode or --tealenet-open, or join as a worker with --token"
@@ -39,15 +44,17 @@ MAY_NOT_SUBMIT = (
 class PeerCredentials:
     """A peer's credentials.
 
-    ``passcode`` is the hash that it presents, or None.  ``configured``: its address
-    comes from the configuration.  ``sends_hello``: it starts with a hello, in which it
-    could have presented a passcode.
+    ``passcode`` is the hash that it presents, or None.  ``proves_token``: this end has
+    proved its token to the peer, and the peer has proved the same.  ``configured``: its
+    address comes from the configuration.  ``sends_hello``: it starts with a hello, in
+    which it could have presented a passcode.
     """
 
     name: str
     models: frozenset[str] = frozenset()
-    token: str = ""
+    token: str | TokenProof = ""
     passcode: str | None = None
+    proves_token: bool = False
     address: str = ""
     configured: bool = False
     sends_hello: bool = True
@@ -81,6 +88,8 @@ def admit(local: TealeLocalNode, peer: PeerCredentials) -> PeerPermissions:
             raise NotAdmitted(str(error)) from error
     if peer.token and local.admission is not None:
         return _admit_by_token(local.admission, peer)
+    if local.token and not local.plain and not peer.proves_token:
+        raise NotAdmitted(TOKEN_NOT_PROVEN)
     if local.token and peer.passcode is None:
         # A worker's coordinator: it admits this end by the token.
         return PeerPermissions(submits_jobs=True)

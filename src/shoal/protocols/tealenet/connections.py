@@ -35,13 +35,17 @@ EXPECTED_FORMS = "expected http://HOST:PORT, tcp://HOST:PORT or wss://HOST/ws"
 DIRECT_SCHEMES: Mapping[str, Protection] = {
     "tcp": Protection.PLAIN,
     "tls": Protection.TLS,
+    "noise": Protection.NOISE,
+    "noise+tls": Protection.NOISE,
 }
+ENCRYPTED: Mapping[str, str] = {"tcp": "noise", "tls": "noise+tls"}
 RELAY_SCHEMES: Mapping[str, str] = {
     "http": "ws",
     "https": "wss",
     "ws": "ws",
     "wss": "wss",
 }
+SHOAL_MARK = "shoal"  # in the announcement of a Shoal peer; real peers ignore it
 RELAY_PATH = "/ws"
 NODE_PARAMETER = "node"  # the parameter of a relay's URL with the node's id
 
@@ -58,14 +62,18 @@ def peer_url(address: str) -> str:
 
 
 def discovered_url(service: DiscoveredService) -> str | None:
-    """Return the URL of a discovered peer; None if it has no address."""
+    """Return the URL of a discovered peer; None if it has no address.
+
+    Shoal's can encrypt, and say in the announcement that they are Shoal's.
+    """
     if not service.addresses:
         return None
+    scheme = ENCRYPTED["tcp"] if SHOAL_MARK in service.text else "tcp"
     address = min(service.addresses, key=lambda each: ":" in each)  # IPv4 first
     if ":" in address:
         # The zone of an address begins with a percent sign (RFC 6874).
         address = f"[{address.replace('%', '%25')}]"
-    return f"tcp://{address}:{service.port}"
+    return f"{scheme}://{address}:{service.port}"
 
 
 def relay_url(url: str, node_id: str) -> str:
@@ -94,10 +102,22 @@ def candidate_urls(url: str, profile: WorkerProfile) -> list[str]:
     """
     parts = _parse(url)
     if parts.scheme in DIRECT_SCHEMES:
-        return [f"{parts.scheme}://{parts.netloc}"]
+        return [direct_url(url, profile)]
     assert profile.identity is not None, "a node's id is its key"
     relay = relay_url(url, profile.identity.public_key.hex())
     return [profile.direct_url, relay] if profile.direct_url else [relay]
+
+
+def direct_url(url: str, profile: WorkerProfile) -> str:
+    """Return the URL at which to dial a peer directly, encrypted unless ``plain``.
+
+    Raises ConfigError if it cannot be dialled.
+    """
+    parts = _parse(url)
+    scheme = parts.scheme
+    if not profile.plain:
+        scheme = ENCRYPTED.get(scheme, scheme)
+    return f"{scheme}://{parts.netloc}"
 
 
 def without_query(url: str) -> str:
@@ -139,6 +159,9 @@ class SinglePeerSession:
     @property
     def deadline(self) -> float | None:
         return self._session.deadline
+
+    def bind(self, binding: bytes) -> None:
+        self._session.bind(binding)
 
     def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
         messages = _as_peer_messages(self._session.receive(batch, now))
@@ -266,7 +289,7 @@ def dial_peer(url: str, profile: WorkerProfile) -> OutgoingConnection:
 
     Raises ConfigError if the URL cannot be dialled.
     """
-    url = peer_url(url)
+    url = direct_url(peer_url(url), profile)
     # A worker would replace another worker with the same name.
     local = replace(worker_node(profile), role=TealeRole.COORDINATOR, offers=())
     connections = DeviceConnections(local.device_id, LAN.disconnected_after)

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from msgspec import Raw
 
+from shoal.domain.credentials import digest_of
 from shoal.domain.worker import Offer
 from shoal.protocols.seam.session import PeerProfile
+from shoal.protocols.seam.token_proof import ProofRole, prove_token
 from shoal.protocols.tealenet.admission import passcodes_match
 from shoal.protocols.tealenet.codec.envelope import VERSION as PROTOCOL_VERSION
 from shoal.protocols.tealenet.codec.extension import (
@@ -96,6 +98,13 @@ class Greeting:
         return decode_base64(self.introduction.challenge)
 
     @property
+    def token_proof(self) -> bytes:
+        """The peer's proof of a join token; empty: none."""
+        if self.introduction is None:
+            return b""
+        return decode_base64(self.introduction.token_proof)
+
+    @property
     def proof(self) -> bytes:
         """The peer's signature of this end's challenge."""
         if self.introduction is None:
@@ -135,9 +144,19 @@ def _profile(message: Hello | HelloAck) -> PeerProfile:
 
 
 def hello(
-    local: TealeLocalNode, offers: Sequence[Offer], challenge: bytes, now: float
+    local: TealeLocalNode,
+    offers: Sequence[Offer],
+    challenge: bytes,
+    binding: bytes,
+    now: float,
 ) -> Hello:
-    """Return the hello for a dialled peer."""
+    """Return the hello for a dialled peer; it proves the token on a bound channel."""
+    token, token_proof = "", b""
+    if binding and local.token:
+        digest = digest_of(local.token)
+        token_proof = prove_token(digest, ProofRole.WORKER, binding)
+    elif local.plain:
+        token = well_formed(local.token)
     models = model_names(offers)
     return Hello(
         _device(local, models, now),
@@ -145,7 +164,9 @@ def hello(
         models,
         local.passcode,
         local.owner,
-        shoal=_introduction(local, offers, challenge, token=well_formed(local.token)),
+        shoal=_introduction(
+            local, offers, challenge, token=token, token_proof=token_proof
+        ),
     )
 
 
@@ -155,6 +176,8 @@ def hello_ack(
     challenge: bytes,
     peer: Greeting,
     now: float,
+    binding: bytes = b"",
+    token_proof: bytes = b"",
 ) -> HelloAck:
     """Return the helloAck for a peer that dialled.
 
@@ -168,7 +191,13 @@ def hello_ack(
         models,
         local.passcode if passcodes_match(local.passcode, peer.passcode) else None,
         local.owner,
-        shoal=_introduction(local, offers, challenge, proof=prove_key(local, peer)),
+        shoal=_introduction(
+            local,
+            offers,
+            challenge,
+            token_proof=token_proof,
+            proof=prove_key(local, peer, binding),
+        ),
     )
 
 
@@ -182,11 +211,12 @@ def refusal_ack(local: TealeLocalNode, reason: str, now: float) -> HelloAck:
     )
 
 
-def prove_key(local: TealeLocalNode, peer: Greeting) -> str:
+def prove_key(local: TealeLocalNode, peer: Greeting, binding: bytes) -> str:
     """Return the proof of this end's key for a peer; empty without a challenge."""
     if local.identity is None or not peer.challenge:
         return ""
-    proof = proof_text(peer.challenge, peer.key, local.identity.public_key)
+    own_key = local.identity.public_key
+    proof = proof_text(peer.challenge, peer.key, own_key, binding)
     return encode_base64(local.identity.sign(proof))
 
 
@@ -207,6 +237,7 @@ def _introduction(
     challenge: bytes,
     *,
     token: str = "",
+    token_proof: bytes = b"",
     proof: str = "",
 ) -> Raw:
     introduction = IntroductionExtension(
@@ -215,6 +246,7 @@ def _introduction(
         name=well_formed(local.name[:NAME_MAX]),
         role=local.role.value,
         token=token,
+        token_proof=encode_base64(token_proof) if token_proof else "",
         offers=wire_offers(offers),
         key="" if local.identity is None else local.identity.public_key.hex(),
         challenge=encode_base64(challenge) if challenge else "",

@@ -15,10 +15,24 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
+from shoal.domain.addresses import is_loopback
+from shoal.domain.credentials import digest_of
 from shoal.domain.errors import NotAdmitted
 from shoal.domain.worker import Offer
+from shoal.protocols.seam.admission import TokenProof
+from shoal.protocols.seam.peer_session import Protection
 from shoal.protocols.seam.session import Close, Notice
-from shoal.protocols.tealenet.admission import PeerCredentials, PeerPermissions, admit
+from shoal.protocols.seam.token_proof import (
+    PresentedProof,
+    ProofRole,
+    prove_token,
+)
+from shoal.protocols.tealenet.admission import (
+    TOKEN_NOT_PROVEN,
+    PeerCredentials,
+    PeerPermissions,
+    admit,
+)
 from shoal.protocols.tealenet.codec.messages import Hello, HelloAck
 from shoal.protocols.tealenet.codec.signatures import CHALLENGE_SIZE, proof_text
 from shoal.protocols.tealenet.greeting import (
@@ -111,6 +125,14 @@ HandshakeOutput: TypeAlias = Hello | HelloAck | Notice | Close
 SELF_CONNECTION = "the peer is this device itself"
 DUPLICATE_CONNECTION = "there is another connection to this device, which is preferred"
 KEY_NOT_PROVEN = "the peer has not proved the key that it announces"
+NOT_ENCRYPTED = (
+    "the connection is not encrypted, and the join token is not sent in the clear: "
+    "to do that anyway, join with --plain"
+)
+PLAIN_WORKER = (
+    "this coordinator accepts Shoal's workers on encrypted connections only: join "
+    "without --plain, or start it with --plain"
+)
 
 
 class HandshakeStage(Enum):
@@ -148,6 +170,11 @@ class HelloHandshake:
         self.greeting: Greeting | None = None
         self.permissions: PeerPermissions | None = None
         self.credentials: PeerCredentials | None = None
+        self._presented: PresentedProof | None = None  # the peer's proof of a token
+
+    def bind(self, connection: TealeConnection) -> None:
+        """Set the encrypted connection, before the start."""
+        self._connection = connection
 
     @property
     def deadline(self) -> float:
@@ -160,6 +187,9 @@ class HelloHandshake:
         self._timeout_at = now + HELLO_TIMEOUT
         if not self._connection.dialled:
             return ()
+        local = self._local
+        if local.token and not (self._connection.binding or local.plain):
+            return (self._close(NOT_ENCRYPTED),)
         self._send_at = now + HELLO_INTERVAL
         return (self._hello(offers, now),)
 
@@ -195,6 +225,11 @@ class HelloHandshake:
             return (self._close(SELF_CONNECTION),)
         if (reason := self._rejection_reason(greeting)) is not None:
             return (self._reject(reason),)
+        if not self._proves_token(greeting):
+            # It may pretend to be the coordinator: the worker goes on looking for it.
+            return (self._close(TOKEN_NOT_PROVEN),)
+        if self._is_plain_worker(greeting):
+            return self._refuse(greeting, PLAIN_WORKER, now)
         self.credentials = self._credentials(greeting)
         try:
             self.permissions = admit(self._local, self.credentials)
@@ -224,7 +259,8 @@ class HelloHandshake:
         local, greeting = self._local, self.greeting
         if local.verify is None or local.identity is None or greeting is None:
             return False
-        signed = proof_text(self._challenge, local.identity.public_key, greeting.key)
+        own_key, binding = local.identity.public_key, self._connection.binding
+        signed = proof_text(self._challenge, own_key, greeting.key, binding)
         return local.verify(greeting.key, proof, signed)
 
     def note_heartbeat(self, now: float) -> None:
@@ -241,7 +277,8 @@ class HelloHandshake:
     # Private parts, in the order in which they are called.
 
     def _hello(self, offers: Sequence[Offer], now: float) -> Hello:
-        return hello(self._local, offers, self._challenge, now)
+        binding = self._connection.binding
+        return hello(self._local, offers, self._challenge, binding, now)
 
     def _time_out(self) -> Close:
         if self.stage is HandshakeStage.GREETED:
@@ -268,7 +305,18 @@ class HelloHandshake:
         assert self.permissions is not None, "only admitted peers get an answer"
         submits = self.permissions.submits_jobs and not self.greeting.is_worker
         visible = offers if submits else ()
-        return hello_ack(self._local, visible, self._challenge, self.greeting, now)
+        binding, token_proof = self._connection.binding, b""
+        if self._presented is not None and (digest := self._presented.digest):
+            token_proof = prove_token(digest, ProofRole.COORDINATOR, binding)
+        return hello_ack(
+            self._local,
+            visible,
+            self._challenge,
+            self.greeting,
+            now,
+            binding,
+            token_proof,
+        )
 
     def _rejection_reason(self, greeting: Greeting) -> str | None:
         """Return why the peer refuses this end or has no valid proof, or None."""
@@ -279,16 +327,55 @@ class HelloHandshake:
         self.greeting = greeting
         return None if self.verifies_proof(greeting.proof) else KEY_NOT_PROVEN
 
+    def _proves_token(self, greeting: Greeting) -> bool:
+        """Return whether a dialled peer proves the token that this end has proved."""
+        token, binding = self._local.token, self._connection.binding
+        if not (self._connection.dialled and token and binding):
+            return True
+        proof = PresentedProof(greeting.token_proof, ProofRole.COORDINATOR, binding)
+        return proof.matches(digest_of(token))
+
+    def _is_plain_worker(self, greeting: Greeting) -> bool:
+        """Return whether the peer is a worker of Shoal's that must encrypt.
+
+        One on this machine need not.
+        """
+        connection = self._connection
+        return (
+            greeting.is_worker
+            and connection.protection is Protection.PLAIN
+            and not self._local.plain
+            and bool(connection.address)
+            and not is_loopback(connection.address)
+        )
+
+    def _token(self, greeting: Greeting) -> str | TokenProof:
+        """Return the token that a peer presents: on a bound channel, its proof."""
+        binding, introduction = self._connection.binding, greeting.introduction
+        if introduction is None:
+            return ""
+        if not binding:
+            return introduction.token
+        if not greeting.token_proof:
+            return ""
+        self._presented = PresentedProof(
+            greeting.token_proof, ProofRole.WORKER, binding
+        )
+        return TokenProof(b"", self._presented.matches)
+
     def _credentials(self, greeting: Greeting) -> PeerCredentials:
         connection, introduction = self._connection, greeting.introduction
+        # Of a dialled peer, ``receive`` has verified it.
+        proves_token = connection.dialled and bool(connection.binding)
         models = frozenset(greeting.models)
         if introduction is not None and introduction.offers is not None:
             models |= {name for offer in introduction.offers for name in offer.models}
         return PeerCredentials(
             name=peer_name(connection, greeting),
             models=models,
-            token="" if introduction is None else introduction.token,
+            token=self._token(greeting),
             passcode=greeting.passcode,
+            proves_token=proves_token,
             address=connection.address,
             configured=connection.configured,
         )

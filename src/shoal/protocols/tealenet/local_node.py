@@ -30,7 +30,9 @@ class TealeLocalNode:
     """This end of every session; times and randomness are as in ``ProtocolContext``.
 
     ``device_id`` is a UUID in upper case.  ``passcode`` is the hash of the cluster's
-    passcode, or None; ``token`` is the join token to present.  Without an
+    passcode, or None; ``token`` is the join token to prove.  ``plain``: the
+    connections of Shoal's workers need not be encrypted, and a worker sends its token
+    on those that are not.  Without an
     ``admission``, as at a worker, every dialled peer may submit jobs; without
     ``verify`` no peer has to prove its key.  ``on_rejected`` gets the reason when a
     peer refuses this end or closes the session, and ``throttle`` counts wrong
@@ -47,6 +49,7 @@ class TealeLocalNode:
     identity: Identity | None
     passcode: str | None = None
     token: str = ""
+    plain: bool = False
     admission: AdmissionCheck | None = None
     open: bool = False
     verify: Callable[[bytes, bytes, bytes], bool] | None = None
@@ -71,6 +74,7 @@ def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode
         passcode=passcode_hash(config.passcode) if config.passcode else None,
         weak_passcode=is_guessable(config.passcode),
         admission=context.admission,
+        plain=context.plain,
         open=config.open,
         verify=context.verify,
         throttle=context.throttle,
@@ -92,6 +96,7 @@ def worker_node(profile: WorkerProfile) -> TealeLocalNode:
         identity=profile.identity,
         passcode=passcode_hash(profile.passcode) if profile.passcode else None,
         token=profile.token,
+        plain=profile.plain,
         offers=profile.offers or (_default_offer(profile),),
         owner=profile.owner.upper() or None,
         registered_at=profile.registered_at,

@@ -1,6 +1,6 @@
 """The description of a session's peer, before and after its ``hello``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from shoal.domain.work import Feature
@@ -44,7 +44,8 @@ class TealeConnection:
 
     ``dialled``: this end made the connection; ``configured``: the address comes from
     the configuration.  ``name`` is the peer's identity at a relay; on the local network
-    the peer sends it.
+    the peer sends it.  ``binding`` is that of a channel encrypted by Noise, which
+    proofs cover; empty for any other.
     """
 
     dialled: bool
@@ -54,6 +55,11 @@ class TealeConnection:
     description: PeerDescription = PeerDescription()
     address: str = ""
     protection: Protection = Protection.PLAIN
+    binding: bytes = b""
+
+    def bound_to(self, binding: bytes) -> "TealeConnection":
+        """Return the connection, encrypted by Noise."""
+        return replace(self, protection=Protection.NOISE, binding=binding)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,11 @@ class TealePeerSession:
         self._started = False
         self._closed = False
 
+    def bind(self, binding: bytes) -> None:
+        """Record the binding of the encrypted connection, before the first tick."""
+        self._connection = self._connection.bound_to(binding)
+        self._setup.bind(self._connection)
+
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is next due; None before the first tick and after the end."""

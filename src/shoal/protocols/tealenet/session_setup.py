@@ -75,6 +75,12 @@ class SessionSetup:
             self._handshake = HelloHandshake(local, connection, device_connections)
         self.peer: TealePeer | None = None
 
+    def bind(self, connection: TealeConnection) -> None:
+        """Set the encrypted connection, before the start."""
+        self._connection = connection
+        if self._handshake is not None:
+            self._handshake.bind(connection)
+
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is next due."""
@@ -176,7 +182,9 @@ class SessionSetup:
             self._local, self._connection, greeting, permissions, handshake.proven_key
         )
         if self._connection.dialled:
-            self._heartbeats.key_proof = prove_key(self._local, greeting)
+            self._heartbeats.key_proof = prove_key(
+                self._local, greeting, self._connection.binding
+            )
         beats = self._heartbeats.heartbeat(self.peer, now)
         return [*outputs, *(Send(each) for each in beats)]
 

@@ -108,7 +108,7 @@ def test_a_chunk_with_logprobs_is_no_template() -> None:
 
 
 def test_concurrent_answers_have_separate_templates() -> None:
-    pair = PeerPair(local_worker("w", "t"), local_coordinator("a")).until(1)
+    pair = PeerPair(local_worker("w"), local_coordinator("a")).until(1)
     coordinator, worker = pair.acceptor, pair.dialler
     texts = ("one", "two", "three")
     jobs = [RunJob(RUN.job_id, lease, RUN.work) for lease in (1, 2)]  # type: ignore[arg-type]

@@ -15,22 +15,33 @@ from shoal.protocols.tealenet.codec.signatures import (
 WORKER = Signer.from_seed(bytes(range(32)))
 COORDINATOR = Signer.from_seed(bytes(reversed(range(32))))
 CHALLENGE = bytes(32)
+BINDING = b"a channel"
 
 
 def test_a_proof_is_valid_for_one_challenge_of_one_verifier() -> None:
     key, other = WORKER.public_key, COORDINATOR.public_key
 
-    proof = WORKER.sign(proof_text(CHALLENGE, other, key))
+    proof = WORKER.sign(proof_text(CHALLENGE, other, key, BINDING))
 
-    assert verify(key, proof, proof_text(CHALLENGE, other, key))
-    assert not verify(key, proof, proof_text(b"x" * 32, other, key))
-    assert not verify(key, proof, proof_text(CHALLENGE, key, key))
+    assert verify(key, proof, proof_text(CHALLENGE, other, key, BINDING))
+    assert not verify(key, proof, proof_text(b"x" * 32, other, key, BINDING))
+    assert not verify(key, proof, proof_text(CHALLENGE, key, key, BINDING))
+
+
+def test_a_proof_is_valid_on_one_channel() -> None:
+    key, other = WORKER.public_key, COORDINATOR.public_key
+
+    proof = WORKER.sign(proof_text(CHALLENGE, other, key, BINDING))
+
+    for binding in (b"", b"another channel"):
+        assert not verify(key, proof, proof_text(CHALLENGE, other, key, binding))
 
 
 def test_a_proof_cannot_be_reflected() -> None:
     key, other = WORKER.public_key, COORDINATOR.public_key
 
-    assert proof_text(CHALLENGE, other, key) != proof_text(CHALLENGE, key, other)
+    there = proof_text(CHALLENGE, other, key, BINDING)
+    assert there != proof_text(CHALLENGE, key, other, BINDING)
 
 
 def test_the_exchange_key_is_bound_to_the_signing_key() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.domain.errors import PeerError
 from shoal.ledger.keys import Signer
-from shoal.protocols.tealenet.encryption.noise import (
+from shoal.protocols.seam.noise import (
     Opener,
     Sealer,
     TransportKeys,

@@ -45,7 +45,7 @@ from shoal.protocols.seam.peer_session import (
     Protection,
     ToPeer,
 )
-from shoal.protocols.seam.session import Notice, Send
+from shoal.protocols.seam.session import Close, Notice, Send
 from shoal.protocols.tealenet.codec.signatures import encode_base64, noise_binding
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.encryption.secure_session import TEALE_TIMEOUT
@@ -190,7 +190,7 @@ def test_only_workers_on_the_own_relay_serve_this_coordinator_alone() -> None:
     _, host, _, worker_id = pool()
     other = Network(hosted=False)
     elsewhere = other.attach(local_coordinator(Config(open=True)))
-    other.attach(local_worker()[0])
+    other.attach(local_worker(token="")[0])
     other.run(15.0)
 
     for end, exclusive in ((host, True), (elsewhere, False)):
@@ -419,8 +419,29 @@ def opened(net: Network) -> list[str]:
     return [text for text in net.carried if text.startswith('{"relayOpen"')]
 
 
-def test_a_worker_on_a_relay_without_a_coordinator_serves_every_node() -> None:
+def test_a_worker_with_a_token_serves_no_relay_without_a_coordinator() -> None:
     local, worker_id = local_worker()
+    node = RelayNode(local, 0.0)
+    node.tick(0.0)
+    opening = {"relayOpen": addresses(B, SESSION)}
+    data = base64.b64encode(RUST_REQUEST.encode()).decode()
+    request = {"relayData": addresses(B, SESSION) | {"data": data}}
+
+    early = node.receive([json.dumps(opening), json.dumps(request)], 0.0)
+    ack = {"nodeID": worker_id, "registeredAt": 1.0, "ttlSeconds": 300}
+    outputs = node.receive([json.dumps({"registerAck": ack})], 0.0)
+
+    assert not any(
+        isinstance(each, PeerMessage) and isinstance(each.message, RunJob | PeerJoined)
+        for each in early
+    )
+    (close,) = outputs
+    assert isinstance(close, Close)
+    assert "join without --token" in close.reason
+
+
+def test_a_worker_on_a_relay_without_a_coordinator_serves_every_node() -> None:
+    local, worker_id = local_worker(token="")
     node = RelayNode(local, 0.0)
     node.tick(0.0)
 
@@ -442,7 +463,7 @@ def test_a_worker_on_a_relay_without_a_coordinator_serves_every_node() -> None:
 def test_a_farewell_on_another_relay_ends_only_its_session() -> None:
     reasons: list[str] = []
     net = Network(hosted=False)
-    local, worker_id = local_worker()
+    local, worker_id = local_worker(token="")
     worker = net.attach(replace(local, on_rejected=reasons.append))
 
     stranger = net.attach(local_coordinator(Config(open=True)))

@@ -150,7 +150,9 @@ class IntroductionExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     ``key`` is its Ed25519 key and ``noise`` its X25519 key, both in hexadecimal;
     ``noise_proof`` binds the second to the first.  ``challenge`` is for the other peer
     to sign, and ``proof`` answers the other peer's challenge: see ``signatures``.
-    ``role`` is worker or coordinator.  ``token`` is a join token, omitted on relays.
+    ``role`` is worker or coordinator.  ``token`` is a join token, on a connection that
+    is not encrypted and need not be; on an encrypted one ``token_proof`` proves it: see
+    ``token_proof`` of the seam.
     ``refusal``: why the other peer is not admitted.
     """
 
@@ -159,6 +161,7 @@ class IntroductionExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     name: Name = ""
     role: Name = ""
     token: Name = ""
+    token_proof: _Base64 = ""
     refusal: _Text = ""
     offers: list[WireOffer] | None = None
     key: _Base64 = ""

@@ -41,12 +41,16 @@ HEX_KEY = re.compile("[0-9a-f]{64}")
 _ANY_HEX_KEY = re.compile("[0-9a-fA-F]{64}")
 
 
-def proof_text(challenge: bytes, verifier: bytes, prover: bytes) -> bytes:
+def proof_text(
+    challenge: bytes, verifier: bytes, prover: bytes, binding: bytes
+) -> bytes:
     """Return the text that a peer signs to prove its Ed25519 key to one verifier.
 
-    All three have 32 bytes; the verifier chose the challenge at random.
+    The first three have 32 bytes; the verifier chose the challenge at random.
+    ``binding`` is that of the encrypted channel, so that no third party can pass proofs
+    on between two channels; empty without one.
     """
-    return PROOF_PREFIX + challenge + verifier + prover
+    return PROOF_PREFIX + challenge + verifier + prover + binding
 
 
 def noise_binding(exchange_key: bytes) -> bytes:

@@ -21,15 +21,15 @@ from typing import Final, TypeAlias
 
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.seam.context import Identity
-from shoal.protocols.seam.peer_session import Protection
-from shoal.protocols.seam.session import Notice
-from shoal.protocols.tealenet.encryption.noise import (
+from shoal.protocols.seam.noise import (
     TAG_SIZE,
     NoiseInitiator,
     NoiseResponder,
     RandomBytes,
     TransportKeys,
 )
+from shoal.protocols.seam.peer_session import Protection
+from shoal.protocols.seam.session import Notice
 from shoal.protocols.tealenet.encryption.teale_channel import (
     TealeInitiator,
     TealePackets,
@@ -180,6 +180,7 @@ class SecureSession:
     def __init__(self, parties: SessionParties, *, initiates: bool) -> None:
         self.protection: Protection | None = None
         self.deadline: float | None = None
+        self.binding = b""  # that of a Noise channel, which proofs cover
         self.noise_key = parties.noise_key
         self._parties = parties
         self._initiates = initiates
@@ -284,6 +285,7 @@ class SecureSession:
         if kind != NOISE_SECOND:
             return self._drop(ENCRYPTION_MISSING)
         _, secrets = noise.read_second(data[1:])
+        self.binding = secrets.hash
         return self._establish(NoiseChannel(secrets))
 
     def _answer_noise(self, message: bytes) -> Sequence[SecureOutput]:
@@ -296,6 +298,7 @@ class SecureSession:
         self.noise_key = responder.peer_key
         second, secrets = responder.write_second(parties.random_bytes)
         answer = DataToSend(bytes([NOISE_SECOND]) + second)
+        self.binding = secrets.hash
         return (answer, *self._establish(NoiseChannel(secrets)))
 
     def _answer_teale(self, message: bytes, now: float) -> Sequence[SecureOutput]:

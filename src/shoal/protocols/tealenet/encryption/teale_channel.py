@@ -15,7 +15,8 @@ from hmac import digest
 from typing import Final
 
 from shoal.protocols.seam.context import Identity
-from shoal.protocols.tealenet.encryption.noise import (
+from shoal.protocols.seam.noise import (
+    IK_NAME,
     KEY_SIZE,
     SECOND_SIZE_MIN,
     TAG_SIZE,
@@ -49,7 +50,7 @@ class TealeInitiator:
     ) -> None:
         self._identity, self._peer_key = identity, peer_key
         self._ephemeral = EphemeralKey(random_bytes)
-        self._state = SymmetricState()
+        self._state = SymmetricState(IK_NAME)
         self._state.mix_hash(peer_key)
 
     def write_first(self, payload: bytes) -> bytes:
@@ -83,7 +84,7 @@ class TealeResponder:
         if len(message) < FIRST_SIZE_MIN:
             raise message_too_short(message, FIRST_SIZE_MIN)
         self._identity = identity
-        self._state = state = SymmetricState()
+        self._state = state = SymmetricState(IK_NAME)
         state.mix_hash(identity.exchange_key)
         self._peer_ephemeral = message[:KEY_SIZE]
         state.mix_hash(self._peer_ephemeral)

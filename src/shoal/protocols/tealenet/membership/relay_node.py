@@ -68,6 +68,10 @@ NO_PEERS = Notice(
     "relay nodes do not authenticate, so none of this relay's nodes is admitted: start "
     "the coordinator with --tealenet-open to admit them"
 )
+NO_HOST = (
+    "the relay does not belong to a coordinator of Shoal, so no node of it proves the "
+    "join token; to serve its nodes, join without --token"
+)
 SHOWN_MAX = 200  # characters of a relay's error text in notices
 
 
@@ -255,6 +259,8 @@ class RelayNode:
             self._directory.pin_key(host.node_id, parse_key(host.noise))
             self._peers.is_host = host.node_id == self.id
             outputs = self._dialer.on_host(host.node_id, now)
+        elif first and self._serves and self._local.token:
+            return self._close(NO_HOST)
         elif first and self._serves:
             # Every node of the relay may submit jobs to this worker.
             outputs = (

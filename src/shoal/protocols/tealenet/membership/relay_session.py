@@ -28,8 +28,8 @@ from shoal.protocols.tealenet.peer_session import FromPeer, TealePeerSession
 READY_TIMEOUT = 4.0  # seconds to wait for relayReady, as gateways do
 SILENCE_TIMEOUT = 60.0  # seconds to wait for the first data in a session
 
-NewPeerSession: TypeAlias = Callable[[Protection, float], TealePeerSession]
-"""Returns the peer session for a protection, at a time."""
+NewPeerSession: TypeAlias = Callable[[Protection], TealePeerSession]
+"""Returns the peer session for a protection."""
 
 StateEvents: TypeAlias = Callable[[], Sequence[Event]]
 """Returns this node's state, which each new session sends first."""
@@ -168,7 +168,9 @@ class RelaySession:
                     outputs.append(step)
         protection = self._secure.protection
         if self.peer_session is None and protection is not None:
-            self.peer_session = self._new_peer_session(protection, now)
+            self.peer_session = self._new_peer_session(protection)
+            if self._secure.binding:
+                self.peer_session.bind(self._secure.binding)
             if received:
                 self.peer_session.learn_form(received[0])
             outputs += self._encrypt_all(self.peer_session.tick(now))

@@ -183,7 +183,7 @@ class RelaySessions:
         return session
 
     def _new_peer_session(
-        self, node: KnownNode, initiates: bool, protection: Protection, now: float
+        self, node: KnownNode, initiates: bool, protection: Protection
     ) -> TealePeerSession:
         local = self._local
         if isinstance(changed := self.local_state.get(OffersChanged), OffersChanged):

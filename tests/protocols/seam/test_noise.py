@@ -10,18 +10,21 @@ from noise.connection import Keypair, NoiseConnection
 
 from shoal.domain.errors import PeerError
 from shoal.ledger.keys import Signer
-from shoal.protocols.tealenet.encryption.noise import (
+from shoal.protocols.seam.noise import (
     FIRST_SIZE_MIN,
+    IK_NAME,
+    NN_NAME,
     NONCE_MAX,
-    PROTOCOL_NAME,
     SECOND_SIZE_MIN,
+    EphemeralInitiator,
     NoiseInitiator,
     NoiseResponder,
     Opener,
     Sealer,
+    answer_ephemeral,
 )
 
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "noise.json").read_text())
+VECTORS = json.loads((Path(__file__).with_name("noise.json")).read_text())
 ANNE, BELA = Signer.from_seed(b"a" * 32), Signer.from_seed(b"b" * 32)
 PROLOGUE = b"a session"
 
@@ -131,6 +134,62 @@ def test_different_prologues_are_refused() -> None:
         NoiseResponder(BELA, b"another session", first)
 
 
+@pytest.mark.parametrize("initiates", [True, False])
+def test_an_ephemeral_handshake_interoperates_with_another_implementation(
+    initiates: bool,
+) -> None:
+    other = NoiseConnection.from_name(NN_NAME)
+    other.set_prologue(PROLOGUE)
+    if initiates:
+        other.set_as_responder()
+        other.start_handshake()
+        initiator = EphemeralInitiator(PROLOGUE, constant_bytes(b"1"))
+        assert other.read_message(initiator.write_first()) == b""
+        keys = initiator.read_second(bytes(other.write_message()))
+    else:
+        other.set_as_initiator()
+        other.start_handshake()
+        first = bytes(other.write_message())
+        second, keys = answer_ephemeral(PROLOGUE, first, constant_bytes(b"2"))
+        assert other.read_message(second) == b""
+
+    assert keys.hash == other.get_handshake_hash()
+    assert other.decrypt(keys.sealer.seal(b"ours")[1]) == b"ours"
+    assert keys.opener.open(0, other.encrypt(b"theirs")) == b"theirs"
+
+
+def test_an_ephemeral_handshake_in_between_gives_two_hashes() -> None:
+    client = EphemeralInitiator(PROLOGUE, constant_bytes(b"1"))
+    between = EphemeralInitiator(PROLOGUE, constant_bytes(b"2"))
+
+    to_client, with_client = answer_ephemeral(
+        PROLOGUE, client.write_first(), constant_bytes(b"3")
+    )
+    to_between, at_server = answer_ephemeral(
+        PROLOGUE, between.write_first(), constant_bytes(b"4")
+    )
+
+    assert client.read_second(to_client).hash == with_client.hash
+    assert between.read_second(to_between).hash == at_server.hash
+    assert with_client.hash != at_server.hash
+
+
+def test_an_invalid_ephemeral_handshake_is_refused() -> None:
+    initiator = EphemeralInitiator(PROLOGUE, constant_bytes(b"1"))
+    first = initiator.write_first()
+    second, _ = answer_ephemeral(b"another", first, constant_bytes(b"2"))
+
+    with pytest.raises(PeerError, match="not genuine"):
+        initiator.read_second(second)
+    with pytest.raises(PeerError, match="expected 48"):
+        initiator.read_second(second + b"x")
+    with pytest.raises(PeerError, match="expected 32"):
+        answer_ephemeral(PROLOGUE, first[1:], constant_bytes(b"2"))
+    for weak in WEAK_KEYS:
+        with pytest.raises(PeerError, match="gives no secret"):
+            answer_ephemeral(PROLOGUE, weak, constant_bytes(b"2"))
+
+
 @given(st.integers(0, 8 * (FIRST_SIZE_MIN + 2) - 1))
 def test_a_first_message_with_a_flipped_bit_is_refused(bit: int) -> None:
     _, first, _ = started_handshake()
@@ -219,7 +278,7 @@ ANNE_SEED, BELA_SEED = b"a" * 32, b"b" * 32
 
 def reference_connection(seed: bytes, *, initiates: bool = False) -> Any:
     """Return one end of a handshake in the package ``noiseprotocol``."""
-    connection = NoiseConnection.from_name(PROTOCOL_NAME)
+    connection = NoiseConnection.from_name(IK_NAME)
     connection.set_prologue(PROLOGUE)
     connection.set_keypair_from_private_bytes(Keypair.STATIC, seed)
     if initiates:

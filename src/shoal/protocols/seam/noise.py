@@ -1,12 +1,16 @@
-"""Noise_IK_25519_ChaChaPoly_BLAKE2s: a handshake of two messages, then transport keys.
+"""Two handshakes of the Noise framework, of two messages each, then transport keys.
 
-The initiator knows the responder's static key; the responder learns and verifies the
-initiator's.  Source: Perrin, *The Noise Protocol Framework*, revision 34 (2018):
-section 5 for the states, 7.5 for the pattern ``IK``, 11.4 for messages with explicit
+``Noise_IK_25519_ChaChaPoly_BLAKE2s``: the initiator knows the responder's static key;
+the responder learns and verifies the initiator's.
+``Noise_NN_25519_ChaChaPoly_BLAKE2s``: neither end has a static key, so whoever uses the
+keys has to authenticate the other end, bound to ``TransportKeys.hash``.
+
+Source: Perrin, *The Noise Protocol Framework*, revision 34 (2018): section 5 for the
+states, 7.4 for the pattern ``NN``, 7.5 for ``IK``, 11.4 for messages with explicit
 nonces.
 
-Messages may exceed Noise's 65535 bytes: that limit comes from a length field of two
-bytes, which the transport here does not use.
+Messages after a handshake may exceed Noise's 65535 bytes: that limit comes from a
+length field of two bytes, which not every transport uses.
 """
 
 import hmac
@@ -26,7 +30,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from shoal.domain.errors import PeerError
 from shoal.protocols.seam.context import Identity
 
-PROTOCOL_NAME: Final = b"Noise_IK_25519_ChaChaPoly_BLAKE2s"
+IK_NAME: Final = b"Noise_IK_25519_ChaChaPoly_BLAKE2s"
+NN_NAME: Final = b"Noise_NN_25519_ChaChaPoly_BLAKE2s"
 KEY_SIZE: Final = 32  # bytes
 TAG_SIZE: Final = 16  # bytes
 FIRST_SIZE_MIN: Final = 2 * KEY_SIZE + 2 * TAG_SIZE  # bytes: e, s and an empty payload
@@ -52,7 +57,7 @@ class Sealer:
         self._cipher = ChaCha20Poly1305(key)
         self._next = 0
 
-    def seal(self, plain: bytes) -> tuple[int, bytes]:
+    def seal(self, plain: bytes | memoryview) -> tuple[int, bytes]:
         """Return the number of a message, and the message encrypted.
 
         Raises PeerError after ``NONCE_MAX``: a new session is needed.
@@ -73,7 +78,7 @@ class Opener:
     def __init__(self, key: bytes) -> None:
         self._cipher = ChaCha20Poly1305(key)
 
-    def open(self, number: int, sealed: bytes) -> bytes | None:
+    def open(self, number: int, sealed: bytes | memoryview) -> bytes | None:
         """Return the message, or None if the other end did not seal it."""
         if not 0 <= number <= NONCE_MAX:
             return None
@@ -98,9 +103,9 @@ class TransportKeys:
 class SymmetricState:
     """The hash, the chaining key and the cipher of a handshake."""
 
-    def __init__(self) -> None:
-        # The name is longer than a hash, and is therefore hashed (section 5.2).
-        self.hash = self._chaining_key = blake2s(PROTOCOL_NAME).digest()
+    def __init__(self, protocol_name: bytes) -> None:
+        # The names are longer than a hash, and are therefore hashed (section 5.2).
+        self.hash = self._chaining_key = blake2s(protocol_name).digest()
         self._key = b""
         self._nonce = 0
 
@@ -187,7 +192,7 @@ class NoiseInitiator:
     ) -> None:
         self._identity, self._peer_key = identity, peer_key
         self._ephemeral = EphemeralKey(random_bytes)
-        self._state = SymmetricState()
+        self._state = SymmetricState(IK_NAME)
         self._state.mix_hash(prologue)
         self._state.mix_hash(peer_key)
 
@@ -228,7 +233,7 @@ class NoiseResponder:
     def __init__(self, identity: Identity, prologue: bytes, message: bytes) -> None:
         if len(message) < FIRST_SIZE_MIN:
             raise message_too_short(message, FIRST_SIZE_MIN)
-        self._state = state = SymmetricState()
+        self._state = state = SymmetricState(IK_NAME)
         state.mix_hash(prologue)
         state.mix_hash(identity.exchange_key)
         self._peer_ephemeral = message[:KEY_SIZE]
@@ -249,6 +254,55 @@ class NoiseResponder:
         state.mix_key(shared_secret(ephemeral.exchange, self.peer_key))
         message = ephemeral.public + state.seal(payload)
         return message, state.split(initiator=False)
+
+
+class EphemeralInitiator:
+    """Starts a handshake of the pattern ``NN``, with anyone.
+
+    The handshake fails unless both ends have the same ``prologue``.
+    """
+
+    def __init__(self, prologue: bytes, random_bytes: RandomBytes) -> None:
+        self._ephemeral = EphemeralKey(random_bytes)
+        self._state = SymmetricState(NN_NAME)
+        self._state.mix_hash(prologue)
+
+    def write_first(self) -> bytes:
+        """Return the first message: ``e``, of ``KEY_SIZE`` bytes."""
+        self._state.mix_hash(self._ephemeral.public)
+        self._state.mix_hash(b"")  # the payload, which is not encrypted yet
+        return self._ephemeral.public
+
+    def read_second(self, message: bytes) -> TransportKeys:
+        """Read the second message: ``e, ee``, of ``SECOND_SIZE_MIN`` bytes.
+
+        Raises PeerError if it is not the answer to the first.
+        """
+        if len(message) != SECOND_SIZE_MIN:
+            raise message_too_short(message, SECOND_SIZE_MIN)
+        peer_ephemeral = message[:KEY_SIZE]
+        self._state.mix_hash(peer_ephemeral)
+        self._state.mix_key(shared_secret(self._ephemeral.exchange, peer_ephemeral))
+        self._state.open(message[KEY_SIZE:])
+        return self._state.split(initiator=True)
+
+
+def answer_ephemeral(
+    prologue: bytes, first: bytes, random_bytes: RandomBytes
+) -> tuple[bytes, TransportKeys]:
+    """Return the answer to an ``EphemeralInitiator``'s first message, and the keys.
+
+    Raises PeerError for an invalid message.
+    """
+    if len(first) != KEY_SIZE:
+        raise message_too_short(first, KEY_SIZE)
+    state, ephemeral = SymmetricState(NN_NAME), EphemeralKey(random_bytes)
+    state.mix_hash(prologue)
+    state.mix_hash(first)
+    state.mix_hash(b"")
+    state.mix_hash(ephemeral.public)
+    state.mix_key(shared_secret(ephemeral.exchange, first))
+    return ephemeral.public + state.seal(b""), state.split(initiator=False)
 
 
 def message_too_short(message: bytes, size: int) -> PeerError:
