@@ -38,6 +38,7 @@ async def join(
         "t",
         offers=(offer,),
         random_bytes=secrets.token_bytes,
+        plain=True,
     )
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     dialer = discover()["tealenet"].dial(f"tcp://127.0.0.1:{port}", member)
