@@ -32,7 +32,7 @@ SIZE = 8 << 20  # bytes of the disk
 BLOCK = b"x" * 65536
 
 # As root on Linux: a file system that only the coordinator sees.
-MOUNT = f'mount -t tmpfs -o size={SIZE} none "$0" && exec "$@"'
+MOUNT = f'mount -t tmpfs -o size={SIZE},mode=700 none "$0" && exec "$@"'
 
 
 def _can_mount() -> bool:

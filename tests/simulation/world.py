@@ -117,7 +117,7 @@ class World:
         self._jobs = 0
         self._wires: list[Wire] = []
         self._endpoint: Listener | WebSocketRoute
-        self._crowds: PeerConnections
+        self.peers: PeerConnections
         self._serving: dict[asyncio.Task[object], Wire] = {}
         self._running: list[asyncio.Task[None]]
         self._clients: set[asyncio.Task[Any]] = set()
@@ -146,7 +146,7 @@ class World:
         self._endpoint = next(each for each in endpoints if isinstance(each, wanted))
         keys = self.store.keys
         admission = WorkerAdmission(await load_join_tokens(keys), keys, self.clock)
-        self._crowds = PeerConnections(self.hub, self.clock, admission)
+        self.peers = PeerConnections(self.hub, self.clock, admission)
         self._running = [
             asyncio.create_task(self.hub.run()),
             asyncio.create_task(self.calls.run()),
@@ -199,12 +199,12 @@ class World:
         name, now = self.protocol.name, self.clock.now()
         if isinstance(self._endpoint, Listener):
             session = self._endpoint.accept("coordinator", now)
-            return self._crowds.serve(name, session, wire.coordinator), {}
+            return self.peers.serve(name, session, wire.coordinator), {}
         path, _, query = url.removeprefix("ws://coordinator:4010").partition("?")
         lower = {name.lower(): value for name, value in headers.items()}
         accepted = self._endpoint.accept(UpgradeRequest(path, query, lower), now)
         answer = {name.lower(): value for name, value in accepted.headers.items()}
-        return self._crowds.serve(name, accepted.session, wire.coordinator), answer
+        return self.peers.serve(name, accepted.session, wire.coordinator), answer
 
     async def work(self, name: str, model: str, *, continues: bool) -> None:
         """Be a worker until cancelled, which is how it is killed."""

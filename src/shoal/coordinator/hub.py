@@ -343,39 +343,49 @@ class Hub:
             if self.pool.queued >= GATHER_AT:
                 await asyncio.sleep(GATHER_SECONDS)
             self._wake.clear()
-            batch = self._batch = self._mailbox.take()
-            waiting, self._waiting = self._waiting, []
-            self._deferred = self._unpaid = False
-            try:
-                verified = await self.store_health.read(
-                    partial(self._verifier.verify_batch, batch)
-                )
-                decided = self._decide(verified)
-                if not (decided or waiting or self._recorder.is_due):
-                    self._update_idle()
-                    if self._unpaid:
-                        self._notify_room()  # nothing else may wake them
-                    continue
-                kept = [each.fact for each in decided if each.stored]
-                if kept or waiting or self._recorder.is_due:
-                    urgent = not all(map(_is_deferrable, decided))
-                    await self._recorder.record(kept, urgent=urgent)
-            except StoreError as error:
-                self._waiting += waiting
-                self.on_store_broken(error)
+            if not await self._process_batch():
                 return
-            for fact, revoked, _ in decided:
-                self.publish(fact)
-                self._effects.apply(fact, revoked)
-            if self._deferred:
-                # Their inputs may be among those that were deferred.
-                self._waiting[:0] = waiting
-                waiting = []
-            for _, stored in waiting:
-                if not stored.done():
-                    stored.set_result(None)
-            self._update_idle()
-            self._notify_room()
+
+    async def _process_batch(self) -> bool:
+        """Process all inputs so far; return False if the store is broken.
+
+        A function of its own, so that a large batch is not kept until the next one.
+        """
+        batch = self._batch = self._mailbox.take()
+        waiting, self._waiting = self._waiting, []
+        self._deferred = self._unpaid = False
+        try:
+            verified = await self.store_health.read(
+                partial(self._verifier.verify_batch, batch)
+            )
+            decided = self._decide(verified)
+            if not (decided or waiting or self._recorder.is_due):
+                self._update_idle()
+                if self._unpaid:
+                    self._notify_room()  # nothing else may wake them
+                return True
+            kept = [each.fact for each in decided if each.stored]
+            if kept or waiting or self._recorder.is_due:
+                urgent = not all(map(_is_deferrable, decided))
+                await self._recorder.record(kept, urgent=urgent)
+        except StoreError as error:
+            self._waiting += waiting
+            self.on_store_broken(error)
+            return False
+        for fact, revoked, _ in decided:
+            self.publish(fact)
+            self._effects.apply(fact, revoked)
+        if self._deferred:
+            # Their inputs may be among those that were deferred.
+            self._waiting[:0] = waiting
+            waiting = []
+        for _, stored in waiting:
+            if not stored.done():
+                stored.set_result(None)
+        self._update_idle()
+        self._notify_room()
+        self._batch = []
+        return True
 
     async def drain(self) -> None:
         """Refuse new jobs, and wait until the open ones have ended."""
