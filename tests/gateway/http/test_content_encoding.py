@@ -45,7 +45,11 @@ def test_bomb_comes_in_small_pieces() -> None:
     assert {len(next(pieces)) for _ in range(100)} == {PIECE}
 
 
-@pytest.mark.parametrize("data", [b"nothing", gzip.compress(TEXT)[:-4] + b"1234"])
+@pytest.mark.parametrize(
+    "data",
+    [b"nothing", gzip.compress(TEXT)[:-4] + b"1234"],
+    ids=["no header", "another size"],
+)
 def test_damaged_body_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match="the body is damaged: "):
         list(Inflater("gzip").pieces(data))
