@@ -213,4 +213,4 @@ def test_functions_are_called_over_a_separately_certified_port(
     data = ("--data-dir", str(programs.folder / "data"))
     status = shoal("status", "--json", "--url", pool.url, *data)
     (joined,) = json.loads(status.stdout)["workers"]
-    assert joined["protection"] == "noise"  # within TLS
+    assert joined["protection"] == "tls"

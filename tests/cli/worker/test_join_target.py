@@ -287,6 +287,7 @@ async def test_who_answers_for_a_coordinator_cannot_turn_encryption_off(
         ("ws://192.0.2.7/ws", "grandsage", True, False),
         ("wss://192.0.2.7/ws", "grandsage", False, False),
         ("ws://127.0.0.1/ws", "grandsage", False, False),
+        ("ws:///ws", "grandsage", False, False),  # the wire names what is missing
         ("http://localhost:4010", "dispatch", False, False),
         ("http://192.0.2.7:4010", "tealenet", False, False),  # it encrypts
         ("http://192.0.2.7:4010", "macfleet", False, False),  # so does its port

@@ -251,7 +251,8 @@ def check_encryption(target: JoinTarget) -> None:
     protocol, parts = target.protocol, urlsplit(target.url)
     if target.plain or protocol.encrypts or protocol.address is not None:
         return
-    if parts.scheme not in SECURE and not is_own_host(parts.hostname or ""):
+    host = parts.hostname
+    if host and parts.scheme not in SECURE and not is_own_host(host):
         raise ConfigError(
             f"{target.display_url}: the wire {protocol.name} is not encrypted, so the "
             "token, prompts and answers could be read on the network; give an https:// "
