@@ -198,7 +198,7 @@ class World:
         """Return what serves a new connection, and the headers of the answer."""
         name, now = self.protocol.name, self.clock.now()
         if isinstance(self._endpoint, Listener):
-            session = self._endpoint.accept("coordinator", now)
+            session = self._endpoint.accept("127.0.0.1", now)
             return self.peers.serve(name, session, wire.coordinator), {}
         path, _, query = url.removeprefix("ws://coordinator:4010").partition("?")
         lower = {name.lower(): value for name, value in headers.items()}
