@@ -13,6 +13,7 @@ import pytest
 from shoal.domain.errors import InvalidRequest
 from shoal.protocols import discover
 from shoal.training.group import RankGroup
+from shoal.training.half_floats import HalfFloat
 from shoal.training.rank_port import (
     GroupEnded,
     GroupMembership,
@@ -142,8 +143,29 @@ def test_collectives_work_over_sockets(encrypts: bool) -> None:
         assert (None if heard is None else int(heard[0])) == (7 if rank == 2 else None)
 
 
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_an_all_reduce_in_half_the_bytes_gives_all_the_same_bits(
+    compression: HalfFloat,
+) -> None:
+    def train(group: RankGroup) -> tuple[Any, Any]:
+        gradient = np.random.default_rng(group.place.rank).normal(size=500_000)
+        gradient = gradient.astype(np.float32)
+        result = np.empty_like(gradient)
+        group.all_reduce(gradient, "mean", result, compression=compression)
+        return gradient, result
+
+    with groups(3) as members:
+        outcomes = together(members, train)
+
+    mean = np.mean([gradient for gradient, _ in outcomes], axis=0)
+    assert np.allclose(outcomes[0][1], mean, atol=0.02)
+    assert len({result.tobytes() for _, result in outcomes}) == 1
+
+
 def test_a_group_of_one_needs_nobody() -> None:
     with groups(1) as [group]:
+        third = np.full(1, 1 / 3, np.float32)
+        assert group.all_reduce(third.copy(), compression="fp16") == third
         assert group.all_reduce(np.array([4.0]), "mean").tolist() == [4.0]
         assert group.all_gather(np.array([4.0])).tolist() == [[4.0]]
         assert group.reduce_scatter(np.array([1, 2])).tolist() == [1, 2]
@@ -201,6 +223,10 @@ def test_a_rank_that_is_late_ends_the_group() -> None:
             "do not agree on the size",
         ),
         (
+            lambda group: group.all_reduce(np.zeros(8, np.float32), compression="fp16"),
+            "a segment of kind",
+        ),
+        (
             lambda group: (
                 group.set_step(4),
                 group.all_reduce(np.zeros(8, np.float32)),
@@ -208,7 +234,7 @@ def test_a_rank_that_is_late_ends_the_group() -> None:
             "a segment of step",
         ),
     ],
-    ids=["another collective", "another size", "another step"],
+    ids=["another collective", "another size", "compression", "another step"],
 )
 def test_a_rank_that_is_out_of_step_is_an_error(
     other: Callable[[RankGroup], Any], problem: str

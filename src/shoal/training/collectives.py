@@ -35,6 +35,7 @@ class Kind(IntEnum):
     ALL_TO_ALL = 7
     BARRIER = 8
     POINT_TO_POINT = 9
+    COMPRESSED_ALL_REDUCE = 10
 
 
 class Place(NamedTuple):

@@ -1,0 +1,112 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.training import collectives
+from shoal.training.collectives import Place
+from shoal.training.compressed_collectives import compressed_all_reduce
+from shoal.training.half_floats import HalfFloat, half_coding
+from shoal.training.reductions import ReduceOp, reduction
+from training.in_memory import run
+from training.test_collectives import chooser, lengths, numbers, orders, raw, sizes
+
+FLOAT32 = np.dtype(np.float32)
+UNITS: dict[HalfFloat, float] = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+names: st.SearchStrategy[HalfFloat] = st.sampled_from(list(UNITS))
+ops: st.SearchStrategy[ReduceOp] = st.sampled_from(["sum", "mean", "min", "max"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_segments() -> Any:
+    """Make arrays of a few numbers have several segments."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(collectives, "SEGMENT_SIZE", 16)
+    yield
+    patch.undo()
+
+
+@given(sizes, lengths, orders, ops, names)
+def test_all_ranks_get_the_same_bits_of_nearly_the_right_result(
+    size: int, length: int, order: list[int], op: ReduceOp, name: HalfFloat
+) -> None:
+    arrays = [numbers(rank, length) for rank in range(size)]
+    before = [array.copy() for array in arrays]
+    results = [np.empty_like(array) for array in arrays]
+    combined, coding = reduction(op, FLOAT32, size), half_coding(name, FLOAT32)
+
+    sent = run(
+        [
+            compressed_all_reduce(
+                Place(r, size), raw(arrays[r]), raw(results[r]), combined, coding
+            )
+            for r in range(size)
+        ],
+        chooser(order),
+    )
+
+    expected = getattr(np, op)(np.array(before, float), axis=0)
+    assert np.allclose(results[0], expected, rtol=2.01 * UNITS[name], atol=0)
+    for rank in range(size):
+        assert results[rank].tobytes() == results[0].tobytes()
+        assert np.array_equal(arrays[rank], before[rank]), "the own numbers survive"
+    segments = [each for some in sent.values() for each in some]
+    head = coding.encoded_size(0)
+    assert sum(len(each) - head for each in segments) == 4 * length * (size - 1)
+
+
+@given(sizes, lengths, orders, names)
+def test_the_result_may_replace_the_own_array(
+    size: int, length: int, order: list[int], name: HalfFloat
+) -> None:
+    arrays = [np.arange(length, dtype=np.float32) % 9 * rank for rank in range(size)]
+    expected = sum(array.copy() for array in arrays)
+    combined, coding = reduction("sum", FLOAT32, size), half_coding(name, FLOAT32)
+
+    operations = []
+    for rank in range(size):
+        own = raw(arrays[rank])
+        operations.append(
+            compressed_all_reduce(Place(rank, size), own, own, combined, coding)
+        )
+    run(operations, chooser(order))
+
+    for array in arrays:
+        assert np.array_equal(array, expected), "small integers are exact"
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_size_of_a_group_does_not_add_to_the_error(name: HalfFloat) -> None:
+    random = np.random.default_rng(0)
+    for size in (2, 8):
+        arrays = [random.standard_normal(500).astype(np.float32) for _ in range(size)]
+        results = [np.empty_like(array) for array in arrays]
+        combined, coding = reduction("mean", FLOAT32, size), half_coding(name, FLOAT32)
+
+        run(
+            [
+                compressed_all_reduce(
+                    Place(r, size), raw(arrays[r]), raw(results[r]), combined, coding
+                )
+                for r in range(size)
+            ]
+        )
+
+        error = np.abs(results[0] - np.mean(np.array(arrays, float), axis=0))
+        assert (error <= 2.01 * UNITS[name] * np.mean(np.abs(arrays), axis=0)).all()
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_sums_beyond_float16_do_not_overflow(name: HalfFloat) -> None:
+    arrays = [np.full(10, 60000, np.float32) for _ in range(4)]
+    combined, coding = reduction("sum", FLOAT32, 4), half_coding(name, FLOAT32)
+
+    operations = [
+        compressed_all_reduce(Place(r, 4), raw(each), raw(each), combined, coding)
+        for r, each in enumerate(arrays)
+    ]
+    run(operations)
+
+    assert np.allclose(arrays, 240000, rtol=2 * UNITS[name])
