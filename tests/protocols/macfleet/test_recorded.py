@@ -9,17 +9,6 @@ from protocols.macfleet.recorded import CASES, VECTORS, case_of
 
 TESTS = Path(__file__).parents[2]
 
-LEFT_OUT = {
-    "topk": "compression, which real peers never put on the wire",
-    "fp16": "as above",
-    "adaptive": "as above",
-    "v1_quant": "as above",
-    "v1_tensor": "a layout of the first version, which never was on the wire",
-    "v1_compressed": "as above",
-    "v1_compressed_decode": "as above",
-}
-"""Kinds of cases without a test, and why."""
-
 
 def called(name: str) -> Iterator[str]:
     """Yield the text arguments of a function's calls in the tests."""
@@ -50,10 +39,9 @@ def names_of(kind: str) -> set[str]:
     return {case["name"] for case in CASES if case["kind"] == kind}
 
 
-def test_every_kind_of_case_is_replayed_or_left_out_for_a_reason() -> None:
+def test_every_kind_of_case_is_replayed() -> None:
     assert VECTORS.exists()
-    assert replayed() - kinds() == set(), "kinds that there are not"
-    assert kinds() - replayed() == set(LEFT_OUT)
+    assert replayed() == kinds()
 
 
 def test_each_test_named_in_the_documentation_exists() -> None:
