@@ -14,7 +14,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
 import shoal
 from harness.speed import scaled
-from shoal.cli.worker.join_target import direct_address
+from shoal.cli.worker.join_target import JoinTarget, direct_address
 from shoal.domain.errors import ShoalError
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import CHAT_ONLY, Offer, ServedModel
@@ -38,6 +38,7 @@ JOIN_MAX = scaled(30.0)  # seconds until a worker gives up
 STAY = (0.5, 8.0)  # seconds that a worker stays, from and to
 PAUSE = (0.0, 0.5)  # seconds between the requests of a client
 AWAY = (0.0, 1.0)  # seconds until it comes back
+BY_RELAY = 0.25  # the share of workers that use a relay, on a wire that has both
 PACE = (0.001, 0.01)  # seconds for a piece of an answer, or a call, from and to
 TIMEOUT = ClientTimeout(total=scaled(60.0))
 FLOOD_PATIENCE = scaled(2.0)  # seconds
@@ -214,7 +215,10 @@ class Comers:
                 joined.set()
 
         direct = direct_address(self._url, protocol, self._health)
-        profile = replace(profile, direct_url=direct)
+        if protocol.encrypts and self._random.random() < BY_RELAY:
+            direct = ""
+        target = JoinTarget(self._url, protocol, self._token, None, direct)
+        profile = replace(profile, direct_url=target.direct_url)
         return Agent(
             protocol.dial(self._url, profile),
             _open_link,

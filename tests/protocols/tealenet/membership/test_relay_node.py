@@ -1,4 +1,5 @@
 import base64
+import gc
 import json
 from dataclasses import replace
 from typing import Any
@@ -63,7 +64,10 @@ from shoal.protocols.tealenet.membership.relay_node import (
     RelayNode,
 )
 from shoal.protocols.tealenet.membership.relay_peers import DISMISSED_PAUSE, LINGER
-from shoal.protocols.tealenet.membership.relay_session import SILENCE_TIMEOUT
+from shoal.protocols.tealenet.membership.relay_session import (
+    SILENCE_TIMEOUT,
+    RelaySession,
+)
 
 SESSION = "550E8400-E29B-41D4-A716-446655440000"
 OTHER_SESSION = "00000000-0000-4000-8000-000000000001"
@@ -313,6 +317,23 @@ def test_a_disconnected_worker_leaves_and_joins_again() -> None:
         OffersChanged,
     ]
     assert len(returned.messages(PeerJoined)) == 1
+
+
+def test_a_session_that_ended_is_not_held() -> None:
+    before = held_sessions()
+    net, host, worker, worker_id = pool()
+    assert held_sessions() == before + 2  # one at each end
+
+    net.detach(worker)
+    net.run(1.0)
+
+    assert len(host.messages(PeerLeft, worker_id)) == 1
+    assert held_sessions() == before + 1  # nobody told the worker
+
+
+def held_sessions() -> int:
+    gc.collect()
+    return sum(isinstance(each, RelaySession) for each in gc.get_objects())
 
 
 def test_a_newer_connection_of_a_worker_replaces_the_older() -> None:

@@ -265,6 +265,7 @@ class RelayPeers:
         """Remove a session whose end the peer knows; the main one ends all others."""
         session.close(reason)
         self._sessions.remove(session)
+        self._deadlines.discard(session)
         peer = self._peers[session.peer_id]
         was_main = session is peer.main
         outputs: list[NodeOutput] = [*peer.close_session(session, reason)]
