@@ -7,6 +7,8 @@ from random import Random
 from shoal.protocols.seam.session import Batch, Data
 from shoal.transports.link import LinkClosed
 
+BINDING_SIZE = 32  # bytes
+
 
 class Pipe:
     """One direction of a connection: what is sent arrives later, in order."""
@@ -61,10 +63,13 @@ class Pipe:
 
 
 class Ends:
-    """One end of a connection."""
+    """One end of a connection; ``binding`` is as in ``EncryptedLink``."""
 
-    def __init__(self, peer: str, incoming: Pipe, outgoing: Pipe) -> None:
+    def __init__(
+        self, peer: str, incoming: Pipe, outgoing: Pipe, binding: bytes
+    ) -> None:
         self.peer = peer
+        self.binding = binding
         self._incoming = incoming
         self._outgoing = outgoing
 
@@ -83,13 +88,18 @@ class Ends:
 
 
 class Wire:
-    """A connection that faults can be done to."""
+    """A connection that faults can be done to.
 
-    def __init__(self, random: Random) -> None:
+    An encrypted one has a binding, for the sessions prove tokens and keys by it; nobody
+    listens in between, so the bytes are not encrypted.
+    """
+
+    def __init__(self, random: Random, *, encrypted: bool) -> None:
         latency = random.uniform(0.001, 0.08)
         self._up, self._down = Pipe(latency), Pipe(latency)
-        self.coordinator = Ends("sim", self._up, self._down)
-        self.worker = Ends("sim", self._down, self._up)
+        binding = random.randbytes(BINDING_SIZE) if encrypted else b""
+        self.coordinator = Ends("sim", self._up, self._down, binding)
+        self.worker = Ends("sim", self._down, self._up, binding)
 
     def cut(self) -> None:
         """Lose what is on the way, and tell both ends."""

@@ -179,7 +179,7 @@ class World:
         """Stand in for the transport's ``dial``."""
         if not self.up:
             raise LinkClosed("connection refused")
-        wire = Wire(self.random)
+        wire = Wire(self.random, encrypted=url.startswith("noise:"))
         serve, answer = self._accept(url, headers, wire)
         serving = asyncio.create_task(serve)
         self._serving[serving] = wire
@@ -198,7 +198,7 @@ class World:
         """Return what serves a new connection, and the headers of the answer."""
         name, now = self.protocol.name, self.clock.now()
         if isinstance(self._endpoint, Listener):
-            session = self._endpoint.accept("127.0.0.1", now)
+            session = self._endpoint.accept("coordinator", now)
             return self.peers.serve(name, session, wire.coordinator), {}
         path, _, query = url.removeprefix("ws://coordinator:4010").partition("?")
         lower = {name.lower(): value for name, value in headers.items()}
