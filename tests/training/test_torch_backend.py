@@ -39,7 +39,8 @@ def losses(output: str) -> dict[str, float]:
 def test_an_unchanged_script_trains_as_with_gloo() -> None:
     ours, gloo = launch("train_ddp.py", "shoal"), launch("train_ddp.py", "gloo")
 
-    assert ours.returncode == gloo.returncode == 0, ours.stderr
+    # Gloo's processes sometimes abort on exit, after their last line.
+    assert ours.returncode == 0, ours.stderr
     assert losses(ours.stdout) == pytest.approx(losses(gloo.stdout), rel=1e-3)
     assert len(losses(ours.stdout)) == RANKS
 
