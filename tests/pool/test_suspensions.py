@@ -162,6 +162,17 @@ def test_model_on_a_shared_connection_is_not_dismissed_alone() -> None:
     assert sorted(dismissed(pool)) == ["pc/m", "pc/n"]
 
 
+def test_pause_of_a_machine_keeps_the_connection_that_its_drain_would_end() -> None:
+    pool, fact = PoolState(), joined("m/x")
+    handle(pool, WorkerConnected(fact.worker_id, fact.offer, True, shared=True))
+    suspend(pool, DRAINING, "m/x")
+    suspend(pool, DRAINING, "m")
+
+    suspend(pool, PAUSED, "m")
+
+    assert dismissed(pool) == []
+
+
 def test_strictest_order_holds_and_a_resume_of_the_machine_ends_all() -> None:
     pool = pool_after(joined("pc/m"), joined("pc/n", "n"))
     suspend(pool, PAUSED, "pc")

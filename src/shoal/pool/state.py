@@ -416,9 +416,13 @@ class PoolState:
 
     def _update_suspensions(self, workers: Iterable[WorkerId]) -> None:
         for worker_id in workers:
-            suspension = self.suspensions.of(worker_id)
-            self.roster.suspend(self.workers[worker_id], suspension)
-            if suspension not in LEAVING:
+            worker = self.workers[worker_id]
+            self.roster.suspend(worker, self.suspensions.of(worker_id))
+            # A milder order may have replaced the one that disconnects it.
+            if not any(
+                order.may_disconnect(worker_id, shared=worker.shared)
+                for order in self.suspensions.about(worker_id)
+            ):
                 self.leaving.pop(worker_id, None)
 
     def _free_slot(self, worker: Worker, job_id: JobId) -> None:
