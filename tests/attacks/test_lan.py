@@ -70,7 +70,9 @@ async def talking(pool: Pool) -> AsyncIterator[None]:
         await doer.send_messages(chunk(first["requestID"], "one "))
         await client.receive("inferenceChunk")
         yield
-        await doer.send_messages(chunk(first["requestID"], "two"))
+        # The block may last longer than a silent peer gets work.
+        alive = heartbeat(("honest-model",), device_id=MAC.format(2))
+        await doer.send_messages(encode(alive), chunk(first["requestID"], "two"))
         await doer.send_messages(*ending(first["requestID"]))
         await client.receive("inferenceComplete")
         assert answer_to(client, 1) == "one two"

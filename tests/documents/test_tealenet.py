@@ -77,7 +77,8 @@ async def test_a_worker_serves_a_peer(programs: Programs, strict: bool) -> None:
 
     async with asyncio.timeout(PATIENCE), peer.listening() as port:
         worker = programs.run(
-            *("join", f"tcp://127.0.0.1:{port}", "--wire", "tealenet", "--json"),
+            *("join", f"tcp://127.0.0.1:{port}", "--wire", "tealenet", "--plain"),
+            "--json",
             *("--name", "one", "--model", f"tiny={TINY}"),
         )
         await until(lambda: any(each.well.is_set() for each in peer.connections))
@@ -145,7 +146,7 @@ async def test_the_model_of_a_peer_is_copied(programs: Programs) -> None:
 
     async with asyncio.timeout(PATIENCE), peer.listening() as port:
         getting = programs.run(
-            *("models", "get", MODEL, "--from", f"127.0.0.1:{port}"),
+            *("models", "get", MODEL, "--from", f"127.0.0.1:{port}", "--plain"),
             *("--to", str(folder)),
         )
         assert await asyncio.to_thread(getting.wait) == 0, getting.errors
