@@ -135,6 +135,19 @@ async def test_a_wrong_key_is_an_authentication_error(pool: Pool) -> None:
     assert raised.value.response.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize("name", ["*", "*task", "*call"])
+async def test_name_of_a_queue_is_no_model(
+    pool: Pool, openai: AsyncOpenAI, name: str
+) -> None:
+    async with pool.node():
+        await pool.wait_joined()
+
+        with pytest.raises(sdk.NotFoundError) as raised:
+            await openai.chat.completions.create(model=name, messages=HI)
+
+    assert raised.value.code == "model_not_found"
+
+
 async def test_unknown_model_is_not_found_with_a_suggestion(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:

@@ -8,12 +8,14 @@ from dataclasses import replace
 from aiohttp import web
 
 from shoal.domain.credentials import permitted_priority
-from shoal.domain.errors import InvalidRequest
+from shoal.domain.errors import InvalidRequest, UnknownModel
 from shoal.domain.job import PRIORITIES, Job, JobTerms, Policy, Priority, TimeLimits
 from shoal.domain.work import Chat, Work, message_text
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
+from shoal.pool.job_admission import unknown_model
+from shoal.pool.roster import SPECIAL_QUEUES
 
 KEY_MAX = 255  # characters of an idempotency key, as elsewhere
 SESSION_MAX = 256  # characters
@@ -49,10 +51,11 @@ def build_job(
 ) -> Job:
     """Build the job of a request, and record it.
 
-    The default terms are the policy FAST, public, at the listed price.
+    The default terms are the policy FAST, public, at the listed price.  Only jobs with
+    terms of their own may be for any model.
 
-    Raises InvalidRequest naming the invalid header, or Forbidden if the key may not
-    give its jobs that priority.
+    Raises UnknownModel, InvalidRequest naming the invalid header, or Forbidden if the
+    key may not give its jobs that priority.
     """
     headers, owner = request.headers, caller.name
     job = Job(
@@ -65,6 +68,8 @@ def build_job(
         _idempotency_key(headers.get(IDEMPOTENCY_KEY)),
         terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind)),
     )
+    if terms is None and job.model in SPECIAL_QUEUES:
+        raise UnknownModel(unknown_model(gateway.hub.pool, job.model))
     record_of(request).set_job(job)
     return job
 
