@@ -1,6 +1,7 @@
 """Groups of ranks over real sockets, each rank in a thread of its own."""
 
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -291,6 +292,19 @@ def test_strangers_at_the_port_change_nothing() -> None:
                 stranger.sendall(data)
                 stranger.settimeout(LIMIT)
                 assert stranger.recv(100) == b""
+
+        sums = together(members, lambda group: group.all_reduce(np.ones(4)))
+
+    assert [each.tolist() for each in sums] == [[2.0] * 4] * 2
+
+
+def test_clients_that_reset_their_connections_change_nothing() -> None:
+    with groups(2) as members, ports(1) as [port]:
+        for _ in range(50):
+            client = socket.create_connection(("127.0.0.1", port.port))
+            now = struct.pack("ii", 1, 0)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+            client.close()
 
         sums = together(members, lambda group: group.all_reduce(np.ones(4)))
 

@@ -26,7 +26,7 @@ from shoal.protocols.seam.ranks import (
 from shoal.training.links import IncomingLink, OutgoingLink
 from shoal.transports.rank_socket import Disconnected, RankListener, RankSocket, dial
 
-HANDSHAKE_TIMEOUT = 10.0  # seconds for each message of a handshake
+HANDSHAKE_TIMEOUT = 10.0  # seconds of a handshake
 ADMITTING_MAX = 64  # connections in their handshake at a time; others wait
 ID_SIZE = 12  # random bytes of a port's id
 
@@ -256,6 +256,10 @@ def agree(connection: RankSocket, handshake: RankHandshake) -> str:
 
     Raises Disconnected and RankRefused, after closing the connection.
     """
+    # Each wait has a limit, and this is that of all: a stranger may send byte by byte.
+    limit = threading.Timer(HANDSHAKE_TIMEOUT, connection.abort)
+    limit.daemon = True
+    limit.start()
     try:
         return _agree(connection, handshake)
     except RankRefused as refusal:
@@ -266,6 +270,8 @@ def agree(connection: RankSocket, handshake: RankHandshake) -> str:
     except Disconnected:
         connection.close()
         raise
+    finally:
+        limit.cancel()
 
 
 def _agree(connection: RankSocket, handshake: RankHandshake) -> str:

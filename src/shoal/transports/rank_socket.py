@@ -245,17 +245,19 @@ class RankListener:
 
         Raises Disconnected.
         """
-        host, port = accepted.getpeername()[:2]
+        address = "a client"
         try:
+            host, port = accepted.getpeername()[:2]
+            address = f"{host}:{port}"
             _tune(accepted)
             accepted.settimeout(timeout)
             if self._tls is None:
-                return RankSocket(accepted, f"{host}:{port}")
+                return RankSocket(accepted, address)
             wrapped = self._tls.context.wrap_socket(accepted, server_side=True)
         except OSError as error:
             accepted.close()
-            raise Disconnected(f"{host}:{port}: {_reason(error)}") from error
-        return RankSocket(wrapped, f"{host}:{port}", self._tls.certificate_hash)
+            raise Disconnected(f"{address}: {_reason(error)}") from error
+        return RankSocket(wrapped, address, self._tls.certificate_hash)
 
     def close(self) -> None:
         """Stop listening; a thread in ``accept`` returns."""
