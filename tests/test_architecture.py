@@ -184,6 +184,7 @@ def test_time_and_chance_are_read_at_the_rim() -> None:
         # Blocking sockets, in the process that trains.
         "training/group.py",
         "training/mixed_group.py",
+        "training/rank_connections.py",
         "training/rank_port.py",
         "training/torch_backend.py",
         "transports/rank_socket.py",

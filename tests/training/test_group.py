@@ -66,7 +66,7 @@ def groups(
     """Yield the ranks of a group."""
     with ports(size, encrypts=encrypts) as found, ExitStack() as stack:
         addresses = {
-            rank: RankAddress("127.0.0.1", port.port, port.id)
+            rank: RankAddress(["127.0.0.1"], port.port, port.id)
             for rank, port in enumerate(found)
         }
         members = []
@@ -90,6 +90,23 @@ def together(members: list[RankGroup], call: Callable[[RankGroup], T]) -> list[T
         return [
             each.result(LIMIT) for each in [threads.submit(call, m) for m in members]
         ]
+
+
+def test_a_rank_is_found_at_the_address_where_it_is() -> None:
+    with ports(2) as (first, second), ExitStack() as stack:
+        reused = RankListener("127.0.0.2", second.port)  # on Linux; another machine
+        stack.callback(RankPort(wire(), reused, encrypts=False).close)
+        hosts = ["127.0.0.3", "127.0.0.2", "127.0.0.1"]  # nobody listens at the first
+        members = []
+        for rank, port in enumerate([first, second]):
+            links = port.open_group(GroupMembership("run", 0, rank, 2, SECRET), LIMIT)
+            links.set_addresses(
+                {0: RankAddress(hosts, first.port, first.id)}
+                | {1: RankAddress(hosts, second.port, second.id)}
+            )
+            members.append(stack.enter_context(closing(RankGroup(links, LIMIT))))
+        sums = together(members, lambda each: each.all_reduce(np.ones(4, np.float32)))
+    assert all((each == 2).all() for each in sums)
 
 
 @pytest.mark.parametrize("encrypts", [False, True], ids=["plain", "tls"])

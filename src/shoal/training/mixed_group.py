@@ -6,7 +6,6 @@ failure, and cannot know whether the others have: see ``docs/training.md``.
 """
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -17,12 +16,12 @@ from shoal.protocols.seam.ranks import RankIdentity, RankRefused, RankWire
 from shoal.training import mixed_collectives
 from shoal.training.collectives import Place
 from shoal.training.mixed_collectives import MixedOp, MixedOperation
-from shoal.training.rank_port import HANDSHAKE_TIMEOUT, GroupEnded, agree
+from shoal.training.rank_connections import RankAcceptor, connect_to
+from shoal.training.rank_port import GroupEnded
 from shoal.transports.rank_socket import (
     Disconnected,
     RankListener,
     RankSocket,
-    dial,
     exchange,
 )
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 TIMEOUT = 120.0  # seconds for one array, as in the other programs
 VECTOR_HEAD = 15  # bytes before the numbers of a float32 vector
-ADMITTING_MAX = 64  # connections in their handshake at a time; others wait
 
 
 class MixedGroup:
@@ -59,7 +57,6 @@ class MixedGroup:
     ) -> None:
         self.place = Place(rank, len(names))
         self._wire = wire
-        self._listener = listener
         self._names = names
         self._encrypts = bool(token)
         self._timeout = timeout
@@ -67,9 +64,11 @@ class MixedGroup:
         self._connections: dict[int, RankSocket] = {}
         self._changed = threading.Condition()
         self._reason = ""
-        self._admitting = threading.Semaphore(ADMITTING_MAX)
-        self._accepting = threading.Thread(target=self._accept_all, daemon=True)
-        self._accepting.start()
+        self._acceptor = RankAcceptor(
+            *(wire, listener, self._identity),
+            secret_of=self._secret_of,
+            add=lambda name, connection: self._add(names.index(name), connection),
+        )
 
     @property
     def numbers_max(self) -> int:
@@ -79,7 +78,7 @@ class MixedGroup:
     @property
     def port(self) -> int:
         """The port on which this rank listens."""
-        return self._listener.port
+        return self._acceptor.port
 
     def connect(
         self, addresses: Mapping[int, tuple[str, int]], within: float = TIMEOUT
@@ -91,10 +90,11 @@ class MixedGroup:
         deadline = time.monotonic() + within
         for rank, (host, port) in addresses.items():
             try:
-                connection = dial(host, port, deadline, encrypts=self._encrypts)
-                address = f"{host}:{port}"
-                name = self._names[rank]
-                agree(connection, self._wire.client(self._identity, name, address))
+                connection = connect_to(
+                    *(self._wire, self._identity, self._names[rank], [(host, port)]),
+                    deadline=deadline,
+                    encrypts=self._encrypts,
+                )
             except (Disconnected, RankRefused) as error:
                 raise self.end(f"rank {rank}: {error}") from error
             self._add(rank, connection)
@@ -128,8 +128,7 @@ class MixedGroup:
 
     def close(self) -> None:
         """Close the connections, and the port."""
-        self._listener.close()
-        self._accepting.join()
+        self._acceptor.close()
         for connection in self._connections.values():
             connection.close()
 
@@ -179,24 +178,6 @@ class MixedGroup:
         for connection in self._connections.values():
             connection.abort()
         return GroupEnded(self._reason)
-
-    def _accept_all(self) -> None:
-        while (accepted := self._listener.accept()) is not None:
-            self._admitting.acquire()
-            threading.Thread(target=self._admit, args=(accepted,), daemon=True).start()
-
-    def _admit(self, accepted: socket.socket) -> None:
-        try:
-            connection = self._listener.begin(accepted, HANDSHAKE_TIMEOUT)
-            handshake = self._wire.server(
-                self._identity, connection.address, self._secret_of
-            )
-            name = agree(connection, handshake)
-            self._add(self._names.index(name), connection)
-        except (Disconnected, RankRefused, NotAdmitted):
-            pass  # a stranger, or a rank that will be missed
-        finally:
-            self._admitting.release()
 
     def _secret_of(self, name: str) -> str:
         if name not in self._names:

@@ -7,9 +7,7 @@ else.
 """
 
 import base64
-import contextlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,17 +15,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal.domain.errors import NotAdmitted, Unavailable
-from shoal.protocols.seam.ranks import (
-    RankHandshake,
-    RankIdentity,
-    RankRefused,
-    RankWire,
-)
+from shoal.protocols.seam.ranks import RankIdentity, RankRefused, RankWire
 from shoal.training.links import IncomingLink, OutgoingLink
-from shoal.transports.rank_socket import Disconnected, RankListener, RankSocket, dial
+from shoal.training.rank_connections import RankAcceptor, connect_to
+from shoal.transports.rank_socket import Disconnected, RankListener, RankSocket
 
-HANDSHAKE_TIMEOUT = 10.0  # seconds of a handshake
-ADMITTING_MAX = 64  # connections in their handshake at a time; others wait
 ID_SIZE = 12  # random bytes of a port's id
 
 
@@ -39,9 +31,12 @@ class GroupEnded(Unavailable):
 
 
 class RankAddress(NamedTuple):
-    """Where a rank listens, and the id that it has there."""
+    """Where a rank listens, and the id that it has there.
 
-    host: str
+    ``hosts`` are the addresses of its machine, the likeliest first.
+    """
+
+    hosts: Sequence[str]
     port: int
     id: str
 
@@ -73,17 +68,18 @@ class RankPort:
         self.encrypts = encrypts
         drawn = base64.b32encode(os.urandom(ID_SIZE)).decode().rstrip("=").lower()
         self.id = f"rank-{drawn}"
-        self._listener = listener
         self._groups: dict[tuple[str, int], GroupLinks] = {}
         self._lock = threading.Lock()
-        self._admitting = threading.Semaphore(ADMITTING_MAX)
-        self._accepting = threading.Thread(target=self._accept_all, daemon=True)
-        self._accepting.start()
+        self._acceptor = RankAcceptor(
+            *(wire, listener, RankIdentity(self.id, "", os.urandom)),
+            secret_of=self._secret_of,
+            add=self._add,
+        )
 
     @property
     def port(self) -> int:
         """The number of the port."""
-        return self._listener.port
+        return self._acceptor.port
 
     def open_group(self, membership: GroupMembership, timeout: float) -> "GroupLinks":
         """Admit the ranks of a group from now on; before this, they are refused."""
@@ -99,32 +95,12 @@ class RankPort:
 
     def close(self) -> None:
         """Stop listening."""
-        self._listener.close()
-        self._accepting.join()
+        self._acceptor.close()
 
-    def _accept_all(self) -> None:
-        while (accepted := self._listener.accept()) is not None:
-            self._admitting.acquire()
-            threading.Thread(target=self._admit, args=(accepted,), daemon=True).start()
-
-    def _admit(self, accepted: socket.socket) -> None:
-        """Handshake with a client; one that is no rank of an open group is rejected."""
-        try:
-            with contextlib.suppress(Disconnected, RankRefused, NotAdmitted):
-                connection = self._listener.begin(accepted, HANDSHAKE_TIMEOUT)
-                identity = RankIdentity(self.id, "", os.urandom)
-                handshake = self.wire.server(
-                    identity, connection.address, self._secret_of
-                )
-                client = agree(connection, handshake)
-                try:
-                    links, rank = self._find(client)
-                    links.add(rank, connection)
-                except NotAdmitted:
-                    connection.close()
-                    raise
-        finally:
-            self._admitting.release()
+    def _add(self, client: str, connection: RankSocket) -> None:
+        """Take over the connection of a client.  Raises NotAdmitted."""
+        links, rank = self._find(client)
+        links.add(rank, connection)
 
     def _secret_of(self, client: str) -> str:
         """Return the secret that a client has to prove.  Raises NotAdmitted."""
@@ -221,13 +197,15 @@ class GroupLinks:
         return [*self._outgoing.values(), *self._incoming.values()]
 
     def _dial(self, rank: int) -> OutgoingLink:
-        host, port, expected = self._addresses[rank]
-        deadline = time.monotonic() + self._timeout
+        hosts, port, expected = self._addresses[rank]
         wire = self._port.wire
         identity = RankIdentity(self.membership.id, self.membership.secret, os.urandom)
         try:
-            connection = dial(host, port, deadline, encrypts=self._port.encrypts)
-            agree(connection, wire.client(identity, expected, f"{host}:{port}"))
+            connection = connect_to(
+                *(wire, identity, expected, [(host, port) for host in hosts]),
+                deadline=time.monotonic() + self._timeout,
+                encrypts=self._port.encrypts,
+            )
         except (Disconnected, RankRefused) as error:
             self.abort(f"rank {rank} is unreachable: {error}")
             raise GroupEnded(self._reason) from error
@@ -249,42 +227,3 @@ class GroupLinks:
                 return self._incoming[rank]
         self.abort(f"rank {rank} did not connect within {self._timeout:g} s")
         raise GroupEnded(self._reason)
-
-
-def agree(connection: RankSocket, handshake: RankHandshake) -> str:
-    """Carry out a handshake; return the other end's id.
-
-    Raises Disconnected and RankRefused, after closing the connection.
-    """
-    # Each wait has a limit, and this is that of all: a stranger may send byte by byte.
-    limit = threading.Timer(HANDSHAKE_TIMEOUT, connection.abort)
-    limit.daemon = True
-    limit.start()
-    try:
-        return _agree(connection, handshake)
-    except RankRefused as refusal:
-        with contextlib.suppress(Disconnected):
-            connection.send(refusal.send)
-        connection.close()
-        raise
-    except Disconnected:
-        connection.close()
-        raise
-    finally:
-        limit.cancel()
-
-
-def _agree(connection: RankSocket, handshake: RankHandshake) -> str:
-    connection.set_timeout(HANDSHAKE_TIMEOUT)
-    handshake.on_open(connection.certificate)
-    connection.send(handshake.start(time.monotonic()))
-    head = memoryview(bytearray(handshake.head_size))
-    while True:
-        connection.receive_into(head)
-        body = bytearray(handshake.body_size(bytes(head)))
-        connection.receive_into(memoryview(body))
-        step = handshake.receive(bytes(head), bytes(body), time.monotonic())
-        connection.send(step.send)
-        if step.peer is not None:
-            connection.set_timeout(None)
-            return step.peer

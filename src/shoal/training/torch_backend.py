@@ -93,7 +93,7 @@ def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> RankGro
     port = RankPort(wire(), RankListener(host, 0, tls), encrypts=terms["encrypts"])
     membership = GroupMembership(terms["group"], 0, rank, size, terms["secret"])
     links = port.open_group(membership, seconds)
-    store.set(f"shoal/{rank}", json.dumps([host, port.port, port.id]))
+    store.set(f"shoal/{rank}", json.dumps([[host], port.port, port.id]))
     keys = {other: f"shoal/{other}" for other in range(size)}
     store.wait(list(keys.values()), timeout)
     links.set_addresses(

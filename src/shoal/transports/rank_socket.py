@@ -18,7 +18,6 @@ from shoal.transports.tls import ServerTls
 BUFFER_SIZE = 4 << 20  # bytes that the kernel buffers in each direction
 EMPTY = memoryview(b"")
 GATHERS = hasattr(socket.socket, "sendmsg")  # not on Windows
-DIAL_INTERVAL = 0.05  # seconds between attempts to reach a rank that is starting
 
 
 class Disconnected(Unavailable):
@@ -266,8 +265,8 @@ class RankListener:
         self._socket.close()
 
 
-def dial(host: str, port: int, deadline: float, *, encrypts: bool) -> RankSocket:
-    """Connect to a rank, which may not listen yet, until a monotonic time.
+def dial(host: str, port: int, timeout: float, *, encrypts: bool) -> RankSocket:
+    """Connect to a rank.
 
     With TLS any certificate is accepted: the handshake that follows proves the other
     end by its fingerprint.
@@ -275,15 +274,10 @@ def dial(host: str, port: int, deadline: float, *, encrypts: bool) -> RankSocket
     Raises Disconnected.
     """
     address = f"{host}:{port}"
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            connected = socket.create_connection((host, port), max(left, DIAL_INTERVAL))
-            break
-        except OSError as error:
-            if left < DIAL_INTERVAL:
-                raise Disconnected(f"{address}: {_reason(error)}") from error
-        time.sleep(DIAL_INTERVAL)
+    try:
+        connected = socket.create_connection((host, port), timeout)
+    except OSError as error:
+        raise Disconnected(f"{address}: {_reason(error)}") from error
     try:
         _tune(connected)
         if not encrypts:
