@@ -7,6 +7,7 @@ import pytest
 from shoal import AsyncPool, Pool
 from shoal.client.options import Options, with_changes
 from shoal.domain.errors import InvalidRequest
+from shoal.domain.job import Gang
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,7 @@ from shoal.domain.errors import InvalidRequest
         ({"key": "k" * 300}, "key"),
         ({"on_progress": print, "durable": False}, "on_progress"),
         ({"on_progress": print, "key": "k"}, "on_progress"),
+        ({"gang": Gang("0" * 32, 0, 2, 2), "durable": False}, "gang"),
     ],
 )
 def test_error_names_the_invalid_option(wrong: dict[str, Any], field: str) -> None:
@@ -36,6 +38,14 @@ def test_only_changed_options_are_encoded() -> None:
     assert Options(durable=False, timeout=2).encode() == {
         "kept": False,
         "timeout": 2.0,
+    }
+
+
+def test_gang_is_encoded_with_all_of_its_fields() -> None:
+    gang = Gang("0a" * 16, rank=1, size=3, least=2)
+
+    assert Options(gang=gang).encode() == {
+        "gang": {"id": "0a" * 16, "rank": 1, "size": 3, "least": 2, "slots": 0}
     }
 
 

@@ -149,6 +149,54 @@ async def test_code_is_for_workers_with_its_version_of_python(
         ]
 
 
+async def test_member_of_a_gang_is_stored_with_its_place(
+    pool: Pool, worker: FunctionWorker
+) -> None:
+    gang = {"id": "0a" * 16, "rank": 0, "size": 1, "least": 1}
+
+    async with caller(pool) as client:
+        await client.call(1, "add", 2, 3, gang=gang)
+        assert await client.value(1) == 5
+
+    for path in ("/v1/jobs/job1", "/admin/jobs/job1"):
+        response = await pool.session.get(pool.url + path, headers=pool.headers())
+        assert (await response.json())["gang"] == gang | {"slots": 0}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rank": 2}, "gang: rank: expected 0 to 1, got 2"),
+        ({"rank": "one"}, "Expected `int`, got `str` - at `$[5].gang.rank`"),
+        ({"ranks": 2}, "contains unknown field `ranks` - at `$[5].gang`"),
+    ],
+)
+async def test_invalid_gang_is_rejected_with_its_error(
+    pool: Pool, worker: FunctionWorker, wrong: dict[str, object], message: str
+) -> None:
+    gang = {"id": "0a" * 16, "rank": 0, "size": 2, "least": 1} | wrong
+
+    async with caller(pool) as client:
+        await client.call(1, "add", 2, 3, gang=gang)
+        _, _, kind, text, _ = await client.end(1)
+
+        assert (kind, message in text) == ("invalid", True), text
+        await client.call(2, "add", 2, 3)
+        assert await client.value(2) == 5
+
+
+async def test_gang_requires_durable_calls(pool: Pool, worker: FunctionWorker) -> None:
+    gang = {"id": "0a" * 16, "rank": 0, "size": 1, "least": 1}
+
+    async with caller(pool) as client:
+        await client.call(1, "add", 2, 3, gang=gang, kept=False)
+
+        assert (await client.end(1))[2:4] == [
+            "invalid",
+            "gang: requires a durable call",
+        ]
+
+
 @pytest.mark.parametrize("kept", [True, False])
 async def test_unknown_function_is_rejected_with_a_suggestion(
     pool: Pool, worker: FunctionWorker, kept: bool

@@ -42,7 +42,15 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.job import Job, JobTerms, Policy, Priority, TimeLimit, TimeLimits
+from shoal.domain.job import (
+    Gang,
+    Job,
+    JobTerms,
+    Policy,
+    Priority,
+    TimeLimit,
+    TimeLimits,
+)
 from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
 from shoal.domain.work import (
@@ -334,7 +342,8 @@ async def test_outlines_and_recent_facts_omit_large_fields(
     store: Store,
 ) -> None:
     form = '{"prompt":"hi"}'
-    terms = JobTerms(Policy.CHEAP, user="ada", price=5, form=form, near=True)
+    gang = Gang("0a" * 16, rank=1, size=3, least=2)
+    terms = JobTerms(Policy.CHEAP, user="ada", price=5, form=form, near=True, gang=gang)
     given_in = replace(job("j"), terms=terms, priority=Priority.HIGH)
     end = JobCompleted(given_in.id, ONE, Outcome("text"))
     await store.append([JobSubmitted(given_in), leased(), end], 1.0)

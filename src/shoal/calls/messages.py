@@ -41,6 +41,16 @@ Seconds = Annotated[float, Meta(gt=0, le=SECONDS_MAX)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
+class GangOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call's membership of a gang; as in ``Gang``, which checks it."""
+
+    id: str
+    rank: int
+    size: int
+    least: int
+    slots: int = 0
+
+
 class CallRequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a call; ``queue`` is the number of seconds that it may wait.
 
@@ -58,6 +68,7 @@ class CallRequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     progress: bool = False
     fresh: bool = False
     python: Annotated[str, Meta(max_length=PYTHON_MAX)] = ""
+    gang: GangOptions | None = None
 
 
 DEFAULT_OPTIONS = CallRequestOptions()

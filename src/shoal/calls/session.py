@@ -1,13 +1,14 @@
 """One client's function calls, as messages say them.
 
 Calls in memory go through call streams, and so do durable calls, which are stored as
-well (``durable``).  Calls that have a price or report their progress are jobs of the
-pool.
+well (``durable``).  Calls that have a price, report their progress or belong to a gang
+are jobs of the pool.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -41,7 +42,7 @@ from shoal.domain.errors import (
     ShoalError,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.job import PRIORITIES, Job, JobTerms, Priority
+from shoal.domain.job import PRIORITIES, Gang, Job, JobTerms, Priority
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import CallResult, StreamedCall
 from shoal.domain.work import Call, CallStream, Feature
@@ -214,17 +215,19 @@ class CallSession:
             raise QueueFull(TOO_MANY_CALLS)
         key = _route_key(request)
         route = self._routes.get(key) or self._new_route(request, key)
+        terms = self._terms_of(request)
         self._access.count_call()
         size = len(request.args) + len(request.kwargs)
         self._sizes[request.number] = size
         self._size += size
         if request.options.key and not request.options.fresh:
-            keyed = self._start_task(self._run_keyed(request, route))
+            keyed = self._start_task(self._run_keyed(request, route, terms))
             self._keyed[request.number] = keyed
         elif self._is_pool_job(request):
-            self._backlog.add(request.number, partial(self._submit, request, route))
+            submit = partial(self._submit, request, route, terms)
+            self._backlog.add(request.number, submit)
         elif request.options.kept:
-            self._submit_durable(request, route)
+            self._submit_durable(request, route, terms)
         else:
             call = StreamedCall(request.number, request.args, request.kwargs)
             self._scheduler.submit(route, call, request.options.blobs)
@@ -263,12 +266,28 @@ class CallSession:
     # Durable calls.
 
     def _is_pool_job(self, request: CallRequest) -> bool:
-        """Say whether the pool runs a call: streams carry no receipts, nor progress."""
-        return bool(self._price) or request.options.progress
+        """Say whether the pool runs a call.
 
-    def _submit_durable(self, request: CallRequest, route: CallRoute) -> None:
+        Streams carry no receipts, nor progress, and hold one slot at a time.
+        """
+        options = request.options
+        return bool(self._price) or options.progress or options.gang is not None
+
+    def _terms_of(self, request: CallRequest) -> JobTerms:
+        """Return the terms of a call.  Raises InvalidRequest."""
+        gang = request.options.gang
+        if gang is None:
+            return self._terms
+        if not request.options.kept:
+            raise InvalidRequest("gang: requires a durable call", "gang")
+        known = Gang(gang.id, gang.rank, gang.size, gang.least, gang.slots)
+        return replace(self._terms, gang=known)
+
+    def _submit_durable(
+        self, request: CallRequest, route: CallRoute, terms: JobTerms
+    ) -> None:
         try:
-            job = self._job(request, route)
+            job = self._job(request, route, terms)
             self._durable.submit(job, route, self._reporter(request))
         except ShoalError as error:
             self.on_failure(request.number, error)
@@ -283,16 +302,16 @@ class CallSession:
         if job.idempotency_key:
             self._outliving.add(number)
 
-    def _submit(self, request: CallRequest, route: CallRoute) -> None:
+    def _submit(self, request: CallRequest, route: CallRoute, terms: JobTerms) -> None:
         try:
-            job = self._job(request, route)
+            job = self._job(request, route, terms)
             self._hub.submit(job, self._reporter(request))
         except ShoalError as error:
             self.on_failure(request.number, error)
         else:
             self._add_job(request.number, job)
 
-    def _job(self, request: CallRequest, route: CallRoute) -> Job:
+    def _job(self, request: CallRequest, route: CallRoute, terms: JobTerms) -> Job:
         options, stream = request.options, route.stream
         if lacking := self._hub.blobs.missing(options.blobs):
             raise NotFound(" ".join(digest.hex() for digest in lacking))
@@ -311,14 +330,16 @@ class CallSession:
             self._access.name,
             route.priority,
             idempotency_key=options.key,
-            terms=self._terms,
+            terms=terms,
         )
 
-    async def _run_keyed(self, request: CallRequest, route: CallRoute) -> None:
+    async def _run_keyed(
+        self, request: CallRequest, route: CallRoute, terms: JobTerms
+    ) -> None:
         """Run a call with an idempotency key, or attach to the job that has it."""
         number = request.number
         try:
-            job = self._job(request, route)
+            job = self._job(request, route, terms)
             if self._attach(request, job):
                 return
             async with self._lookups:
@@ -326,7 +347,7 @@ class CallSession:
             if self._attach(request, job):
                 return
             if not known and not self._is_pool_job(request):
-                self._submit_durable(request, route)
+                self._submit_durable(request, route, terms)
                 self._durable.flush(job.owner)
                 return
             # An existing job needs no room in the queue.

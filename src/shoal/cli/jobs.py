@@ -235,6 +235,8 @@ def _show(args: argparse.Namespace) -> int:
             value = format_day(value)
         if name == "model" and job["kind"] == "call":
             name = "function"
+        if name == "gang" and value is not None:
+            value = f"{value['id']}, rank {value['rank']} of {value['size']}"
         if value not in (None, ""):
             print(f"{name:14}{printable(str(value))}")
     if outcome is not None:

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Literal, TypeAlias, TypedDict
 
 from shoal.domain.errors import InvalidRequest
+from shoal.domain.job import Gang
 
 Priority: TypeAlias = Literal["low", "normal", "high"]
 OnProgress: TypeAlias = Callable[[float | None, str], object]
@@ -27,6 +28,7 @@ class OptionChanges(TypedDict, total=False):
     queue: float | None
     on_progress: OnProgress | None
     retry: bool
+    gang: Gang | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class Options:
     ``timeout`` limits its running time and ``queue`` its waiting time, in seconds; None
     means the coordinator's limit.  ``key`` is an idempotency key.  A ``durable`` call
     is a stored job; another one is lost with the connection or the coordinator, and is
-    sent again only with ``retry``.
+    sent again only with ``retry``.  ``gang`` is for training runs: the call's place
+    among calls that start together.
 
     Raises InvalidRequest.
     """
@@ -48,6 +51,7 @@ class Options:
     queue: float | None = None
     on_progress: OnProgress | None = None
     retry: bool = False
+    gang: Gang | None = None
 
     def __post_init__(self) -> None:
         for name in ("timeout", "queue"):
@@ -85,6 +89,10 @@ class Options:
                 "durable=False, or use with_options(durable=True, on_progress=…)",
                 "on_progress",
             )
+        if self.gang is not None and not self.durable:
+            raise InvalidRequest(
+                "gang=…: requires durable calls; leave out durable=False", "gang"
+            )
 
     def encode(self) -> dict[str, object]:
         """Return the wire form, without the key, which may get an index."""
@@ -99,6 +107,8 @@ class Options:
             options["kept"] = False
         if self.on_progress is not None:
             options["progress"] = True
+        if self.gang is not None:
+            options["gang"] = asdict(self.gang)
         return options
 
 

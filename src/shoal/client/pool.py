@@ -119,6 +119,8 @@ class Pool(Executor):
                 Only for durable calls without a key.
             retry: after a lost connection, send calls that are not durable again; they
                 may run twice.
+            gang: the call's rank among calls that start together, each on another
+                machine; for programs that start training runs.  Only for durable calls.
 
         Raises:
             InvalidRequest: an option is invalid, or two exclude each other.

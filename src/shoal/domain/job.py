@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.work import JobKind, Work
 
@@ -73,6 +74,45 @@ class Webhook:
     secret: str
 
 
+GANG_MAX = 256  # members of a gang: each is a job in the queue
+GANG_SLOTS_MAX = 256  # slots of one member
+GANG_ID_DIGITS = 32
+HEXADECIMAL = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A job's membership of a gang: jobs that are first leased together, or not at all.
+
+    Each member runs on another machine, on ``slots`` slots of it; 0: on all slots.
+    The gang ends when fewer than ``least`` of its ``size`` members can go on.  ``id``
+    is the same for all members, and ``rank`` counts them from 0.
+
+    Raises InvalidRequest.
+    """
+
+    id: str
+    rank: int
+    size: int
+    least: int
+    slots: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.id) != GANG_ID_DIGITS or not HEXADECIMAL.issuperset(self.id):
+            expected = f"{GANG_ID_DIGITS} hexadecimal digits in lower case"
+            raise InvalidRequest(f"gang: id: expected {expected}", "gang")
+        for name, lowest, highest in (
+            ("size", 1, GANG_MAX),
+            ("rank", 0, self.size - 1),
+            ("least", 1, self.size),
+            ("slots", 0, GANG_SLOTS_MAX),
+        ):
+            value = getattr(self, name)
+            if not lowest <= value <= highest:
+                expected = f"expected {lowest} to {highest}, got {value}"
+                raise InvalidRequest(f"gang: {name}: {expected}", "gang")
+
+
 @dataclass(frozen=True, slots=True)
 class JobTerms:
     """The terms of a job: who pays, who may run it, and what is kept of it.
@@ -94,6 +134,7 @@ class JobTerms:
     near: bool = False  # only for workers of this pool: it came from another
     peer: str = ""  # that submitted it, and must not get it back; as in ``peer_of``
     kept: bool = True  # whether it is stored
+    gang: Gang | None = None
 
 
 DEFAULT_TERMS = JobTerms()

@@ -10,6 +10,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, InvalidRequest, NotFound
 from shoal.domain.facts import JobCompleted, JobHedged, JobLeased
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Gang
 from shoal.domain.outcome import Choice, Outcome
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
@@ -71,6 +72,7 @@ class JobDetail(JobSummary, frozen=True):
 
     worker: WorkerId | None
     outcome: JobOutcome | None
+    gang: Gang | None
 
 
 class JobList(msgspec.Struct, frozen=True):
@@ -126,7 +128,12 @@ async def show_job(
     history = await gateway.store.history(stored.job.id)
     summary = msgspec.structs.asdict(_summary(summarize(stored)))
     return json_response(
-        JobDetail(**summary, worker=_last_worker(history), outcome=outcome)
+        JobDetail(
+            **summary,
+            worker=_last_worker(history),
+            outcome=outcome,
+            gang=stored.job.terms.gang,
+        )
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from shoal.domain.facts import Fact, JobCancelled, JobExpired, JobFailed
-from shoal.domain.job import TimeLimit
+from shoal.domain.job import Gang, TimeLimit
 from shoal.domain.money import dollars
 from shoal.domain.outcome import Outcome
 from shoal.domain.receipts import SignedReceipt, Verdict
@@ -97,6 +97,7 @@ class JobInfo(msgspec.Struct, frozen=True):
     detail: str | None
     name: str | None
     coordinator_receipt: CoordinatorReceipt | None
+    gang: Gang | None
 
 
 async def encode_stored_job(
@@ -123,6 +124,7 @@ async def encode_stored_job(
         result=result,
         receipt=_receipt(filed),
         coordinator_receipt=_coordinator_receipt(filed),
+        gang=stored.job.terms.gang,
     )
     return msgspec.json.encode(shown)
 
