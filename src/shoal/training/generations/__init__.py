@@ -1,0 +1,1 @@
+"""Generations of a group: what their ranks and the rendezvous tell each other."""

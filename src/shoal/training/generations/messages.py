@@ -1,0 +1,218 @@
+"""The messages between the ranks of a run and its rendezvous: JSON objects.
+
+The first key of a message names it:
+
+=============================  =====================================================
+from a rank                    meaning
+=============================  =====================================================
+``announce``: generation       it is there, in this generation (-1: in none yet);
+                               the first message over each connection
+``ended``: generation          it has ended the generation, with ``reason``, ``cause``
+                               and ``suspect`` (a gang rank, or null)
+``late``: generation           its operation takes longer than usual
+``pong``: number               the answer to a ``ping``
+``leave``: operation           it is done, and this operation was its last
+=============================  =====================================================
+
+``announce`` and ``ended`` have the rank's whole state, so that a coordinator that was
+restarted knows the run again: ``gang_rank`` (its rank in the gang, for ever),
+``host``, ``port`` and ``port_id`` (where it listens), ``operation`` (the last one that
+it has completed; -1: none), ``step``, ``admits`` (whether its loop takes new ranks in),
+and ``rank`` and ``size`` in its generation.
+
+=============================  =====================================================
+to a rank                      meaning
+=============================  =====================================================
+``formation``: generation      the next generation; see ``Formation``
+``end``: generation            end the generation, and report it; with ``reason``
+``ping``: number               answer it at once
+``waiting``: count             so many new ranks wait to be admitted
+``out``: reason                it takes no part any more; final
+=============================  =====================================================
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from shoal.domain.errors import PeerError
+from shoal.domain.work import JSON
+
+RunMessage: TypeAlias = Mapping[str, JSON]
+
+TEXT_MAX = 1000  # characters of a reason or an address; longer ones are cut
+NUMBER_MAX = (1 << 53) - 1  # as in JSON numbers of all programs
+NO_GENERATION = -1
+NO_OPERATION = -1
+
+
+class EndCause(Enum):
+    """Why a rank has ended its generation."""
+
+    FAILURE = "failure"  # a rank is lost, late, or sends damaged data
+    ADMISSION = "admission"  # new ranks are to be admitted
+    STOP = "stop"  # the run must not go on: the ranks differ
+
+
+@dataclass(frozen=True, slots=True)
+class FormedRank:
+    """A rank of a generation: which it is in its gang, where, and how far it is."""
+
+    gang_rank: int
+    host: str
+    port: int
+    port_id: str
+    operation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """What a rank says of itself."""
+
+    gang_rank: int
+    host: str
+    port: int
+    port_id: str
+    operation: int = NO_OPERATION
+    step: int = 0
+    admits: bool = False
+    rank: int = 0
+    size: int = 0
+
+    def message(self) -> dict[str, JSON]:
+        """Return the fields of a message."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def formed(self) -> FormedRank:
+        """Return what other ranks of a generation are told."""
+        return FormedRank(
+            self.gang_rank, self.host, self.port, self.port_id, self.operation
+        )
+
+    @classmethod
+    def of(cls, message: RunMessage) -> "RankState":
+        """Return the state in a message.  Raises PeerError."""
+        return cls(
+            number(message, "gang_rank", 0),
+            text(message, "host"),
+            number(message, "port", 1),
+            text(message, "port_id"),
+            number(message, "operation", NO_OPERATION),
+            number(message, "step", 0),
+            message.get("admits") is True,
+            number(message, "rank", 0),
+            number(message, "size", 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EndReport:
+    """Why a rank says that its generation has ended."""
+
+    reason: str
+    cause: EndCause = EndCause.FAILURE
+    suspect: int | None = None  # a gang rank
+
+    def message(self) -> dict[str, JSON]:
+        """Return the fields of a message."""
+        return {
+            "reason": self.reason[:TEXT_MAX],
+            "cause": self.cause.value,
+            "suspect": self.suspect,
+        }
+
+    @classmethod
+    def of(cls, message: RunMessage) -> "EndReport":
+        """Return the report in a message.  Raises PeerError."""
+        try:
+            cause = EndCause(text(message, "cause"))
+        except ValueError as error:
+            raise PeerError("cause: unknown") from error
+        suspect = message.get("suspect")
+        return cls(
+            text(message, "reason"),
+            cause,
+            None if suspect is None else number(message, "suspect", 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """A generation: who is in it, by rank, and the secret that they share.
+
+    ``newest`` is the last operation that any rank has completed.  ``story`` says what
+    has happened since the last generation.  ``admitted``: new ranks are in it, or would
+    be.
+    """
+
+    generation: int
+    rank: int
+    secret: str
+    ranks: Sequence[FormedRank]
+    newest: int = NO_OPERATION
+    story: Sequence[str] = field(default=())
+    admitted: bool = False
+
+    def message(self) -> dict[str, JSON]:
+        """Return the message for one rank."""
+        return {
+            "formation": self.generation,
+            "rank": self.rank,
+            "secret": self.secret,
+            "ranks": [
+                {name: getattr(each, name) for name in FormedRank.__slots__}
+                for each in self.ranks
+            ],
+            "newest": self.newest,
+            "story": list(self.story),
+            "admitted": self.admitted,
+        }
+
+    @classmethod
+    def of(cls, message: RunMessage) -> "Formation":
+        """Return the formation in a message.  Raises PeerError."""
+        ranks, story = message.get("ranks"), message.get("story")
+        if not isinstance(ranks, list) or not isinstance(story, list):
+            raise PeerError("formation: expected lists of ranks and of the story")
+        formed = []
+        for each in ranks:
+            if not isinstance(each, dict):
+                raise PeerError("formation: expected objects for its ranks")
+            formed.append(
+                FormedRank(
+                    number(each, "gang_rank", 0),
+                    text(each, "host"),
+                    number(each, "port", 1),
+                    text(each, "port_id"),
+                    number(each, "operation", NO_OPERATION),
+                )
+            )
+        rank = number(message, "rank", 0)
+        if rank >= len(formed):
+            raise PeerError(f"formation: rank {rank} of {len(formed)}")
+        return cls(
+            number(message, "formation", 0),
+            rank,
+            text(message, "secret"),
+            tuple(formed),
+            number(message, "newest", NO_OPERATION),
+            tuple(str(each) for each in story),
+            message.get("admitted") is True,
+        )
+
+
+def number(message: RunMessage, name: str, least: int) -> int:
+    """Return a number of a message.  Raises PeerError."""
+    value = message.get(name)
+    if type(value) is not int or not least <= value <= NUMBER_MAX:
+        raise PeerError(f"{name}: expected a number from {least}")
+    return value
+
+
+def text(message: RunMessage, name: str) -> str:
+    """Return a text of a message.  Raises PeerError."""
+    value = message.get(name)
+    if not isinstance(value, str):
+        raise PeerError(f"{name}: expected a text")
+    return value[:TEXT_MAX]
