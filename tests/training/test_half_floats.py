@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from shoal.domain.errors import InvalidRequest
-from shoal.training.half_floats import HalfFloat, half_coding
+from shoal.training.codings import coding_of
+from shoal.training.half_floats import HalfFloat
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -13,7 +14,7 @@ NAMES: tuple[HalfFloat, ...] = ("fp16", "bf16")
 
 
 def there_and_back(name: HalfFloat, numbers: Array) -> Array:
-    coding = half_coding(name, FLOAT32)
+    coding = coding_of(name, FLOAT32)
     data = memoryview(bytearray(coding.encoded_size(numbers.nbytes)))
     coding.encode(numbers.view(np.uint8).data, data)
     result = np.empty_like(numbers)
@@ -65,7 +66,7 @@ def test_bfloat16_is_rounded_to_even() -> None:
 
 
 def test_other_compressions_and_dtypes_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="expected one of fp16, bf16"):
-        half_coding("fp8", FLOAT32)  # type: ignore[arg-type]  # what it refuses
+    with pytest.raises(InvalidRequest, match="expected one of fp16, bf16, fp8, int8"):
+        coding_of("fp4", FLOAT32)  # type: ignore[arg-type]  # what it refuses
     with pytest.raises(InvalidRequest, match="only float32"):
-        half_coding("fp16", np.dtype(np.float64))
+        coding_of("fp16", np.dtype(np.float64))

@@ -35,7 +35,10 @@ class Kind(IntEnum):
     ALL_TO_ALL = 7
     BARRIER = 8
     POINT_TO_POINT = 9
-    COMPRESSED_ALL_REDUCE = 10
+    HALF_FLOAT_ALL_REDUCE = 10
+    FP8_ALL_REDUCE = 11
+    INT8_ALL_REDUCE = 12
+    SPARSE_ALL_REDUCE = 13
 
 
 class Place(NamedTuple):

@@ -12,6 +12,7 @@ has a connection to each other one.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from shoal.training import collectives
 from shoal.training.collectives import (
@@ -37,12 +38,28 @@ class Coding:
     decode: Callable[[memoryview, memoryview], None]
 
 
+class Losses(Protocol):
+    """What a rank is told about the numbers that its encoding changed.
+
+    ``part`` is where they are in the array, in bytes; ``decoded`` is what the other
+    ranks get for them.  The memory is valid during the call.
+    """
+
+    def on_sent(
+        self, part: slice, numbers: memoryview, decoded: memoryview
+    ) -> None: ...
+    def on_result(
+        self, part: slice, numbers: memoryview, decoded: memoryview
+    ) -> None: ...
+
+
 def compressed_all_reduce(
     place: Place,
     own: memoryview,
     result: memoryview,
     reduction: Reduction,
     coding: Coding,
+    losses: Losses | None = None,
 ) -> Operation:
     """Combine the arrays of all ranks into ``result``, which may be ``own``.
 
@@ -67,13 +84,18 @@ def compressed_all_reduce(
         coding.encode(numbers, data)
         return data
 
-    others = [(rank + distance) % size for distance in range(1, size)]
-    for to in others:
-        for part in segments(to):
-            yield SendSegment(to, encoded(own[part]))
     longest = min(len(own), collectives.SEGMENT_SIZE)
     scratch = memoryview(bytearray(coding.encoded_size(longest)))
     received, total = (memoryview(bytearray(longest)) for _ in range(2))
+    others = [(rank + distance) % size for distance in range(1, size)]
+    for to in others:
+        for part in segments(to):
+            data = encoded(own[part])
+            if losses is not None:
+                numbers = received[: part.stop - part.start]
+                coding.decode(data, numbers)
+                losses.on_sent(part, own[part], numbers)
+            yield SendSegment(to, data)
     for part in segments(rank):
         length = part.stop - part.start
         arrived = scratch[: coding.encoded_size(length)]
@@ -87,6 +109,8 @@ def compressed_all_reduce(
             reduction.finish(sums)
         data = encoded(sums)
         coding.decode(data, result[part])
+        if losses is not None:
+            losses.on_result(part, sums, result[part])
         for to in others:
             yield SendSegment(to, data)
     for source in others:

@@ -7,13 +7,19 @@ that fails ends its connections, so that the next one fails, and so on around.
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, PeerError
 from shoal.training import collectives
+from shoal.training.all_reduces import (
+    ChosenCompression,
+    Compression,
+    all_reduce_operation,
+    bytes_of,
+)
 from shoal.training.collectives import Kind, Operation, Place, ReceiveSegment
-from shoal.training.compressed_collectives import compressed_all_reduce
-from shoal.training.half_floats import HalfFloat, half_coding
+from shoal.training.compression_choice import AutoCompression
+from shoal.training.error_feedback import ErrorFeedback
 from shoal.training.links import GroupStep, IncomingLink, OutgoingLink
 from shoal.training.rank_port import GroupEnded, GroupLinks
 from shoal.training.reductions import ReduceOp, reduction
@@ -46,6 +52,7 @@ class RankGroup:
         membership = links.membership
         self.place = Place(membership.rank, membership.size)
         self._at = GroupStep(membership.generation, 0)
+        self._auto = AutoCompression()
         self._waits_for = ""  # what the operation waits for, if it is late
         self._watchdog = Watchdog(timeout, self._expire)
 
@@ -59,35 +66,40 @@ class RankGroup:
         op: ReduceOp = "sum",
         result: "Array | None" = None,
         *,
-        compression: HalfFloat | None = None,
+        compression: Compression | None = None,
     ) -> "Array":
         """Combine the arrays of all ranks, into ``result`` or in place.
 
         With a ``result``, ``array`` keeps its numbers if the group ends.  All ranks
         get the same bits.
 
-        ``compression`` sends float32 numbers in half the bytes.  Each number is rounded
-        twice, so a sum differs from the exact one by at most about 2 u times the sum of
-        the magnitudes: u is 2^-11 for ``"fp16"``, 2^-8 for ``"bf16"``.  With fp16, each
-        rounding may add 2^-39 of the largest number of the segment.  Measured with 2 to
-        8 ranks and normally distributed numbers: 0.03 % and 0.2 % (root mean square).
+        ``compression`` sends float32 numbers in fewer bytes, each rounded twice: by
+        ``"fp16"`` and ``"bf16"`` in a half, by ``"fp8"`` and ``"int8"`` in a quarter.
+        ``"auto"`` takes what suits the links, or none.  ``ErrorFeedback`` adds what a
+        compression leaves out to the next array, and has ``"topk"`` as well.
+        ``docs/training.md`` has their errors and costs.
 
         Raises InvalidRequest for dtypes without this operation or compression, and for
         arrays that are not in C order.
         """
         target = array if result is None else result
-        combined = reduction(op, array.dtype, self.place.size)
-        own = _bytes_of(array)
-        into = own if result is None else _bytes_of(target)
-        if compression is None:
-            kind = Kind.ALL_REDUCE
-            operation = collectives.all_reduce(self.place, own, into, combined)
+        feedback: ErrorFeedback | None = None
+        wanted: ChosenCompression | Literal["auto"]
+        if isinstance(compression, ErrorFeedback):
+            feedback, wanted = compression, compression.compression
         else:
-            kind = Kind.COMPRESSED_ALL_REDUCE
-            operation = compressed_all_reduce(
-                self.place, own, into, combined, half_coding(compression, array.dtype)
-            )
+            wanted = compression
+        if wanted == "auto":
+            ratio = 0.0 if feedback is None else feedback.ratio
+            chosen = self._auto.choose(self, array, ratio)
+        else:
+            chosen = wanted
+        kind, operation = all_reduce_operation(
+            self.place, array, target, op, chosen, feedback
+        )
         self.run(kind, operation)
+        if feedback is not None:
+            feedback.commit()
         return target
 
     def reduce_scatter(self, array: "Array", op: ReduceOp = "sum") -> "Array":
@@ -109,7 +121,7 @@ class RankGroup:
         self.run(
             Kind.REDUCE_SCATTER,
             collectives.reduce_scatter(
-                self.place, _bytes_of(array), _bytes_of(result), combined
+                self.place, bytes_of(array), bytes_of(result), combined
             ),
         )
         return result
@@ -123,7 +135,7 @@ class RankGroup:
         result[rank] = array
         ends = [array.nbytes * (each + 1) for each in range(size)]
         self.run(
-            Kind.ALL_GATHER, collectives.all_gather(self.place, _bytes_of(result), ends)
+            Kind.ALL_GATHER, collectives.all_gather(self.place, bytes_of(result), ends)
         )
         return result
 
@@ -131,7 +143,7 @@ class RankGroup:
         """Copy the root's array into that of each rank, and return it."""
         self._check_rank(root)
         self.run(
-            Kind.BROADCAST, collectives.broadcast(self.place, _bytes_of(array), root)
+            Kind.BROADCAST, collectives.broadcast(self.place, bytes_of(array), root)
         )
         return array
 
@@ -140,12 +152,12 @@ class RankGroup:
         import numpy as np
 
         self._check_rank(root)
-        own = _bytes_of(np.ascontiguousarray(array))
+        own = bytes_of(np.ascontiguousarray(array))
         if self.place.rank != root:
             self.run(Kind.GATHER, collectives.gather(self.place, own, (), root))
             return None
         result = np.empty((self.place.size, *array.shape), array.dtype)
-        parts = [_bytes_of(part) for part in result]
+        parts = [bytes_of(part) for part in result]
         self.run(Kind.GATHER, collectives.gather(self.place, own, parts, root))
         return result
 
@@ -165,10 +177,10 @@ class RankGroup:
             raise InvalidRequest(
                 f"scatter: expected {self.place.size} arrays of {result.nbytes} bytes"
             )
-        parts = [_bytes_of(each) for each in arrays]
+        parts = [bytes_of(each) for each in arrays]
         self.run(
             Kind.SCATTER,
-            collectives.scatter(self.place, parts, _bytes_of(result), root),
+            collectives.scatter(self.place, parts, bytes_of(result), root),
         )
         return result
 
@@ -184,8 +196,8 @@ class RankGroup:
             Kind.ALL_TO_ALL,
             collectives.all_to_all(
                 self.place,
-                [_bytes_of(each) for each in arrays],
-                [_bytes_of(each) for each in results],
+                [bytes_of(each) for each in arrays],
+                [bytes_of(each) for each in results],
             ),
         )
 
@@ -196,12 +208,12 @@ class RankGroup:
     def send(self, array: "Array", to: int) -> None:
         """Send an array to a rank, which receives it."""
         self._check_rank(to)
-        self.run(Kind.POINT_TO_POINT, collectives.send(to, _bytes_of(array)))
+        self.run(Kind.POINT_TO_POINT, collectives.send(to, bytes_of(array)))
 
     def receive(self, array: "Array", source: int) -> "Array":
         """Receive an array from a rank into this one, and return it."""
         self._check_rank(source)
-        self.run(Kind.POINT_TO_POINT, collectives.receive(source, _bytes_of(array)))
+        self.run(Kind.POINT_TO_POINT, collectives.receive(source, bytes_of(array)))
         return array
 
     def run(self, kind: Kind, operation: Operation) -> None:
@@ -308,14 +320,3 @@ class Watchdog:
                 if deadline is not None and time.monotonic() >= deadline:
                     self._deadline = None
                     self._expire(self._timeout)
-
-
-def _bytes_of(array: "Array") -> memoryview:
-    """Return an array's memory.  Raises InvalidRequest if it is not in C order."""
-    import numpy as np
-
-    if not array.flags.c_contiguous:
-        raise InvalidRequest("an array that is not in C order: use ascontiguousarray")
-    if not array.nbytes:
-        return memoryview(bytearray())
-    return array.reshape(-1).view(np.uint8).data

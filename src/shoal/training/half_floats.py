@@ -5,15 +5,9 @@ NumPy has no bfloat16: it is the upper half of a float32, rounded to even.
 
 import struct
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from shoal.domain.errors import InvalidRequest
 from shoal.training.compressed_collectives import Coding
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    DType: TypeAlias = "np.dtype[Any]"
 
 HalfFloat: TypeAlias = Literal["fp16", "bf16"]
 
@@ -21,19 +15,6 @@ _SCALE = struct.Struct("=f")
 _EXPONENT = 15  # of the largest number of a segment: float16 has numbers below 2^16
 _EXPONENT_MIN = -111  # so that a scale and its inverse are normal float32
 _QUIET_NAN = 0x7FC0
-
-
-def half_coding(name: HalfFloat, dtype: "DType") -> Coding:
-    """Return how float32 numbers travel as half floats.
-
-    Raises InvalidRequest for other names and dtypes.
-    """
-    coding = _CODINGS.get(name)
-    if coding is None:
-        raise InvalidRequest(f"{name!r}: expected one of {', '.join(_CODINGS)}")
-    if dtype != "float32":
-        raise InvalidRequest(f"{name} of {dtype}: only float32 can be compressed")
-    return coding
 
 
 def _encode_fp16(numbers: memoryview, data: memoryview) -> None:
@@ -87,7 +68,7 @@ def _two_bytes_each(head: int) -> Callable[[int], int]:
     return lambda size: head + size // 2
 
 
-_CODINGS: Mapping[str, Coding] = {
+HALF_FLOATS: Mapping[HalfFloat, Coding] = {
     "fp16": Coding(_two_bytes_each(_SCALE.size), _encode_fp16, _decode_fp16),
     "bf16": Coding(_two_bytes_each(0), _encode_bf16, _decode_bf16),
 }
