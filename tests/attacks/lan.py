@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from attacks.raw import wire
 from attacks.siege import TOKEN
 from gateway.serving import Pool, eventually
 from protocols.tealenet.peers import heartbeat, hello
@@ -26,6 +27,7 @@ from shoal.protocols.tealenet.codec.signatures import (
     parse_key,
     proof_text,
 )
+from shoal.protocols.tealenet.link_profile import LAN
 
 PASSCODE = "passcode-that-no-log-may-hold"
 MAC = "550E8400-E29B-41D4-A716-4466554400{:02X}"
@@ -37,8 +39,10 @@ class LanPeer:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    beat: bytes = b""  # the heartbeat of an admitted peer
     received: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     over: bool = False
+    deaf: bool = False  # whether it leaves what is sent to it unread
 
     async def send_messages(self, *messages: Any) -> None:
         """Send messages: texts and bytes as they are, others as JSON."""
@@ -53,13 +57,14 @@ class LanPeer:
             await self.writer.drain()
 
     async def read(self) -> None:
-        """Collect messages until the connection ends."""
+        """Collect messages until the connection ends, or the peer turns deaf."""
         with suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
+            while not self.deaf:
                 (size,) = LENGTH.unpack(await self.reader.readexactly(LENGTH.size))
                 message = json.loads(await self.reader.readexactly(size))
                 ((kind, payload),) = message.items()
                 self.received.append((kind, payload.get("_0", payload)))
+            return
         self.over = True
 
     def of(self, kind: str) -> list[dict[str, Any]]:
@@ -105,33 +110,60 @@ def chunk(request_id: Any, text: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def dialled(pool: Pool) -> AsyncIterator[LanPeer]:
-    """Connect without sending anything."""
+async def dialled(pool: Pool, *, deaf: bool = False) -> AsyncIterator[LanPeer]:
+    """Connect without sending anything; see ``wire`` for ``deaf``."""
+    async with wire(pool, await port_of_peers(pool), deaf=deaf) as bare:
+        peer = LanPeer(bare.reader, bare.writer)
+        reading = asyncio.create_task(peer.read())
+        try:
+            yield peer
+        finally:
+            bare.abort()
+            await reading
+
+
+async def port_of_peers(pool: Pool) -> int:
     async with pool.session.get(pool.url + "/healthz") as response:
-        port = (await response.json())["direct"]["tealenet"]["tcp"]
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    peer = LanPeer(reader, writer)
-    reading = asyncio.create_task(peer.read())
-    try:
-        yield peer
-    finally:
-        writer.transport.abort()
-        await reading
+        port: int = (await response.json())["direct"]["tealenet"]["tcp"]
+    return port
 
 
 @asynccontextmanager
 async def mac(
-    pool: Pool, number: int = 1, *models: str, passcode: str = PASSCODE
+    pool: Pool,
+    number: int = 1,
+    *models: str,
+    passcode: str = PASSCODE,
+    deaf: bool = False,
 ) -> AsyncIterator[LanPeer]:
     """Join as a peer of another program, with the passcode."""
     device = MAC.format(number)
     shown = passcode_hash(passcode) if passcode else None
-    async with dialled(pool) as peer:
+    async with dialled(pool, deaf=deaf) as peer:
         await peer.send_messages(encode(hello(shown, models, device)))
         await peer.receive("helloAck")
-        await peer.send_messages(encode(heartbeat(models, device_id=device)))
+        peer.beat = encode(heartbeat(models, device_id=device))
+        await peer.send_messages(peer.beat)
         await peer.receive("heartbeatAck")
         yield peer
+
+
+@asynccontextmanager
+async def beating(*peers: LanPeer) -> AsyncIterator[None]:
+    """Send the heartbeats of peers, as long as the block takes."""
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(LAN.heartbeat_interval)
+            for each in peers:
+                await each.send_messages(each.beat)
+
+    running = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
 
 
 @asynccontextmanager

@@ -46,13 +46,17 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire(pool: Pool, *, deaf: bool = False) -> AsyncIterator[Wire]:
-    """Connect; a ``deaf`` end has a tiny receive buffer."""
-    bare = socket.socket()
+async def wire(
+    pool: Pool, port: int | None = None, *, deaf: bool = False
+) -> AsyncIterator[Wire]:
+    """Connect, by default to HTTP's port; a ``deaf`` end has a tiny receive buffer."""
+    # Told the protocol, asyncio sends small writes at once.
+    bare = socket.socket(proto=socket.IPPROTO_TCP)
     if deaf:
         bare.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     bare.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(bare, ("127.0.0.1", port_of(pool)))
+    target = ("127.0.0.1", port or port_of(pool))
+    await asyncio.get_running_loop().sock_connect(bare, target)
     reader, writer = await asyncio.open_connection(
         sock=bare, limit=1 << (10 if deaf else 16)
     )

@@ -17,14 +17,6 @@ DEAF = "the deaf one"
 
 
 @pytest.fixture
-def small_outbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lower the limit of unread data, so that a small flood exceeds it."""
-    monkeypatch.setattr("shoal.transports.outbox.OUTBOX_MAX", 1 << 16)
-    monkeypatch.setattr("shoal.transports.outbox.OUTBOX_FULL", 1 << 12)
-    monkeypatch.setattr("shoal.transports.driver.FLUSH_TIMEOUT", 0.1)
-
-
-@pytest.fixture
 async def impatient(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[Pool]:

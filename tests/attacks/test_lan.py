@@ -15,17 +15,19 @@ from attacks.lan import (
     MAC,
     PASSCODE,
     LanPeer,
+    beating,
     chunk,
     dialled,
     ending,
     mac,
     our_worker,
+    port_of_peers,
 )
 from attacks.siege import ANSWER, CHAT, PROMPT, TOKEN, ask, besieged, join
 from gateway.serving import Pool, eventually
 from protocols.tealenet.peers import heartbeat, hello
 from shoal.coordinator.answer import TOKENS_MAX
-from shoal.domain.facts import Fact, WorkerJoined
+from shoal.domain.facts import Fact, WorkerJoined, WorkerLeft
 from shoal.domain.work import Work
 from shoal.domain.worker import CHAT_ONLY, Offer, ServedModel
 from shoal.engines.engine import Finished, Item
@@ -50,7 +52,11 @@ REQUEST = "AAAAAAAA-0000-4000-8000-0000000000{:02X}"
 
 
 @pytest.fixture
-async def pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Pool]:
+async def pool(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Pool]:
+    # No Mac is here to wait for.
+    monkeypatch.setattr("shoal.protocols.tealenet.handshake.ACK_DELAY", 0.0)
     wires = {"tealenet": Config(passcode=PASSCODE)}
     async with besieged(tmp_path, caplog, wires=wires) as running:
         yield running
@@ -63,16 +69,18 @@ async def pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterato
 @asynccontextmanager
 async def talking(pool: Pool) -> AsyncIterator[None]:
     """Let two honest peers communicate before, in and after the block."""
-    async with mac(pool, 1) as client, mac(pool, 2, "honest-model") as doer:
+    async with (
+        mac(pool, 1) as client,
+        mac(pool, 2, "honest-model") as doer,
+        beating(client, doer),
+    ):
         await pool.wait_joined()
         await request(client, 1, "honest-model")
         first = await doer.receive("inferenceRequest")
         await doer.send_messages(chunk(first["requestID"], "one "))
         await client.receive("inferenceChunk")
         yield
-        # The block may last longer than a silent peer gets work.
-        alive = heartbeat(("honest-model",), device_id=MAC.format(2))
-        await doer.send_messages(encode(alive), chunk(first["requestID"], "two"))
+        await doer.send_messages(chunk(first["requestID"], "two"))
         await doer.send_messages(*ending(first["requestID"]))
         await client.receive("inferenceComplete")
         assert answer_to(client, 1) == "one two"
@@ -251,8 +259,9 @@ async def test_implausible_usage_is_not_recorded(pool: Pool, tokens: Any) -> Non
         response["inferenceChunk"]["_0"]["chunk"]["usage"] = usage
         await evil.send_messages(response)
         await evil.send_messages(*ending(request_body["requestID"]))
-        if tokens != 2**53:  # it did not do the job, and is given it once more
-            await evil.answer("x", number=1)
+        if tokens != 2**53:  # it did not do the job, which another is given
+            async with mac(pool, 4, "evil") as other:
+                await other.answer("x")
 
         told = json.loads(await pending)
         assert told["choices"][0]["message"]["content"] == "x"
@@ -363,19 +372,26 @@ async def test_unrequested_model_messages_have_no_effect(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("small_outbox")
 async def test_peer_that_reads_nothing_is_disconnected(pool: Pool) -> None:
-    async with talking(pool), mac(pool, 3, "deaf") as peer:
+    ends: list[str] = []
+
+    def note(fact: Fact) -> None:
+        if isinstance(fact, WorkerLeft):
+            ends.append(fact.reason)
+
+    pool.hub.subscribe(note)
+    async with talking(pool), mac(pool, 3, "deaf", deaf=True) as peer:
         await pool.wait_joined(2)
-        transport = peer.reader._transport  # type: ignore[attr-defined]  # to read not
-        transport.pause_reading()
-        beats = b"".join(
-            LENGTH.pack(len(each)) + each
-            for each in [encode(heartbeat(("deaf",), device_id=MAC.format(3)))] * 1000
-        )
-        while len(pool.hub.pool.workers) > 1:
-            await peer.send(beats)
+        peer.deaf = True
+        wish = {"requestID": "r" * 100, "modelID": "m" * 256}
+        wishes = [{"loadModel": {"_0": wish}}] * 100  # each answer names the model
+        while not ends:
+            await peer.send_messages(*wishes)
             await asyncio.sleep(0)
-        transport.resume_reading()
+
+        assert ends == ["peer stopped reading"]
+        assert len(pool.hub.pool.workers) == 1
 
 
 @pytest.mark.long
@@ -488,9 +504,3 @@ async def test_a_changed_byte_ends_the_connection_and_the_job_is_repeated(
 
     assert between.seen.count(PREFACE) == 2  # the worker joined again
     assert PROMPT.encode() not in between.seen
-
-
-async def port_of_peers(pool: Pool) -> int:
-    async with pool.session.get(pool.url + "/healthz") as response:
-        port: int = (await response.json())["direct"]["tealenet"]["tcp"]
-    return port
