@@ -13,6 +13,7 @@ import pytest
 from attacks.raw import frame, post, request, upgrade, upgraded, wire
 from attacks.siege import CHAT, OLD_CHAT, PROMPT, address, ask, besieged, body, join
 from gateway.serving import KEY, Pool, eventually
+from harness.speed import scaled
 
 BODY = json.dumps(body()).encode()
 AUTH = f"Authorization: Bearer {KEY}"
@@ -395,7 +396,7 @@ async def test_request_head_has_a_timeout(
     monkeypatch: pytest.MonkeyPatch,
     beginning: bytes,
 ) -> None:
-    monkeypatch.setattr("shoal.transports.http_server.IDLE_MAX", 0.2)
+    monkeypatch.setattr("shoal.transports.http_server.IDLE_MAX", scaled(0.2))
     async with besieged(tmp_path, caplog) as pool, wire(pool) as bare:
         await bare.send(beginning)
 

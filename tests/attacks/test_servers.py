@@ -16,6 +16,7 @@ import pytest
 from attacks.raw import BINARY, CLOSE, PING, TEXT, frame
 from attacks.siege import ANSWER, PROMPT, TOKEN, check_log
 from gateway.serving import WAIT_MAX, eventually
+from harness.speed import scaled
 from shoal.domain.work import Chat, Work
 from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Finished, Item
@@ -422,7 +423,7 @@ async def test_malformed_handshake_is_retried(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # For those that never end.  On a busy machine an honest one may take longer.
-    monkeypatch.setattr("shoal.transports.websocket.CONNECT_TIMEOUT", 0.3)
+    monkeypatch.setattr("shoal.transports.websocket.CONNECT_TIMEOUT", scaled(0.3))
     async with worker_of(HANDSHAKES[name]) as its, asyncio.timeout(WAIT_MAX):
         await its.served.wait()
 

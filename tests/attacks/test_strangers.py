@@ -28,6 +28,7 @@ from attacks.siege import address, besieged
 from attacks.test_relay import registration
 from gateway.providers import committed, connect, provider, shown
 from gateway.serving import KEY, Pool
+from harness.speed import scaled
 from protocols.dispatch.recorded import SIGNERS
 from shoal.cli.command_loop import STRANGER_INTERVAL, StrangerFilter
 from shoal.peers.relay import HELD_BY_GUESTS_MAX
@@ -40,6 +41,8 @@ CROWD = 30
 MIB = 1 << 20
 LARGE = 31 * MIB
 KNOCK = "/knock"  # a path that no wire claims but Dispatch, which claims all
+TIMEOUT = scaled(0.2)  # seconds for a message of a stranger, in some tests
+TOOK_TOO_LONG = f"took over {TIMEOUT:g} s".encode()
 MEMORY_MAX = 96 * MIB  # what a crowd of strangers may add, with what the test takes
 REGISTER = {
     "type": "register",
@@ -233,25 +236,25 @@ async def test_tcp_strangers_share_the_budget(small_budget: Pool) -> None:
 async def test_message_of_a_stranger_has_a_timeout(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, finished: bool
 ) -> None:
-    monkeypatch.setattr("shoal.transports.strangers.MESSAGE_TIMEOUT", 0.1)
+    monkeypatch.setattr("shoal.transports.strangers.MESSAGE_TIMEOUT", TIMEOUT)
     text = b"x" * 10_000
     length = len(text) + (not finished)
     async with upgraded(pool, KNOCK) as bare, upgraded(pool, KNOCK) as witness:
         await bare.send(frame(TEXT, text, length=length))
         await witness.send(frame(TEXT, text, length=len(text) + 1))
-        assert b"took over 0.1 s" in await witness.rest()
+        assert TOOK_TOO_LONG in await witness.rest()
 
         if finished:
             await bare.send(frame(PING, b"there"))
             assert b"there" in await bare.reader.readuntil(b"there")
         else:
-            assert b"took over 0.1 s" in await bare.rest()
+            assert TOOK_TOO_LONG in await bare.rest()
 
 
 async def test_first_head_has_a_short_timeout(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.transports.strangers.MESSAGE_TIMEOUT", 0.1)
+    monkeypatch.setattr("shoal.transports.strangers.MESSAGE_TIMEOUT", TIMEOUT)
     async with wire(pool) as bare:
         await bare.send(b"GET / HTTP/1.1\r\nHost: x")
 

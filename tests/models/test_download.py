@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.speed import scaled
 from models.transfer_pair import Tamper, TransferPair, files
 from shoal.domain.errors import (
     ConfigError,
@@ -186,7 +187,7 @@ async def test_capitalized_transfer_ids_match(tied: TransferPair) -> None:
 async def test_lost_query_is_repeated(
     tied: TransferPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "QUERY_TIMEOUT", 0.01)
+    monkeypatch.setattr(download, "QUERY_TIMEOUT", scaled(0.1))
     lost: list[ModelMessage] = []
 
     def lose_one(message: ModelMessage) -> list[ModelMessage]:
@@ -222,7 +223,7 @@ async def test_stalled_transfer_times_out(
     after: int,
     why: str,
 ) -> None:
-    monkeypatch.setattr(download, "SILENCE_TIMEOUT", 0.05)
+    monkeypatch.setattr(download, "SILENCE_TIMEOUT", scaled(0.2))
 
     def fall_silent(message: ModelMessage) -> list[ModelMessage]:
         silent = isinstance(message, ModelDone) or (

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import pytest
 
+from harness.speed import scaled
 from shoal.domain.errors import InvalidRequest
 from shoal.protocols import discover
 from shoal.training.codings import CODINGS, CodingName
@@ -29,7 +30,7 @@ from shoal.transports.tls import self_signed_tls
 
 T = TypeVar("T")
 SECRET = "the secret of this group"
-LIMIT = 30.0  # seconds; a test fails by then
+LIMIT = scaled(30.0)  # seconds; a test fails by then
 
 
 def wire() -> Any:
@@ -298,10 +299,11 @@ def test_a_rank_that_is_late_ends_the_group() -> None:
         late.set()
         return str(ended.value)
 
-    with groups(2, timeout=1.0) as members:
+    with groups(2, timeout=scaled(1.0)) as members:
         reasons = together(members, train)
 
-    assert reasons[0] == "rank 1 is late: an operation took longer than 1 s"
+    limit = f"{scaled(1.0):g} s"
+    assert reasons[0] == f"rank 1 is late: an operation took longer than {limit}"
 
 
 @pytest.mark.parametrize(
@@ -378,7 +380,7 @@ def test_a_rank_of_another_group_is_refused_with_the_reason(
             group.barrier()
         return str(ended.value)
 
-    with groups(2, timeout=5.0, **differs) as members:
+    with groups(2, timeout=scaled(5.0), **differs) as members:
         reasons = together(members, train)
 
     assert any(problem in reason for reason in reasons), reasons

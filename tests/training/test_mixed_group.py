@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.speed import scaled
 from originals.macfleet import CollectiveGroup, PeerTransport
 from shoal.domain.errors import InvalidRequest
 from shoal.protocols import discover
@@ -16,7 +17,7 @@ from shoal.training.rank_port import GroupEnded
 from shoal.transports.rank_socket import RankListener
 from shoal.transports.tls import self_signed_tls
 
-LIMIT = 30.0  # seconds; a test fails by then
+LIMIT = scaled(30.0)  # seconds; a test fails by then
 TOKEN = "fleet-token-0001"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harness.speed import scaled
 from shoal.domain.errors import ConfigError
 from shoal.transports import dialer, tcp_server
 from shoal.transports.link import WRONG_CERTIFICATE, LinkClosed
@@ -325,7 +326,7 @@ def test_invalid_or_missing_handshake_is_isolated(run: Any, tmp_path: Path) -> N
     certificate = issue(tmp_path)
     context = certificate.presented
     fingerprint = certificate.fingerprint
-    hasty = ConnectionPolicy(handshake_timeout=0.2)
+    hasty = ConnectionPolicy(handshake_timeout=scaled(0.5))
 
     async def test() -> None:
         async with serving(context, entrance=hasty) as (url, links):

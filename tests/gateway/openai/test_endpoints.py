@@ -252,7 +252,7 @@ async def test_a_job_over_its_limit_is_a_server_error(tmp_path: Path) -> None:
             await openai.chat.completions.create(model="m1", messages=HI)
 
         assert raised.value.status_code == 504
-        await node.wait_stopped(node.tasks[0]["id"])
+        await node.wait_stopped((await node.task())["id"])
 
 
 async def test_an_error_after_text_is_an_event_without_done(tmp_path: Path) -> None:
