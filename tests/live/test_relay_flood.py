@@ -10,13 +10,14 @@ import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse
 
 from attacks.test_relay import message, registration
+from harness.speed import scaled
 from live.programs import Programs
 from shoal.peers.relay import GUESTS_SHARE
 
 GUESTS = range(1, 13)
-SPENT_AFTER = 3.0  # seconds until the guests have used up what they may use at once
-MEASURED = 5.0  # seconds
-OTHER_WORK = 0.15  # of a core: to read bytes, and what a coordinator does when idle
+SPENT_AFTER = scaled(2.0)  # seconds until the guests have used up their burst
+MEASURED = 4.0  # seconds
+OTHER_WORK = scaled(0.15)  # of a core: to read bytes, and what is done when idle
 
 
 @asynccontextmanager
@@ -30,14 +31,21 @@ async def joined(
         yield socket
 
 
-async def visit(session: ClientSession, url: str, seed: int, *, floods: bool) -> None:
+async def visit(
+    session: ClientSession,
+    url: str,
+    seed: int,
+    everybody: asyncio.Barrier,
+    *,
+    floods: bool,
+) -> None:
     """Send as much as possible to another guest, or nothing; read all that comes."""
     async with joined(session, url, seed) as socket, asyncio.TaskGroup() as tasks:
         reading = tasks.create_task(drain(socket))
         other = seed % len(GUESTS) + 1
         opening = message("relayOpen", seed, other, sessionID=f"{seed}")
         flood = message("relayData", seed, other, sessionID=f"{seed}", data="A" * 400)
-        await asyncio.sleep(1.0)  # until the other one is there
+        await everybody.wait()
         await socket.send_str(json.dumps(opening))
         with suppress(ConnectionError):
             while floods and not reading.done():
@@ -60,11 +68,15 @@ async def test_guests_of_a_relay_get_a_bounded_share_of_a_core(
         times = process.cpu_times()
         return times.user + times.system
 
+    everybody = asyncio.Barrier(len(GUESTS) + 1)
     async with ClientSession() as session:
         crowd = [
-            asyncio.create_task(visit(session, pool.url, seed, floods=floods))
+            asyncio.create_task(
+                visit(session, pool.url, seed, everybody, floods=floods)
+            )
             for seed in GUESTS
         ]
+        await everybody.wait()
         await asyncio.sleep(SPENT_AFTER)
         before = cpu()
         await asyncio.sleep(MEASURED)
