@@ -16,8 +16,8 @@ import pytest
 from harness.speed import scaled
 from shoal.domain.errors import InvalidRequest
 from shoal.protocols import discover
-from shoal.training.codings import CODINGS, CodingName
-from shoal.training.error_feedback import ErrorFeedback
+from shoal.training.compression.codings import CODINGS, CodingName
+from shoal.training.compression.error_feedback import ErrorFeedback
 from shoal.training.group import RankGroup
 from shoal.training.rank_port import (
     GroupEnded,

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from shoal.domain.errors import InvalidRequest
 from shoal.training import collectives
-from shoal.training.codings import KINDS, CodingName, coding_of
 from shoal.training.collectives import Kind, Operation, Place
-from shoal.training.compressed_collectives import compressed_all_reduce
-from shoal.training.error_feedback import ErrorFeedback
+from shoal.training.compression.codings import KINDS, CodingName, coding_of
+from shoal.training.compression.compressed_collectives import compressed_all_reduce
+from shoal.training.compression.error_feedback import ErrorFeedback
+from shoal.training.compression.sparse_collectives import sparse_all_reduce
 from shoal.training.reductions import ReduceOp, reduction
-from shoal.training.sparse_collectives import sparse_all_reduce
 
 if TYPE_CHECKING:
     import numpy as np

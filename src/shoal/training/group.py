@@ -18,8 +18,8 @@ from shoal.training.all_reduces import (
     bytes_of,
 )
 from shoal.training.collectives import Kind, Operation, Place, ReceiveSegment
-from shoal.training.compression_choice import AutoCompression
-from shoal.training.error_feedback import ErrorFeedback
+from shoal.training.compression.choice import AutoCompression
+from shoal.training.compression.error_feedback import ErrorFeedback
 from shoal.training.links import GroupStep, IncomingLink, OutgoingLink
 from shoal.training.rank_port import GroupEnded, GroupLinks
 from shoal.training.reductions import ReduceOp, reduction

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.domain.errors import InvalidRequest
-from shoal.training.block_scaled import BLOCK_SCALED, BlockScaled
 from shoal.training.collectives import Kind
-from shoal.training.compressed_collectives import Coding
-from shoal.training.half_floats import HALF_FLOATS, HalfFloat
+from shoal.training.compression.block_scaled import BLOCK_SCALED, BlockScaled
+from shoal.training.compression.compressed_collectives import Coding
+from shoal.training.compression.half_floats import HALF_FLOATS, HalfFloat
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from shoal.domain.errors import InvalidRequest
-from shoal.training.codings import coding_of
-from shoal.training.half_floats import HalfFloat
+from shoal.training.compression.codings import coding_of
+from shoal.training.compression.half_floats import HalfFloat
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from shoal.training.compressed_collectives import Coding
+from shoal.training.compression.compressed_collectives import Coding
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.training import collectives
-from shoal.training.codings import CodingName, coding_of
 from shoal.training.collectives import Place
-from shoal.training.compressed_collectives import compressed_all_reduce
+from shoal.training.compression.codings import CodingName, coding_of
+from shoal.training.compression.compressed_collectives import compressed_all_reduce
 from shoal.training.reductions import ReduceOp, reduction
 from training.in_memory import run
 from training.test_collectives import chooser, lengths, numbers, orders, raw, sizes

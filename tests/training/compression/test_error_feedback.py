@@ -5,9 +5,9 @@ import pytest
 
 from shoal.domain.errors import InvalidRequest
 from shoal.training.all_reduces import all_reduce_operation
-from shoal.training.codings import CODINGS, CodingName
 from shoal.training.collectives import Place
-from shoal.training.error_feedback import ErrorFeedback
+from shoal.training.compression.codings import CODINGS, CodingName
+from shoal.training.compression.error_feedback import ErrorFeedback
 from training.in_memory import run
 from training.test_collectives import raw
 

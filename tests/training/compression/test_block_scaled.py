@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shoal.training.block_scaled import (
+from shoal.training.compression.block_scaled import (
     BLOCK,
     BLOCK_SCALED,
     BlockScaled,

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from shoal.domain.errors import PeerError
-from shoal.training import sparse_spans
-from shoal.training.sparse_spans import (
+from shoal.training.compression import sparse_spans
+from shoal.training.compression.sparse_spans import (
     decode_span,
     encode_span,
     encoded_size,

@@ -9,7 +9,7 @@ import pytest
 
 from protocols.macfleet.recorded import Case, recorded
 from shoal.domain.errors import InvalidRequest
-from shoal.training.compression import (
+from shoal.training.compression.presets import (
     PRESETS,
     CompressedGradient,
     Compression,

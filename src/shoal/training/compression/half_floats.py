@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
-from shoal.training.compressed_collectives import Coding
+from shoal.training.compression.compressed_collectives import Coding
 
 HalfFloat: TypeAlias = Literal["fp16", "bf16"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shoal.training import sparse_spans
 from shoal.training.all_reduces import ChosenCompression, ReducingGroup
-from shoal.training.codings import CODINGS
+from shoal.training.compression import sparse_spans
+from shoal.training.compression.codings import CODINGS
 
 if TYPE_CHECKING:
     from shoal.training.all_reduces import Array

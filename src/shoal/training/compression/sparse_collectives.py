@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shoal.domain.errors import PeerError
-from shoal.training import collectives, sparse_spans
+from shoal.training import collectives
 from shoal.training.collectives import (
     Operation,
     Place,
@@ -23,10 +23,11 @@ from shoal.training.collectives import (
     SendSegment,
     chunk_bounds,
 )
-from shoal.training.compressed_collectives import Losses
+from shoal.training.compression import sparse_spans
+from shoal.training.compression.compressed_collectives import Losses
 
 if TYPE_CHECKING:
-    from shoal.training.sparse_spans import Array
+    from shoal.training.compression.sparse_spans import Array
 
 _COUNT = struct.Struct("<I")
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.training.all_reduces import ChosenCompression
-from shoal.training.compression_choice import (
+from shoal.training.compression.choice import (
     BY_ERROR,
     SLOWER_MAX,
     LinkFigures,

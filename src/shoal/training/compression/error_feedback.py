@@ -8,7 +8,7 @@ the same with the rounding of the sum.  (Tang and others, "DoubleSqueeze", 2019.
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from shoal.domain.errors import InvalidRequest
-from shoal.training.codings import CODINGS, CodingName
+from shoal.training.compression.codings import CODINGS, CodingName
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import PeerError
-from shoal.training import sparse_spans
 from shoal.training.collectives import Place, ReceiveSegment
-from shoal.training.error_feedback import ErrorFeedback
+from shoal.training.compression import sparse_spans
+from shoal.training.compression.error_feedback import ErrorFeedback
+from shoal.training.compression.sparse_collectives import sparse_all_reduce
 from shoal.training.reductions import ReduceOp, reduction
-from shoal.training.sparse_collectives import sparse_all_reduce
 from training.in_memory import Array, run
 from training.test_collectives import chooser, lengths, numbers, orders, raw, sizes
 

@@ -9,7 +9,7 @@ float16 with a scale.  A span travels dense where that is smaller.
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.domain.errors import PeerError
-from shoal.training.half_floats import HALF_FLOATS
+from shoal.training.compression.half_floats import HALF_FLOATS
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,0 +1,1 @@
+"""Numbers in fewer bytes: their codings, their collectives, and which to take."""
