@@ -1,4 +1,4 @@
-"""Copy models from peers, and list those on this machine."""
+"""Copy models from peers, add trained ones, and list those on this machine."""
 
 import argparse
 import asyncio
@@ -24,6 +24,7 @@ from shoal.models.download import DownloadedModel, DownloadRequest
 from shoal.models.library import StoredModel, stored_model, stored_models
 from shoal.models.names import check_model_name
 from shoal.models.peer_download import download_model
+from shoal.models.trained import add_trained_model
 from shoal.protocols import discover
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import OutgoingConnection
@@ -82,9 +83,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     get.add_argument(
         "--replace", action="store_true", help="replacement of an existing copy"
     )
-    for each in (listing, get):
+    add = add_action(actions, "add", "add a trained model, as a file for shoal join")
+    add.add_argument("name", help="name of the model here, such as mine or org/name")
+    add.add_argument(
+        "trained",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of a Llama model: config.json, *.safetensors, tokenizer.json",
+    )
+    add.add_argument(
+        "--bytes",
+        action="store_true",
+        help="tokens that are bytes, without a tokenizer.json",
+    )
+    add.add_argument(
+        "--replace", action="store_true", help="replacement of an existing model"
+    )
+    for each in (listing, get, add):
         each.add_argument(
-            "--to" if each is get else "--in",
+            "--in" if each is listing else "--to",
             dest="folder",
             type=Path,
             metavar="DIR",
@@ -95,7 +112,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return {"find": _find, "get": _get, "ls": _list}[args.action](args)
+    actions = {"add": _add, "find": _find, "get": _get, "ls": _list}
+    return actions[args.action](args)
 
 
 def _find(args: argparse.Namespace) -> int:
@@ -164,6 +182,21 @@ def _list(args: argparse.Namespace) -> int:
         print(
             f"no models in {printable(str(folder))}: shoal models get NAME --from PEER"
         )
+    return 0
+
+
+def _add(args: argparse.Namespace) -> int:
+    added = add_trained_model(
+        _folder(args),
+        _model_name(args),
+        args.trained.expanduser(),
+        of_bytes=args.bytes,
+        replace=args.replace,
+    )
+    if args.json:
+        print(json.dumps(_as_json(added)))
+    else:
+        _print_stored(added)
     return 0
 
 
@@ -299,7 +332,11 @@ class _Progress:
 def _report(kept: StoredModel, seconds: float, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_as_json(kept) | {"seconds": round(seconds, 3)}))
-        return
+    else:
+        _print_stored(kept)
+
+
+def _print_stored(kept: StoredModel) -> None:
     files = "1 file" if kept.files == 1 else f"{kept.files} files"
     print(printable(f"{kept.path} ({files}, {_bytes(kept.size)})"))
     if kept.gguf is not None:

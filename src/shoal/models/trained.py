@@ -1,0 +1,51 @@
+"""Puts trained models into the models folder, as files for the embedded engine."""
+
+from pathlib import Path
+
+from shoal.domain.errors import ConfigError, InvalidRequest
+from shoal.engines.gguf_export import write_gguf_of_folder
+from shoal.engines.gguf_vocabulary import byte_vocabulary
+from shoal.models.library import StoredModel, stored_model
+from shoal.models.names import model_folder_name
+
+
+def add_trained_model(
+    models: Path,
+    name: str,
+    trained: Path,
+    *,
+    of_bytes: bool = False,
+    replace: bool = False,
+) -> StoredModel:
+    """Write the model of a folder as GGUF into the folder of models, and return it.
+
+    ``trained`` has Hugging Face's files: ``config.json``, ``*.safetensors`` and
+    ``tokenizer.json``; ``of_bytes`` says that its tokens are those of
+    ``byte_vocabulary`` instead.  An engine that runs the model of that name keeps the
+    old file until it ends.
+
+    Raises InvalidRequest for names that are not valid, and ConfigError if the model
+    exists and must not be replaced, is no Llama model, or cannot be written.
+    """
+    folder = models / model_folder_name(name)
+    file = folder / f"{folder.name}.gguf"
+    if not replace and (folder.exists() or folder.with_suffix(".gguf").exists()):
+        raise ConfigError(f"{folder} exists already; give --replace to replace it")
+    existed = folder.is_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        vocabulary = byte_vocabulary() if of_bytes else None
+        write_gguf_of_folder(file, trained, vocabulary=vocabulary)
+        return stored_model(folder, name)
+    except (InvalidRequest, OSError) as error:
+        if not existed and folder.is_dir():
+            folder.rmdir()
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+            raise ConfigError(f"cannot write to {folder}: {reason}") from error
+        raise ConfigError(str(error)) from error
+    except ImportError as error:
+        folder.rmdir()
+        raise ConfigError(
+            f"{error}; to write models: pip install 'shoal[train]'"
+        ) from error
