@@ -1,0 +1,347 @@
+"""A folder of checkpoints on this machine: each is whole and right, or not there.
+
+A checkpoint is a folder ``step-N`` of files in the format of safetensors, none larger
+than a frame, and ``manifest.json``, which has everything else and the size and SHA-256
+of each file.  It is written under a hidden name, synced, and renamed.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as read_safetensors
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from shoal.domain.errors import ShoalError
+from shoal.training.checkpoints.pieces import (
+    PIECE_MAX,
+    Piece,
+    SizedTensor,
+    TensorPart,
+    plan_pieces,
+)
+from shoal.training.checkpoints.state_tree import flatten, memory_of, restore
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+INCOMING = ".incoming-"  # what a hidden, incomplete checkpoint's name begins with
+MARK = ".rank-"  # and that of the marks by which ranks find who shares a folder
+_NAME = re.compile(r"step-(\d+)")
+
+State = Mapping[str, Any]
+"""Sections of a state, such as ``model`` and ``optimizer``, each of any ``state_dict``.
+"""
+
+log = logging.getLogger("shoal.training")
+
+
+class DamagedCheckpoint(ShoalError):
+    """A checkpoint's files are not those that were written; the message names one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCheckpoint:
+    """A state, and ``ranks``: what each rank had of its own, by rank.
+
+    ``digest`` is the SHA-256 of everything in it.
+    """
+
+    step: int
+    state: dict[str, Any]
+    ranks: Sequence[Any]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedState:
+    """A state that is about to be written: its tensors, and the pieces they make."""
+
+    skeletons: Mapping[str, Any]
+    tensors: Mapping[tuple[str, str], Tensor]
+    pieces: Sequence[Piece]
+
+    @classmethod
+    def of(cls, state: State, piece_max: int = PIECE_MAX) -> "PlannedState":
+        """Plan a state.  Raises InvalidRequest for values that are not written."""
+        skeletons: dict[str, Any] = {}
+        tensors: dict[tuple[str, str], Tensor] = {}
+        for section, value in state.items():
+            skeletons[section], found = flatten(value)
+            tensors |= {(section, name): each for name, each in found.items()}
+        pieces = plan_pieces(
+            (
+                SizedTensor(section, name, each.numel(), each.element_size())
+                for (section, name), each in tensors.items()
+            ),
+            piece_max,
+        )
+        return cls(skeletons, tensors, pieces)
+
+
+class CheckpointFolder:
+    """The checkpoints below a path, of which the last ``keep`` are kept.
+
+    Methods raise OSError if the disk is full or fails.
+    """
+
+    def __init__(self, path: Path, keep: int = 3) -> None:
+        if keep < 1:
+            raise ValueError(f"keep {keep}: at least the last checkpoint is kept")
+        self.path = path
+        self._keep = keep
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints, in order."""
+        if not self.path.is_dir():
+            return []
+        names = (_NAME.fullmatch(each.name) for each in self.path.iterdir())
+        found = [int(name[1]) for name in names if name is not None]
+        return sorted(each for each in found if (self._at(each) / MANIFEST).exists())
+
+    def begin(self, name: str) -> Path:
+        """Make the hidden folder of a new checkpoint; remove those of killed runs."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for each in self.path.iterdir():
+            if each.name.startswith(INCOMING):
+                shutil.rmtree(each, ignore_errors=True)
+            elif each.name.startswith(MARK):
+                each.unlink(missing_ok=True)
+        incoming = self.path / f"{INCOMING}{name}"
+        incoming.mkdir()
+        return incoming
+
+    def commit(
+        self,
+        incoming: Path,
+        step: int,
+        planned: PlannedState,
+        files: Iterable[Mapping[str, Any]],
+        ranks: Sequence[Any],
+    ) -> str:
+        """Write the manifest, rename the folder, and remove old checkpoints.
+
+        ``files`` are the records of all pieces.  Returns the checkpoint's digest.
+        """
+        content = {
+            "format": FORMAT,
+            "step": step,
+            "state": planned.skeletons,
+            "tensors": [
+                [section, name, _dtype_name(each), list(each.shape)]
+                for (section, name), each in planned.tensors.items()
+            ],
+            "files": sorted(files, key=lambda each: str(each["file"])),
+            "ranks": list(ranks),
+        }
+        digest = _digest(content)
+        text = json.dumps({"digest": digest, "content": content})
+        _write(incoming / MANIFEST, text.encode())
+        _sync_folder(incoming)
+        target, replaced = self._at(step), self.path / f"{INCOMING}replaced"
+        if target.exists():
+            target.rename(replaced)  # a damaged one, or of a run before this one
+        try:
+            incoming.rename(target)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(target)
+            raise
+        _sync_folder(self.path)
+        shutil.rmtree(replaced, ignore_errors=True)
+        self._prune(step)
+        return digest
+
+    def save(
+        self,
+        step: int,
+        state: State,
+        ranks: Sequence[Any] = (),
+        piece_max: int = PIECE_MAX,
+    ) -> str:
+        """Write a whole checkpoint; return its digest.  After an error, none is there.
+
+        Raises InvalidRequest for values that are not written, and OSError.
+        """
+        planned = PlannedState.of(state, piece_max)
+        incoming = self.begin(str(step))
+        try:
+            files = write_pieces(incoming, planned, planned.pieces)
+            return self.commit(incoming, step, planned, files, ranks)
+        finally:
+            shutil.rmtree(incoming, ignore_errors=True)
+
+    def load(self, step: int) -> TrainingCheckpoint:
+        """Return a checkpoint, all of which was verified.
+
+        Raises DamagedCheckpoint, and OSError.
+        """
+        folder = self._at(step)
+        content, digest = _read_manifest(folder / MANIFEST)
+        tensors: dict[tuple[str, str], Tensor] = {}
+        for section, name, dtype, shape in content["tensors"]:
+            kind = getattr(torch, dtype, None)
+            if not isinstance(kind, torch.dtype):
+                raise DamagedCheckpoint(f"{folder}: {name} has no dtype {dtype!r}")
+            tensors[section, name] = torch.empty(shape, dtype=kind)
+        for record in content["files"]:
+            _read_piece(folder / record["file"], record, tensors)
+        state = {
+            section: restore(
+                skeleton,
+                {name: each for (of, name), each in tensors.items() if of == section},
+            )
+            for section, skeleton in content["state"].items()
+        }
+        return TrainingCheckpoint(content["step"], state, content["ranks"], digest)
+
+    def load_latest(self) -> TrainingCheckpoint | None:
+        """Return the last checkpoint that is whole; log those that are damaged."""
+        for step in reversed(self.steps):
+            try:
+                return self.load(step)
+            except (DamagedCheckpoint, OSError) as error:
+                log.warning("checkpoint skipped step=%d reason=%r", step, str(error))
+        return None
+
+    def _prune(self, saved: int) -> None:
+        """Remove old checkpoints, and what is later than the one just saved.
+
+        Later ones are damaged: otherwise the run had continued from them.
+        """
+        earlier = [each for each in self.steps if each <= saved]
+        for each in {*self.steps} - {*earlier[-self._keep :]}:
+            shutil.rmtree(self._at(each), ignore_errors=True)
+
+    def _at(self, step: int) -> Path:
+        return self.path / f"step-{step:08}"
+
+
+def write_pieces(
+    folder: Path, planned: PlannedState, pieces: Iterable[Piece]
+) -> list[dict[str, Any]]:
+    """Write some pieces of a state, synced; return their records for the manifest.
+
+    Raises OSError.
+    """
+    records = []
+    for piece in pieces:
+        tensors = {
+            _part_name(part, whole := planned.tensors[part.section, part.name]): (
+                _part_of(part, whole)
+            )
+            for part in piece.parts
+        }
+        data = to_safetensors(tensors)
+        _write(folder / piece.file, data)
+        records.append(
+            {
+                "file": piece.file,
+                "size": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "parts": [list(part) for part in piece.parts],
+            }
+        )
+    return records
+
+
+def _part_name(part: TensorPart, tensor: Tensor) -> str:
+    """Return a part's name in its file: the tensor's own, if it is all of it."""
+    if part.end - part.begin == tensor.numel():
+        return part.name
+    return f"{part.name}[{part.begin}:{part.end}]"
+
+
+def _part_of(part: TensorPart, tensor: Tensor) -> Tensor:
+    # Copies: tied parameters share memory, which the format does not allow.
+    if part.end - part.begin == tensor.numel():
+        return tensor.detach().cpu().contiguous().clone()
+    row = tensor.detach().contiguous().reshape(-1)
+    return row[part.begin : part.end].cpu().clone()
+
+
+def _read_piece(
+    path: Path, record: Mapping[str, Any], tensors: Mapping[tuple[str, str], Tensor]
+) -> None:
+    """Read a piece into its tensors.  Raises DamagedCheckpoint."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise DamagedCheckpoint(f"{path} is missing") from None
+    if len(data) != record["size"]:
+        raise DamagedCheckpoint(
+            f"{path} has {len(data)} bytes, and {record['size']} were written"
+        )
+    if hashlib.sha256(data).hexdigest() != record["sha256"]:
+        raise DamagedCheckpoint(f"{path} is not what was written: its SHA-256 differs")
+    try:
+        found = read_safetensors(data)
+    except SafetensorError as error:
+        raise DamagedCheckpoint(f"{path}: {error}") from error
+    for part in (TensorPart(*each) for each in record["parts"]):
+        whole = tensors[part.section, part.name]
+        own = memory_of(found[_part_name(part, whole)])
+        unit = whole.element_size()
+        memory_of(whole)[part.begin * unit : part.end * unit] = own
+
+
+def _read_manifest(path: Path) -> tuple[dict[str, Any], str]:
+    """Return a manifest's content and its digest.  Raises DamagedCheckpoint."""
+    try:
+        document = json.loads(path.read_bytes())
+        content, digest = document["content"], document["digest"]
+        found = _digest(content)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpoint(f"{path} is no manifest: {error}") from error
+    if found != digest:
+        raise DamagedCheckpoint(f"{path} is not what was written: its digest differs")
+    if content["format"] != FORMAT:
+        raise DamagedCheckpoint(
+            f"{path} has format {content['format']}, and this Shoal reads {FORMAT}"
+        )
+    return content, digest
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a new file, synced to disk; without it, none is there."""
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Sync the entries of a folder to disk."""
+    if sys.platform == "win32":
+        return  # Windows cannot open folders
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

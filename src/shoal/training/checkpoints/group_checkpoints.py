@@ -1,0 +1,158 @@
+"""Checkpoints of a group of ranks: each writes its part, and all agree on the result.
+
+Ranks that see the same folder make one checkpoint of it together.  A rank with a disk
+of its own writes a whole one there, so that any machine can start the others again.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.training.checkpoints.folder import (
+    INCOMING,
+    MARK,
+    CheckpointFolder,
+    PlannedState,
+    State,
+    TrainingCheckpoint,
+    write_pieces,
+)
+from shoal.training.checkpoints.pieces import PIECE_MAX
+from shoal.training.group_values import (
+    Collectives,
+    broadcast_state,
+    broadcast_value,
+    gather_values,
+)
+
+log = logging.getLogger("shoal.training")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """What became of a checkpoint; ``errors`` are by rank, and empty if all is well."""
+
+    step: int
+    folders: int  # in which it is whole
+    errors: Sequence[str]
+
+
+class GroupCheckpoints:
+    """The checkpoints of a run; all ranks call the same methods, in the same order.
+
+    Methods raise what the collectives of the group raise.
+    """
+
+    def __init__(
+        self, path: Path, group: Collectives, keep: int = 3, piece_max: int = PIECE_MAX
+    ) -> None:
+        self._folder = CheckpointFolder(path, keep)
+        self._group = group
+        self._piece_max = piece_max
+
+    def save(self, step: int, state: State, own: Any = None) -> SavedCheckpoint:
+        """Write the state, which is the same in all ranks; return what became of it.
+
+        ``own`` is what only this rank has, as JSON.  A disk that is full or fails is no
+        error here: what was saved before stays, and training goes on.
+
+        Raises InvalidRequest for values that are not written.
+        """
+        planned = PlannedState.of(state, self._piece_max)
+        rank = self._group.place.rank
+        writers, error, ranks = self._find_writers(own)
+        leader = writers[0]
+        incoming = self._folder.path / f"{INCOMING}{step}-{leader}"
+        if rank == leader and not error:
+            error = self._attempt(lambda: self._folder.begin(f"{step}-{leader}"))
+        begun = gather_values(self._group, error)
+        files: list[dict[str, Any]] = []
+        if not (error := begun[leader]):
+            mine = planned.pieces[writers.index(rank) :: len(writers)]
+            error = self._attempt(
+                lambda: files.extend(write_pieces(incoming, planned, mine))
+            )
+        written = gather_values(self._group, [error, files])
+        if rank == leader:
+            parts = [written[each] for each in writers]
+            error = next((failed for failed, _ in parts if failed), "")
+            records = [record for _, some in parts for record in some]
+            if not error and len(records) != len(planned.pieces):
+                error = "the ranks do not agree on who shares a folder"
+            if not error:
+                error = self._attempt(
+                    lambda: self._folder.commit(incoming, step, planned, records, ranks)
+                )
+            shutil.rmtree(incoming, ignore_errors=True)
+        ended = gather_values(self._group, [leader, error])
+        failures = {each: failed for each, failed in ended if failed}
+        if leader in failures:
+            log.warning("checkpoint failed step=%d reason=%r", step, failures[leader])
+        return SavedCheckpoint(
+            step,
+            len({each for each, _ in ended} - failures.keys()),
+            [f"rank {each}: {failed}" for each, failed in sorted(failures.items())],
+        )
+
+    def load_latest(self) -> TrainingCheckpoint | None:
+        """Return the last checkpoint that any rank has whole, to all; None: no rank.
+
+        Those that have it read it from their disk, unless others lack it.
+        """
+        rank = self._group.place.rank
+        own = self._folder.load_latest()
+        found = gather_values(self._group, own and [own.step, own.digest])
+        steps = [each[0] for each in found if each]
+        if not steps:
+            return None
+        root = next(
+            at for at, each in enumerate(found) if each and each[0] == max(steps)
+        )
+        if all(each == found[root] for each in found):
+            return own
+        step, digest = found[root]
+        state = broadcast_state(self._group, own.state if own else {}, root)
+        ranks = broadcast_value(self._group, own.ranks if own else (), root)
+        if rank != root:
+            log.info("checkpoint received step=%d from=%d", step, root)
+        return TrainingCheckpoint(step, state, ranks, digest)
+
+    def _find_writers(self, own: Any) -> tuple[list[int], str, list[Any]]:
+        """Return the ranks that see this rank's folder, in order; and all ranks' own.
+
+        Each rank leaves a mark, and looks whose marks are there.
+        """
+        rank = self._group.place.rank
+        folder = self._folder.path
+        # Drawn anew: what a killed run has left means nothing.
+        drawn = broadcast_value(self._group, os.urandom(8).hex(), 0)
+        marks = [
+            folder / f"{MARK}{drawn}-{each}" for each in range(self._group.place.size)
+        ]
+
+        def leave_mark() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            marks[rank].touch()
+
+        error = self._attempt(leave_mark)
+        left = gather_values(self._group, [not error, own])
+        seen = [
+            each
+            for each, (has_left, _) in enumerate(left)
+            if not error and has_left and marks[each].exists()
+        ]
+        gather_values(self._group, None)  # until all have looked
+        self._attempt(lambda: marks[rank].unlink(missing_ok=True))
+        return seen or [rank], error, [each for _, each in left]
+
+    def _attempt(self, act: Callable[[], object]) -> str:
+        """Act; return the reason if the disk does not let this rank."""
+        try:
+            act()
+        except OSError as error:
+            return f"cannot write to {self._folder.path}: {error.strerror or error}"
+        return ""

@@ -1,0 +1,44 @@
+"""The state of the random numbers of this process: PyTorch's, NumPy's and Python's."""
+
+import base64
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state as JSON; that of GPUs too, if this process uses some."""
+    import numpy as np
+
+    version, numbers, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {
+        "torch": _encoded(torch.get_rng_state()),
+        "gpus": [_encoded(each) for each in gpus],
+        "numpy": [str(kind), [int(key) for key in keys], position, has_gauss, cached],
+        "python": [version, list(numbers), gauss],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Continue with the random numbers after those of a state."""
+    import numpy as np
+
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    version, numbers, gauss = state["python"]
+    torch.set_rng_state(_decoded(state["torch"]))
+    if state["gpus"] and torch.cuda.device_count() == len(state["gpus"]):
+        torch.cuda.set_rng_state_all([_decoded(each) for each in state["gpus"]])
+    np.random.set_state((kind, np.array(keys, np.uint32), position, has_gauss, cached))
+    random.setstate((version, tuple(numbers), gauss))
+
+
+def _encoded(state: Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _decoded(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,98 @@
+"""Values and states that ranks exchange by the collectives of their group."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from shoal.domain.errors import InvalidRequest
+from shoal.training.collectives import Place
+from shoal.training.reductions import ReduceOp
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+VALUE_MAX = 64 << 20  # bytes of a value as JSON
+BROADCAST_MAX = 64 << 20  # bytes of a state in one operation: within its time limit
+
+
+class Collectives(Protocol):
+    """What training needs of a group of ranks; ``RankGroup`` is one."""
+
+    place: Place
+
+    def set_step(self, step: int) -> None: ...
+
+    def all_reduce(
+        self, array: "Array", op: ReduceOp = "sum", result: "Array | None" = None
+    ) -> "Array": ...
+
+    def all_gather(self, array: "Array") -> "Array": ...
+
+    def broadcast(self, array: "Array", root: int = 0) -> "Array": ...
+
+
+def gather_values(group: Collectives, value: Any) -> Sequence[Any]:
+    """Return the values of all ranks, in the order of ranks; each is any JSON.
+
+    Raises InvalidRequest if a value is too large.
+    """
+    import numpy as np
+
+    own = json.dumps(value).encode()
+    if len(own) > VALUE_MAX:
+        raise InvalidRequest(f"a value of {len(own)} bytes exceeds {VALUE_MAX}")
+    sizes = group.all_gather(np.array([len(own)], np.int64))[:, 0]
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: len(own)] = np.frombuffer(own, np.uint8)
+    rows = group.all_gather(padded)
+    return [
+        json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)
+    ]
+
+
+def broadcast_value(group: Collectives, value: Any, root: int) -> Any:
+    """Return the root's value, which is any JSON; those of others do not count.
+
+    Raises InvalidRequest if it is too large.
+    """
+    import numpy as np
+
+    own = json.dumps(value).encode() if group.place.rank == root else b""
+    if len(own) > VALUE_MAX:
+        raise InvalidRequest(f"a value of {len(own)} bytes exceeds {VALUE_MAX}")
+    size = group.broadcast(np.array([len(own)], np.int64), root)
+    memory = np.frombuffer(bytearray(own or int(size[0])), np.uint8)
+    return json.loads(group.broadcast(memory, root).tobytes())
+
+
+def broadcast_state(
+    group: Collectives, state: Mapping[str, Any], root: int
+) -> dict[str, Any]:
+    """Return the root's state, bit by bit; those of others do not count.
+
+    A state is what ``checkpoints.state_tree`` takes.  Raises InvalidRequest.
+    """
+    import torch
+
+    from shoal.training.checkpoints.state_tree import flatten, memory_of, restore
+
+    own = flatten(dict(state)) if group.place.rank == root else (None, {})
+    outline = [
+        [name, str(each.dtype).removeprefix("torch."), list(each.shape)]
+        for name, each in own[1].items()
+    ]
+    skeleton, outline = broadcast_value(group, [own[0], outline], root)
+    tensors = {}
+    for name, dtype, shape in outline:
+        if group.place.rank == root:
+            tensor = own[1][name]
+        else:
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        numbers = memory_of(tensor).numpy()
+        for at in range(0, len(numbers), BROADCAST_MAX):
+            group.broadcast(numbers[at : at + BROADCAST_MAX], root)
+        tensors[name] = tensor
+    restored: dict[str, Any] = restore(skeleton, tensors)
+    return restored
