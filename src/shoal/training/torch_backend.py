@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from ipaddress import ip_address
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -27,6 +28,7 @@ from torch.futures import Future
 from shoal.domain.errors import InvalidRequest
 from shoal.protocols import discover
 from shoal.training import collectives
+from shoal.training.all_reduces import Compression
 from shoal.training.collectives import Kind, Operation, Place, Reduction
 from shoal.training.group import RankGroup
 from shoal.training.rank_port import GroupMembership, RankAddress, RankPort
@@ -34,19 +36,21 @@ from shoal.training.reductions import ReduceOp, reduction
 from shoal.transports.rank_socket import RankListener
 from shoal.transports.tls import self_signed_tls
 
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
 NAME = "shoal"
 SECRET_SIZE = 32  # random bytes
 DEFAULT_STORE = ("127.0.0.1", "29500")
 
-_OPS: Mapping[Any, ReduceOp] = {
-    dist.ReduceOp.SUM: "sum",
-    dist.ReduceOp.AVG: "mean",
-    dist.ReduceOp.PRODUCT: "product",
-    dist.ReduceOp.MIN: "min",
-    dist.ReduceOp.MAX: "max",
-    dist.ReduceOp.BAND: "and",
-    dist.ReduceOp.BOR: "or",
-    dist.ReduceOp.BXOR: "xor",
+TORCH_OPS: Mapping[ReduceOp, Any] = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.AVG,
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "and": dist.ReduceOp.BAND,
+    "or": dist.ReduceOp.BOR,
+    "xor": dist.ReduceOp.BXOR,
 }
 
 _TORCH_FUNCTIONS: Mapping[ReduceOp, Callable[..., Tensor]] = {
@@ -171,7 +175,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         super().__init__(rank, size)
         self._group = group
         self._place = Place(rank, size)
-        self._queue: SimpleQueue[tuple[Callable[[], None], CollectiveWork] | None] = (
+        self._queue: SimpleQueue[tuple[Callable[[], object], CollectiveWork] | None] = (
             SimpleQueue()
         )
         self._thread = threading.Thread(target=self._run_all, daemon=True)
@@ -183,6 +187,22 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         return self._submit(tensors, lambda: self._reduce_all(tensors, _op(opts)))
+
+    def reduce_arrays(
+        self,
+        array: Array,
+        op: ReduceOp,
+        target: Array,
+        compression: Compression | None = None,
+    ) -> CollectiveWork:
+        """Combine the arrays of all ranks in ``target``, which may be ``array``.
+
+        ``compression`` is that of ``RankGroup.all_reduce``.
+        """
+        return self._submit(
+            [],
+            lambda: self._group.all_reduce(array, op, target, compression=compression),
+        )
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         return self.allreduce(tensors, opts)
@@ -357,7 +377,9 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
     def _run(self, kind: Kind, operation: Operation) -> None:
         self._group.run(kind, operation)
 
-    def _submit(self, outputs: list[Tensor], call: Callable[[], None]) -> dist.Work:
+    def _submit(
+        self, outputs: list[Tensor], call: Callable[[], object]
+    ) -> CollectiveWork:
         work = CollectiveWork(outputs)
         self._queue.put((call, work))
         return work
@@ -418,7 +440,7 @@ def _op(opts: Any) -> ReduceOp:
     """Return the operation of PyTorch's options.  Raises InvalidRequest."""
     wanted = dist.ReduceOp.SUM if opts is None else opts.reduceOp
     # It is compared: its text names nothing, and it has no hash of its own.
-    for op, name in _OPS.items():
+    for name, op in TORCH_OPS.items():
         if wanted == op:
             return name
     raise InvalidRequest("the backend shoal has no such reduction: use SUM or AVG")

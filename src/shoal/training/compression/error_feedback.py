@@ -45,6 +45,11 @@ class ErrorFeedback:
         self._left_out: Array | None = None
         self._weight = 1
 
+    @property
+    def may_delay(self) -> bool:
+        """Whether most numbers may wait for later steps, instead of being rounded."""
+        return self.compression in ("topk", "auto")
+
     def correct(self, array: "Array", weight: int) -> "Array":
         """Return an array with the residual added, flat, to be sent instead of it.
 
