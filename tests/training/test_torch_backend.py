@@ -54,6 +54,13 @@ def test_all_operations_of_the_backend() -> None:
     assert done.stdout.count("has done all") == RANKS
 
 
+def test_models_train_with_compressed_gradients_and_with_diloco() -> None:
+    done = launch("slow_links.py")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("has done all") == RANKS
+
+
 def test_a_killed_rank_ends_the_others_with_the_cause() -> None:
     # Without a launcher, which would kill the others too.
     with socket.create_server(("127.0.0.1", 0)) as reserved:
