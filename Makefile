@@ -21,12 +21,11 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-
 # Hundreds of processes import the same modules, so that compiling each once pays.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long check format fields bench mutate clean
+.PHONY: demo test test-long coverage check format fields bench mutate clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
 
-# With COVERAGE=1, what it covers counts in the figure of test-long with COVERAGE=1.
 test: $(VENV)/.dev
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
 	$(PYTEST) -m "not long" $(if $(COVERAGE),--cov --cov-report=)
@@ -34,7 +33,12 @@ test: $(VENV)/.dev
 # What test leaves out, and properties once more, with many examples.
 test-long: $(VENV)/.dev
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
-	$(PYTEST) -m "long or hypothesis" --hypothesis-profile long --cov $(if $(COVERAGE),--cov-append) --cov-report=
+	$(PYTEST) -m "long or hypothesis" --hypothesis-profile long $(if $(COVERAGE),--cov --cov-append --cov-report=)
+
+# Which lines both suites run.  Measuring doubles what most tests cost.
+coverage: $(VENV)/.dev
+	$(MAKE) test COVERAGE=1
+	$(MAKE) test-long COVERAGE=1
 	$(BIN)/coverage report --sort=cover
 
 check: $(VENV)/.dev
