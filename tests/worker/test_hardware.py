@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
+from shoal.processes.programs import RunProgram
 from shoal.worker import hardware
 from shoal.worker.hardware import (
     UNKNOWN,
-    RunProgram,
     apple_family,
     detect,
     nvidia_chip,
-    program_output,
     this_machine,
 )
 
@@ -219,14 +218,3 @@ def test_gpus_are_recognised_by_driver_names(name: str, bandwidth: float) -> Non
 )
 def test_gpu_variants_are_not_recognised(name: str) -> None:
     assert nvidia_chip(name) == UNKNOWN
-
-
-def test_failing_program_has_no_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hardware, "COMMAND_TIMEOUT", 0.1)
-
-    assert program_output(["no-such-program-anywhere"]) == ""
-    assert program_output(["false"]) == ""
-    assert program_output(["sleep", "60"]) == ""
-    assert program_output(["echo", "here"]) == "here\n"

@@ -4,8 +4,8 @@ import psutil
 import pytest
 
 from shoal.domain.worker import ThermalLevel, WorkerLoad
+from shoal.processes.thermal import ThermalReading
 from shoal.worker.health import HealthMeter
-from shoal.worker.thermal import ThermalReading
 
 
 def test_load_and_memory_are_percentages() -> None:

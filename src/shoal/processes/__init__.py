@@ -1,1 +1,1 @@
-"""Child processes: what those that run models and those that run functions share."""
+"""What a child process shares with its parent: pipes, and what this machine is like."""

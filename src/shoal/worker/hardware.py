@@ -4,18 +4,16 @@ Source of data that chips do not report: Apple's and NVIDIA's technical specific
 """
 
 import re
-import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
 
 import psutil
 
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
+from shoal.processes.programs import RunProgram, program_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,6 @@ def nvidia_chip(name: str) -> Chip:
     return UNKNOWN
 
 
-COMMAND_TIMEOUT = 2.0  # seconds for a system program to answer
 TEXT_MAX = 64  # characters of a name
 GPUS_MAX = 64  # that are read
 GB = 1e9  # bytes
@@ -113,9 +110,6 @@ TIERS_BY_UNIFIED = (60.0, 30.0, 15.0)
 TIERS_BY_PROCESSOR = (500.0, 100.0, 15.0)
 
 AMD = "0x1002"  # PCI vendor id
-
-RunProgram: TypeAlias = Callable[[Sequence[str]], str]
-"""Returns the output of a program; empty if it is missing or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,25 +153,6 @@ def detect(system: str, root: Path, run: RunProgram, memory: int) -> Hardware:
         tier = _tier(base.memory_gb, TIERS_BY_PROCESSOR)
         return replace(base, chip=chip, tier=tier, gpu_backend="cpu")
     return _with_gpus(base, gpus)
-
-
-def program_output(command: Sequence[str]) -> str:
-    """Return the output of a program; empty if it is missing or does not answer."""
-    if (program := shutil.which(command[0])) is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [program, *command[1:]],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_TIMEOUT,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def _mac(base: Hardware, run: RunProgram) -> Hardware:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import psutil
 
 from shoal.domain.worker import THROTTLE_MAX, MachineHealth, WorkerLoad, machine_load
-from shoal.worker.thermal import ThermalReading, read_thermal_level
+from shoal.processes.thermal import ThermalReading, read_thermal_level
 
 THERMAL_INTERVAL = 10.0  # seconds between readings of the sensors
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from shoal.domain.worker import ThermalLevel
-from shoal.worker.hardware import RunProgram, program_output
+from shoal.processes.programs import RunProgram, program_output
 
 PROCESSOR_SENSORS = frozenset(
     {"coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "x86_pkg_temp"}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.domain.worker import ThermalLevel
-from shoal.worker.thermal import ThermalReading, read_thermal_level
+from shoal.processes.thermal import ThermalReading, read_thermal_level
 
 NOMINAL, FAIR, SERIOUS, CRITICAL = ThermalLevel
 
