@@ -1,0 +1,130 @@
+"""How many samples of each step each rank takes: by speed, the same on all ranks.
+
+Everything is computed from what all ranks know, so that all get the same.
+"""
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.domain.errors import InvalidRequest
+
+MEASURED_MAX = 200  # steps whose speeds count: the last ones
+ADAPT_STEPS = 100  # steps of a long epoch after which shares are adapted too
+
+
+@dataclass(frozen=True, slots=True)
+class RankMeasurement:
+    """What one rank did in one step.
+
+    ``seconds`` are those of its own work, without waiting for others.  ``lent`` is the
+    part of its speed that the machine lends, from 0 to 1, by its heat and its owner.
+    """
+
+    samples: int
+    seconds: float
+    lent: float
+
+
+def divide(total: int, speeds: Sequence[float]) -> list[int]:
+    """Return how many of ``total`` samples each rank takes, in proportion to its speed.
+
+    The counts add up to ``total``, and each is within one of the exact proportion:
+    the largest remainders are rounded up (Hamilton's method), of equal ones those of
+    the lower ranks.  If all speeds are 0, the counts are equal.
+    """
+    whole = sum(speeds)
+    shares = (
+        [each / whole for each in speeds] if whole else [1 / len(speeds)] * len(speeds)
+    )
+    exact = [total * share for share in shares]
+    counts = [int(each) for each in exact]
+    by_remainder = sorted(
+        range(len(exact)), key=lambda rank: (counts[rank] - exact[rank], rank)
+    )
+    for rank in by_remainder[: total - sum(counts)]:
+        counts[rank] += 1
+    return counts
+
+
+class Shares:
+    """The shares of the ranks of a group; the same on all of them.
+
+    They begin equal, and change only in ``adapt``, so that a step that is repeated has
+    the same samples.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._speeds = [1.0] * size
+        self._rates: list[deque[float]] = [
+            deque(maxlen=MEASURED_MAX) for _ in range(size)
+        ]
+        self._lent = [1.0] * size
+        self._steps = 0
+
+    @property
+    def speeds(self) -> Sequence[float]:
+        """By rank, in samples a second as measured; 1.0 for all: nothing is known."""
+        return self._speeds
+
+    def of(self, total: int) -> list[int]:
+        """Return how many of the samples of a step each rank takes."""
+        return divide(total, self._speeds)
+
+    def record(self, measured: Sequence[RankMeasurement]) -> None:
+        """Record a step that counted, as all ranks know it."""
+        self._steps += 1
+        for rank, each in enumerate(measured):
+            self._lent[rank] = each.lent
+            if each.samples and each.seconds > 0:
+                self._rates[rank].append(each.samples / each.seconds)
+
+    @property
+    def due(self) -> bool:
+        """Whether enough steps were recorded since shares were adapted."""
+        return self._steps >= ADAPT_STEPS
+
+    def adapt(self) -> None:
+        """Set the shares by the medians of the speeds since the last time.
+
+        A rank without a measurement counts as the median one.  A machine that lends a
+        part of its speed has that part of the share.
+        """
+        self._steps = 0
+        medians = [statistics.median(each) if each else 0.0 for each in self._rates]
+        known = [each for each in medians if each]
+        if not known:
+            return
+        usual = statistics.median(known)
+        self._speeds = [
+            (median or usual) * lent
+            for median, lent in zip(medians, self._lent, strict=True)
+        ]
+        for each in self._rates:
+            while len(each) > 1:  # a rank without a share keeps its last speed
+                each.popleft()
+
+
+def check_sizes(samples: int, batch: int, ranks: int) -> None:
+    """Raise InvalidRequest if a data set or a batch is too small, with the numbers."""
+    if batch < 1 or samples < 1:
+        raise InvalidRequest(
+            f"a data set of {samples} samples and batches of {batch}: expected at "
+            "least one of each"
+        )
+    if samples < ranks:
+        raise InvalidRequest(
+            f"the data set has {samples} samples, and there are {ranks} ranks: use at "
+            f"most {samples} ranks, or more samples"
+        )
+    if batch < ranks:
+        raise InvalidRequest(
+            f"a batch has {batch} samples, and there are {ranks} ranks: use batches of "
+            f"at least {ranks}, or fewer ranks"
+        )
+    if batch > samples:
+        raise InvalidRequest(
+            f"a batch has {batch} samples, and the data set {samples}: use batches of "
+            f"at most {samples}"
+        )
