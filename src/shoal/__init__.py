@@ -13,8 +13,9 @@ This package is its Python client: it calls functions on the machines of a pool.
         print(list(pool.map(square, range(1000))))
 
 ``Pool`` is for programs that block, ``AsyncPool`` for coroutines, ``register_joblib``
-for joblib and scikit-learn.  A worker runs the tasks of the modules that it was started
-with (``shoal join --tasks MODULE``), and other functions with ``--trust-code``.
+for joblib and scikit-learn, and ``train`` for models of PyTorch.  A worker runs the
+tasks of the modules that it was started with (``shoal join --tasks MODULE``), and other
+functions with ``--trust-code``.
 """
 
 # Each name is imported when it is first used, so that commands start at once.  Type
@@ -41,6 +42,7 @@ _PLACES = {
     "progress": "shoal.tasks.progress",
     "register_joblib": "shoal.client.joblib_backend",
     "task": "shoal.tasks.registry",
+    "train": "shoal.training.loop.train",
 }
 
 

@@ -14,6 +14,7 @@ from shoal.domain.errors import WorkerLost as WorkerLost
 from shoal.tasks.progress import progress as progress
 from shoal.tasks.registry import task as task
 from shoal.tasks.values import Ref as Ref
+from shoal.training.loop.train import train as train
 
 __version__: str
 __all__: list[str]

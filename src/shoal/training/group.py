@@ -56,6 +56,11 @@ class RankGroup:
         self._waits_for = ""  # what the operation waits for, if it is late
         self._watchdog = Watchdog(timeout, self._expire)
 
+    @property
+    def generation(self) -> int:
+        """The number of the group's generation."""
+        return self._at.generation
+
     def set_step(self, step: int) -> None:
         """Set the step of training to which the next operations belong."""
         self._at = self._at._replace(step=step)

@@ -14,13 +14,18 @@ if TYPE_CHECKING:
     Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 VALUE_MAX = 64 << 20  # bytes of a value as JSON
+SIZE_SIZE = 8  # bytes of the size of a value
 BROADCAST_MAX = 64 << 20  # bytes of a state in one operation: within its time limit
 
 
 class Collectives(Protocol):
     """What training needs of a group of ranks; ``RankGroup`` is one."""
 
-    place: Place
+    @property
+    def place(self) -> Place: ...
+
+    @property
+    def generation(self) -> int: ...
 
     def set_step(self, step: int) -> None: ...
 
@@ -43,13 +48,17 @@ def gather_values(group: Collectives, value: Any) -> Sequence[Any]:
     own = json.dumps(value).encode()
     if len(own) > VALUE_MAX:
         raise InvalidRequest(f"a value of {len(own)} bytes exceeds {VALUE_MAX}")
-    sizes = group.all_gather(np.array([len(own)], np.int64))[:, 0]
-    padded = np.zeros(int(sizes.max()), np.uint8)
-    padded[: len(own)] = np.frombuffer(own, np.uint8)
-    rows = group.all_gather(padded)
-    return [
-        json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)
-    ]
+    sizes = group.all_gather(np.array([len(own)], np.int64))
+    # A rank may be lost before the values themselves: each names its own size.
+    row = np.zeros(SIZE_SIZE + int(sizes.max()), np.uint8)
+    row[:SIZE_SIZE] = np.frombuffer(len(own).to_bytes(SIZE_SIZE, "little"), np.uint8)
+    row[SIZE_SIZE : SIZE_SIZE + len(own)] = np.frombuffer(own, np.uint8)
+    return [_value_of(each.tobytes()) for each in group.all_gather(row)]
+
+
+def _value_of(row: bytes) -> Any:
+    size = int.from_bytes(row[:SIZE_SIZE], "little")
+    return json.loads(row[SIZE_SIZE : SIZE_SIZE + size])
 
 
 def broadcast_value(group: Collectives, value: Any, root: int) -> Any:

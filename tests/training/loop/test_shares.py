@@ -44,44 +44,44 @@ def step(*ranks: tuple[int, float, float]) -> list[RankMeasurement]:
 
 
 def test_shares_are_adapted_to_the_median_speed() -> None:
-    shares = Shares(2)
+    shares = Shares([0, 1])
     assert shares.of(8) == [4, 4]
 
     for seconds in (0.4, 9.0, 0.4):  # one slow step is no slow machine
         shares.record(step((4, 0.1, 1.0), (4, seconds, 1.0)))
     assert shares.of(8) == [4, 4], "until shares are adapted"
-    shares.adapt()
+    shares.adapt(12)
 
     assert shares.of(10) == [8, 2]
     assert [*shares.speeds] == [40.0, 10.0]
 
 
 def test_a_machine_that_lends_half_of_its_speed_gets_half_of_the_share() -> None:
-    shares = Shares(3)
+    shares = Shares([0, 1, 2])
 
     shares.record(step((4, 0.1, 1.0), (4, 0.1, 0.5), (4, 0.1, 0.0)))
-    shares.adapt()
+    shares.adapt(12)
 
     assert shares.of(12) == [8, 4, 0]
 
 
 def test_a_machine_that_had_no_share_gets_one_when_it_is_lent_again() -> None:
-    shares = Shares(2)
+    shares = Shares([0, 1])
     shares.record(step((4, 0.1, 1.0), (4, 0.2, 0.0)))
-    shares.adapt()
+    shares.adapt(12)
     assert shares.of(9) == [9, 0]
 
     shares.record(step((9, 0.225, 1.0), (0, 0.0, 1.0)))
-    shares.adapt()
+    shares.adapt(12)
 
     assert shares.of(9) == [6, 3]
 
 
 def test_a_rank_without_a_measurement_counts_as_the_median() -> None:
-    shares = Shares(3)
+    shares = Shares([0, 1, 2])
 
     shares.record(step((4, 0.1, 1.0), (0, 0.0, 1.0), (4, 0.2, 1.0)))
-    shares.adapt()
+    shares.adapt(12)
 
     assert shares.of(9) == [4, 3, 2]
 
@@ -104,3 +104,26 @@ def test_sizes_that_cannot_be_are_named(
 
 def test_sizes_that_can_be() -> None:
     check_sizes(4, 4, 4)
+
+
+def test_about_equal_machines_keep_equal_shares() -> None:
+    shares = Shares([0, 1])
+    shares.record(step((50, 1.0, 1.0), (50, 1.1, 1.0)))
+
+    assert not shares.adapt(100)
+    assert shares.of(100) == [50, 50]
+
+
+def test_speeds_stay_with_the_ranks_that_are_left() -> None:
+    shares = Shares([0, 1, 2])
+    shares.record(step((4, 0.1, 1.0), (4, 0.4, 1.0), (4, 0.2, 1.0)))
+    assert shares.adapt(12)
+
+    shares.regroup([0, 2])  # rank 1 is lost
+    assert shares.of(12) == [8, 4]
+    shares.regroup([0, 2, 5])  # another one has joined
+
+    assert shares.of(12) == [5, 3, 4]
+    again = Shares([0, 1])
+    again.restore(shares.state())
+    assert again.of(12) == [5, 3, 4]

@@ -41,6 +41,10 @@ class SavedCheckpoint:
     errors: Sequence[str]
 
 
+class _GroupChanged(Exception):
+    """A rank was lost meanwhile: all ranks that are left know, and begin again."""
+
+
 class GroupCheckpoints:
     """The checkpoints of a run; all ranks call the same methods, in the same order.
 
@@ -53,59 +57,38 @@ class GroupCheckpoints:
         self._folder = CheckpointFolder(path, keep)
         self._group = group
         self._piece_max = piece_max
+        self._began_in = (0, 0)  # the generation, and its size
 
     def save(self, step: int, state: State, own: Any = None) -> SavedCheckpoint:
         """Write the state, which is the same in all ranks; return what became of it.
 
         ``own`` is what only this rank has, as JSON.  A disk that is full or fails is no
-        error here: what was saved before stays, and training goes on.
+        error here: what was saved before stays, and training goes on.  If a rank is
+        lost meanwhile, those that are left begin again.
 
         Raises InvalidRequest for values that are not written.
         """
         planned = PlannedState.of(state, self._piece_max)
-        rank = self._group.place.rank
-        writers, error, ranks = self._find_writers(own)
-        leader = writers[0]
-        incoming = self._folder.path / f"{INCOMING}{step}-{leader}"
-        if rank == leader and not error:
-            error = self._attempt(lambda: self._folder.begin(f"{step}-{leader}"))
-        begun = gather_values(self._group, error)
-        files: list[dict[str, Any]] = []
-        if not (error := begun[leader]):
-            mine = planned.pieces[writers.index(rank) :: len(writers)]
-            error = self._attempt(
-                lambda: files.extend(write_pieces(incoming, planned, mine))
-            )
-        written = gather_values(self._group, [error, files])
-        if rank == leader:
-            parts = [written[each] for each in writers]
-            error = next((failed for failed, _ in parts if failed), "")
-            records = [record for _, some in parts for record in some]
-            if not error and len(records) != len(planned.pieces):
-                error = "the ranks do not agree on who shares a folder"
-            if not error:
-                error = self._attempt(
-                    lambda: self._folder.commit(incoming, step, planned, records, ranks)
-                )
-            shutil.rmtree(incoming, ignore_errors=True)
-        ended = gather_values(self._group, [leader, error])
-        failures = {each: failed for each, failed in ended if failed}
-        if leader in failures:
-            log.warning("checkpoint failed step=%d reason=%r", step, failures[leader])
-        return SavedCheckpoint(
-            step,
-            len({each for each, _ in ended} - failures.keys()),
-            [f"rank {each}: {failed}" for each, failed in sorted(failures.items())],
-        )
+        while True:
+            self._begin()
+            try:
+                return self._save(step, planned, own)
+            except _GroupChanged:
+                log.info("checkpoint begins again step=%d", step)
 
     def load_latest(self) -> TrainingCheckpoint | None:
         """Return the last checkpoint that any rank has whole, to all; None: no rank.
 
         Those that have it read it from their disk, unless others lack it.
         """
-        rank = self._group.place.rank
         own = self._folder.load_latest()
-        found = gather_values(self._group, own and [own.step, own.digest])
+        while True:
+            self._begin()
+            try:
+                found = self._gather(own and [own.step, own.digest])
+                break
+            except _GroupChanged:
+                continue
         steps = [each[0] for each in found if each]
         if not steps:
             return None
@@ -117,9 +100,59 @@ class GroupCheckpoints:
         step, digest = found[root]
         state = broadcast_state(self._group, own.state if own else {}, root)
         ranks = broadcast_value(self._group, own.ranks if own else (), root)
-        if rank != root:
+        if self._group.place.rank != root:
             log.info("checkpoint received step=%d from=%d", step, root)
         return TrainingCheckpoint(step, state, ranks, digest)
+
+    def _save(self, step: int, planned: PlannedState, own: Any) -> SavedCheckpoint:
+        rank = self._group.place.rank
+        writers, error, ranks = self._find_writers(own)
+        leader = writers[0]
+        incoming = self._folder.path / f"{INCOMING}{step}-{leader}"
+        if rank == leader and not error:
+            error = self._attempt(lambda: self._folder.begin(f"{step}-{leader}"))
+        begun = self._gather(error)
+        files: list[dict[str, Any]] = []
+        if not (error := begun[leader]):
+            mine = planned.pieces[writers.index(rank) :: len(writers)]
+            error = self._attempt(
+                lambda: files.extend(write_pieces(incoming, planned, mine))
+            )
+        written = self._gather([error, files])
+        if rank == leader:
+            parts = [written[each] for each in writers]
+            error = next((failed for failed, _ in parts if failed), "")
+            records = [record for _, some in parts for record in some]
+            if not error and len(records) != len(planned.pieces):
+                error = "the ranks do not agree on who shares a folder"
+            if not error:
+                error = self._attempt(
+                    lambda: self._folder.commit(incoming, step, planned, records, ranks)
+                )
+            shutil.rmtree(incoming, ignore_errors=True)
+        ended = self._gather([leader, error])
+        failed = {leader for leader, reason in ended if reason}
+        if leader in failed:
+            log.warning("checkpoint failed step=%d reason=%r", step, ended[leader][1])
+        return SavedCheckpoint(
+            step,
+            len({leader for leader, _ in ended} - failed),
+            [f"rank {at}: {reason}" for at, (_, reason) in enumerate(ended) if reason],
+        )
+
+    def _begin(self) -> None:
+        self._began_in = (self._group.generation, self._group.place.size)
+
+    def _gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks.
+
+        Raises _GroupChanged, on all ranks, if these are not those that have begun.
+        """
+        found = gather_values(self._group, [*self._began_in, value])
+        began = {(generation, size) for generation, size, _ in found}
+        if len(began) != 1 or len(found) != found[0][1]:
+            raise _GroupChanged
+        return [each for _, _, each in found]
 
     def _find_writers(self, own: Any) -> tuple[list[int], str, list[Any]]:
         """Return the ranks that see this rank's folder, in order; and all ranks' own.
@@ -129,7 +162,7 @@ class GroupCheckpoints:
         rank = self._group.place.rank
         folder = self._folder.path
         # Drawn anew: what a killed run has left means nothing.
-        drawn = broadcast_value(self._group, os.urandom(8).hex(), 0)
+        drawn = self._gather(os.urandom(8).hex())[0]
         marks = [
             folder / f"{MARK}{drawn}-{each}" for each in range(self._group.place.size)
         ]
@@ -139,13 +172,13 @@ class GroupCheckpoints:
             marks[rank].touch()
 
         error = self._attempt(leave_mark)
-        left = gather_values(self._group, [not error, own])
+        left = self._gather([not error, own])
         seen = [
             each
             for each, (has_left, _) in enumerate(left)
             if not error and has_left and marks[each].exists()
         ]
-        gather_values(self._group, None)  # until all have looked
+        self._gather(None)  # until all have looked
         self._attempt(lambda: marks[rank].unlink(missing_ok=True))
         return seen or [rank], error, [each for _, each in left]
 

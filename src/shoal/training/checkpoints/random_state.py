@@ -36,6 +36,16 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(numbers), gauss))
 
 
+def draw_anew(*numbers: int) -> None:
+    """Begin with random numbers that follow from some numbers, of 0 or more."""
+    import numpy as np
+
+    seeds = [int(each) for each in np.random.SeedSequence(numbers).generate_state(3)]
+    torch.manual_seed(seeds[0])
+    np.random.seed(seeds[1])
+    random.seed(seeds[2])
+
+
 def _encoded(state: Tensor) -> str:
     return base64.b64encode(state.numpy().tobytes()).decode()
 

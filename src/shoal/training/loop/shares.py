@@ -3,14 +3,17 @@
 Everything is computed from what all ranks know, so that all get the same.
 """
 
+import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.domain.errors import InvalidRequest
 
 MEASURED_MAX = 200  # steps whose speeds count: the last ones
+PAYS = 0.9  # the time of a step with other shares, relative to that with these
 ADAPT_STEPS = 100  # steps of a long epoch after which shares are adapted too
 
 
@@ -51,17 +54,15 @@ def divide(total: int, speeds: Sequence[float]) -> list[int]:
 class Shares:
     """The shares of the ranks of a group; the same on all of them.
 
-    They begin equal, and change only in ``adapt``, so that a step that is repeated has
-    the same samples.
+    They begin equal, and change only in ``adapt`` and ``regroup``, so that a step that
+    is repeated has the same samples.  ``members`` are the ranks by names that they keep
+    when others are lost.
     """
 
-    def __init__(self, size: int) -> None:
-        self._speeds = [1.0] * size
-        self._rates: list[deque[float]] = [
-            deque(maxlen=MEASURED_MAX) for _ in range(size)
-        ]
-        self._lent = [1.0] * size
-        self._steps = 0
+    def __init__(self, members: Sequence[int]) -> None:
+        self._members = list(members)
+        self._speeds = [1.0] * len(members)
+        self._forget()
 
     @property
     def speeds(self) -> Sequence[float]:
@@ -85,25 +86,71 @@ class Shares:
         """Whether enough steps were recorded since shares were adapted."""
         return self._steps >= ADAPT_STEPS
 
-    def adapt(self) -> None:
-        """Set the shares by the medians of the speeds since the last time.
+    def adapt(self, batch: int) -> bool:
+        """Set the shares of batches by the speeds since the last time, if it pays.
 
-        A rank without a measurement counts as the median one.  A machine that lends a
-        part of its speed has that part of the share.
+        That is, if a step then takes a tenth less; so machines that are about equal
+        keep equal shares.  A rank without a measurement counts as the median one.  A
+        machine that lends a part of its speed has that part of the share.
+
+        Returns whether they changed.
         """
-        self._steps = 0
         medians = [statistics.median(each) if each else 0.0 for each in self._rates]
         known = [each for each in medians if each]
         if not known:
-            return
+            return False
         usual = statistics.median(known)
-        self._speeds = [
+        speeds = [
             (median or usual) * lent
             for median, lent in zip(medians, self._lent, strict=True)
         ]
+        self._steps = 0
         for each in self._rates:
             while len(each) > 1:  # a rank without a share keeps its last speed
                 each.popleft()
+        before = _seconds(divide(batch, self._speeds), speeds)
+        after = _seconds(divide(batch, speeds), speeds)
+        if after >= PAYS * before:
+            return False
+        self._speeds = speeds
+        return True
+
+    def regroup(self, members: Sequence[int]) -> None:
+        """Keep the speeds of those that are still there; new ones get the median."""
+        if [*members] == self._members:
+            return
+        speeds = dict(zip(self._members, self._speeds, strict=True))
+        usual = statistics.median(self._speeds)
+        self._members = list(members)
+        self._speeds = [speeds.get(each, usual) for each in members]
+        self._forget()
+
+    def state(self) -> dict[str, Any]:
+        """Return the shares, for checkpoints and for new ranks."""
+        return {"members": self._members, "speeds": [*self._speeds]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the shares of a state; measurements begin anew."""
+        self._members = list(state["members"])
+        self._speeds = list(state["speeds"])
+        self._forget()
+
+    def _forget(self) -> None:
+        size = len(self._members)
+        self._rates: list[deque[float]] = [
+            deque(maxlen=MEASURED_MAX) for _ in range(size)
+        ]
+        self._lent = [1.0] * size
+        self._steps = 0
+
+
+def _seconds(counts: Sequence[int], speeds: Sequence[float]) -> float:
+    """Return how long the slowest rank takes."""
+    return max(
+        (count / speed if speed else math.inf)
+        for count, speed in zip(counts, speeds, strict=True)
+        if count
+    )
 
 
 def check_sizes(samples: int, batch: int, ranks: int) -> None:

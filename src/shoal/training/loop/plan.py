@@ -1,0 +1,70 @@
+"""What a run trains, with what, and how."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Dataset(Protocol):
+    """A map-style data set, as ``torch.utils.data`` has them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """How a run is carried out; see ``train``."""
+
+    batch: int
+    epochs: int = 1
+    steps: int | None = None
+    micro_batch: int | None = None
+    equal_shares: bool = False
+    clip: float | None = None
+    checkpoint_every: int = 100
+    compare_every: int = 100
+    seed: int = 0
+
+
+class TrainingResult(NamedTuple):
+    """How a run ended; ``loss`` is that of its last step, NaN if there was none."""
+
+    step: int
+    epoch: int
+    loss: float
+    skipped: int
+
+
+class Trained(NamedTuple):
+    """What is trained, and saved."""
+
+    model: Any
+    optimizer: Any
+    scheduler: Any = None
+
+    def state(self) -> dict[str, Any]:
+        """Return the state, without copies."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler and self.scheduler.state_dict(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Set a state."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+
+
+class Samples(NamedTuple):
+    """Where samples come from, and what is computed of them."""
+
+    dataset: Dataset
+    collate: Callable[[list[Any]], Any]
+    loss: Callable[[Any, Any], Tensor]

@@ -1,0 +1,38 @@
+"""The group of this process, by the environment in which it was started."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from datetime import timedelta
+
+from shoal.protocols import discover
+from shoal.training.group import RankGroup
+from shoal.training.rank_port import GroupMembership, RankPort
+from shoal.transports.rank_socket import RankListener
+
+TIMEOUT = 60.0  # seconds of one operation
+
+
+@contextmanager
+def group_of_environment(timeout: float = TIMEOUT) -> Iterator[RankGroup]:
+    """Yield the group that torchrun's variables name; without them, one rank alone."""
+    if "RANK" not in os.environ:
+        with closing(_alone(timeout)) as group:
+            yield group
+        return
+    from torch import distributed as dist
+
+    from shoal.training.torch_backend import meet
+
+    with ExitStack() as stack:
+        store, rank, size = next(dist.rendezvous("env://"))
+        store = dist.PrefixStore("shoal.train", store)
+        group = meet(store, rank, size, timedelta(seconds=timeout))
+        yield stack.enter_context(closing(group))
+
+
+def _alone(timeout: float) -> RankGroup:
+    wire = next(each.ranks for each in discover().values() if each.ranks)
+    port = RankPort(wire(), RankListener("127.0.0.1", 0), encrypts=False)
+    links = port.open_group(GroupMembership("alone", 0, 0, 1, ""), timeout)
+    return RankGroup(links, timeout, on_close=port.close)

@@ -1,0 +1,144 @@
+"""``shoal.train``: trains a model on all ranks of a group."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from shoal.config import USER_DATA
+from shoal.domain.errors import ShoalError
+from shoal.tasks.progress import progress
+from shoal.training.checkpoints.group_checkpoints import GroupCheckpoints
+from shoal.training.group import RankGroup
+from shoal.training.group_values import Collectives
+from shoal.training.loop.gradient_buckets import GradientBuckets
+from shoal.training.loop.lent_share import LentShare
+from shoal.training.loop.plan import (
+    Dataset,
+    Samples,
+    Trained,
+    TrainingPlan,
+    TrainingResult,
+)
+from shoal.training.loop.reports import TrainingReport
+from shoal.training.loop.run_group import group_of_environment
+from shoal.training.loop.training_loop import TrainingLoop
+
+
+def train(
+    model: Any,
+    dataset: Dataset,
+    *,
+    loss: Callable[[Any, Any], Tensor],
+    optimizer: Any,
+    batch: int,
+    epochs: int = 1,
+    steps: int | None = None,
+    scheduler: Any = None,
+    collate: Callable[[list[Any]], Any] = default_collate,
+    micro_batch: int | None = None,
+    equal_shares: bool = False,
+    clip: float | None = None,
+    seed: int = 0,
+    checkpoints: str | Path | None = None,
+    checkpoint_every: int = 100,
+    keep: int = 3,
+    compare_every: int = 100,
+    on_step: Callable[[TrainingReport], object] | None = None,
+    group: Collectives | None = None,
+) -> TrainingResult:
+    """Train a model on all ranks of a group, which call this with the same arguments.
+
+    It continues from the last checkpoint, if there is one.  Afterwards, the model has
+    the trained parameters on all ranks.
+
+    Args:
+        model: a ``torch.nn.Module``; ranks begin with the parameters of rank 0.
+        dataset: the samples, by index; the same on all ranks.
+        loss: takes the model and a collated batch, and returns the mean loss of its
+            samples, with which ``backward`` works.
+        optimizer: a ``torch.optim.Optimizer`` of the model's parameters.
+        batch: how many samples a step has, of all ranks together.
+        epochs: how often each sample is used; each once in an epoch, whoever comes and
+            goes.
+        steps: how many steps the run has; None: what the epochs have.
+        scheduler: called with ``step()`` after each step that counted.
+        collate: makes a batch of samples.
+        micro_batch: the most samples of one forward pass; a rank with a larger part of
+            the batch makes several.  None: there is no limit.
+        equal_shares: all ranks have equal parts of each batch, and not by their speed;
+            so a run has the same bits when it is repeated.
+        clip: the largest norm of the gradient.
+        seed: of the order of the samples.
+        checkpoints: a folder, on each machine or shared; None: none are written.
+        checkpoint_every: steps between checkpoints; there is one at the end, too.
+        keep: how many checkpoints are kept.
+        compare_every: steps after which the ranks compare their parameters.
+        on_step: called with the report of each step.
+        group: the ranks; None: those of torchrun's or Shoal's environment, or this
+            process alone.
+
+    Raises:
+        InvalidRequest: the arguments are not those of the other ranks, or the data set
+            or the batch is too small; the message has the numbers.
+        ReplicasDiffer: the parameters of the ranks are not the same any more.
+        GroupEnded: the group cannot go on, or goes on without this rank.
+    """
+    plan = TrainingPlan(
+        batch,
+        epochs,
+        steps,
+        micro_batch,
+        equal_shares,
+        clip,
+        checkpoint_every,
+        compare_every,
+        seed,
+    )
+    with ExitStack() as stack:
+        if group is None:
+            group = stack.enter_context(group_of_environment())
+        data = Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA)
+        lent = stack.enter_context(closing(LentShare(data)))
+        buckets = stack.enter_context(
+            closing(GradientBuckets(model.parameters(), group))
+        )
+        stack.enter_context(_leaving_after_errors(group))
+        loop = TrainingLoop(
+            Trained(model, optimizer, scheduler),
+            Samples(dataset, collate, loss),
+            plan,
+            group,
+            buckets,
+            GroupCheckpoints(Path(checkpoints), group, keep) if checkpoints else None,
+            lambda: lent.value,
+        )
+
+        def tell(report: TrainingReport) -> None:
+            progress(report.done, str(report))
+            if on_step is not None:
+                on_step(report)
+
+        return loop.run(tell)
+
+
+@contextmanager
+def _leaving_after_errors(group: Any) -> Iterator[None]:
+    """Leave a group after an error of this rank alone, so that no rank waits for it.
+
+    Errors of Shoal are those that all ranks raise.
+    """
+    try:
+        yield
+    except ShoalError:
+        raise
+    except BaseException as error:
+        if isinstance(group, RankGroup):
+            group.abort(f"this rank failed: {type(error).__name__}")
+        else:
+            group.abort()
+        raise

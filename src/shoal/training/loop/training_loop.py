@@ -1,0 +1,323 @@
+"""The steps of a run on one rank, each of which counts on all ranks or on none.
+
+Each step has the next samples of the run's order, divided by the speeds of the ranks.
+Gradients are added while backward runs; then each rank tells the others what it has
+done, and only when all have told it, the optimizer's step follows.  A rank that is lost
+before makes the others repeat the step without it.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from shoal.domain.errors import InvalidRequest
+from shoal.training.checkpoints.group_checkpoints import GroupCheckpoints
+from shoal.training.checkpoints.random_state import (
+    draw_anew,
+    random_state,
+    set_random_state,
+)
+from shoal.training.group_values import (
+    Collectives,
+    broadcast_state,
+    gather_values,
+)
+from shoal.training.loop.gradient_buckets import GradientBuckets
+from shoal.training.loop.plan import Samples, Trained, TrainingPlan, TrainingResult
+from shoal.training.loop.replicas import agree_on_buffers, compare_replicas
+from shoal.training.loop.reports import TrainingReport
+from shoal.training.loop.sample_order import SampleOrder
+from shoal.training.loop.shares import RankMeasurement, Shares, check_sizes
+
+log = logging.getLogger("shoal.training")
+
+
+class _Row(NamedTuple):
+    """What a rank tells the others after its part of a step.
+
+    ``generation`` and ``size`` are those of the group in which it began.
+    """
+
+    generation: float
+    size: float
+    loss: float  # the sum over its samples
+    samples: float
+    seconds: float
+    lent: float
+    waiting: float  # ranks that want to join
+
+
+class TrainingLoop:
+    """The steps of a run on one rank."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        samples: Samples,
+        plan: TrainingPlan,
+        group: Collectives,
+        buckets: GradientBuckets,
+        checkpoints: GroupCheckpoints | None,
+        lent: Callable[[], float],
+    ) -> None:
+        length = len(samples.dataset)
+        check_sizes(length, plan.batch, group.place.size)
+        self._trained = trained
+        self._samples = samples
+        self._plan = plan
+        self._group = group
+        self._buckets = buckets
+        self._checkpoints = checkpoints
+        self._lent = lent
+        self._order = SampleOrder(length, plan.batch, plan.seed)
+        self._shares = Shares(members_of(group))
+        self._step = 0
+        self._skipped = 0
+        self._sent = 0
+        self._loss = math.nan
+        self._saved = -1  # the step of the last checkpoint
+        self._remarks: list[str] = []
+        self._generation = group.generation
+
+    def run(self, on_step: Callable[[TrainingReport], object]) -> TrainingResult:
+        """Train until the plan is done."""
+        if getattr(self._group, "is_new", False):
+            self._receive_state()
+        else:
+            self._check_agreement()
+            self._begin()
+        while not self._is_done:
+            began = perf_counter()
+            rows = self._attempt()
+            if rows is None:
+                log.info("step repeated step=%d", self._step + 1)
+                continue
+            self._count(rows)
+            report = self._report(rows, perf_counter() - began)
+            on_step(report)
+            self._between_steps(rows)
+        self._compare()
+        if self._checkpoints is not None and self._saved != self._step:
+            self._save()
+        agree_on_buffers(self._group, self._trained.model.buffers())
+        return TrainingResult(self._step, self._order.epoch, self._loss, self._skipped)
+
+    @property
+    def _is_done(self) -> bool:
+        if self._plan.steps is not None:
+            return self._step >= self._plan.steps
+        return self._order.epoch >= self._plan.epochs
+
+    def _check_agreement(self) -> None:
+        """Raise InvalidRequest, on all ranks, if they train different things."""
+        outline = [
+            [name, str(each.dtype), list(each.shape)]
+            for name, each in self._trained.model.named_parameters()
+        ]
+        own = [outline, len(self._samples.dataset), self._plan.batch, self._plan.seed]
+        found = gather_values(self._group, own)
+        for rank, each in enumerate(found):
+            for what, mine, first in zip(
+                ("another model", "another data set", "other batches", "another seed"),
+                each,
+                found[0],
+                strict=True,
+            ):
+                if mine != first:
+                    shown = (
+                        "" if mine is each[0] else f": {mine}, and rank 0 has {first}"
+                    )
+                    raise InvalidRequest(f"rank {rank} has {what} than rank 0{shown}")
+
+    def _begin(self) -> None:
+        """Continue from a checkpoint, or with the parameters of rank 0."""
+        found = self._checkpoints and self._checkpoints.load_latest()
+        rank, size = self._group.place
+        if not found:
+            state = self._trained.state() if rank == 0 else {}
+            self._trained.restore(broadcast_state(self._group, state, 0))
+            return
+        self._restore(found.state)
+        self._saved = self._step
+        if len(found.ranks) == size:
+            set_random_state(found.ranks[rank])
+        else:
+            self._remarks.append(
+                f"continued from step {self._step} with {size} ranks instead of "
+                f"{len(found.ranks)}: other random numbers"
+            )
+            self._draw_anew()
+
+    def _attempt(self) -> list[_Row] | None:
+        """Make the next step up to the gradients; None: it does not count.
+
+        That is so if a rank was lost meanwhile, and all ranks find the same.
+        """
+        group = self._group
+        (rank, size), generation = group.place, group.generation
+        self._shares.regroup(members_of(group))
+        group.set_step(self._step + 1)
+        counts = self._shares.of(self._order.next_size)
+        own = self._order.part(counts, rank)
+        began = perf_counter()
+        self._buckets.begin()
+        loss = self._backward(own)
+        seconds = perf_counter() - began
+        self._buckets.finish()
+        row = _Row(
+            *(generation, size, loss, len(own), seconds, self._lent()),
+            getattr(group, "waiting", 0),
+        )
+        rows = _gather_rows(group, row)
+        began_in = {(each.generation, each.size) for each in rows}
+        return rows if len(began_in) == 1 and len(rows) == rows[0].size else None
+
+    def _backward(self, indices: Sequence[int]) -> float:
+        """Add the gradients of some samples; return the sum of their losses."""
+        dataset, collate, loss_of = self._samples
+        most = self._plan.micro_batch or len(indices)
+        total = 0.0
+        for begin in range(0, len(indices), most or 1):
+            part = indices[begin : begin + most]
+            loss = loss_of(self._trained.model, collate([dataset[at] for at in part]))
+            if begin + most >= len(indices):
+                self._buckets.expect_last()
+            # The sum over samples: it is divided by those of all ranks.
+            (loss * len(part)).backward()
+            total += float(loss.detach()) * len(part)
+        return total
+
+    def _count(self, rows: Sequence[_Row]) -> None:
+        """Make the step that all ranks have the gradients of."""
+        samples = sum(each.samples for each in rows)
+        self._loss = sum(each.loss for each in rows) / samples
+        self._step += 1
+        self._sent += _sent_by_ring(self._buckets.size, len(rows))
+        if self._buckets.are_finite():
+            trained, clip = self._trained, self._plan.clip
+            self._buckets.set_means(samples)
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(trained.model.parameters(), clip)
+            trained.optimizer.step()
+            if trained.scheduler is not None:
+                trained.scheduler.step()
+        else:
+            self._skipped += 1
+            odd = [at for at, each in enumerate(rows) if not math.isfinite(each.loss)]
+            of = f" of ranks {odd}" if odd else ""
+            self._remarks.append(f"skipped: the gradient{of} was not finite")
+            log.warning("step skipped step=%d ranks=%s", self._step, odd)
+        self._order.advance()
+        self._shares.record(
+            [
+                RankMeasurement(int(each.samples), each.seconds, each.lent)
+                for each in rows
+            ]
+        )
+
+    def _report(self, rows: Sequence[_Row], seconds: float) -> TrainingReport:
+        group, plan = self._group, self._plan
+        remarks, self._remarks = self._remarks, []
+        if group.generation != self._generation:
+            self._generation = group.generation
+            remarks += getattr(group, "story", ())
+        own = rows[min(group.place.rank, len(rows) - 1)].seconds
+        of = plan.steps or plan.epochs * self._order.steps_of_epoch
+        return TrainingReport(
+            self._step,
+            self._order.epoch,
+            min(1.0, self._step / of) if of else 1.0,
+            self._loss,
+            int(sum(each.samples for each in rows)),
+            seconds,
+            max(0.0, 1 - own / seconds) if seconds > 0 else 0.0,
+            self._sent,
+            [int(each.samples) for each in rows],
+            [each.samples / each.seconds if each.seconds else 0.0 for each in rows],
+            group.generation,
+            self._skipped,
+            remarks,
+        )
+
+    def _between_steps(self, rows: Sequence[_Row]) -> None:
+        """Do what is due after a step, which is the same on all ranks."""
+        plan = self._plan
+        if (self._order.at_beginning or self._shares.due) and not plan.equal_shares:
+            self._shares.adapt(plan.batch)
+        if plan.compare_every and self._step % plan.compare_every == 0:
+            self._compare()
+        every = plan.checkpoint_every
+        if self._checkpoints is not None and every and self._step % every == 0:
+            self._save()
+        if any(each.waiting for each in rows):
+            self._admit()
+
+    def _admit(self) -> None:
+        """Let ranks in that wait, and give them the state."""
+        group: Any = self._group  # it has these where ranks can wait
+        if group.admit():
+            broadcast_state(group, self._state(), group.newest)
+            self._remarks.append(f"{group.place.size} ranks from step {self._step} on")
+
+    def _compare(self) -> None:
+        compare_replicas(
+            self._group,
+            self._trained.model.parameters(),
+            members_of(self._group),
+            self._step,
+        )
+
+    def _save(self) -> None:
+        assert self._checkpoints is not None
+        agree_on_buffers(self._group, self._trained.model.buffers())
+        saved = self._checkpoints.save(self._step, self._state(), random_state())
+        self._saved = self._step
+        self._remarks += [f"checkpoint failed: {each}" for each in saved.errors]
+
+    def _state(self) -> dict[str, Any]:
+        loop = {
+            "step": self._step,
+            "skipped": self._skipped,
+            "order": self._order.state(),
+            "shares": self._shares.state(),
+        }
+        return {**self._trained.state(), "loop": loop}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self._trained.restore(state)
+        loop = state["loop"]
+        self._step, self._skipped = loop["step"], loop["skipped"]
+        self._order.restore(loop["order"])
+        self._shares.restore(loop["shares"])
+
+    def _receive_state(self) -> None:
+        """Join ranks that train already."""
+        group: Any = self._group
+        self._restore(broadcast_state(group, {}, group.newest))
+        self._draw_anew()
+
+    def _draw_anew(self) -> None:
+        """Seed the random numbers, differently on each rank."""
+        member = members_of(self._group)[self._group.place.rank]
+        draw_anew(self._plan.seed, self._step, member)
+
+
+def members_of(group: Collectives) -> Sequence[int]:
+    """Return the names of the ranks, which they keep when others are lost."""
+    return getattr(group, "gang_ranks", range(group.place.size))
+
+
+def _gather_rows(group: Collectives, row: _Row) -> list[_Row]:
+    import numpy as np
+
+    found = group.all_gather(np.array(row, np.float64))
+    return [_Row(*(float(each) for each in some)) for some in found]
+
+
+def _sent_by_ring(size: int, ranks: int) -> int:
+    """Return the bytes that each rank of a ring sends to add up arrays."""
+    return 2 * (ranks - 1) * size // ranks

@@ -1,0 +1,365 @@
+"""Training loops of one rank and of several, over sockets, each in a thread."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoal.domain.errors import InvalidRequest
+from shoal.training.group import RankGroup
+from shoal.training.loop.plan import TrainingResult
+from shoal.training.loop.reports import TrainingReport
+from shoal.training.loop.train import train
+from shoal.training.rank_port import GroupEnded
+from training.test_group import groups, together
+
+SAMPLES = 50
+BATCH = 12
+
+
+class Points:
+    """A data set that counts how often each sample is used."""
+
+    def __init__(self, length: int = SAMPLES) -> None:
+        numbers = torch.Generator().manual_seed(5)
+        self.inputs = torch.randn(length, 4, generator=numbers)
+        self.used: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int, /) -> tuple[Tensor, Tensor]:
+        self.used.append(index)
+        return self.inputs[index], self.inputs[index].sum().reshape(1)
+
+
+def model_of(seed: int = 0, *layers: nn.Module) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(4, 16), *layers, nn.Tanh(), nn.Linear(16, 1))
+
+
+def squares(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def run(model: nn.Module, group: Any = None, **options: Any) -> TrainingResult:
+    optimizer = options.pop("optimizer", None) or torch.optim.Adam(
+        model.parameters(), lr=0.01
+    )
+    return train(
+        model,
+        options.pop("dataset", None) or Points(),
+        loss=options.pop("loss", squares),
+        optimizer=optimizer,
+        group=group,
+        **{"batch": BATCH, "equal_shares": True, **options},
+    )
+
+
+def parameters_of(model: nn.Module) -> Tensor:
+    return torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # a rank
+    yield
+    torch.set_num_threads(before)
+
+
+def test_ranks_train_as_one_process_does() -> None:
+    # A step's gradient is the mean of all its samples, whatever the shares.
+    alone = model_of()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.05)
+    expected = run(alone, optimizer=optimizer, epochs=2)
+    datasets = [Points() for _ in range(3)]
+    reports: list[TrainingReport] = []
+
+    def one(group: RankGroup) -> tuple[TrainingResult, Tensor]:
+        rank = group.place.rank
+        model = model_of(rank)  # rank 0's counts
+        result = run(
+            model,
+            group,
+            dataset=datasets[rank],
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+            epochs=2,
+            micro_batch=3,
+            on_step=reports.append if rank == 0 else None,
+        )
+        return result, parameters_of(model)
+
+    with groups(3) as members:
+        outcomes = together(members, one)
+
+    for result, found in outcomes:
+        assert torch.equal(found, outcomes[0][1])
+        assert torch.allclose(found, parameters_of(alone), atol=1e-5)
+        assert result.loss == pytest.approx(expected.loss, rel=1e-4)
+        assert (result.step, result.epoch) == (10, 2)
+    used = [index for each in datasets for index in each.used]
+    assert sorted(used) == sorted([*range(SAMPLES)] * 2)
+    assert [report.step for report in reports] == [*range(1, 11)]
+    assert [sum(report.shares) for report in reports] == [12, 12, 12, 12, 2] * 2
+    assert reports[-1].done == 1
+    size = parameters_of(alone).numel() * 4
+    assert reports[-1].sent == 10 * (2 * 2 * size // 3)
+    assert str(reports[0]).startswith("step 1: loss ")
+
+
+def test_gradients_are_exact_means_with_unequal_shares() -> None:
+    alone = model_of()
+    run(alone, optimizer=torch.optim.SGD(alone.parameters(), lr=0.05), epochs=3)
+
+    def one(group: RankGroup) -> tuple[Tensor, list[TrainingReport]]:
+        reports: list[TrainingReport] = []
+        model = model_of()
+
+        def slow_on_rank_1(model: nn.Module, batch: Any) -> Tensor:
+            loss = squares(model, batch)
+            if group.place.rank == 1:
+                for _ in range(200 * len(batch[0])):
+                    squares(model, batch)
+            return loss
+
+        run(
+            model,
+            group,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+            loss=slow_on_rank_1,
+            epochs=3,
+            equal_shares=False,
+            on_step=reports.append,
+        )
+        return parameters_of(model), reports
+
+    with groups(2) as members:
+        (first, reports), (second, others) = together(members, one)
+
+    assert torch.equal(first, second)
+    assert torch.allclose(first, parameters_of(alone), atol=1e-5)
+    assert [each.shares for each in reports] == [each.shares for each in others]
+    assert [*reports[0].shares] == [6, 6]
+    fast, slow = reports[-2].shares
+    assert fast > slow
+
+
+def everything_random() -> tuple[Any, ...]:
+    return random.random(), float(np.random.random()), float(torch.rand(1))
+
+
+def test_a_resumed_run_is_bit_identical(tmp_path: Path) -> None:
+    # With dropout, BatchNorm, momentum and a schedule, all of which have a state.
+    def go(folder: Path, seed: int, *steps: int) -> tuple[Any, ...]:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        for count in steps:
+            model = model_of(seed, nn.BatchNorm1d(16), nn.Dropout(0.3))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+            result = run(
+                model,
+                optimizer=optimizer,
+                scheduler=scheduler,
+                steps=count,
+                checkpoints=folder,
+                checkpoint_every=4,
+                seed=2,
+            )
+            assert result.step == count
+            # Another process begins with other numbers.
+            seed += 1
+            if count != steps[-1]:
+                torch.manual_seed(seed)
+                random.seed(seed)
+                np.random.seed(seed)
+        buffers = torch.cat([each.reshape(-1).double() for each in model.buffers()])
+        state = optimizer.state_dict()["state"][0]["max_exp_avg_sq"]
+        return parameters_of(model), buffers, state, *everything_random()
+
+    undisturbed = go(tmp_path / "a", 1, 13)
+    resumed = go(tmp_path / "b", 1, 4, 8, 13)
+
+    for one, other in zip(undisturbed, resumed, strict=True):
+        assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 2), (1, 3)])
+def test_a_group_goes_on_from_a_checkpoint(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    def go(
+        folder: Path, size: int, steps: int
+    ) -> list[tuple[Tensor, list[int], list[str]]]:
+        def one(group: RankGroup) -> tuple[Tensor, list[int], list[str]]:
+            model, dataset, remarks = model_of(group.place.rank), Points(), []
+            run(
+                model,
+                group,
+                dataset=dataset,
+                steps=steps,
+                checkpoints=folder,
+                on_step=lambda report: remarks.extend(report.remarks),
+            )
+            return parameters_of(model), dataset.used, remarks
+
+        with groups(size) as members:
+            return together(members, one)
+
+    undisturbed = go(tmp_path / "a", before, 9)
+    first = go(tmp_path / "b", before, 3)
+    second = go(tmp_path / "b", after, 9)
+
+    used = sorted(at for _, some, _ in [*first, *second] for at in some)
+    assert used == sorted(at for _, some, _ in undisturbed for at in some)
+    for found, _, _ in second:
+        assert torch.equal(found, second[0][0])
+        if before == after:
+            assert torch.equal(found, undisturbed[0][0]), "bit by bit"
+        else:
+            assert torch.allclose(found, undisturbed[0][0], atol=1e-5)
+    remarks = [remark for _, _, some in second for remark in some]
+    assert bool(remarks) == (before != after)
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_by_all() -> None:
+    def one(group: RankGroup) -> tuple[TrainingResult, Tensor, list[str]]:
+        model, remarks = model_of(), []
+        steps = 0
+
+        def sometimes_nothing(model: nn.Module, batch: Any) -> Tensor:
+            nonlocal steps
+            steps += 1
+            factor = float("inf") if steps == 2 and group.place.rank == 1 else 1.0
+            return squares(model, batch) * factor
+
+        result = run(
+            model,
+            group,
+            loss=sometimes_nothing,
+            on_step=lambda report: remarks.extend(report.remarks),
+        )
+        return result, parameters_of(model), remarks
+
+    with groups(2) as members:
+        outcomes = together(members, one)
+
+    for result, found, remarks in outcomes:
+        assert (result.step, result.skipped) == (5, 1)
+        assert torch.equal(found, outcomes[0][1])
+        assert bool(found.isfinite().all())
+        assert remarks == ["skipped: the gradient of ranks [1] was not finite"]
+
+
+def fail_on_rank(
+    rank: int, error: Callable[[nn.Module], None]
+) -> Callable[[RankGroup], BaseException | None]:
+    def one(group: RankGroup) -> BaseException | None:
+        model = model_of()
+        count = 0
+
+        def loss(model: nn.Module, batch: Any) -> Tensor:
+            nonlocal count
+            count += 1
+            if count == 3 and group.place.rank == rank:
+                error(model)
+            return squares(model, batch)
+
+        try:
+            run(model, group, loss=loss, compare_every=2)
+        except Exception as caught:
+            return caught
+        return None
+
+    return one
+
+
+def test_replicas_that_differ_end_the_run_and_name_the_odd_rank() -> None:
+    def change(model: nn.Module) -> None:
+        with torch.no_grad():
+            next(model.parameters())[0, 0] += 1e-6
+
+    with groups(3) as members:
+        errors = together(members, fail_on_rank(2, change))
+
+    for error in errors:
+        assert type(error).__name__ == "ReplicasDiffer"
+        assert str(error) == (
+            "the replicas differ after step 4: rank 2 does not have the parameters of "
+            "the others"
+        )
+
+
+def test_an_error_of_one_rank_ends_the_others_at_once() -> None:
+    def fail(model: nn.Module) -> None:
+        raise ZeroDivisionError
+
+    with groups(3) as members:
+        errors = together(members, fail_on_rank(1, fail))
+
+    assert isinstance(errors[1], ZeroDivisionError)
+    assert isinstance(errors[0], GroupEnded)
+    assert isinstance(errors[2], GroupEnded)
+
+
+def test_ranks_that_train_different_things_are_refused() -> None:
+    def one(group: RankGroup) -> str:
+        dataset = Points(60 if group.place.rank == 1 else 50)
+        with pytest.raises(InvalidRequest) as raised:
+            run(model_of(), group, dataset=dataset)
+        return str(raised.value)
+
+    with groups(2) as members:
+        errors = together(members, one)
+
+    assert (
+        errors == ["rank 1 has another data set than rank 0: 60, and rank 0 has 50"] * 2
+    )
+
+
+def test_a_data_set_smaller_than_the_group_is_refused() -> None:
+    def one(group: RankGroup) -> None:
+        with pytest.raises(
+            InvalidRequest, match="has 1 samples, and there are 2 ranks"
+        ):
+            run(model_of(), group, dataset=Points(1))
+
+    with groups(2) as members:
+        together(members, one)
+
+
+def test_parameters_of_any_dtype_are_trained(tmp_path: Path) -> None:
+    # bfloat16 is added as float32; frozen and unused parameters are left as they are.
+    def one(group: RankGroup) -> nn.Module:
+        model = nn.ModuleDict(
+            {
+                "halves": nn.Linear(4, 1, dtype=torch.bfloat16),
+                "doubles": nn.Linear(4, 1, dtype=torch.float64),
+                "frozen": nn.Linear(4, 1).requires_grad_(False),
+                "unused": nn.Linear(4, 1),
+            }
+        )
+
+        def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+            both = model["halves"](batch[0].bfloat16()).double() + model["doubles"](
+                batch[0].double()
+            )
+            return nn.functional.mse_loss(both, batch[1].double())
+
+        run(model, group, loss=loss, clip=1.0, checkpoints=tmp_path)
+        return model
+
+    with groups(2) as members:
+        first, second = together(members, one)
+
+    for name, each in first.state_dict().items():
+        assert torch.equal(each, second.state_dict()[name])
+    assert first["halves"].weight.dtype == torch.bfloat16
