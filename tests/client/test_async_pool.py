@@ -293,3 +293,18 @@ async def test_error_of_a_source_is_raised() -> None:
     ):
         with pytest.raises(OSError, match="unplugged"):
             await pool.map("same", source())
+
+
+async def test_cancelling_the_start_leaves_no_task() -> None:
+    before = asyncio.all_tasks()
+
+    for turns in range(4):
+        entering = asyncio.create_task(AsyncPool("127.0.0.1:1", KEY).__aenter__())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        entering.cancel()
+        await asyncio.wait([entering])
+        if not entering.cancelled():  # it had started
+            await entering.result().shutdown()
+
+    assert asyncio.all_tasks() == before

@@ -83,12 +83,14 @@ class AsyncCalls:
 
     async def start(self) -> None:
         """Start; the first call opens the connection."""
-        session = await self._stack.enter_async_context(open_session(self._address))
-        self._session = session
-        group = await self._stack.enter_async_context(asyncio.TaskGroup())
-        self._channel = CallChannel(session, self._address)
-        group.create_task(self._channel.run())
-        await asyncio.sleep(0)  # until it runs
+        async with AsyncExitStack() as opened:
+            session = await opened.enter_async_context(open_session(self._address))
+            group = await opened.enter_async_context(asyncio.TaskGroup())
+            channel = CallChannel(session, self._address)
+            group.create_task(channel.run())
+            await asyncio.sleep(0)  # until it runs; a cancellation here ends it
+            self._stack = opened.pop_all()
+        self._session, self._channel = session, channel
 
     async def request(self, request: JsonRequest[T]) -> T:
         """Send a request.  Raises as ``JsonRequest.send`` does, and RuntimeError."""
