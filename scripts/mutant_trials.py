@@ -110,7 +110,7 @@ class _Watch:
         for path in self._paths:
             lines = data.contexts_by_lineno(str(Path(path).resolve()))
             self.reach.tests[path] = {line: {*tests} for line, tests in lines.items()}
-        self.reach.imported = [*sys.modules]
+        self.reach.imported = [*filter(_is_preloaded, sys.modules)]
         return self.reach
 
 
@@ -236,14 +236,30 @@ def _import_all_but(parts: Sequence[str], names: Sequence[str]) -> None:
                 raise ImportError(name)
             return None
 
+    own = blocked.partition(".")[0]
     sys.meta_path.insert(0, Block)
     for name in names:
-        tested = {*name.split("."), name.rpartition(".")[2][:5]}
-        if name.startswith("_") or tested & {"conftest", "test_", "__main__"}:
-            continue
-        with suppress(Exception):  # it imports the module, or what is left for later
+        before = {*sys.modules}
+        try:
             importlib.import_module(name)
+        except Exception:  # it imports the module, or what is left for later
+            # What it has imported first, in an order that the tests never have, may
+            # import it in a circle.
+            for each in {*sys.modules} - before:
+                if each.partition(".")[0] == own:
+                    del sys.modules[each]
     sys.meta_path.remove(Block)
+
+
+def _is_preloaded(name: str) -> bool:
+    """Say whether a module is imported once, and not by each trial.
+
+    Not what is under test: half imported, without the blocked module, its folders would
+    hide those that pytest finds under the same names.
+    """
+    file = getattr(sys.modules[name], "__file__", None)
+    in_tests = file is not None and Path(file).is_relative_to(Path("tests").resolve())
+    return not (in_tests or name.startswith("_") or name.endswith("__main__"))
 
 
 def _trial(tests: Sequence[str], reach: Reach) -> Verdict:
