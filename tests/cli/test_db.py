@@ -1,7 +1,10 @@
 """``shoal db``: restoring a backup of an open database, damage, and free space."""
 
+import asyncio
 import sqlite3
 import stat
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -169,3 +172,42 @@ async def test_old_database_can_shrink_after_it_was_compacted(
     assert [each.job.id for each in await store.open_jobs()] == ["kept"]
     await store.close()
     assert "is in use" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+async def test_backup_that_fails_half_way_leaves_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    store = await opened(folder)
+    await store.append([submitted(f"j{number}") for number in range(400)], 1.0)
+    await store.close()
+    copy = tmp_path / "copy.db"
+    # The limit is the process's, so it is one of its own that runs into it.
+    program = f"""
+import resource, signal, sys
+from shoal.cli.main import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+sys.exit(main(["db", "backup", {str(copy)!r}]))
+"""
+
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program), stderr=subprocess.PIPE
+    )
+    _, errors = await process.communicate()
+
+    assert process.returncode == 1
+    assert f"{folder / 'shoal.db'} to {copy}: " in errors.decode()
+    assert names(tmp_path) == ["data"]
+
+
+async def test_compacting_without_space_is_refused_before_it_fills_the_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await (await opened(folder)).close()
+    with (folder / "shoal.db").open("r+b") as file:
+        file.truncate(1 << 43)  # takes no space
+
+    assert main(["db", "compact"]) == 1
+
+    assert "compacting it needs 8,796,093,022,208 bytes" in capsys.readouterr().err

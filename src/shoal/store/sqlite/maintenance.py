@@ -1,5 +1,6 @@
 """Checks, copies and compacts the file of an SQLite store."""
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -38,27 +39,25 @@ def check(path: Path) -> list[str]:
 def back_up(path: Path, copy: Path) -> None:
     """Copy a database to a new file, as of the last commit.  Jobs go on meanwhile.
 
-    Raises StoreError if that fails, or if the file exists.
+    Raises StoreError if that fails, or if the file exists; then nothing is left of it.
     """
     part = copy.with_name(f"{copy.name}.part")
-    with _errors_named(copy):
-        if copy.exists():
-            raise StoreError(f"{copy} exists")
-        part.unlink(missing_ok=True)
-        create_private(part)
-        try:
-            with (
-                _errors_named(path),
-                closing(read_only(path)) as source,
-                closing(sqlite3.connect(part)) as target,
-            ):
-                source.backup(target)
-                target.execute("PRAGMA journal_mode = DELETE")  # one file
-            part.rename(copy)
-        except BaseException:
-            with suppress(OSError):
-                part.unlink()
-            raise
+    if copy.exists():
+        raise StoreError(f"{copy} exists")
+    with _errors_named(path), closing(read_only(path)) as source:
+        size = _size(source)
+        with _errors_named(copy):
+            _check_space(copy.parent, size, f"{copy}: a backup")
+            part.unlink(missing_ok=True)
+            create_private(part)
+            try:
+                _copy(source, part, f"{path} to {copy}")
+                part.rename(copy)
+            except BaseException:
+                for each in (part, part.with_name(f"{part.name}-journal")):
+                    with suppress(OSError):
+                        each.unlink()
+                raise
 
 
 def compact(path: Path) -> tuple[int, int]:
@@ -69,6 +68,7 @@ def compact(path: Path) -> tuple[int, int]:
     """
     with _errors_named(path):
         before = path.stat().st_size
+        _check_space(path.parent, before, f"{path}: compacting it")
         with (
             locked(path),
             closing(
@@ -82,10 +82,33 @@ def compact(path: Path) -> tuple[int, int]:
         return before, path.stat().st_size
 
 
+def _copy(source: sqlite3.Connection, file: Path, what: str) -> None:
+    with _errors_named(what), closing(sqlite3.connect(file)) as target:
+        source.backup(target)
+        target.execute("PRAGMA journal_mode = DELETE")  # one file
+
+
+def _size(sql: sqlite3.Connection) -> int:
+    """Return the bytes of a database as of its last commit."""
+    ((pages,),) = sql.execute("PRAGMA page_count")
+    ((page_size,),) = sql.execute("PRAGMA page_size")
+    return int(pages) * int(page_size)
+
+
+def _check_space(folder: Path, needed: int, use: str) -> None:
+    """Raise StoreError if a folder has less space than needed, before it is filled."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StoreError(
+            f"{use} needs {needed:,} bytes, and {folder} has {free:,} free: free some "
+            "space first"
+        )
+
+
 @contextmanager
-def _errors_named(path: Path) -> Iterator[None]:
+def _errors_named(what: object) -> Iterator[None]:
     """Turn errors of SQLite and of the file system into StoreError."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"{path}: {error}") from error
+        raise StoreError(f"{what}: {error}") from error
