@@ -3,6 +3,7 @@
 All of it blocks on the disk: do not call it on the event loop.
 """
 
+import errno
 import os
 import shutil
 import sys
@@ -223,4 +224,7 @@ def _sync(folder: Path) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"cannot write to {folder}: {error.strerror or error}")
+    advice = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = ": free some space, or give another folder"
+    return ConfigError(f"cannot write to {folder}: {error.strerror or error}{advice}")
