@@ -8,8 +8,10 @@ from coordinator.hubs import (
     Client,
     Coordinator,
     ScriptedWorker,
+    SlowStore,
     run_pending,
     run_script,
+    running_coordinator,
 )
 from shoal.coordinator import mailbox
 from shoal.coordinator.hub import NOT_ACCEPTED, QUIET_MAX
@@ -27,6 +29,7 @@ from shoal.domain.vocabulary import Completed
 from shoal.pool.inputs import AccountTopUp
 from shoal.protocols.seam.session import CloseCode
 from shoal.store.port import JobFilter
+from simulation import virtual
 
 
 async def fill(coordinator: Coordinator) -> None:
@@ -115,6 +118,34 @@ def test_a_result_waits_for_space_and_reaches_its_client() -> None:
         assert not coordinator.hub.pool.jobs
 
     run_script(script)
+
+
+def test_a_job_whose_result_a_stop_cannot_store_runs_again(store: SlowStore) -> None:
+    async def scenario() -> None:
+        async with running_coordinator(store) as coordinator:
+            worker = await coordinator.join()
+            client = await coordinator.request()
+            await fill(coordinator)
+            worker.write("lost")
+            worker.complete()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(5.0):
+                    await coordinator.hub.drain()
+            assert client.outcome is None
+        store.no_space = False
+
+        async with running_coordinator(store) as coordinator:
+            worker = await coordinator.join()
+            worker.write("anew")
+            worker.complete()
+            await run_pending()
+
+            assert [run.job_id for run in worker.runs] == [client.job_id]
+            history = await coordinator.history(client.job_id)
+            assert sum(isinstance(fact, JobCompleted) for fact in history) == 1
+            assert len(await store.ledger.receipts_of(client.job_id)) == 1
+
+    virtual.run(scenario())
 
 
 def test_a_quiet_client_is_sent_away_and_its_result_kept() -> None:

@@ -1,4 +1,7 @@
-"""A coordinator on a disk of its own, which is filled and emptied again."""
+"""A coordinator on a disk of its own, which is filled and emptied again.
+
+And a backup on a disk that is full.
+"""
 
 import shutil
 import subprocess
@@ -28,11 +31,12 @@ from models.tiny_answers import ANSWERS
 STORY = "Tell me a story."
 # More than fits into free pages of the database, however it is compressed.
 LARGE = Random(1).randbytes(500_000).hex()
-SIZE = 8 << 20  # bytes of the disk
+SIZE = 32 << 20  # bytes of the disk
 BLOCK = b"x" * 65536
 
 # As root on Linux: a file system that only the coordinator sees.
-MOUNT = f'mount -t tmpfs -o size={SIZE},mode=700 none "$0" && exec "$@"'
+MOUNT = f'mount -t tmpfs -o size={SIZE},mode=700 none "$0"'
+FILL = 'cat /dev/zero > "$0/ballast" 2> /dev/null'
 
 
 def _can_mount() -> bool:
@@ -70,14 +74,20 @@ class Disk:
 
 @pytest.fixture
 def pool(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> Pool:
+    program = start(programs, monkeypatch, f'{MOUNT} && exec "$@"')
+    return Pool(programs, program, program.event("ready"))
+
+
+def start(programs: Programs, monkeypatch: pytest.MonkeyPatch, script: str) -> Program:
+    """Start a coordinator by a script in a mount namespace of its own."""
     programs.data.mkdir()
     python = programs.folder / "python"
-    command = f'exec unshare -m sh -c \'{MOUNT}\' "{programs.data}" "{sys.executable}"'
+    command = f'exec unshare -m sh -c \'{script}\' "{programs.data}" "{sys.executable}"'
     python.write_text(f'#!/bin/sh\n{command} "$@"\n')
     python.chmod(0o700)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(python))
-        return programs.serve("--log-level", "info", "--api-key", KEY)
+        return programs.start("--log-level", "info", "--api-key", KEY)
 
 
 def health(pool: Pool, path: str) -> tuple[int, str]:
@@ -143,3 +153,56 @@ def test_a_deleted_database_ends_the_process(programs: Programs, pool: Pool) -> 
     assert "deleted or replaced" in said
     assert pool.program.wait() == 74
     assert f"{programs.data / 'shoal.db'}: was deleted" in pool.program.errors
+
+
+@pytest.mark.long
+def test_a_start_on_a_full_disk_waits_for_space(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f'{MOUNT} && ({FILL}; true) && exec "$@"'
+    program = start(programs, monkeypatch, script)
+    eventually(lambda: "not started yet" in program.errors, "it waits")
+    disk = Disk(programs.data, program)
+    assert [each.name for each in disk.folder.iterdir()] == ["ballast"]
+
+    disk.free()
+    pool = Pool(programs, program, program.event("ready"))
+
+    assert f"--data-dir {programs.data}: 0.0 MB are free" in program.errors
+    assert health(pool, "/readyz")[0] == 200
+    assert program.terminate() == 0
+
+
+@pytest.mark.long
+def test_a_start_that_waits_for_space_can_be_stopped(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f'{MOUNT} && ({FILL}; true) && exec "$@"'
+    program = start(programs, monkeypatch, script)
+    eventually(lambda: "not started yet" in program.errors, "it waits")
+
+    assert program.terminate() == 0
+
+
+def test_a_backup_on_a_full_disk_leaves_nothing(programs: Programs) -> None:
+    pool = programs.serve()
+    disk = programs.folder / "backups"
+    disk.mkdir()
+    script = f'{MOUNT} && ({FILL}; true) && "$@"; code=$?; ls -A "$0"; exit $code'
+    backup = ("-m", "shoal", "db", "backup", "--data-dir", str(programs.data))
+
+    done = subprocess.run(
+        [
+            *("unshare", "-m", "sh", "-c", script, str(disk)),
+            *(sys.executable, *backup, str(disk / "copy.db")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert f"shoal db: {disk / 'copy.db'}: a backup needs " in done.stderr
+    assert f"{disk} has 0 free: free some space first" in done.stderr
+    assert done.stdout.split() == ["ballast"]
+    assert pool.program.terminate() == 0

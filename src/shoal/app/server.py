@@ -244,6 +244,11 @@ async def run_coordinator(
                     async with asyncio.timeout(config.drain):
                         await hub.drain()
                         await calls.stored()
+                if hub.store_health.failing_for:
+                    log.warning(
+                        "stopped while the store fails: jobs without stored results "
+                        "run again after the next start"
+                    )
                 hub.disconnect_all(STOPPING)
                 peers.disconnect_all(STOPPING)
                 await websockets.close()

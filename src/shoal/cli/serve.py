@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from shoal.app.fleet_files import with_fleet
+from shoal.app.free_space import wait_for_space
 from shoal.app.network import PortsByWire
 from shoal.app.server import RunningCoordinator, run_coordinator
 from shoal.cli.arguments import add_config, add_config_file, given_flags
@@ -56,6 +57,9 @@ def run(args: argparse.Namespace) -> int:
     x402 = load(X402Config, "x402", given_flags(args, X402Config, "x402"), args.config)
 
     async def serve(stop: asyncio.Event) -> int:
+        await wait_for_space(config.data_dir, stop)
+        if stop.is_set():
+            return 0
         async with run_coordinator(config, wires, x402) as running:
             _tune_garbage_collector()
             _announce(running, config, as_json=args.json)
