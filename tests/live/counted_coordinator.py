@@ -1,10 +1,9 @@
 """``shoal serve``, which tells on SIGUSR1 what it holds: one JSON object a line.
 
-``python -m live.counted_coordinator serve ...``.  Its memory is counted after the
-allocator has given back what it can.
+``python -m live.counted_coordinator serve ...``.  Its memory is counted after it has
+returned what is free, as it does once a minute.
 """
 
-import ctypes
 import gc
 import json
 import os
@@ -12,9 +11,9 @@ import signal
 import sys
 import threading
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
+from shoal.app.memory_trim import trim_memory
 from shoal.cli.main import main
 
 HELD = signal.SIGUSR1
@@ -29,8 +28,7 @@ def counts() -> dict[str, object]:
     gc.unfreeze()  # containers that were made at the start grow as well
     for _ in range(3):  # finalizers leave garbage, too
         gc.collect()
-    with suppress(OSError, AttributeError):  # only glibc has it
-        ctypes.CDLL(None).malloc_trim(0)
+    trim_memory()
     objects: Counter[str] = Counter()
     entries = 0
     for each in gc.get_objects():

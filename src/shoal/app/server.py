@@ -14,6 +14,7 @@ from random import Random
 
 from shoal.app.endpoints import anonymous_http, make_endpoints, plain_peers
 from shoal.app.https import Https, keep_valid, open_https
+from shoal.app.memory_trim import trim_memory_regularly
 from shoal.app.network import NetworkContext, PortsByWire, open_network
 from shoal.app.settings import (
     NO_X402,
@@ -217,6 +218,7 @@ async def run_coordinator(
                 tasks.create_task(_send_webhooks(gateway, settings.reach)),
                 tasks.create_task(keep_valid(https, config.data_dir, clock)),
                 tasks.create_task(_end_if_broken(hub.store_health)),
+                tasks.create_task(trim_memory_regularly()),
             ]
             admission.url = public_url(config.host, port, secure=https is not None)
             admission.loopback_only = is_own_host(config.host)
