@@ -1,7 +1,8 @@
 """``shoal serve``, which tells on SIGUSR1 what it holds: one JSON object a line.
 
 ``python -m live.counted_coordinator serve ...``.  Its memory is counted after it has
-returned what is free, as it does once a minute.
+returned what is free, as it does once a minute, and with the garbage that it has not
+collected yet; objects are counted without that.
 """
 
 import gc
@@ -25,10 +26,11 @@ def counts() -> dict[str, object]:
     ``objects`` counts by type what the garbage collector knows.  ``entries`` is the
     length of all containers together: text and numbers in them are no such objects.
     """
+    trim_memory()
+    memory = anonymous_memory()
     gc.unfreeze()  # containers that were made at the start grow as well
     for _ in range(3):  # finalizers leave garbage, too
         gc.collect()
-    trim_memory()
     objects: Counter[str] = Counter()
     entries = 0
     for each in gc.get_objects():
@@ -37,15 +39,24 @@ def counts() -> dict[str, object]:
         if kind in (dict, list, set):
             entries += len(each)
     gc.freeze()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "event": "counts",
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
-        "memory": pages * os.sysconf("SC_PAGE_SIZE"),
+        "memory": memory,
         "entries": entries,
         "objects": objects,
     }
+
+
+def anonymous_memory(process: str = "self") -> int:
+    """Return the resident bytes of a process that belong to no file.
+
+    The pages of libraries and of the database come and go as the system wants.
+    """
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    (size,) = [each.split()[1] for each in lines if each.startswith("RssAnon:")]
+    return int(size) << 10
 
 
 def tell() -> None:

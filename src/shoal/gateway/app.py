@@ -94,9 +94,11 @@ async def _handle(
     except ShoalError as error:
         record.error = errors.error_status(error).code
         response = errors.error_response(error, errors.error_format(request.path))
+        errors.release_frames(error)
     except web.HTTPException as error:
         record.error = errors.http_error_code(error)
         response = errors.http_error_response(request, error)
+        errors.release_frames(error)
     if not response.prepared:
         await _send(request, response)
     return response
@@ -111,9 +113,12 @@ async def _handle_upgrade(
         gateway.pages.check_upgrade(request.headers)
         return await upgrade(request)
     except ShoalError as error:
-        return errors.error_response(error)
+        response = errors.error_response(error)
+        errors.release_frames(error)
     except web.HTTPException as error:
-        return errors.http_error_response(request, error)
+        response = errors.http_error_response(request, error)
+        errors.release_frames(error)
+    return response
 
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:

@@ -114,6 +114,7 @@ async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamRespo
         return response
     except ShoalError as error:
         record.error = errors.error_status(error).code
+        errors.release_frames(error)
         last = _error_line(error)
     return await _finish(request, response, last)
 

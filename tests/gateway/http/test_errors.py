@@ -1,9 +1,12 @@
 """Each error has a status, and each status an exception of OpenAI's client."""
 
+import asyncio
+import gc
 import json
 
 import openai as sdk
 import pytest
+from aiohttp import web
 
 from gateway.serving import Pool
 from shoal.domain import errors
@@ -149,3 +152,28 @@ async def test_official_client_raises_its_exception_for_each(
     assert caught.value.request_id == caught.value.response.headers["x-request-id"]
     if status in (429, 503, 504) and not isinstance(error, errors.BudgetSpent):
         assert int(caught.value.response.headers["Retry-After"]) > 0
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/jobs/commit/cheap", "/api/chat"]
+)
+async def test_a_rejected_request_is_freed_at_once(pool: Pool, path: str) -> None:
+    # Otherwise a flood keeps its bodies until the garbage collector runs.
+    def kept() -> int:
+        return sum(isinstance(each, web.Request) for each in gc.get_objects())
+
+    body = {"model": "none", "messages": [{"role": "user", "content": "hi"}]}
+    gc.collect()
+    before = kept()
+    gc.disable()
+    try:
+        for _ in range(3):
+            async with pool.session.post(
+                pool.url + path, json=body, headers=pool.headers()
+            ) as answer:
+                await answer.read()
+        await asyncio.sleep(0)
+
+        assert kept() <= before + 1  # that of the connection, which stays open
+    finally:
+        gc.enable()

@@ -106,6 +106,7 @@ async def _encoded_end(
         outcome = await reader.outcome()
     except ShoalError as error:
         record.error = errors.error_status(error).code
+        errors.release_frames(error)
         return b"data: " + errors.error_body(error) + b"\n\n"
     record.usage = usage_of(job.work, outcome)
     return chunks.encode_end(outcome)
