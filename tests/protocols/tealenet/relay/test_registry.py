@@ -127,6 +127,34 @@ def test_others_hear_of_a_node_once_it_is_admitted(harness: RelayHarness) -> Non
     assert other.drain_kinds() == ["peerLeft"]
 
 
+def test_an_admitted_node_is_found_at_once(harness: RelayHarness) -> None:
+    other, node = member(harness, 1), pending(harness, 2)
+
+    harness.relay.admit(node.id)
+
+    assert found_by(other) == {node.id}
+
+
+def test_a_node_that_leaves_before_its_announcement_is_not_announced(
+    harness: RelayHarness,
+) -> None:
+    other, node = member(harness, 1), pending(harness, 2)
+
+    harness.relay.admit(node.id)
+    node.leave()
+
+    assert other.drain() == []
+
+
+def test_a_pending_node_hears_of_no_others(harness: RelayHarness) -> None:
+    node = pending(harness, 2)
+
+    joined = member(harness, 1)
+    joined.leave()
+
+    assert node.drain() == []
+
+
 def test_others_never_hear_of_a_node_that_is_not_admitted(
     harness: RelayHarness,
 ) -> None:
@@ -147,6 +175,7 @@ def test_a_node_that_is_not_admitted_in_time_is_disconnected(
     assert node.closed == UNADMITTED
     assert (host.closed, other.closed) == (None, None)
     assert other.drain() == []
+    assert error_of(host.send(host.to("relayOpen", node))) == "peer_not_found"
 
 
 @pytest.mark.parametrize("returns", [False, True])
@@ -199,6 +228,20 @@ def test_peers_are_counted_by_their_standing(harness: RelayHarness) -> None:
         RelayStanding.MEMBER: 1,
     }
     assert guests.relay.count_peers() == {RelayStanding.GUEST: 1}
+
+
+def test_a_proof_without_a_challenge_is_refused(harness: RelayHarness) -> None:
+    node = harness.connect(1)
+
+    # Who saw a node sign nothing else could repeat it.
+    assert error_of(node.prove("")) == "invalid_register"
+
+
+def test_a_list_of_nodes_has_a_limit_of_bytes() -> None:
+    harness = RelayHarness(replace(LIMITS, results_size=1))
+    nodes = [harness.join(seed) for seed in (1, 2, 3)]
+
+    assert len(found_by(nodes[0])) == 1
 
 
 @pytest.mark.parametrize("size", [CAPABILITIES_MAX, CAPABILITIES_MAX + 1])
