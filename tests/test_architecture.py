@@ -182,6 +182,7 @@ def test_time_and_chance_are_read_at_the_rim() -> None:
         "gateway/http/ids.py",
         "config/secret_files.py",
         # Blocking sockets, in the process that trains.
+        "training/generations/sequence.py",
         "training/group.py",
         "training/mixed_group.py",
         "training/rank_connections.py",

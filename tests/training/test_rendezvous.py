@@ -21,7 +21,7 @@ def meeting(size: int, least: int = 1) -> Rendezvous:
 
 def state(rank: int, operation: int = -1, **changes: Any) -> dict[str, Any]:
     return {
-        **{"gang_rank": rank, "host": "10.0.0.1", "port": 1000 + rank},
+        **{"gang_rank": rank, "hosts": ["10.0.0.1"], "port": 1000 + rank},
         **{"port_id": f"port-{rank}", "operation": operation, "step": 0},
         **{"admits": False, "rank": rank, "size": 3, **changes},
     }
@@ -84,7 +84,7 @@ def test_survivors_go_on_as_soon_as_all_have_reported() -> None:
     )
     sent = sent_to(rendezvous.receive("m2", ended(0, 2, operation=6), 10.1))
 
-    assert told == {"m2": [{"end": 0, "reason": "reset"}]}
+    assert told == {"m2": [{"end": 0, "reason": "reset", "cause": "failure"}]}
     assert [gang_ranks(sent[each][0]) for each in ("m0", "m2")] == [[0, 2]] * 2
     assert sent["m2"][0]["rank"] == 1
     assert sent["m2"][0]["newest"] == 7
@@ -285,7 +285,7 @@ def test_who_waits_when_the_last_rank_leaves_is_told() -> None:
         {"announce": -2, **state(0)},
         {"announce": -1, **state(3)},
         {"announce": -1, **state(0), "port": 0},
-        {"announce": -1, **state(0), "host": None},
+        {"announce": -1, **state(0), "hosts": None},
         {"announce": 4, **state(0), "size": 0},
         {"ended": 0, **state(0), "reason": "it broke", "cause": "whim"},
         {"late": True},

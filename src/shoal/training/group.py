@@ -20,8 +20,8 @@ from shoal.training.all_reduces import (
 from shoal.training.collectives import Kind, Operation, Place, ReceiveSegment
 from shoal.training.compression.choice import AutoCompression
 from shoal.training.compression.error_feedback import ErrorFeedback
-from shoal.training.links import GroupStep, IncomingLink, OutgoingLink
-from shoal.training.rank_port import GroupEnded, GroupLinks
+from shoal.training.links import GroupStep, IncomingLink, OutgoingLink, OutOfStep
+from shoal.training.rank_port import GroupLinks
 from shoal.training.reductions import ReduceOp, reduction
 from shoal.transports.rank_socket import Disconnected
 
@@ -53,7 +53,7 @@ class RankGroup:
         self.place = Place(membership.rank, membership.size)
         self._at = GroupStep(membership.generation, 0)
         self._auto = AutoCompression()
-        self._waits_for = ""  # what the operation waits for, if it is late
+        self._waits_for: int | None = None  # the rank that an operation waits for
         self._watchdog = Watchdog(timeout, self._expire)
 
     @property
@@ -223,19 +223,21 @@ class RankGroup:
 
     def run(self, kind: Kind, operation: Operation) -> None:
         """Carry out a collective; all it sends has been sent when this returns."""
-        if self._links.reason:
-            raise GroupEnded(self._links.reason)
+        self._links.check()
         self._watchdog.start()
         try:
             self._carry_out(kind, operation)
         except (Disconnected, PeerError) as error:
-            self._links.abort(f"{self._waits_for}: {error}")
-            raise GroupEnded(self._links.reason) from error
+            self._links.abort(
+                f"{self._suspect()}: {error}",
+                self._waits_for,
+                out_of_step=isinstance(error, OutOfStep),
+            )
+            self._links.check()
         finally:
             self._watchdog.stop()
-            self._waits_for = ""
-        if self._links.reason:
-            raise GroupEnded(self._links.reason)
+            self._waits_for = None
+        self._links.check()
 
     def abort(self, reason: str) -> None:
         """End the group in all ranks; any thread may call it."""
@@ -256,7 +258,7 @@ class RankGroup:
             checksum = 0
             if isinstance(action, ReceiveSegment):
                 source = action.source
-                self._waits_for = f"rank {source}"
+                self._waits_for = source
                 if (begun := incoming.get(source)) is None:
                     begun = incoming[source] = links.incoming(source)
                     begun.begin(kind)
@@ -272,14 +274,20 @@ class RankGroup:
             except StopIteration:
                 break
         for rank, link in outgoing.items():
-            self._waits_for = f"rank {rank}"
+            self._waits_for = rank
             link.flush()
 
     def _expire(self, timeout: float) -> None:
-        late = self._waits_for or "this rank"
         self._links.abort(
-            f"{late} is late: an operation took longer than {timeout:g} s"
+            f"{self._suspect()} is late: an operation took longer than {timeout:g} s",
+            self._waits_for,
         )
+
+    def _suspect(self) -> str:
+        """Return what the operation waits for."""
+        if self._waits_for is None:
+            return "this rank"
+        return self._links.membership.name(self._waits_for)
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.place.size:

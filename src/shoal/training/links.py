@@ -22,6 +22,13 @@ from shoal.transports.rank_socket import Disconnected, RankSocket
 OPERATIONS = 1 << 32  # after the last, operations are counted from 0 again
 
 
+class OutOfStep(PeerError):
+    """A rank is at another operation, or has an array of another size.
+
+    Repeating the operation would not help: the programs of the ranks differ.
+    """
+
+
 class GroupStep(NamedTuple):
     """The generation of a group, and the step of training."""
 
@@ -142,15 +149,15 @@ class IncomingLink:
     def receive_into(self, memory: memoryview, at: GroupStep) -> int:
         """Receive the next segment, of exactly this size; return its checksum.
 
-        Raises Disconnected, and PeerError if the rank sends anything else.
+        Raises Disconnected, OutOfStep, and PeerError if the rank sends anything else.
         """
         self._connection.receive_into(self._head)
         label, size, checksum = self._wire.decode_segment(bytes(self._head))
         expected = self._labels.next(at)
         if label != expected:
-            raise PeerError(_mismatch(label, expected))
+            raise OutOfStep(_mismatch(label, expected))
         if size != len(memory):
-            raise PeerError(
+            raise OutOfStep(
                 f"a segment of {size} bytes, expected {len(memory)}: the ranks do not "
                 "agree on the size of the array"
             )

@@ -92,11 +92,17 @@ def connect_to(
     deadline: float,
     *,
     encrypts: bool,
+    repeats: bool = True,
+    on_attempt: Callable[[RankSocket], None] = lambda connection: None,
 ) -> RankSocket:
     """Connect to the rank ``server``, at the first address where it answers.
 
     All are tried in turn until the ``deadline``, a monotonic time: the rank may not
-    listen yet, and a private address may be that of another machine here.
+    listen yet, and a private address may be that of another machine here.  Without
+    ``repeats``, each is tried once.
+
+    ``on_attempt`` gets each connection before its handshake; to give up, it raises
+    Disconnected, or aborts the connection later.
 
     Raises Disconnected and RankRefused.
     """
@@ -111,6 +117,7 @@ def connect_to(
                 failures.append(error)
                 continue
             try:
+                on_attempt(connection)
                 agree(connection, wire.client(identity, server, f"{host}:{port}"))
             except (Disconnected, RankRefused) as error:
                 if len(addresses) == 1:
@@ -118,7 +125,7 @@ def connect_to(
                 failures.append(error)
             else:
                 return connection
-        if deadline - time.monotonic() < DIAL_INTERVAL:
+        if not repeats or deadline - time.monotonic() < DIAL_INTERVAL:
             raise Disconnected("; ".join(map(str, failures)))
         time.sleep(DIAL_INTERVAL)
 

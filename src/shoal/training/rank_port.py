@@ -20,14 +20,23 @@ from shoal.training.links import IncomingLink, OutgoingLink
 from shoal.training.rank_connections import RankAcceptor, connect_to
 from shoal.transports.rank_socket import Disconnected, RankListener, RankSocket
 
+OPEN_TIMEOUT = 5.0  # seconds that a rank of an expected group waits until it is open
 ID_SIZE = 12  # random bytes of a port's id
 
 
 class GroupEnded(Unavailable):
     """A rank is lost, late or out of step: its group does nothing more.
 
-    The numbers of the operation that was under way are undefined.
+    The numbers of the operation that was under way are undefined.  ``suspect`` is the
+    rank that this one waited for.  ``out_of_step``: the programs of the ranks differ.
     """
+
+    def __init__(
+        self, reason: str, suspect: int | None = None, *, out_of_step: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.suspect = suspect
+        self.out_of_step = out_of_step
 
 
 class RankAddress(NamedTuple):
@@ -43,13 +52,21 @@ class RankAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupMembership:
-    """One rank's part in one generation of a group; all ranks have the ``secret``."""
+    """One rank's part in one generation of a group; all ranks have the ``secret``.
+
+    ``names`` are the numbers of the ranks in errors, if they had others before.
+    """
 
     group: str
     generation: int
     rank: int
     size: int
     secret: str
+    names: Sequence[int] = ()
+
+    def name(self, rank: int) -> str:
+        """Return what a rank is called in errors."""
+        return f"rank {self.names[rank] if self.names else rank}"
 
     @property
     def id(self) -> str:
@@ -69,7 +86,8 @@ class RankPort:
         drawn = base64.b32encode(os.urandom(ID_SIZE)).decode().rstrip("=").lower()
         self.id = f"rank-{drawn}"
         self._groups: dict[tuple[str, int], GroupLinks] = {}
-        self._lock = threading.Lock()
+        self._expected: dict[str, int] = {}
+        self._changed = threading.Condition()
         self._acceptor = RankAcceptor(
             *(wire, listener, RankIdentity(self.id, "", os.urandom)),
             secret_of=self._secret_of,
@@ -81,16 +99,31 @@ class RankPort:
         """The number of the port."""
         return self._acceptor.port
 
-    def open_group(self, membership: GroupMembership, timeout: float) -> "GroupLinks":
-        """Admit the ranks of a group from now on; before this, they are refused."""
-        links = GroupLinks(self, membership, timeout)
-        with self._lock:
+    def open_group(
+        self,
+        membership: GroupMembership,
+        timeout: float,
+        dial_timeout: float | None = None,
+    ) -> "GroupLinks":
+        """Admit the ranks of a group from now on; before this, they are refused.
+
+        ``timeout`` limits the wait for a connection.  ``dial_timeout``: the other ranks
+        listen already, so each address is tried once, for so many seconds.
+        """
+        links = GroupLinks(self, membership, timeout, dial_timeout)
+        with self._changed:
             self._groups[membership.group, membership.generation] = links
+            self._changed.notify_all()
         return links
+
+    def expect(self, group: str, generation: int) -> None:
+        """From this generation of a group on, let ranks wait for ``open_group``."""
+        with self._changed:
+            self._expected[group] = generation
 
     def close_group(self, membership: GroupMembership) -> None:
         """Admit no ranks of a group any more."""
-        with self._lock:
+        with self._changed:
             self._groups.pop((membership.group, membership.generation), None)
 
     def close(self) -> None:
@@ -112,8 +145,11 @@ class RankPort:
         generation, _, rank = generation_and_rank.partition("/")
         if not (generation.isdecimal() and rank.isdecimal()):
             raise NotAdmitted("this port is for the ranks of training runs only")
-        with self._lock:
-            links = self._groups.get((group, int(generation)))
+        key = group, int(generation)
+        with self._changed:
+            if self._expected.get(group, key[1] + 1) <= key[1]:
+                self._changed.wait_for(lambda: key in self._groups, OPEN_TIMEOUT)
+            links = self._groups.get(key)
         if links is None:
             raise NotAdmitted(f"generation {generation} of this group is not open here")
         if int(rank) >= links.membership.size:
@@ -128,21 +164,28 @@ class GroupLinks:
     """
 
     def __init__(
-        self, port: RankPort, membership: GroupMembership, timeout: float
+        self,
+        port: RankPort,
+        membership: GroupMembership,
+        timeout: float,
+        dial_timeout: float | None = None,
     ) -> None:
         self.membership = membership
         self._port = port
         self._timeout = timeout
+        self._dial_timeout = dial_timeout
         self._addresses: Mapping[int, RankAddress] = {}
         self._changed = threading.Condition()
         self._outgoing: dict[int, OutgoingLink] = {}
         self._incoming: dict[int, IncomingLink] = {}
-        self._reason = ""
+        self._attempt: RankSocket | None = None  # a connection in its handshake
+        self._ended: tuple[str, int | None, bool] | None = None
 
-    @property
-    def reason(self) -> str:
-        """Why the group has ended; empty: it has not."""
-        return self._reason
+    def check(self) -> None:
+        """Raise GroupEnded if the group has ended."""
+        if self._ended is not None:
+            reason, suspect, out_of_step = self._ended
+            raise GroupEnded(reason, suspect, out_of_step=out_of_step)
 
     def set_addresses(self, addresses: Mapping[int, RankAddress]) -> None:
         """Set where the other ranks listen."""
@@ -170,24 +213,31 @@ class GroupLinks:
         Raises NotAdmitted if there is one: a rank dials once.
         """
         with self._changed:
-            if rank in self._incoming or self._reason:
+            if rank in self._incoming or self._ended is not None:
                 raise NotAdmitted(f"rank {rank} is connected already")
             self._incoming[rank] = IncomingLink(connection, self._port.wire)
             self._changed.notify_all()
 
-    def abort(self, reason: str) -> None:
-        """End all connections, for the first reason given; any thread may call it."""
+    def abort(
+        self, reason: str, suspect: int | None = None, *, out_of_step: bool = False
+    ) -> None:
+        """End all connections, for the first reason given; any thread may call it.
+
+        ``suspect`` is the rank that is to blame, as far as this one knows.
+        """
         with self._changed:
-            self._reason = self._reason or reason
+            self._ended = self._ended or (reason, suspect, out_of_step)
             for link in self._links():
                 link.abort()
+            if self._attempt is not None:
+                self._attempt.abort()
             self._changed.notify_all()
 
     def close(self) -> None:
         """Close all connections, after what is queued was sent, and the group."""
         self._port.close_group(self.membership)
         with self._changed:
-            self._reason = self._reason or "the group was closed"
+            self._ended = self._ended or ("the group was closed", None, False)
             links = self._links()
             self._outgoing, self._incoming = {}, {}
         for link in links:
@@ -198,32 +248,51 @@ class GroupLinks:
 
     def _dial(self, rank: int) -> OutgoingLink:
         hosts, port, expected = self._addresses[rank]
-        wire = self._port.wire
+        name, wire = self.membership.name(rank), self._port.wire
         identity = RankIdentity(self.membership.id, self.membership.secret, os.urandom)
         try:
             connection = connect_to(
                 *(wire, identity, expected, [(host, port) for host in hosts]),
-                deadline=time.monotonic() + self._timeout,
+                deadline=time.monotonic() + (self._dial_timeout or self._timeout),
                 encrypts=self._port.encrypts,
+                repeats=self._dial_timeout is None,
+                on_attempt=self._on_attempt,
             )
         except (Disconnected, RankRefused) as error:
-            self.abort(f"rank {rank} is unreachable: {error}")
-            raise GroupEnded(self._reason) from error
+            raise self._end(f"{name} is unreachable: {error}", rank) from error
+        finally:
+            self._attempt = None
         link = OutgoingLink(
-            connection, wire, lambda reason: self.abort(f"rank {rank}: {reason}")
+            connection, wire, lambda reason: self.abort(f"{name}: {reason}", rank)
         )
         with self._changed:
             self._outgoing[rank] = link
-            if self._reason:
+            if self._ended is not None:
                 link.abort()
         return link
+
+    def _on_attempt(self, connection: RankSocket) -> None:
+        with self._changed:
+            self._attempt = connection
+            if self._ended is not None:
+                connection.close()
+                raise Disconnected("the group has ended")
 
     def _wait_for(self, rank: int) -> IncomingLink:
         with self._changed:
             self._changed.wait_for(
-                lambda: rank in self._incoming or self._reason, self._timeout
+                lambda: rank in self._incoming or self._ended is not None, self._timeout
             )
             if rank in self._incoming:
                 return self._incoming[rank]
-        self.abort(f"rank {rank} did not connect within {self._timeout:g} s")
-        raise GroupEnded(self._reason)
+        name = self.membership.name(rank)
+        raise self._end(f"{name} did not connect within {self._timeout:g} s", rank)
+
+    def _end(self, reason: str, suspect: int) -> GroupEnded:
+        """Abort, and return the error with the first reason given."""
+        self.abort(reason, suspect)
+        try:
+            self.check()
+        except GroupEnded as ended:
+            return ended
+        raise AssertionError("an aborted group has ended")

@@ -9,6 +9,7 @@ from shoal.training.collectives import Reduction
 if TYPE_CHECKING:
     import numpy as np
 
+    Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
     DType: TypeAlias = "np.dtype[Any]"
 
 ReduceOp: TypeAlias = Literal[
@@ -59,3 +60,14 @@ def reduction(op: ReduceOp, dtype: "DType", size: int) -> Reduction:
         np.divide(numbers, size, out=numbers)
 
     return Reduction(dtype.itemsize, combine, divide if op == "mean" else None)
+
+
+def is_finite(array: "Array") -> bool:
+    """Return whether all numbers are finite.
+
+    Of a sum or mean, all ranks get the same answer without another message: they have
+    the same bits, and a number of any rank that is not finite makes the result so.
+    """
+    import numpy as np
+
+    return bool(np.isfinite(array).all())

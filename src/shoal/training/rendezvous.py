@@ -33,6 +33,7 @@ REBUILD = 15.0  # seconds after a restart, in which ranks connect again
 FRUITLESS_MAX = 2  # generations of the same ranks in which no operation was completed
 SECRET_SIZE = 32  # random bytes
 STORY_MAX = 100  # sentences
+NO_ANSWER = "it did not answer"
 NO_DATA = "no data can be exchanged with it"
 
 Outgoing: TypeAlias = list[tuple[str, RunMessage]]
@@ -75,6 +76,7 @@ class Rendezvous:
         self._fruitless = 0
         self._rebuilt_until = 0.0
         self._ends_by: float | None = None  # then the next generation is formed
+        self._end_cause = EndCause.FAILURE
         self._pings = 0
         self._silent: set[str] = set()  # members that have not answered yet
         self._answers_by: float | None = None
@@ -128,15 +130,15 @@ class Rendezvous:
         sent: Outgoing = []
         if self._answers_by is not None and now >= self._answers_by:
             self._answers_by = None
-            for member in self._silent & {*self._roster.values()}:
-                sent += self._exclude(member, "it did not answer")
+            for member in self._present():
+                if member in self._silent:
+                    sent += self._exclude(member, NO_ANSWER)
             sent += self._end("a rank does not answer", now)
             sent += self._form_if_complete(now)
         if self._ends_by is not None and now >= self._ends_by:
-            for member in self._roster.values():
-                known = self._members[member]
-                if known.report is None and known.is_connected and not known.out:
-                    sent += self._exclude(member, "it did not answer")
+            for member in self._present():
+                if self._members[member].report is None:
+                    sent += self._exclude(member, NO_ANSWER)
             sent += self._form(now)
         return sent
 
@@ -149,7 +151,9 @@ class Rendezvous:
             return self._on_fresh(member, state, now)
         self._learn(member, generation, state, now)
         if generation == self.generation and self._ends_by is not None:
-            return [(member, {"end": generation, "reason": "a rank has failed"})]
+            cause = self._end_cause.value
+            reason = "the generation has ended"
+            return [(member, {"end": generation, "reason": reason, "cause": cause})]
         return self._catch_up(member, generation)
 
     def _on_fresh(self, member: str, state: RankState, now: float) -> Outgoing:
@@ -185,7 +189,7 @@ class Rendezvous:
         if report.cause is EndCause.STOP:
             return self._stop(f"rank {state.gang_rank}: {report.reason}")
         self._members[member].report = report
-        ends = self._end(report.reason, now)
+        ends = self._end(report.reason, now, report.cause)
         return [*ends, *self._form_if_complete(now)]
 
     def _on_late(self, member: str, generation: int, now: float) -> Outgoing:
@@ -209,7 +213,7 @@ class Rendezvous:
     def _on_answer(self, member: str) -> None:
         """Whatever a rank sends, it is there."""
         self._silent.discard(member)
-        if not self._silent and len(self._roster) == self._roster_size:
+        if not self._silent and not self._misses_ranks():
             self._answers_by = None
 
     def _on_leave(self, member: str, operation: int, now: float) -> Outgoing:
@@ -262,19 +266,30 @@ class Rendezvous:
             if self._members[each].is_connected and not self._members[each].out
         ]
 
+    def _misses_ranks(self) -> bool:
+        """Return whether ranks may still connect that were there before a restart."""
+        return len(self._roster) < self._roster_size
+
     def _not_before(self, time: float) -> float:
         """Put a deadline off while ranks may still connect after a restart."""
-        connected = len(self._present()) == self._roster_size
-        return time if connected else max(time, self._rebuilt_until)
+        return max(time, self._rebuilt_until) if self._misses_ranks() else time
 
-    def _end(self, reason: str, now: float) -> Outgoing:
+    def _end(
+        self, reason: str, now: float, cause: EndCause = EndCause.FAILURE
+    ) -> Outgoing:
         """End the present generation, if it has not."""
-        if self._ends_by is not None:
+        if self._ends_by is None:
+            self._ends_by = self._not_before(now + self._patience)
+        elif self._end_cause is not EndCause.ADMISSION or cause is self._end_cause:
             return []
-        self._answers_by = None
-        self._ends_by = self._not_before(now + self._patience)
+        self._answers_by, self._end_cause = None, cause
+        message: RunMessage = {
+            "end": self.generation,
+            "reason": reason,
+            "cause": cause.value,
+        }
         return [
-            (member, {"end": self.generation, "reason": reason})
+            (member, message)
             for member in self._present()
             if self._members[member].report is None
         ]
@@ -283,12 +298,9 @@ class Rendezvous:
         """Form the next generation if all who can have reported."""
         if self._ends_by is None:
             return []
-        if len(self._roster) < self._roster_size and now < self._ends_by:
+        if self._misses_ranks() and now < self._ends_by:
             return []
         if any(self._members[each].report is None for each in self._present()):
-            return []
-        lost = [each for each in self._members.values() if not each.is_connected]
-        if lost and now < self._rebuilt_until:
             return []
         return self._form(now)
 
@@ -319,7 +331,7 @@ class Rendezvous:
 
     def _form_anew(self, now: float) -> Outgoing:
         """Begin from nothing, once all ranks are there and none of a generation is."""
-        if self._present() or now < self._rebuilt_until:
+        if self._present() or (self._misses_ranks() and now < self._rebuilt_until):
             return []
         fresh = [
             member

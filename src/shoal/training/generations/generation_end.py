@@ -54,8 +54,7 @@ class GenerationEnd:
     @property
     def admits(self) -> bool:
         """Whether the generation has ended to admit new ranks."""
-        causes = {each.cause for each in self._reports.values()}
-        return causes == {EndCause.ADMISSION}
+        return self._causes() == {EndCause.ADMISSION}
 
     @property
     def newest(self) -> int:
@@ -68,7 +67,11 @@ class GenerationEnd:
         ``formed`` is the newest operation when the generation began; None: unknown.
         """
         complete = len(self.reported) == len(self._roster)
-        return complete and not self.admits and formed == self.newest
+        return (
+            complete
+            and formed == self.newest
+            and EndCause.ADMISSION not in self._causes()
+        )
 
     def drop_most_suspected(self) -> str:
         """Remove the member that most others suspect, and return it."""
@@ -128,6 +131,9 @@ class GenerationEnd:
             for by, report in [*self._reports.items()][:1]:
                 if report.cause is EndCause.FAILURE:
                     yield f"rank {by} reports: {report.reason}"
+
+    def _causes(self) -> set[EndCause]:
+        return {each.cause for each in self._reports.values()}
 
     def _states(self) -> Sequence[RankState]:
         return [self._members[each].state for each in self.reported]

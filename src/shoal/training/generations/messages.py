@@ -16,7 +16,7 @@ from a rank                    meaning
 
 ``announce`` and ``ended`` have the rank's whole state, so that a coordinator that was
 restarted knows the run again: ``gang_rank`` (its rank in the gang, for ever),
-``host``, ``port`` and ``port_id`` (where it listens), ``operation`` (the last one that
+``hosts``, ``port`` and ``port_id`` (where it listens), ``operation`` (the last one that
 it has completed; -1: none), ``step``, ``admits`` (whether its loop takes new ranks in),
 and ``rank`` and ``size`` in its generation.
 
@@ -24,7 +24,8 @@ and ``rank`` and ``size`` in its generation.
 to a rank                      meaning
 =============================  =====================================================
 ``formation``: generation      the next generation; see ``Formation``
-``end``: generation            end the generation, and report it; with ``reason``
+``end``: generation            end the generation, and report it, with ``reason`` and
+                               ``cause``; for an admission, after the operation
 ``ping``: number               answer it at once
 ``waiting``: count             so many new ranks wait to be admitted
 ``out``: reason                it takes no part any more; final
@@ -42,6 +43,7 @@ from shoal.domain.work import JSON
 RunMessage: TypeAlias = Mapping[str, JSON]
 
 TEXT_MAX = 1000  # characters of a reason or an address; longer ones are cut
+HOSTS_MAX = 16  # addresses of a machine
 NUMBER_MAX = (1 << 53) - 1  # as in JSON numbers of all programs
 NO_GENERATION = -1
 NO_OPERATION = -1
@@ -60,7 +62,7 @@ class FormedRank:
     """A rank of a generation: which it is in its gang, where, and how far it is."""
 
     gang_rank: int
-    host: str
+    hosts: Sequence[str]
     port: int
     port_id: str
     operation: int
@@ -71,7 +73,7 @@ class RankState:
     """What a rank says of itself."""
 
     gang_rank: int
-    host: str
+    hosts: Sequence[str]
     port: int
     port_id: str
     operation: int = NO_OPERATION
@@ -82,12 +84,12 @@ class RankState:
 
     def message(self) -> dict[str, JSON]:
         """Return the fields of a message."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {**_fields_of(self), "hosts": list(self.hosts)}
 
     def formed(self) -> FormedRank:
         """Return what other ranks of a generation are told."""
         return FormedRank(
-            self.gang_rank, self.host, self.port, self.port_id, self.operation
+            self.gang_rank, self.hosts, self.port, self.port_id, self.operation
         )
 
     @classmethod
@@ -95,7 +97,7 @@ class RankState:
         """Return the state in a message.  Raises PeerError."""
         return cls(
             number(message, "gang_rank", 0),
-            text(message, "host"),
+            texts(message, "hosts"),
             number(message, "port", 1),
             text(message, "port_id"),
             number(message, "operation", NO_OPERATION),
@@ -125,14 +127,10 @@ class EndReport:
     @classmethod
     def of(cls, message: RunMessage) -> "EndReport":
         """Return the report in a message.  Raises PeerError."""
-        try:
-            cause = EndCause(text(message, "cause"))
-        except ValueError as error:
-            raise PeerError("cause: unknown") from error
         suspect = message.get("suspect")
         return cls(
             text(message, "reason"),
-            cause,
+            cause_of(message),
             None if suspect is None else number(message, "suspect", 0),
         )
 
@@ -161,8 +159,7 @@ class Formation:
             "rank": self.rank,
             "secret": self.secret,
             "ranks": [
-                {name: getattr(each, name) for name in FormedRank.__slots__}
-                for each in self.ranks
+                {**_fields_of(each), "hosts": list(each.hosts)} for each in self.ranks
             ],
             "newest": self.newest,
             "story": list(self.story),
@@ -182,7 +179,7 @@ class Formation:
             formed.append(
                 FormedRank(
                     number(each, "gang_rank", 0),
-                    text(each, "host"),
+                    texts(each, "hosts"),
                     number(each, "port", 1),
                     text(each, "port_id"),
                     number(each, "operation", NO_OPERATION),
@@ -202,6 +199,18 @@ class Formation:
         )
 
 
+def _fields_of(value: "RankState | FormedRank") -> dict[str, JSON]:
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def cause_of(message: RunMessage) -> EndCause:
+    """Return the cause in a message.  Raises PeerError."""
+    try:
+        return EndCause(text(message, "cause"))
+    except ValueError as error:
+        raise PeerError("cause: unknown") from error
+
+
 def number(message: RunMessage, name: str, least: int) -> int:
     """Return a number of a message.  Raises PeerError."""
     value = message.get(name)
@@ -216,3 +225,13 @@ def text(message: RunMessage, name: str) -> str:
     if not isinstance(value, str):
         raise PeerError(f"{name}: expected a text")
     return value[:TEXT_MAX]
+
+
+def texts(message: RunMessage, name: str) -> Sequence[str]:
+    """Return a list of texts of a message.  Raises PeerError."""
+    value = message.get(name)
+    if not isinstance(value, list) or len(value) > HOSTS_MAX:
+        raise PeerError(f"{name}: expected a list of at most {HOSTS_MAX} texts")
+    if not all(isinstance(each, str) for each in value):
+        raise PeerError(f"{name}: expected texts")
+    return tuple(str(each)[:TEXT_MAX] for each in value)
