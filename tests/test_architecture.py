@@ -181,9 +181,12 @@ def test_time_and_chance_are_read_at_the_rim() -> None:
         "gateway/http/request_record.py",
         "gateway/http/ids.py",
         "config/secret_files.py",
+        "client/training_run.py",  # in the program that waits, which draws the token
         # Blocking sockets, in the process that trains.
         "training/generations/sequence.py",
         "training/group.py",
+        "training/launch/member_reports.py",
+        "training/run_link.py",
         "training/mixed_group.py",
         "training/rank_connections.py",
         "training/rank_port.py",

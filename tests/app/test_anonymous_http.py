@@ -22,6 +22,7 @@ OPENED = {("dispatch", "open"): "dispatch"}
 """The API that each flag opens; all other flags open none."""
 
 VALUES = {
+    "run": "none",
     "digest": "00" * 32,
     "provider_pubkey": SIGNER.public_key.hex(),
     "id": "none",

@@ -48,6 +48,9 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("HEAD", "/v1/blobs/{digest}"): (200, 200, 200, 403, 401),
     ("GET", "/v1/blobs/{digest}"): ANY_KEY,
     ("PUT", "/v1/blobs/{digest}"): SUBMISSION,
+    # The token of a run is its credential.
+    ("GET", "/v1/runs/{run}/ranks"): (404, 404, 404, 404, 404),
+    ("GET", "/v1/runs/{run}/events"): (404, 404, 404, 404, 404),
     ("GET", "/v1/health"): ALL,
     ("GET", "/v1/quote"): BAD_QUERY,
     ("POST", "/v1/jobs/commit/fast"): SUBMISSION,
@@ -118,6 +121,7 @@ class Matrix:
             id=self.answer_id if is_answer else self.job_id,
             digest=self.digest,
             provider_pubkey=self.digest,
+            run="none",
             model="m1",
             name="nobodys" if deletes else OWNER,
         )

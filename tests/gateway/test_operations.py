@@ -12,6 +12,7 @@ from shoal.gateway.http.operation import Operation
 from shoal.gateway.operations import OPERATIONS
 
 PARAMETERS = {
+    "run": "none",
     **{"digest": "00" * 32, "provider_pubkey": "00" * 32},
     **{"id": "none", "model": "m", "name": "none"},
 }

@@ -54,10 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = add_action(actions, "show", "show a job and its result")
     explain = add_action(actions, "explain", "explain the course of a job")
     cancel = add_action(actions, "cancel", "cancel an open job")
-    for each in (show, explain, cancel):
-        each.add_argument(
-            "id", help="id of the job, from a response or `shoal jobs ls`"
-        )
+    show.add_argument("id", help="id of the job, from a response or `shoal jobs ls`")
+    for each in (explain, cancel):
+        each.add_argument("id", help="id of the job, or of a run of `shoal train`")
     for each in (submit, listing, show, explain, cancel):
         each.add_argument("--json", action="store_true", help="print JSON")
         api.add_arguments(each)

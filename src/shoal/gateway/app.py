@@ -21,6 +21,7 @@ from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
 from shoal.gateway.monitoring import METRICS, PrometheusMetrics
 from shoal.gateway.openapi import DOCUMENT, EncodedDocument
 from shoal.gateway.operations import OPERATIONS
+from shoal.gateway.runs import RUNS, RUNS_PATH, HostedRuns
 from shoal.transports import http_server
 
 __all__ = ["Gateway", "make_app"]
@@ -29,6 +30,9 @@ RESPONSE_TIMEOUT = 120.0  # seconds for a client to read a whole response
 SWITCHING_PROTOCOLS = 101
 NO_CONTENT = 204
 CLIENT_CLOSED = 499  # nginx's status for a client that left before the response
+
+OWN_WEBSOCKETS = (CALLS_PATH, RUNS_PATH)
+"""Beginnings of the paths of operations that are WebSockets."""
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -46,7 +50,7 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         wanted = request.headers.get("Upgrade", "").lower()
-        if wanted == "websocket" and request.path != CALLS_PATH:
+        if wanted == "websocket" and not request.path.startswith(OWN_WEBSOCKETS):
             return await _handle_upgrade(gateway, request, upgrade)
         record = begin_record(request, gateway.clock.now())
         request = gateway.proxies.with_client(request)
@@ -76,6 +80,7 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
 
     app = web.Application(middlewares=[answer])
     app[METRICS] = metrics
+    app[RUNS] = HostedRuns(gateway.hub, gateway.clock)
     app[SUBSCRIPTIONS] = subscriptions
     app[DOCUMENT] = EncodedDocument(OPERATIONS)
     app.on_response_prepare.append(add_headers)

@@ -6,7 +6,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.job import Policy
 from shoal.domain.work import Chat, Completion
 from shoal.domain.worker import Suspension
-from shoal.gateway import calls, dispatch, grandsage, monitoring, openapi
+from shoal.gateway import calls, dispatch, grandsage, monitoring, openapi, runs
 from shoal.gateway.admin import accounts, credentials, models, status, workers
 from shoal.gateway.admin import jobs as admin_jobs
 from shoal.gateway.http.operation import (
@@ -110,6 +110,22 @@ CALLS = (
         *("PUT", calls.BLOB_PATH, "Store a value", use(calls.store_blob)),
         media=BYTES_TYPE,
         status=204,
+    ),
+)
+
+# The token of a run is the credential.
+RUNS = (
+    Operation(
+        *("GET", runs.RANKS_PATH, "Form the groups of a run, over a WebSocket"),
+        runs.join_ranks,
+        status=101,
+        allow_head=False,
+    ),
+    Operation(
+        *("GET", runs.EVENTS_PATH, "Report and watch a run, over a WebSocket"),
+        runs.open_run_events,
+        status=101,
+        allow_head=False,
     ),
 )
 
@@ -357,6 +373,7 @@ GRANDSAGE = (
 OPERATIONS: tuple[Operation, ...] = (
     *OPENAI,
     *CALLS,
+    *RUNS,
     *JOBS,
     *RECEIPTS,
     *ADMIN,

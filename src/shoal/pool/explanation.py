@@ -60,6 +60,11 @@ def explain(history: Iterable[TimedFact]) -> list[str]:
     ]
 
 
+def explain_remark(at: float, text: str) -> str:
+    """Return a line as ``explain`` does, for what is no fact; ``at`` is Unix time."""
+    return f"{_time(at)}  {text}"
+
+
 def _time(at: float) -> str:
     moment = datetime.fromtimestamp(at, UTC)
     return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}"

@@ -12,6 +12,7 @@ from shoal.domain.facts import JobCompleted, JobHedged, JobLeased
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Gang
 from shoal.domain.outcome import Choice, Outcome
+from shoal.gateway.admin.runs import cancel_run, explain_run, find_members
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in, read_query
@@ -31,6 +32,7 @@ from shoal.store.port import (
 )
 
 LISTED_MAX = 1000
+CANCELLED = "cancelled by an operator"
 
 
 class JobSummary(msgspec.Struct, frozen=True):
@@ -140,6 +142,12 @@ async def show_job(
 async def explain_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
+    run_id = request.match_info["id"]
+    if members := await find_members(gateway, request, run_id, caller):
+        course = await explain_run(gateway, request, run_id, members)
+        if not caller.has_scope(Scope.ADMIN):
+            course = [*map(without_keys, course)]
+        return json_response(Explanation(JobId(run_id), course))
     stored = await _visible_job(gateway, request, caller)
     history = await gateway.store.history(stored.job.id)
     lines = explain(history)
@@ -156,9 +164,14 @@ async def explain_job(
 async def cancel_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
+    run_id = request.match_info["id"]
+    if members := await find_members(gateway, request, run_id, caller):
+        if not cancel_run(gateway, members, CANCELLED):
+            raise InvalidRequest(f"run {run_id} has ended")
+        return json_response(CancelledJob(JobId(run_id)))
     stored = await _visible_job(gateway, request, caller)
     job_id = stored.job.id
-    if not gateway.hub.cancel(job_id, "cancelled by an operator"):
+    if not gateway.hub.cancel(job_id, CANCELLED):
         raise InvalidRequest(f"job {job_id} has ended: {stored.state.value}")
     return json_response(CancelledJob(job_id))
 

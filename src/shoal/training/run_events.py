@@ -1,0 +1,206 @@
+"""The events of one run: what its members report, for those who watch it.
+
+A run is N durable calls that train together.  Each member reports to the coordinator,
+which keeps the newest events and the present notes in memory, and passes new ones to
+all connections.  A note is a value that one member leaves for the others, such as the
+address of rank 0; it is withdrawn when its member's connection ends.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from shoal.domain.errors import PeerError
+from shoal.domain.work import JSON
+
+Message: TypeAlias = Mapping[str, JSON]
+"""A message of a run's connections: a JSON object."""
+
+MESSAGE_MAX = 64 << 10  # bytes of a message, of members and of watchers
+EVENTS_MAX = 2000  # events that a run keeps
+EVENTS_SIZE = 1 << 20  # characters of them, about
+STORY_MAX = 200  # events that tell the run's story, and are kept longer
+NOTES_MAX = 64
+KEY_MAX = 100  # characters of a note's key
+VALUE_MAX = 1000  # characters of its value
+LINES_MAX = 200  # lines of output in one event
+LINE_MAX = 4096  # characters of a line
+TEXT_MAX = 2000  # characters of any other text
+VALUES_MAX = 16  # numbers that one report has
+RANKS_MAX = 1 << 16
+
+STARTED, ENDED, OUTPUT, PROGRESS, REMARK = (
+    *("started", "ended", "output"),
+    *("progress", "remark"),
+)
+STORY = frozenset({STARTED, ENDED, REMARK})
+"""Kinds of events that tell the course of a run."""
+
+NOTE, WATCH = "note", "watch"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """Something that a member reported; sequence numbers grow, also after a restart."""
+
+    sequence: int
+    at: float  # Unix seconds
+    kind: str
+    fields: Message
+
+    @property
+    def message(self) -> Message:
+        """The event as its watchers get it."""
+        head: Message = {"event": self.kind, "sequence": self.sequence, "at": self.at}
+        return {**self.fields, **head}
+
+    @property
+    def size(self) -> int:
+        """Its size in characters, about."""
+        lines = self.fields.get("lines", ())
+        assert isinstance(lines, (list, tuple)), "checked when it was received"
+        return 200 + sum(len(str(line)) for line in lines)
+
+
+@dataclass(slots=True)
+class _Connection:
+    """A connection of a member or of a watcher."""
+
+    watches: bool = False
+    notes: set[str] = field(default_factory=set)  # keys of those that it left
+
+
+class RunEvents:
+    """The events and notes of one run, and the connections that get them.
+
+    Connections are named by their caller.
+    """
+
+    def __init__(self) -> None:
+        self._connections: dict[str, _Connection] = {}
+        self._notes: dict[str, str] = {}
+        self._events: deque[RunEvent] = deque()
+        self._story: deque[RunEvent] = deque(maxlen=STORY_MAX)
+        self._size = 0
+        self._last = 0
+
+    @property
+    def story(self) -> list[RunEvent]:
+        """The events that tell the course of the run, the oldest first."""
+        return [*self._story]
+
+    def open(self, name: str) -> Iterator[tuple[str, Message]]:
+        """Add a connection; yield the notes for it."""
+        self._connections[name] = _Connection()
+        for key, value in self._notes.items():
+            yield name, {NOTE: key, "value": value}
+
+    def close(self, name: str) -> Iterator[tuple[str, Message]]:
+        """Remove a connection; yield the withdrawal of its notes, for the others."""
+        connection = self._connections.pop(name, None)
+        if connection is None:
+            return
+        for key in connection.notes:
+            del self._notes[key]
+            yield from self._to_others("", {NOTE: key, "value": None})
+
+    def receive(
+        self, name: str, message: object, at: float
+    ) -> list[tuple[str, Message]]:
+        """Handle a connection's message; return the messages that follow from it.
+
+        Raises PeerError if it is invalid.
+        """
+        connection = self._connections[name]
+        if not isinstance(message, dict):
+            raise PeerError("a message of a run is a JSON object")
+        if NOTE in message:
+            return self._on_note(name, connection, message)
+        if WATCH in message:
+            after = message[WATCH]
+            if type(after) is not int:
+                raise PeerError(f"{WATCH}: expected the number of an event")
+            connection.watches = True
+            return [
+                (name, each.message) for each in self._events if each.sequence > after
+            ]
+        kind, fields = _checked(message)
+        return self._publish(kind, fields, at)
+
+    def remark(self, text: str, at: float) -> list[tuple[str, Message]]:
+        """Add a remark of the coordinator's own; return the messages that follow."""
+        return self._publish(REMARK, {"text": text[:TEXT_MAX]}, at)
+
+    def _on_note(
+        self, name: str, connection: _Connection, message: Message
+    ) -> list[tuple[str, Message]]:
+        key, value = message[NOTE], message.get("value")
+        if not isinstance(key, str) or not 0 < len(key) <= KEY_MAX:
+            raise PeerError(f"{NOTE}: expected 1 to {KEY_MAX} characters")
+        if not isinstance(value, str) or len(value) > VALUE_MAX:
+            raise PeerError(f"{NOTE} {key}: expected up to {VALUE_MAX} characters")
+        if key not in self._notes and len(self._notes) >= NOTES_MAX:
+            raise PeerError(f"a run has at most {NOTES_MAX} notes")
+        for each in self._connections.values():
+            each.notes.discard(key)  # of a member that another one has replaced
+        self._notes[key] = value
+        connection.notes.add(key)
+        return self._to_others(name, {NOTE: key, "value": value})
+
+    def _to_others(self, name: str, message: Message) -> list[tuple[str, Message]]:
+        return [(other, message) for other in self._connections if other != name]
+
+    def _publish(
+        self, kind: str, fields: Message, at: float
+    ) -> list[tuple[str, Message]]:
+        self._last = max(self._last + 1, int(at * 1000))
+        event = RunEvent(self._last, at, kind, fields)
+        self._events.append(event)
+        self._size += event.size
+        while len(self._events) > EVENTS_MAX or self._size > EVENTS_SIZE:
+            self._size -= self._events.popleft().size
+        if kind in STORY:
+            self._story.append(event)
+        return [
+            (name, event.message)
+            for name, each in self._connections.items()
+            if each.watches
+        ]
+
+
+def _checked(message: Message) -> tuple[str, Message]:
+    """Return the kind and the fields of an event; raises PeerError."""
+    kind, rank = message.get("event"), message.get("rank")
+    if kind not in (STARTED, ENDED, OUTPUT, PROGRESS, REMARK):
+        raise PeerError("event: unknown kind")
+    if type(rank) is not int or not 0 <= rank < RANKS_MAX:
+        raise PeerError(f"{kind}: rank: expected a number from 0")
+    fields: dict[str, JSON] = {"rank": rank}
+    if kind == OUTPUT:
+        fields["lines"] = _lines(message.get("lines"))
+    elif kind == PROGRESS:
+        fields["values"] = _values(message.get("values"))
+    else:
+        text = message.get("text", "")
+        if not isinstance(text, str):
+            raise PeerError(f"{kind}: text: expected a text")
+        fields["text"] = text[:TEXT_MAX]
+    return str(kind), fields
+
+
+def _lines(lines: JSON) -> list[JSON]:
+    if not isinstance(lines, list) or len(lines) > LINES_MAX:
+        raise PeerError(f"{OUTPUT}: lines: expected a list of at most {LINES_MAX}")
+    if not all(isinstance(each, str) for each in lines):
+        raise PeerError(f"{OUTPUT}: lines: expected texts")
+    return [str(each)[:LINE_MAX] for each in lines]
+
+
+def _values(values: JSON) -> Message:
+    if not isinstance(values, dict) or len(values) > VALUES_MAX:
+        raise PeerError(f"{PROGRESS}: values: expected at most {VALUES_MAX}")
+    for name, value in values.items():
+        if len(name) > KEY_MAX or type(value) not in (int, float):
+            raise PeerError(f"{PROGRESS}: values: expected numbers by their names")
+    return values

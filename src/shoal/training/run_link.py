@@ -1,0 +1,237 @@
+"""A blocking program's connection to its run at the coordinator.
+
+The process that trains uses it, and so do the member that starts it and whoever watches
+the run.  It is a WebSocket in a thread of its own, which connects again by itself: what
+is not sent yet waits, and training goes on meanwhile.
+"""
+
+import asyncio
+import json
+import logging
+import queue
+import random
+import secrets
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain, repeat
+from typing import Final
+
+from aiohttp import (
+    ClientError,
+    ClientSession,
+    ClientTimeout,
+    ClientWebSocketResponse,
+    TCPConnector,
+    WSMsgType,
+    WSServerHandshakeError,
+)
+
+from shoal.domain.errors import Unavailable
+from shoal.training.run_events import MESSAGE_MAX, Message
+from shoal.training.run_token import run_id_of
+from shoal.transports.http_client import describe_http_error
+from shoal.transports.tls import context_pinning
+
+RANKS, EVENTS = "ranks", "events"
+"""What a connection is for: forming groups, or reporting and watching events."""
+
+RUN_ENDED: Final = 4001  # WebSocket close code: the run has ended
+REPLACED: Final = 4002  # WebSocket close code: a newer connection of the same member
+FINAL_STATUSES = (401, 403, 404)  # HTTP: the run has ended, or never was
+UNSENT_MAX = 1000  # messages that wait for the connection
+UNREAD_MAX = 10_000  # messages that wait for `receive`; then the connection is not read
+CONNECT_TIMEOUT = 10.0  # seconds
+HEARTBEAT = 20.0  # seconds between pings; a silent coordinator is noticed after 30
+TLS_CLOSE_DELAY = 0.25  # seconds that aiohttp does not wait for by itself
+DRAIN_TIMEOUT = 2.0  # seconds to send what waits when the link is closed
+RETRY_DELAYS = (0.1, 0.25, 0.5, 1.0, 2.0)  # seconds; the last one repeats
+CONNECTED = "connected"
+"""The key of the message that ``receive`` returns after each connection: its number.
+
+What was sent over the previous connection may be lost.
+"""
+
+
+log = logging.getLogger("shoal.training")
+
+
+class RunOver(Unavailable):
+    """The run has ended, or the coordinator does not know it."""
+
+
+class RunLink:
+    """One participant's connection to a run.
+
+    Args:
+        url: the coordinator's, http:// or https://.
+        token: the run's.
+        fingerprint: that of the coordinator's certificate, in hexadecimal digits;
+            empty: it has none, or the system's authorities vouch for it.
+        tls: how to verify the coordinator, in place of a fingerprint.
+        purpose: ``RANKS`` or ``EVENTS``.
+        size: the number of ranks of the run; 0: one of each member.
+        greeting: returns the messages to send first over each connection.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        fingerprint: str = "",
+        *,
+        tls: ssl.SSLContext | None = None,
+        purpose: str = RANKS,
+        size: int = 0,
+        greeting: Callable[[], Sequence[Message]] = tuple,
+    ) -> None:
+        self.member = secrets.token_hex(8)
+        self._url = f"{url.rstrip('/')}/v1/runs/{run_id_of(token)}/{purpose}"
+        self._token = token
+        pinned = context_pinning(bytes.fromhex(fingerprint)) if fingerprint else None
+        self._tls = tls or pinned
+        self._query = {"member": self.member, **({"size": str(size)} if size else {})}
+        self._greeting = greeting
+        self._unsent: deque[str] = deque()
+        self._unread: queue.Queue[Message | RunOver] = queue.Queue(UNREAD_MAX)
+        self._over: RunOver | None = None
+        self._closing = False
+        self._connections = 0
+        self._loop = asyncio.new_event_loop()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()  # whether `receive` has taken a message
+        self._thread = threading.Thread(
+            target=self._run, name=f"shoal-run-{purpose}", daemon=True
+        )
+        self._thread.start()
+
+    def send(self, message: Message) -> bool:
+        """Queue a message; return False if 1000 wait already, or the run has ended."""
+        if self._over is not None or len(self._unsent) >= UNSENT_MAX:
+            return False
+        self._unsent.append(json.dumps(message))
+        self._notify()
+        return True
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """Wait for a message; return None after ``timeout`` seconds without one.
+
+        After each connection, the first message is ``{"connected": its number}``.
+
+        Raises RunOver once the run has ended.
+        """
+        if self._over is not None and self._unread.empty():
+            raise self._over
+        try:
+            message = self._unread.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if not self._room.is_set():
+            self._notify()
+        if isinstance(message, RunOver):
+            raise message
+        return message
+
+    def close(self) -> None:
+        """Send what waits, for two seconds at most, and disconnect."""
+        self._closing = True
+        self._notify()
+        self._thread.join(2 * DRAIN_TIMEOUT)
+
+    def _notify(self) -> None:
+        with suppress(RuntimeError):  # the thread has ended
+            self._loop.call_soon_threadsafe(self._wake.set)
+            self._loop.call_soon_threadsafe(self._room.set)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._stay_connected())
+
+    async def _stay_connected(self) -> None:
+        try:
+            await self._connect_again_and_again()
+        finally:
+            if self._url.startswith("https:"):
+                await asyncio.sleep(TLS_CLOSE_DELAY)
+
+    async def _connect_again_and_again(self) -> None:
+        async with ClientSession(
+            connector=TCPConnector(ssl=True if self._tls is None else self._tls),
+            headers={"Authorization": f"Bearer {self._token}"},
+            timeout=ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
+        ) as session:
+            delays = chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1]))
+            while not self._closing:
+                try:
+                    async with session.ws_connect(
+                        self._url,
+                        params=self._query,
+                        heartbeat=HEARTBEAT,
+                        max_msg_size=MESSAGE_MAX,
+                    ) as socket:
+                        delays = chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1]))
+                        await self._serve(socket)
+                except WSServerHandshakeError as error:
+                    if error.status in FINAL_STATUSES:
+                        self._end(f"the coordinator has no such open run: {self._url}")
+                except (ClientError, OSError) as error:
+                    log.debug("run=%s error=%s", self._url, describe_http_error(error))
+                if self._over is not None:
+                    return
+                if not self._closing:
+                    # Jitter: after a restart, all members connect again.
+                    await self._pause(next(delays) * random.uniform(0.5, 1.0))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, unless the link is closed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self._closing:
+                    self._wake.clear()
+                    await self._wake.wait()
+
+    async def _serve(self, socket: ClientWebSocketResponse) -> None:
+        self._connections += 1
+        await self._deliver({CONNECTED: self._connections})
+        writer = asyncio.ensure_future(self._write(socket))
+        try:
+            async for message in socket:
+                if message.type is WSMsgType.TEXT:
+                    await self._deliver(json.loads(message.data))
+        finally:
+            writer.cancel()
+            with suppress(asyncio.CancelledError, ConnectionError):
+                await writer
+        if socket.close_code == RUN_ENDED:
+            self._end("the run has ended")
+        elif socket.close_code == REPLACED:
+            self._end("another process has this member's place")
+
+    async def _write(self, socket: ClientWebSocketResponse) -> None:
+        for message in self._greeting():
+            await socket.send_str(json.dumps(message))
+        while True:
+            while self._unsent:
+                await socket.send_str(self._unsent[0])
+                self._unsent.popleft()  # not before: it may have to be sent again
+            if self._closing:
+                await socket.close()
+                return
+            self._wake.clear()
+            if not self._unsent:
+                await self._wake.wait()
+
+    async def _deliver(self, message: Message) -> None:
+        """Queue a message for ``receive``, waiting while too many are unread."""
+        while self._unread.full() and not self._closing:
+            self._room.clear()
+            await self._room.wait()
+        with suppress(queue.Full):  # the link is closed
+            self._unread.put_nowait(message)
+
+    def _end(self, reason: str) -> None:
+        self._over = RunOver(reason)
+        with suppress(queue.Full):  # it is raised once the rest has been received
+            self._unread.put_nowait(self._over)
