@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeVar
 
@@ -31,10 +31,12 @@ from shoal.domain.work import Call, CallStream, Task, Work
 from shoal.protocols.seam.session import WorkerEnd
 from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.values import NO_KWARGS, Ref, ValueReader, pack
+from shoal.training.launch import MEMBER_CALL
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, WorkerEvent
 from shoal.worker.blob_cache import BlobCache
 from shoal.worker.calls import FunctionBackend
+from tasks import demo_tasks
 from tasks.callers import DEMO, Gate, call, code_call, gate, importable
 from worker.test_agent import ALL, Network
 
@@ -88,8 +90,8 @@ class Stage:
     running: asyncio.Task[str]
     reports: list[WorkerEvent] = field(default_factory=list)
 
-    def run(self, work: Work, name: str = "j") -> None:
-        self.network.receive(RunJob(JobId(name), ONE, work))
+    def run(self, work: Work, name: str = "j", lease: LeaseNumber = ONE) -> None:
+        self.network.receive(RunJob(JobId(name), lease, work))
 
     def push(self, *calls: tuple[object, ...], name: str = "j") -> None:
         pushed = [
@@ -104,11 +106,11 @@ ACCEPTS = ALL | {CallProgress, CallsReturned, BlobMissing, Rejected}
 
 @asynccontextmanager
 async def stage(
-    accepts: frozenset[type] = ACCEPTS, slots: int = 1
+    accepts: frozenset[type] = ACCEPTS, slots: int = 1, *, trust_code: bool = False
 ) -> AsyncIterator[Stage]:
     sent, reports = SentEvents(), list[WorkerEvent]()
     network = Dialled(sent=sent, accepts=accepts)
-    caller = ProcessPool([DEMO], slots, trust_code=False)
+    caller = ProcessPool([DEMO], slots, trust_code=trust_code)
     blobs = BlobCache()
     try:
         await caller.start()
@@ -251,6 +253,74 @@ async def test_lost_connection_stops_calls_and_streams(gate: Gate) -> None:
         done = await its.sent.next(Completed)
 
     assert done.job_id == "k"
+
+
+def member(gate: Gate, rank: int = 0) -> Call:
+    """Return a member of a training run that waits at a gate."""
+    sent = code_call(demo_tasks.waits, *gate.args)
+    return replace(sent, name=MEMBER_CALL, timeout=1000.0 + rank)
+
+
+async def reconnect(its: Stage) -> None:
+    its.network.connected.clear()
+    its.network.links[-1].cut()
+    await its.network.connected.wait()
+
+
+async def test_member_of_a_run_outlives_its_connection(gate: Gate) -> None:
+    async with stage(trust_code=True) as its:
+        its.run(member(gate))
+        await gate.reached()
+        await reconnect(its)
+        its.run(member(gate), "again", LeaseNumber(2))
+        await gate.open()
+        done = await its.sent.next(Completed)
+
+    assert (done.job_id, done.lease) == ("again", 2)
+
+
+async def test_end_of_a_member_waits_for_its_command(gate: Gate) -> None:
+    async with stage(trust_code=True) as its:
+        its.run(member(gate))
+        await gate.reached()
+        await reconnect(its)
+        await gate.open()
+        its.run(call("demo.add", 1), "other")
+        assert (await its.sent.next(Completed)).job_id == "other"
+        its.run(member(gate), "again")
+        done = await its.sent.next(Completed)
+
+    assert done.job_id == "again"
+
+
+async def test_worker_runs_one_member_of_a_run(gate: Gate) -> None:
+    async with stage(slots=2, trust_code=True) as its:
+        its.run(member(gate, 0))
+        await gate.reached()
+        await reconnect(its)
+        its.run(member(gate, 1), "other")
+        rejected = await its.sent.next(Rejected)
+        its.run(member(gate, 0), "again")
+        await gate.open()
+        done = await its.sent.next(Completed)
+
+    assert rejected.job_id == "other"
+    assert "another member" in rejected.reason
+    assert done.job_id == "again"
+
+
+async def test_cancelled_member_ends(gate: Gate) -> None:
+    async with stage(trust_code=True) as its:
+        its.run(member(gate))
+        await gate.reached()
+        await reconnect(its)
+        its.run(member(gate), "again")
+        its.network.receive(CancelJob(JobId("again"), ONE))
+        its.run(call("demo.add", 1), "k")
+        done = await its.sent.next(Completed)
+
+    assert done.job_id == "k"
+    assert its.sent == []
 
 
 async def test_stream_returns_pushed_calls_until_closed() -> None:

@@ -15,6 +15,7 @@ from shoal.domain.vocabulary import CallResult, Completed, Event, RunJob
 from shoal.domain.work import Call, CallStream, JobKind
 from shoal.domain.worker import Offer
 from shoal.tasks.function_caller import CallStreamSlot, FetchBlob, OnProgress
+from shoal.transports.clock import LoopClock
 from shoal.worker.blob_cache import BlobCache
 from shoal.worker.calls import FunctionBackend, RunningCalls
 from shoal.worker.jobs import EngineSlots
@@ -196,6 +197,7 @@ def test_calls_that_are_sent_alone_share_the_lent_slots() -> None:
                 send,
                 lambda: None,
                 tasks,
+                LoopClock(),
             )
             for name in ("outer", "b", "c", "d"):
                 calls.start(RunJob(JobId(name), LeaseNumber(1), Call(name, b"", b"")))

@@ -158,6 +158,7 @@ class Agent:
                 self._send,
                 self._disconnect_if_done,
                 self._tasks,
+                clock,
             )
 
     async def run(self) -> str:
@@ -278,7 +279,7 @@ class Agent:
                     if self._calls is not None and CallsReturned in driver.accepts:
                         # The coordinator gives calls to other workers at once.
                         # On wires without calls, tasks continue as jobs do.
-                        self._calls.cancel_all()
+                        self._calls.on_disconnected()
         except LinkClosed as error:
             return ConnectionEnd(str(error), error.code, error.text, by_peer=True)
 
@@ -291,6 +292,8 @@ class Agent:
     def _on_joined(self) -> None:
         self._waiting = False
         self._joined_before = True
+        if self._calls is not None:
+            self._calls.on_connected()
         self._report(WorkerEvent("joined"))
         self._send_health()
 

@@ -1,12 +1,19 @@
-"""Runs a coordinator's function calls and call streams."""
+"""Runs a coordinator's function calls and call streams.
+
+A member of a training run continues when its connection breaks: the group trains on
+without the coordinator.  When that gives the same call to this worker again, the
+running one takes its place.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from shoal.domain.errors import ClientError, JobError, Unavailable
-from shoal.domain.ids import JobId
+from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import (
     BlobMissing,
     CallMessage,
@@ -24,9 +31,13 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Call, CallStream, Task, Work
 from shoal.tasks.function_caller import CallStreamSlot, FunctionCaller
 from shoal.tasks.json_calls import json_arguments, value_as_json
+from shoal.training.launch import MEMBER_CALL
+from shoal.transports.clock import Clock, Timer
 from shoal.worker.blob_cache import BlobCache
 from shoal.worker.jobs import EngineSlots, failure_event
 
+OUTAGE_MAX = 3600.0  # seconds that a member runs on without its coordinator
+ATTACH_TIMEOUT = 60.0  # seconds for a coordinator to give a member to its worker again
 CALLS_MAX = 4096  # of a coordinator, including those that wait for a slot
 
 
@@ -42,11 +53,44 @@ class FunctionBackend:
     slots: EngineSlots | None = None
 
 
+CallEnd: TypeAlias = Callable[[JobId, LeaseNumber], Event]
+"""Returns the event of a call's end, for the lease under which it is reported."""
+
+
+class _RunningCall:
+    """A call that runs, and the command under which it is reported."""
+
+    def __init__(self, command: RunJob) -> None:
+        self.command = command
+        self.task: asyncio.Task[None] | None = None
+        self.attached = asyncio.Event()  # whether a connection has its command
+        self.attached.set()
+
+    def attach(self, command: RunJob) -> None:
+        """Report it under another command from now on."""
+        self.command = command
+        self.attached.set()
+
+    def detach(self) -> None:
+        """Keep its end until it is attached."""
+        self.attached.clear()
+
+    def cancel(self) -> None:
+        assert self.task is not None, "it was started"
+        self.task.cancel()
+
+
+def _is_member(work: Work) -> bool:
+    """Return whether a call is a member of a training run."""
+    return isinstance(work, Call) and work.name == MEMBER_CALL
+
+
 class RunningCalls:
     """Runs calls, and reports their results.
 
     Calls end with their connection, on wires whose coordinators then give them to other
-    workers: see ``Agent``.
+    workers: see ``Agent``.  Members of training runs do not, for an hour, or a minute
+    once there is another connection.
 
     Args:
         try_send: sends an event, if there is a connection.
@@ -62,6 +106,7 @@ class RunningCalls:
         send: Callable[[Event], Awaitable[None]],
         on_ended: Callable[[], None],
         tasks: asyncio.TaskGroup,
+        clock: Clock,
     ) -> None:
         self._caller = functions.caller
         self._blobs = functions.blobs
@@ -70,12 +115,16 @@ class RunningCalls:
         self._send = send
         self._on_ended = on_ended
         self._tasks = tasks
-        self._calls: dict[JobId, asyncio.Task[None]] = {}
+        self._clock = clock
+        self._calls: dict[JobId, _RunningCall] = {}
+        self._detached: list[_RunningCall] = []  # members without a connection
+        self._timer: Timer | None = None  # until they are cancelled
         self._streams: dict[JobId, CallStreamSlot] = {}
 
     def __len__(self) -> int:
         """Count calls, and streams that are not idle."""
-        return len(self._calls) + sum(not each.idle for each in self._streams.values())
+        busy = sum(not each.idle for each in self._streams.values())
+        return len(self._calls) + len(self._detached) + busy
 
     def update_lent_slots(self, lent: int) -> None:
         """Add the slots of calls that wait for calls of their own."""
@@ -95,9 +144,12 @@ class RunningCalls:
             return Rejected(job_id, lease, f"{CALLS_MAX} calls are waiting already")
         if isinstance(command.work, CallStream):
             return self._open(command, command.work)
-        task = self._tasks.create_task(self._run(command))
-        self._calls[job_id] = task
-        task.add_done_callback(lambda task: self._on_task_done(job_id, task))
+        if self._detached and _is_member(command.work):
+            return self._attach(command)
+        running = _RunningCall(command)
+        self._calls[job_id] = running
+        running.task = self._tasks.create_task(self._run(running))
+        running.task.add_done_callback(lambda _: self._on_task_done(running))
         return None
 
     def receive(self, message: CallMessage) -> None:
@@ -116,16 +168,56 @@ class RunningCalls:
 
     def cancel(self, job_id: JobId) -> None:
         """Cancel a call or close a stream; it reports nothing more."""
-        if (task := self._calls.get(job_id)) is not None:
-            task.cancel()
+        if (running := self._calls.get(job_id)) is not None:
+            running.cancel()
         if (stream := self._streams.pop(job_id, None)) is not None:
             stream.close()
             self._on_ended()
 
     def cancel_all(self) -> None:
         """Cancel all calls, and close all streams."""
+        self._cancel_detached()
         for job_id in [*self._calls, *self._streams]:
             self.cancel(job_id)
+
+    def on_connected(self) -> None:
+        """Give the coordinator a while to hand back the members that still run."""
+        self._set_timer(ATTACH_TIMEOUT)
+
+    def on_disconnected(self) -> None:
+        """Cancel all calls but the members of runs, and close all streams."""
+        for job_id, running in list(self._calls.items()):
+            if _is_member(running.command.work):
+                del self._calls[job_id]
+                self._detached.append(running)
+                running.detach()
+        for job_id in [*self._calls, *self._streams]:
+            self.cancel(job_id)
+        self._set_timer(OUTAGE_MAX)
+
+    def _set_timer(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._detached:
+            due = self._clock.now() + seconds
+            self._timer = self._clock.call_at(due, self._cancel_detached)
+
+    def _cancel_detached(self) -> None:
+        """Cancel the members that the coordinator has given to others, or ended."""
+        for running in [*self._detached]:
+            running.cancel()
+
+    def _attach(self, command: RunJob) -> Event | None:
+        """Put a member that still runs in the place of the same call."""
+        for running in self._detached:
+            if running.command.work == command.work:
+                self._detached.remove(running)
+                self._calls[command.job_id] = running
+                running.attach(command)
+                return None
+        reason = "this worker still runs another member of a training run"
+        return Rejected(command.job_id, command.lease, reason)
 
     def _open(self, command: RunJob, work: CallStream) -> Event | None:
         job_id, lease = command.job_id, command.lease
@@ -143,37 +235,44 @@ class RunningCalls:
         self._streams[job_id] = stream
         return None
 
-    def _on_task_done(self, job_id: JobId, task: asyncio.Task[None]) -> None:
-        if self._calls.get(job_id) is task:
+    def _on_task_done(self, running: "_RunningCall") -> None:
+        job_id = running.command.job_id
+        if self._calls.get(job_id) is running:
             # Else it was cancelled, and started again since.
             del self._calls[job_id]
+        if running in self._detached:
+            self._detached.remove(running)
         self._on_ended()
 
-    async def _run(self, command: RunJob) -> None:
+    async def _run(self, running: "_RunningCall") -> None:
         if self._slots is None:
-            event = await self._answer(command)
+            end = await self._answer(running)
         else:
             async with self._slots.take():
-                event = await self._answer(command)
-        await self._send(event)
+                end = await self._answer(running)
+        await running.attached.wait()
+        command = running.command
+        await self._send(end(command.job_id, command.lease))
 
-    async def _answer(self, command: RunJob) -> Event:
-        job_id, lease, work = command.job_id, command.lease, command.work
+    async def _answer(self, running: "_RunningCall") -> "CallEnd":
+        """Make a call; return its end, for the lease that it has then."""
+        work = running.command.work
 
         def on_progress(share: float | None, text: str) -> None:
-            self._try_send(CallProgress(job_id, lease, share, text))
+            command = running.command
+            self._try_send(CallProgress(command.job_id, command.lease, share, text))
 
         try:
             if isinstance(work, Task):
                 args, kwargs = json_arguments(work.payload)
                 call = Call(work.name, args, kwargs)
                 value = await self._caller.call(call, self._fetch, on_progress)
-                return Completed(job_id, lease, rest=(value_as_json(value),))
+                return partial(Completed, rest=(value_as_json(value),))
             assert isinstance(work, Call), "streams are opened by _open"
             value = await self._caller.call(work, self._fetch, on_progress)
-            return Completed(job_id, lease, value=value)
+            return partial(Completed, value=value)
         except (Unavailable, ClientError, JobError) as error:
-            return failure_event(job_id, lease, error)
+            return partial(failure_event, error=error)
 
     async def _fetch(self, digest: bytes) -> Path:
         def request(digest: bytes) -> None:
