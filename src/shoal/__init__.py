@@ -16,6 +16,9 @@ This package is its Python client: it calls functions on the machines of a pool.
 for joblib and scikit-learn, and ``train`` for models of PyTorch.  A worker runs the
 tasks of the modules that it was started with (``shoal join --tasks MODULE``), and other
 functions with ``--trust-code``.
+
+``launch`` starts a script on several machines at once, as torchrun does, and ``report``
+shows its numbers to those who watch it.
 """
 
 # Each name is imported when it is first used, so that commands start at once.  Type
@@ -39,8 +42,10 @@ _PLACES = {
     "UnknownTask": "shoal.domain.errors",
     "WorkerLost": "shoal.domain.errors",
     "current_pool": "shoal.client.ambient_pool",
+    "launch": "shoal.client.training_run",
     "progress": "shoal.tasks.progress",
     "register_joblib": "shoal.client.joblib_backend",
+    "report": "shoal.training.launch.script_lines",
     "task": "shoal.tasks.registry",
     "train": "shoal.training.loop.train",
 }

@@ -8,12 +8,14 @@ from shoal.client.errors import TaskError as TaskError
 from shoal.client.errors import TaskTimeout as TaskTimeout
 from shoal.client.joblib_backend import register_joblib as register_joblib
 from shoal.client.pool import Pool as Pool
+from shoal.client.training_run import launch as launch
 from shoal.domain.errors import ShoalError as ShoalError
 from shoal.domain.errors import UnknownTask as UnknownTask
 from shoal.domain.errors import WorkerLost as WorkerLost
 from shoal.tasks.progress import progress as progress
 from shoal.tasks.registry import task as task
 from shoal.tasks.values import Ref as Ref
+from shoal.training.launch.script_lines import report as report
 from shoal.training.loop.train import train as train
 
 __version__: str

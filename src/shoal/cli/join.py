@@ -211,7 +211,9 @@ def run(args: argparse.Namespace) -> int:
             if only_tasks:
                 check_task_options(config, target, models=model_target is not None)
             if only_tasks and model_target is not None:  # over one connection
-                worker = replace(worker, functions=await start_functions(config, stack))
+                assert call_target is not None, "it has tasks"
+                functions = await start_functions(config, call_target, stack)
+                worker = replace(worker, functions=functions)
             elif call_target is not None:
                 signer = _signer(call_target, config, name, data)
                 caller = replace(
@@ -268,7 +270,8 @@ async def _functions(
     if RAY in worker.config.engine:
         on_event = partial(worker.on_event, worker.name, {"engine": RAY})
         return await ray_membership(worker.config, stack, create_member, on_event)
-    return create_member(await start_functions(worker.config, stack))
+    functions = await start_functions(worker.config, worker.target, stack)
+    return create_member(functions)
 
 
 async def _models(

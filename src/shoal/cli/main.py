@@ -27,6 +27,7 @@ COMMANDS = {
     "jobs": "submit, list, explain and cancel jobs",
     "quote": "show the price of a job",
     "pair": "pair workers with users, for private jobs",
+    "train": "run a script on several machines, as torchrun does on one",
     "tasks": "list and call the functions of workers",
     "accounts": "show accounts, and credit them",
     "receipts": "list, export and verify receipts",

@@ -85,6 +85,11 @@ class CallChannel:
         self._closing = True
         self._wake.set()
 
+    def abandon(self) -> None:
+        """End without the open calls; those that outlive their client go on."""
+        self._fail_all(ConnectionLost("the program has disconnected"))
+        self.close()
+
     async def run(self) -> None:
         """Serve until ``close``, and then until the last call has ended."""
         async with asyncio.TaskGroup() as self._tasks:

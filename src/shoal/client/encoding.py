@@ -24,7 +24,7 @@ from shoal.tasks.registry import (
     task_name,
 )
 from shoal.tasks.schemas import result_converter
-from shoal.tasks.sent_task import SentTask, task_in_main
+from shoal.tasks.sent_task import SentTask, call_name, task_in_main
 from shoal.tasks.values import (
     NO_KWARGS,
     PackedValue,
@@ -335,8 +335,7 @@ def _code(function: object, trust: bool, name: str = "") -> RemoteFunction:
     import cloudpickle
 
     read = plain_result_reader(trust=trust)
-    name = name or getattr(function, "__qualname__", type(function).__qualname__)
-    name = name[:NAME_MAX]
+    name = (name or call_name(function))[:NAME_MAX]
     try:
         pickled = cloudpickle.dumps(function)
     except Exception as error:

@@ -193,6 +193,14 @@ class ThreadedCalls:
                 return
         self._run_in_loop(lambda: self._channel.close())
 
+    def abandon(self) -> None:
+        """Stop, without the open calls; those that outlive their client go on."""
+        self.stop()
+        if self._thread is not None:
+            with suppress(RuntimeError):  # the loop has ended, with all calls
+                self._run_in_loop(lambda: self._channel.abandon())
+            self._thread.join()
+
     def finish(self) -> None:
         """Stop, and wait until the thread has ended.
 

@@ -31,6 +31,7 @@ CLOSED = "the worker is stopping"
 _STDERR = 2
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables that set the thread count of numeric libraries."""
+NO_VARIABLES: Mapping[str, str] = {}
 
 _ROUTINE = re.compile(
     rf'\s*$|Extension modules: |  File "({re.escape(TASKS_FOLDER)}|<frozen runpy>)'
@@ -119,10 +120,12 @@ class ChildProcess(asyncio.SubprocessProtocol):
         on_end: Callable[["ChildProcess"], None],
         program: Sequence[str] = (CHILD_MODULE,),
         within: float = START_TIMEOUT,
+        variables: Mapping[str, str] = NO_VARIABLES,
     ) -> "ChildProcess":
         """Start a process that imports ``modules``.
 
-        ``program`` is the module to run, with its further arguments.
+        ``program`` is the module to run, with its further arguments, and ``variables``
+        are added to its environment.
 
         Raises ConfigError with the traceback if an import fails, Unavailable if the
         process ends or exceeds ``within`` seconds.  On cancellation, the process has
@@ -130,6 +133,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """
         loop = asyncio.get_running_loop()
         environment = dict.fromkeys(THREAD_VARIABLES, str(threads)) | os.environ
+        environment |= variables
         process = cls(on_end)
         started = False
         try:

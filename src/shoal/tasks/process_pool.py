@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -28,7 +28,13 @@ from shoal.tasks.limits import (
     SPARE_TIMEOUT,
     WAITING_MAX,
 )
-from shoal.tasks.process import CLOSED, CallProcess, ChildProcess, Timeouts
+from shoal.tasks.process import (
+    CLOSED,
+    NO_VARIABLES,
+    CallProcess,
+    ChildProcess,
+    Timeouts,
+)
 from shoal.tasks.process_calls import ProcessCall, ProcessCallStream, timeout_message
 from shoal.tasks.registry import PYTHON, unknown_task_message
 
@@ -46,6 +52,7 @@ class ProcessPool:
         threads: thread count of numeric libraries in each process.
         sharers: coordinators that may use it; each may open a stream for each slot.
         start: starts a ``CallProcess`` elsewhere; calls its argument when it ends.
+        variables: added to the environment of each process.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class ProcessPool:
         threads: int = 1,
         sharers: int = 1,
         start: StartProcess | None = None,
+        variables: Mapping[str, str] = NO_VARIABLES,
     ) -> None:
         assert 0 < slots <= PROCESSES_MAX
         self.slots = slots
@@ -65,7 +73,11 @@ class ProcessPool:
         self.trusts_code = trust_code
         self._sharers = sharers
         self._start: StartProcess = start or partial(
-            _start_child, modules, trust=trust_code, threads=threads
+            _start_child,
+            modules,
+            trust=trust_code,
+            threads=threads,
+            variables=variables,
         )
         self._timeouts: Timeouts = {}
         self._idle: deque[CallProcess] = deque()
@@ -377,7 +389,8 @@ async def _start_child(
     *,
     trust: bool,
     threads: int,
+    variables: Mapping[str, str],
 ) -> CallProcess:
     return await ChildProcess.start(
-        modules, trust=trust, threads=threads, on_end=on_end
+        modules, trust=trust, threads=threads, on_end=on_end, variables=variables
     )

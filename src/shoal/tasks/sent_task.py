@@ -5,10 +5,29 @@ The functions of a program's ``__main__`` and of notebooks are such tasks.
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.tasks.registry import TASKS, RegisteredTask
 from shoal.tasks.schemas import Bind, binder
+
+_NAME = "_shoal_call_name"
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def sent_as(name: str) -> Callable[[F], F]:
+    """Name the calls of a function that is sent along: workers recognise it by that."""
+
+    def mark(function: F) -> F:
+        setattr(function, _NAME, name)
+        return function
+
+    return mark
+
+
+def call_name(function: object) -> str:
+    """Return the name of the calls of a function that is sent along."""
+    own = getattr(function, "__qualname__", type(function).__qualname__)
+    return str(getattr(function, _NAME, own))
 
 
 class SentTask:

@@ -38,6 +38,10 @@ from shoal.tasks.limits import PROCESSES_MAX, SHARERS_MAX
 from shoal.tasks.on_ray.caller import RayCaller
 from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.registry import PYTHON
+from shoal.training.launch.script_environment import (
+    COORDINATOR_FINGERPRINT,
+    COORDINATOR_URL,
+)
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, OpenLink, WorkerEvent
 from shoal.worker.blob_cache import BlobCache
@@ -60,8 +64,12 @@ CreateMember: TypeAlias = Callable[[FunctionBackend], FunctionMembership]
 """Creates what offers functions, to one coordinator or to all that dial."""
 
 
-async def start_functions(config: JoinConfig, stack: AsyncExitStack) -> FunctionBackend:
+async def start_functions(
+    config: JoinConfig, target: JoinTarget, stack: AsyncExitStack
+) -> FunctionBackend:
     """Start the processes that run functions; leaving ``stack`` ends them.
+
+    They learn the address of the ``target``, for training runs.
 
     Raises ConfigError if a module cannot be imported, or no module has a task.
     """
@@ -78,11 +86,24 @@ async def start_functions(config: JoinConfig, stack: AsyncExitStack) -> Function
         trust_code=config.trust_code,
         threads=threads,
         sharers=SHARERS_MAX if config.listen else 1,
+        variables=_coordinator_variables(target),
     )
     stack.push_async_callback(caller.close)
     await caller.start()
     check_tasks(config, caller.names)
     return FunctionBackend(caller, blobs)
+
+
+def _coordinator_variables(target: JoinTarget) -> Mapping[str, str]:
+    """Return the address of a coordinator with HTTP, for its functions' processes."""
+    parts = urlsplit(target.url)
+    if parts.scheme not in HTTP:
+        return {}
+    fingerprint = b"" if target.fingerprint is None else target.fingerprint
+    return {
+        COORDINATOR_URL: f"{HTTP[parts.scheme]}://{parts.netloc}",
+        COORDINATOR_FINGERPRINT: fingerprint.hex(),
+    }
 
 
 def check_tasks(config: JoinConfig, names: Collection[str]) -> None:

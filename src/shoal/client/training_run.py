@@ -1,0 +1,288 @@
+"""``shoal.launch``: a script on several machines at once, as ``torchrun`` starts it."""
+
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from shoal.client.coordinator import CoordinatorAddress, find_coordinator
+from shoal.client.encoding import encode_arguments, remote_function
+from shoal.client.jobs import Jobs
+from shoal.client.options import Options
+from shoal.client.pending_calls import CallBuilder, CallNumbers
+from shoal.client.threaded_calls import CallFuture, ThreadedCalls
+from shoal.domain.errors import InvalidRequest, ShoalError
+from shoal.domain.job import Gang
+from shoal.training.launch.member import MemberPlan, MemberResult, run_member
+from shoal.training.launch.script_environment import SHOAL
+from shoal.training.launch.script_files import pack_script, write_output
+from shoal.training.run_events import WATCH, Message
+from shoal.training.run_link import CONNECTED, EVENTS, RunLink, RunOver
+from shoal.training.run_token import TOKEN_SIZE, member_key, run_id_of
+
+PathLike: TypeAlias = str | os.PathLike[str]
+
+BACKENDS = (SHOAL, "gloo", "nccl")
+PROCESSES_MAX = 64  # of one machine
+QUEUE_SECONDS = 3600.0  # for which a run waits for its machines
+ACCEPTED_EVERY = 0.02  # seconds between looks whether a call was accepted
+LEFTOVERS_EVERY = 2.0  # seconds between looks for members that wait in vain
+PENDING = "pending"  # the status of a job that waits for a worker
+
+
+class RunFailed(ShoalError):
+    """Too many members of a run have failed; the text is the first one's error."""
+
+
+def launch(
+    script: PathLike,
+    arguments: Sequence[str] = (),
+    *,
+    nodes: int,
+    min_nodes: int | None = None,
+    processes: int = 1,
+    backend: str = SHOAL,
+    slots: int = 0,
+    files: Sequence[PathLike] = (),
+    environment: Mapping[str, str] | None = None,
+    name: str = "",
+    queue: float = QUEUE_SECONDS,
+    url: str | None = None,
+    api_key: str | None = None,
+    data_dir: PathLike | None = None,
+    cacert: PathLike | None = None,
+) -> "TrainingRun":
+    """Start a script on several machines of the pool at once.
+
+    Each machine's worker must run with ``--trust-code``.  The script gets torchrun's
+    environment variables, and begins once all machines are free.
+
+    Args:
+        script: Python file; its folder is not sent.
+        arguments: the script's.
+        nodes: number of machines.
+        min_nodes: the run ends when fewer machines than these can go on; default: all.
+        processes: of the script on each machine.
+        backend: ``"shoal"``, ``"gloo"`` or ``"nccl"``, for scripts that name none.
+        slots: of each worker that the script takes; 0: the whole machine.
+        files: further files and folders, which are placed beside the script.
+        environment: additional environment variables of the script.
+        name: shown to those who watch the run; default: the script's.
+        queue: seconds for which the run may wait for its machines.
+        url: as for ``shoal.Pool``, as are the rest.
+        api_key: see ``url``.
+        data_dir: see ``url``.
+        cacert: see ``url``.
+
+    Returns:
+        The run, whose members are accepted jobs.
+
+    Raises:
+        ConfigError: there is no such script or file, or it is too large to be sent.
+        InvalidRequest: an argument is invalid.
+        ShoalError: the coordinator does not accept the run, or is unreachable.
+    """
+    if not 1 <= processes <= PROCESSES_MAX:
+        raise InvalidRequest(
+            f"processes={processes}: expected 1 to {PROCESSES_MAX}", "processes"
+        )
+    if backend not in BACKENDS:
+        expected = ", ".join(BACKENDS)
+        raise InvalidRequest(f"backend={backend}: expected one of {expected}")
+    path = Path(script)
+    archive = pack_script(path, [Path(each) for each in files])
+    token = secrets.token_hex(TOKEN_SIZE)
+    least = nodes if min_nodes is None else min_nodes
+    gangs = [Gang(run_id_of(token), node, nodes, least, slots) for node in range(nodes)]
+    folder = None if data_dir is None else Path(data_dir)
+    authorities = None if cacert is None else Path(cacert)
+    address = find_coordinator(url, api_key, data_dir=folder, cacert=authorities)
+    carrier, numbers = ThreadedCalls(address), CallNumbers()
+    function = remote_function(run_member, trust=False)
+    members: list[CallFuture] = []
+    for gang in gangs:
+        plan = MemberPlan(
+            token=token,
+            node=gang.rank,
+            nodes=nodes,
+            processes=processes,
+            script=path.name,
+            arguments=[*arguments],
+            environment={**(environment or {})},
+            backend=backend,
+            whole_machine=not slots,
+            name=name or path.name,
+        )
+        key = member_key(gang.id, gang.rank)
+        builder = CallBuilder(Options(key=key, gang=gang, queue=queue), numbers)
+        encoded = encode_arguments(function, (plan, archive), {})
+        future = CallFuture(function.read, carrier)
+        future.call = builder.build(function, encoded, future.on_ended)
+        carrier.submit(future, future.call)
+        members.append(future)
+    run = TrainingRun(carrier, address, token, members, least)
+    run.wait_accepted()
+    return run
+
+
+class TrainingRun:
+    """A script that runs on several machines; ``launch`` starts it.
+
+    It goes on when the program ends without ``cancel``.
+    """
+
+    def __init__(
+        self,
+        carrier: ThreadedCalls,
+        address: CoordinatorAddress,
+        token: str,
+        members: Sequence[CallFuture],
+        least: int,
+    ) -> None:
+        self.id = run_id_of(token)
+        """The id, for ``shoal jobs explain`` and ``shoal jobs cancel``."""
+        self._carrier = carrier
+        self._address = address
+        self._token = token
+        self._members = members
+        self._least = least
+        self._last = 0  # the newest event that was seen
+
+    def __repr__(self) -> str:
+        return f"<shoal.launch: run {self.id}>"
+
+    @property
+    def jobs(self) -> Sequence[str]:
+        """The ids of the members' jobs, by machine."""
+        return [each.job_id for each in self._members]
+
+    @property
+    def done(self) -> bool:
+        """Whether all members have ended."""
+        return all(each.done() for each in self._members)
+
+    def events(self, wait: float = 0.5) -> Iterator[Message | None]:
+        """Yield what the members report, until all have ended.
+
+        Each event is a mapping with ``event``, ``rank`` (except remarks of the
+        coordinator), ``at`` in Unix seconds and its own fields: ``lines`` of
+        ``output``, ``values`` of ``progress``, ``text`` of ``started``, ``ended`` and
+        ``remark``.  Yields None after each ``wait`` seconds without one.
+        """
+        link = RunLink(
+            self._address.url,
+            self._token,
+            tls=self._address.tls,
+            purpose=EVENTS,
+            greeting=lambda: [{WATCH: self._last}],
+        )
+        next_look = time.monotonic() + LEFTOVERS_EVERY
+        try:
+            while True:
+                message = link.receive(wait)
+                if message is None and self.done:
+                    return
+                if message is None or "event" in message:
+                    if message is not None:
+                        sequence = message["sequence"]
+                        assert isinstance(sequence, int), "the coordinator counts them"
+                        self._last = sequence
+                    yield message
+                else:
+                    assert CONNECTED in message or "note" in message, "nothing else"
+                if time.monotonic() > next_look:
+                    self._cancel_leftovers()
+                    next_look = time.monotonic() + LEFTOVERS_EVERY
+        except RunOver:
+            while not self.done:  # their ends are on their way
+                time.sleep(ACCEPTED_EVERY)
+        finally:
+            link.close()
+
+    def result(self) -> Sequence[MemberResult | None]:
+        """Wait for the end; return the results of the members, None of lost ones.
+
+        Raises RunFailed if fewer than ``min_nodes`` members have returned.
+        """
+        while not self.done:
+            for each in self._members:
+                _wait(each, LEFTOVERS_EVERY)
+            self._cancel_leftovers()
+        results = [_result_of(each) for each in self._members]
+        returned = [each for each in results if isinstance(each, dict)]
+        if len(returned) < self._least:
+            raise RunFailed(str(_cause(results))) from _cause(results)
+        return [each if isinstance(each, dict) else None for each in results]
+
+    def save_output(self, folder: PathLike) -> Sequence[str]:
+        """Write the files that rank 0 left in ``$SHOAL_OUTPUT``; return their names.
+
+        Waits for the end.  Raises RunFailed, InvalidRequest, OSError.
+        """
+        first = next((each for each in self.result() if each is not None), None)
+        files = {} if first is None else first["files"]
+        write_output(files, Path(folder))
+        return [*files]
+
+    def cancel(self) -> None:
+        """End the script on all machines."""
+        for each in self._members:
+            each.cancel()
+
+    def close(self) -> None:
+        """Disconnect; a run that has not ended goes on."""
+        self._carrier.abandon()
+
+    def wait_accepted(self) -> None:
+        """Wait until the coordinator has stored all members.
+
+        Raises what the first refused one raised; the others are cancelled.
+        """
+        while waiting := [each for each in self._members if not each.job_id]:
+            if refused := [each for each in waiting if each.done()]:
+                self.cancel()
+                refused[0].result()
+            time.sleep(ACCEPTED_EVERY)
+
+    def _cancel_leftovers(self) -> None:
+        """Cancel members that wait for a machine, once the others are done."""
+        returned = [
+            each
+            for each in self._members
+            if each.done() and isinstance(_result_of(each), dict)
+        ]
+        if len(returned) < self._least:
+            return
+        for each in self._members:
+            if not each.done() and self._is_waiting(each.job_id):
+                each.cancel()
+
+    def _is_waiting(self, job_id: str) -> bool:
+        return Jobs(self._carrier.request).show(job_id).status == PENDING
+
+
+def _wait(future: "Future[Any]", timeout: float) -> None:
+    """Wait for an end, whatever it is."""
+    with suppress(TimeoutError, CancelledError):
+        future.exception(timeout)
+
+
+def _result_of(future: "Future[Any]") -> MemberResult | BaseException:
+    """Return the result of an ended call, or its error."""
+    if future.cancelled():
+        return CancelledError()
+    if (error := future.exception()) is not None:
+        return error
+    result: MemberResult = future.result()
+    return result
+
+
+def _cause(results: Sequence[MemberResult | BaseException]) -> BaseException:
+    """Return the error that ended a run: others were cancelled after it."""
+    errors = [each for each in results if isinstance(each, BaseException)]
+    own = [each for each in errors if not isinstance(each, CancelledError)]
+    return [*own, *errors][0]

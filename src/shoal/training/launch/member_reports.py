@@ -1,0 +1,164 @@
+"""What a member tells those who watch its run: events, and notes for other members.
+
+Reports never delay the script: beyond a limit, lines are left out, and counted.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from shoal.training import run_events
+from shoal.training.run_events import LINES_MAX, TEXT_MAX, Message
+from shoal.training.run_link import CONNECTED
+
+FLUSH_INTERVAL = 0.2  # seconds between reports of output and numbers
+UNSENT_LINES_MAX = 1000  # lines of one rank that wait; the oldest are left out
+EVENTS_PER_FLUSH = 4  # of a rank's output
+EVENT_SIZE = 8000  # characters of one: below a message's limit however it is encoded
+
+
+class EventLink(Protocol):
+    """The connection of a member to the events of its run."""
+
+    def send(self, message: Message) -> bool:
+        """Queue a message; return False if it cannot be sent."""
+        ...
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """Wait for a message."""
+        ...
+
+
+class MemberReports:
+    """The reports of one member, which may have several ranks; any thread may report.
+
+    ``connect`` gives the link, whose greeting is ``greeting``.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: dict[int, deque[str]] = {}
+        self._left_out: dict[int, int] = {}
+        self._values: dict[int, Mapping[str, float]] = {}
+        self._own_notes: dict[str, str] = {}
+        self._notes: dict[str, str] = {}  # of all members
+        self._link: EventLink | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._flush_periodically, daemon=True)
+
+    def start(self, link: EventLink) -> None:
+        """Report over a link from now on."""
+        self._link = link
+        self._thread.start()
+
+    def greeting(self) -> Sequence[Message]:
+        """Return the messages to send over each new connection."""
+        with self._lock:
+            return [
+                {run_events.NOTE: key, "value": value}
+                for key, value in self._own_notes.items()
+            ]
+
+    def event(self, kind: str, rank: int, text: str = "") -> None:
+        """Report an event that tells the course of the run."""
+        self._flush_all()
+        self._send({"event": kind, "rank": rank, "text": text[:TEXT_MAX]})
+
+    def line(self, rank: int, line: str) -> None:
+        """Report a line of a rank's output."""
+        with self._lock:
+            lines = self._lines.setdefault(rank, deque())
+            lines.append(line[: run_events.LINE_MAX])
+            if len(lines) > UNSENT_LINES_MAX:
+                lines.popleft()
+                self._left_out[rank] = self._left_out.get(rank, 0) + 1
+
+    def values(self, rank: int, values: Mapping[str, float]) -> None:
+        """Report numbers of a rank; the newest of each name is sent."""
+        with self._lock:
+            merged = {**self._values.get(rank, {}), **values}
+            self._values[rank] = dict(list(merged.items())[-run_events.VALUES_MAX :])
+
+    def leave_note(self, key: str, value: str) -> None:
+        """Leave a note for the other members, again with each connection."""
+        with self._lock:
+            self._own_notes[key] = self._notes[key] = value
+        self._send({run_events.NOTE: key, "value": value})
+
+    def wait_for_note(self, key: str, timeout: float) -> str | None:
+        """Wait for another member's note; None: there is none in time.
+
+        Raises RunOver.
+        """
+        assert self._link is not None, "started before"
+        deadline = time.monotonic() + timeout
+        while key not in self._notes:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return None
+            message = self._link.receive(remaining)
+            if message is None or CONNECTED in message:
+                continue
+            name, value = message.get(run_events.NOTE), message.get("value")
+            if isinstance(name, str) and isinstance(value, str):
+                self._notes[name] = value
+            elif isinstance(name, str):
+                self._notes.pop(name, None)
+        return self._notes[key]
+
+    def flush(self) -> None:
+        """Send the waiting lines and numbers."""
+        with self._lock:
+            messages = [*self._pending()]
+        for each in messages:
+            self._send(each)
+
+    def close(self) -> None:
+        """Send what waits, and report nothing more."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._flush_all()
+
+    def _flush_all(self) -> None:
+        self.flush()
+        while self._lines:
+            self.flush()
+
+    def _pending(self) -> list[Message]:
+        messages: list[Message] = []
+        for rank, lines in list(self._lines.items()):
+            left_out = self._left_out.pop(rank, 0)
+            first = [f"… {left_out} lines left out"] if left_out else []
+            for _ in range(EVENTS_PER_FLUSH):
+                if not lines:
+                    del self._lines[rank]
+                    break
+                taken, first = [*first, *_take(lines)], []
+                messages.append(
+                    {"event": run_events.OUTPUT, "rank": rank, "lines": taken}
+                )
+        for rank, values in self._values.items():
+            messages.append(
+                {"event": run_events.PROGRESS, "rank": rank, "values": values}
+            )
+        self._values = {}
+        return messages
+
+    def _send(self, message: Message) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    def _flush_periodically(self) -> None:
+        while not self._closing.wait(FLUSH_INTERVAL):
+            self.flush()
+
+
+def _take(lines: deque[str]) -> Iterator[str]:
+    """Take the lines of one event."""
+    size, count = 0, 0
+    while lines and count < LINES_MAX - 1 and size + len(lines[0]) <= EVENT_SIZE:
+        size, count = size + len(lines[0]), count + 1
+        yield lines.popleft()

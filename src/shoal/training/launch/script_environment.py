@@ -1,0 +1,141 @@
+"""The environment of a script: what torchrun sets, and the run's own variables.
+
+Source: "torchrun (Elastic Launch)", section "Environment Variables", in the
+documentation of PyTorch 2.13; the rest of what its agent sets is there for scripts that
+read it (``torch/distributed/elastic/agent/server/local_elastic_agent.py``).
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from shoal.domain.addresses import is_loopback
+from shoal.training.run_token import run_id_of
+
+COORDINATOR_URL = "SHOAL_COORDINATOR_URL"
+COORDINATOR_FINGERPRINT = "SHOAL_COORDINATOR_FINGERPRINT"
+"""Variables of a worker's processes: the coordinator that it joined, and its key."""
+
+RUN, RUN_TOKEN = "SHOAL_RUN", "SHOAL_RUN_TOKEN"
+RUN_URL, RUN_FINGERPRINT = "SHOAL_RUN_URL", "SHOAL_RUN_FINGERPRINT"
+RUN_BACKEND = "SHOAL_RUN_BACKEND"
+OUTPUT_FOLDER = "SHOAL_OUTPUT"
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+SHOAL = "shoal"  # the backend that forms its groups at the coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """The coordinator of a worker, as its processes reach it."""
+
+    url: str
+    fingerprint: str  # in hexadecimal digits; empty: none
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def own_host(coordinator: Coordinator) -> str:
+    """Return the address of this machine on the way to the coordinator.
+
+    Raises OSError if there is none.
+    """
+    family, _, _, _, address = socket.getaddrinfo(
+        coordinator.host, coordinator.port, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        own: str = probe.getsockname()[0]
+        return own
+
+
+def reachable_host(published: str, own: str, coordinator: Coordinator) -> str:
+    """Return the host by which this machine reaches a member that published one.
+
+    A member on the coordinator's machine may have joined it over loopback: others reach
+    it where they reach the coordinator.
+    """
+    if is_loopback(published) and not is_loopback(own):
+        return coordinator.host
+    return published
+
+
+def free_port(host: str) -> int:
+    """Return a port of this machine that is free now."""
+    with socket.create_server((host, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One member of a run: ``node`` of ``nodes``, with so many processes each."""
+
+    node: int
+    nodes: int
+    processes: int
+
+    @property
+    def size(self) -> int:
+        """The number of ranks in all."""
+        return self.nodes * self.processes
+
+    def rank(self, local: int) -> int:
+        """Return the rank of a process of this member."""
+        return self.node * self.processes + local
+
+
+def torchrun_variables(
+    place: Placement, local: int, master: tuple[str, int], run_id: str
+) -> Mapping[str, str]:
+    """Return what torchrun sets for the process ``local`` of a member."""
+    rank, size = str(place.rank(local)), str(place.size)
+    return {
+        "LOCAL_RANK": str(local),
+        "RANK": rank,
+        "GROUP_RANK": str(place.node),
+        "ROLE_RANK": rank,
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": str(place.processes),
+        "WORLD_SIZE": size,
+        "GROUP_WORLD_SIZE": str(place.nodes),
+        "ROLE_WORLD_SIZE": size,
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 has the store
+        "PYTHON_EXEC": sys.executable,
+    }
+
+
+def run_variables(
+    token: str, backend: str, coordinator: Coordinator
+) -> Mapping[str, str]:
+    """Return the run's own variables; its rendezvous is for the backend ``shoal``."""
+    own = {RUN: run_id_of(token), RUN_BACKEND: backend}
+    if backend != SHOAL:
+        return own
+    return {
+        **own,
+        RUN_TOKEN: token,
+        RUN_URL: coordinator.url,
+        RUN_FINGERPRINT: coordinator.fingerprint,
+    }
+
+
+def thread_variables(processes: int) -> Mapping[str, str]:
+    """Return the threads of numeric libraries: a machine's cores, shared evenly."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return dict.fromkeys(THREADS, str(max(1, cores // processes)))

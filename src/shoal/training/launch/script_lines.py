@@ -1,0 +1,60 @@
+"""What a script prints: lines for people, and the numbers in them."""
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+
+from shoal.training.run_events import LINE_MAX, VALUES_MAX
+
+REPORT = "\x1eshoal-report "
+"""The beginning of a line that ``report`` prints; it is not shown."""
+
+_MEASURE = re.compile(r"\b(?:step|loss)=")
+_PAIR = re.compile(
+    r"\b([A-Za-z_][\w/]{0,40})=([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\b"
+)
+
+
+def report(**values: float) -> None:
+    """Report numbers of this rank to those who watch its run.
+
+    ``step``, ``loss``, ``samples_per_s``, ``sync`` (the share of time in which ranks
+    wait for each other, from 0 to 1) and ``generation`` have columns of their own.
+    Outside a run, this does nothing.
+
+        shoal.report(step=step, loss=loss.item(), samples_per_s=speed)
+    """
+    if "SHOAL_RUN" in os.environ:
+        numbers = {name: float(value) for name, value in values.items()}
+        sys.stdout.write(f"{REPORT}{json.dumps(numbers)}\n")
+        sys.stdout.flush()
+
+
+def values_in(line: str) -> tuple[Mapping[str, float], bool]:
+    """Return the numbers that a line reports, and whether it is for people as well.
+
+    Lines with ``step=12`` or ``loss=3.4`` are reports: all their numbers count.
+    """
+    if line.startswith(REPORT):
+        try:
+            parsed = json.loads(line[len(REPORT) :])
+        except ValueError:
+            return {}, True
+        return _usable(parsed if isinstance(parsed, dict) else {}), False
+    if _MEASURE.search(line[:LINE_MAX]) is None:
+        return {}, True
+    pairs = _PAIR.findall(line[:LINE_MAX])
+    return _usable({name: float(value) for name, value in pairs}), True
+
+
+def _usable(values: Mapping[str, object]) -> Mapping[str, float]:
+    """Return what are finite numbers: JSON has no others."""
+    found = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and math.isfinite(value)
+    }
+    return dict(list(found.items())[:VALUES_MAX])

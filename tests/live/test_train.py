@@ -1,0 +1,149 @@
+"""``shoal train`` with real workers: scripts that begin together, and how they end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from live.programs import KEY, PATIENCE, Pool, Programs, eventually
+
+pytestmark = pytest.mark.long
+
+FLEET = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
+TOKEN = "join-me-please"
+MEETING = """
+import os, socket, sys
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if rank == 0:
+    with socket.create_server(place) as server:
+        for _ in range(size - 1):
+            server.accept()[0].close()
+else:
+    while True:
+        try:
+            socket.create_connection(place).close()
+            break
+        except ConnectionRefusedError:
+            pass
+print(f"step=1 loss={rank}")
+with open(os.environ["SHOAL_OUTPUT"] + "/model", "w") as model:
+    model.write(sys.argv[1])
+"""
+WAITING = """
+import os, sys, time
+open(sys.argv[1] + os.environ["RANK"], "w").write(str(os.getpid()))
+print("waiting")
+while not os.path.exists(sys.argv[1] + "go"):
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def pool(programs: Programs) -> Pool:
+    pool = programs.serve("--join-token", TOKEN, *FLEET)
+    for name in ("one", "two"):
+        pool.join(name, "--trust-code", "--slots", "1", token=TOKEN)
+    eventually(lambda: len(pool.workers()) == 2, "two workers")
+    return pool
+
+
+def reach(pool: Pool) -> dict[str, str]:
+    return {**os.environ, "SHOAL_URL": pool.url, "SHOAL_API_KEY": KEY}
+
+
+def shoal(pool: Pool, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shoal", *words],
+        env=reach(pool),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def explained(pool: Pool, run: str) -> str:
+    return "\n".join(pool.admin(f"jobs/{run}/explain")["lines"])
+
+
+def has_text(file: Path) -> bool:
+    return file.exists() and bool(file.read_text())
+
+
+def is_running(pid_file: Path) -> bool:
+    try:
+        os.kill(int(pid_file.read_text()), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_script_begins_on_all_machines_and_returns_its_files(
+    pool: Pool, tmp_path: Path
+) -> None:
+    script = tmp_path / "meeting.py"
+    script.write_text(MEETING)
+    out = tmp_path / "out"
+
+    words = ("--nodes", "2", "--nproc-per-node", "2", "--json", "--output", str(out))
+    done = shoal(pool, "train", *words, str(script), "trained")
+
+    assert done.returncode == 0, done.stderr
+    events: list[dict[str, Any]] = [*map(json.loads, done.stdout.splitlines())]
+    losses = {
+        each["rank"]: each["values"]["loss"]
+        for each in events
+        if each["event"] == "progress"
+    }
+    assert losses == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert (out / "model").read_text() == "trained"
+    story = explained(pool, events[0]["run"])
+    assert "machine 0: done by attempt 1" in story
+    assert "rank 2 ended: with status 0" in story
+
+
+def test_cancelled_run_ends_its_processes(pool: Pool, tmp_path: Path) -> None:
+    script, mark = tmp_path / "waiting.py", tmp_path / "pid"
+    script.write_text(WAITING)
+    words = ("--nodes", "2", "--detach", str(script), str(mark))
+    run = shoal(pool, "train", *words).stdout.strip()
+    pids = [tmp_path / f"pid{rank}" for rank in range(2)]
+    eventually(lambda: all(map(has_text, pids)), "two processes")
+
+    cancelled = shoal(pool, "jobs", "cancel", run)
+
+    assert cancelled.returncode == 0, cancelled.stderr
+    eventually(lambda: not any(map(is_running, pids)), "their end")
+
+
+def test_script_goes_on_while_the_coordinator_is_away(
+    programs: Programs, pool: Pool, tmp_path: Path
+) -> None:
+    script, mark = tmp_path / "waiting.py", tmp_path / "pid"
+    script.write_text(WAITING)
+    words = ("train", "--nodes", "2", "--json", str(script), str(mark))
+    with subprocess.Popen(
+        [sys.executable, "-m", "shoal", *words],
+        env=reach(pool),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        pids = [tmp_path / f"pid{rank}" for rank in range(2)]
+        eventually(lambda: all(map(has_text, pids)), "two processes")
+        before = [each.read_text() for each in pids]
+
+        pool.program.kill()
+        again = programs.serve("--join-token", TOKEN, *FLEET, port=pool.port)
+        eventually(lambda: len(again.workers()) == 2, "two workers")
+        (tmp_path / "pidgo").touch()
+        output, _ = watching.communicate(timeout=PATIENCE)
+
+    assert watching.returncode == 0
+    last = json.loads(output.splitlines()[-1])
+    assert last["text"] == "done: 2 of 2 machines"
+    assert [each.read_text() for each in pids] == before

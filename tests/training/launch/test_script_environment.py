@@ -1,0 +1,93 @@
+"""The environment of scripts, and how their machines reach each other."""
+
+import socket
+
+import pytest
+
+from shoal.training.launch.script_environment import (
+    Coordinator,
+    Placement,
+    free_port,
+    own_host,
+    reachable_host,
+    run_variables,
+    thread_variables,
+    torchrun_variables,
+)
+from shoal.training.run_token import run_id_of
+
+COORDINATOR = Coordinator("http://192.0.2.1:4010", "")
+
+
+def test_ranks_are_counted_as_torchrun_does() -> None:
+    place = Placement(2, 3, 4)
+
+    variables = torchrun_variables(place, 1, ("192.0.2.7", 29500), "r")
+
+    assert place.size == 12
+    assert {**variables, "PYTHON_EXEC": "python"} == {
+        "LOCAL_RANK": "1",
+        "RANK": "9",
+        "GROUP_RANK": "2",
+        "ROLE_RANK": "9",
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": "4",
+        "WORLD_SIZE": "12",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_WORLD_SIZE": "12",
+        "MASTER_ADDR": "192.0.2.7",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "r",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "PYTHON_EXEC": "python",
+    }
+
+
+def test_variables_of_the_rendezvous_are_for_the_backend_shoal() -> None:
+    token = "t" * 64
+
+    ours = run_variables(token, "shoal", COORDINATOR)
+    gloo = run_variables(token, "gloo", COORDINATOR)
+
+    assert ours == {
+        "SHOAL_RUN": run_id_of(token),
+        "SHOAL_RUN_BACKEND": "shoal",
+        "SHOAL_RUN_TOKEN": token,
+        "SHOAL_RUN_URL": "http://192.0.2.1:4010",
+        "SHOAL_RUN_FINGERPRINT": "",
+    }
+    assert gloo == {"SHOAL_RUN": run_id_of(token), "SHOAL_RUN_BACKEND": "gloo"}
+
+
+@pytest.mark.parametrize(
+    ("published", "own", "reached"),
+    [
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),  # all on one machine
+        ("127.0.0.1", "192.0.2.9", "192.0.2.1"),  # it is on the coordinator's
+        ("192.0.2.5", "192.0.2.9", "192.0.2.5"),
+        ("192.0.2.5", "127.0.0.1", "192.0.2.5"),
+    ],
+)
+def test_machine_of_the_coordinator_is_reached_where_that_is(
+    published: str, own: str, reached: str
+) -> None:
+    assert reachable_host(published, own, COORDINATOR) == reached
+
+
+def test_own_address_is_that_on_the_way_to_the_coordinator() -> None:
+    assert own_host(Coordinator("http://127.0.0.1:4010", "")) == "127.0.0.1"
+    assert own_host(Coordinator("https://localhost", "")) in ("127.0.0.1", "::1")
+
+
+def test_chosen_port_is_free() -> None:
+    with socket.create_server(("127.0.0.1", free_port("127.0.0.1"))):
+        pass
+
+
+def test_processes_share_the_cores() -> None:
+    alone, many = thread_variables(1), thread_variables(10_000)
+
+    assert int(alone["OMP_NUM_THREADS"]) >= 1
+    assert set(many.values()) == {"1"}

@@ -1,0 +1,51 @@
+"""The numbers in what a script prints."""
+
+import pytest
+
+from shoal.training.launch.script_lines import report, values_in
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("step=12 loss=3.25", {"step": 12, "loss": 3.25}),
+        ("step=0 loss=1e-3 lr=-.5", {"step": 0, "loss": 1e-3, "lr": -0.5}),
+        ("loss=2", {"loss": 2}),
+        ("[0] step=3, a/b=0.75;", {"step": 3, "a/b": 0.75}),
+        ("x=1 y=2", {}),
+        ("loss=nan step=4", {"step": 4}),
+        ("loss=high", {}),
+        ("the steps=3 of it", {}),
+        ("", {}),
+    ],
+)
+def test_lines_with_a_step_or_a_loss_are_reports(
+    line: str, values: dict[str, float]
+) -> None:
+    assert values_in(line) == (values, True)
+
+
+def test_report_is_read_and_not_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_RUN", "r")
+
+    report(step=3, loss=0.5, samples_per_s=1e3)
+
+    line = capsys.readouterr().out.rstrip("\n")
+    assert values_in(line) == ({"step": 3, "loss": 0.5, "samples_per_s": 1000}, False)
+
+
+def test_report_outside_a_run_prints_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHOAL_RUN", raising=False)
+
+    report(step=3)
+
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"loss": NaN, "step": "x"}', "1" * 5000])
+def test_damaged_report_has_no_numbers(text: str) -> None:
+    assert values_in(f"\x1eshoal-report {text}")[0] == {}
