@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +41,15 @@ class Program:
 
 
 @contextmanager
-def program(*arguments: str) -> Iterator[Program]:
-    """Run Python with ``arguments`` until the block ends; wait for its first line."""
-    with _running([sys.executable, *arguments], subprocess.PIPE) as process:
+def program(
+    *arguments: str, within: Sequence[str] = (), stdin: int | None = None
+) -> Iterator[Program]:
+    """Run Python with ``arguments`` until the block ends; wait for its first line.
+
+    ``within`` is the command that runs Python, such as one of a network namespace.
+    """
+    command = [*within, sys.executable, *arguments]
+    with _running(command, subprocess.PIPE, stdin=stdin) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
@@ -93,12 +99,20 @@ def _answers(url: str) -> bool:
 
 @contextmanager
 def _running(
-    command: list[str], stdout: int, environment: Mapping[str, str] = os.environ
+    command: list[str],
+    stdout: int,
+    environment: Mapping[str, str] = os.environ,
+    stdin: int | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     # Ours say why they end; others chat.
     stderr = subprocess.DEVNULL if stdout == subprocess.DEVNULL else None
     with subprocess.Popen(
-        command, stdout=stdout, stderr=stderr, text=True, env=environment
+        command,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+        env=environment,
     ) as process:
         try:
             yield process

@@ -21,6 +21,7 @@ BENCHES = (
     "leaving",
     "models",
     "plan",
+    "slowlink",
     "startup",
     "store",
     "tasks",
