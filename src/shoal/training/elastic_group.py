@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from shoal.domain.errors import InvalidRequest
 from shoal.training.all_reduces import Compression
 from shoal.training.collectives import Kind, Place
+from shoal.training.compression.error_feedback import ErrorFeedback
 from shoal.training.generations.messages import RankState
 from shoal.training.generations.sequence import (
     Greeting,
@@ -125,6 +126,9 @@ class ElasticGroup:
 
         memory = self.sequence.run_shared(Kind.ALL_REDUCE, target.nbytes, call)
         target[...] = _shaped(memory, target)
+        if isinstance(compression, ErrorFeedback):
+            # Also of a result that another rank has: it has used what this one sent.
+            compression.commit()
         return target
 
     def reduce_scatter(self, array: "Array", op: ReduceOp = "sum") -> "Array":
