@@ -1,7 +1,10 @@
 """Training loops of one rank and of several, over sockets, each in a thread."""
 
 import random
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.domain.errors import InvalidRequest
+from shoal.training.checkpoints.folder import CheckpointFolder
 from shoal.training.group import RankGroup
 from shoal.training.loop.plan import TrainingResult
 from shoal.training.loop.reports import TrainingReport
 from shoal.training.loop.train import train
 from shoal.training.rank_port import GroupEnded
+from training.checkpoints.test_folder import file_size_max
 from training.test_group import groups, together
 
 SAMPLES = 50
@@ -38,8 +43,11 @@ class Points:
         return self.inputs[index], self.inputs[index].sum().reshape(1)
 
 
+_drawing = threading.Lock()  # the random numbers of all threads are the same ones
+
+
 def model_of(seed: int = 0, *layers: nn.Module) -> nn.Module:
-    with torch.random.fork_rng():
+    with _drawing, torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(4, 16), *layers, nn.Tanh(), nn.Linear(16, 1))
 
@@ -228,6 +236,48 @@ def test_a_group_goes_on_from_a_checkpoint(
             assert torch.allclose(found, undisturbed[0][0], atol=1e-5)
     remarks = [remark for _, _, some in second for remark in some]
     assert bool(remarks) == (before != after)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_a_full_disk_at_a_checkpoint_ends_nothing(tmp_path: Path) -> None:
+    disk = ExitStack()
+
+    def one(group: RankGroup) -> tuple[TrainingResult, Tensor, dict[int, Any]]:
+        remarks = {}
+
+        def on_step(report: TrainingReport) -> None:
+            remarks[report.step] = [*report.remarks]
+            # Before the checkpoint of the step, which no rank writes without rank 0.
+            if group.place.rank == 0 and report.step == 4:
+                disk.enter_context(file_size_max(100))
+            if group.place.rank == 0 and report.step == 5:
+                disk.close()
+
+        model = model_of()
+        result = run(
+            model,
+            group,
+            steps=8,
+            checkpoints=tmp_path,
+            checkpoint_every=2,
+            on_step=on_step,
+        )
+        return result, parameters_of(model), remarks
+
+    with disk, groups(2) as members:
+        outcomes = together(members, one)
+
+    alone = model_of()
+    run(alone, steps=8)
+    for result, found, remarks in outcomes:
+        assert result.step == 8
+        assert torch.allclose(found, parameters_of(alone), atol=1e-5)
+        failed = (
+            f"checkpoint failed: rank 0: cannot write to {tmp_path}: File too large"
+        )
+        assert failed in remarks.pop(5)
+        assert not any(remarks.values())
+    assert CheckpointFolder(tmp_path).steps == [2, 6, 8]
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_by_all() -> None:

@@ -22,6 +22,7 @@ from shoal.training.checkpoints.folder import (
     write_pieces,
 )
 from shoal.training.checkpoints.pieces import PIECE_MAX
+from shoal.training.generations.settlement import RankMissing
 from shoal.training.group_values import (
     Collectives,
     broadcast_state,
@@ -85,10 +86,12 @@ class GroupCheckpoints:
         while True:
             self._begin()
             try:
-                found = self._gather(own and [own.step, own.digest])
-                break
-            except _GroupChanged:
+                return self._load(own)
+            except (_GroupChanged, RankMissing):
                 continue
+
+    def _load(self, own: TrainingCheckpoint | None) -> TrainingCheckpoint | None:
+        found = self._gather(own and [own.step, own.digest])
         steps = [each[0] for each in found if each]
         if not steps:
             return None

@@ -15,6 +15,7 @@ from shoal.tasks.progress import progress
 from shoal.training.checkpoints.group_checkpoints import GroupCheckpoints
 from shoal.training.group import RankGroup
 from shoal.training.group_values import Collectives
+from shoal.training.launch.script_lines import report as report_values
 from shoal.training.loop.gradient_buckets import GradientBuckets
 from shoal.training.loop.lent_share import LentShare
 from shoal.training.loop.plan import (
@@ -120,6 +121,14 @@ def train(
 
         def tell(report: TrainingReport) -> None:
             progress(report.done, str(report))
+            report_values(
+                step=report.step,
+                loss=report.loss,
+                samples_per_s=report.speeds[group.place.rank],
+                sync=report.sync,
+                generation=report.generation,
+                sent=report.sent,
+            )
             if on_step is not None:
                 on_step(report)
 

@@ -9,6 +9,7 @@ before makes the others repeat the step without it.
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from shoal.training.checkpoints.random_state import (
     random_state,
     set_random_state,
 )
+from shoal.training.generations.settlement import RankMissing
 from shoal.training.group_values import (
     Collectives,
     broadcast_state,
@@ -136,11 +138,10 @@ class TrainingLoop:
     def _begin(self) -> None:
         """Continue from a checkpoint, or with the parameters of rank 0."""
         found = self._checkpoints and self._checkpoints.load_latest()
-        rank, size = self._group.place
         if not found:
-            state = self._trained.state() if rank == 0 else {}
-            self._trained.restore(broadcast_state(self._group, state, 0))
+            self._begin_alike()
             return
+        rank, size = self._group.place
         self._restore(found.state)
         self._saved = self._step
         if len(found.ranks) == size:
@@ -151,6 +152,16 @@ class TrainingLoop:
                 f"{len(found.ranks)}: other random numbers"
             )
             self._draw_anew()
+
+    def _begin_alike(self) -> None:
+        """Begin with the state of rank 0; if that is lost, of the next one."""
+        while True:
+            state = self._trained.state() if self._group.place.rank == 0 else {}
+            try:
+                self._trained.restore(broadcast_state(self._group, state, 0))
+                return
+            except RankMissing:
+                continue
 
     def _attempt(self) -> list[_Row] | None:
         """Make the next step up to the gradients; None: it does not count.
@@ -260,7 +271,10 @@ class TrainingLoop:
         """Let ranks in that wait, and give them the state."""
         group: Any = self._group  # it has these where ranks can wait
         if group.admit():
-            broadcast_state(group, self._state(), group.newest)
+            group.set_step(0)  # new ranks do not know the step yet
+            # If the root is lost, new ranks end: all others have the state.
+            with suppress(RankMissing):
+                broadcast_state(group, self._state(), group.newest)
             self._remarks.append(f"{group.place.size} ranks from step {self._step} on")
 
     def _compare(self) -> None:
