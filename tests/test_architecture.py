@@ -3,7 +3,8 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,13 @@ CATCHES_ALL = {
 UNPICKLES = {"client/joblib_backend.py"}
 
 
-def code_of(text: str) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(text))
+parse = cache(ast.parse)
+
+
+@cache
+def code_of(text: str) -> Sequence[ast.AST]:
+    """Return all nodes of a module."""
+    return [*ast.walk(parse(text))]
 
 
 @pytest.mark.parametrize("name", discover())
@@ -70,7 +76,7 @@ def test_a_class_name_is_one_thing() -> None:
     several = {"Config", "Session"}
     places: dict[str, list[str]] = {}
     for path, text in MODULES.items():
-        for node in ast.parse(text).body:
+        for node in parse(text).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(path)
 
@@ -284,7 +290,7 @@ def test_secrets_are_compared_in_constant_time() -> None:
             if _compares(node, names):
                 timed.setdefault(path, set()).add(ast.unparse(node))
         if any(name in text for name in lead):
-            for caller, called in _calls(ast.parse(text)):
+            for caller, called in _calls(parse(text)):
                 if called in lead:
                     lead[called].add(f"{path} {caller}")
 

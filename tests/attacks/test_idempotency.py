@@ -8,7 +8,7 @@ from attacks.siege import ANSWER, CHAT, OLD_CHAT, body, join
 from gateway.keys import make_key
 from gateway.serving import KEY, Node, Pool, eventually
 
-MANY = 500
+MANY = 150
 
 
 async def ask(pool: Pool, name: str, key: str = KEY, path: str = CHAT) -> str:

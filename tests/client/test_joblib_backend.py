@@ -96,6 +96,7 @@ def test_error_without_workers_says_what_to_start(
         joblib.Parallel()(joblib.delayed(double)(x) for x in range(2))
 
 
+@pytest.mark.long
 def test_grid_search_matches_a_local_one(beside: CoordinatorThread) -> None:
     # Here, for each process of the suite would spend a second on it.
     from sklearn.datasets import make_classification

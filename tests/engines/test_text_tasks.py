@@ -460,6 +460,7 @@ async def test_untrained_model_obeys_the_schema(
 
 
 @needs_demo
+@pytest.mark.long
 async def test_demo_model_runs_every_task(payloads: Mapping[str, JSON]) -> None:
     engine = LlamaEngine("demo", demo_model_path(), slots=1)
     await engine.start()

@@ -94,7 +94,7 @@ async def live_through(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("seed", some_long(range(50), short=4))
+@pytest.mark.parametrize("seed", some_long(range(50), short=2))
 def test_every_job_ends_exactly_once(protocol: AnyWireProtocol, seed: int) -> None:
     async def scenario() -> None:
         world = await live_through(
@@ -120,7 +120,7 @@ def test_every_job_ends_exactly_once(protocol: AnyWireProtocol, seed: int) -> No
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("seed", some_long(range(50), short=2))
+@pytest.mark.parametrize("seed", some_long(range(50), short=1))
 def test_every_job_ends_once_while_operators_suspend_workers(
     protocol: AnyWireProtocol, seed: int
 ) -> None:

@@ -20,7 +20,6 @@ from protocols.tealenet.relay_harness import (
 from shoal.protocols.tealenet.codec.relay_messages import KINDS, challenge_text
 from shoal.protocols.tealenet.codec.scalars import to_date
 from shoal.protocols.tealenet.relay.limits import Rate
-from shoal.protocols.tealenet.relay.registry import BATCH_LINKS
 from shoal.protocols.tealenet.relay.server import LIMITS
 
 FORWARDED_KINDS = (
@@ -354,16 +353,18 @@ def test_nodes_of_one_batch_get_only_later_announcements(
         assert joined == [each.id for each in peers[place + 1 :]]
 
 
-def test_announcements_are_sent_in_batches_of_links(harness: RelayHarness) -> None:
-    limits = replace(LIMITS, links_per_address=10_000)
-    harness = RelayHarness(limits)
+def test_announcements_are_sent_in_batches_of_links(
+    harness: RelayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = 50
+    monkeypatch.setattr("shoal.protocols.tealenet.relay.registry.BATCH_LINKS", batch)
     peers = [harness.connect(1, "a")]
     peers[0].send(peers[0].registration())
     relay = harness.relay
     # Without real keys, because there are fewer seeds than nodes.
     registry = relay._registry
     registry._context = replace(registry._context, verify=lambda *_: True)
-    for number in range(BATCH_LINKS * 2 + 1):
+    for number in range(2 * batch + 1):
         peer = harness.connect(2, "a")
         id_ = f"{number:064x}"
         peer.send(peer.registration(nodeID=id_, publicKey=id_))
@@ -382,7 +383,7 @@ def test_announcements_are_sent_in_batches_of_links(harness: RelayHarness) -> No
         (spread,) = relay.tick(harness.now)
         harness.deliver((spread,))
         informed += len(spread.links)  # type: ignore[union-attr]  # nothing else is due
-        assert len(spread.links) <= BATCH_LINKS  # type: ignore[union-attr]  # as above
+        assert len(spread.links) <= batch  # type: ignore[union-attr]  # as above
     assert all(
         [list(each) for each in peer.inbox] == [["peerLeft"]] for peer in peers[1:]
     )
