@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from shoal.domain.errors import InvalidRequest
+from shoal.training.all_reduces import Compression
 from shoal.training.collectives import Place
 from shoal.training.reductions import ReduceOp
 
@@ -30,7 +31,12 @@ class Collectives(Protocol):
     def set_step(self, step: int) -> None: ...
 
     def all_reduce(
-        self, array: "Array", op: ReduceOp = "sum", result: "Array | None" = None
+        self,
+        array: "Array",
+        op: ReduceOp = "sum",
+        result: "Array | None" = None,
+        *,
+        compression: Compression | None = None,
     ) -> "Array": ...
 
     def all_gather(self, array: "Array") -> "Array": ...

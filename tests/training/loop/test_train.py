@@ -238,6 +238,29 @@ def test_a_group_goes_on_from_a_checkpoint(
     assert bool(remarks) == (before != after)
 
 
+@pytest.mark.parametrize("compression", ["int8", "topk"])
+def test_compressed_gradients_train_and_keep_replicas_equal(compression: str) -> None:
+    def one(group: RankGroup) -> tuple[TrainingResult, Tensor]:
+        model = model_of()
+        steps = 0
+
+        def loss(model: nn.Module, batch: Any) -> Tensor:
+            nonlocal steps
+            steps += 1
+            return squares(model, batch) * (float("nan") if steps == 3 else 1)
+
+        result = run(model, group, loss=loss, epochs=8, compression=compression)
+        return result, parameters_of(model)
+
+    with groups(2) as members:
+        (result, first), (_, second) = together(members, one)
+
+    assert torch.equal(first, second)
+    assert result.skipped == 1
+    assert bool(first.isfinite().all()), "what was left out is finite as well"
+    assert result.loss < 3
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 def test_a_full_disk_at_a_checkpoint_ends_nothing(tmp_path: Path) -> None:
     disk = ExitStack()

@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 from shoal.domain.errors import InvalidRequest
+from shoal.training.compression.error_feedback import (
+    ErrorFeedback,
+    FeedbackCompression,
+)
 from shoal.training.group_values import Collectives
 
 BUCKET_SIZE = 25 << 20  # bytes, as PyTorch's
@@ -25,6 +29,9 @@ class GradientBuckets:
     ``expect_last``, then ``finish``.  Gradients are added as float32, or float64 for
     parameters of that dtype, whatever dtype the parameters have.
 
+    ``compression`` sends float32 gradients in fewer bytes, with error feedback: what it
+    leaves out of a bucket is added to the next step's.
+
     Hooks are on the parameters until ``close``.
     """
 
@@ -33,8 +40,10 @@ class GradientBuckets:
         parameters: Iterable[Tensor],
         group: Collectives,
         bucket_size: int = BUCKET_SIZE,
+        compression: FeedbackCompression | None = None,
     ) -> None:
         self._group = group
+        self._compression = compression
         trained = [each for each in parameters if each.requires_grad]
         if not trained:
             raise InvalidRequest("the model has no parameters to train")
@@ -44,6 +53,7 @@ class GradientBuckets:
             each.register_post_accumulate_grad_hook(self._on_gradient)
             for each in trained
         ]
+        self.forget_left_out()
         self._sends = False  # gradients that arrive are the last ones of this step
         self._next = 0  # the bucket that is sent next
         self._adding: list[Future[Any]] = []
@@ -88,6 +98,12 @@ class GradientBuckets:
             bucket.sums /= weight
             bucket.set_gradients()
 
+    def forget_left_out(self) -> None:
+        """Drop what compression has left out: that of steps that do not count."""
+        for bucket in self._buckets:
+            if self._compression is not None and bucket.own.dtype == torch.float32:
+                bucket.feedback = ErrorFeedback(self._compression)
+
     def close(self) -> None:
         """Remove the hooks, and end the thread."""
         for hook in self._hooks:
@@ -108,7 +124,12 @@ class GradientBuckets:
         self._adding.append(self._thread.submit(self._add, bucket))
 
     def _add(self, bucket: "_Bucket") -> None:
-        self._group.all_reduce(bucket.own.numpy(), "sum", bucket.sums.numpy())
+        self._group.all_reduce(
+            bucket.own.numpy(),
+            "sum",
+            bucket.sums.numpy(),
+            compression=bucket.feedback,
+        )
 
 
 class _Bucket:
@@ -120,6 +141,7 @@ class _Bucket:
         self.own = torch.zeros(length, dtype=dtype)
         self.sums = torch.zeros(length, dtype=dtype)
         self.missing = len(parameters)
+        self.feedback: ErrorFeedback | None = None
         self._at: dict[int, slice] = {}
         begin = 0
         for each in parameters:

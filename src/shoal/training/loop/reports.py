@@ -19,7 +19,7 @@ class TrainingReport:
     samples: int
     seconds: float  # of the step, on this rank
     sync: float  # the share of them in which this rank waited for others
-    sent: int  # bytes of gradients that this rank has sent so far
+    sent: int  # bytes of gradients sent by this rank so far, before compression
     shares: Sequence[int]
     speeds: Sequence[float]
     generation: int

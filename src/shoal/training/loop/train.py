@@ -13,6 +13,7 @@ from shoal.config import USER_DATA
 from shoal.domain.errors import ShoalError
 from shoal.tasks.progress import progress
 from shoal.training.checkpoints.group_checkpoints import GroupCheckpoints
+from shoal.training.compression.error_feedback import FeedbackCompression
 from shoal.training.group import RankGroup
 from shoal.training.group_values import Collectives
 from shoal.training.launch.script_lines import report as report_values
@@ -44,6 +45,7 @@ def train(
     micro_batch: int | None = None,
     equal_shares: bool = False,
     clip: float | None = None,
+    compression: FeedbackCompression | None = None,
     seed: int = 0,
     checkpoints: str | Path | None = None,
     checkpoint_every: int = 100,
@@ -74,6 +76,8 @@ def train(
         equal_shares: all ranks have equal parts of each batch, and not by their speed;
             so a run has the same bits when it is repeated.
         clip: the largest norm of the gradient.
+        compression: sends gradients in fewer bytes, such as ``"int8"``, or ``"auto"``
+            for what suits the links; what is left out is added to the next gradient.
         seed: of the order of the samples.
         checkpoints: a folder, on each machine or shared; None: none are written.
         checkpoint_every: steps between checkpoints; there is one at the end, too.
@@ -106,7 +110,7 @@ def train(
         data = Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA)
         lent = stack.enter_context(closing(LentShare(data)))
         buckets = stack.enter_context(
-            closing(GradientBuckets(model.parameters(), group))
+            closing(GradientBuckets(model.parameters(), group, compression=compression))
         )
         stack.enter_context(_leaving_after_errors(group))
         loop = TrainingLoop(

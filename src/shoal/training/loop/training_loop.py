@@ -97,6 +97,7 @@ class TrainingLoop:
             rows = self._attempt()
             if rows is None:
                 log.info("step repeated step=%d", self._step + 1)
+                self._buckets.forget_left_out()
                 continue
             self._count(rows)
             report = self._report(rows, perf_counter() - began)
@@ -218,6 +219,7 @@ class TrainingLoop:
                 trained.scheduler.step()
         else:
             self._skipped += 1
+            self._buckets.forget_left_out()  # it is not finite either
             odd = [at for at, each in enumerate(rows) if not math.isfinite(each.loss)]
             of = f" of ranks {odd}" if odd else ""
             self._remarks.append(f"skipped: the gradient{of} was not finite")
