@@ -29,7 +29,7 @@ CATCHES_ALL = {
     "tasks/child.py",
     "tasks/exception_record.py",
     "tasks/invocation.py",
-    "training/torch_backend.py",
+    "training/pytorch/process_group.py",
     "worker/jobs.py",
 }
 
@@ -196,7 +196,7 @@ def test_time_and_chance_are_read_at_the_rim() -> None:
         "training/mixed_group.py",
         "training/rank_connections.py",
         "training/rank_port.py",
-        "training/torch_backend.py",
+        "training/pytorch/meeting_store.py",
         "transports/rank_socket.py",
         "transports/tls.py",  # a certificate begins and ends at some time
     }

@@ -6,11 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from harness.speed import scaled
+from training.run_server import serving
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LIMIT = scaled(240.0)  # seconds; a script fails by then
@@ -96,3 +98,35 @@ def test_a_killed_rank_ends_the_others_with_the_cause() -> None:
         assert ranks[rank].returncode == 1
         assert "GroupEnded: rank" in outputs[rank][1]
         assert "hashes" not in outputs[rank][0]
+
+
+def test_an_unchanged_script_goes_on_without_a_killed_rank() -> None:
+    killed = 0  # which has PyTorch's store, and whose buffers the others get
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, str(SCRIPTS / "survive_ddp.py"), str(killed)]
+    with ExitStack() as stack, serving(RANKS) as server:
+        ranks = []
+        for rank in range(RANKS):
+            process = subprocess.Popen(
+                command,
+                env={**server.environment(rank), **place},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            ranks.append(stack.enter_context(process))
+            stack.callback(process.kill)
+
+        outputs = [each.communicate(timeout=LIMIT) for each in ranks]
+
+    assert ranks.pop(killed).returncode == -signal.SIGKILL
+    outputs.pop(killed)
+    assert [each.returncode for each in ranks] == [0, 0], outputs
+    assert len({output for output, _ in outputs}) == 1
+    for output, errors in outputs:
+        assert "counted 2 mean 1.0" in output
+        assert f"needs all ranks, and ranks [{killed}] are lost" in output
+        assert f"rank {killed} was lost" in errors
+        assert "sums of floats are multiplied by 3/2" in errors

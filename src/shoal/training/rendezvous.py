@@ -71,7 +71,8 @@ class Rendezvous:
         self._members: dict[str, RunMember] = {}
         self._roster: dict[int, str] = {}  # members of the present generation, by rank
         self._roster_size = 0
-        self._formation: Formation | None = None  # None after a restart
+        self.formation: Formation | None = None
+        """The present generation; None: there is none, or it was before a restart."""
         self._newest_left = NO_OPERATION
         self._fruitless = 0
         self._rebuilt_until = 0.0
@@ -236,14 +237,14 @@ class Rendezvous:
         if generation > self.generation:
             if state.rank >= state.size:
                 raise PeerError(f"rank {state.rank} of a group of {state.size}")
-            self.generation, self._formation = generation, None
+            self.generation, self.formation = generation, None
             self._roster, self._roster_size = {}, state.size
             self._rebuilt_until = now + self._rebuild
             self._ends_by = self._answers_by = None
         known = self._members.setdefault(member, RunMember(state, generation))
         known.state, known.generation = state, generation
         if generation == self.generation and member not in self._roster.values():
-            if self._formation is not None:
+            if self.formation is not None:
                 raise PeerError(f"this rank is not in generation {generation}")
             self._roster[state.rank] = member
 
@@ -252,8 +253,8 @@ class Rendezvous:
         if generation >= self.generation:
             return []
         for rank, other in self._roster.items():
-            if other == member and self._formation is not None:
-                return [(member, self._for_rank(self._formation, rank))]
+            if other == member and self.formation is not None:
+                return [(member, self._for_rank(self.formation, rank))]
         return self._exclude(
             member, f"the run has gone on without it since generation {generation}"
         )
@@ -310,7 +311,7 @@ class Rendezvous:
         reported = [each for each in self._present() if self._members[each].report]
         if not reported:
             return self._form_anew(now)
-        formed = None if self._formation is None else self._formation.newest
+        formed = None if self.formation is None else self.formation.newest
         end = GenerationEnd(self._members, [*self._roster.values()], reported)
         self._fruitless = self._fruitless + 1 if end.is_fruitless(formed) else 0
         sent: Outgoing = []
@@ -364,11 +365,11 @@ class Rendezvous:
             known.generation, known.report = self.generation, None
             ranks.append(known.state.formed())
         secret = self._random_bytes(SECRET_SIZE).hex()
-        self._formation = Formation(
+        self.formation = Formation(
             self.generation, 0, secret, tuple(ranks), newest, tuple(story), admits
         )
         return [
-            (member, self._for_rank(self._formation, rank))
+            (member, self._for_rank(self.formation, rank))
             for rank, member in self._roster.items()
         ]
 

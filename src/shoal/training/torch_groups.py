@@ -6,8 +6,9 @@ import torch.distributed as dist
 from shoal.domain.errors import InvalidRequest
 from shoal.training.all_reduces import Compression, ReducingGroup
 from shoal.training.collectives import Place
+from shoal.training.pytorch.process_group import Array, ShoalProcessGroup
+from shoal.training.pytorch.tensors import TORCH_OPS
 from shoal.training.reductions import ReduceOp
-from shoal.training.torch_backend import TORCH_OPS, Array, ShoalProcessGroup
 
 
 def reducing_group(group: ReducingGroup | dist.ProcessGroup | None) -> ReducingGroup:

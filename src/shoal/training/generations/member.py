@@ -163,12 +163,12 @@ class GenerationMember:
         joins = self.generation == NO_GENERATION
         self.generation, self.formation = formation.generation, formation
         self._report, self._ending, self.waiting = None, "", 0
-        self.state = replace(
-            self.state,
-            rank=formation.rank,
-            size=len(formation.ranks),
-            operation=formation.newest if joins else self.operation,
-        )
+        self.state = replace(self.state, rank=formation.rank, size=len(formation.ranks))
+        if joins:
+            furthest = max(formation.ranks, key=lambda rank: rank.operation)
+            self.state = replace(
+                self.state, operation=formation.newest, step=furthest.step
+            )
         return Reaction()
 
     def _report_end(self, report: EndReport) -> tuple[RunMessage, ...]:

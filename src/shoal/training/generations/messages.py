@@ -66,6 +66,7 @@ class FormedRank:
     port: int
     port_id: str
     operation: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,12 @@ class RankState:
     def formed(self) -> FormedRank:
         """Return what other ranks of a generation are told."""
         return FormedRank(
-            self.gang_rank, self.hosts, self.port, self.port_id, self.operation
+            self.gang_rank,
+            self.hosts,
+            self.port,
+            self.port_id,
+            self.operation,
+            self.step,
         )
 
     @classmethod
@@ -183,6 +189,7 @@ class Formation:
                     number(each, "port", 1),
                     text(each, "port_id"),
                     number(each, "operation", NO_OPERATION),
+                    number(each, "step", 0),
                 )
             )
         rank = number(message, "rank", 0)

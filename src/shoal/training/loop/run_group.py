@@ -6,7 +6,9 @@ from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 
 from shoal.protocols import discover
+from shoal.training.elastic_group import ElasticGroup
 from shoal.training.group import RankGroup
+from shoal.training.meeting import RUN_URL, join_run
 from shoal.training.rank_port import GroupMembership, RankPort
 from shoal.transports.rank_socket import RankListener
 
@@ -14,15 +16,25 @@ TIMEOUT = 60.0  # seconds of one operation
 
 
 @contextmanager
-def group_of_environment(timeout: float = TIMEOUT) -> Iterator[RankGroup]:
-    """Yield the group that torchrun's variables name; without them, one rank alone."""
+def group_of_environment(
+    timeout: float = TIMEOUT,
+) -> Iterator[RankGroup | ElasticGroup]:
+    """Yield the group that the environment names; without a name, one rank alone.
+
+    Under ``shoal train`` it goes on without ranks that are lost, and admits new ones;
+    under torchrun it ends with its first failure.
+    """
+    if RUN_URL in os.environ:
+        with closing(join_run(timeout, admits=True)) as elastic:
+            yield elastic
+        return
     if "RANK" not in os.environ:
         with closing(_alone(timeout)) as group:
             yield group
         return
     from torch import distributed as dist
 
-    from shoal.training.torch_backend import meet
+    from shoal.training.pytorch.meeting_store import meet
 
     with ExitStack() as stack:
         store, rank, size = next(dist.rendezvous("env://"))

@@ -273,7 +273,6 @@ class TrainingLoop:
         """Let ranks in that wait, and give them the state."""
         group: Any = self._group  # it has these where ranks can wait
         if group.admit():
-            group.set_step(0)  # new ranks do not know the step yet
             # If the root is lost, new ranks end: all others have the state.
             with suppress(RankMissing):
                 broadcast_state(group, self._state(), group.newest)

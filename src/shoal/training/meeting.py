@@ -1,0 +1,72 @@
+"""How the ranks of a run meet: at its coordinator, as the environment says.
+
+``shoal train`` sets the variables, those of torchrun and the run's own.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+from shoal.protocols import discover
+from shoal.training.elastic_group import ElasticGroup
+from shoal.training.generations.messages import RankState
+from shoal.training.generations.sequence import Greeting, RendezvousLink
+from shoal.training.group import TIMEOUT
+from shoal.training.rank_port import RankPort
+from shoal.transports.rank_socket import RankListener
+from shoal.transports.tls import self_signed_tls
+
+RUN_URL = "SHOAL_RUN_URL"
+DEFAULT_MASTER = ("127.0.0.1", "29500")
+
+
+def join_run(
+    timeout: float = TIMEOUT,
+    *,
+    admits: bool = False,
+    environment: Mapping[str, str] = os.environ,
+) -> ElasticGroup:
+    """Return this rank's group of the run that the environment names.
+
+    It waits until all ranks are there.  ``admits``: the caller lets new ranks in, by
+    ``ElasticGroup.admit``.  ``timeout`` limits one operation, in seconds.
+
+    Raises GroupEnded if the run goes on without this rank, or has ended.
+    """
+    host = own_address(environment)
+    port = open_port(host, encrypts=not ip_address(host).is_loopback)
+    state = RankState(
+        int(environment["RANK"]), (host,), port.port, port.id, admits=admits
+    )
+
+    def connect(greeting: Greeting) -> RendezvousLink:
+        from shoal.training.run_link import RunLink
+
+        return RunLink(
+            environment[RUN_URL],
+            environment["SHOAL_RUN_TOKEN"],
+            environment.get("SHOAL_RUN_FINGERPRINT", ""),
+            size=int(environment["WORLD_SIZE"]),
+            greeting=greeting,
+        )
+
+    return ElasticGroup(connect, port, environment["SHOAL_RUN"], state, timeout)
+
+
+def open_port(host: str, *, encrypts: bool) -> RankPort:
+    """Return a port for other ranks at an address of this machine."""
+    wire = next(each.ranks for each in discover().values() if each.ranks)
+    tls = self_signed_tls("rank") if encrypts else None
+    return RankPort(wire(), RankListener(host, 0, tls), encrypts=encrypts)
+
+
+def own_address(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the address of this machine on the way to rank 0's."""
+    host = environment.get("MASTER_ADDR", DEFAULT_MASTER[0])
+    port = environment.get("MASTER_PORT", DEFAULT_MASTER[1])
+    family, _, _, _, address = socket.getaddrinfo(host, int(port))[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        own: str = probe.getsockname()[0]
+        return own

@@ -1,0 +1,1 @@
+"""The backend ``shoal`` of ``torch.distributed``, in parts."""

@@ -1,0 +1,292 @@
+"""The collectives of a rank, as ``torch.distributed`` calls them.
+
+One thread per group runs the operations in the order of the calls, so that the buckets
+of ``DistributedDataParallel`` are reduced while backward still runs.
+"""
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.training import collectives
+from shoal.training.all_reduces import Compression
+from shoal.training.collectives import Kind
+from shoal.training.pytorch.runners import OperationRunner
+from shoal.training.pytorch.tensors import Memories, Memory, op_of, tensor_reduction
+from shoal.training.pytorch.work import CollectiveWork
+from shoal.training.reductions import ReduceOp
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+NAME = "shoal"
+DATA_PARALLEL = "torch.nn.parallel.distributed"
+
+
+class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
+    """The collectives of a rank, as ``torch.distributed`` calls them.
+
+    ``rank`` and ``size`` are those of the script, and remain.  Operations raise what
+    the runner's do: GroupEnded after the end of the group.
+    """
+
+    def __init__(self, runner: OperationRunner, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._runner = runner
+        self._rank = rank
+        self._queue: SimpleQueue[tuple[Callable[[], object], CollectiveWork] | None] = (
+            SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._run_all, daemon=True)
+        self._thread.start()
+        self._closed = False
+
+    def getBackendName(self) -> str:  # noqa: N802  # PyTorch's name
+        return NAME
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+        return self._submit(tensors, lambda: self._reduce_all(tensors, op_of(opts)))
+
+    def reduce_arrays(
+        self,
+        array: Array,
+        op: ReduceOp,
+        target: Array,
+        compression: Compression | None = None,
+    ) -> CollectiveWork:
+        """Combine the arrays of all ranks in ``target``, which may be ``array``.
+
+        ``compression`` is that of ``RankGroup.all_reduce``.
+        """
+        return self._submit(
+            [],
+            lambda: self._runner.arrays.all_reduce(
+                array, op, target, compression=compression
+            ),
+        )
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+        # Other ranks' tensors are undefined afterwards, so they may have the result.
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+        root = 0 if opts is None else opts.rootRank
+        replicated = _is_called_by_data_parallel()
+
+        def call() -> None:
+            for tensor in tensors:
+                with Memory(tensor) as memory:
+                    self._runner.broadcast(memory, root, replicated=replicated)
+
+        return self._submit(tensors, call)
+
+    def allgather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> dist.Work:
+        def call() -> None:
+            for gathered, own in zip(outputs, inputs, strict=True):
+                ends, total = [], 0
+                for each in gathered:
+                    total += _size_of(each)
+                    ends.append(total)
+                whole = memoryview(bytearray(total))
+                end = ends[self._rank]
+                with Memory(own) as memory:
+                    whole[end - len(memory) : end] = memory
+                self._runner.run(
+                    Kind.ALL_GATHER,
+                    partial(collectives.all_gather, result=whole, ends=ends),
+                )
+                for each, end in zip(gathered, ends, strict=True):
+                    with Memory(each) as memory:
+                        memory[:] = whole[end - len(memory) : end]
+
+        return self._submit([each for some in outputs for each in some], call)
+
+    def all_gather_single(
+        self, output: Tensor, own: Tensor, opts: Any = None
+    ) -> dist.Work:
+        return self.allgather([list(output.view(self.size(), *own.shape))], [own])
+
+    def gather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> dist.Work:
+        root = 0 if opts is None else opts.rootRank
+
+        def call() -> None:
+            for index, own in enumerate(inputs):
+                parts = outputs[index] if self._rank == root else []
+                with Memory(own) as memory, Memories(parts) as memories:
+                    self._runner.run(
+                        Kind.GATHER,
+                        partial(
+                            collectives.gather, own=memory, parts=memories, root=root
+                        ),
+                    )
+
+        return self._submit([each for some in outputs for each in some], call)
+
+    def scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+    ) -> dist.Work:
+        root = 0 if opts is None else opts.rootRank
+
+        def call() -> None:
+            for index, own in enumerate(outputs):
+                parts = inputs[index] if self._rank == root else []
+                with Memory(own) as memory, Memories(parts) as memories:
+                    self._runner.run(
+                        Kind.SCATTER,
+                        partial(
+                            collectives.scatter,
+                            parts=memories,
+                            result=memory,
+                            root=root,
+                        ),
+                    )
+
+        return self._submit(outputs, call)
+
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+    ) -> dist.Work:
+        joined = [torch.cat([part.reshape(-1) for part in parts]) for parts in inputs]
+
+        def call() -> None:
+            for output, whole in zip(outputs, joined, strict=True):
+                combined = tensor_reduction(op_of(opts), whole.dtype, self.size())
+                with Memory(whole) as own, Memory(output) as memory:
+                    self._runner.run(
+                        Kind.REDUCE_SCATTER,
+                        partial(
+                            collectives.reduce_scatter,
+                            own=own,
+                            result=memory,
+                            reduction=combined,
+                        ),
+                    )
+
+        return self._submit(outputs, call)
+
+    def reduce_scatter_single(
+        self, output: Tensor, whole: Tensor, opts: Any = None
+    ) -> dist.Work:
+        return self.reduce_scatter([output], [[whole]], opts)
+
+    def alltoall(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> dist.Work:
+        def call() -> None:
+            with Memories(inputs) as parts, Memories(outputs) as results:
+                self._runner.run(
+                    Kind.ALL_TO_ALL,
+                    partial(collectives.all_to_all, parts=parts, results=results),
+                )
+
+        return self._submit(outputs, call)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        whole: Tensor,
+        output_sizes: Sequence[int],
+        input_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> dist.Work:
+        size = self.size()
+        outputs = output.split(list(output_sizes) or output.shape[0] // size)
+        inputs = whole.split(list(input_sizes) or whole.shape[0] // size)
+        return self.alltoall(list(outputs), list(inputs))
+
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> dist.Work:
+        def call() -> None:
+            for tensor in tensors:
+                with Memory(tensor) as memory:
+                    self._runner.send(memory, to)
+
+        return self._submit(tensors, call)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> dist.Work:
+        def call() -> None:
+            for tensor in tensors:
+                with Memory(tensor) as memory:
+                    self._runner.receive(memory, source)
+
+        return self._submit(tensors, call)
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        return self._submit([], self._runner.barrier)
+
+    # The names of PyTorch before 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+
+    def abort(self) -> None:
+        """End the group; one that loses ranks goes on without this one."""
+        self._runner.abort()
+
+    def shutdown(self) -> None:
+        """Close the connections, after the operations that were called.
+
+        While an error ends the script, the others are not waited for.
+        """
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+            self._thread.join()
+            if sys.exc_info()[0] is None:
+                self._runner.close()
+            else:
+                self._runner.abort()
+
+    def _reduce_all(self, tensors: list[Tensor], op: ReduceOp) -> None:
+        for tensor in tensors:
+            with Memory(tensor) as memory:
+                self._runner.reduce(memory, op, tensor.dtype)
+
+    def _submit(
+        self, outputs: list[Tensor], call: Callable[[], object]
+    ) -> CollectiveWork:
+        work = CollectiveWork(outputs)
+        self._queue.put((call, work))
+        return work
+
+    def _run_all(self) -> None:
+        while (item := self._queue.get()) is not None:
+            call, work = item
+            error: Exception | None = None
+            try:
+                call()
+            except Exception as caught:
+                error = caught
+            work.finish(error)
+
+
+def _size_of(tensor: Tensor) -> int:
+    size: int = tensor.nbytes
+    return size
+
+
+def _is_called_by_data_parallel() -> bool:
+    """Return whether ``DistributedDataParallel`` broadcasts its buffers.
+
+    These are replicas in all ranks, so that any rank may be their root.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == DATA_PARALLEL:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,202 @@
+"""What carries out the operations of a process group.
+
+PyTorch's scripts have one rank and one size for ever.  A group that stays as it is
+carries out their operations as they are; one that loses ranks does so where what a
+script gets is still what it expects.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+
+from shoal.training import collectives
+from shoal.training.all_reduces import ReducingGroup
+from shoal.training.collectives import Kind, Operation, Place
+from shoal.training.elastic_group import ElasticGroup
+from shoal.training.generations.settlement import RankMissing
+from shoal.training.group import RankGroup
+from shoal.training.pytorch.tensors import tensor_reduction
+from shoal.training.reductions import ReduceOp
+
+Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+Make: TypeAlias = Callable[[Place], Operation]
+"""Returns an operation for a rank in a group of some size; it may be called again."""
+
+log = logging.getLogger("shoal.training")
+
+
+class OperationRunner(Protocol):
+    """Carries out operations, one at a time, with the ranks of the script."""
+
+    @property
+    def arrays(self) -> ReducingGroup:
+        """The group, for arrays."""
+        ...
+
+    def reduce(self, memory: memoryview, op: ReduceOp, dtype: torch.dtype) -> None:
+        """Combine the numbers of all ranks, in place."""
+        ...
+
+    def broadcast(self, memory: memoryview, root: int, *, replicated: bool) -> None:
+        """Copy the root's memory; ``replicated``: any rank may take its place."""
+        ...
+
+    def run(self, kind: Kind, make: Make) -> None:
+        """Carry out an operation that needs all ranks."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        ...
+
+    def send(self, memory: memoryview, to: int) -> None:
+        """Send memory to a rank."""
+        ...
+
+    def receive(self, memory: memoryview, source: int) -> None:
+        """Receive memory from a rank."""
+        ...
+
+    def abort(self) -> None:
+        """End the group, or this rank's part in it."""
+        ...
+
+    def close(self) -> None:
+        """Disconnect in order."""
+        ...
+
+
+class FixedRunner:
+    """A group that ends with its first failure."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self.arrays = group
+        self._group = group
+
+    def reduce(self, memory: memoryview, op: ReduceOp, dtype: torch.dtype) -> None:
+        combined = tensor_reduction(op, dtype, self._group.place.size)
+        self.run(
+            Kind.ALL_REDUCE,
+            lambda place: collectives.all_reduce(place, memory, memory, combined),
+        )
+
+    def broadcast(self, memory: memoryview, root: int, *, replicated: bool) -> None:
+        self.run(
+            Kind.BROADCAST, lambda place: collectives.broadcast(place, memory, root)
+        )
+
+    def run(self, kind: Kind, make: Make) -> None:
+        self._group.run(kind, make(self._group.place))
+
+    def barrier(self) -> None:
+        self._group.barrier()
+
+    def send(self, memory: memoryview, to: int) -> None:
+        self.run(Kind.POINT_TO_POINT, lambda place: collectives.send(to, memory))
+
+    def receive(self, memory: memoryview, source: int) -> None:
+        self.run(Kind.POINT_TO_POINT, lambda place: collectives.receive(source, memory))
+
+    def abort(self) -> None:
+        self._group.abort("this rank has aborted the group")
+
+    def close(self) -> None:
+        self._group.close()
+
+
+class ElasticRunner:
+    """A group that goes on without ranks that are lost.
+
+    Operations that give each rank a part, or one part of each rank, raise RankMissing
+    then.  Sums of floats are multiplied by the ratio of the sizes then and now, because
+    scripts divide them by the size that they know.
+    """
+
+    def __init__(self, group: ElasticGroup, size: int) -> None:
+        self.arrays = group
+        self._group = group
+        self._sequence = group.sequence
+        self._size = size
+        self._said = group.generation
+
+    def reduce(self, memory: memoryview, op: ReduceOp, dtype: torch.dtype) -> None:
+        def call(group: RankGroup, result: Bytes) -> None:
+            combined = tensor_reduction(op, dtype, group.place.size, self._size)
+            operation = collectives.all_reduce(
+                group.place, memory, result.data, combined
+            )
+            group.run(Kind.ALL_REDUCE, operation)
+
+        result = self._sequence.run_shared(Kind.ALL_REDUCE, len(memory), call)
+        memory[:] = result.data
+        self._say()
+
+    def broadcast(self, memory: memoryview, root: int, *, replicated: bool) -> None:
+        def call(group: RankGroup) -> None:
+            present = self._sequence.rank_of(root)
+            if present is None and not replicated:
+                raise RankMissing(
+                    f"rank {root}, the root of a broadcast, is lost: the others do not "
+                    "have what it would have sent"
+                )
+            # What the root left unfinished must not be what its successor sends.
+            received = memoryview(bytearray(memory)) if replicated else memory
+            operation = collectives.broadcast(group.place, received, present or 0)
+            group.run(Kind.BROADCAST, operation)
+            if replicated:
+                memory[:] = received
+
+        self._sequence.run(Kind.BROADCAST, call)
+
+    def run(self, kind: Kind, make: Make) -> None:
+        def call(group: RankGroup) -> None:
+            self._check(kind.name.lower(), group)
+            group.run(kind, make(group.place))
+
+        self._sequence.run(kind, call)
+
+    def barrier(self) -> None:
+        self._group.barrier()
+
+    def send(self, memory: memoryview, to: int) -> None:
+        def call(group: RankGroup) -> None:
+            self._check("send", group)
+            group.run(Kind.POINT_TO_POINT, collectives.send(to, memory))
+
+        self._sequence.run_once(call)
+
+    def receive(self, memory: memoryview, source: int) -> None:
+        def call(group: RankGroup) -> None:
+            self._check("receive", group)
+            group.run(Kind.POINT_TO_POINT, collectives.receive(source, memory))
+
+        self._sequence.run_once(call)
+
+    def abort(self) -> None:
+        self._group.abort()
+
+    def close(self) -> None:
+        self._group.close()
+
+    def _check(self, name: str, group: RankGroup) -> None:
+        """Raise RankMissing if ranks are lost."""
+        if group.place.size < self._size:
+            lost = sorted({*range(self._size)} - {*self._group.gang_ranks})
+            raise RankMissing(
+                f"{name} needs all ranks, and ranks {lost} are lost: all_reduce, and "
+                "broadcast from a rank that is left, do not"
+            )
+
+    def _say(self) -> None:
+        """Log once in each generation how sums are rescaled."""
+        generation, left = self._group.generation, self._group.place.size
+        if generation != self._said and left != self._size:
+            log.warning(
+                "generation=%d sums of floats are multiplied by %d/%d: the script "
+                "divides them by %d, and %d ranks are left",
+                *(generation, self._size, left, self._size, left),
+            )
+        self._said = generation
