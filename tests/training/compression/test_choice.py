@@ -1,14 +1,23 @@
+from typing import Any
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.training.all_reduces import ChosenCompression
+from shoal.training.all_reduces import ChosenCompression, Compression
+from shoal.training.collectives import Place
 from shoal.training.compression.choice import (
     BY_ERROR,
     SLOWER_MAX,
     LinkFigures,
     choose,
     expected_seconds,
+    measure,
 )
+from shoal.training.reductions import ReduceOp
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 # As measured on a server: seconds of a rank for one byte of numbers.
 COSTS: dict[ChosenCompression, float] = {
@@ -63,3 +72,51 @@ def test_dense_sums_take_as_long_as_their_bytes() -> None:
     # Messages around a ring of 8 wait for each other; owners are two messages away.
     assert expected_seconds(None, figures, 8, 8, 0) > 14 * 0.02
     assert expected_seconds("int8", figures, 8, 8, 0) < 0.041
+
+
+class SlowGroup:
+    """Two ranks at a slow link, in virtual time.
+
+    Each message waits for the delay, and ``burst`` bytes of it for nothing else.
+    """
+
+    place = Place(0, 2)
+
+    def __init__(self, rate: float, delay: float, burst: int = 0) -> None:
+        self.now = 0.0
+        self._burst = burst
+        self._rate = rate
+        self._delay = delay
+
+    def all_reduce(
+        self,
+        array: Array,
+        op: ReduceOp = "sum",
+        result: Array | None = None,
+        *,
+        compression: Compression | None = None,
+    ) -> Array:
+        late = max(0, array.nbytes - self._burst) / self._rate
+        self.now += 2 * self._delay + late
+        return array
+
+    def broadcast(self, array: Array, root: int = 0) -> Array:
+        raise AssertionError("measuring needs no broadcast")
+
+
+@given(st.floats(1e4, 1e10), st.floats(0, 0.5))
+def test_the_rate_of_a_link_is_told_from_its_delay(rate: float, delay: float) -> None:
+    group = SlowGroup(rate, delay)
+
+    figures = measure(group, lambda: group.now)
+
+    assert figures.rate == pytest.approx(rate, rel=0.01)
+    assert figures.delay == pytest.approx(delay + 4 / rate / 2, rel=0.01)
+
+
+def test_a_burst_that_a_slow_link_lets_through_is_not_its_rate() -> None:
+    group = SlowGroup(6.25e6, 0.03, burst=64 << 10)
+
+    figures = measure(group, lambda: group.now)
+
+    assert figures.rate == pytest.approx(6.25e6, rel=0.2)
