@@ -115,6 +115,21 @@ async def test_last_receipts_of_a_long_log_are_listed(store: Store) -> None:
     assert head.size == 130
 
 
+async def test_receipts_and_transfers_are_listed_page_by_page(store: Store) -> None:
+    ledger = store.ledger
+    await StoredLog(store).add("j1", "j2", "j3")
+    for amount in (1, 2, 3):
+        posted = LedgerEntries(accounts.credit("user:al", amount))
+        await store.append([], float(amount), (), posted)
+
+    receipts = await ledger.recent_receipts(None, 2)
+    older = await ledger.recent_receipts(None, 2, receipts[-1].index)
+    assert [each.index for each in (*receipts, *older)] == [2, 1, 0]
+    transfers = await ledger.transfers("user:al", 2)
+    earlier = await ledger.transfers("user:al", 2, transfers[-1].number)
+    assert [each.transfer.amount for each in (*transfers, *earlier)] == [3, 2, 1]
+
+
 async def test_receipts_are_found_by_owner(store: Store) -> None:
     for name, owner in (("j1", "al"), ("j2", "bo")):
         job = Job(JobId(name), Chat("m", ()), owner=owner)

@@ -84,6 +84,8 @@ def test_recorded_capabilities_are_understood(case: Case) -> None:
         (ANNE.exchange_key.hex(), {"shoal": "invalid"}, PeerSoftware.MAC),
         (None, {}, PeerSoftware.RUST),
         (ANNE.exchange_key.hex(), {"maxConcurrentRequests": 2}, PeerSoftware.RUST),
+        (ANNE.exchange_key.hex(), {"effectiveContext": 4096}, PeerSoftware.RUST),
+        (ANNE.exchange_key.hex(), {"onACPower": True}, PeerSoftware.RUST),
         (ANNE.exchange_key.hex(), {"shoal": introduction()}, PeerSoftware.SHOAL),
     ],
 )
@@ -231,3 +233,11 @@ def test_entries_of_real_relays_are_read() -> None:
     (node,) = known(msgspec.json.decode(text, type=NodeEntry))
 
     assert node.noise_key == ANNE.exchange_key
+
+
+def test_a_new_name_of_a_node_is_applied() -> None:
+    directory = NodeDirectory(OWN, PinnedKeys())
+    for name in ("n", "another"):
+        directory.update([msgspec.structs.replace(entry(), display_name=name)], 0.0)
+
+        assert directory.get(A).description.profile.name == name

@@ -36,6 +36,7 @@ from shoal.protocols.tealenet.membership.registration import (
     CHANGE_INTERVAL,
     REFRESH_INTERVAL,
     NodeRegistration,
+    fitting_names,
 )
 
 HOST_ID = HOST.public_key.hex()
@@ -208,3 +209,8 @@ def test_a_registration_of_many_models_fits_into_the_relays_limits() -> None:
     assert len(msgspec.json.encode(message.capabilities)) <= CAPABILITIES_MAX
     assert len(encode(node.prove(RelayRegisterChallenge("c" * 64)))) < REGISTRATION_MAX
     assert message.capabilities["loadedModels"] == sorted(models)[:27]
+
+
+def test_names_fit_into_their_size_to_the_byte() -> None:
+    assert fitting_names(["a", "b"], len('"a","b",')) == ["a", "b"]
+    assert fitting_names(["a", "b"], len('"a","b"')) == ["a"]

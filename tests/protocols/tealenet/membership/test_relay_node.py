@@ -27,12 +27,19 @@ from shoal.domain.vocabulary import (
     CancelJob,
     Completed,
     Dismiss,
+    HealthReported,
     LoadChanged,
     OffersChanged,
     RunJob,
 )
 from shoal.domain.work import Chat, Feature
-from shoal.domain.worker import CHAT_ONLY, Offer, ServedModel, WorkerLoad
+from shoal.domain.worker import (
+    CHAT_ONLY,
+    MachineHealth,
+    Offer,
+    ServedModel,
+    WorkerLoad,
+)
 from shoal.ledger.keys import Signer, verify
 from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import WorkerProfile
@@ -51,12 +58,17 @@ from shoal.protocols.tealenet.codec.signatures import encode_base64, noise_bindi
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.encryption.secure_session import TEALE_TIMEOUT
 from shoal.protocols.tealenet.local_node import TealeLocalNode, worker_node
+from shoal.protocols.tealenet.membership import relay_dialer
 from shoal.protocols.tealenet.membership.node_directory import PinnedKeys
 from shoal.protocols.tealenet.membership.registration import (
     ACK_TIMEOUT,
+    CHANGE_INTERVAL,
     REFRESH_INTERVAL,
 )
-from shoal.protocols.tealenet.membership.relay_dialer import SESSIONS_OF_PEER_MAX
+from shoal.protocols.tealenet.membership.relay_dialer import (
+    DIAL_INTERVAL,
+    SESSIONS_OF_PEER_MAX,
+)
 from shoal.protocols.tealenet.membership.relay_node import (
     DISCOVER_INTERVAL,
     DISCOVER_INTERVAL_MIN,
@@ -431,9 +443,58 @@ def test_a_dismissed_peer_is_not_dialled_for_a_while() -> None:
     net.run(DISMISSED_PAUSE - DISCOVER_INTERVAL)
 
     assert node.payloads("relayClose")
+    assert host.messages(PeerLeft, B) == [
+        PeerLeft("another connection has taken its place")
+    ]
     assert len(node.payloads("relayOpen")) == 1
     net.run(2 * DISCOVER_INTERVAL)
     assert len(node.payloads("relayOpen")) == 2
+
+
+def test_nodes_are_dialled_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_dialer, "DIALS_MAX", 1)
+    net, _ = open_pool()
+    for signer in (NODE_A, NODE_B):
+        register(net, net.attach_raw(), signer)
+
+    net.run(DISCOVER_INTERVAL_MIN + DIAL_INTERVAL / 2)
+    assert len(opened(net)) == 1
+    net.run(DIAL_INTERVAL)
+
+    assert len(opened(net)) == 2
+
+
+def test_a_node_without_a_session_may_leave() -> None:
+    net, host = open_pool()
+    node = rust_node(net, loadedModels=[])
+
+    net.detach(node)
+    net.run(1.0)
+
+    assert not opened(net)
+    assert (host.received, host.closed) == ([], None)
+
+
+def test_the_health_of_a_node_is_no_reason_to_register_again() -> None:
+    net, _, worker, _ = pool()
+    before = registered(net)
+
+    net.send(worker, ALL_PEERS, HealthReported(MachineHealth()))
+    net.run(CHANGE_INTERVAL + 1.0)
+
+    assert registered(net) == before
+
+
+def registered(net: Network) -> int:
+    return sum(text.startswith('{"register"') for text in net.carried)
+
+
+def test_a_coordinator_takes_no_jobs_from_all_nodes_of_another_relay() -> None:
+    net = Network(hosted=False)
+
+    host = net.attach(local_coordinator(Config(open=True)))
+
+    assert host.messages(PeerJoined) == []
 
 
 def opened(net: Network) -> list[str]:

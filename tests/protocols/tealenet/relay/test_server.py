@@ -878,3 +878,12 @@ def test_closed_links_leave_no_state(harness: RelayHarness) -> None:
     assert len(relay._sessions) == 0
     assert not relay._sessions._of_node
     assert relay.deadline is None
+
+
+def test_a_session_may_be_closed_after_its_other_end_has_left() -> None:
+    harness = RelayHarness()
+    first, second = harness.pair()
+    second.leave()
+    first.drain()
+
+    assert first.send(first.to("relayClose", second)) == []
