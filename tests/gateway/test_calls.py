@@ -1,5 +1,6 @@
 """Function calls over the WebSocket, by a scripted client."""
 
+import gc
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,8 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 from calls.function_workers import RECORD, FunctionWorker, pack, unpack
 from gateway.keys import make_key
 from gateway.serving import KEY, WAIT_MAX, Pool, eventually, serving
+from shoal.calls.messages import CallRequest
+from shoal.domain.job import Job
 from shoal.domain.vocabulary import CancelCalls, CancelJob
 from shoal.domain.work import Feature
 from shoal.store.port import StoredJob
@@ -91,6 +94,28 @@ async def test_function_is_called(
         await client.call(7, "add", 2, 3, kept=kept)
 
         assert await client.value(7) == 5
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_rejected_call_is_freed_at_once(
+    pool: Pool, worker: FunctionWorker, kept: bool
+) -> None:
+    # Otherwise a flood keeps its arguments until the garbage collector runs.
+    def held() -> int:
+        return sum(isinstance(each, CallRequest | Job) for each in gc.get_objects())
+
+    async with caller(pool) as client:
+        gc.collect()
+        before = held()
+        gc.disable()
+        try:
+            for number in range(3):
+                await client.call(number, "nope", 2, 3, kept=kept)
+                assert (await client.end(number))[0] == 3
+
+            assert held() <= before + 1  # the last one, which a loop's variable has
+        finally:
+            gc.enable()
 
 
 async def test_call_with_progress_reports_its_job(

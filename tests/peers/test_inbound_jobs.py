@@ -1,6 +1,7 @@
 """Jobs that peers submit: they run in the local pool, and in no third one."""
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -33,7 +34,7 @@ from shoal.domain.errors import (
 )
 from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.job import Policy, TimeLimits
+from shoal.domain.job import Job, Policy, TimeLimits
 from shoal.domain.moderation import UNCHECKED_MAX, Moderation
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
@@ -255,6 +256,28 @@ def test_a_job_of_a_peer_never_runs_on_that_peer() -> None:
         (rejected,) = line.received("a", Rejected)
         assert rejected.job_id == "circle"
         assert "only the peer that requests theirs has it" in rejected.reason
+
+    play(script)
+
+
+def test_a_rejected_job_is_freed_at_once() -> None:
+    # Otherwise a flood keeps its prompts until the garbage collector runs.
+    def kept() -> int:
+        return sum(isinstance(each, Job) for each in gc.get_objects())
+
+    async def script(
+        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+    ) -> None:
+        gc.collect()
+        before = kept()
+        gc.disable()
+        try:
+            for number in range(3):
+                await send(line, requested_chat(f"j{number}", model="unknown"))
+            assert len(line.received("a", Rejected)) == 3
+            assert kept() == before
+        finally:
+            gc.enable()
 
     play(script)
 

@@ -16,6 +16,7 @@ from shoal.domain.errors import (
     ShoalError,
     TimedOut,
     WorkerLost,
+    release_frames,
 )
 from shoal.domain.ids import WorkerId
 from shoal.domain.job import Priority
@@ -359,6 +360,7 @@ class CallGroup:
         except ShoalError as error:
             if not self._loads:
                 self._fail_waiting(error)
+            release_frames(error)
 
     def _fail_waiting(self, error: ShoalError) -> None:
         waiting, self.waiting = self.waiting, deque()

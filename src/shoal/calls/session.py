@@ -40,6 +40,7 @@ from shoal.domain.errors import (
     NotFound,
     QueueFull,
     ShoalError,
+    release_frames,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import PRIORITIES, Gang, Job, JobTerms, Priority
@@ -184,6 +185,7 @@ class CallSession:
                         self._call(item)
                     except ShoalError as error:
                         self.send(failure_item(item.number, error, NOTHING))
+                        release_frames(error)
                 case CancelCall(number):
                     self._cancel(number)
                 case InvalidItem(number, wrong):
@@ -291,6 +293,7 @@ class CallSession:
             self._durable.submit(job, route, self._reporter(request))
         except ShoalError as error:
             self.on_failure(request.number, error)
+            release_frames(error)
         else:
             self._add_job(request.number, job)
 
@@ -308,6 +311,7 @@ class CallSession:
             self._hub.submit(job, self._reporter(request))
         except ShoalError as error:
             self.on_failure(request.number, error)
+            release_frames(error)
         else:
             self._add_job(request.number, job)
 
@@ -363,6 +367,7 @@ class CallSession:
                     reservation.release()
         except ShoalError as error:
             self.on_failure(number, error)
+            release_frames(error)
         finally:
             self._keyed.pop(number, None)
 

@@ -218,3 +218,14 @@ class Refused(ShoalError):
 
 class Unsupported(AssertionError):
     """A session was given a command that its wire cannot express: a bug."""
+
+
+def release_frames(error: BaseException | None) -> None:
+    """Let go of the frames that an error has passed through, once it is answered.
+
+    A frame that has its own error in a variable is a cycle.  Until the collector finds
+    it, it keeps the request and its body, and a flood of rejected requests all of them.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__

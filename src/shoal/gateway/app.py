@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from shoal.domain.errors import ShoalError
+from shoal.domain.errors import ShoalError, release_frames
 from shoal.gateway.calls import CALLS_PATH
 from shoal.gateway.context import Gateway
 from shoal.gateway.http import errors
@@ -99,11 +99,11 @@ async def _handle(
     except ShoalError as error:
         record.error = errors.error_status(error).code
         response = errors.error_response(error, errors.error_format(request.path))
-        errors.release_frames(error)
+        release_frames(error)
     except web.HTTPException as error:
         record.error = errors.http_error_code(error)
         response = errors.http_error_response(request, error)
-        errors.release_frames(error)
+        release_frames(error)
     if not response.prepared:
         await _send(request, response)
     return response
@@ -119,10 +119,10 @@ async def _handle_upgrade(
         return await upgrade(request)
     except ShoalError as error:
         response = errors.error_response(error)
-        errors.release_frames(error)
+        release_frames(error)
     except web.HTTPException as error:
         response = errors.http_error_response(request, error)
-        errors.release_frames(error)
+        release_frames(error)
     return response
 
 

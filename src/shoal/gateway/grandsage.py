@@ -33,6 +33,7 @@ from shoal.domain.errors import (
     Unauthorized,
     UnknownModel,
     WorkerLost,
+    release_frames,
 )
 from shoal.domain.moderation import BLOCKED
 from shoal.domain.outcome import AnswerPiece
@@ -114,7 +115,7 @@ async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamRespo
         return response
     except ShoalError as error:
         record.error = errors.error_status(error).code
-        errors.release_frames(error)
+        release_frames(error)
         last = _error_line(error)
     return await _finish(request, response, last)
 

@@ -18,6 +18,7 @@ from shoal.domain.errors import (
     ShoalError,
     TooLarge,
     Unprocessable,
+    release_frames,
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job, JobTerms, Policy, TimeLimits
@@ -170,6 +171,7 @@ class InboundJobs:
                 outcome = FILTERED_OUTCOME
         except ShoalError as error:
             self._send(rejection_of(command, error))
+            release_frames(error)
         else:
             self._send_blobs(outcome.blobs)
             value, blobs = outcome.value, outcome.blobs

@@ -142,17 +142,6 @@ PLAIN_PATHS = ("/v1/health", "/v1/quote", "/v1/jobs", "/v1/trust")
 """Paths, with all below, whose errors are plain; the others have OpenAI's."""
 
 
-def release_frames(error: BaseException | None) -> None:
-    """Let go of the frames that an error has passed through, once it is answered.
-
-    A frame that has its own error in a variable is a cycle.  Until the collector finds
-    it, it keeps the request and its body, and a flood of rejected requests all of them.
-    """
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__context__
-
-
 def openai_error(error: ErrorDetail) -> bytes:
     """Encode an error as OpenAI does."""
     return _encode(ErrorBody(error))

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.credentials import usage_of
-from shoal.domain.errors import ShoalError
+from shoal.domain.errors import ShoalError, release_frames
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.moderation import BLOCKED, Moderation
@@ -106,7 +106,7 @@ async def _encoded_end(
         outcome = await reader.outcome()
     except ShoalError as error:
         record.error = errors.error_status(error).code
-        errors.release_frames(error)
+        release_frames(error)
         return b"data: " + errors.error_body(error) + b"\n\n"
     record.usage = usage_of(job.work, outcome)
     return chunks.encode_end(outcome)
