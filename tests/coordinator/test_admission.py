@@ -8,7 +8,7 @@ from shoal.coordinator.admission import (
     WorkerAdmission,
     load_join_tokens,
 )
-from shoal.coordinator.auth_throttle import BLOCK_AFTER
+from shoal.coordinator.auth_throttle import BLOCK_AFTER, AuthThrottle, CredentialKind
 from shoal.domain.credentials import JoinToken, digest_of, with_fingerprint
 from shoal.domain.errors import NotAdmitted, TooManyFailures
 from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, TokenProof
@@ -143,6 +143,21 @@ async def test_wrong_proofs_count_as_guesses(admission: WorkerAdmission) -> None
 
     with pytest.raises(TooManyFailures):
         admission.check(AWAY)
+
+
+async def test_guesses_of_tokens_count_with_those_of_other_secrets(
+    store: SqliteKeys,
+) -> None:
+    failures = AuthThrottle()
+    tokens = await load_join_tokens(store)
+    admission = WorkerAdmission(tokens, store, LoopClock(lambda: NOW), failures)
+
+    for _ in range(BLOCK_AFTER):
+        with pytest.raises(NotAdmitted):
+            admit(admission, proof_of("a guess"))
+
+    with pytest.raises(TooManyFailures):
+        failures.check(CredentialKind.JOIN_TOKEN, AWAY, LoopClock(lambda: NOW).now())
 
 
 async def test_without_a_static_token_everyone_is_admitted(

@@ -4,6 +4,7 @@ import base64
 import json
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -25,6 +26,7 @@ from shoal.domain.vocabulary import CancelJob, Event, Joined
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import DeviceKind, Offer
 from shoal.protocols.dispatch import PROTOCOL, Config, endpoints
+from shoal.protocols.dispatch.admission import admit_connection
 from shoal.protocols.dispatch.codec.extension import HEADER, proof_message, read_header
 from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import WorkerProfile
@@ -105,6 +107,22 @@ def test_an_original_worker_joins_with_the_offer_it_states() -> None:
     )
     assert CancelJob not in session.accepts
     assert [o for o in outputs if isinstance(o, Notice)]
+
+
+@pytest.mark.parametrize("fill", [0x00, 0xFF])
+def test_a_worker_gets_a_random_uuid(fill: int) -> None:
+    context = replace(
+        dispatch_context(), random_bytes=lambda size: bytes([fill]) * size
+    )
+
+    connection = admit_connection(UpgradeRequest("/"), Config(open=True), context)
+
+    digit = f"{fill:02x}"[0]
+    variant = "8" if fill == 0x00 else "b"
+    assert connection.worker_id == (
+        f"{digit * 8}-{digit * 4}-4{digit * 3}-{variant}{digit * 3}-{digit * 12}"
+    )
+    assert UUID(connection.worker_id).version == 4
 
 
 @pytest.mark.parametrize(
@@ -380,6 +398,18 @@ def test_a_shoal_worker_can_be_cancelled_once_it_registers() -> None:
     assert CancelJob not in accepted.session.accepts
     accepted.session.receive([register(shoal=shoal)], NOW)
     assert CancelJob in accepted.session.accepts
+
+
+def test_a_proof_without_a_version_is_no_extension() -> None:
+    accepted = accept({OURS: "1"})
+    shoal: dict[str, Any] = {"proof": proof(accepted), "kinds": ["embedding"]}
+
+    outputs = list(accepted.session.receive([register(shoal=shoal)], NOW))
+
+    (joined,) = messages_in(outputs)
+    assert isinstance(joined, Joined)
+    assert joined.offer.kinds == BOTH
+    assert joined.offer.proven
 
 
 def test_the_proof_of_another_connection_is_refused() -> None:

@@ -206,3 +206,16 @@ def test_requests_with_a_nodes_parameters_are_claimed(
     (endpoint,) = endpoints(Config(), protocol_context(EPOCH))
 
     assert endpoint.claims(UpgradeRequest(path, query)) == claimed
+
+
+@pytest.mark.parametrize(("value", "slots"), [("0x400", 1024), ("0b11", 3)])
+def test_slots_with_a_prefix_are_counted_up_to_the_limit(
+    value: str, slots: int
+) -> None:
+    assert slots_of(value) == (slots, "")
+
+
+def test_a_model_without_a_given_context_has_none() -> None:
+    request = UpgradeRequest("/", "token=t&model=m&max_concurrency=1&name=n")
+
+    assert admit(request, require_token(""), {"other": 5}).offer.context == 0
