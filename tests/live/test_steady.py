@@ -39,6 +39,7 @@ SAMPLE = 10.0  # seconds between looks at the memory
 # objects.
 OBJECTS_MORE = 400  # of one type
 ENTRIES_MORE = 2000  # in all containers
+THREADS_MORE = 2  # of the loop's pool: it starts one where two things coincide
 # Bytes: of garbage that is not collected yet, and of pages that hold a single object.
 MEMORY_MORE = 32 << 20
 # What peers say about themselves is kept, of so many.
@@ -94,7 +95,7 @@ def test_coordinator_holds_no_more_after_many_have_come_and_gone(
     print(_report(seconds, before, after, comers, memory))
 
     assert after.descriptors <= before.descriptors
-    assert after.threads <= before.threads
+    assert after.threads <= before.threads + THREADS_MORE
     assert after.more_than(before) == {}
     assert after.entries <= before.entries + ENTRIES_MORE + PROFILES_MAX
     assert after.memory <= before.memory + MEMORY_MORE
