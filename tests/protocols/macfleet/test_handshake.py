@@ -42,6 +42,7 @@ def test_challenges_have_no_mark_without_the_strong_handshake() -> None:
         (b"x:" + b"\xff" * 30, "a", False),
         (b"x:" + b"\xff" * 18 + b':{"ram": 1}', "a", True),
         (b"x:" + b"\xff" * 18 + b":{ram: 1} \xff", "a", False),
+        (b"x:" + b"\xff" * 19 + b',{"ram": 1}', "a", False),  # no colon before it
         (b"x" * 32, "a", True),
         (bytes(range(32)), "a", False),
         (b"\xff" * 32, "a", False),

@@ -4,6 +4,7 @@ from protocols.macfleet.handshake_ends import (
     AS_ORIGINALS,
     HandshakeEnd,
     client,
+    frame_of,
     giving,
     joining,
     meet,
@@ -11,8 +12,9 @@ from protocols.macfleet.handshake_ends import (
     server,
 )
 from protocols.macfleet.recorded import Case, case_of, recorded
+from shoal.protocols.macfleet.codec.frames import encode_frame
 from shoal.protocols.macfleet.codec.keys import fleet_key
-from shoal.protocols.macfleet.handshake import HandshakeStrength
+from shoal.protocols.macfleet.handshake import HandshakeRefused, HandshakeStrength
 
 STRICTER = {
     "hs/300 byte id": "ids have 256 bytes at most, as in open fleets",
@@ -178,3 +180,29 @@ def test_only_accepted_strengths_are_spoken() -> None:
     end.hear(bytes.fromhex(case_of("hs/v2 ok")["input"]["client_sends_hex"][0]))
 
     assert "speaks the handshake v2, which is not accepted here" in end.why
+
+
+def test_a_server_without_a_fleet_may_accept_shoal_nodes_only() -> None:
+    strong = frozenset({HandshakeStrength.STRONG})
+    end = server(node("node-a", None, accepts=strong)).open()
+
+    end.hear(bytes.fromhex(case_of("hs/open ok")["input"]["client_sends_hex"][0]))
+
+    assert "only Shoal nodes are accepted" in end.why
+
+
+def test_a_malformed_introduction_is_refused_without_a_reason() -> None:
+    dialling, dialled = (
+        client(node("one"), ours=True).open(),
+        server(node("two")).open(),
+    )
+
+    def garble(number: int, data: bytes) -> bytes:
+        if number != 2:
+            return data
+        return encode_frame(frame_of(data)._replace(payload=b"garbage"))
+
+    carried = meet(dialling, dialled, garble)
+
+    assert isinstance(dialled.refused, HandshakeRefused)
+    assert len(carried) == 3

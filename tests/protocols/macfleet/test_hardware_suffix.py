@@ -7,6 +7,7 @@ import pytest
 from protocols.macfleet.codec.test_hardware import profile_of
 from protocols.macfleet.recorded import Case, recorded
 from shoal.domain.errors import PeerError
+from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_profile
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.handshake_messages import decode_suffix, encode_suffix
 
@@ -69,3 +70,14 @@ def test_short_messages_are_rejected(subtests: pytest.Subtests) -> None:
     for size in range(40):
         with subtests.test(size=size), pytest.raises(PeerError):
             decode_suffix(bytes(32), bytes(32), "n", b"\0" * size)
+
+
+def test_a_suffix_may_be_all_of_a_message() -> None:
+    key, challenge = fleet_key("a-fleet-token-0001"), bytes(32)
+    hardware = encode_profile(HardwareProfile(chip="m2"))
+
+    suffix = encode_suffix(key, challenge, "n", hardware)
+
+    peeled = decode_suffix(key, challenge, "n", suffix)
+    assert peeled.hardware.chip == "m2"
+    assert peeled[0] == b""

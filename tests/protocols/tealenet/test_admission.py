@@ -1,0 +1,67 @@
+"""Which peers are admitted, by what they present."""
+
+from dataclasses import replace
+
+import pytest
+
+from protocols.contexts import require_token
+from protocols.tealenet.network import local_coordinator
+from shoal.domain.errors import NotAdmitted, TooManyFailures
+from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
+from shoal.protocols.tealenet.admission import (
+    PeerCredentials,
+    admit,
+    admits_anonymous,
+)
+from shoal.protocols.tealenet.codec.scalars import passcode_hash
+from shoal.protocols.tealenet.config import Config
+from shoal.protocols.tealenet.local_node import TealeLocalNode
+
+ADDRESS = "192.0.2.7"
+HASH = passcode_hash("a passcode")
+
+
+class Blocked:
+    """A throttle that lets nobody present a passcode."""
+
+    def check(self, address: str) -> None:
+        pass
+
+    def check_passcode(self, address: str) -> None:
+        raise TooManyFailures("later")
+
+    def failed(self, address: str) -> None:
+        raise AssertionError("nothing was compared")
+
+
+def with_passcode(*, weak: bool) -> TealeLocalNode:
+    local = local_coordinator(admission=require_token("tok"))
+    return replace(local, passcode=HASH, weak_passcode=weak, throttle=Blocked())
+
+
+def test_a_weak_passcode_is_not_compared_while_others_guess_it() -> None:
+    presented = PeerCredentials("p", passcode=HASH, address=ADDRESS)
+
+    with pytest.raises(NotAdmitted, match="later"):
+        admit(with_passcode(weak=True), presented)
+
+    assert admit(with_passcode(weak=False), presented).submits_jobs
+
+
+def test_a_token_is_checked_while_others_guess_a_weak_passcode() -> None:
+    presented = PeerCredentials("p", token="tok", address=ADDRESS)
+
+    assert not admit(with_passcode(weak=True), presented).anonymous
+
+
+def test_too_many_wrong_tokens_are_a_reason_to_refuse() -> None:
+    def refuse(applicant: JoinRequest) -> AdmissionGrant:
+        raise TooManyFailures("later")
+
+    with pytest.raises(NotAdmitted, match="later"):
+        admit(local_coordinator(admission=refuse), PeerCredentials("p", token="tok"))
+
+
+def test_anonymous_nodes_are_admitted_where_nothing_is_required() -> None:
+    assert admits_anonymous(local_coordinator(Config(open=True)))
+    assert not admits_anonymous(local_coordinator(admission=require_token("tok")))
