@@ -362,7 +362,9 @@ def _opened(folder: Path) -> Iterator[Tensors]:
     """Yield the tensors of a folder, within a block.  Raises InvalidRequest."""
     from safetensors import SafetensorError, safe_open
 
-    files = sorted(folder.glob("*.safetensors"))
+    # A checkpoint has the optimizer's tensors beside those of the model.
+    found = [*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")]
+    files = sorted(found)
     if not files:
         raise InvalidRequest(f"{folder} has no *.safetensors")
     tensors: dict[str, Any] = {}

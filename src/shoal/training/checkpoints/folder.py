@@ -12,11 +12,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -43,6 +43,8 @@ _NAME = re.compile(r"step-(\d+)")
 State = Mapping[str, Any]
 """Sections of a state, such as ``model`` and ``optimizer``, each of any ``state_dict``.
 """
+
+T = TypeVar("T")
 
 log = logging.getLogger("shoal.training")
 
@@ -178,7 +180,7 @@ class CheckpointFolder:
         planned = PlannedState.of(state, piece_max)
         incoming = self.begin(str(step))
         try:
-            files = write_pieces(incoming, planned, planned.pieces)
+            files = [*write_pieces(incoming, planned, planned.pieces)]
             return self.commit(incoming, step, planned, files, ranks)
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
@@ -188,6 +190,22 @@ class CheckpointFolder:
 
         Raises DamagedCheckpoint, and OSError.
         """
+        return _result_of(self._loading(step))
+
+    def load_latest(self) -> TrainingCheckpoint | None:
+        """Return the last checkpoint that is whole; log those that are damaged."""
+        return _result_of(self.loading_latest())
+
+    def loading_latest(self) -> Generator[None, None, TrainingCheckpoint | None]:
+        """Do what ``load_latest`` does, file by file."""
+        for step in reversed(self.steps):
+            try:
+                return (yield from self._loading(step))
+            except (DamagedCheckpoint, OSError) as error:
+                log.warning("checkpoint skipped step=%d reason=%r", step, str(error))
+        return None
+
+    def _loading(self, step: int) -> Generator[None, None, TrainingCheckpoint]:
         folder = self._at(step)
         content, digest = _read_manifest(folder / MANIFEST)
         tensors: dict[tuple[str, str], Tensor] = {}
@@ -198,6 +216,7 @@ class CheckpointFolder:
             tensors[section, name] = torch.empty(shape, dtype=kind)
         for record in content["files"]:
             _read_piece(folder / record["file"], record, tensors)
+            yield
         state = {
             section: restore(
                 skeleton,
@@ -206,15 +225,6 @@ class CheckpointFolder:
             for section, skeleton in content["state"].items()
         }
         return TrainingCheckpoint(content["step"], state, content["ranks"], digest)
-
-    def load_latest(self) -> TrainingCheckpoint | None:
-        """Return the last checkpoint that is whole; log those that are damaged."""
-        for step in reversed(self.steps):
-            try:
-                return self.load(step)
-            except (DamagedCheckpoint, OSError) as error:
-                log.warning("checkpoint skipped step=%d reason=%r", step, str(error))
-        return None
 
     def _prune(self, saved: int) -> None:
         """Remove old checkpoints, and what is later than the one just saved.
@@ -231,12 +241,11 @@ class CheckpointFolder:
 
 def write_pieces(
     folder: Path, planned: PlannedState, pieces: Iterable[Piece]
-) -> list[dict[str, Any]]:
-    """Write some pieces of a state, synced; return their records for the manifest.
+) -> Iterator[dict[str, Any]]:
+    """Write some pieces of a state, synced; yield the record of each, for the manifest.
 
     Raises OSError.
     """
-    records = []
     for piece in pieces:
         tensors = {
             _part_name(part, whole := planned.tensors[part.section, part.name]): (
@@ -246,15 +255,22 @@ def write_pieces(
         }
         data = to_safetensors(tensors)
         _write(folder / piece.file, data)
-        records.append(
-            {
-                "file": piece.file,
-                "size": len(data),
-                "sha256": hashlib.sha256(data).hexdigest(),
-                "parts": [list(part) for part in piece.parts],
-            }
-        )
-    return records
+        yield {
+            "file": piece.file,
+            "size": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "parts": [list(part) for part in piece.parts],
+        }
+
+
+def _result_of(steps: Generator[None, None, T]) -> T:
+    """Carry out all steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            result: T = ended.value
+            return result
 
 
 def _part_name(part: TensorPart, tensor: Tensor) -> str:

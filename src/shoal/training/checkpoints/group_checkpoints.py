@@ -7,6 +7,7 @@ of its own writes a whole one there, so that any machine can start the others ag
 import logging
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from shoal.training.checkpoints.folder import (
     TrainingCheckpoint,
     write_pieces,
 )
-from shoal.training.checkpoints.pieces import PIECE_MAX
+from shoal.training.checkpoints.pieces import PIECE_MAX, Piece
 from shoal.training.generations.settlement import RankMissing
 from shoal.training.group_values import (
     Collectives,
@@ -82,13 +83,30 @@ class GroupCheckpoints:
 
         Those that have it read it from their disk, unless others lack it.
         """
-        own = self._folder.load_latest()
+        own = self._load_own()
         while True:
             self._begin()
             try:
                 return self._load(own)
             except (_GroupChanged, RankMissing):
                 continue
+
+    def _load_own(self) -> TrainingCheckpoint | None:
+        """Return the last checkpoint in this rank's folder.
+
+        The ranks read file by file, as the time limit of the group is that of one
+        operation, and their folders differ.
+        """
+        loading = self._folder.loading_latest()
+        own: TrainingCheckpoint | None = None
+        is_done = False
+        while not all(gather_values(self._group, is_done)):
+            if not is_done:
+                try:
+                    next(loading)
+                except StopIteration as ended:
+                    own, is_done = ended.value, True
+        return own
 
     def _load(self, own: TrainingCheckpoint | None) -> TrainingCheckpoint | None:
         found = self._gather(own and [own.step, own.digest])
@@ -115,12 +133,14 @@ class GroupCheckpoints:
         if rank == leader and not error:
             error = self._attempt(lambda: self._folder.begin(f"{step}-{leader}"))
         begun = self._gather(error)
-        files: list[dict[str, Any]] = []
-        if not (error := begun[leader]):
-            mine = planned.pieces[writers.index(rank) :: len(writers)]
-            error = self._attempt(
-                lambda: files.extend(write_pieces(incoming, planned, mine))
-            )
+        error, files = self._write(
+            incoming,
+            planned,
+            []
+            if begun[leader]
+            else planned.pieces[writers.index(rank) :: len(writers)],
+        )
+        error = error or begun[leader]
         written = self._gather([error, files])
         if rank == leader:
             parts = [written[each] for each in writers]
@@ -142,6 +162,25 @@ class GroupCheckpoints:
             len({leader for leader, _ in ended} - failed),
             [f"rank {at}: {reason}" for at, (_, reason) in enumerate(ended) if reason],
         )
+
+    def _write(
+        self, incoming: Path, planned: PlannedState, pieces: Sequence[Piece]
+    ) -> tuple[str, list[dict[str, Any]]]:
+        """Write this rank's pieces; return the error, and the records of the others.
+
+        The ranks write piece by piece: the time limit of the group is that of one
+        operation.
+        """
+        left = deque(pieces)
+        error, files = "", list[dict[str, Any]]()
+
+        def write_next() -> None:
+            files.extend(write_pieces(incoming, planned, [left.popleft()]))
+
+        while any(self._gather(len(left))):
+            if left and (error := self._attempt(write_next)):
+                left.clear()
+        return error, files
 
     def _begin(self) -> None:
         self._began_in = (self._group.generation, self._group.place.size)
