@@ -188,6 +188,38 @@ async def test_member_of_a_gang_is_stored_with_its_place(
         assert (await response.json())["gang"] == gang | {"slots": 0}
 
 
+async def explanation(pool: Pool, job_id: str) -> list[str]:
+    """Return the explanation of a job without what has a time."""
+    path = f"{pool.url}/admin/jobs/{job_id}/explain"
+    response = await pool.session.get(path, headers=pool.headers())
+    lines: list[str] = (await response.json())["lines"]
+    return [line for line in lines if not line[:4].isdigit()]
+
+
+async def test_members_of_a_gang_begin_when_there_are_machines_for_all(
+    pool: Pool, worker: FunctionWorker
+) -> None:
+    gang = {"id": "0a" * 16, "size": 2, "least": 2, "slots": 1}
+
+    async with caller(pool) as client:
+        await client.ask(
+            *(item(n, "add", n, 1, gang=gang | {"rank": n}) for n in range(2))
+        )
+        while len(client.items) < 2:
+            await client.read()
+        assert await explanation(pool, "job1") == [
+            "rank 0 of 2 (this job): waits",
+            "rank 1 of 2: waits",
+            "the gang needs 2 machines with 1 free slot each, 1 of 1 suitable ones is "
+            "free",
+            "  wire:w: free",
+        ]
+        second = FunctionWorker(pool.hub, FUNCTIONS, "v")
+
+        assert [await client.value(n) for n in range(2)] == [1, 2]
+        assert len(second.runs) == 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -1,8 +1,16 @@
 """Builders of jobs, workers and pools for tests of decisions."""
 
-from shoal.domain.facts import Fact, JobLeased, WorkerJoined, WorkerLoadChanged
+from dataclasses import replace
+
+from shoal.domain.facts import (
+    Fact,
+    JobLeased,
+    JobSubmitted,
+    WorkerJoined,
+    WorkerLoadChanged,
+)
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.job import Job, Priority, Privacy, TimeLimits
+from shoal.domain.job import Gang, Job, JobTerms, Priority, Privacy, TimeLimits
 from shoal.domain.work import Chat, Feature, JobKind
 from shoal.domain.worker import Offer, WorkerLoad
 from shoal.pool.inputs import HubInput
@@ -34,6 +42,41 @@ def job(
 ) -> Job:
     work = chat(model, stop=stop, prompt=prompt)
     return Job(JobId(name), work, limits, owner, priority, session)
+
+
+RUN = "0123456789abcdef" * 2
+
+
+def member(
+    rank: int = 0,
+    size: int = 2,
+    least: int = 0,
+    slots: int = 0,
+    *,
+    run: str = RUN,
+    priority: Priority = Priority.NORMAL,
+    limits: TimeLimits = LIMITS,
+) -> Job:
+    """Return a member of a gang, named r0, r1 and so on; ``least`` is 0 for all."""
+    gang = Gang(run, rank, size, least or size, slots)
+    name = f"r{rank}" if run == RUN else f"{run[0]}{rank}"
+    made = job(name, limits=limits, priority=priority)
+    return replace(made, terms=JobTerms(gang=gang))
+
+
+def gang(
+    size: int = 2,
+    least: int = 0,
+    slots: int = 0,
+    *,
+    run: str = RUN,
+    priority: Priority = Priority.NORMAL,
+) -> list[JobSubmitted]:
+    """Return the facts that submit a gang."""
+    return [
+        JobSubmitted(member(rank, size, least, slots, run=run, priority=priority))
+        for rank in range(size)
+    ]
 
 
 def joined(

@@ -133,7 +133,7 @@ def test_workers_passed_over_are_grouped_by_reason() -> None:
         JobSubmitted(job()),
     )
 
-    groups = passed_over(pool, pool.jobs[J], chosen=WorkerId("a"))
+    groups = passed_over(pool, pool.jobs[J], chosen=(WorkerId("a"),))
 
     assert groups == (
         PassedOver("another was expected to be quicker", 1, (WorkerId("b"),)),

@@ -14,6 +14,7 @@ from hypothesis.stateful import (
 )
 
 from pool.builders import CHAT_ONLY, job
+from pool.gang_laws import check_gangs, check_plan, check_waiting
 from shoal.domain.facts import (
     Fact,
     JobCancelled,
@@ -29,7 +30,7 @@ from shoal.domain.facts import (
     WorkerLeft,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
-from shoal.domain.job import Job, JobTerms, Priority, TimeLimit
+from shoal.domain.job import Gang, Job, JobTerms, Priority, TimeLimit
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
 from shoal.domain.work import Feature
@@ -53,15 +54,15 @@ from shoal.pool.inputs import (
     WorkerSuspension,
 )
 from shoal.pool.lifecycle import ENDED, JobState
-from shoal.pool.open_job import OpenJob
 from shoal.pool.plan import plan
 from shoal.pool.react import react, revocations
 from shoal.pool.state import PoolState
-from shoal.pool.worker import CostLevel, Worker
+from shoal.pool.worker import CostLevel
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
 WORKERS = st.sampled_from([WorkerId(name) for name in ("s/x", "s/y", "t", "u/x")])
 NAMES = st.sampled_from(["s", "s/x", "s/y", "t", "u", "u/x"])  # also of machines
+GANGS = st.sampled_from(["a" * 32, "b" * 32, "c" * 32])
 LIMITS = st.sampled_from([None, 0.0, 10.0])
 MODELS = st.sampled_from("xy")
 OWNERS = st.sampled_from(["al", "bo", "cy"])
@@ -116,11 +117,38 @@ class PoolLaws(RuleBasedStateMachine):
             job_id = JobId(f"j{self.submitted}")
             self.handle(Submission(replace(each, id=job_id, terms=terms)))
 
+    @rule(
+        example=JOBS,
+        gang_id=GANGS,
+        size=st.integers(1, 3),
+        slots=st.integers(0, 2),
+        data=st.data(),
+    )
+    def submit_gang(
+        self, example: Job, gang_id: str, size: int, slots: int, data: st.DataObject
+    ) -> None:
+        """Submit members of a gang, mostly all, not always for the first time."""
+        least = data.draw(st.integers(1, size))
+        ranks = set(range(size))
+        for rank in data.draw(st.just(ranks) | st.sets(st.sampled_from([*ranks]))):
+            self.submitted += 1
+            job_id = JobId(f"j{self.submitted}")
+            terms = JobTerms(gang=Gang(gang_id, rank, size, least, slots))
+            self.handle(Submission(replace(example, id=job_id, terms=terms)))
+
     @rule(worker_id=WORKERS, offer=OFFERS, cancels=st.booleans(), shared=st.booleans())
     def join(
         self, worker_id: WorkerId, offer: Offer, cancels: bool, shared: bool
     ) -> None:
         self.handle(WorkerConnected(worker_id, offer, cancels, shared))
+
+    @rule(slots=st.lists(st.integers(1, 3), min_size=4, max_size=4))
+    def join_all(self, slots: list[int]) -> None:
+        """Connect a fleet that takes every job."""
+        for name, number in zip(("s/x", "s/y", "t", "u/x"), slots, strict=True):
+            features = frozenset({Feature.STOP})
+            offer = Offer(CHAT_ONLY, frozenset("xy"), number, features)
+            self.handle(WorkerConnected(WorkerId(name), offer, cancels=True))
 
     @rule(worker_id=WORKERS)
     def disconnect(self, worker_id: WorkerId) -> None:
@@ -212,7 +240,9 @@ class PoolLaws(RuleBasedStateMachine):
     def hand_out(self) -> None:
         again = self.pool.expire_penalties(self.now)
         assert again is None or again > self.now
-        for lease in plan(self.pool):
+        planned = plan(self.pool)
+        check_plan(self.pool, planned)
+        for lease in planned:
             opened = self.pool.jobs[lease.job_id]
             worker = self.pool.workers[lease.worker_id]
             assert ineligibility(opened, worker) is None, (
@@ -224,10 +254,7 @@ class PoolLaws(RuleBasedStateMachine):
             self.apply(lease)
 
         assert plan(self.pool) == []
-        for opened in self.pool.jobs.values():
-            if opened.worker_id is None:
-                free = [w.id for w in self.pool.workers.values() if takes(w, opened)]
-                assert not free, f"{opened.job.id} waits for nothing"
+        check_waiting(self.pool)
 
     @rule(after=st.sampled_from([0.0, 1.0, 100.0]))
     def hedge(self, after: float) -> None:
@@ -261,6 +288,10 @@ class PoolLaws(RuleBasedStateMachine):
             working = sum(worker_id == worker.id for worker_id, _, _ in self.at_work)
             assert working <= worker.offer.slots
             assert 0 <= worker.free_slots <= worker.offer.slots
+
+    @invariant()
+    def members_of_gangs_are_apart_and_counted(self) -> None:
+        check_gangs(self.pool)
 
     @invariant()
     def every_job_ends_at_most_once(self) -> None:
@@ -396,10 +427,6 @@ class PoolLaws(RuleBasedStateMachine):
 
     def any_job(self, data: st.DataObject) -> JobId:
         return JobId(f"j{data.draw(st.integers(1, self.submitted))}")
-
-
-def takes(worker: Worker, opened: OpenJob) -> bool:
-    return ineligibility(opened, worker) is None
 
 
 PoolLaws.TestCase.settings = settings(stateful_step_count=50)

@@ -16,6 +16,8 @@ from shoal.tasks.function_caller import FetchBlob, OnProgress
 NAME = "sim.square"
 POISON = 13  # every number that this divides cannot be squared
 PACE = (0.01, 1.0)  # seconds for a call, from and to
+LONG_FROM = 1_000_000  # calls with such numbers take LONG times as long
+LONG = 20
 RAISED = "ZeroDivisionError: that one cannot be squared"
 
 
@@ -85,7 +87,8 @@ class SimCaller:
     async def work(self, args: bytes) -> bytes:
         (number,) = msgspec.msgpack.decode(args, type=tuple[int])
         self._made.begin(number)
-        await asyncio.sleep(self._pace * self._random.uniform(0.5, 1.5))
+        pace = self._pace * (LONG if number >= LONG_FROM else 1)
+        await asyncio.sleep(pace * self._random.uniform(0.5, 1.5))
         if (value := squared(number)) is None:
             raise JobError(RAISED)
         return msgspec.msgpack.encode(value)

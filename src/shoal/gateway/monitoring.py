@@ -156,7 +156,7 @@ class _PoolCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         pool = self._pool
         workers = pool.workers.values()
-        busy = sum(len(worker.leases) for worker in workers)
+        busy = sum(worker.used_slots for worker in workers)
         offered = sum(worker.offer.slots for worker in workers)
         draining = sum(bool(worker.draining) for worker in workers)
         serving = sum(worker.accepts_jobs for worker in workers)

@@ -1,7 +1,7 @@
 """The reasons why a worker cannot take a job, worded for users."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 
 from shoal.domain.facts import PassedOver
@@ -16,6 +16,7 @@ from shoal.domain.work import (
     describe_target,
 )
 from shoal.domain.worker import Offer
+from shoal.pool.gangs import OpenGang
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
 from shoal.pool.suspensions import SUSPENDED
@@ -92,6 +93,16 @@ def unsuitability(job: OpenJob, worker: Worker) -> str | None:
         return f"runs code of Python {join_versions(offer.pythons)}, not {job.python}"
     if offer.needs_question and not job.has_question:
         return "needs a message besides the system's"
+    if job.gang is not None:
+        return _gang_unsuitability(job.gang, offer)
+    return None
+
+
+def _gang_unsuitability(gang: OpenGang, offer: Offer) -> str | None:
+    if offer.neighbour:
+        return "is another pool, whose machines cannot reach this run"
+    if offer.slots < gang.slots:
+        return f"has {_slots(offer.slots)}, and each member takes {gang.slots}"
     return None
 
 
@@ -112,29 +123,55 @@ def _refusal(job: OpenJob, worker: Worker) -> str | None:
         return (
             f"offers no slots ({offer.remark})" if offer.remark else "offers no slots"
         )
-    if worker.free_slots <= 0 or (
-        job.kind is not JobKind.CALL and len(worker.leases) >= worker.slots
+    if job.gang is not None:
+        busy = _gang_refusal(job.gang, worker)
+    elif worker.free_slots <= 0 or (
+        job.kind is not JobKind.CALL and worker.used_slots >= worker.slots
     ):
-        return "all slots busy"  # except for calls, which may be prefetched
-    if job.job.id in worker.leases:
+        busy = "all slots busy"  # except for calls, which may be prefetched
+    else:
+        busy = None
+    if busy is None and job.job.id in worker.leases:
         return "is at it already"  # perhaps under a lease that could not be cancelled
+    return busy
+
+
+def _gang_refusal(gang: OpenGang, worker: Worker) -> str | None:
+    machine = peer_of(worker.id)
+    if machine in gang.machines:
+        return f"runs rank {gang.machines[machine]} of the gang"
+    slots, used = worker.offer.slots, worker.used_slots
+    if gang.slots:
+        free = max(0, slots - used)
+        enough = free >= gang.slots
+        return None if enough else f"{free} of its {_slots(slots)} free"
+    if used:
+        return f"{used} of its {_slots(slots)} busy, and each member takes all"
+    if worker.load.queued:
+        return f"has jobs of others ({worker.load.queued}), and each member takes all"
     return None
 
 
-def passed_over(
-    pool: PoolState, job: OpenJob, chosen: WorkerId | None = None
-) -> tuple[PassedOver, ...]:
-    """Group the workers that did not get ``job`` by reason.
+def _slots(count: int) -> str:
+    return "1 slot" if count == 1 else f"{count} slots"
 
-    In a large pool, only the first workers with the model are examined.
+
+def passed_over(
+    pool: PoolState,
+    job: OpenJob,
+    chosen: Collection[WorkerId] = (),
+    otherwise: str = "another was expected to be quicker",
+) -> tuple[PassedOver, ...]:
+    """Group the workers that did not get ``job`` by reason, without the ``chosen``.
+
+    In a large pool, only the first workers with the model are examined.  ``otherwise``
+    is the reason of those that could have got it.
     """
     with_model = pool.roster.with_model.get(job.model, {})
     reasons: dict[str, list[WorkerId]] = defaultdict(list)
     for worker in islice(with_model.values(), EXAMINED_MAX):
-        if worker.id != chosen:
-            reasons[
-                ineligibility(job, worker) or "another was expected to be quicker"
-            ].append(worker.id)
+        if worker.id not in chosen:
+            reasons[ineligibility(job, worker) or otherwise].append(worker.id)
     groups = [
         PassedOver(reason, len(ids), tuple(ids[:LISTED_MAX]))
         for reason, ids in reasons.items()

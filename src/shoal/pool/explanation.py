@@ -78,7 +78,7 @@ def _describe(fact: Fact) -> Iterator[str]:
         case JobLeased(_, worker_id, lease, reason, passed_over):
             yield f"given to {worker_id}, attempt {lease}: {reason}"
             for group in passed_over:
-                yield f"  passed over: {_workers(group)}: {group.reason}"
+                yield f"  passed over: {describe_workers(group)}: {group.reason}"
         case JobHedged(_, worker_id, lease, reason):
             yield f"given to {worker_id} as well, attempt {lease}: {reason}"
         case JobUnhedged(_, lease, reason):
@@ -94,7 +94,7 @@ def _describe(fact: Fact) -> Iterator[str]:
             if verdict is not Verdict.UNSIGNED:
                 yield f"  receipt: {verdict.value}"
         case JobFailed(_, error):
-            yield f"failed: {_last_line(error)}"
+            yield f"failed: {last_line(error)}"
         case JobCancelled(_, reason):
             yield f"cancelled: {reason}"
         case JobExpired(_, _, error):
@@ -133,7 +133,7 @@ def _describe(fact: Fact) -> Iterator[str]:
             yield f"{account} may go below zero: {far}, says {by}"
 
 
-def _workers(group: PassedOver) -> str:
+def describe_workers(group: PassedOver) -> str:
     names = ", ".join(group.workers)
     others = group.count - len(group.workers)
     if not names:
@@ -141,7 +141,7 @@ def _workers(group: PassedOver) -> str:
     return f"{names} and {others} others" if others > 0 else names
 
 
-def _last_line(error: str) -> str:
+def last_line(error: str) -> str:
     """Return the last line of an error, which in a traceback names the exception."""
     return error.rstrip().rpartition("\n")[2].strip()
 

@@ -36,8 +36,10 @@ PREFERRED_DEVICE: Mapping[tuple[Policy, bool], DeviceKind] = {
 
 
 class PromisedSlots(defaultdict[WorkerId, int]):
-    """Slots promised in the plan so far; ``streaming`` are those with a stream.
+    """Slots promised in the plan so far.
 
+    ``streaming`` are the workers that get a stream or a member of a gang, which takes
+    long.
     ``by_queue`` are the workers with promised slots, by ``Worker.queues``.
     """
 
@@ -46,12 +48,18 @@ class PromisedSlots(defaultdict[WorkerId, int]):
         self.streaming: set[WorkerId] = set()
         self.by_queue: defaultdict[str, list[Worker]] = defaultdict(list)
 
-    def add(self, worker: Worker) -> None:
-        """Promise a slot of a worker."""
+    def add(self, worker: Worker, slots: int = 1) -> None:
+        """Promise slots of a worker."""
         if not self[worker.id]:
             for queue in worker.queues:
                 self.by_queue[queue].append(worker)
-        self[worker.id] += 1
+        self[worker.id] += slots
+
+    def add_member(self, worker: Worker, slots: int) -> None:
+        """Promise slots of a worker to a gang; no call is prefetched behind it."""
+        self.streaming.add(worker.id)
+        if slots > 0:
+            self.add(worker, slots)
 
 
 Preference: TypeAlias = Callable[[Worker], bool]
@@ -199,7 +207,7 @@ class FreeWorkers:
         worker = self._pool.workers.get(known)
         if worker is None or job.started or ineligibility(job, worker) is not None:
             return None
-        if worker.free_slots <= self._promised.get(worker.id, 0):
+        if not self._has_room(job, worker):
             return None
         dearest = SESSION_COST_FACTOR * min(self._groups)
         return worker if self._cost(worker) <= dearest else None
@@ -238,7 +246,7 @@ class FreeWorkers:
             if (
                 worker.free_slots > self._promised.get(worker.id, 0)
                 and unsuitability(job, worker) is None
-                and (job.kind is not JobKind.CALL_STREAM or self._has_room(job, worker))
+                and self._has_room(job, worker)
             ):
                 yield worker
 
@@ -253,7 +261,8 @@ class FreeWorkers:
 
     def _has_room(self, job: OpenJob, worker: Worker) -> bool:
         """Return whether a slot is free, or the job may be prefetched."""
-        if len(worker.leases) + self._promised.get(worker.id, 0) < worker.slots:
+        promised = self._promised.get(worker.id, 0)
+        if len(worker.leases) + worker.extra_slots + promised < worker.slots:
             return True
         behind_stream = self._stream_waits or worker.id in self._promised.streaming
         return job.kind is JobKind.CALL and not behind_stream

@@ -10,6 +10,7 @@ from shoal.domain.facts import JobHedged
 from shoal.domain.ids import LeaseNumber
 from shoal.domain.job_kinds import TEXT_KINDS
 from shoal.pool.free_workers import FreeWorkers, PromisedSlots
+from shoal.pool.gang_places import GangPlaces
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
 
@@ -26,6 +27,9 @@ def hedges(pool: PoolState, now: float, after: float) -> list[JobHedged]:
     room = max(1, (len(pool.jobs) - pool.queued) // HEDGED_SHARE) - pool.hedged
     found: list[JobHedged] = []
     promised = PromisedSlots()
+    places = GangPlaces(pool, promised)
+    for gang in pool.gangs.in_order() if pool.gangs.waiting else ():
+        places.assign(gang)  # reserves their machines
     free: dict[str, FreeWorkers] = {}
     for job in islice(_hedgeable(pool, now, after), EXAMINED_MAX):
         if len(found) >= room:

@@ -7,6 +7,7 @@ from shoal.domain.errors import (
     CannotDo,
     ContextExceeded,
     Forbidden,
+    InvalidRequest,
     QueueFull,
     ShoalError,
     UnknownModel,
@@ -17,6 +18,7 @@ from shoal.domain.options import OPTIONS
 from shoal.domain.work import CALL_QUEUE, Feature
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import call_rejection
+from shoal.pool.gang_rules import gang_rejection
 from shoal.pool.open_job import (
     CHARACTERS_PER_TOKEN_MAX,
     OpenJob,
@@ -47,6 +49,9 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
     A job may wait for a model that was offered a short while ago; a job without a model
     may wait for any worker.
     """
+    gang = job.terms.gang
+    if gang is not None and (reason := gang_rejection(pool, job)) is not None:
+        return InvalidRequest(reason, "gang")
     if job.model == CALL_QUEUE:
         return call_rejection(pool, job, now)
     if job.model in SPECIAL_QUEUES:
@@ -125,6 +130,8 @@ def queue_rejection(pool: PoolState, job: Job, queue_max: int) -> ShoalError | N
         )
     if (full := _memory_rejection(pool, job)) is not None:
         return QueueFull(full, _retry_after(pool, job.model))
+    if job.terms.gang is not None:
+        return None  # it does not wait behind other jobs
     queue = pool.queues.get(job.model)
     seconds = pool.speeds.job_seconds.get(job.model)
     slots = pool.roster.slots[job.model]

@@ -7,6 +7,7 @@ from typing import TypeAlias
 from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.work import Call, CallStream, Chat, Feature, JobKind, Task, Work
+from shoal.pool.gangs import OpenGang
 from shoal.pool.lifecycle import JobState
 
 NO_LEASE = LeaseNumber(0)
@@ -23,6 +24,7 @@ Need: TypeAlias = tuple[
     bool,
     str,
     bool,
+    int | None,
 ]
 """What a job needs of a worker, besides the model."""
 
@@ -81,6 +83,8 @@ class OpenJob:
     hedge: HedgeLease | None = None  # a second worker, until one of the two begins
     started: bool = False  # whether text has reached the client
     lost: int = 0  # number of its workers that were lost, or gave up an answer
+    ran: float = 0.0  # seconds for which its former workers had it
+    gang: OpenGang | None = None  # of a member
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
     kind: JobKind = field(init=False)
     model: str = field(init=False)
@@ -118,6 +122,13 @@ class OpenJob:
         return max(0.0, self.job.limits.total - self.waited(since))
 
     @property
+    def rank(self) -> int:
+        """The rank of a gang's member."""
+        gang = self.job.terms.gang
+        assert gang is not None, "only members of gangs have a rank"
+        return gang.rank
+
+    @property
     def tokens_min(self) -> int:
         """Return the least number of tokens that the prompt can have."""
         return self.characters // CHARACTERS_PER_TOKEN_MAX
@@ -145,4 +156,8 @@ def _need_of(job: OpenJob) -> Need:
     terms = job.job.terms
     account = None if job.trusted_keys is None else (job.job.owner, terms.user)
     origin = (terms.avoid, terms.near, terms.peer)
-    return job.kind, job.needs, job.task, job.python, account, *origin, job.has_question
+    slots = None if terms.gang is None else terms.gang.slots
+    return (
+        *(job.kind, job.needs, job.task, job.python, account, *origin),
+        *(job.has_question, slots),
+    )

@@ -64,7 +64,7 @@ def own_load(pool: PoolState, without: Collection[str] = ()) -> WorkerLoad:
     It is full if none of the workers in ``own_offers`` has a free slot.
     """
     free = [
-        worker.accepts_jobs and len(worker.leases) < worker.offer.slots
+        worker.accepts_jobs and worker.used_slots < worker.offer.slots
         for worker in pool.workers.values()
         if _is_unrestricted(worker) and peer_of(worker.id) not in without
     ]

@@ -83,15 +83,18 @@ class JobQueue:
         if not level.size:
             del self._fresh[job.job.priority]
 
-    def in_order(self) -> Iterator[Turn]:
+    def in_order(self, above: Priority | None = None) -> Iterator[Turn]:
         """Yield the jobs in the order in which they should be served.
 
-        What the caller notes in a turn before it asks for the next counts from there.
+        With ``above``, only requeued jobs and those of higher priorities.  What the
+        caller notes in a turn before it asks for the next counts from there.
         """
         served: dict[str, int] = {}
         if self._requeued:
             yield from self._requeued_in_order(served)
         for priority in PRIORITY_ORDER:
+            if priority is above:
+                return
             if priority in self._fresh:
                 yield from self._fresh[priority].in_order(served)
 

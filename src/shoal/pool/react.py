@@ -28,6 +28,7 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import TimeLimit
+from shoal.domain.outcome import Fault
 from shoal.domain.receipts import Verdict
 from shoal.domain.vocabulary import (
     CancelJob,
@@ -39,6 +40,7 @@ from shoal.domain.work import JobKind
 from shoal.pool.departures import suspension_facts
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import no_call_result
+from shoal.pool.gang_rules import gang_ends, gang_rejection, waiting_reason
 from shoal.pool.inputs import (
     AccountTopUp,
     AnswerDisputed,
@@ -72,6 +74,9 @@ INVALID_RECEIPT_POINTS = 1  # points against a worker for an invalid receipt
 WRONG_ANSWER_POINTS = 3  # points for an answer that two others contradict
 WORKERS_LOST_MAX = 3  # a job fails when so many workers were lost or gave up
 CALL_WORKERS_LOST_MAX = 2  # the same for a call, whose function may end its worker
+MEMBER_LOSS_EARNED = (
+    3600.0  # seconds that a gang's member ran, for one more lost worker
+)
 
 RESULT_NAMES: Mapping[type[Completed | Rejected | Failed], str] = {
     Completed: "completed",
@@ -89,10 +94,18 @@ def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
     An input about a job or lease that has ended is never an error: messages cross on
     the way.
     """
+    facts = _react(pool, hub_input)
+    return [*facts, *gang_ends(pool, facts)] if pool.gangs else facts
+
+
+def _react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
     match hub_input:
         case Submission(job):
             if (reason := trust_rejection(pool, job)) is not None:
                 return [JobSubmitted(job), JobFailed(job.id, reason)]
+            if (reason := gang_rejection(pool, job)) is not None:
+                refused = JobFailed(job.id, reason, fault=Fault.REQUEST)
+                return [JobSubmitted(job), refused]
             return [JobSubmitted(job)]
         case Cancellation(job_id, reason):
             return [JobCancelled(job_id, reason)] if job_id in pool.jobs else []
@@ -106,7 +119,7 @@ def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
             return [JobFailed(job_id, error, lost, cut)] if known else []
         case LimitReached(job_id, limit):
             due = pool.jobs.get(job_id)
-            return [] if due is None else [_limit_reached(pool, due, limit)]
+            return [] if due is None else _limit_reached(pool, due, limit)
         case WorkerConnected(worker_id, offer, cancels, shared):
             # A newer connection with the same identity replaces the older.
             older = (
@@ -224,8 +237,9 @@ def _gave_up(job: OpenJob, worker_id: WorkerId, reason: str) -> Fact:
 
     Counted like a lost worker, so that an answer that no worker finishes has an end.
     """
-    if job.lost + 1 >= WORKERS_LOST_MAX:
-        error = f"lost {WORKERS_LOST_MAX} workers, the last one: {reason}"
+    limit = WORKERS_LOST_MAX if job.gang is None else _workers_lost_max(job)
+    if job.lost + 1 >= limit:
+        error = f"lost {job.lost + 1} workers, the last one: {reason}"
         return JobFailed(job.job.id, error, lost=True)
     return JobRequeued(job.job.id, job.lease, reason, refused_by=worker_id)
 
@@ -256,11 +270,13 @@ def _worker_left(pool: PoolState, worker_id: WorkerId, reason: str) -> list[Fact
 
 
 def _workers_lost_max(job: OpenJob) -> int:
+    if job.gang is not None:
+        return WORKERS_LOST_MAX + int(job.ran / MEMBER_LOSS_EARNED)
     is_call = job.kind is JobKind.CALL
     return CALL_WORKERS_LOST_MAX if is_call else WORKERS_LOST_MAX
 
 
-def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> JobExpired:
+def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> list[Fact]:
     seconds = {
         TimeLimit.QUEUE: job.job.limits.queue,
         TimeLimit.FIRST_OUTPUT: job.job.limits.first_output,
@@ -268,11 +284,18 @@ def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> JobExpire
         TimeLimit.TOTAL: job.job.limits.total,
     }[limit]
     error = f"{limit.value}: over the limit of {seconds:g} s"
+    if limit is TimeLimit.QUEUE and job.gang is not None:
+        if job.worker_id is not None:
+            return []  # leased meanwhile: its gang has begun
+        error = f"{waiting_reason(pool, job.gang)} ({error})"
+        waiting = job.gang.waiting.values()
+        expired = [job.job.id] if job.gang.formed else waiting
+        return [JobExpired(each, limit, error) for each in expired]
     if limit is TimeLimit.QUEUE:
         error = f"{no_worker_reason(pool, job)} ({error})"
     elif limit is TimeLimit.FIRST_OUTPUT and job.kind is JobKind.CALL:
         error = no_call_result(seconds)
-    return JobExpired(job.job.id, limit, error)
+    return [JobExpired(job.job.id, limit, error)]
 
 
 def next_limit(

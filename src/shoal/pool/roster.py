@@ -49,6 +49,9 @@ class Roster:
     matched: set[str] = field(default_factory=set)
     """Of these, the models that a worker with a free slot has."""
 
+    version: int = 0
+    """Counts changes of what workers offer, and of whether they take new jobs."""
+
     models_last_seen: dict[str, float] = field(default_factory=dict)
     """When the last worker with a model left, or when the model was first expected."""
 
@@ -78,6 +81,7 @@ class Roster:
 
     def add(self, worker: Worker) -> None:
         """Add a worker."""
+        self.version += 1
         self.devices[worker.offer.device] += 1
         if (ask := worker.offer.ask) is not None:
             self.asks[ask] += 1
@@ -135,6 +139,7 @@ class Roster:
     def remove(self, worker: Worker, now: float) -> list[str]:
         """Remove a worker; return the models that no other worker offers."""
         self.drain(worker, "lost")
+        self.version += 1
         self.devices[worker.offer.device] -= 1
         if (ask := worker.offer.ask) is not None:
             self.asks[ask] -= 1
@@ -161,6 +166,7 @@ class Roster:
 
     def _count(self, worker: Worker, served: bool) -> None:
         """Update the slot counts and the index; ``served``: it accepted jobs before."""
+        self.version += worker.accepts_jobs != served
         if change := worker.offer.slots * (worker.accepts_jobs - served):
             for model in worker.queues:
                 self.slots[model] += change

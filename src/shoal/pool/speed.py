@@ -27,8 +27,8 @@ class SpeedEstimates:
         The whole duration counts, not only from the first piece: some workers send the
         answer in one piece at the end.
         """
-        if job.kind is JobKind.CALL_STREAM:
-            return  # a stream's duration depends on its caller
+        if job.kind is JobKind.CALL_STREAM or job.gang is not None:
+            return  # their durations say nothing about those of other jobs
         model = job.model
         seconds = now - job.leased_at
         before = self.job_seconds.get(model)

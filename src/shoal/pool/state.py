@@ -37,6 +37,7 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.job import Job, Privacy
 from shoal.domain.work import JobKind
 from shoal.pool.fair_shares import FairShares
+from shoal.pool.gangs import Gangs
 from shoal.pool.lifecycle import ENDED, JobState, after
 from shoal.pool.open_job import NO_LEASE, HedgeLease, OpenJob
 from shoal.pool.queue import JobQueue
@@ -81,6 +82,7 @@ class PoolState:
     shares: FairShares = field(default_factory=FairShares)
     """Jobs that are leased, by owner."""
 
+    gangs: Gangs = field(default_factory=Gangs)
     without_output: dict[JobId, OpenJob] = field(default_factory=dict)
     """Jobs without output from their first worker, the longest silent first."""
 
@@ -226,6 +228,8 @@ class PoolState:
         match fact:
             case JobLeased(worker_id=worker_id, lease=lease):
                 self._unqueue(job)
+                if job.gang is not None:
+                    self.gangs.place(job.gang, job.rank, worker_id)
                 self._grant(job, worker_id, lease)
                 job.worker_id = worker_id
                 job.lease = lease
@@ -241,11 +245,14 @@ class PoolState:
             case JobRequeued(reason=reason, refused_by=refused_by):
                 if begun or refused_by is None:
                     job.lost += not fact.handed_over
+                    job.ran += now - job.leased_at
                     job.queued_at = now
                 if refused_by is not None:
                     self._record_refusal(job, refused_by, reason, now)
                 self._end_leases(job, cut=fact.handed_over)
                 self._queue(job)
+                if job.gang is not None:
+                    self.gangs.queue(job.gang, job.rank)
 
     def _hedge(self, fact: JobHedged, now: float) -> None:
         job = self.jobs[fact.job_id]
@@ -287,6 +294,9 @@ class PoolState:
         assert job.state in ENDED
         self.size -= job.size
         _decrement(self.sizes_by_owner, job.job.owner, job.size)
+        if job.gang is not None:
+            done = isinstance(fact, JobCompleted)
+            self.gangs.end(job.gang, job.rank, done=done)
         if job.worker_id is None:
             self._unqueue(job)
             return
@@ -305,6 +315,7 @@ class PoolState:
 
     def _apply_penalty(self, mark: Penalty, points: int) -> None:
         # Rare enough to examine all workers.
+        self.roster.version += 1
         for worker in self.workers.values():
             if mark.applies_to(worker):
                 worker.points += points
@@ -321,6 +332,8 @@ class PoolState:
             last_lease=lease,
             trusted_keys=trusted_keys,
         )
+        if (gang := job.terms.gang) is not None:
+            opened.gang = self.gangs.add(job, gang, opened.need, begun=lease > NO_LEASE)
         self.jobs[job.id] = opened
         self.size += opened.size
         self.sizes_by_owner[job.owner] += opened.size
@@ -364,11 +377,14 @@ class PoolState:
 
     def _grant(self, job: OpenJob, worker_id: WorkerId, lease: LeaseNumber) -> None:
         worker = self.workers[worker_id]
-        assert worker.free_slots > 0, f"{worker_id} has no free slot"
+        slots = 1 if job.gang is None else worker.slots_of_member(job.gang.slots)
+        assert worker.free_slots >= slots, f"{worker_id} has no free slot for it"
         assert job.job.id not in worker.leases, f"{worker_id} still has {job.job.id}"
         worker.leases[job.job.id] = lease
         if job.kind is JobKind.CALL_STREAM:
             worker.streams.add(job.job.id)
+        if job.gang is not None:
+            worker.add_member(job.job.id, slots)
         job.last_lease = lease
         self.roster.index(worker)
 
@@ -428,6 +444,8 @@ class PoolState:
     def _free_slot(self, worker: Worker, job_id: JobId) -> None:
         del worker.leases[job_id]
         worker.streams.discard(job_id)
+        if worker.members:
+            worker.remove_member(job_id)
         self.roster.index(worker)
 
 

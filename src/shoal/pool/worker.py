@@ -61,6 +61,10 @@ class Worker:
     )
     points: int = 0  # against it; see ``PoolState.penalties``
     streams: set[JobId] = field(default_factory=set)  # the leases on call streams
+    members: dict[JobId, int] = field(default_factory=dict)
+    """The leases of gangs' members, with the slots that each takes."""
+
+    extra_slots: int = 0  # of these, beyond one for each
     prefetch_max: int = 0  # calls it may have beyond its slots; see ``record_call``
     indexed_as: CostLevel | None = None  # its level in ``Roster.available``
     queues: frozenset[str] = field(init=False)  # cached from the offer
@@ -71,7 +75,12 @@ class Worker:
     @property
     def free_slots(self) -> int:
         """The number of further jobs it may be given."""
-        return self.slots + self.prefetch - len(self.leases)
+        return self.slots + self.prefetch - len(self.leases) - self.extra_slots
+
+    @property
+    def used_slots(self) -> int:
+        """The slots that its leases take: one each, except for members of gangs."""
+        return len(self.leases) + self.extra_slots
 
     @property
     def slots(self) -> int:
@@ -81,7 +90,7 @@ class Worker:
     @property
     def prefetch(self) -> int:
         """The number of calls it may now have beyond its slots."""
-        return 0 if self.streams else self.prefetch_max
+        return 0 if self.streams or self.members else self.prefetch_max
 
     def record_call(self, seconds: float) -> None:
         """Adjust the prefetch by the duration of a call, from its lease to its end.
@@ -94,6 +103,20 @@ class Worker:
         more = self.prefetch_max + (1 if soon else -1)
         self.prefetch_max = max(0, min(PREFETCH_MAX, more))
 
+    def add_member(self, job_id: JobId, slots: int) -> None:
+        """Count the slots of a gang's member, which has a lease."""
+        self.members[job_id] = slots
+        self.extra_slots += slots - 1
+
+    def remove_member(self, job_id: JobId) -> None:
+        """Release the slots of a lease if it is that of a gang's member."""
+        slots = self.members.pop(job_id, 1)
+        self.extra_slots -= slots - 1
+
+    def slots_of_member(self, slots: int) -> int:
+        """Return how many of its slots a gang's member takes; 0 stands for all."""
+        return slots or max(1, self.offer.slots)
+
     @property
     def accepts_jobs(self) -> bool:
         """Whether it takes new jobs, as soon as it has a free slot."""
@@ -105,7 +128,7 @@ class Worker:
         Jobs of other pools count, so it may exceed 1; but they take no slot, because
         only the worker knows their order.
         """
-        jobs = len(self.leases) + self.load.queued + promised
+        jobs = len(self.leases) + self.extra_slots + self.load.queued + promised
         return jobs / min(self.offer.slots, LOAD_SLOTS_MAX)
 
     def cost_level(self, promised: int = 0) -> CostLevel:

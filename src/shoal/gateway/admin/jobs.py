@@ -22,6 +22,7 @@ from shoal.gateway.jobs.job_view import NULL, encode_value
 from shoal.gateway.jobs.webhooks import describe_delivery
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.explanation import explain
+from shoal.pool.gang_rules import explain_gang
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import (
     JobFilter,
@@ -151,9 +152,12 @@ async def explain_job(
     stored = await _visible_job(gateway, request, caller)
     history = await gateway.store.history(stored.job.id)
     lines = explain(history)
-    waiting = gateway.hub.pool.jobs.get(stored.job.id)
-    if waiting is not None and waiting.worker_id is None:
-        lines.append(f"still waiting: {no_worker_reason(gateway.hub.pool, waiting)}")
+    pool = gateway.hub.pool
+    opened = pool.jobs.get(stored.job.id)
+    if opened is not None and opened.gang is not None:
+        lines += explain_gang(pool, opened)
+    elif opened is not None and opened.worker_id is None:
+        lines.append(f"still waiting: {no_worker_reason(pool, opened)}")
     if (delivery := await gateway.store.webhooks.state_of(stored.job.id)) is not None:
         lines.append(describe_delivery(delivery))
     if not caller.has_scope(Scope.ADMIN):

@@ -316,7 +316,7 @@ def _worker_status(
         worker.id,
         sorted(offer.models),
         offer.slots,
-        len(worker.leases),
+        worker.used_slots,
         worker.draining,
         None if worker.suspension is None else worker.suspension.value,
         offer.remark,

@@ -1,0 +1,166 @@
+"""Places for the members of waiting gangs, and the machines reserved for them."""
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from functools import partial
+from heapq import nsmallest
+from typing import NamedTuple
+
+from shoal.domain.ids import WorkerId, peer_of
+from shoal.pool.eligibility import ineligibility, unsuitability
+from shoal.pool.free_workers import PromisedSlots
+from shoal.pool.gangs import OpenGang
+from shoal.pool.open_job import OpenJob
+from shoal.pool.state import PoolState
+from shoal.pool.worker import Worker
+
+
+class MemberPlace(NamedTuple):
+    """A member of a gang, the worker that gets it, and why."""
+
+    job: OpenJob
+    worker: Worker
+    reason: str
+
+
+class GangPlaces:
+    """The places of gangs, which come in their order, as a plan proceeds.
+
+    A gang that finds too few machines reserves those that are free or will be soonest:
+    they get no further jobs until it has what it needs.  Gangs behind it do not get the
+    machines that it waits for, so that two of them never wait for each other's.  But a
+    gang that cannot get enough machines from other jobs reserves none, and one for
+    which there are too few machines in the pool lets the others pass.
+
+    The time depends on the members, and on the machines that could run them.
+    """
+
+    def __init__(self, pool: PoolState, promised: PromisedSlots) -> None:
+        self._pool = pool
+        self._promised = promised
+        self._claims: list[Collection[str]] = []  # machines that gangs wait for
+        # The gangs that are like one that waits can only have the same machines.
+        self._exhausted: set[Hashable] = set()
+        self._members: Counter[WorkerId] = Counter()  # slots promised to members
+
+    def assign(self, gang: OpenGang) -> list[MemberPlace]:
+        """Promise slots to the members that can have them; reserve for the others.
+
+        The members of a gang that has not begun get theirs all at once, or none.
+        """
+        missing = len(gang.waiting)
+        if gang.kind in self._exhausted:
+            return []
+        machines = suitable_machines(self._pool, gang)
+        if len(machines) < missing and not gang.formed:
+            return []
+        ours = {
+            machine: workers
+            for machine, workers in machines.items()
+            if machine not in gang.machines
+            and not any(machine in claim for claim in self._claims)
+        }
+        jobs = [self._pool.jobs[gang.waiting[rank]] for rank in sorted(gang.waiting)]
+        chosen = self._match(jobs, self._free(gang, ours))
+        if not gang.formed and len(chosen) < len(jobs):
+            chosen = []
+        for each in chosen:
+            slots = each.worker.slots_of_member(gang.slots)
+            self._promised.add_member(each.worker, slots)
+            self._members[each.worker.id] += slots
+            del ours[peer_of(each.worker.id)]
+        missing -= len(chosen)
+        if missing:
+            self._reserve(gang, ours, missing)
+            self._claims.append(machines.keys() - gang.machines.keys())
+            if not gang.formed:
+                self._exhausted.add(gang.kind)
+        return chosen
+
+    def _free(
+        self, gang: OpenGang, machines: Mapping[str, list[Worker]]
+    ) -> list[Worker]:
+        """Return a worker of each machine that has the slots, the quickest first."""
+        found: list[Worker] = []
+        for workers in machines.values():
+            for worker in workers:
+                if not self._shortage(gang, worker):
+                    found.append(worker)
+                    break
+        found.sort(key=lambda each: self._pool.cost(each.cost_level()))
+        return found
+
+    def _match(
+        self, jobs: Sequence[OpenJob], workers: list[Worker]
+    ) -> list[MemberPlace]:
+        # The members need the same, so the order in which they choose has no effect,
+        # except for two seconds after a worker has refused one of them.
+        chosen: list[MemberPlace] = []
+        for job in jobs:
+            for index, worker in enumerate(workers):
+                if ineligibility(job, worker) is None:
+                    chosen.append(MemberPlace(job, worker, _reason(job)))
+                    del workers[index]
+                    break
+        return chosen
+
+    def _reserve(
+        self, gang: OpenGang, machines: Mapping[str, list[Worker]], missing: int
+    ) -> None:
+        """Reserve the machines that lack the fewest slots, if there are enough."""
+        shortages: list[tuple[int, str, Worker]] = []
+        for workers in machines.values():
+            lacking = [
+                (self._shortage(gang, worker), worker.id, worker)
+                for worker in workers
+                if self._is_obtainable(gang, worker)
+            ]
+            if lacking:
+                shortages.append(min(lacking, key=lambda each: each[:2]))
+        if len(shortages) < missing and not gang.formed:
+            return
+        for _, _, worker in nsmallest(missing, shortages, key=lambda each: each[:2]):
+            promised = self._promised.get(worker.id, 0)
+            free = worker.offer.slots - worker.used_slots - promised
+            # Slots that its tasks lend stay free: these wait for calls.
+            self._promised.add_member(worker, free)
+
+    def _shortage(self, gang: OpenGang, worker: Worker) -> int:
+        """Return how many jobs or slots have to become free there."""
+        used = worker.used_slots + self._promised.get(worker.id, 0)
+        if not gang.slots:
+            return used + worker.load.queued
+        return max(0, used + gang.slots - worker.offer.slots)
+
+    def _is_obtainable(self, gang: OpenGang, worker: Worker) -> bool:
+        """Return whether it has the slots when all but the members of gangs end."""
+        held = sum(worker.members.values()) + self._members[worker.id]
+        wanted = worker.slots_of_member(gang.slots)
+        return held + wanted <= max(1, worker.offer.slots)
+
+
+def suitable_machines(pool: PoolState, gang: OpenGang) -> Mapping[str, list[Worker]]:
+    """Return the workers that may run a member as soon as they are free, by machine."""
+    job = pool.jobs[next(iter(gang.members.values()))]
+    find = partial(_suitable, pool, job)
+    return pool.gangs.suitable(gang, pool.roster.version, find)
+
+
+def _suitable(pool: PoolState, job: OpenJob) -> Iterator[Worker]:
+    owner = job.job.owner
+    for worker in pool.roster.with_model.get(job.model, {}).values():
+        only_for = worker.offer.only_for
+        if (
+            worker.accepts_jobs
+            and worker.offer.slots > 0
+            and (not only_for or owner in only_for)
+            and unsuitability(job, worker) is None
+        ):
+            yield worker
+
+
+def _reason(job: OpenJob) -> str:
+    gang = job.gang
+    assert gang is not None, "only members of gangs have places"
+    together = "in the place of a lost worker" if gang.formed else "all ranks at once"
+    return f"rank {job.rank} of {gang.size}, {together}"

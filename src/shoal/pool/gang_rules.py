@@ -1,0 +1,132 @@
+"""What holds for all members of a gang: who may join, when it ends, why it waits."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from shoal.domain.facts import Fact, JobCancelled, JobExpired, JobFailed
+from shoal.domain.job import Job
+from shoal.pool.eligibility import LISTED_MAX, passed_over
+from shoal.pool.explanation import describe_workers, last_line
+from shoal.pool.gang_places import suitable_machines
+from shoal.pool.gangs import OpenGang
+from shoal.pool.open_job import OpenJob
+from shoal.pool.state import PoolState
+
+FREE = "free"
+
+
+def gang_rejection(pool: PoolState, job: Job) -> str | None:
+    """Return why a job cannot be a member of its gang, or None if it can."""
+    if job.terms.gang is None:
+        return None
+    reason = pool.gangs.rejection(job, OpenJob(job, 0.0, 0.0, 0.0).need)
+    return None if reason is None else f"gang: {reason}"
+
+
+def gang_ends(pool: PoolState, facts: Sequence[Fact]) -> Iterator[JobCancelled]:
+    """Cancel the other members of gangs that cannot go on after ``facts``.
+
+    A gang that has begun goes on while at least ``least`` members have not failed.  One
+    that has not needs all of them.
+    """
+    ended: defaultdict[str, dict[int, str]] = defaultdict(dict)
+    for fact in facts:
+        if isinstance(fact, JobFailed | JobCancelled | JobExpired):
+            job = pool.jobs.get(fact.job_id)
+            if job is not None and job.gang is not None:
+                ended[job.gang.id][job.rank] = _describe_end(fact)
+    for gang_id, ranks in ended.items():
+        gang = pool.gangs.get(gang_id)
+        assert gang is not None, "its members are open"
+        left = gang.size - gang.failed - len(ranks)
+        if gang.formed and left >= gang.least:
+            continue
+        rank, end = next(iter(ranks.items()))
+        reason = f"rank {rank} {end}; {_too_few(gang, left)}"
+        for other, job_id in gang.members.items():
+            if other not in ranks:
+                yield JobCancelled(job_id, reason)
+
+
+def waiting_reason(pool: PoolState, gang: OpenGang) -> str:
+    """Return in one line why members of a gang wait."""
+    if not gang.is_complete:
+        missing = sorted(set(range(gang.size)) - gang.members.keys())
+        return f"{_ranks(missing)} of {gang.size} not submitted"
+    return f"{_needed(pool, gang)}: {', '.join(_machine_reasons(pool, gang))}"
+
+
+def explain_gang(pool: PoolState, job: OpenJob) -> list[str]:
+    """Return where the members of a job's gang run, and why others wait.
+
+    Names workers, but not the jobs of other members.
+    """
+    gang = job.gang
+    if gang is None:
+        return []
+    lines = []
+    for rank in sorted(gang.members)[:LISTED_MAX]:
+        whose = " (this job)" if rank == job.rank else ""
+        worker = gang.workers.get(rank)
+        lines.append(
+            f"rank {rank} of {gang.size}{whose}: "
+            + ("waits" if worker is None else f"runs on {worker}")
+        )
+    if (more := len(gang.members) - LISTED_MAX) > 0:
+        waiting = len(gang.waiting)
+        lines.append(f"and {more} more; in all, {waiting} of {gang.size} wait")
+    if gang.waiting and gang.is_complete:
+        lines.append(f"the gang {_needed(pool, gang)}")
+        lines += [f"  {reason}" for reason in _machine_reasons(pool, gang)]
+    elif gang.waiting:
+        lines.append(f"the gang waits: {waiting_reason(pool, gang)}")
+    return lines
+
+
+def _describe_end(fact: JobFailed | JobCancelled | JobExpired) -> str:
+    match fact:
+        case JobFailed(error=error):
+            return f"failed: {last_line(error)}"
+        case JobCancelled(reason=reason):
+            return f"was cancelled: {reason}"
+        case JobExpired(error=error):
+            return f"was given up: {error}"
+
+
+def _too_few(gang: OpenGang, left: int) -> str:
+    if not gang.formed:
+        return f"the gang of {gang.size} had not begun"
+    return f"{left} of {gang.size} members left, and the gang needs {gang.least}"
+
+
+def _needed(pool: PoolState, gang: OpenGang) -> str:
+    count = len(gang.waiting)
+    more = " more" if gang.workers else ""
+    slots = "1 free slot" if gang.slots == 1 else f"{gang.slots} free slots"
+    needed = f"needs {count}{more} {'machine' if count == 1 else 'machines'} " + (
+        f"with {slots} each" if gang.slots else "without other jobs"
+    )
+    suitable = suitable_machines(pool, gang).keys() - gang.machines.keys()
+    if not suitable:
+        return f"{needed}, and none that is connected is suitable"
+    waiting = pool.jobs[next(iter(gang.waiting.values()))]
+    groups = passed_over(pool, waiting, otherwise=FREE)
+    free = sum(group.count for group in groups if group.reason == FREE)
+    are = "is" if free == 1 else "are"
+    return f"{needed}, {free} of {len(suitable)} suitable ones {are} free"
+
+
+def _machine_reasons(pool: PoolState, gang: OpenGang) -> list[str]:
+    waiting = pool.jobs[next(iter(gang.waiting.values()))]
+    return [
+        f"{describe_workers(group)}: {group.reason}"
+        for group in passed_over(pool, waiting, otherwise=FREE)
+    ]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    listed = ", ".join(map(str, ranks[:LISTED_MAX]))
+    others = len(ranks) - LISTED_MAX
+    return f"ranks {listed}" + (f" and {others} more" if others > 0 else "")

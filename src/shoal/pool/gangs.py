@@ -1,0 +1,208 @@
+"""The gangs of a pool: their members, where these run, and which of them wait."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from shoal.domain.ids import JobId, WorkerId, peer_of
+from shoal.domain.job import Gang, Job, Priority
+from shoal.pool.worker import Worker
+
+
+@dataclass(slots=True, eq=False)
+class OpenGang:
+    """A gang with members that have not ended.
+
+    It is ``formed`` when its members were leased, which happens to all of them at once.
+    From then on, those that lose their workers are leased again one by one.
+    """
+
+    id: str
+    owner: str
+    size: int
+    least: int
+    slots: int
+    priority: Priority
+    need: Hashable  # what each member needs of a worker
+    number: int  # in the order in which gangs arrive
+    formed: bool = False
+    members: dict[int, JobId] = field(default_factory=dict)
+    """The members that have not ended, by rank."""
+
+    waiting: dict[int, JobId] = field(default_factory=dict)
+    """Of these, the members without a worker."""
+
+    workers: dict[int, WorkerId] = field(default_factory=dict)
+    """The workers of the others, by rank."""
+
+    machines: dict[str, int] = field(default_factory=dict)
+    """The ranks that these machines run."""
+
+    failed: int = 0  # members that ended without a result
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all members were submitted, so that it can form."""
+        return self.formed or len(self.members) == self.size
+
+    @property
+    def kind(self) -> tuple[Hashable, str]:
+        """What gangs have in common that may use the same machines."""
+        return self.need, self.owner
+
+    def mismatch(self, job: Job, gang: Gang, need: Hashable) -> str | None:
+        """Return why a job cannot be a further member, or None if it can."""
+        if job.owner != self.owner:
+            return "id: another key uses it"
+        if gang.rank in self.members:
+            return f"rank: {gang.rank} was submitted already"
+        for name, value, known in (
+            ("size", gang.size, self.size),
+            ("least", gang.least, self.least),
+            ("slots", gang.slots, self.slots),
+        ):
+            if value != known:
+                return f"{name}: {value}, but {known} of earlier members"
+        if need != self.need or job.priority is not self.priority:
+            return "all members must call the same function with the same options"
+        return None
+
+
+@dataclass(slots=True)
+class Gangs:
+    """The gangs that have open members, by id."""
+
+    _open: dict[str, OpenGang] = field(default_factory=dict)
+    waiting: dict[str, OpenGang] = field(default_factory=dict)
+    """The complete gangs with members that wait."""
+
+    held: Counter[str] = field(default_factory=Counter)
+    """The machines that run members, with their numbers."""
+
+    _arrived: int = 0
+    _suitable: dict[tuple[Hashable, str], dict[str, list[Worker]]] = field(
+        default_factory=dict
+    )
+    """A cache: the workers that may run a member, by machine, by need and owner."""
+
+    _suitable_of: int = 0  # the version of the roster that it was made for
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def get(self, gang_id: str) -> OpenGang | None:
+        """Return an open gang."""
+        return self._open.get(gang_id)
+
+    def in_order(self) -> Iterable[OpenGang]:
+        """Return the gangs that wait, in the order of service.
+
+        Those that have begun come first, then those of the highest priority; the oldest
+        is the first of its kind.
+        """
+        return sorted(
+            self.waiting.values(),
+            key=lambda each: (not each.formed, -each.priority.value, each.number),
+        )
+
+    def suitable(
+        self, gang: OpenGang, version: int, find: Callable[[], Iterable[Worker]]
+    ) -> Mapping[str, list[Worker]]:
+        """Return the workers that ``find`` finds for a gang's members, by machine.
+
+        It is called once for gangs with one need, until the roster's ``version`` is
+        another.
+        """
+        if self._suitable_of != version:
+            self._suitable.clear()
+            self._suitable_of = version
+        found = self._suitable.get(gang.kind)
+        if found is None:
+            found = self._suitable[gang.kind] = {}
+            for worker in find():
+                found.setdefault(peer_of(worker.id), []).append(worker)
+        return found
+
+    # For the pool.
+
+    def rejection(self, job: Job, need: Hashable) -> str | None:
+        """Return why a job cannot be a member of its gang, or None if it can."""
+        gang = job.terms.gang
+        found = None if gang is None else self._open.get(gang.id)
+        if gang is None or found is None:
+            return None
+        if found.formed:
+            return "the gang has begun"
+        return found.mismatch(job, gang, need)
+
+    def add(
+        self, job: Job, gang: Gang, need: Hashable, *, begun: bool
+    ) -> OpenGang | None:
+        """Add a waiting member; None if ``rejection`` says why not.
+
+        ``begun``: it had a worker before a restart, as all members had.
+        """
+        if not begun and self.rejection(job, need) is not None:
+            return None
+        found = self._open.get(gang.id)
+        if found is None:
+            self._arrived += 1
+            found = self._open[gang.id] = OpenGang(
+                gang.id,
+                job.owner,
+                gang.size,
+                gang.least,
+                gang.slots,
+                job.priority,
+                need,
+                self._arrived,
+            )
+        found.formed |= begun
+        found.members[gang.rank] = job.id
+        self.queue(found, gang.rank)
+        return found
+
+    def queue(self, gang: OpenGang, rank: int) -> None:
+        """Count a member as waiting."""
+        self._release(gang, rank)
+        gang.waiting[rank] = gang.members[rank]
+        if gang.is_complete:
+            self.waiting[gang.id] = gang
+
+    def place(self, gang: OpenGang, rank: int, worker_id: WorkerId) -> None:
+        """Count a member as leased to a worker."""
+        machine = peer_of(worker_id)
+        assert machine not in gang.machines, f"{machine} has two members of {gang.id}"
+        gang.formed = True
+        gang.workers[rank] = worker_id
+        gang.machines[machine] = rank
+        self.held[machine] += 1
+        self._stop_waiting(gang, rank)
+
+    def end(self, gang: OpenGang, rank: int, *, done: bool) -> None:
+        """Remove a member that has ended; ``done``: with a result."""
+        self._release(gang, rank)
+        self._stop_waiting(gang, rank)
+        gang.failed += not done
+        del gang.members[rank]
+        if not gang.is_complete:
+            self.waiting.pop(gang.id, None)
+        if not gang.members:
+            del self._open[gang.id]
+        if not self._open:
+            self._suitable.clear()
+
+    def _stop_waiting(self, gang: OpenGang, rank: int) -> None:
+        gang.waiting.pop(rank, None)
+        if not gang.waiting:
+            self.waiting.pop(gang.id, None)
+
+    def _release(self, gang: OpenGang, rank: int) -> None:
+        worker_id = gang.workers.pop(rank, None)
+        if worker_id is None:
+            return
+        machine = peer_of(worker_id)
+        del gang.machines[machine]
+        self.held[machine] -= 1
+        if not self.held[machine]:
+            del self.held[machine]
