@@ -42,7 +42,8 @@ class HeartbeatLiveness:
 
     def lost_reason(self, now: float) -> str:
         """Return why the peer counts as gone; empty: it does not."""
-        if now - self._last_received < SILENCE_MAX:
+        # As the deadline computes it: their difference may be rounded down.
+        if now < self._last_received + SILENCE_MAX:
             return ""
         return f"silent for {SILENCE_MAX:g} s"
 
