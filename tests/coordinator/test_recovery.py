@@ -6,11 +6,13 @@ from types import FrameType
 from typing import Any
 
 from coordinator.hubs import SlowStore
-from pool.builders import job
+from pool.builders import gang, job, leased
 from protocols.contexts import SIGNER
 from shoal.coordinator.hub import Hub
-from shoal.domain.facts import Fact, JobLeased, JobSubmitted
+from shoal.coordinator.recovery import restore_pool
+from shoal.domain.facts import Fact, JobLeased, JobRequeued, JobSubmitted
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.pool.state import PoolState
 from shoal.transports.clock import LoopClock
 from simulation import virtual
 
@@ -54,3 +56,26 @@ def test_restored_jobs_take_as_many_steps_each() -> None:
     many = virtual.run(steps_of_restore(MANY))
 
     assert many / MANY <= few / FEW
+
+
+async def restored_pool(facts: list[Fact]) -> PoolState:
+    store = SlowStore()
+    await store.open()
+    await store.append(facts, 0.0)
+    pool = PoolState()
+    loop = asyncio.get_running_loop()
+    await restore_pool(pool, store, LoopClock(loop.time))
+    await store.close()
+    return pool
+
+
+def test_members_of_a_gang_wait_for_their_last_workers() -> None:
+    facts: list[Fact] = [*gang(3), leased("r0", "a"), leased("r1", "b")]
+    facts += [leased("r2", "c"), JobRequeued(JobId("r2"), LeaseNumber(1), "lost")]
+    facts += [leased("r2", "d", 2), *gang(1, run="f" * 32)]
+
+    pool = virtual.run(restored_pool(facts))
+
+    begun, waiting = pool.gangs.in_order()
+    assert begun.returning == {0: "a", 1: "b", 2: "d"}
+    assert (waiting.formed, waiting.returning) == (False, {})

@@ -25,15 +25,25 @@ def check_waiting(pool: PoolState) -> None:
     wanted: set[str] = set()  # the machines that gangs wait for
     workers = pool.workers.values()
     for gang in pool.gangs.in_order():
-        waiting = [pool.jobs[each] for each in gang.waiting.values()]
+        waiting = [pool.jobs[gang.waiting[rank]] for rank in gang.searching]
+        for rank, worker_id in gang.returning.items():
+            found = pool.workers.get(worker_id)
+            back = found is not None and takes(found, pool.jobs[gang.waiting[rank]])
+            assert not back, f"rank {rank} of {gang} waits for a worker that is back"
+        if not waiting:
+            continue
         suitable = {
             peer_of(worker.id) for worker in workers if suits(worker, waiting[0])
-        } - gang.machines.keys()
-        free = {
-            peer_of(worker.id)
-            for worker in workers
-            if all(takes(worker, each) for each in waiting)
-        } - wanted
+        } - gang.taken
+        free = (
+            {
+                peer_of(worker.id)
+                for worker in workers
+                if all(takes(worker, each) for each in waiting)
+            }
+            - wanted
+            - gang.taken
+        )
         enough = 1 if gang.formed else len(waiting)
         assert len(free) < enough, f"{gang} waits for nothing"
         if len(suitable) >= enough:
@@ -68,6 +78,8 @@ def check_gangs(pool: PoolState) -> None:
         assert gang.workers == running
         assert gang.members == {rank: each.job.id for rank, each in by_rank.items()}
         assert gang.waiting.keys() == by_rank.keys() - running.keys()
+        assert gang.returning.keys() <= gang.waiting.keys()
+        assert not gang.machines.keys() & set(map(peer_of, gang.returning.values()))
         assert gang.formed or not running, "begun by a part"
         left = gang.size - gang.failed
         least = gang.least if gang.formed else gang.size

@@ -132,7 +132,8 @@ class GangLaws(RuleBasedStateMachine):
         """Lose all but the jobs, and the numbers of their leases."""
         before, self.pool = self.pool, PoolState()
         for opened in before.jobs.values():
-            self.pool.restore(opened.job, opened.last_lease, self.now)
+            worker_id = opened.worker_id
+            self.pool.restore(opened.job, opened.last_lease, self.now, worker_id)
         for gang in open_gangs(before):
             found = self.pool.gangs.get(gang.id)
             assert found is not None
@@ -172,7 +173,9 @@ class GangLaws(RuleBasedStateMachine):
         gang = next(iter(self.pool.gangs.in_order()), None)
         if gang is None:
             return None
-        waiting = [self.pool.jobs[each] for each in gang.waiting.values()]
+        waiting = [self.pool.jobs[gang.waiting[rank]] for rank in gang.searching]
+        if not waiting:
+            return None
         machines = {
             peer_of(worker.id)
             for worker in self.pool.workers.values()
@@ -181,7 +184,7 @@ class GangLaws(RuleBasedStateMachine):
             <= worker.offer.slots
         }
         missing = 1 if gang.formed else len(waiting)
-        enough = len(machines - gang.machines.keys()) >= missing
+        enough = len(machines - gang.taken) >= missing
         return gang if enough else None
 
     def submit(self, priority: Priority, terms: JobTerms) -> None:

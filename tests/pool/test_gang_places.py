@@ -9,6 +9,7 @@ from pool.builders import (
     joined,
     leased,
     load_changed,
+    member,
     pool_after,
 )
 from shoal.domain.facts import JobCompleted, JobSubmitted
@@ -20,7 +21,7 @@ from shoal.domain.worker import WorkerLoad
 from shoal.pool.hedge import hedges
 from shoal.pool.inputs import LeaseResult, LoadReported, WorkerDisconnected
 from shoal.pool.plan import plan
-from shoal.pool.state import PoolState
+from shoal.pool.state import RETURN_GRACE, PoolState
 
 OTHER_RUN = "f" * 32
 ONE = LeaseNumber(1)
@@ -194,6 +195,7 @@ def test_member_that_lost_its_worker_is_leased_alone_on_another_machine() -> Non
     workers = dict(assign(pool))
     lost = next(name for name, worker in workers.items() if worker == "b")
     handle(pool, WorkerDisconnected(WorkerId("b"), "gone"))
+    pool.expire_penalties(RETURN_GRACE)
     pool.apply(joined("a/y"), 0.0)
 
     assert assign(pool) == []
@@ -202,6 +204,37 @@ def test_member_that_lost_its_worker_is_leased_alone_on_another_machine() -> Non
     (lease,) = plan(pool)
     assert (lease.job_id, lease.worker_id, lease.lease) == (lost, "c", 2)
     assert lease.reason == f"rank {lost[1]} of 2, in the place of a lost worker"
+
+
+def test_member_waits_for_its_worker_to_reconnect_before_it_gets_another() -> None:
+    """The worker still runs it, and the coordinator only lost the connection."""
+    pool = pool_after(joined("a"), joined("b"), joined("c"), *gang(2))
+    workers = dict(assign(pool))
+    again = joined(workers["r0"])
+    handle(pool, WorkerDisconnected(again.worker_id, "cut"))
+    submit(pool, "j1", "j2")
+
+    assert [name for name, _ in assign(pool)] == ["j1"]
+    pool.apply(again, 0.0)
+    (lease,) = plan(pool)
+    assert (lease.job_id, lease.worker_id) == ("r0", again.worker_id)
+    assert lease.reason == "rank 0 of 2, whose worker has reconnected"
+
+
+def test_each_member_returns_to_its_own_worker_after_a_restart() -> None:
+    pool = PoolState()
+    for rank, worker in enumerate("ba"):
+        pool.restore(member(rank), ONE, 120.0, WorkerId(worker))
+    pool.apply(joined("c"), 0.0)
+
+    assert assign(pool) == []
+
+    pool.apply(joined("a"), 0.0)
+    assert assign(pool) == [("r1", "a")]
+    assert pool.expire_penalties(119.0) == 120.0
+    assert assign(pool) == []
+    pool.expire_penalties(120.0)
+    assert assign(pool) == [("r0", "c")]
 
 
 def test_member_whose_worker_refuses_it_waits_alone() -> None:
@@ -227,6 +260,19 @@ def test_gang_that_had_begun_goes_on_after_a_restart() -> None:
     assert len(assign(pool)) == 1
     pool.apply(joined("a"), 0.0)
     assert len(assign(pool)) == 1
+
+
+def test_gang_does_not_wait_for_the_machines_of_its_members() -> None:
+    """Else a later gang would not get the rest of their slots."""
+    pool = PoolState()
+    for rank in range(2):
+        pool.restore(member(rank, slots=1), ONE, 0.0)
+    for fact in gang(1, slots=1, run=OTHER_RUN):
+        pool.apply(fact, 0.0)
+    pool.apply(joined("a", slots=2), 0.0)
+
+    assert assign(pool) == [("r0", "a"), ("f0", "a")]
+    assert assign(pool) == []
 
 
 def test_machines_of_other_pools_get_no_members() -> None:

@@ -37,7 +37,7 @@ from shoal.pool.inputs import (
     WorkerDisconnected,
 )
 from shoal.pool.job_admission import permanent_rejection
-from shoal.pool.state import PoolState
+from shoal.pool.state import MEMBER_SETTLED, RETURN_GRACE, PoolState
 
 
 def running(size: int = 3, least: int = 0) -> PoolState:
@@ -180,6 +180,27 @@ def test_member_may_lose_one_more_worker_for_each_hour_that_it_ran() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ran", "lost_max"), [(MEMBER_SETTLED, 100), (MEMBER_SETTLED - 1, 3)]
+)
+def test_worker_that_reconnects_was_lost_only_if_the_member_had_just_begun(
+    ran: float, lost_max: int
+) -> None:
+    pool = pool_after(*gang(1))
+    now = 0.0
+
+    for lease in range(1, 10):
+        pool.apply(joined("w"), now)
+        ((_, worker),) = assign(pool, now)
+        assert worker == "w"
+        now += ran
+        facts = handle(pool, WorkerDisconnected(WorkerId("w"), "cut"), now)
+        if lease == lost_max:
+            assert ends(facts) == {"r0": "lost 3 workers, the last one: cut"}
+            break
+        assert ends(facts) == {}
+
+
+@pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (member(0, 3), "gang: rank: 0 was submitted already"),
@@ -228,6 +249,12 @@ def test_explanation_says_where_members_run_and_why_others_wait() -> None:
     handle(pool, WorkerDisconnected(WorkerId("w1"), "gone"))
     pool.apply(joined("x", slots=0), 0.0)
 
+    assert explain_gang(pool, pool.jobs[JobId("r2")]) == [
+        "rank 0 of 3: runs on w0",
+        "rank 1 of 3: waits for w1 to reconnect",
+        "rank 2 of 3 (this job): runs on w2",
+    ]
+    pool.expire_penalties(RETURN_GRACE)
     assert explain_gang(pool, pool.jobs[JobId("r2")]) == [
         "rank 0 of 3: runs on w0",
         "rank 1 of 3: waits",

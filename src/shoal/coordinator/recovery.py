@@ -1,6 +1,7 @@
 """Restores the pool from the store after a start."""
 
-from shoal.domain.facts import JobRequeued
+from shoal.domain.facts import JobLeased, JobRequeued
+from shoal.domain.ids import WorkerId
 from shoal.pool.lifecycle import JobState
 from shoal.pool.state import PENALTY_SECONDS, PoolState
 from shoal.store.port import Store, StoredJob
@@ -32,5 +33,18 @@ async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[Stor
     for marked in await store.penalties_since(at - PENALTY_SECONDS):
         pool.apply(marked.fact, now - (at - marked.at))
     for each in stored:
-        pool.restore(each.job, each.lease, now + RESTART_GRACE)
+        worker_id = await _last_worker(store, each)
+        pool.restore(each.job, each.lease, now + RESTART_GRACE, worker_id)
     return stored
+
+
+async def _last_worker(store: Store, stored: StoredJob) -> WorkerId | None:
+    """Return the worker that may still run a member of a gang.
+
+    Raises StoreError.
+    """
+    if stored.job.terms.gang is None:
+        return None
+    history = [each.fact for each in await store.history(stored.job.id)]
+    leases = [fact.worker_id for fact in history if isinstance(fact, JobLeased)]
+    return leases[-1] if leases else None

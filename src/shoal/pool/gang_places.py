@@ -48,34 +48,58 @@ class GangPlaces:
 
         The members of a gang that has not begun get theirs all at once, or none.
         """
-        missing = len(gang.waiting)
-        if gang.kind in self._exhausted:
-            return []
+        chosen = self._back(gang)
+        ranks = gang.searching
+        missing = len(ranks)
+        if not missing or gang.kind in self._exhausted:
+            return chosen
         machines = suitable_machines(self._pool, gang)
         if len(machines) < missing and not gang.formed:
-            return []
+            return chosen
+        taken = gang.taken
         ours = {
             machine: workers
             for machine, workers in machines.items()
-            if machine not in gang.machines
+            if machine not in taken
             and not any(machine in claim for claim in self._claims)
         }
-        jobs = [self._pool.jobs[gang.waiting[rank]] for rank in sorted(gang.waiting)]
-        chosen = self._match(jobs, self._free(gang, ours))
-        if not gang.formed and len(chosen) < len(jobs):
-            chosen = []
-        for each in chosen:
-            slots = each.worker.slots_of_member(gang.slots)
-            self._promised.add_member(each.worker, slots)
-            self._members[each.worker.id] += slots
-            del ours[peer_of(each.worker.id)]
-        missing -= len(chosen)
+        jobs = [self._pool.jobs[gang.waiting[rank]] for rank in ranks]
+        found = self._match(jobs, self._free(gang, ours))
+        if not gang.formed and len(found) < len(jobs):
+            found = []
+        for each in found:
+            self._promise(gang, each.worker)
+            machine = peer_of(each.worker.id)
+            del ours[machine]
+            taken.add(machine)
+        missing -= len(found)
         if missing:
             self._reserve(gang, ours, missing)
-            self._claims.append(machines.keys() - gang.machines.keys())
+            self._claims.append(machines.keys() - taken)
             if not gang.formed:
                 self._exhausted.add(gang.kind)
-        return chosen
+        return [*chosen, *found]
+
+    def _back(self, gang: OpenGang) -> list[MemberPlace]:
+        """Return the members whose workers have reconnected, and may still run them."""
+        found: list[MemberPlace] = []
+        for rank, worker_id in gang.returning.items():
+            job = self._pool.jobs[gang.waiting[rank]]
+            worker = self._pool.workers.get(worker_id)
+            if (
+                worker is not None
+                and not self._shortage(gang, worker)
+                and ineligibility(job, worker) is None
+            ):
+                self._promise(gang, worker)
+                reason = f"rank {rank} of {gang.size}, whose worker has reconnected"
+                found.append(MemberPlace(job, worker, reason))
+        return found
+
+    def _promise(self, gang: OpenGang, worker: Worker) -> None:
+        slots = worker.slots_of_member(gang.slots)
+        self._promised.add_member(worker, slots)
+        self._members[worker.id] += slots
 
     def _free(
         self, gang: OpenGang, machines: Mapping[str, list[Worker]]

@@ -53,6 +53,8 @@ def waiting_reason(pool: PoolState, gang: OpenGang) -> str:
     if not gang.is_complete:
         missing = sorted(set(range(gang.size)) - gang.members.keys())
         return f"{_ranks(missing)} of {gang.size} not submitted"
+    if not gang.searching:
+        return f"waits for {', '.join(gang.returning.values())} to reconnect"
     return f"{_needed(pool, gang)}: {', '.join(_machine_reasons(pool, gang))}"
 
 
@@ -67,18 +69,16 @@ def explain_gang(pool: PoolState, job: OpenJob) -> list[str]:
     lines = []
     for rank in sorted(gang.members)[:LISTED_MAX]:
         whose = " (this job)" if rank == job.rank else ""
-        worker = gang.workers.get(rank)
-        lines.append(
-            f"rank {rank} of {gang.size}{whose}: "
-            + ("waits" if worker is None else f"runs on {worker}")
-        )
+        lines.append(f"rank {rank} of {gang.size}{whose}: {_place(gang, rank)}")
     if (more := len(gang.members) - LISTED_MAX) > 0:
         waiting = len(gang.waiting)
         lines.append(f"and {more} more; in all, {waiting} of {gang.size} wait")
-    if gang.waiting and gang.is_complete:
+    if not gang.waiting:
+        return lines
+    if gang.searching and gang.is_complete:
         lines.append(f"the gang {_needed(pool, gang)}")
         lines += [f"  {reason}" for reason in _machine_reasons(pool, gang)]
-    elif gang.waiting:
+    elif gang.searching:
         lines.append(f"the gang waits: {waiting_reason(pool, gang)}")
     return lines
 
@@ -99,17 +99,25 @@ def _too_few(gang: OpenGang, left: int) -> str:
     return f"{left} of {gang.size} members left, and the gang needs {gang.least}"
 
 
+def _place(gang: OpenGang, rank: int) -> str:
+    if (worker := gang.workers.get(rank)) is not None:
+        return f"runs on {worker}"
+    if (worker := gang.returning.get(rank)) is not None:
+        return f"waits for {worker} to reconnect"
+    return "waits"
+
+
 def _needed(pool: PoolState, gang: OpenGang) -> str:
-    count = len(gang.waiting)
+    count = len(gang.searching)
     more = " more" if gang.workers else ""
     slots = "1 free slot" if gang.slots == 1 else f"{gang.slots} free slots"
     needed = f"needs {count}{more} {'machine' if count == 1 else 'machines'} " + (
         f"with {slots} each" if gang.slots else "without other jobs"
     )
-    suitable = suitable_machines(pool, gang).keys() - gang.machines.keys()
+    suitable = suitable_machines(pool, gang).keys() - gang.taken
     if not suitable:
         return f"{needed}, and none that is connected is suitable"
-    waiting = pool.jobs[next(iter(gang.waiting.values()))]
+    waiting = pool.jobs[gang.waiting[gang.searching[0]]]
     groups = passed_over(pool, waiting, otherwise=FREE)
     free = sum(group.count for group in groups if group.reason == FREE)
     are = "is" if free == 1 else "are"
@@ -117,7 +125,7 @@ def _needed(pool: PoolState, gang: OpenGang) -> str:
 
 
 def _machine_reasons(pool: PoolState, gang: OpenGang) -> list[str]:
-    waiting = pool.jobs[next(iter(gang.waiting.values()))]
+    waiting = pool.jobs[gang.waiting[gang.searching[0]]]
     return [
         f"{describe_workers(group)}: {group.reason}"
         for group in passed_over(pool, waiting, otherwise=FREE)

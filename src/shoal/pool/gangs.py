@@ -32,6 +32,9 @@ class OpenGang:
     waiting: dict[int, JobId] = field(default_factory=dict)
     """Of these, the members without a worker."""
 
+    returning: dict[int, WorkerId] = field(default_factory=dict)
+    """Of these, the members that wait for their workers to reconnect, by rank."""
+
     workers: dict[int, WorkerId] = field(default_factory=dict)
     """The workers of the others, by rank."""
 
@@ -44,6 +47,16 @@ class OpenGang:
     def is_complete(self) -> bool:
         """Whether all members were submitted, so that it can form."""
         return self.formed or len(self.members) == self.size
+
+    @property
+    def searching(self) -> list[int]:
+        """The ranks that need a machine."""
+        return sorted(self.waiting.keys() - self.returning.keys())
+
+    @property
+    def taken(self) -> set[str]:
+        """The machines that run members, or may still run them."""
+        return {*self.machines, *map(peer_of, self.returning.values())}
 
     @property
     def kind(self) -> tuple[Hashable, str]:
@@ -162,9 +175,11 @@ class Gangs:
         self.queue(found, gang.rank)
         return found
 
-    def queue(self, gang: OpenGang, rank: int) -> None:
-        """Count a member as waiting."""
+    def queue(self, gang: OpenGang, rank: int, awaits: WorkerId | None = None) -> None:
+        """Count a member as waiting; ``awaits`` is a worker that may reconnect."""
         self._release(gang, rank)
+        if awaits is not None:
+            gang.returning[rank] = awaits
         gang.waiting[rank] = gang.members[rank]
         if gang.is_complete:
             self.waiting[gang.id] = gang
@@ -194,6 +209,7 @@ class Gangs:
 
     def _stop_waiting(self, gang: OpenGang, rank: int) -> None:
         gang.waiting.pop(rank, None)
+        gang.returning.pop(rank, None)
         if not gang.waiting:
             self.waiting.pop(gang.id, None)
 

@@ -85,6 +85,7 @@ class OpenJob:
     lost: int = 0  # number of its workers that were lost, or gave up an answer
     ran: float = 0.0  # seconds for which its former workers had it
     gang: OpenGang | None = None  # of a member
+    settled: bool = False  # whether its last worker had it for ``MEMBER_SETTLED``
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
     kind: JobKind = field(init=False)
     model: str = field(init=False)

@@ -4,6 +4,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import islice
 
 from shoal.domain.facts import (
@@ -54,6 +55,8 @@ from shoal.pool.worker import CostLevel, Penalty, Worker
 REFUSAL_PAUSE = 2.0  # seconds before a worker is offered a job again that it refused
 PENALTY_SECONDS = 86_400.0  # seconds for which points stand against a worker
 PENALTIES_MAX = 4096  # of all workers; beyond it the oldest are dropped
+RETURN_GRACE = 10.0  # seconds for a member's worker to reconnect
+MEMBER_SETTLED = 60.0  # seconds of a lease, so that a reconnected worker was not lost
 SESSIONS_MAX = 65_536  # sessions whose last worker is remembered
 
 
@@ -77,6 +80,9 @@ class PoolState:
 
     refusals: deque[tuple[float, JobId, WorkerId]] = field(default_factory=deque)
     """Refusals, with the time until which the worker is not offered the job again."""
+
+    returns: list[tuple[float, JobId, WorkerId]] = field(default_factory=list)
+    """A heap: until when members of gangs wait for workers to reconnect."""
 
     roster: Roster = field(default_factory=Roster)
     shares: FairShares = field(default_factory=FairShares)
@@ -113,18 +119,33 @@ class PoolState:
             step = 0 if usual is None else round(math.log2(usual))
         return math.ldexp(load, -step)
 
-    def restore(self, job: Job, lease: LeaseNumber, now: float) -> None:
+    def restore(
+        self,
+        job: Job,
+        lease: LeaseNumber,
+        now: float,
+        worker_id: WorkerId | None = None,
+    ) -> None:
         """Put a job from the store back into the queue.
 
-        It has no worker, and its earlier leases are void.
+        It has no worker, and its earlier leases are void.  ``worker_id`` is the last
+        worker of a gang's member, which may still run it.
         """
         self._open(job, now, lease)
+        opened = self.jobs[job.id]
+        if worker_id is not None and opened.gang is not None:
+            self._await_return(opened, worker_id, now)
 
     def expire_penalties(self, now: float) -> float | None:
         """Drop the refusals and penalties that have expired.
 
-        Returns when to call this next.
+        Members of gangs give up workers that have not reconnected in time.  Returns
+        when to call this next.
         """
+        while self.returns and self.returns[0][0] <= now:
+            _, job_id, worker_id = heappop(self.returns)
+            if job_id in self.jobs:
+                self._give_up_return(self.jobs[job_id], worker_id)
         while self.refusals and self.refusals[0][0] <= now:
             _, job_id, worker_id = self.refusals.popleft()
             if job_id in self.jobs:
@@ -133,6 +154,7 @@ class PoolState:
             self._drop_oldest_penalty()
         times = [until for until, _, _ in islice(self.refusals, 1)]
         times += [mark.until for mark in islice(self.penalties, 1)]
+        times += [until for until, _, _ in self.returns[:1]]
         return min(times, default=None)
 
     def leases_of(self, worker_id: WorkerId) -> Iterator[tuple[OpenJob, LeaseNumber]]:
@@ -229,6 +251,8 @@ class PoolState:
             case JobLeased(worker_id=worker_id, lease=lease):
                 self._unqueue(job)
                 if job.gang is not None:
+                    if job.settled and job.gang.returning.get(job.rank) == worker_id:
+                        job.lost -= 1  # only the connection was
                     self.gangs.place(job.gang, job.rank, worker_id)
                 self._grant(job, worker_id, lease)
                 job.worker_id = worker_id
@@ -246,13 +270,18 @@ class PoolState:
                 if begun or refused_by is None:
                     job.lost += not fact.handed_over
                     job.ran += now - job.leased_at
+                    job.settled = now - job.leased_at >= MEMBER_SETTLED
                     job.queued_at = now
                 if refused_by is not None:
                     self._record_refusal(job, refused_by, reason, now)
+                before = job.worker_id
                 self._end_leases(job, cut=fact.handed_over)
                 self._queue(job)
                 if job.gang is not None:
                     self.gangs.queue(job.gang, job.rank)
+                    if refused_by is None and not fact.handed_over:
+                        assert before is not None, "a worker was lost"
+                        self._await_return(job, before, now + RETURN_GRACE)
 
     def _hedge(self, fact: JobHedged, now: float) -> None:
         job = self.jobs[fact.job_id]
@@ -363,6 +392,18 @@ class PoolState:
     ) -> None:
         job.refused_by[worker_id] = reason
         self.refusals.append((now + REFUSAL_PAUSE, job.job.id, worker_id))
+
+    def _await_return(self, job: OpenJob, worker_id: WorkerId, until: float) -> None:
+        """Keep a gang's member for its worker, which may still run it, for a while."""
+        assert job.gang is not None, "only members of gangs wait"
+        self.gangs.queue(job.gang, job.rank, worker_id)
+        heappush(self.returns, (until, job.job.id, worker_id))
+
+    @staticmethod
+    def _give_up_return(job: OpenJob, worker_id: WorkerId) -> None:
+        gang = job.gang
+        if gang is not None and gang.returning.get(job.rank) == worker_id:
+            del gang.returning[job.rank]
 
     def _record_session(self, job: Job, worker_id: WorkerId) -> None:
         session = job.session
