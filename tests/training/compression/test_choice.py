@@ -1,3 +1,4 @@
+import logging
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ from shoal.training.all_reduces import ChosenCompression, Compression
 from shoal.training.collectives import Place
 from shoal.training.compression.choice import (
     BY_ERROR,
+    INTERVAL,
     SLOWER_MAX,
+    AutoCompression,
     LinkFigures,
     choose,
     expected_seconds,
@@ -85,7 +88,7 @@ class SlowGroup:
     def __init__(self, rate: float, delay: float, burst: int = 0) -> None:
         self.now = 0.0
         self._burst = burst
-        self._rate = rate
+        self.rate = rate
         self._delay = delay
 
     def all_reduce(
@@ -96,7 +99,7 @@ class SlowGroup:
         *,
         compression: Compression | None = None,
     ) -> Array:
-        late = max(0, array.nbytes - self._burst) / self._rate
+        late = max(0, array.nbytes - self._burst) / self.rate
         self.now += 2 * self._delay + late
         return array
 
@@ -120,3 +123,34 @@ def test_a_burst_that_a_slow_link_lets_through_is_not_its_rate() -> None:
     figures = measure(group, lambda: group.now)
 
     assert figures.rate == pytest.approx(6.25e6, rel=0.2)
+
+
+def test_a_link_is_measured_again_and_a_new_choice_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "shoal.training")
+    group = SlowGroup(1e9, 0.02)
+    auto = AutoCompression(lambda: group.now)
+    gradient = np.zeros(SIZE // 4, np.float32)
+
+    before = [auto.choose(group, gradient) for _ in range(2)]
+    group.rate = 6e6
+    later = [auto.choose(group, gradient) for _ in range(INTERVAL)]
+
+    assert before == [None, None]
+    assert later == [None] * (INTERVAL - 2) + ["int8"] * 2
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" ")[0] for line in lines] == [
+        "compression=none",
+        "compression=int8",
+    ]
+
+
+def test_arrays_that_are_not_float32_and_ranks_alone_have_no_compression() -> None:
+    group = SlowGroup(6e6, 0.02)
+    auto = AutoCompression(lambda: group.now)
+
+    assert auto.choose(group, np.zeros(SIZE // 8)) is None
+    group.place = Place(0, 1)
+    assert auto.choose(group, np.zeros(SIZE // 4, np.float32)) is None
+    assert group.now == 0, "nothing was measured"

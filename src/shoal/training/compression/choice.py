@@ -104,7 +104,8 @@ def measure(
 class AutoCompression:
     """Chooses the compression of each all-reduce of a group, from agreed figures."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._figures: LinkFigures | None = None
         self._uses = 0
         self._logged: dict[tuple[int, float], ChosenCompression] = {}
@@ -121,7 +122,7 @@ class AutoCompression:
         if ranks == 1 or array.dtype != "float32":
             return None
         if self._figures is None or self._uses % INTERVAL == 0:
-            self._figures = measure(group)
+            self._figures = measure(group, self._clock)
         self._uses += 1
         figures = self._figures
         options = BY_ERROR if ratio else BY_ERROR[:-1]
