@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from shoal.domain.errors import InvalidRequest
 from shoal.training.checkpoints.folder import CheckpointFolder
 from shoal.training.group import RankGroup
+from shoal.training.loop import training_loop
 from shoal.training.loop.plan import TrainingResult
 from shoal.training.loop.reports import TrainingReport
 from shoal.training.loop.train import train
@@ -122,26 +123,30 @@ def test_ranks_train_as_one_process_does() -> None:
     assert str(reports[0]).startswith("step 1: loss ")
 
 
-def test_gradients_are_exact_means_with_unequal_shares() -> None:
+def test_gradients_are_exact_means_with_unequal_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     alone = model_of()
     run(alone, optimizer=torch.optim.SGD(alone.parameters(), lr=0.05), epochs=3)
+    clock = threading.local()  # of each rank
+    monkeypatch.setattr(
+        training_loop, "perf_counter", lambda: getattr(clock, "now", 0.0)
+    )
 
     def one(group: RankGroup) -> tuple[Tensor, list[TrainingReport]]:
         reports: list[TrainingReport] = []
         model = model_of()
 
-        def slow_on_rank_1(model: nn.Module, batch: Any) -> Tensor:
-            loss = squares(model, batch)
-            if group.place.rank == 1:
-                for _ in range(200 * len(batch[0])):
-                    squares(model, batch)
-            return loss
+        def slower_on_rank_1(model: nn.Module, batch: Any) -> Tensor:
+            seconds = len(batch[0]) * (0.4 if group.place.rank == 1 else 0.1)
+            clock.now = getattr(clock, "now", 0.0) + seconds
+            return squares(model, batch)
 
         run(
             model,
             group,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
-            loss=slow_on_rank_1,
+            loss=slower_on_rank_1,
             epochs=3,
             equal_shares=False,
             on_step=reports.append,
@@ -154,9 +159,10 @@ def test_gradients_are_exact_means_with_unequal_shares() -> None:
     assert torch.equal(first, second)
     assert torch.allclose(first, parameters_of(alone), atol=1e-5)
     assert [each.shares for each in reports] == [each.shares for each in others]
-    assert [*reports[0].shares] == [6, 6]
-    fast, slow = reports[-2].shares
-    assert fast > slow
+    assert [[*each.shares] for each in reports[:5]] == [[6, 6]] * 4 + [[1, 1]]
+    assert [[*each.shares] for each in reports[5:]] == ([[10, 2]] * 4 + [[2, 0]]) * 2
+    assert reports[0].speeds == pytest.approx([10, 2.5])
+    assert reports[0].sync == 0
 
 
 def everything_random() -> tuple[Any, ...]:

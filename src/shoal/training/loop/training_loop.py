@@ -276,7 +276,6 @@ class TrainingLoop:
             # If the root is lost, new ranks end: all others have the state.
             with suppress(RankMissing):
                 broadcast_state(group, self._state(), group.newest)
-            self._remarks.append(f"{group.place.size} ranks from step {self._step} on")
 
     def _compare(self) -> None:
         compare_replicas(
