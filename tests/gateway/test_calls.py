@@ -16,6 +16,7 @@ from calls.function_workers import RECORD, FunctionWorker, pack, unpack
 from gateway.keys import make_key
 from gateway.serving import KEY, WAIT_MAX, Pool, eventually, serving
 from shoal.calls.messages import CallRequest
+from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.vocabulary import CancelCalls, CancelJob
 from shoal.domain.work import Feature
@@ -214,6 +215,8 @@ async def test_members_of_a_gang_begin_when_there_are_machines_for_all(
             "free",
             "  wire:w: free",
         ]
+        limits = pool.hub.pool.jobs[JobId("job1")].job.limits
+        assert limits.first_output == limits.total == 30 * 86_400.0
         second = FunctionWorker(pool.hub, FUNCTIONS, "v")
 
         assert [await client.value(n) for n in range(2)] == [1, 2]

@@ -47,7 +47,12 @@ from shoal.domain.job import PRIORITIES, Gang, Job, JobTerms, Priority
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import CallResult, StreamedCall
 from shoal.domain.work import Call, CallStream, Feature
-from shoal.pool.functions import CALL_QUEUE_SECONDS, call_limits
+from shoal.pool.functions import (
+    CALL_QUEUE_SECONDS,
+    CALL_TOTAL_SECONDS,
+    GANG_TOTAL_SECONDS,
+    call_limits,
+)
 from shoal.transports.clock import Clock
 
 
@@ -317,6 +322,7 @@ class CallSession:
 
     def _job(self, request: CallRequest, route: CallRoute, terms: JobTerms) -> Job:
         options, stream = request.options, route.stream
+        total = CALL_TOTAL_SECONDS if terms.gang is None else GANG_TOTAL_SECONDS
         if lacking := self._hub.blobs.missing(options.blobs):
             raise NotFound(" ".join(digest.hex() for digest in lacking))
         return Job(
@@ -330,7 +336,7 @@ class CallSession:
                 options.blobs,
                 stream.python,
             ),
-            call_limits(stream.timeout, route.queue),
+            call_limits(stream.timeout, route.queue, total),
             self._access.name,
             route.priority,
             idempotency_key=options.key,

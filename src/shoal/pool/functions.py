@@ -99,6 +99,7 @@ CALL_QUEUE_SECONDS = 3600.0  # seconds that a call waits for a worker by default
 CALL_TOTAL_SECONDS = (
     86_400.0  # seconds from its acceptance, with all attempts and waits
 )
+GANG_TOTAL_SECONDS = 30 * CALL_TOTAL_SECONDS  # the same, for members of gangs
 CALL_GRACE_SECONDS = (
     30.0  # seconds beyond its timeout until the worker counts as broken
 )
@@ -111,18 +112,14 @@ def no_call_result(seconds: float) -> str:
 
 @lru_cache(256)
 def call_limits(
-    timeout: float | None = None, queue: float = CALL_QUEUE_SECONDS
+    timeout: float | None = None,
+    queue: float = CALL_QUEUE_SECONDS,
+    total: float = CALL_TOTAL_SECONDS,
 ) -> TimeLimits:
-    """Return the limits of a call; both are in seconds.
+    """Return the limits of a call; all are in seconds.
 
     A function is silent until it returns, so silence has no meaning; but a worker that
     exceeds the call's timeout is broken.
     """
-    patience = (
-        CALL_TOTAL_SECONDS
-        if timeout is None
-        else min(timeout + CALL_GRACE_SECONDS, CALL_TOTAL_SECONDS)
-    )
-    return TimeLimits(
-        min(queue, CALL_TOTAL_SECONDS), patience, patience, CALL_TOTAL_SECONDS
-    )
+    patience = total if timeout is None else min(timeout + CALL_GRACE_SECONDS, total)
+    return TimeLimits(min(queue, total), patience, patience, total)
