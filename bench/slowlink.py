@@ -5,7 +5,7 @@ delays what it passes on; `tc tbf` limits the four ends of their links to 50 Mbi
 The model predicts the characters of this project's documents: 4.3 million parameters,
 64 samples a rank and step, 1,500 steps of AdamW in each row with a loss, which is that
 of 20,000 characters that no rank has trained on.  Top-k sends 3 % of the gradients,
-which AdamW averages over fewer steps (its first beta is 0.5); DiLoCo exchanges int8
+which AdamW averages over fewer steps (its first beta is 0.2); DiLoCo exchanges int8
 differences after 25 steps, with an outer momentum of 0.5.  The loss of dense steps is
 the same over any link: it is measured over loopback, and their time in a few steps.
 """

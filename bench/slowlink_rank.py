@@ -34,7 +34,7 @@ WARM_UP = 0.05  # of all steps
 
 LEARNING_RATE = 1e-3
 BETAS = (0.9, 0.999)
-SPARSE_BETAS = (0.5, 0.999)  # top-k delays gradients; more momentum delays them again
+SPARSE_BETAS = (0.2, 0.999)  # top-k delays gradients; more momentum delays them again
 COMPRESSIONS: dict[str, Callable[[], Compression | None]] = {
     "dense": lambda: None,
     "fp16": lambda: ErrorFeedback("fp16"),
