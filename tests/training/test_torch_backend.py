@@ -6,7 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,48 @@ RANKS = 3
 pytestmark = pytest.mark.long
 
 
-def launch(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script under torchrun."""
+@dataclass(frozen=True, slots=True)
+class EndedRank:
+    """How a rank's process ended, and what it printed."""
+
+    status: int
+    output: str
+    errors: str
+
+
+def plain_environment(rank: int) -> Mapping[str, str]:
+    return {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+
+
+def run_ranks(
+    script: str,
+    *arguments: str,
+    environment: Callable[[int], Mapping[str, str]] = plain_environment,
+) -> list[EndedRank]:
+    """Run a script in all ranks, without a launcher, which would kill them all."""
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with ExitStack() as stack:
+        ranks = []
+        for rank in range(RANKS):
+            process = subprocess.Popen(
+                [sys.executable, str(SCRIPTS / script), *arguments],
+                env={**environment(rank), **place},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            ranks.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        printed = [each.communicate(timeout=LIMIT) for each in ranks]
+    return [
+        EndedRank(each.returncode, *texts)
+        for each, texts in zip(ranks, printed, strict=True)
+    ]
+
+
+def run_by_torchrun(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = (
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--standalone", "--local-addr", "127.0.0.1"),
@@ -41,92 +83,51 @@ def losses(output: str) -> dict[str, float]:
 
 
 def test_an_unchanged_script_trains_as_with_gloo() -> None:
-    ours, gloo = launch("train_ddp.py", "shoal"), launch("train_ddp.py", "gloo")
+    ours = run_by_torchrun("train_ddp.py", "shoal")
+    gloo = "".join(each.output for each in run_ranks("train_ddp.py", "gloo"))
 
     # Gloo's processes sometimes abort on exit, after their last line.
     assert ours.returncode == 0, ours.stderr
-    assert losses(ours.stdout) == pytest.approx(losses(gloo.stdout), rel=1e-3)
+    assert losses(ours.stdout) == pytest.approx(losses(gloo), rel=1e-3)
     assert len(losses(ours.stdout)) == RANKS
 
 
 def test_all_operations_of_the_backend() -> None:
-    done = launch("all_operations.py")
-
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("has done all") == RANKS
+    check_done(run_ranks("all_operations.py"))
 
 
 def test_models_train_with_compressed_gradients_and_with_diloco() -> None:
-    done = launch("slow_links.py")
+    check_done(run_ranks("slow_links.py"))
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("has done all") == RANKS
+
+def check_done(ranks: list[EndedRank]) -> None:
+    for rank in ranks:
+        assert rank.status == 0, rank.errors
+        assert "has done all" in rank.output
 
 
 def test_a_killed_rank_ends_the_others_with_the_cause() -> None:
-    # Without a launcher, which would kill the others too.
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
-    ranks = []
-    for rank in range(RANKS):
-        variables = {
-            **os.environ,
-            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-            **{"RANK": str(rank), "WORLD_SIZE": str(RANKS)},
-        }
-        command = [
-            sys.executable,
-            str(SCRIPTS / "train_ddp.py"),
-            "shoal",
-            "killed",
-            "7",
-        ]
-        ranks.append(
-            subprocess.Popen(
-                command,
-                env=variables,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+    *others, killed = run_ranks("train_ddp.py", "shoal", "killed", "7")
 
-    outputs = [each.communicate(timeout=LIMIT) for each in ranks]
-
-    assert ranks[-1].returncode == -signal.SIGKILL
-    for rank in range(RANKS - 1):
-        assert ranks[rank].returncode == 1
-        assert "GroupEnded: rank" in outputs[rank][1]
-        assert "hashes" not in outputs[rank][0]
+    assert killed.status == -signal.SIGKILL
+    for rank in others:
+        assert rank.status == 1
+        assert "GroupEnded: rank" in rank.errors
+        assert "hashes" not in rank.output
 
 
 def test_an_unchanged_script_goes_on_without_a_killed_rank() -> None:
-    killed = 0  # which has PyTorch's store, and whose buffers the others get
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, str(SCRIPTS / "survive_ddp.py"), str(killed)]
-    with ExitStack() as stack, serving(RANKS) as server:
-        ranks = []
-        for rank in range(RANKS):
-            process = subprocess.Popen(
-                command,
-                env={**server.environment(rank), **place},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            ranks.append(stack.enter_context(process))
-            stack.callback(process.kill)
+    with serving(RANKS) as server:
+        # It has PyTorch's store, and its buffers are the ones that the others get.
+        killed, *others = run_ranks(
+            "survive_ddp.py", "0", environment=server.environment
+        )
 
-        outputs = [each.communicate(timeout=LIMIT) for each in ranks]
-
-    assert ranks.pop(killed).returncode == -signal.SIGKILL
-    outputs.pop(killed)
-    assert [each.returncode for each in ranks] == [0, 0], outputs
-    assert len({output for output, _ in outputs}) == 1
-    for output, errors in outputs:
-        assert "counted 2 mean 1.0" in output
-        assert f"needs all ranks, and ranks [{killed}] are lost" in output
-        assert f"rank {killed} was lost" in errors
-        assert "sums of floats are multiplied by 3/2" in errors
+    assert killed.status == -signal.SIGKILL
+    assert [each.status for each in others] == [0, 0], others
+    assert len({each.output for each in others}) == 1
+    for rank in others:
+        assert "counted 2 mean 1.0" in rank.output
+        assert "needs all ranks, and ranks [0] are lost" in rank.output
+        assert "rank 0 was lost" in rank.errors
+        assert "sums of floats are multiplied by 3/2" in rank.errors
