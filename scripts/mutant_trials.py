@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from mutants import Mutant
 
 SECONDS_MAX = 5.0  # of other modules' tests for one mutant, as they take unchanged
 LOOPS_AFTER = 1.0  # seconds of processor time beyond five times what a test takes
-HANGS_AFTER = 15.0  # seconds beyond three times that
+HANGS_AFTER = 30.0  # seconds beyond three times its duration
 
 OPTIONS = (
     *("-q", "--no-header", "--tb=no", "--assert=plain", "-p", "no:cacheprovider"),
@@ -48,6 +49,9 @@ class Reach:
     """Which tests reach which lines, and how long each test takes unchanged."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    """Of processor time: on a busy machine, few would seem to be fast enough."""
+    durations: dict[str, float] = field(default_factory=dict)
+    """In seconds, with those that it waits."""
     tests: dict[str, dict[int, set[str]]] = field(default_factory=dict)
     """By module and line."""
     imported: list[str] = field(default_factory=list)
@@ -94,13 +98,15 @@ class _Watch:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._coverage.switch_context(item.nodeid)
+        began = time.process_time()
         result = yield
+        self.reach.seconds[item.nodeid] = time.process_time() - began
         self._coverage.switch_context("")
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        seconds = self.reach.seconds
-        seconds[report.nodeid] = seconds.get(report.nodeid, 0.0) + report.duration
+        durations = self.reach.durations
+        durations[report.nodeid] = durations.get(report.nodeid, 0.0) + report.duration
         if report.failed:
             self.reach.failed.append(report.nodeid)
 
@@ -265,7 +271,7 @@ def _is_preloaded(name: str) -> bool:
 def _trial(tests: Sequence[str], reach: Reach) -> Verdict:
     process = _FORK.Process(target=_test, args=(tests, reach.seconds))
     process.start()
-    limit = HANGS_AFTER + 3 * sum(reach.seconds[test] for test in tests)
+    limit = HANGS_AFTER + 3 * sum(reach.durations[test] for test in tests)
     process.join(limit)
     hung = process.exitcode is None
     assert process.pid is not None

@@ -143,6 +143,7 @@ def test_a_node_that_leaves_before_its_announcement_is_not_announced(
     harness.relay.admit(node.id)
     node.leave()
 
+    assert found_by(other) == set()
     assert other.drain() == []
 
 
