@@ -1,4 +1,6 @@
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,32 @@ def test_secrets_are_safe_on_a_command_line() -> None:
 
     assert len(made) == 100
     assert all(each.isalnum() and len(each) == 40 for each in made)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_secret_that_does_not_fit_on_the_disk_leaves_no_file(tmp_path: Path) -> None:
+    # The limit is the process's, so it is one of its own that runs into it.
+    program = f"""
+import resource, signal
+from pathlib import Path
+from shoal.config.secret_files import first_key, first_token, signing_seed
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+folder = Path({str(tmp_path)!r})
+for make in (
+    lambda: first_key(folder, ""),
+    lambda: first_token(folder, None),
+    lambda: signing_seed(folder),
+):
+    try:
+        make()
+    except OSError as error:
+        print(error.strerror)
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.splitlines() == ["File too large"] * 3
+    assert [*tmp_path.iterdir()] == []

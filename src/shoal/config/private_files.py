@@ -78,6 +78,21 @@ def open_private(path: str, flags: int) -> int:
     return number
 
 
+def create_with(file: Path, text: str) -> None:
+    """Create a file that only its owner can read, with a text.
+
+    Raises FileExistsError, and OSError, as on a full disk; then there is no file.
+    """
+    try:
+        with open(file, "x", encoding="utf-8", opener=open_private) as new:
+            new.write(text)
+    except FileExistsError:
+        raise
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
+
+
 def write_private(file: Path, text: str) -> None:
     """Write a file that only its owner can read.  Raises OSError."""
     with open(file, "w", encoding="utf-8", opener=open_private) as kept:

@@ -5,7 +5,7 @@ import string
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.config.private_files import open_private, restrict, write_private
+from shoal.config.private_files import create_with, restrict, write_private
 from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError
 
@@ -55,8 +55,8 @@ def signing_seed(folder: Path) -> bytes:
     """
     file = folder / SEED_FILE
     made = secrets.token_hex(SEED_SIZE)
-    with suppress(FileExistsError), open(file, "x", opener=open_private) as new:
-        new.write(made + "\n")
+    with suppress(FileExistsError):
+        create_with(file, made + "\n")
     kept = _read_private(file)
     if len(kept) != 2 * SEED_SIZE or not set(kept) <= set(string.hexdigits):
         # A new key would make receipts signed with the old one look forged.
@@ -95,8 +95,7 @@ def _load_or_create(file: Path, prefix: str) -> str:
         # An empty secret would admit anyone.
         raise ConfigError(f"{file} is empty: delete it to get a new one")
     made = prefix + new_secret()
-    with open(file, "x", opener=open_private) as new:
-        new.write(made + "\n")
+    create_with(file, made + "\n")
     return made
 
 
