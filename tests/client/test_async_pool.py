@@ -1,8 +1,10 @@
 """Calls of coroutines, over a real socket to a server that answers as documented."""
 
 import asyncio
+import gc
 import itertools
 import re
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
@@ -308,3 +310,24 @@ async def test_cancelling_the_start_leaves_no_task() -> None:
             await entering.result().shutdown()
 
     assert asyncio.all_tasks() == before
+
+
+async def test_cancelling_at_any_time_closes_the_connection() -> None:
+    async with running_coordinator(add=lambda a, b: a + b) as server:
+
+        async def add() -> None:
+            async with pool_of(server, durable=False) as pool:
+                await pool.call("add", 1, 2)
+
+        with warnings.catch_warnings(record=True) as unclosed:
+            warnings.simplefilter("always", ResourceWarning)
+            for turns in range(40):  # from before it connects until after the answer
+                adding = asyncio.create_task(add())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                adding.cancel()
+                await asyncio.wait([adding])
+                del adding
+                gc.collect()
+
+    assert [str(each.message) for each in unclosed] == []

@@ -31,6 +31,8 @@ ITEMS_MAX = 1024  # of a message
 SENT_MAX = 50_000  # calls
 SENT_SIZE_MAX = 48 << 20  # bytes of their arguments
 
+CLOSE_TIMEOUT = 1.0  # seconds for the coordinator to confirm the end
+
 CONNECTION_BROKE = (
     "the connection to the coordinator broke during the call, which may or may not "
     "have run; only durable calls are sent again, or others with "
@@ -112,6 +114,16 @@ class CallChannel:
         return True
 
     async def _serve(self, socket: ClientWebSocketResponse) -> None:
+        try:
+            await self._exchange(socket)
+        finally:
+            # Also if this task is cancelled; then nobody waits for long.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT):
+                    await socket.close()
+
+    async def _exchange(self, socket: ClientWebSocketResponse) -> None:
+        """Send and receive messages until the connection ends."""
         async with asyncio.TaskGroup() as group:
             writer = group.create_task(self._write(socket))
             monitor = group.create_task(self._stall_monitor.run())
@@ -131,7 +143,6 @@ class CallChannel:
                 self._fail_all(error)
             writer.cancel()
             monitor.cancel()
-        await socket.close()
 
     async def _write(self, socket: ClientWebSocketResponse) -> None:
         with suppress(ClientError, ConnectionError):  # the reader detects the end, too
