@@ -1,7 +1,8 @@
 """Training loops whose groups lose ranks and take new ones in."""
 
+import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from training.elastic_runs import LIMIT, each_rank, hosting, open_group
 from training.loop.test_train import model_of, parameters_of, run, squares
 
 STEPS = 10
+ROUNDS = 12
+ROUNDS_OF_ALL = 200  # with --every
 
 
 class Killed(Exception):
@@ -27,11 +30,16 @@ def go(
     group: ElasticGroup,
     on_loss: Callable[[int], None] = lambda step: None,
     on_step: Callable[[TrainingReport], None] = lambda report: None,
+    *,
+    seed: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, list[TrainingReport]]:
-    """Train as one rank, up to the end of the run."""
+    """Train as one rank, up to the end of the run.
+
+    Ranks begin with models of their own, without a ``seed``; that of rank 0 counts.
+    """
     reports: list[TrainingReport] = []
-    model = model_of(group.gang_ranks[group.place.rank])
+    model = model_of(group.gang_ranks[group.place.rank] if seed is None else seed)
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         on_loss(reports[-1].step + 1 if reports else 1)
@@ -108,6 +116,71 @@ def test_a_rank_that_is_lost_at_a_checkpoint_costs_none(
     kept = CheckpointFolder(tmp_path)
     assert kept.steps == [4, 8, 10]
     assert [kept.load(step).step for step in kept.steps] == [4, 8, 10]
+
+
+class Killing:
+    """A group of which one rank is killed before or in the middle of an operation."""
+
+    def __init__(self, group: ElasticGroup, at: int, *, within: bool) -> None:
+        self._group = group
+        self._left = at
+        self._within = within
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._group, name)
+        if name not in ("all_reduce", "all_gather", "broadcast"):
+            return found
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            self._left -= 1
+            if self._left == 0:
+                if self._within:
+                    threading.Thread(target=self._group.abort).start()
+                else:
+                    raise Killed
+            return found(*arguments, **options)
+
+        return call
+
+
+@pytest.mark.long
+def test_each_sample_counts_once_wherever_ranks_are_killed(
+    tmp_path: Path, alone: Tensor, request: pytest.FixtureRequest
+) -> None:
+    draw = random.Random(3)
+    rounds = ROUNDS_OF_ALL if request.config.getoption("every") else ROUNDS
+    for number in range(rounds):
+        # About six operations a step: gradients, rows, comparisons, checkpoints.
+        at = {rank: draw.randrange(1, 120) for rank in draw.sample(range(4), 2)}
+        within = draw.random() < 0.5
+        folder = tmp_path / str(number)
+
+        left = survivors(folder, at, within=within)
+
+        assert len(left) >= 2, number
+        for found, reports in left:
+            assert torch.equal(found, left[0][0]), number
+            # All samples of all steps, each once: as one process has them.
+            assert torch.allclose(found, alone, atol=1e-5), number
+            assert [each.step for each in reports] == [*range(1, STEPS + 1)], number
+        assert CheckpointFolder(folder).load(STEPS).step == STEPS
+
+
+def survivors(
+    folder: Path, at: Mapping[int, int], *, within: bool
+) -> list[tuple[Tensor, list[TrainingReport]]]:
+    """Train with four ranks, of which some are killed at their n-th operation."""
+
+    def train(group: ElasticGroup) -> tuple[Tensor, list[TrainingReport]]:
+        killing: Any = Killing(group, at.get(group.place.rank, -1), within=within)
+        # The same model: rank 0 may be lost before it has shared its own.
+        return go(
+            killing, seed=0, checkpoints=folder, checkpoint_every=3, compare_every=2
+        )
+
+    with hosting(4) as host:
+        outcomes = each_rank(host, 4, train)
+    return [each for each in outcomes if not isinstance(each, BaseException)]
 
 
 def test_a_rank_that_joins_gets_the_state_and_has_its_share(alone: Tensor) -> None:
