@@ -1,8 +1,11 @@
 """Where the members of gangs run, and for which machines they wait."""
 
+from dataclasses import replace
+
 from pool.builders import (
     RUN,
     assign,
+    chat,
     gang,
     handle,
     job,
@@ -273,6 +276,15 @@ def test_gang_does_not_wait_for_the_machines_of_its_members() -> None:
 
     assert assign(pool) == [("r0", "a"), ("f0", "a")]
     assert assign(pool) == []
+
+
+def test_gangs_of_different_models_have_different_machines() -> None:
+    pool = pool_after(joined("a", "x"), joined("b", "y"))
+    for run, model in (("e" * 32, "x"), ("f" * 32, "y")):
+        each = replace(member(0, 1, run=run), work=chat(model))
+        pool.apply(JobSubmitted(each), 0.0)
+
+    assert assign(pool) == [("e0", "a"), ("f0", "b")]
 
 
 def test_machines_of_other_pools_get_no_members() -> None:

@@ -6,14 +6,15 @@ Steps are calls of functions and turns of generators, as Python's profiler count
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from pool.builders import assign, job, joined
+from pool.builders import assign, gang, job, joined, member
 from shoal.domain.facts import JobCompleted, JobSubmitted
-from shoal.domain.ids import LeaseNumber
+from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import TimeLimits
 from shoal.domain.outcome import Outcome
 from shoal.pool.job_admission import permanent_rejection, queue_rejection
@@ -92,7 +93,16 @@ def jobs_of_before(number: int) -> PoolState:
     return pool
 
 
+def owners_beside_a_gang(number: int) -> PoolState:
+    """Return a pool in which many owners wait beside a gang that cannot begin."""
+    pool = owners(number)
+    for fact in gang(2):
+        pool.apply(fact, 0.0)
+    return pool
+
+
 POOLS = [
+    owners_beside_a_gang,
     owners,
     models,
     owners_without_permission,
@@ -130,6 +140,45 @@ def test_decision_takes_as_many_steps_whoever_waits(
     taken = steps(lambda: act(few))
 
     assert steps(lambda: act(many)) <= taken + STEPS_MORE
+
+
+def waiting_gang(size: int, machines: int) -> PoolState:
+    """Return a pool in which a gang waits for one machine more, which are all idle."""
+    pool = PoolState()
+    for each in range(machines):
+        pool.apply(joined(f"w{each}"), 0.0)
+    for fact in gang(size)[1:]:
+        pool.apply(fact, 0.0)
+    return pool
+
+
+def test_gang_takes_as_many_steps_for_each_member() -> None:
+    def leases(size: int) -> int:
+        pool = waiting_gang(size, size)
+        pool.apply(gang(size)[0], 0.0)
+        taken = steps(lambda: plan(pool))
+        assert len(assign(pool)) == size
+        return taken
+
+    assert leases(200) / 200 <= 1.2 * leases(20) / 20
+
+
+def test_gangs_that_wait_for_the_same_machines_are_examined_once() -> None:
+    def wait(number: int) -> int:
+        pool = waiting_gang(1, 1)
+        submit(pool, "busy")
+        assign(pool)
+        pool.apply(joined("n", "other"), 0.0)
+        submit(pool, "other", "other")
+        for each in range(number):
+            waiting = member(0, 1, run=f"{each:032x}")
+            named = replace(waiting, id=JobId(f"g{each}"))
+            pool.apply(JobSubmitted(named), 0.0)
+        return steps(lambda: plan(pool))
+
+    few, many = wait(FEW), wait(MANY)
+
+    assert (many - few) / (MANY - FEW) <= 12
 
 
 def test_restored_jobs_take_as_many_steps_each() -> None:

@@ -48,10 +48,15 @@ class GangPlaces:
 
         The members of a gang that has not begun get theirs all at once, or none.
         """
-        chosen = self._back(gang)
+        if not gang.formed and gang.kind in self._exhausted:
+            return []
+        first = self._pool.jobs[next(iter(gang.waiting.values()))]
+        if first.model not in self._pool.roster.available:
+            return []  # all workers are busy, so there is nothing to reserve
+        chosen = self._back(gang) if gang.returning else []
         ranks = gang.searching
         missing = len(ranks)
-        if not missing or gang.kind in self._exhausted:
+        if not missing:
             return chosen
         machines = suitable_machines(self._pool, gang)
         if len(machines) < missing and not gang.formed:

@@ -19,7 +19,7 @@ def gang_rejection(pool: PoolState, job: Job) -> str | None:
     """Return why a job cannot be a member of its gang, or None if it can."""
     if job.terms.gang is None:
         return None
-    reason = pool.gangs.rejection(job, OpenJob(job, 0.0, 0.0, 0.0).need)
+    reason = pool.gangs.rejection(job, OpenJob(job, 0.0, 0.0, 0.0).requirement)
     return None if reason is None else f"gang: {reason}"
 
 

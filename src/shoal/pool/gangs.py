@@ -23,7 +23,7 @@ class OpenGang:
     least: int
     slots: int
     priority: Priority
-    need: Hashable  # what each member needs of a worker
+    need: Hashable  # the requirement of each member
     number: int  # in the order in which gangs arrive
     formed: bool = False
     members: dict[int, JobId] = field(default_factory=dict)

@@ -123,6 +123,11 @@ class OpenJob:
         return max(0.0, self.job.limits.total - self.waited(since))
 
     @property
+    def requirement(self) -> tuple[str, Need]:
+        """The model and the need, which members of a gang have in common."""
+        return self.model, self.need
+
+    @property
     def rank(self) -> int:
         """The rank of a gang's member."""
         gang = self.job.terms.gang

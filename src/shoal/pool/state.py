@@ -362,7 +362,9 @@ class PoolState:
             trusted_keys=trusted_keys,
         )
         if (gang := job.terms.gang) is not None:
-            opened.gang = self.gangs.add(job, gang, opened.need, begun=lease > NO_LEASE)
+            opened.gang = self.gangs.add(
+                job, gang, opened.requirement, begun=lease > NO_LEASE
+            )
         self.jobs[job.id] = opened
         self.size += opened.size
         self.sizes_by_owner[job.owner] += opened.size
