@@ -75,7 +75,11 @@ from shoal.protocols.tealenet.membership.relay_node import (
     INVALID_MAX,
     RelayNode,
 )
-from shoal.protocols.tealenet.membership.relay_peers import DISMISSED_PAUSE, LINGER
+from shoal.protocols.tealenet.membership.relay_peers import (
+    DISMISSED_PAUSE,
+    LINGER,
+    REDIAL_FIRST,
+)
 from shoal.protocols.tealenet.membership.relay_session import (
     SILENCE_TIMEOUT,
     RelaySession,
@@ -362,6 +366,26 @@ def test_a_newer_connection_of_a_worker_replaces_the_older() -> None:
     assert len(newer.messages(PeerJoined)) == 1
 
 
+def test_a_worker_that_forgot_its_session_opens_another() -> None:
+    net, host, worker, worker_id = pool()
+
+    local, _ = local_worker()
+    started = replace(local, random_bytes=deterministic_bytes(b"another session"))
+    worker.node = RelayNode(started, net.now)
+    net.run(2.0)
+
+    assert [each.reason for each in host.messages(PeerLeft, worker_id)] == [
+        "the peer opened a new session"
+    ]
+    assert len(host.messages(PeerJoined, worker_id)) == 2
+    closed = [text for text in net.carried if text.startswith('{"relayClose"')]
+    assert [json.loads(text)["relayClose"]["fromNodeID"] for text in closed] == [
+        HOST_ID
+    ]
+    net.send(host, worker_id, JOB)
+    assert worker.messages(RunJob)
+
+
 def test_a_late_coordinator_finds_its_workers() -> None:
     net = Network()
     local, worker_id = local_worker()
@@ -460,6 +484,23 @@ def test_nodes_are_dialled_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     net.run(DISCOVER_INTERVAL_MIN + DIAL_INTERVAL / 2)
     assert len(opened(net)) == 1
     net.run(DIAL_INTERVAL)
+
+    assert len(opened(net)) == 2
+
+
+def test_a_node_is_dialled_again_once_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net, _ = open_pool()
+    node = rust_node(net)
+    session_id = accept_session(net, node, B)
+
+    with monkeypatch.context() as full:
+        full.setattr(relay_dialer, "SESSIONS_MAX", 0)
+        net.send_raw(node, "relayClose", addresses(B, session_id))
+        net.run(REDIAL_FIRST + 2 * DIAL_INTERVAL)
+        assert len(opened(net)) == 1
+    net.run(2 * DIAL_INTERVAL)
 
     assert len(opened(net)) == 2
 
@@ -1118,6 +1159,19 @@ def test_a_mac_with_a_session_is_not_dialled() -> None:
         for each in message.offers
     ]
     net.send(host, A, replace(JOB, work=replace(CHAT, model=TEALE_MODEL)))
+    assert "inferenceRequest" in json.dumps(messages_to(end, SESSION))
+
+
+def test_a_mac_gets_jobs_in_its_session_at_once() -> None:
+    net, host = open_pool()
+    end = mac(net)
+    net.run(DISCOVER_INTERVAL_MIN + 1)  # it is described, and has been dialled
+    heartbeat = case_of("cluster_swift_emits/heartbeat_full")["json_text"]
+    net.send_raw(end, "relayOpen", addresses(A, SESSION))
+    send_in_session(net, end, A, SESSION, heartbeat)
+
+    net.send(host, A, replace(JOB, work=replace(CHAT, model=TEALE_MODEL)))
+
     assert "inferenceRequest" in json.dumps(messages_to(end, SESSION))
 
 

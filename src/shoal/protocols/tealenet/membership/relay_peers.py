@@ -235,7 +235,9 @@ class RelayPeers:
         outputs: list[NodeOutput] = []
         if main and (older := peer.main) is not None:
             outputs.append(self._sessions.close_message(peer.id, older.id))
+            peer.sessions.discard(session)  # it does not end with the older one
             outputs += self._close_session(older, "the peer opened a new session", now)
+            peer.sessions.add(session)
         # On other relays Shoal's workers serve every node.
         event = replace(event, exclusive=event.exclusive and self.is_host)
         return [*outputs, *peer.join(session, event, main=main)]
