@@ -11,8 +11,8 @@ from shoal.training.launch.script_environment import (
     own_host,
     reachable_host,
     run_variables,
-    thread_variables,
     torchrun_variables,
+    worker_variables,
 )
 from shoal.training.run_token import run_id_of
 
@@ -86,8 +86,17 @@ def test_chosen_port_is_free() -> None:
         pass
 
 
-def test_processes_share_the_cores() -> None:
-    alone, many = thread_variables(1), thread_variables(10_000)
+def test_processes_share_the_cores_of_a_whole_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "77")
 
-    assert int(alone["OMP_NUM_THREADS"]) >= 1
-    assert set(many.values()) == {"1"}
+    part, alone = worker_variables(False, 1), worker_variables(True, 1)
+    many = worker_variables(True, 10_000)
+
+    assert part["OMP_NUM_THREADS"] == "77"
+    assert 1 <= int(alone["OMP_NUM_THREADS"]) < 77
+    assert many["OMP_NUM_THREADS"] == "1"
+    for each in (part, alone, many):
+        assert not each.keys() & {"MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}

@@ -32,8 +32,8 @@ from shoal.training.launch.script_environment import (
     own_host,
     reachable_host,
     run_variables,
-    thread_variables,
     torchrun_variables,
+    worker_variables,
 )
 from shoal.training.launch.script_files import collect_output, unpack_script
 from shoal.training.launch.script_lines import values_in
@@ -162,8 +162,7 @@ def _run_processes(
     """Start a process for each rank here, and wait for all.  Raises ScriptFailed."""
     run_id = run_id_of(plan["token"])
     common = {
-        **environ,
-        **(thread_variables(place.processes) if plan["whole_machine"] else {}),
+        **worker_variables(plan["whole_machine"], place.processes),
         **run_variables(plan["token"], plan["backend"], coordinator),
         OUTPUT_FOLDER: str(folder / "output"),
         **plan["environment"],

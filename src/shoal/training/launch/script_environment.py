@@ -23,7 +23,9 @@ RUN, RUN_TOKEN = "SHOAL_RUN", "SHOAL_RUN_TOKEN"
 RUN_URL, RUN_FINGERPRINT = "SHOAL_RUN_URL", "SHOAL_RUN_FINGERPRINT"
 RUN_BACKEND = "SHOAL_RUN_BACKEND"
 OUTPUT_FOLDER = "SHOAL_OUTPUT"
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREADS = "OMP_NUM_THREADS"
+OTHER_THREADS = frozenset({"OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"})
+"""Set for tasks; without them, those libraries follow the variable above as well."""
 SHOAL = "shoal"  # the backend that forms its groups at the coordinator
 
 
@@ -134,8 +136,15 @@ def run_variables(
     }
 
 
-def thread_variables(processes: int) -> Mapping[str, str]:
-    """Return the threads of numeric libraries: a machine's cores, shared evenly."""
+def worker_variables(whole_machine: bool, processes: int) -> Mapping[str, str]:
+    """Return the variables of the worker, with the threads of numeric libraries.
+
+    Processes that have a whole machine share its cores evenly.  As with torchrun, one
+    variable sets the threads of all libraries.
+    """
+    own = {k: v for k, v in os.environ.items() if k not in OTHER_THREADS}
+    if not whole_machine:
+        return own
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    return dict.fromkeys(THREADS, str(max(1, cores // processes)))
+    return {**own, THREADS: str(max(1, cores // processes))}
