@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from shoal.domain.errors import InvalidRequest
 from shoal.training.checkpoints.folder import CheckpointFolder
 from shoal.training.group import RankGroup
+from shoal.training.launch.script_lines import values_in
 from shoal.training.loop import training_loop
 from shoal.training.loop.plan import TrainingResult
 from shoal.training.loop.reports import TrainingReport
@@ -442,3 +443,16 @@ def test_parameters_of_any_dtype_are_trained(tmp_path: Path) -> None:
     for name, each in first.state_dict().items():
         assert torch.equal(each, second.state_dict()[name])
     assert first["halves"].weight.dtype == torch.bfloat16
+
+
+def test_steps_are_reported_to_those_who_watch_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHOAL_RUN", "r")
+
+    run(model_of(), steps=2)
+
+    lines = capsys.readouterr().out.split("\n")  # a report begins with a separator
+    reports = [values for values, shown in map(values_in, lines) if not shown]
+    assert [each["step"] for each in reports] == [1, 2]
+    assert reports[0].keys() >= {"loss", "samples_per_s", "sync", "generation"}
