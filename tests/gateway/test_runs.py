@@ -88,6 +88,13 @@ async def socket(
         yield opened
 
 
+async def next_event(socket: ClientWebSocketResponse) -> Any:
+    """Wait for an event, after the present notes."""
+    while "event" not in (message := await socket.receive_json(timeout=WAIT_MAX)):
+        pass
+    return message
+
+
 def ended_lines(*lines: str) -> dict[str, Any]:
     return {"event": "output", "rank": 1, "lines": [*lines]}
 
@@ -143,7 +150,7 @@ async def test_links_end_with_the_run(pool: Pool) -> None:
 
         for each in (watcher, rank):
             with pytest.raises(RunOver, match="ended"):
-                await beside(each.receive, WAIT_MAX)
+                await next_of(each, "nothing")
             assert each.send({"note": "late", "value": ""}) is False
 
 
@@ -207,10 +214,11 @@ async def test_invalid_message_ends_its_connection_only(
 ) -> None:
     async with open_run(pool), socket(pool) as other, socket(pool, path) as wrong:
         await wrong.send_str(message)
-        closed = await wrong.receive(WAIT_MAX)
+        while (closed := await wrong.receive(WAIT_MAX)).type is WSMsgType.TEXT:
+            pass
         await other.send_json({"watch": 0})
         await other.send_json(ended_lines("fine"))
-        fine = await other.receive_json(timeout=WAIT_MAX)
+        fine = await next_event(other)
 
     assert (closed.type, closed.data) == (WSMsgType.CLOSE, code)
     assert fine["lines"] == ["fine"]
@@ -247,7 +255,7 @@ async def test_course_of_a_run_is_explained(pool: Pool) -> None:
         text = "train.py on beagle"
         await events.send_json({"event": "started", "rank": 0, "text": text})
         await events.send_json({"watch": 0})
-        await events.receive_json(timeout=WAIT_MAX)
+        await next_event(events)
         _, during = await request(pool, "GET", f"/admin/jobs/{RUN}/explain")
     _, after = await request(pool, "GET", f"/admin/jobs/{RUN}/explain")
 

@@ -66,9 +66,9 @@ def fail(
     return ends(handle(pool, LeaseResult(WorkerId(f"w{rank}"), failed)))
 
 
-def done(pool: PoolState, rank: int) -> None:
+def done(pool: PoolState, rank: int) -> dict[str, str]:
     event = Completed(JobId(f"r{rank}"), LeaseNumber(1))
-    handle(pool, LeaseResult(WorkerId(f"w{rank}"), event, Outcome("")))
+    return ends(handle(pool, LeaseResult(WorkerId(f"w{rank}"), event, Outcome(""))))
 
 
 def test_failed_member_ends_its_gang_which_names_it() -> None:
@@ -97,6 +97,25 @@ def test_members_that_are_done_count_as_left() -> None:
 
     assert [*fail(pool, 1)] == ["r1"]
     assert [*pool.jobs] == ["r2"]
+
+
+def test_member_without_a_worker_is_cancelled_once_another_is_done() -> None:
+    pool = running(3, least=2)
+    handle(pool, WorkerDisconnected(WorkerId("w2"), "gone"))
+    pool.expire_penalties(RETURN_GRACE)
+
+    ended = done(pool, 0)
+
+    assert ended == {"r2": "rank 0 is done, and this one has no worker"}
+    assert [*pool.jobs] == ["r1"]
+    assert done(pool, 1) == {}
+
+
+def test_member_whose_worker_may_return_is_kept() -> None:
+    pool = running(3, least=2)
+    handle(pool, WorkerDisconnected(WorkerId("w2"), "cut"))
+
+    assert done(pool, 0) == {}
 
 
 def test_cancelled_member_ends_its_gang() -> None:

@@ -22,7 +22,7 @@ AT = 1_700_000_000.0
 def opened(*names: str) -> RunEvents:
     events = RunEvents()
     for name in names:
-        assert [*events.open(name)] == []
+        assert [*events.open(name)] == [(name, {"ready": True})]
     return events
 
 
@@ -71,7 +71,7 @@ def test_note_reaches_all_others_also_later_ones() -> None:
     later = [*events.open("c")]
 
     assert sent == [("b", {"note": "master", "value": "1 h"})]
-    assert later == [("c", {"note": "master", "value": "1 h"})]
+    assert later == [("c", {"note": "master", "value": "1 h"}), ("c", {"ready": True})]
 
 
 def test_note_of_a_lost_member_is_withdrawn() -> None:
@@ -81,7 +81,15 @@ def test_note_of_a_lost_member_is_withdrawn() -> None:
     withdrawn = [*events.close("a")]
 
     assert withdrawn == [("b", {"note": "master", "value": None})]
-    assert [*events.open("c")] == []
+    assert [*events.open("c")] == [("c", {"ready": True})]
+
+
+def test_note_of_a_member_that_is_done_stays() -> None:
+    events = opened("a", "b")
+    events.receive("a", {"note": "done", "value": "beagle"}, AT)
+
+    assert [*events.close("a")] == []
+    assert next(iter(events.open("c"))) == ("c", {"note": "done", "value": "beagle"})
 
 
 def test_note_that_another_member_has_replaced_stays() -> None:
@@ -90,7 +98,7 @@ def test_note_that_another_member_has_replaced_stays() -> None:
     events.receive("b", {"note": "master", "value": "2"}, AT)
 
     assert [*events.close("a")] == []
-    assert [*events.open("d")] == [("d", {"note": "master", "value": "2"})]
+    assert next(iter(events.open("d"))) == ("d", {"note": "master", "value": "2"})
 
 
 def test_a_run_keeps_so_many_events() -> None:

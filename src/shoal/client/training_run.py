@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 from shoal.client.coordinator import CoordinatorAddress, find_coordinator
 from shoal.client.encoding import encode_arguments, remote_function
-from shoal.client.jobs import Jobs
 from shoal.client.options import Options
 from shoal.client.pending_calls import CallBuilder, CallNumbers
 from shoal.client.threaded_calls import CallFuture, ThreadedCalls
@@ -21,7 +20,7 @@ from shoal.training.launch.member import MemberPlan, MemberResult, run_member
 from shoal.training.launch.script_environment import SHOAL
 from shoal.training.launch.script_files import pack_script, write_output
 from shoal.training.run_events import WATCH, Message
-from shoal.training.run_link import CONNECTED, EVENTS, RunLink, RunOver
+from shoal.training.run_link import EVENTS, RunLink, RunOver
 from shoal.training.run_token import TOKEN_SIZE, member_key, run_id_of
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -30,8 +29,6 @@ BACKENDS = (SHOAL, "gloo", "nccl")
 PROCESSES_MAX = 64  # of one machine
 QUEUE_SECONDS = 3600.0  # for which a run waits for its machines
 ACCEPTED_EVERY = 0.02  # seconds between looks whether a call was accepted
-LEFTOVERS_EVERY = 2.0  # seconds between looks for members that wait in vain
-PENDING = "pending"  # the status of a job that waits for a worker
 
 
 class RunFailed(ShoalError):
@@ -180,23 +177,18 @@ class TrainingRun:
             purpose=EVENTS,
             greeting=lambda: [{WATCH: self._last}],
         )
-        next_look = time.monotonic() + LEFTOVERS_EVERY
         try:
             while True:
                 message = link.receive(wait)
                 if message is None and self.done:
                     return
-                if message is None or "event" in message:
-                    if message is not None:
-                        sequence = message["sequence"]
-                        assert isinstance(sequence, int), "the coordinator counts them"
-                        self._last = sequence
+                if message is None:
+                    yield None
+                elif "event" in message:  # others are for members
+                    sequence = message["sequence"]
+                    assert isinstance(sequence, int), "the coordinator counts them"
+                    self._last = sequence
                     yield message
-                else:
-                    assert CONNECTED in message or "note" in message, "nothing else"
-                if time.monotonic() > next_look:
-                    self._cancel_leftovers()
-                    next_look = time.monotonic() + LEFTOVERS_EVERY
         except RunOver:
             while not self.done:  # their ends are on their way
                 time.sleep(ACCEPTED_EVERY)
@@ -208,10 +200,9 @@ class TrainingRun:
 
         Raises RunFailed if fewer than ``min_nodes`` members have returned.
         """
-        while not self.done:
-            for each in self._members:
-                _wait(each, LEFTOVERS_EVERY)
-            self._cancel_leftovers()
+        for each in self._members:
+            with suppress(CancelledError):
+                each.exception()
         results = [_result_of(each) for each in self._members]
         returned = [each for each in results if isinstance(each, dict)]
         if len(returned) < self._least:
@@ -247,28 +238,6 @@ class TrainingRun:
                 self.cancel()
                 refused[0].result()
             time.sleep(ACCEPTED_EVERY)
-
-    def _cancel_leftovers(self) -> None:
-        """Cancel members that wait for a machine, once the others are done."""
-        returned = [
-            each
-            for each in self._members
-            if each.done() and isinstance(_result_of(each), dict)
-        ]
-        if len(returned) < self._least:
-            return
-        for each in self._members:
-            if not each.done() and self._is_waiting(each.job_id):
-                each.cancel()
-
-    def _is_waiting(self, job_id: str) -> bool:
-        return Jobs(self._carrier.request).show(job_id).status == PENDING
-
-
-def _wait(future: "Future[Any]", timeout: float) -> None:
-    """Wait for an end, whatever it is."""
-    with suppress(TimeoutError, CancelledError):
-        future.exception(timeout)
 
 
 def _result_of(future: "Future[Any]") -> MemberResult | BaseException:

@@ -95,7 +95,6 @@ class HostedRun:
         self.id = gang.id
         self.owner = owner
         self.members: dict[JobId, int] = {}  # ranks of those that have not ended
-        self.all_members: dict[int, JobId] = {}
         self.events = RunEvents()
         self._gang = gang
         self._clock = clock
@@ -246,7 +245,6 @@ class HostedRuns:
         if (run := self._runs.get(gang.id)) is None:
             run = self._runs[gang.id] = HostedRun(gang, job.owner, self._clock)
         run.members[job.id] = gang.rank
-        run.all_members[gang.rank] = job.id
         self._of_jobs[job.id] = gang.id
 
     def _on_fact(self, fact: Fact) -> None:

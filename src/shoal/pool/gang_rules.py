@@ -3,7 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from shoal.domain.facts import Fact, JobCancelled, JobExpired, JobFailed
+from shoal.domain.facts import (
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+)
 from shoal.domain.job import Job
 from shoal.pool.eligibility import LISTED_MAX, passed_over
 from shoal.pool.explanation import describe_workers, last_line
@@ -27,8 +33,10 @@ def gang_ends(pool: PoolState, facts: Sequence[Fact]) -> Iterator[JobCancelled]:
     """Cancel the other members of gangs that cannot go on after ``facts``.
 
     A gang that has begun goes on while at least ``least`` members have not failed.  One
-    that has not needs all of them.
+    that has not needs all of them.  Once a member is done, those that have lost their
+    workers get no others: they would begin alone.
     """
+    yield from _superfluous(pool, facts)
     ended: defaultdict[str, dict[int, str]] = defaultdict(dict)
     for fact in facts:
         if isinstance(fact, JobFailed | JobCancelled | JobExpired):
@@ -46,6 +54,17 @@ def gang_ends(pool: PoolState, facts: Sequence[Fact]) -> Iterator[JobCancelled]:
         for other, job_id in gang.members.items():
             if other not in ranks:
                 yield JobCancelled(job_id, reason)
+
+
+def _superfluous(pool: PoolState, facts: Sequence[Fact]) -> Iterator[JobCancelled]:
+    for fact in facts:
+        if isinstance(fact, JobCompleted):
+            job = pool.jobs.get(fact.job_id)
+            if job is None or job.gang is None or not job.gang.formed:
+                continue
+            reason = f"rank {job.rank} is done, and this one has no worker"
+            for rank in job.gang.searching:
+                yield JobCancelled(job.gang.waiting[rank], reason)
 
 
 def waiting_reason(pool: PoolState, gang: OpenGang) -> str:

@@ -3,7 +3,8 @@
 A run is N durable calls that train together.  Each member reports to the coordinator,
 which keeps the newest events and the present notes in memory, and passes new ones to
 all connections.  A note is a value that one member leaves for the others, such as the
-address of rank 0; it is withdrawn when its member's connection ends.
+address of rank 0; it is withdrawn when its member's connection ends, except that a
+member is done.
 """
 
 from collections import deque
@@ -38,6 +39,8 @@ STORY = frozenset({STARTED, ENDED, REMARK})
 """Kinds of events that tell the course of a run."""
 
 NOTE, WATCH = "note", "watch"
+DONE = "done"  # a note that stays: a member has ended well
+READY = "ready"  # the key of a message after the present notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +94,18 @@ class RunEvents:
         return [*self._story]
 
     def open(self, name: str) -> Iterator[tuple[str, Message]]:
-        """Add a connection; yield the notes for it."""
+        """Add a connection; yield the notes for it, and that these were all."""
         self._connections[name] = _Connection()
         for key, value in self._notes.items():
             yield name, {NOTE: key, "value": value}
+        yield name, {READY: True}
 
     def close(self, name: str) -> Iterator[tuple[str, Message]]:
         """Remove a connection; yield the withdrawal of its notes, for the others."""
         connection = self._connections.pop(name, None)
         if connection is None:
             return
-        for key in connection.notes:
+        for key in connection.notes - {DONE}:
             del self._notes[key]
             yield from self._to_others("", {NOTE: key, "value": None})
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.conftest import pool
 from gateway.serving import WAIT_MAX, Pool
 from gateway.test_runs import RUN, TOKEN, beside, link, open_run
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, Unavailable
 from shoal.training.launch.member import (
     MemberPlan,
     MemberResult,
@@ -114,6 +114,18 @@ async def test_members_meet_at_the_address_of_the_first(
     assert {tuple(each[2:]) for each in printed.values()} == {
         ("4", "127.0.0.1", printed[0][4], "x", RUN, "--epochs", "3")
     }
+
+
+async def test_member_that_begins_when_another_is_done_ends_at_once(
+    pool: Pool, tmp_path: Path
+) -> None:
+    files = archive(tmp_path, "print('trained')")
+    async with open_run(pool):
+        await run(plan(0, 2), files)
+
+        for node in range(2):
+            with pytest.raises(Unavailable, match="too late"):
+                await run(plan(node, 2), files)
 
 
 async def test_what_a_script_leaves_is_returned(pool: Pool, tmp_path: Path) -> None:

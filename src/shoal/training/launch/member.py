@@ -108,6 +108,7 @@ def run_member(plan: MemberPlan, archive: bytes) -> MemberResult:
             except ScriptFailed as error:
                 reports.event(run_events.ENDED, first, _headline(str(error)))
                 raise
+            reports.leave_note(run_events.DONE, machine)
             reports.event(run_events.ENDED, first, "with status 0")
             return {"machine": machine, "files": collect_output(output)}
     finally:
@@ -131,20 +132,24 @@ def _meet(
 ) -> tuple[str, int]:
     """Return the address at which all ranks meet: the one that node 0 chooses.
 
-    Raises Unavailable if it does not appear in time, or this machine has no address.
+    Raises Unavailable if it does not appear in time, this machine has no address, or
+    others are done already.
     """
     try:
         own = own_host(coordinator)
     except OSError as error:
         raise Unavailable(f"no route to {coordinator.url}: {error}") from error
-    if place.node == 0:
-        port = free_port(own)
-        reports.leave_note(MASTER, f"{port} {own}")
-        return own, port
     try:
-        note = reports.wait_for_note(MASTER, MASTER_TIMEOUT)
+        ready = reports.wait_until_ready(MASTER_TIMEOUT)
+        if reports.has_note(run_events.DONE):
+            raise Unavailable("another member is done: this one begins too late")
+        if place.node == 0:
+            port = free_port(own)
+            reports.leave_note(MASTER, f"{port} {own}")
+            return own, port
+        note = reports.wait_for_note(MASTER, MASTER_TIMEOUT) if ready else None
     except RunOver as error:
-        raise Unavailable(f"rank 0 did not appear: {error}") from error
+        raise Unavailable(f"the run has ended: {error}") from error
     number, _, host = (note or "").partition(" ")
     if not number.isdecimal():
         raise Unavailable(f"rank 0 did not appear within {MASTER_TIMEOUT:g} s")

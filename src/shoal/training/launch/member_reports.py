@@ -6,7 +6,7 @@ Reports never delay the script: beyond a limit, lines are left out, and counted.
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from shoal.training import run_events
@@ -44,6 +44,7 @@ class MemberReports:
         self._values: dict[int, Mapping[str, float]] = {}
         self._own_notes: dict[str, str] = {}
         self._notes: dict[str, str] = {}  # of all members
+        self._is_ready = False  # whether the present notes have come
         self._link: EventLink | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._flush_periodically, daemon=True)
@@ -87,26 +88,43 @@ class MemberReports:
             self._own_notes[key] = self._notes[key] = value
         self._send({run_events.NOTE: key, "value": value})
 
+    def wait_until_ready(self, timeout: float) -> bool:
+        """Wait for the present notes; return False if they do not come in time.
+
+        Raises RunOver.
+        """
+        return self._wait_until(lambda: self._is_ready, timeout)
+
     def wait_for_note(self, key: str, timeout: float) -> str | None:
         """Wait for another member's note; None: there is none in time.
 
         Raises RunOver.
         """
+        self._wait_until(lambda: key in self._notes, timeout)
+        return self._notes.get(key)
+
+    def has_note(self, key: str) -> bool:
+        """Return whether a note was there, when this was last waited for."""
+        return key in self._notes
+
+    def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
         assert self._link is not None, "started before"
         deadline = time.monotonic() + timeout
-        while key not in self._notes:
+        while not condition():
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                return None
+                return False
             message = self._link.receive(remaining)
             if message is None or CONNECTED in message:
                 continue
             name, value = message.get(run_events.NOTE), message.get("value")
-            if isinstance(name, str) and isinstance(value, str):
+            if run_events.READY in message:
+                self._is_ready = True
+            elif isinstance(name, str) and isinstance(value, str):
                 self._notes[name] = value
             elif isinstance(name, str):
                 self._notes.pop(name, None)
-        return self._notes[key]
+        return True
 
     def flush(self) -> None:
         """Send the waiting lines and numbers."""
