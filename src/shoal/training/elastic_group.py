@@ -55,8 +55,11 @@ class ElasticGroup:
         run_id: str,
         state: RankState,
         timeout: float = TIMEOUT,
+        reachable: Callable[[Sequence[str]], Sequence[str]] = tuple,
     ) -> None:
-        self.sequence = OperationSequence(connect, port, run_id, state, timeout)
+        self.sequence = OperationSequence(
+            connect, port, run_id, state, timeout, reachable
+        )
         self._first = self.sequence.formation
 
     @property

@@ -5,9 +5,9 @@
 
 import os
 import socket
-from collections.abc import Mapping
-from ipaddress import ip_address
+from collections.abc import Mapping, Sequence
 
+from shoal.domain.addresses import is_loopback
 from shoal.protocols import discover
 from shoal.training.elastic_group import ElasticGroup
 from shoal.training.generations.messages import RankState
@@ -35,7 +35,7 @@ def join_run(
     Raises GroupEnded if the run goes on without this rank, or has ended.
     """
     host = own_address(environment)
-    port = open_port(host, encrypts=not ip_address(host).is_loopback)
+    port = _open_run_port(host)
     state = RankState(
         int(environment["RANK"]), (host,), port.port, port.id, admits=admits
     )
@@ -51,7 +51,31 @@ def join_run(
             greeting=greeting,
         )
 
-    return ElasticGroup(connect, port, environment["SHOAL_RUN"], state, timeout)
+    def reachable(hosts: Sequence[str]) -> Sequence[str]:
+        # Whoever has a loopback address is on rank 0's machine.
+        if is_loopback(host):
+            return hosts
+        master = environment["MASTER_ADDR"]
+        return [master if is_loopback(each) else each for each in hosts]
+
+    run = environment["SHOAL_RUN"]
+    return ElasticGroup(connect, port, run, state, timeout, reachable)
+
+
+def _open_run_port(host: str) -> RankPort:
+    """Return a port for the ranks of a run, which may be on this machine or not.
+
+    A machine that reaches rank 0 over loopback cannot know whether other ranks are
+    elsewhere, so it listens on all its addresses.  Connections over loopback are plain,
+    all others are encrypted.
+    """
+    wire = next(each.ranks for each in discover().values() if each.ranks)
+    listens_on = host
+    if is_loopback(host):
+        listens_on = "::" if ":" in host else "0.0.0.0"
+    tls = self_signed_tls("rank")
+    listener = RankListener(listens_on, 0, tls, plain_loopback=True)
+    return RankPort(wire(), listener, encrypts=None)
 
 
 def open_port(host: str, *, encrypts: bool) -> RankPort:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import NotAdmitted
 from shoal.protocols.seam.ranks import (
     RankHandshake,
@@ -91,7 +92,7 @@ def connect_to(
     addresses: Sequence[tuple[str, int]],
     deadline: float,
     *,
-    encrypts: bool,
+    encrypts: bool | None,
     repeats: bool = True,
     on_attempt: Callable[[RankSocket], None] = lambda connection: None,
 ) -> RankSocket:
@@ -100,6 +101,8 @@ def connect_to(
     All are tried in turn until the ``deadline``, a monotonic time: the rank may not
     listen yet, and a private address may be that of another machine here.  Without
     ``repeats``, each is tried once.
+
+    ``encrypts``: None stands for all addresses but loopback ones.
 
     ``on_attempt`` gets each connection before its handshake; to give up, it raises
     Disconnected, or aborts the connection later.
@@ -112,7 +115,12 @@ def connect_to(
         for host, port in addresses:
             left = max(deadline - time.monotonic(), DIAL_INTERVAL)
             try:
-                connection = dial(host, port, min(left, limit), encrypts=encrypts)
+                connection = dial(
+                    host,
+                    port,
+                    min(left, limit),
+                    encrypts=not is_loopback(host) if encrypts is None else encrypts,
+                )
             except Disconnected as error:
                 failures.append(error)
                 continue

@@ -77,10 +77,13 @@ class GroupMembership:
 class RankPort:
     """The port of this process; it admits the ranks of the groups that are open.
 
-    ``encrypts`` must be the same in all ranks.  ``wire`` is this port's alone.
+    ``encrypts`` must be the same in all ranks; None: all connections but those over
+    loopback are encrypted.  ``wire`` is this port's alone.
     """
 
-    def __init__(self, wire: RankWire, listener: RankListener, *, encrypts: bool):
+    def __init__(
+        self, wire: RankWire, listener: RankListener, *, encrypts: bool | None
+    ) -> None:
         self.wire = wire
         self.encrypts = encrypts
         drawn = base64.b32encode(os.urandom(ID_SIZE)).decode().rstrip("=").lower()

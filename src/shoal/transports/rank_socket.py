@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Generator, Sequence
 
+from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import Unavailable
 from shoal.transports.tls import ServerTls
 
@@ -212,10 +213,21 @@ class _Reader:
 
 
 class RankListener:
-    """A port for the ranks of a group; ``tls`` encrypts what arrives there."""
+    """A port for the ranks of a group; ``tls`` encrypts what arrives there.
 
-    def __init__(self, host: str, port: int = 0, tls: ServerTls | None = None) -> None:
+    ``plain_loopback``: connections from loopback addresses are not encrypted.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int = 0,
+        tls: ServerTls | None = None,
+        *,
+        plain_loopback: bool = False,
+    ) -> None:
         self._tls = tls
+        self._plain_loopback = plain_loopback
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family)
@@ -250,7 +262,7 @@ class RankListener:
             address = f"{host}:{port}"
             _tune(accepted)
             accepted.settimeout(timeout)
-            if self._tls is None:
+            if self._tls is None or (self._plain_loopback and is_loopback(host)):
                 return RankSocket(accepted, address)
             wrapped = self._tls.context.wrap_socket(accepted, server_side=True)
         except OSError as error:

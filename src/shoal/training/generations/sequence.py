@@ -91,7 +91,9 @@ class OperationSequence:
     """The operations of one rank of a run; used by one thread.
 
     ``connect`` opens the connection to the rendezvous.  ``timeout`` limits one
-    operation in one generation, in seconds.  The port is closed with the sequence.
+    operation in one generation, in seconds.  ``reachable`` takes the addresses that a
+    rank has announced, and returns where this one reaches it.  The port is closed with
+    the sequence.
 
     All operations raise GroupEnded once this rank takes no part any more.
     """
@@ -103,10 +105,12 @@ class OperationSequence:
         run_id: str,
         state: RankState,
         timeout: float,
+        reachable: Callable[[Sequence[str]], Sequence[str]],
     ) -> None:
         self._port = port
         self._run_id = run_id
         self._timeout = timeout
+        self._reachable = reachable
         self._member = GenerationMember(state)
         self._changed = threading.Condition()
         self._group: RankGroup | None = None  # of the present formation
@@ -421,7 +425,7 @@ class OperationSequence:
         links = self._port.open_group(membership, self._timeout, DIAL_TIMEOUT)
         links.set_addresses(
             {
-                rank: RankAddress(each.hosts, each.port, each.port_id)
+                rank: RankAddress(self._reachable(each.hosts), each.port, each.port_id)
                 for rank, each in enumerate(formation.ranks)
             }
         )
