@@ -1,6 +1,6 @@
 """Who is in which generation, whatever happens to ranks and to the coordinator."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -23,17 +23,30 @@ def state(rank: int, operation: int = -1, **changes: Any) -> dict[str, Any]:
     return {
         **{"gang_rank": rank, "hosts": ["10.0.0.1"], "port": 1000 + rank},
         **{"port_id": f"port-{rank}", "operation": operation, "step": 0},
-        **{"admits": False, "rank": rank, "size": 3, **changes},
+        **{"admits": False, **changes},
     }
 
 
-def announce(generation: int, rank: int, **changes: Any) -> dict[str, Any]:
-    return {"announce": generation, **state(rank, **changes)}
+def known(generation: int, ranks: Sequence[int]) -> dict[str, Any]:
+    """Return a formation, as ranks tell it to a coordinator that was restarted."""
+    formed = [{**state(rank), "operation": 0} for rank in ranks]
+    fields = {"ranks": formed, "secret": "s", "newest": 0, "story": [], "rank": 0}
+    return {"formation": generation, **fields}
 
 
-def ended(generation: int, rank: int, **changes: Any) -> dict[str, Any]:
+def announce(
+    generation: int, rank: int, ranks: Sequence[int] = (0, 1, 2), **changes: Any
+) -> dict[str, Any]:
+    told = known(generation, ranks) if generation >= 0 else {}
+    return {"announce": generation, **state(rank, **changes), **told}
+
+
+def ended(
+    generation: int, rank: int, ranks: Sequence[int] = (0, 1, 2), **changes: Any
+) -> dict[str, Any]:
     report = {"reason": "it broke", "cause": "failure", "suspect": None}
-    return {"ended": generation, **report, **state(rank, **changes)}
+    told = known(generation, ranks)
+    return {"ended": generation, **report, **state(rank, **changes), **told}
 
 
 def sent_to(outgoing: list[tuple[str, Mapping[str, Any]]]) -> Sent:
@@ -150,7 +163,7 @@ def test_a_run_ends_with_fewer_ranks_than_it_needs() -> None:
 
 def test_ranks_that_differ_end_the_run_for_all() -> None:
     rendezvous = formed(2)
-    report = ended(0, 0, reason="rank 1 has another hash", size=2)
+    report = ended(0, 0, reason="rank 1 has another hash")
 
     sent = sent_to(rendezvous.receive("m0", {**report, "cause": "stop"}, 1.0))
 
@@ -173,15 +186,14 @@ def test_a_restarted_coordinator_learns_the_generation_from_its_ranks() -> None:
 def test_after_a_restart_an_older_generation_is_not_continued() -> None:
     rendezvous = meeting(4)
 
-    rendezvous.receive("m3", ended(5, 3, size=4), 0.0)
+    rendezvous.receive("m3", ended(5, 3, (0, 1, 2, 3)), 0.0)
     assert rendezvous.deadline == REBUILD
-    sent = sent_to(rendezvous.receive("m0", announce(6, 0, size=1), 2.0))
+    sent = sent_to(rendezvous.receive("m0", announce(6, 0, (0,)), 2.0))
 
-    assert sent == {}
+    assert [*sent] == ["m3"]
+    assert "since generation 5" in sent["m3"][0]["out"]
     assert rendezvous.generation == 6
     assert rendezvous.deadline is None
-    late = sent_to(rendezvous.receive("m3", ended(5, 3, size=4), 3.0))
-    assert "since generation 5" in late["m3"][0]["out"]
 
 
 def test_after_a_restart_ranks_that_stay_away_are_given_up() -> None:
@@ -197,20 +209,33 @@ def test_after_a_restart_ranks_that_stay_away_are_given_up() -> None:
 
 def test_a_formation_that_was_missed_is_sent_again() -> None:
     rendezvous = formed(2)
-    rendezvous.receive("m0", ended(0, 0, size=2), 1.0)
-    first = sent_to(rendezvous.receive("m1", ended(0, 1, size=2), 1.0))
+    rendezvous.receive("m0", ended(0, 0), 1.0)
+    first = sent_to(rendezvous.receive("m1", ended(0, 1), 1.0))
     rendezvous.lost("m0", 1.1)
 
-    again = sent_to(rendezvous.receive("m0", ended(0, 0, size=2), 1.5))
+    again = sent_to(rendezvous.receive("m0", ended(0, 0), 1.5))
 
     assert again == {"m0": first["m0"]}
+
+
+def test_after_a_restart_ranks_get_the_formation_that_they_missed() -> None:
+    rendezvous = meeting(3)
+
+    rendezvous.receive("m2", ended(0, 2), 1.0)
+    rendezvous.receive("late", ended(0, 0), 1.0)
+    sent = sent_to(rendezvous.receive("m1", announce(1, 1, (1, 2)), 1.1))
+
+    assert sent["m2"][0]["formation"] == 1
+    assert sent["m2"][0]["rank"] == 1
+    assert "out" in sent["late"][0]
+    assert "m1" not in sent
 
 
 def test_a_new_process_is_told_that_nobody_admits_it() -> None:
     rendezvous = formed(2)
     rendezvous.lost("m1", 1.0)
 
-    sent = sent_to(rendezvous.receive("new", announce(-1, 1), 2.0))
+    sent = sent_to(rendezvous.receive("new", announce(-1, 1, port_id="new"), 2.0))
 
     assert "admits no new ones" in sent["new"][0]["out"]
 
@@ -221,8 +246,8 @@ def test_new_processes_join_when_all_ranks_admit_them() -> None:
     sent = sent_to(rendezvous.receive("m0", ended(0, 0, admits=True, operation=3), 1.0))
     assert gang_ranks(sent["m0"][0]) == [0]
 
-    waiting = sent_to(rendezvous.receive("new", announce(-1, 1), 2.0))
-    admission = ended(1, 0, admits=True, operation=8, size=1)
+    waiting = sent_to(rendezvous.receive("new", announce(-1, 1, port_id="new"), 2.0))
+    admission = ended(1, 0, admits=True, operation=8)
     sent = sent_to(rendezvous.receive("m0", {**admission, "cause": "admission"}, 3.0))
 
     assert waiting == {"m0": [{"waiting": 1}]}
@@ -237,12 +262,12 @@ def test_a_run_whose_ranks_are_all_lost_begins_anew_with_all() -> None:
     rendezvous.lost("m0", 1.0)
     rendezvous.lost("m1", 1.0)
 
-    assert rendezvous.receive("new0", announce(-1, 0), 5.0) == []
-    sent = sent_to(rendezvous.receive("new1", announce(-1, 1), 9.0))
+    assert rendezvous.receive("new0", announce(-1, 0, port_id="new0"), 5.0) == []
+    sent = sent_to(rendezvous.receive("new1", announce(-1, 1, port_id="new1"), 9.0))
 
     assert sent["new0"][0]["formation"] == 1
     assert sent["new0"][0]["newest"] == -1
-    old = sent_to(rendezvous.receive("m0", announce(0, 0, size=2), 10.0))
+    old = sent_to(rendezvous.receive("m0", announce(0, 0), 10.0))
     assert "out" in old["m0"][0]
 
 
@@ -261,15 +286,15 @@ def test_ranks_that_cannot_exchange_data_lose_the_one_that_is_suspected_most() -
 def test_ranks_whose_operations_are_too_far_apart_stop() -> None:
     rendezvous = formed(2)
 
-    rendezvous.receive("m0", ended(0, 0, operation=9, size=2), 1.0)
-    rendezvous.receive("m1", ended(0, 1, operation=3, size=2), 1.0)
+    rendezvous.receive("m0", ended(0, 0, operation=9), 1.0)
+    rendezvous.receive("m1", ended(0, 1, operation=3), 1.0)
 
     assert "6 operations apart" in rendezvous.over
 
 
 def test_who_waits_when_the_last_rank_leaves_is_told() -> None:
     rendezvous = formed(1, admits=True)
-    rendezvous.receive("new", announce(-1, 0), 1.0)
+    rendezvous.receive("new", announce(-1, 0, port_id="new"), 1.0)
 
     sent = sent_to(rendezvous.receive("m0", {"leave": 3}, 2.0))
 
@@ -286,7 +311,8 @@ def test_who_waits_when_the_last_rank_leaves_is_told() -> None:
         {"announce": -1, **state(3)},
         {"announce": -1, **state(0), "port": 0},
         {"announce": -1, **state(0), "hosts": None},
-        {"announce": 4, **state(0), "size": 0},
+        {"announce": 4, **state(0)},
+        {**announce(3, 0), "announce": 4},
         {"ended": 0, **state(0), "reason": "it broke", "cause": "whim"},
         {"late": True},
     ],

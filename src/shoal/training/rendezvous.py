@@ -70,9 +70,8 @@ class Rendezvous:
         self._rebuild = rebuild
         self._members: dict[str, RunMember] = {}
         self._roster: dict[int, str] = {}  # members of the present generation, by rank
-        self._roster_size = 0
         self.formation: Formation | None = None
-        """The present generation; None: there is none, or it was before a restart."""
+        """The present generation; None: there was none yet."""
         self._newest_left = NO_OPERATION
         self._fruitless = 0
         self._rebuilt_until = 0.0
@@ -100,11 +99,12 @@ class Rendezvous:
             return [(member, {"out": self.over or (known.out if known else "")})]
         if "announce" in message:
             generation = number(message, "announce", NO_GENERATION)
-            return self._on_announce(member, generation, RankState.of(message), now)
+            state = RankState.of(message)
+            return self._on_announce(member, generation, state, message, now)
         if "ended" in message:
             generation = number(message, "ended", 0)
             state, report = RankState.of(message), EndReport.of(message)
-            return self._on_ended(member, generation, state, report, now)
+            return self._on_ended(member, generation, state, report, message, now)
         if "late" in message:
             return self._on_late(member, number(message, "late", 0), now)
         if "pong" in message:
@@ -144,29 +144,34 @@ class Rendezvous:
         return sent
 
     def _on_announce(
-        self, member: str, generation: int, state: RankState, now: float
+        self,
+        member: str,
+        generation: int,
+        state: RankState,
+        message: RunMessage,
+        now: float,
     ) -> Outgoing:
         if state.gang_rank >= self._size:
             raise PeerError(f"rank {state.gang_rank} of a gang of {self._size}")
         if generation == NO_GENERATION:
             return self._on_fresh(member, state, now)
-        self._learn(member, generation, state, now)
+        sent = self._learn(member, generation, state, message, now)
         if generation == self.generation and self._ends_by is not None:
             cause = self._end_cause.value
             reason = "the generation has ended"
-            return [(member, {"end": generation, "reason": reason, "cause": cause})]
-        return self._catch_up(member, generation)
+            sent.append((member, {"end": generation, "reason": reason, "cause": cause}))
+        return sent
 
     def _on_fresh(self, member: str, state: RankState, now: float) -> Outgoing:
         """A process that was in no generation yet."""
-        sent: Outgoing = []
-        if member in self._members and not self._members[member].is_fresh:
-            return self._catch_up(member, NO_GENERATION)
+        known = self._members.setdefault(member, RunMember(state, NO_GENERATION))
+        known.state, known.generation = state, NO_GENERATION
+        if sent := self._catch_up(member):
+            return sent
         for other, each in self._members.items():
             same_place = each.state.gang_rank == state.gang_rank
             if other != member and each.is_fresh and same_place:
                 sent += self._exclude(other, "a newer process has its place")
-        self._members[member] = RunMember(state, NO_GENERATION)
         present = self._present()
         if not present:
             return [*sent, *self._form_anew(now)]
@@ -182,16 +187,17 @@ class Rendezvous:
         generation: int,
         state: RankState,
         report: EndReport,
+        message: RunMessage,
         now: float,
     ) -> Outgoing:
-        self._learn(member, generation, state, now)
-        if generation != self.generation:
-            return self._catch_up(member, generation)
+        sent = self._learn(member, generation, state, message, now)
+        if generation != self.generation or self._members[member].out:
+            return sent
         if report.cause is EndCause.STOP:
             return self._stop(f"rank {state.gang_rank}: {report.reason}")
         self._members[member].report = report
-        ends = self._end(report.reason, now, report.cause)
-        return [*ends, *self._form_if_complete(now)]
+        sent += self._end(report.reason, now, report.cause)
+        return [*sent, *self._form_if_complete(now)]
 
     def _on_late(self, member: str, generation: int, now: float) -> Outgoing:
         """Ask all ranks whether they are there."""
@@ -200,7 +206,7 @@ class Rendezvous:
         if self._ends_by is not None:
             return []
         others = [each for each in self._roster.values() if each != member]
-        if not others:
+        if not others and not self._misses_ranks():
             return []
         self._pings += 1
         self._silent = {*others}
@@ -231,32 +237,49 @@ class Rendezvous:
         return sent
 
     def _learn(
-        self, member: str, generation: int, state: RankState, now: float
-    ) -> None:
-        """Remember a rank's state; after a restart, also its generation."""
-        if generation > self.generation:
-            if state.rank >= state.size:
-                raise PeerError(f"rank {state.rank} of a group of {state.size}")
-            self.generation, self.formation = generation, None
-            self._roster, self._roster_size = {}, state.size
-            self._rebuilt_until = now + self._rebuild
-            self._ends_by = self._answers_by = None
+        self,
+        member: str,
+        generation: int,
+        state: RankState,
+        message: RunMessage,
+        now: float,
+    ) -> Outgoing:
+        """Remember a rank's state; after a restart, also its generation.
+
+        Others may have missed its formation.
+        """
+        sent: Outgoing = []
         known = self._members.setdefault(member, RunMember(state, generation))
         known.state, known.generation = state, generation
-        if generation == self.generation and member not in self._roster.values():
-            if self.formation is not None:
-                raise PeerError(f"this rank is not in generation {generation}")
-            self._roster[state.rank] = member
+        if generation > self.generation:
+            self.formation = Formation.of(message)
+            if self.formation.generation != generation:
+                raise PeerError(f"a rank of generation {generation} has another one")
+            self.generation, self._roster = generation, {}
+            self._rebuilt_until = now + self._rebuild
+            self._ends_by = self._answers_by = None
+            for other in [*self._members]:
+                sent += self._catch_up(other)
+        return [*sent, *self._catch_up(member)]
 
-    def _catch_up(self, member: str, generation: int) -> Outgoing:
+    def _catch_up(self, member: str) -> Outgoing:
         """Send a rank the formation that it has missed, or say that it is out."""
-        if generation >= self.generation:
+        known, formation = self._members[member], self.formation
+        ports = [] if formation is None else [each.port_id for each in formation.ranks]
+        if known.out or formation is None:
             return []
-        for rank, other in self._roster.items():
-            if other == member and self.formation is not None:
-                return [(member, self._for_rank(self.formation, rank))]
+        if known.state.port_id in ports:
+            rank = ports.index(known.state.port_id)
+            self._roster[rank] = member
+            if known.generation >= self.generation:
+                return []
+            known.report = None
+            return [(member, self._for_rank(formation, rank))]
+        if known.is_fresh:
+            return []
+        since = known.generation
         return self._exclude(
-            member, f"the run has gone on without it since generation {generation}"
+            member, f"the run has gone on without it since generation {since}"
         )
 
     def _present(self) -> Sequence[str]:
@@ -269,7 +292,8 @@ class Rendezvous:
 
     def _misses_ranks(self) -> bool:
         """Return whether ranks may still connect that were there before a restart."""
-        return len(self._roster) < self._roster_size
+        ranks = () if self.formation is None else self.formation.ranks
+        return len(self._roster) < len(ranks)
 
     def _not_before(self, time: float) -> float:
         """Put a deadline off while ranks may still connect after a restart."""
@@ -352,7 +376,6 @@ class Rendezvous:
         self.generation += 1
         self.story = [*self.story, *story][-STORY_MAX:]
         self._roster = dict(enumerate(ordered))
-        self._roster_size = len(ordered)
         self._rebuilt_until = 0.0
         self._members = {
             member: each

@@ -56,6 +56,7 @@ class GenerationMember:
         """How many new ranks wait to be admitted."""
         self.renews = False
         """Whether this rank waits for a generation with new ranks."""
+        self._latest: Formation | None = None
         self._report: EndReport | None = None  # of the present generation
         self._ending = ""  # the generation is to be ended, and is not reported yet
         self._running: Hashable | None = None
@@ -71,11 +72,14 @@ class GenerationMember:
         """The last operation that this rank has completed."""
         return self.state.operation
 
-    def greeting(self) -> RunMessage:
-        """Return the first message over a connection."""
+    def greeting(self) -> tuple[RunMessage, ...]:
+        """Return the first messages over a connection."""
+        if self.out:
+            return ()
+        known = {} if self._latest is None else self._latest.message()
         if self._report is not None:
-            return self._ended(self._report)
-        return {"announce": self.generation, **self.state.message()}
+            return ({**self._ended(self._report), **known},)
+        return ({"announce": self.generation, **self.state.message(), **known},)
 
     def set_step(self, step: int) -> None:
         """Set the step of training, for the run's story."""
@@ -105,6 +109,8 @@ class GenerationMember:
 
     def receive(self, message: RunMessage) -> Reaction:
         """Handle a message from the rendezvous.  Raises PeerError."""
+        if self.out:
+            return Reaction()
         if "ping" in message:
             return Reaction(({"pong": number(message, "ping", 0)},))
         if "end" in message:
@@ -127,11 +133,13 @@ class GenerationMember:
 
     def tick(self, now: float) -> tuple[RunMessage, ...]:
         """Say that an operation is late, or that this rank waits for a generation."""
+        if self.out:
+            return ()
         if self.generation == NO_GENERATION:
             before = self._announced_at
             if before is None or now - before >= BEAT:
                 self._announced_at = now
-                return () if before is None else (self.greeting(),)
+                return () if before is None else self.greeting()
         elif self._is_late(now) and now - self._asked_at >= LATE_INTERVAL:
             self._asked_at = now
             return ({"late": self.generation},)
@@ -163,7 +171,7 @@ class GenerationMember:
         joins = self.generation == NO_GENERATION
         self.generation, self.formation = formation.generation, formation
         self._report, self._ending, self.waiting = None, "", 0
-        self.state = replace(self.state, rank=formation.rank, size=len(formation.ranks))
+        self._latest = formation
         if joins:
             furthest = max(formation.ranks, key=lambda rank: rank.operation)
             self.state = replace(

@@ -17,8 +17,8 @@ from a rank                    meaning
 ``announce`` and ``ended`` have the rank's whole state, so that a coordinator that was
 restarted knows the run again: ``gang_rank`` (its rank in the gang, for ever),
 ``hosts``, ``port`` and ``port_id`` (where it listens), ``operation`` (the last one that
-it has completed; -1: none), ``step``, ``admits`` (whether its loop takes new ranks in),
-and ``rank`` and ``size`` in its generation.
+it has completed; -1: none), ``step`` and ``admits`` (whether its loop takes new ranks
+in).  The first message over a connection also has the rank's formation.
 
 =============================  =====================================================
 to a rank                      meaning
@@ -80,8 +80,6 @@ class RankState:
     operation: int = NO_OPERATION
     step: int = 0
     admits: bool = False
-    rank: int = 0
-    size: int = 0
 
     def message(self) -> dict[str, JSON]:
         """Return the fields of a message."""
@@ -109,8 +107,6 @@ class RankState:
             number(message, "operation", NO_OPERATION),
             number(message, "step", 0),
             message.get("admits") is True,
-            number(message, "rank", 0),
-            number(message, "size", 0),
         )
 
 

@@ -372,7 +372,7 @@ class OperationSequence:
 
     def _greeting(self) -> Sequence[RunMessage]:
         with self._changed:
-            return () if self._closed else (self._member.greeting(),)
+            return self._member.greeting()
 
     def _send(self, messages: Sequence[RunMessage]) -> None:
         for message in messages:
