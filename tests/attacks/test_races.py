@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.profiles import some_long
 from protocols.contexts import SIGNER, protocol_context
 from shoal.coordinator.admission import WorkerAdmission
 from shoal.coordinator.credential_cache import CredentialCache
@@ -381,13 +382,14 @@ async def run_case(fault: Callable[[Table], None], turn: int, store_turns: int) 
     await store.close()
 
 
+@pytest.mark.parametrize("step", some_long([4, 1], short=1), ids=["some", "all"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_fault_at_any_moment_leaks_nothing(
-    fault: Callable[[Table], None], caplog: pytest.LogCaptureFixture
+    fault: Callable[[Table], None], step: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("ERROR")
     for store_turns in (0, 3):
-        for turn in range(TURNS):
+        for turn in range(0, TURNS, step):
             try:
                 virtual.run(run_case(fault, turn, store_turns))
             except BaseException as error:
