@@ -1,15 +1,19 @@
 """Calls recorded with a real MacFleet worker return the same results here."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import pytest
+import pytest_asyncio
 
 from protocols.macfleet.recorded import Case, case_of, recorded
 from shoal.domain.errors import JobError, ShoalError
 from shoal.domain.work import Call
 from shoal.tasks.values import ValueReader
 from tasks.callers import ProcessCaller, caller_of, ignore_progress, no_blobs
+from tasks.ray_cluster import DEMO_FILE
 
 HEAD = 24  # bytes before the payload of a frame
 TYPE = slice(4, 6)  # of a frame, in its head
@@ -31,14 +35,23 @@ NO_ANSWER = "taskrun/unserializable result"
 """Where real workers say nothing, and ours say why."""
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def caller() -> AsyncIterator[ProcessCaller]:
+    """One process for all cases."""
+    async with caller_of(DEMO_FILE) as running:
+        yield running
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @recorded("task_worker")
-async def test_recorded_task_returns_the_recorded_result(case: Case) -> None:
+async def test_recorded_task_returns_the_recorded_result(
+    case: Case, caller: ProcessCaller
+) -> None:
     if case["name"] in SESSION:
         return
     calls = [_call(frame) for frame in map(bytes.fromhex, case["input"]["frames_hex"])]
-    async with caller_of() as caller:
-        pending = [_answer(caller, call) for call in calls if call is not None]
-        answers = await asyncio.gather(*pending)
+    pending = [_answer(caller, call) for call in calls if call is not None]
+    answers = await asyncio.gather(*pending)
 
     if case["name"] == NO_ANSWER:
         (error,) = answers
