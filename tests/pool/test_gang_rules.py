@@ -29,6 +29,7 @@ from shoal.domain.job import Job, Priority, TimeLimit
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Completed, Failed
 from shoal.pool.gang_rules import explain_gang
+from shoal.pool.gangs import OpenGang
 from shoal.pool.inputs import (
     Cancellation,
     LeaseResult,
@@ -48,6 +49,12 @@ def running(size: int = 3, least: int = 0) -> PoolState:
     for rank in range(size):
         pool.apply(leased(f"r{rank}", f"w{rank}"), 0.0)
     return pool
+
+
+def gang_of(pool: PoolState) -> OpenGang:
+    found = pool.gangs.get(RUN)
+    assert found is not None
+    return found
 
 
 def ends(facts: list[Fact]) -> dict[str, str]:
@@ -268,13 +275,13 @@ def test_explanation_says_where_members_run_and_why_others_wait() -> None:
     handle(pool, WorkerDisconnected(WorkerId("w1"), "gone"))
     pool.apply(joined("x", slots=0), 0.0)
 
-    assert explain_gang(pool, pool.jobs[JobId("r2")]) == [
+    assert explain_gang(pool, gang_of(pool), 2) == [
         "rank 0 of 3: runs on w0",
         "rank 1 of 3: waits for w1 to reconnect",
         "rank 2 of 3 (this job): runs on w2",
     ]
     pool.expire_penalties(RETURN_GRACE)
-    assert explain_gang(pool, pool.jobs[JobId("r2")]) == [
+    assert explain_gang(pool, gang_of(pool), 2) == [
         "rank 0 of 3: runs on w0",
         "rank 1 of 3: waits",
         "rank 2 of 3 (this job): runs on w2",
@@ -289,7 +296,7 @@ def test_explanation_says_where_members_run_and_why_others_wait() -> None:
 def test_explanation_says_which_members_are_missing() -> None:
     pool = pool_after(joined("a", slots=2), gang(2, slots=1)[1])
 
-    assert explain_gang(pool, pool.jobs[JobId("r1")]) == [
+    assert explain_gang(pool, gang_of(pool), 1) == [
         "rank 1 of 2 (this job): waits",
         "the gang waits: rank 0 of 2 not submitted",
     ]
@@ -298,17 +305,11 @@ def test_explanation_says_which_members_are_missing() -> None:
 def test_explanation_counts_the_members_of_large_gangs() -> None:
     pool = pool_after(*gang(20, slots=1))
 
-    lines = explain_gang(pool, pool.jobs[JobId("r0")])
+    lines = explain_gang(pool, gang_of(pool), noun="machine")
 
-    assert lines[8:] == [
+    assert lines[7:] == [
+        "machine 7 of 20: waits",
         "and 12 more; in all, 20 of 20 wait",
         "the gang needs 20 machines with 1 free slot each, and none that is connected "
         "is suitable",
     ]
-
-
-def test_job_in_no_gang_has_no_such_explanation() -> None:
-    pool = pool_after(JobSubmitted(job()))
-
-    assert explain_gang(pool, pool.jobs[JobId("j")]) == []
-    assert assign(pool) == []

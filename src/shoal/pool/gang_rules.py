@@ -77,18 +77,18 @@ def waiting_reason(pool: PoolState, gang: OpenGang) -> str:
     return f"{_needed(pool, gang)}: {', '.join(_machine_reasons(pool, gang))}"
 
 
-def explain_gang(pool: PoolState, job: OpenJob) -> list[str]:
-    """Return where the members of a job's gang run, and why others wait.
+def explain_gang(
+    pool: PoolState, gang: OpenGang, own: int | None = None, noun: str = "rank"
+) -> list[str]:
+    """Return where the members of a gang run, and why others wait.
 
-    Names workers, but not the jobs of other members.
+    ``own`` is the rank of the job that is explained, and ``noun`` what ranks are
+    called.  Names workers, but not the jobs of other members.
     """
-    gang = job.gang
-    if gang is None:
-        return []
     lines = []
     for rank in sorted(gang.members)[:LISTED_MAX]:
-        whose = " (this job)" if rank == job.rank else ""
-        lines.append(f"rank {rank} of {gang.size}{whose}: {_place(gang, rank)}")
+        whose = " (this job)" if rank == own else ""
+        lines.append(f"{noun} {rank} of {gang.size}{whose}: {_place(gang, rank)}")
     if (more := len(gang.members) - LISTED_MAX) > 0:
         waiting = len(gang.waiting)
         lines.append(f"and {more} more; in all, {waiting} of {gang.size} wait")

@@ -155,7 +155,7 @@ async def explain_job(
     pool = gateway.hub.pool
     opened = pool.jobs.get(stored.job.id)
     if opened is not None and opened.gang is not None:
-        lines += explain_gang(pool, opened)
+        lines += explain_gang(pool, opened.gang, opened.rank)
     elif opened is not None and opened.worker_id is None:
         lines.append(f"still waiting: {no_worker_reason(pool, opened)}")
     if (delivery := await gateway.store.webhooks.state_of(stored.job.id)) is not None:

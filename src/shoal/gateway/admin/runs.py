@@ -10,8 +10,8 @@ from shoal.domain.job import GANG_MAX
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.runs import RUNS, story_lines
-from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.explanation import explain, explain_remark
+from shoal.pool.gang_rules import explain_gang
 from shoal.store.port import StoredJob
 from shoal.training.run_token import ID_SIZE, member_key
 
@@ -60,11 +60,8 @@ async def explain_run(
         lines += [explain_remark(at, text) for at, text in story]
     lines.sort(key=lambda line: line.partition("  ")[0])  # stable
     pool = gateway.hub.pool
-    for node, member in enumerate(members):
-        open_job = pool.jobs.get(member.job.id)
-        if open_job is not None and open_job.worker_id is None:
-            reason = no_worker_reason(pool, open_job)
-            lines.append(f"machine {node} is still missing: {reason}")
+    if (gang := pool.gangs.get(run_id)) is not None:
+        lines += explain_gang(pool, gang, noun="machine")
     return lines[-LINES_MAX:]
 
 
