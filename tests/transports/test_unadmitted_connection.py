@@ -90,7 +90,10 @@ def test_a_head_has_a_limit_of_size() -> None:
 
         assert fits.transport.written == b""
         assert fits.connection.refusal == ""
-        assert exceeds.transport.written.startswith(b"HTTP/1.1 431 ")
+        refusal = exceeds.transport.written
+        assert refusal.startswith(b"HTTP/1.1 431 ")
+        exceeds.receive(HELD_AT_MOST)
+        assert exceeds.transport.written == refusal  # once
         assert exceeds.behind.received == b""
         assert not exceeds.transport.aborted  # until its peer has read that
         await asyncio.sleep(LINGER)
@@ -116,6 +119,30 @@ def test_a_head_has_a_limit_of_time() -> None:
         await asyncio.sleep(LINGER)
         assert slow.transport.aborted
         assert (quick.transport.written, quick.transport.aborted) == (b"", False)
+
+    run(script)
+
+
+def test_what_follows_a_head_counts_and_the_head_does_not() -> None:
+    async def script(strangers: Strangers) -> None:
+        opened = Opened(strangers)
+
+        opened.connection.data_received(HEAD + bytes(100))
+
+        assert strangers.held == 100 + PIECE_OVERHEAD
+
+    run(script)
+
+
+def test_data_that_is_under_way_when_the_peer_is_admitted_arrives() -> None:
+    async def script(strangers: Strangers) -> None:
+        opened = Opened(strangers)
+        opened.connection.admit()
+
+        opened.connection.data_received(HEAD)
+
+        assert opened.behind.received == HEAD
+        assert strangers.held == 0
 
     run(script)
 

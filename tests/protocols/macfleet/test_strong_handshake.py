@@ -27,6 +27,7 @@ from shoal.protocols.macfleet.handshake import (
     HandshakeSettings,
     HandshakeStrength,
 )
+from shoal.protocols.macfleet.strong_handshake import SealedVerdict, decide
 from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
 from shoal.transports.clock import LoopClock
 from store.in_memory import memory_store
@@ -289,3 +290,8 @@ def test_garbage_is_rejected(
     end.hear(data)
 
     assert end.agreed is None
+
+
+def test_a_verdict_promises_no_proof_unless_it_says_so() -> None:
+    assert not decide(node("a")).proves
+    assert not SealedVerdict().proves
