@@ -3,8 +3,9 @@
 A node over a real WebSocket answers with 25 chunks, 20 ms apart; eight clients ask it,
 one chat after the other.  Meanwhile another process floods the coordinator
 (tests/attacks/flooding.py): with chats of 14 MiB or with 16,000 images on four
-connections, with compressed bodies, with messages of 100,000 function calls, or as
-sixty connections that send one byte at a time.  The control has no flood: a process
+connections, with compressed bodies, with messages of 100,000 function calls, with
+twenty streams that it leaves unread, or as sixty connections that send one byte at a
+time.  The control has no flood: a process
 burns as much CPU time as the flood and what the coordinator did for it.
 """
 
@@ -33,7 +34,7 @@ CLIENTS = 8
 WINDOW = 6.0  # seconds
 CHUNKS, PACE = 25, 0.02  # of an answer, and seconds between two
 TURN = 0.01  # seconds, of which the control burns a part
-KINDS = ("chats", "images", "bombs", "calls", "slow")
+KINDS = ("chats", "images", "bombs", "calls", "unread", "slow")
 
 # Those of the flood.
 KEY = "sk-test-uZ5kq2Xv8RbN4tYw7Hc3"

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from aiohttp import ClientError, ClientSession
+from aiohttp import ClientError, ClientSession, ClientWebSocketResponse
 
 from attacks.lan import MAC, mac
 from attacks.raw import TEXT, Wire, frame, post, request, upgrade, wire
@@ -26,6 +26,9 @@ from shoal.protocols.tealenet.codec.envelope import encode
 
 MIB = 1 << 20
 AT_ONCE = 4  # connections of a flood
+STREAMS = 20  # that nobody reads
+PIECE, PIECE_EVERY = 16 << 10, 0.02  # bytes of each, and seconds between two
+UNREAD = "unread"  # the model that answers them
 SLOW = 60  # connections of peers that send or read hardly anything
 FLEET_HUB = "hub"
 
@@ -117,6 +120,49 @@ async def fleet(url: str) -> None:
         tell()
 
 
+async def unread(url: str) -> None:
+    """Ask for streams and read none of them, while a worker writes all the time."""
+    pool = Pool(url, BARE, BARE)
+    asked = {
+        "model": UNREAD,
+        "stream": True,
+        "messages": [{"role": "user", "content": "?"}],
+    }
+    body = json.dumps(asked).encode()
+    chat = post(
+        "Content-Type: application/json", f"Content-Length: {len(body)}", body=body
+    )
+    node = address(UNREAD, UNREAD, slots=str(STREAMS))
+    open_tasks = set[int]()
+
+    async def ask() -> None:
+        while True:
+            async with wire(pool, deaf=True) as bare:
+                await bare.send(chat)
+                await bare.head()
+                tell()
+                while not bare.writer.is_closing():
+                    await asyncio.sleep(PIECE_EVERY)
+                    await bare.send(b"\r\n")  # fails once the other end has hung up
+
+    async def listen(socket: ClientWebSocketResponse) -> None:
+        async for message in socket:
+            task = json.loads(message.data)
+            change = open_tasks.discard if "stop" in task else open_tasks.add
+            change(task["id"])
+
+    async def write(socket: ClientWebSocketResponse) -> None:
+        while True:
+            for task in [*open_tasks]:
+                await socket.send_bytes(task.to_bytes(4, "big") + b"x" * PIECE)
+            await asyncio.sleep(PIECE_EVERY)
+
+    async with ClientSession() as session, session.ws_connect(url + node) as socket:
+        await asyncio.gather(
+            listen(socket), write(socket), *(ask() for _ in range(STREAMS))
+        )
+
+
 async def slow(url: str) -> None:
     """Stay below every limit of time, on many connections, in every way there is."""
     pool = Pool(url, BARE, BARE)
@@ -143,6 +189,7 @@ KINDS: dict[str, Callable[[str], Awaitable[None]]] = {
     each.__name__: each
     for each in (
         *(chats, images, bombs, calls, providers, macs, fleet),
+        unread,
         slow,
     )
 }

@@ -15,6 +15,7 @@ from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd
 from shoal.transports.link import LinkClosed
 from shoal.transports.local_link import LocalLink, local_links
+from shoal.transports.loop_share import LoopShare
 from shoal.transports.outbox import OUTBOX_MAX
 from shoal.transports.strangers import Strangers
 
@@ -303,8 +304,10 @@ async def test_only_members_are_served_beyond_the_loops_share(
     monkeypatch.setattr(StandingRelay, "first", standing)
     exchange = RelayRun(StandingRelay)
     used = chain([0.0] * 4, count(0.0, 1000.0))  # seconds of CPU: then 1000 a turn
+    clock = LoopClock()
+    strangers = Strangers(share=LoopShare(clock, meter=lambda: next(used)))
     exchange.switching = RelayRunner(
-        "test", exchange.switch, LoopClock(), Strangers(), lambda: next(used)
+        "test", exchange.switch, clock, strangers, lambda: next(used)
     )
     first, member = await exchange.connect(), await exchange.connect()
     for each in (first, member):  # the first turn is that of a stranger

@@ -1,15 +1,29 @@
 """The accounts of strangers, without sockets."""
 
 import asyncio
+import socket
+import ssl
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
+from shoal.transports.clock import LoopClock
+from shoal.transports.loop_share import LoopShare
 from shoal.transports.strangers import (
+    ENTERING_FROM_NETWORK_MAX,
     MESSAGE_MAX,
     PER_ADDRESS_MAX,
+    LeftEarly,
     Stranger,
     Strangers,
 )
+from shoal.transports.tcp import TcpLink
+from shoal.transports.tcp_server import ConnectionPolicy, tcp_listener
 from shoal.transports.unadmitted_connection import UnadmittedConnection
+from transports.certificates import issue
+from transports.manual_clock import ManualClock, settle
 
 
 class Crowd:
@@ -121,6 +135,21 @@ class FakeTransport(asyncio.Transport):
         self.protocol: asyncio.BaseProtocol | None = None
         self.aborted = False
         self.written = b""
+        self.resumed = 0
+        self._reading = True
+
+    def is_closing(self) -> bool:
+        return False
+
+    def is_reading(self) -> bool:
+        return self._reading
+
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        self._reading = True
+        self.resumed += 1
 
     def abort(self) -> None:
         self.aborted = True
@@ -191,3 +220,157 @@ async def test_body_is_no_head_wherever_the_head_ends() -> None:
         assert len(behind.received) > 2 * len(body)
         assert not transport.written
         connection.connection_lost(None)
+
+
+class Meter:
+    """Strangers with a share of 0.1 and 1 s at once, by clocks that a test sets."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.accepting = LoopShare(self.clock, 0.1, 1.0, self.clock.cpu)
+        share = LoopShare(self.clock, 0.1, 1.0, self.clock.cpu)
+        self.strangers = Strangers(share=share, accepting=self.accepting)
+        self.share = share
+
+    def use(self, seconds: float) -> None:
+        self.clock.used += seconds
+
+
+async def test_what_a_stranger_costs_is_charged_until_it_is_admitted() -> None:
+    meter = Meter()
+    _transport, connection, _behind = opened(meter.strangers)
+
+    connection.run(meter.use, 2.0)
+    assert meter.share.is_spent
+    connection.admit()
+
+    assert not meter.share.is_spent
+    connection.run(meter.use, 2.0)
+    assert not meter.share.is_spent
+
+
+async def test_what_a_stranger_cost_that_left_stays_charged() -> None:
+    meter = Meter()
+    transport, connection, _behind = opened(meter.strangers)
+
+    connection.run(meter.use, 2.0)
+    transport.lose()
+
+    assert meter.share.is_spent
+
+
+async def test_stranger_is_not_read_until_its_turn() -> None:
+    meter = Meter()
+    transport, connection, _behind = opened(meter.strangers)
+    meter.share.charge("192.0.2.9", 2.0)
+
+    connection.data_received(b"G")
+    assert not transport.is_reading()
+    await meter.clock.advance(9.0)
+    assert not transport.is_reading()
+    await meter.clock.advance(2.0)
+
+    assert transport.is_reading()
+    connection.connection_lost(None)
+
+
+async def test_admitted_peer_is_read_at_once() -> None:
+    meter = Meter()
+    transport, connection, _behind = opened(meter.strangers)
+    meter.share.charge("192.0.2.9", 2.0)
+    connection.data_received(b"G")
+
+    connection.admit()
+
+    assert transport.is_reading()
+    await meter.clock.advance(20.0)
+    assert transport.resumed == 1
+
+
+async def test_connection_is_opened_in_its_turn_unless_the_peer_has_left() -> None:
+    meter = Meter()
+    meter.share.charge("192.0.2.9", 2.0)
+    opened_for = list[str]()
+
+    async def enter(name: str, sock: socket.socket) -> None:
+        stranger = meter.strangers.add("192.0.2.1", lambda reason: None)
+        try:
+            async with meter.strangers.entering(stranger, sock, secure=False):
+                opened_for.append(name)
+        finally:
+            stranger.leave()
+
+    async with asyncio.TaskGroup() as tasks:
+        with ExitStack() as stack:
+            ends = [socket.socketpair() for _ in range(2)]
+            for mine, _theirs in ends:
+                mine.setblocking(False)
+                stack.enter_context(mine)
+            waiting = [
+                tasks.create_task(suppressed(enter(name, mine)))
+                for name, (mine, _) in zip(("stays", "leaves"), ends, strict=True)
+            ]
+            await settle()
+            assert opened_for == []
+            ends[1][1].close()
+            await meter.clock.advance(30.0)
+            await asyncio.gather(*waiting)
+            ends[0][1].close()
+
+    assert opened_for == ["stays"]
+
+
+async def suppressed(work: Coroutine[None, None, None]) -> None:
+    with suppress(LeftEarly):
+        await work
+
+
+async def test_connections_beyond_a_networks_queue_are_refused() -> None:
+    meter = Meter()
+    meter.share.charge("192.0.2.9", 2.0)
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        mine.setblocking(False)
+        tasks = []
+        for _ in range(ENTERING_FROM_NETWORK_MAX):
+            stranger = meter.strangers.add("127.0.0.1", lambda reason: None)
+            entering = meter.strangers.entering(stranger, mine, secure=False)
+            tasks.append(asyncio.create_task(entering.__aenter__()))
+        await settle()
+
+        assert not meter.strangers.may_enter("127.0.0.1")
+        assert meter.strangers.may_enter("127.0.0.2")
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert meter.strangers.may_enter("127.0.0.1")
+
+
+def test_tls_handshake_is_charged_and_paid_back_at_admission(
+    run: Callable[[Callable[[], Coroutine[Any, Any, None]]], None], tmp_path: Path
+) -> None:
+    certificate = issue(tmp_path)
+
+    async def scenario() -> None:
+        share = LoopShare(LoopClock(), 1e-9, 0.0, time.thread_time)
+        was_spent = list[bool]()
+
+        async def serve(link: TcpLink) -> None:
+            was_spent.append(share.is_spent)
+            link.admit()
+            was_spent.append(share.is_spent)
+
+        policy = ConnectionPolicy(
+            certificate.presented, strangers=Strangers(share=share)
+        )
+        trusted = ssl.create_default_context(cafile=certificate.authority)
+        async with tcp_listener("127.0.0.1", 0, serve, policy) as bound:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", bound.port, ssl=trusted
+            )
+            assert await reader.read() == b""
+            writer.close()
+
+        assert was_spent == [True, False]
+
+    run(scenario)

@@ -67,7 +67,7 @@ from shoal.store.port import Store
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import http_listener, public_url
-from shoal.transports.strangers import Strangers
+from shoal.transports.strangers import bounded_strangers
 from shoal.worker.hardware import this_machine
 
 SIGNATURES_INLINE_MAX = (
@@ -187,11 +187,11 @@ async def run_coordinator(
             *(hub, clock, admission, policy, sharing, gateway.directory),
             share=gateway.bodies.share,
         )
-        strangers = Strangers()  # on all ports
+        strangers = bounded_strangers(clock)  # on all ports
         websockets = WebSocketRouter(
             clock, admission, endpoints, peers.serve, strangers
         )
-        app = make_app(gateway, websockets.handle)
+        app = make_app(gateway, websockets.handle, strangers)
         network = NetworkContext(
             *(peers.serve, admission, clock, Random(), config.host),
             None if https is None else https.presented,

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -19,6 +20,7 @@ from shoal.protocols.seam.relay import RelayRoute
 from shoal.transports import websocket
 from shoal.transports.clock import Clock
 from shoal.transports.strangers import BY_STRANGER, Strangers
+from shoal.transports.websocket import WebSocketLink
 
 CLOSE_TIMEOUT = 3.0  # seconds that connections get to close
 RELAYED_IDLE_MAX = 120.0  # seconds that a relayed connection may be idle
@@ -139,7 +141,8 @@ class WebSocketRouter:
             self._strangers,
             route.idle_max,
         )
-        await self._run_in_task(self._serve(wire, accepted.session, link), tasks)
+        serve = partial(self._serve, wire, accepted.session, link)
+        await self._run_in_task(serve, link, tasks)
         return response
 
     async def _relay(
@@ -153,15 +156,18 @@ class WebSocketRouter:
         link, response = await websocket.accept(
             request, {}, route.message_max, self._strangers, RELAYED_IDLE_MAX
         )
-        await self._run_in_task(switching.serve(link, hello), tasks)
+        await self._run_in_task(partial(switching.serve, link, hello), link, tasks)
         return response
 
     async def _run_in_task(
-        self, serve: Coroutine[Any, Any, object], tasks: asyncio.TaskGroup
+        self,
+        serve: Callable[[], Coroutine[Any, Any, object]],
+        link: WebSocketLink,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         # In a separate task, because aiohttp cancels a handler whose connection is
         # lost, before the peer's last messages are read.
-        serving = tasks.create_task(serve)
+        serving = tasks.create_task(self._strangers.meter(serve, link.charge))
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
         await asyncio.shield(serving)

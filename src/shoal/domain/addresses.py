@@ -1,6 +1,7 @@
 """Classification of IP addresses by their text alone."""
 
 import ipaddress
+from functools import lru_cache
 
 LOOPBACK_NAME = "localhost"
 NETWORK_OF_ONE = 48  # bits of an IPv6 address that one subscriber cannot choose
@@ -22,6 +23,7 @@ def is_own_host(host: str) -> bool:
     return host == LOOPBACK_NAME or is_loopback(host)
 
 
+@lru_cache(maxsize=4096)
 def network_key(address: str) -> str:
     """Return the key that groups a client's addresses: for IPv6, its network."""
     try:

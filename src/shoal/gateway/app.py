@@ -23,6 +23,7 @@ from shoal.gateway.openapi import DOCUMENT, EncodedDocument
 from shoal.gateway.operations import OPERATIONS
 from shoal.gateway.runs import RUNS, RUNS_PATH, HostedRuns
 from shoal.transports import http_server
+from shoal.transports.strangers import Strangers
 
 __all__ = ["Gateway", "make_app"]
 
@@ -37,9 +38,12 @@ OWN_WEBSOCKETS = (CALLS_PATH, RUNS_PATH)
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
+def make_app(
+    gateway: Gateway, upgrade: Handler, strangers: Strangers | None = None
+) -> web.Application:
     """Build the application; ``upgrade`` handles WebSocket requests at other paths.
 
+    Requests without a credential have the share of the loop of ``strangers``.
     Serve it with ``handler_cancellation``: a job ends when its client disconnects.
     """
     metrics = PrometheusMetrics(gateway.hub.pool, gateway.calls)
@@ -47,8 +51,20 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
     subscriptions = EventSubscriptions()
     gateway.hub.subscribe(subscriptions.on_fact)
 
+    everyone = Strangers() if strangers is None else strangers
+
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if gateway.access.recognizes(request):
+            return await respond(request, handler)
+        return await http_server.answer_stranger(
+            request,
+            gateway.proxies.address_of(request),
+            everyone,
+            lambda: respond(request, handler),
+        )
+
+    async def respond(request: web.Request, handler: Handler) -> web.StreamResponse:
         wanted = request.headers.get("Upgrade", "").lower()
         if wanted == "websocket" and not request.path.startswith(OWN_WEBSOCKETS):
             return await _handle_upgrade(gateway, request, upgrade)

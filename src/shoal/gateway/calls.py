@@ -32,6 +32,7 @@ from shoal.transports.loop_share import LARGE, LoopShare
 CALLS_PATH = "/v1/calls"
 MESSAGE_MAX = (64 << 20) + (1 << 16)  # bytes: about what workers of any wire accept
 ITEMS_AT_ONCE = 256  # items of a message handled together: about 5 ms
+MANY_ITEMS = 1024  # of a message, as many as Shoal's clients send: more wait for turns
 PING_EVERY = 20.0  # seconds
 CLOSE_TIMEOUT = 2.0  # seconds for the client's half of the closing handshake
 POLICY_VIOLATION = 1008  # WebSocket close codes (RFC 6455, section 7.4.1)
@@ -122,10 +123,15 @@ async def _read(
             else:
                 async with share.turn(owner):
                     items = decode_items(message.data)
-            session.receive(items[:ITEMS_AT_ONCE])
-            for begin in range(ITEMS_AT_ONCE, len(items), ITEMS_AT_ONCE):
-                await asyncio.sleep(0)  # others get their turn
-                session.receive(items[begin : begin + ITEMS_AT_ONCE])
+            for begin in range(0, len(items) or 1, ITEMS_AT_ONCE):
+                some = items[begin : begin + ITEMS_AT_ONCE]
+                if len(items) > MANY_ITEMS:
+                    async with share.turn(owner):
+                        session.receive(some)
+                    continue
+                if begin:
+                    await asyncio.sleep(0)  # others get their turn
+                session.receive(some)
         except ClientError as error:
             await _close(socket, INVALID_DATA, str(error))
             return

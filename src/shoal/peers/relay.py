@@ -20,18 +20,17 @@ from shoal.protocols.seam.relay import (
 )
 from shoal.protocols.seam.session import CloseCode, Data
 from shoal.transports.clock import Clock, DeadlineTimer
-from shoal.transports.cpu_share import CpuShare
 from shoal.transports.driver import READS_IN_A_ROW, STOPPED_READING, ConnectionEnd
 from shoal.transports.link import BudgetedLink, Link, LinkClosed
 from shoal.transports.local_link import local_links
+from shoal.transports.loop_share import LoopShare
 from shoal.transports.outbox import OUTBOX_MAX
 from shoal.transports.strangers import BY_STRANGER, MESSAGE_MAX, Strangers
 
 HELD_BY_MEMBERS_MAX = 128 << 20  # bytes of all messages that they have begun to send
 HELD_BY_GUESTS_MAX = 32 << 20
-STRANGERS_SHARE = 0.05  # of a core
-GUESTS_SHARE = 0.25  # whoever opens a relay wants it to be used
-SHARE_BURST = 0.5  # seconds of a share at once
+GUESTS_SHARE = 0.25  # of a core: whoever opens a relay wants it to be used
+GUESTS_BURST = 0.5  # seconds of it at once
 HOST_COSTS: Mapping[RelayStanding, float] = {
     RelayStanding.STRANGER: 0.0,  # it has no way there
     RelayStanding.PENDING: 1e-3,  # mostly a handshake
@@ -85,8 +84,8 @@ class RelayRunner:
 
     Each link has a task that reads; the outputs of the machine are written at once, in
     one write per receiving link.  A link that stops reading is disconnected.  Until the
-    coordinator admits a peer, it is one of ``strangers``, or of the relay's guests, who
-    have a bounded share of the event loop's time.  ``cpu`` is as in ``CpuShare``.
+    coordinator admits a peer, it is one of ``strangers``, with their share of the loop,
+    or of the relay's guests, who have a share of their own; ``cpu`` is its meter.
     """
 
     def __init__(
@@ -111,11 +110,10 @@ class RelayRunner:
             RelayStanding.GUEST: (guests, None),
             RelayStanding.MEMBER: (members, None),
         }
-        of_strangers = CpuShare(clock, STRANGERS_SHARE, SHARE_BURST, cpu)
-        self._shares: Mapping[RelayStanding, CpuShare | None] = {
-            RelayStanding.STRANGER: of_strangers,
-            RelayStanding.PENDING: of_strangers,
-            RelayStanding.GUEST: CpuShare(clock, GUESTS_SHARE, SHARE_BURST, cpu),
+        self._shares: Mapping[RelayStanding, LoopShare | None] = {
+            RelayStanding.STRANGER: strangers.share,
+            RelayStanding.PENDING: strangers.share,
+            RelayStanding.GUEST: LoopShare(clock, GUESTS_SHARE, GUESTS_BURST, cpu),
             RelayStanding.MEMBER: None,
         }
         self._timer = DeadlineTimer(clock, lambda: machine.deadline, self._tick)
@@ -184,17 +182,19 @@ class RelayRunner:
                         size = sum(map(len, batch))
                         held = nullcontext() if limits is None else limits.holding(size)
                         with held:
-                            await share.wait(network)
-                        with share.turn():
-                            outputs = machine.receive(number, batch, now())
-                            self._perform(outputs)
-                        share.charge(
-                            HOST_COSTS[standing] * self._count_for_host(outputs)
-                        )
+                            async with share.turn(network):
+                                if relayed.ended.done():
+                                    return
+                                outputs = machine.receive(number, batch, now())
+                                self._perform(outputs)
+                        cost = HOST_COSTS[standing] * self._count_for_host(outputs)
+                        share.charge(network, cost)
                     if (now_is := machine.standing(number)) is not standing:
                         standing = now_is
                         if limits is not None:
-                            limits.share_budget(*self._budgets[standing])
+                            budget, message_max = self._budgets[standing]
+                            admitted = standing is RelayStanding.MEMBER
+                            limits.share_budget(budget, message_max, admitted=admitted)
                     if (pause := machine.read_delay(number, now())) > 0:
                         await asyncio.sleep(pause)
                 # Yield: a link that always has data never waits.

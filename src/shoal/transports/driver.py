@@ -207,7 +207,8 @@ class Driver(Generic[In, Out]):
         receive: Callable[[Arrived, float], Sequence[In | Output]],
         data_of: Callable[[Any], Sized] | None = None,
     ) -> None:
-        share = self._share
+        share, link = self._share, self._link
+        strange = link if isinstance(link, LimitingLink) else None
         try:
             while not self._over:
                 handled = 0
@@ -215,7 +216,9 @@ class Driver(Generic[In, Out]):
                     batch = await arrive()
                     handled += len(batch)
                     parts = batch if data_of is None else map(data_of, batch)
-                    if share is None or sum(map(len, parts)) < LARGE:
+                    if strange is not None and strange.is_stranger:
+                        strange.run(self._handle, receive, batch)
+                    elif share is None or sum(map(len, parts)) < LARGE:
                         self._perform(receive(batch, self._clock.now()))
                     else:
                         async with share.turn(self):
@@ -231,6 +234,13 @@ class Driver(Generic[In, Out]):
             self._end_by_peer(_protocol_broken(error))
         except Exception as error:
             self._end(error)
+
+    def _handle(
+        self,
+        receive: Callable[[Arrived, float], Sequence[In | Output]],
+        batch: Arrived,
+    ) -> None:
+        self._perform(receive(batch, self._clock.now()))
 
     def _on_messages(
         self, session: FramedSession[In], messages: Sequence[FramedMessage]

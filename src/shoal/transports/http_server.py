@@ -5,19 +5,28 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from shoal.domain.addresses import network_key
 from shoal.domain.errors import ConfigError
+from shoal.transports.acceptor import accepted, listen
 from shoal.transports.mdns import addresses_of
 from shoal.transports.port_user import port_user
-from shoal.transports.strangers import MESSAGE_TIMEOUT, Strangers
+from shoal.transports.strangers import (
+    MESSAGE_TIMEOUT,
+    REQUEST_COST,
+    Stranger,
+    Strangers,
+)
 from shoal.transports.unadmitted_connection import UnadmittedConnection
 
-BACKLOG = 2048  # connections that may wait to be accepted; fewer and bursts are dropped
 IDLE_MAX = 75.0  # seconds that a connection may take over the head of a request
 SHUTDOWN_TIMEOUT = 1.0  # seconds that requests get to end when the port is closed
 PORT_MAX = 65_535
@@ -63,33 +72,153 @@ async def http_listener(
     )
     await runner.setup()
     try:
-        serve = runner.server
-        assert serve is not None, "the runner is set up"
         try:
-            # In place of a TCPSite, which would leave no room before aiohttp.
-            server = await asyncio.get_running_loop().create_server(
-                lambda: UnadmittedConnection(strangers, serve()),
-                *(host, port),
-                backlog=BACKLOG,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else MESSAGE_TIMEOUT,
-            )
+            listeners = await listen(host, port, all_addresses=True)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {host} port {port}: "
                 f"{describe_bind_error(error, port)}; "
                 "choose another --port (0 lets the system choose) or --host"
             ) from error
-        try:
-            yield server.sockets[0].getsockname()[1]
-        finally:
-            server.close()
+        assert runner.server is not None, "the runner is set up"
+        opener = _Opener(runner.server, tls, strangers)
+        async with asyncio.TaskGroup() as tasks:
+            accepting = [
+                tasks.create_task(
+                    strangers.meter_accepting(partial(opener.accept, listener))
+                )
+                for listener in listeners
+            ]
+            try:
+                yield listeners[0].getsockname()[1]
+            finally:
+                for each in accepting:
+                    each.cancel()
     finally:
         await runner.cleanup()
 
 
+class _Opener:
+    """Opens the connections of an HTTP port.
+
+    In place of asyncio's server, which would accept all that wait at once.
+    """
+
+    def __init__(
+        self,
+        serve: web.Server,
+        tls: ssl.SSLContext | None,
+        strangers: Strangers,
+    ) -> None:
+        self._serve = serve
+        self._strangers = strangers
+        self._limits: dict[str, Any] = {}
+        if tls is not None:
+            self._limits = {"ssl": tls, "ssl_handshake_timeout": MESSAGE_TIMEOUT}
+            strangers.meter_handshakes(tls)
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Open the connections to a listener until cancelled."""
+        strangers, opening = self._strangers, set[asyncio.Task[None]]()
+        with listener:
+            async with asyncio.TaskGroup() as tasks:
+                try:
+                    async for sock, address in accepted(listener, strangers):
+                        if strangers.has_room(address):
+                            self._begin(tasks, opening, sock, address)
+                        else:
+                            sock.close()
+                finally:
+                    for each in opening:
+                        each.cancel()
+
+    def _begin(
+        self,
+        tasks: asyncio.TaskGroup,
+        opening: set[asyncio.Task[None]],
+        sock: socket.socket,
+        address: str,
+    ) -> None:
+        """Open a connection in a task."""
+        strangers, loop = self._strangers, asyncio.get_running_loop()
+        # In another iteration: a task that has not begun closes no socket.
+        stranger = strangers.add(address, lambda reason: loop.call_soon(task.cancel))
+        work = partial(self._open, sock, stranger)
+        task = tasks.create_task(strangers.meter(work, stranger.charge))
+        opening.add(task)
+        task.add_done_callback(opening.discard)
+
+    async def _open(self, sock: socket.socket, stranger: Stranger) -> None:
+        secure = bool(self._limits)
+        try:
+            async with self._strangers.entering(stranger, sock, secure=secure):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: UnadmittedConnection(
+                        self._strangers, self._serve(), stranger
+                    ),
+                    sock,
+                    **self._limits,
+                )
+        except BaseException as error:
+            stranger.leave()
+            sock.close()
+            # It may have left, or speak no TLS.
+            if not isinstance(error, (OSError, TimeoutError)):
+                raise
+
+
+@dataclass(slots=True)
+class Passage:
+    """Whether a request that began as a stranger's has been admitted."""
+
+    admitted: bool = False
+
+
+PASSAGE = web.RequestKey("passage", Passage)
+
+
+async def answer_stranger(
+    request: web.Request,
+    address: str,
+    strangers: Strangers,
+    respond: Callable[[], Coroutine[Any, Any, web.StreamResponse]],
+) -> web.StreamResponse:
+    """Answer a request of a client at ``address`` that shows no credential.
+
+    It waits for its turn in the strangers' share of the loop, and is charged the CPU
+    time that answering takes, unless that admits the client.
+    """
+    if (share := strangers.share) is None:
+        return await respond()
+    network = network_key(address)
+    if share.is_spent:
+        await share.wait(network)
+    # A clone of the request has it as well.
+    passage = request[PASSAGE] = Passage()
+    spent = 0.0
+
+    def charge(took: float) -> None:
+        nonlocal spent
+        if passage.admitted:
+            return
+        if (unadmitted := UnadmittedConnection.of(request.transport)) is not None:
+            unadmitted.charge(took)
+        else:
+            spent += took
+            share.charge(network, took)
+
+    try:
+        charge(REQUEST_COST)
+        return await strangers.meter(respond, charge)
+    finally:
+        if passage.admitted:
+            share.charge(network, -spent)
+
+
 def admit(request: web.Request) -> None:
     """Lift the limits of a stranger from the connection of a request."""
+    if (passage := request.get(PASSAGE)) is not None:
+        passage.admitted = True
     if (unadmitted := UnadmittedConnection.of(request.transport)) is not None:
         unadmitted.admit()
 

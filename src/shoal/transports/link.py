@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
 from shoal.protocols.seam.session import Batch, Data
 from shoal.transports.strangers import Strangers
+
+T = TypeVar("T")
 
 CLOSE_TIMEOUT = 2.0  # seconds to wait for the peer's half of the closing handshake
 CONNECT_TIMEOUT = 10.0  # seconds
@@ -63,6 +65,10 @@ class LimitingLink(Protocol):
         """Lift the limits of a stranger.  Safe to call twice."""
         ...
 
+    def run(self, call: Callable[..., T], *args: object) -> T:
+        """Call, and charge a stranger the CPU time that it takes."""
+        ...
+
 
 @runtime_checkable
 class BudgetedLink(LimitingLink, Protocol):
@@ -73,11 +79,16 @@ class BudgetedLink(LimitingLink, Protocol):
         ...
 
     def share_budget(
-        self, strangers: Strangers, message_max: int | None = None
+        self,
+        strangers: Strangers,
+        message_max: int | None = None,
+        *,
+        admitted: bool = False,
     ) -> None:
         """Count the peer among ``strangers``, with another limit of a message.
 
-        ``message_max`` is in bytes; None: as large as the wire allows.
+        ``message_max`` is in bytes; None: as large as the wire allows.  What an
+        ``admitted`` peer has cost is paid back.
         """
         ...
 

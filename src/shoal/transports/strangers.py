@@ -1,15 +1,27 @@
-"""What connections may hold before anyone has admitted the peer at their other end.
+"""What connections may cost before anyone has admitted the peer at their other end.
 
 Whoever reaches a port can connect, and begin a message that never ends.  Until a
 credential was accepted, or the peer has joined where none is asked for, it is a
-*stranger*: all strangers share a small budget of memory.  An admitted peer is limited
-by its wire alone.
+*stranger*: all strangers share a small budget of memory, and of CPU time.  Those of a
+program have both together, on all ports.  An admitted peer is limited by its wire
+alone, and what it had cost before is paid back.
 """
 
+import asyncio
+import socket
+import ssl
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from shoal.domain.addresses import is_loopback, network_key
+from shoal.transports.clock import Clock
+from shoal.transports.loop_share import LoopShare
+from shoal.transports.stepwise_meter import StepwiseMeter
+
+T = TypeVar("T")
 
 MESSAGE_MAX = 64 << 10  # bytes of one message, or of the head of a request
 MESSAGE_TIMEOUT = 10.0  # seconds from the first byte of a message to its last
@@ -17,6 +29,17 @@ HELD_MAX = 32 << 20  # bytes of all strangers together
 STRANGERS_MAX = 8192  # connections
 PER_ADDRESS_MAX = 64  # connections; loopback is exempt, for proxies connect from there
 PIECE_OVERHEAD = 64  # bytes of memory for a piece, besides its data
+ACCEPTING_SHARE = 0.02  # of a core, to accept connections
+ACCEPTING_BURST = 0.05  # seconds of it at once
+STRANGERS_SHARE = 0.025  # of a core, for all else that they cause
+STRANGERS_BURST = 0.2  # seconds of it at once
+ENTERING_MAX = 1024  # accepted connections that wait for their turn
+ENTERING_FROM_NETWORK_MAX = 256  # of a network; for they come from there, of loopback
+CONNECTION_COST = 0.5e-3  # seconds, about, that are not measured: to open and close
+TLS_COST = 1e-3  # and for TLS, besides the handshake
+READ_COST = 20e-6  # and to notice that something can be read
+REQUEST_COST = 0.15e-3  # and to pass a request on, and to write its answer
+HANDSHAKE_COST = 2e-3  # seconds of a TLS handshake, until it is known
 
 BY_STRANGER: Mapping[str, object] = {"by_stranger": True}
 """The ``extra`` of log records that strangers cause: as many as they like."""
@@ -25,21 +48,93 @@ OVER_BUDGET = "strangers hold too much memory, and this one most"
 TOO_MANY = "too many connections that nobody admitted, and this one is the oldest"
 
 
+class LeftEarly(ConnectionError):
+    """A peer has closed its connection before that was opened."""
+
+
 class Stranger:
-    """The account of one connection; ``held`` is in bytes.
+    """The account of one connection: ``held`` is in bytes, ``spent`` in seconds.
 
     ``drop`` ends the connection at once, and takes the reason.
     """
 
-    __slots__ = ("_strangers", "drop", "held", "network")
+    __slots__ = (
+        "_admitted",
+        "_paced",
+        "_strangers",
+        "drop",
+        "held",
+        "network",
+        "spent",
+    )
 
     def __init__(
-        self, strangers: "Strangers", address: str, drop: Callable[[str], None]
+        self,
+        strangers: "Strangers",
+        address: str,
+        drop: Callable[[str], object],
     ) -> None:
         self.network = network_key(address)
         self.drop = drop
         self.held = 0
+        self.spent = 0.0
         self._strangers: Strangers | None = strangers
+        self._admitted = False
+        # The transport that is not read until it is this one's turn, and that turn.
+        self._paced: tuple[asyncio.ReadTransport, asyncio.Future[None]] | None = None
+
+    def run(self, call: Callable[..., T], *args: object) -> T:
+        """Call, and charge the CPU time that it takes, unless that admits the peer."""
+        share = None if self._strangers is None else self._strangers.share
+        if share is None:
+            return call(*args)
+        began = share.meter()
+        try:
+            return call(*args)
+        finally:
+            if not self._admitted:
+                took = share.meter() - began + READ_COST
+                self.spent += took
+                share.charge(self.network, took)
+
+    def charge(self, seconds: float) -> None:
+        """Charge CPU time that was used for the connection."""
+        if self._strangers is not None and self._strangers.share is not None:
+            self.spent += seconds
+            self._strangers.share.charge(self.network, seconds)
+
+    def on_open(
+        self, transport: asyncio.BaseTransport, drop: Callable[[str], object]
+    ) -> None:
+        """Have ``drop`` end the connection from now on, which is open."""
+        self.drop = drop
+        tls = transport.get_extra_info("ssl_object")
+        if isinstance(tls, MeteredTls):
+            self.spent += tls.spent  # charged already
+
+    def pace(self, transport: asyncio.ReadTransport) -> None:
+        """Stop reading until it is this one's turn, if the strangers' share is spent.
+
+        Nothing happens if reading has stopped for another reason.
+        """
+        share = None if self._strangers is None else self._strangers.share
+        if (
+            share is not None
+            and self._paced is None
+            and share.is_spent
+            and transport.is_reading()
+            and not transport.is_closing()
+        ):
+            transport.pause_reading()
+            turn = share.request(self.network, self._resume)
+            self._paced = transport, turn
+
+    def admit(self) -> None:
+        """Count the connection no more, and pay back what it has cost."""
+        if self._strangers is not None:
+            self._admitted = True
+            self._strangers.pay_back(self)
+        self.leave()
 
     def received(self, size: int) -> None:
         """Count bytes that arrived; this may drop a stranger, even this one."""
@@ -60,8 +155,10 @@ class Stranger:
             self.held -= size
             self._strangers.held -= size
 
-    def move(self, strangers: "Strangers") -> None:
-        """Count the connection among others from now on."""
+    def move(self, strangers: "Strangers", *, admitted: bool = False) -> None:
+        """Count the connection among others from now on, such as ``admitted`` peers."""
+        if admitted and self._strangers is not None:
+            self._strangers.pay_back(self)
         self.leave()
         self._strangers = strangers
         strangers.register(self)
@@ -69,22 +166,83 @@ class Stranger:
     def leave(self) -> None:
         """Count the connection no more: it was admitted, or has ended."""
         self.progressed()
+        self._resume()
         if self._strangers is not None:
             self._strangers.remove(self)
             self._strangers = None
+
+    def _resume(self) -> None:
+        if self._paced is not None:
+            transport, turn = self._paced
+            self._paced = None
+            turn.cancel()
+            if not transport.is_closing():
+                transport.resume_reading()
+
+
+class MeteredTls(ssl.SSLObject):
+    """A server's TLS connection, which charges its handshake to a ``share``.
+
+    ``spent`` is what that took, in seconds.
+    """
+
+    share: LoopShare
+    spent = 0.0
+
+    def do_handshake(self) -> None:
+        began = self.share.meter()
+        try:
+            super().do_handshake()
+        finally:
+            took = self.share.meter() - began
+            self.spent += took
+            self.share.charge(None, took)
+
+
+def has_left(sock: socket.socket) -> bool:
+    """Whether the other end has closed a connection, and has sent nothing before."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def bounded_strangers(clock: Clock) -> "Strangers":
+    """Return the strangers of a program that may cost 5 % of a core together."""
+    cpu = time.thread_time
+    return Strangers(
+        share=LoopShare(clock, STRANGERS_SHARE, STRANGERS_BURST, cpu),
+        accepting=LoopShare(clock, ACCEPTING_SHARE, ACCEPTING_BURST, cpu),
+    )
 
 
 class Strangers:
     """Strangers with one budget, such as those on all ports of a program.
 
     ``held`` is in bytes, and ``held_max`` the budget; without ``count_max`` somebody
-    else limits their number.
+    else limits their number.  Connections are accepted at the pace of one share of the
+    loop, and all else that strangers cause has another; None: without a limit.
     """
 
     def __init__(
-        self, held_max: int = HELD_MAX, count_max: int | None = STRANGERS_MAX
+        self,
+        held_max: int = HELD_MAX,
+        count_max: int | None = STRANGERS_MAX,
+        share: LoopShare | None = None,
+        accepting: LoopShare | None = None,
     ) -> None:
         self.held = 0
+        self.share = share
+        self._accepting = accepting
+        self._accepting_spent = 0.0  # seconds since the last connection was accepted
+        self._accept_cost = 0.0  # seconds of the last one
+        # Accepted connections that wait for their turn, by network.
+        self._entering: dict[str, dict[Stranger, None]] = {}
+        self._entering_count = 0
+        self._has_room = asyncio.Event()  # for another one
+        self._has_room.set()
         self._held_max = held_max
         self._count_max = count_max
         self._strangers: dict[Stranger, None] = {}  # the oldest first
@@ -94,15 +252,87 @@ class Strangers:
         return len(self._strangers)
 
     def has_room(self, address: str) -> bool:
-        """Return whether one more connection from an address may be accepted."""
+        """Return whether one more connection from an address may be opened."""
         from_there = self._per_address[network_key(address)]
         return from_there < PER_ADDRESS_MAX or is_loopback(address)
 
-    def add(self, address: str, drop: Callable[[str], None]) -> Stranger:
+    def add(self, address: str, drop: Callable[[str], object]) -> Stranger:
         """Count a new connection; beyond the limit this drops the oldest."""
         stranger = Stranger(self, address, drop)
         self.register(stranger)
         return stranger
+
+    # What connections cost until they are open.
+
+    async def wait_to_accept(self) -> None:
+        """Wait until another connection may be accepted."""
+        if self._accepting is not None:
+            await self._has_room.wait()
+            await self._accepting.wait(None)
+
+    def on_accepted(self) -> None:
+        """Note what it has cost to accept a connection."""
+        self._accept_cost, self._accepting_spent = self._accepting_spent, 0.0
+
+    def may_enter(self, address: str) -> bool:
+        """Return whether not too many connections from there wait for their turn."""
+        waiting = self._entering.get(network_key(address), ())
+        return len(waiting) < ENTERING_FROM_NETWORK_MAX
+
+    async def meter_accepting(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do what accepts connections, and charge the CPU time of its steps."""
+        if (share := self._accepting) is None:
+            return await work()
+        return await StepwiseMeter(work(), share.meter, self._charge_accepting)
+
+    @asynccontextmanager
+    async def entering(
+        self, stranger: Stranger, sock: socket.socket, *, secure: bool
+    ) -> AsyncIterator[None]:
+        """Wait until an accepted connection may be opened, which the block does.
+
+        ``secure``: with a TLS handshake.
+
+        Raises LeftEarly if the peer has left meanwhile.
+        """
+        if (share := self.share) is None:
+            yield
+            return
+        if share.is_spent:
+            await self._wait_to_enter(share, stranger)
+            if has_left(sock):
+                raise LeftEarly("closed by peer")
+        stranger.charge(CONNECTION_COST + (TLS_COST if secure else 0.0))
+        handshake = HANDSHAKE_COST if secure else 0.0
+        share.charge(stranger.network, handshake)
+        try:
+            yield
+        finally:
+            share.charge(stranger.network, -handshake)  # what it took is measured
+
+    async def meter(
+        self,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        charge: Callable[[float], None],
+    ) -> T:
+        """Do work, and charge the CPU time of its steps."""
+        if (share := self.share) is None:
+            return await work()
+        return await StepwiseMeter(work(), share.meter, charge)
+
+    def meter_handshakes(self, context: ssl.SSLContext) -> None:
+        """Charge the TLS handshakes of a server's side, finished or not."""
+        if self.share is not None:
+            metered = type("MeteredTls", (MeteredTls,), {"share": self.share})
+            context.sslobject_class = metered
+
+    def pay_back(self, stranger: Stranger) -> None:
+        """Charge no more what an admitted peer has cost."""
+        if self.share is not None:
+            self.share.charge(stranger.network, -stranger.spent)
+        if self._accepting is not None:
+            self._accepting.charge(None, -self._accept_cost)
+        stranger.spent = 0.0
 
     # For its strangers.
 
@@ -127,6 +357,31 @@ class Strangers:
         self._per_address[stranger.network] -= 1
         if not self._per_address[stranger.network]:
             del self._per_address[stranger.network]
+
+    async def _wait_to_enter(self, share: LoopShare, stranger: Stranger) -> None:
+        network = stranger.network
+        waiting = self._entering.setdefault(network, {})
+        waiting[stranger] = None
+        self._count_entering(1)
+        try:
+            await share.wait(network)
+        finally:
+            del waiting[stranger]
+            if not waiting:
+                del self._entering[network]
+            self._count_entering(-1)
+
+    def _count_entering(self, change: int) -> None:
+        self._entering_count += change
+        if self._entering_count < ENTERING_MAX:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
+
+    def _charge_accepting(self, seconds: float) -> None:
+        if self._accepting is not None:
+            self._accepting_spent += seconds
+            self._accepting.charge(None, seconds)
 
     @staticmethod
     def _drop(stranger: Stranger, reason: str) -> None:

@@ -3,8 +3,8 @@
 import asyncio
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar, cast
 
 from shoal.domain.errors import PeerError
 from shoal.protocols.seam.encrypted_stream import RecordOpener, RecordSealer
@@ -13,7 +13,9 @@ from shoal.protocols.seam.noise import TransportKeys
 from shoal.protocols.seam.session import Batch, Data
 from shoal.transports.link import CLOSE_TIMEOUT, LinkClosed, OnMessages
 from shoal.transports.message_splitter import MessageSplitter
-from shoal.transports.strangers import MESSAGE_MAX, Stranger, Strangers
+from shoal.transports.strangers import MESSAGE_MAX, Stranger
+
+T = TypeVar("T")
 
 UNREAD_MAX = 512 << 10  # bytes; beyond, reading pauses
 UNSENT_MAX = 256 << 10  # bytes buffered for the system; beyond, senders wait
@@ -47,15 +49,15 @@ class TcpLink(asyncio.Protocol):
     """A TCP connection of either end.  One task may read it, and one write.
 
     It receives pieces of a byte stream, or messages once a session is attached.  Until
-    it is told to ``admit`` its peer, that is one of ``strangers``.
+    it is told to ``admit`` its peer, that is a ``stranger``.
     """
 
     def __init__(
-        self, peer: str, certificate: bytes = b"", strangers: Strangers | None = None
+        self, peer: str, certificate: bytes = b"", stranger: Stranger | None = None
     ) -> None:
         self.peer = peer
-        self._strangers = strangers  # None: the peer is none
-        self._stranger: Stranger | None = None
+        self._stranger = stranger  # None: the peer is none, or has left
+        self._is_stranger = stranger is not None
         self.certificate = certificate
         self.binding = b""
         self._sealer: RecordSealer | None = None
@@ -186,12 +188,20 @@ class TcpLink(asyncio.Protocol):
 
     @property
     def is_stranger(self) -> bool:
-        return self._strangers is not None
+        return self._is_stranger
 
     def admit(self) -> None:
-        """Lift the limits of a stranger."""
-        self._strangers = None
-        self._leave_strangers()
+        self._is_stranger = False
+        if self._stranger is not None:
+            self._stranger.admit()
+            self._stranger = None
+
+    def run(self, call: Callable[..., T], *args: object) -> T:
+        if (stranger := self._stranger) is None:
+            return call(*args)
+        result = stranger.run(call, *args)
+        stranger.pace(self.transport)
+        return result
 
     # Callbacks of asyncio.
 
@@ -203,13 +213,15 @@ class TcpLink(asyncio.Protocol):
         self._closed = asyncio.get_running_loop().create_future()
         self.transport.set_write_buffer_limits(UNSENT_MAX)
         _set_options(transport.get_extra_info("socket"))
-        if self._strangers is not None:
-            self._stranger = self._strangers.add(self.peer, self._drop)
+        if self._stranger is not None:
+            self._stranger.on_open(transport, self._drop)
 
     def data_received(self, data: bytes) -> None:
-        if self._stranger is not None:
+        if self._stranger is None:
+            self._receive(data)
+        else:
             self.count_received(len(data))
-        self._receive(data)
+            self.run(self._receive, data)
 
     def _receive(self, data: bytes) -> None:
         if self._opener is not None:
@@ -246,7 +258,9 @@ class TcpLink(asyncio.Protocol):
         self._wake(self._writer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave_strangers()
+        if self._stranger is not None:
+            self._stranger.leave()
+            self._stranger = None
         reason = (
             f"connection lost: {describe_socket_error(exc)}"
             if exc
@@ -280,11 +294,6 @@ class TcpLink(asyncio.Protocol):
             self._reading_paused = True
             self.transport.pause_reading()
         self._wake(self._reader)
-
-    def _leave_strangers(self) -> None:
-        if self._stranger is not None:
-            self._stranger.leave()
-            self._stranger = None
 
     def _drop(self, reason: str) -> None:
         self._set_end(f"refused: {reason}", ABRUPT)
@@ -362,7 +371,13 @@ class _SplitterProtocol(asyncio.BufferedProtocol):
         return self._splitter.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._link.count_received(nbytes)
+        if self._link.is_stranger:
+            self._link.count_received(nbytes)
+            self._link.run(self._filled, nbytes)
+        elif self._splitter.filled(nbytes):
+            self._link.on_messages(self._splitter)
+
+    def _filled(self, nbytes: int) -> None:
         if self._splitter.filled(nbytes):
             self._link.on_messages(self._splitter)
 

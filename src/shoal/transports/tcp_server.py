@@ -4,27 +4,27 @@ import asyncio
 import errno
 import logging
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import ConfigError
 from shoal.protocols.seam.endpoints import ConnectionGate, NoGate
 from shoal.protocols.seam.session import CloseCode
-from shoal.transports.http_server import BACKLOG, PORT_MAX, describe_bind_error
+from shoal.transports.acceptor import accepted, listen
+from shoal.transports.http_server import PORT_MAX, describe_bind_error
 from shoal.transports.link import CLOSE_TIMEOUT
-from shoal.transports.strangers import BY_STRANGER, Strangers
+from shoal.transports.strangers import BY_STRANGER, LeftEarly, Stranger, Strangers
 from shoal.transports.tcp import TcpLink
 from shoal.transports.tls import ServerTls
 
 LINKS_MAX = 8192  # of one port; further connections are closed
 LINKS_PER_ADDRESS_MAX = 64  # of one address; loopback is exempt
-ACCEPT_RETRY_DELAY = 1.0  # seconds, when the process has too many files open
 CLOSE_GRACE = 3.0  # seconds for connections to end when the port is closed
 REFUSED = "refused peer=%s reason=%r"
 
@@ -79,8 +79,12 @@ async def tcp_listener(
         raise ConfigError(f"port {port}: expected at most {PORT_MAX}")
     sock = await _bind(host, port, fallback=fallback)
     with sock:
+        if policy.tls is not None:
+            policy.strangers.meter_handshakes(policy.tls.context)
         connections = _Connections(policy, serve)
-        accepting = asyncio.create_task(connections.accept(sock))
+        accepting = asyncio.create_task(
+            policy.strangers.meter_accepting(partial(connections.accept, sock))
+        )
         try:
             address, bound = sock.getsockname()[:2]
             yield BoundAddress(address, bound)
@@ -94,11 +98,7 @@ async def tcp_listener(
 async def _bind(host: str, port: int, *, fallback: bool) -> socket.socket:
     """Listen at the first address that a host has.  Raises ConfigError."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, _, _, _, address = found[0]
-        sock = socket.create_server(address, family=family, backlog=BACKLOG)
+        (sock,) = await listen(host, port, all_addresses=False)
     except OSError as error:
         if fallback and error.errno == errno.EADDRINUSE:
             # By whom is not looked up: that takes longer than the rest of a start.
@@ -106,39 +106,7 @@ async def _bind(host: str, port: int, *, fallback: bool) -> socket.socket:
             return await _bind(host, 0, fallback=False)
         reason = describe_bind_error(error, port)
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from error
-    sock.setblocking(False)
     return sock
-
-
-async def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
-    """Accept a connection; return it with the peer's address.
-
-    Raises OSError if this process has too many files open.
-
-    A cancellation loses no connection: it stays with the listener.  ``sock_accept``
-    would leave one that arrives just then open, until it is collected as garbage.
-    """
-    if sys.platform == "win32":  # its event loop closes such a connection
-        return await asyncio.get_running_loop().sock_accept(listener)
-    while True:
-        try:
-            sock, address = listener.accept()
-        except BlockingIOError:
-            await _readable(listener)
-        else:
-            sock.setblocking(False)
-            return sock, address
-
-
-async def _readable(listener: socket.socket) -> None:
-    """Wait until a connection may have arrived."""
-    loop = asyncio.get_running_loop()
-    arrived = asyncio.Event()
-    loop.add_reader(listener, arrived.set)
-    try:
-        await arrived.wait()
-    finally:
-        loop.remove_reader(listener)
 
 
 class _Connections:
@@ -165,15 +133,8 @@ class _Connections:
         """Accept connections until cancelled; then wait for the open ones."""
         async with asyncio.TaskGroup() as tasks:
             try:
-                while True:
-                    try:
-                        sock, address = await accept(listener)
-                    except OSError as error:  # this process has too many files open
-                        log.warning("cannot accept a connection: %s", error)
-                        await asyncio.sleep(ACCEPT_RETRY_DELAY)
-                        continue
-                    self._on_accepted(tasks, sock, address[0])
-                    await asyncio.sleep(0)  # where the next one is already there
+                async for sock, address in accepted(listener, self._policy.strangers):
+                    self._on_accepted(tasks, sock, address)
             finally:
                 listener.close()
                 if self._serving:
@@ -189,18 +150,27 @@ class _Connections:
             sock.close()
             return
         self._per_address[address] += 1
-        task = tasks.create_task(self._serve_socket(sock, address))
+        strangers, loop = self._policy.strangers, asyncio.get_running_loop()
+        # In another iteration: a task that has not begun closes no socket.
+        stranger = strangers.add(address, lambda reason: loop.call_soon(task.cancel))
+        serve = partial(self._serve_socket, sock, address, stranger)
+        task = tasks.create_task(strangers.meter(serve, stranger.charge))
         self._serving.add(task)
         task.add_done_callback(lambda task: self._on_ended(task, address))
 
-    async def _serve_socket(self, sock: socket.socket, address: str) -> None:
+    async def _serve_socket(
+        self, sock: socket.socket, address: str, stranger: Stranger
+    ) -> None:
         gate, now = self._policy.gate, self._policy.now
         delay = gate.delay(address, now())
         if delay is None:
+            stranger.leave()
             sock.close()
             return
         try:
-            link = await self._open_link(sock, address, delay)
+            link = await self._open_link(sock, address, stranger, delay)
+        except LeftEarly:
+            return
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
             gate.failed(address, now())
             reason = f"no TLS handshake: {error}"
@@ -213,10 +183,10 @@ class _Connections:
             link.abort()
 
     async def _open_link(
-        self, sock: socket.socket, address: str, delay: float
+        self, sock: socket.socket, address: str, stranger: Stranger, delay: float
     ) -> TcpLink:
         limits: dict[str, Any] = {}
-        link = TcpLink(address, strangers=self._policy.strangers)
+        link = TcpLink(address, stranger=stranger)
         if (tls := self._policy.tls) is not None:
             limits["ssl"] = tls.context
             limits["ssl_handshake_timeout"] = self._policy.handshake_timeout
@@ -225,10 +195,13 @@ class _Connections:
         try:
             if delay:
                 await asyncio.sleep(delay)
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: link, sock, **limits
-            )
+            strangers = self._policy.strangers
+            async with strangers.entering(stranger, sock, secure=tls is not None):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: link, sock, **limits
+                )
         except BaseException:
+            stranger.leave()
             sock.close()
             raise
         return link

@@ -7,13 +7,15 @@ aiohttp's; once the peer is admitted it takes itself out, and costs nothing more
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import cast
+from typing import TypeVar, cast
 
 from shoal.transports import strangers
 from shoal.transports.strangers import Stranger, Strangers
+
+T = TypeVar("T")
 
 LINGER = 1.0  # seconds in which a refused peer can read why
 MESSAGE_TOO_BIG = 1009  # WebSocket close codes (RFC 6455, section 7.4.1)
@@ -45,15 +47,21 @@ class UnadmittedConnection(asyncio.Protocol):
     The head of its first request, and each message of a WebSocket, has ``MESSAGE_MAX``
     bytes at most, about, and takes ``MESSAGE_TIMEOUT`` at most.  Bodies are as large as
     aiohttp lets them become before somebody reads them, and count like all else.
-    ``refusal`` says why the connection was ended here; empty: it was not.
+    ``refusal`` says why the connection was ended here; empty: it was not.  ``stranger``
+    is its account; None: it has none yet.
     """
 
-    def __init__(self, all_strangers: Strangers, inner: asyncio.Protocol) -> None:
+    def __init__(
+        self,
+        all_strangers: Strangers,
+        inner: asyncio.Protocol,
+        stranger: Stranger | None = None,
+    ) -> None:
         self.refusal = ""
         self._strangers = all_strangers
         self._inner = inner
         self._transport: asyncio.Transport | None = None
-        self._stranger: Stranger | None = None
+        self._stranger = stranger
         self._stage = _Stage.HEAD
         self._message_max = strangers.MESSAGE_MAX
         self._head_end = b""  # the last bytes of the head so far
@@ -102,7 +110,11 @@ class UnadmittedConnection(asyncio.Protocol):
                 self._stranger.released(size)
 
     def share_budget(
-        self, all_strangers: Strangers, message_max: int | None = None
+        self,
+        all_strangers: Strangers,
+        message_max: int | None = None,
+        *,
+        admitted: bool = False,
     ) -> None:
         """Count among other strangers, with another limit of a message, or none."""
         if message_max is None:
@@ -111,10 +123,23 @@ class UnadmittedConnection(asyncio.Protocol):
         else:
             self._stage, self._message_max = _Stage.MESSAGES, message_max
         if self._stranger is not None:
-            self._stranger.move(all_strangers)
+            self._stranger.move(all_strangers, admitted=admitted)
+
+    def charge(self, seconds: float) -> None:
+        """Charge CPU time that was used for the connection."""
+        if self._stranger is not None:
+            self._stranger.charge(seconds)
+
+    def run(self, call: Callable[..., T], *args: object) -> T:
+        """Call, and charge the CPU time that it takes."""
+        if self._stranger is None:
+            return call(*args)
+        return self._stranger.run(call, *args)
 
     def admit(self) -> None:
-        """Lift all limits."""
+        """Lift all limits, and pay back what it has cost."""
+        if self._stranger is not None:
+            self._stranger.admit()
         self._leave()
         if self._transport is not None and not self.refusal:
             self._transport.set_protocol(self._inner)
@@ -125,9 +150,9 @@ class UnadmittedConnection(asyncio.Protocol):
         # A cast, for uvloop's transports are no subclasses of asyncio's.
         opened = cast(asyncio.Transport, transport)
         address = _address_of(opened)
-        if self._strangers.has_room(address):
+        if self._stranger is not None or self._strangers.has_room(address):
             self._attach(opened)
-            self._inner.connection_made(transport)
+            self.run(self._inner.connection_made, transport)
         else:
             self.refusal = f"over {strangers.PER_ADDRESS_MAX} connections"
             opened.abort()
@@ -135,12 +160,9 @@ class UnadmittedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.refusal:
             return
-        size = self._after_head(data) if self._stage is _Stage.HEAD else len(data)
-        if self._stranger is not None:
-            self._stranger.received(size + strangers.PIECE_OVERHEAD)
-        self._check_size()
-        if not self.refusal:
-            self._inner.data_received(data)
+        self.run(self._receive, data)
+        if self._stranger is not None and self._transport is not None:
+            self._stranger.pace(self._transport)
 
     def eof_received(self) -> bool | None:
         return None if self.refusal else self._inner.eof_received()
@@ -152,14 +174,25 @@ class UnadmittedConnection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave()
         if self._transport is not None:
-            self._inner.connection_lost(exc)
+            self.run(self._inner.connection_lost, exc)
             self._transport = None
+        self._leave()
 
     def _attach(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._stranger = self._strangers.add(_address_of(transport), self._drop)
+        if self._stranger is not None:
+            self._stranger.on_open(transport, self._drop)
+        else:
+            self._stranger = self._strangers.add(_address_of(transport), self._drop)
+
+    def _receive(self, data: bytes) -> None:
+        size = self._after_head(data) if self._stage is _Stage.HEAD else len(data)
+        if self._stranger is not None:
+            self._stranger.received(size + strangers.PIECE_OVERHEAD)
+        self._check_size()
+        if not self.refusal:
+            self._inner.data_received(data)
 
     def _after_head(self, data: bytes) -> int:
         """Return how many bytes of data count: all, or those after the head."""

@@ -2,9 +2,9 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from typing import cast
+from typing import TypeVar, cast
 
 from aiohttp import (
     ClientConnectorCertificateError,
@@ -32,6 +32,8 @@ from shoal.transports.link import (
 from shoal.transports.strangers import Strangers
 from shoal.transports.tls import WrongServerKey, context_pinning
 from shoal.transports.unadmitted_connection import UnadmittedConnection
+
+T = TypeVar("T")
 
 CLOSE_TEXT_MAX = 123  # bytes that a close frame holds (RFC 6455, section 5.5)
 BUSY = frozenset({429, 503})  # HTTP statuses of a server that may be tried again
@@ -158,16 +160,30 @@ class WebSocketLink:
             self._unadmitted.admit()
             self._unadmitted = None
 
+    def charge(self, seconds: float) -> None:
+        """Charge a stranger CPU time that was used for its connection."""
+        if self._unadmitted is not None:
+            self._unadmitted.charge(seconds)
+
+    def run(self, call: Callable[..., T], *args: object) -> T:
+        if self._unadmitted is None:
+            return call(*args)
+        return self._unadmitted.run(call, *args)
+
     def holding(self, size: int) -> AbstractContextManager[None]:
         if self._unadmitted is None:
             return nullcontext()
         return self._unadmitted.holding(size)
 
     def share_budget(
-        self, strangers: Strangers, message_max: int | None = None
+        self,
+        strangers: Strangers,
+        message_max: int | None = None,
+        *,
+        admitted: bool = False,
     ) -> None:
         if self._unadmitted is not None:
-            self._unadmitted.share_budget(strangers, message_max)
+            self._unadmitted.share_budget(strangers, message_max, admitted=admitted)
 
     def abort(self) -> None:
         """Abort the connection; unsent data is lost."""

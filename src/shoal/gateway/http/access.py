@@ -140,6 +140,21 @@ class Access:
             )
         return caller
 
+    def recognizes(self, request: web.Request) -> bool:
+        """Say whether a request has a valid key, or comes from here and needs none.
+
+        This authorizes nothing: it decides whose requests may have to wait.
+        """
+        authorization = request.headers.get("Authorization")
+        if authorization is None:
+            address = request.remote or ""
+            return self._open_loopback and is_local(address, request.headers)
+        try:
+            self.keyring.authenticate(authorization, self._clock.wall())
+        except Unauthorized:
+            return False
+        return True
+
     @asynccontextmanager
     async def submit(
         self, job: Job, caller: ApiCaller, pay: Pay | None = None

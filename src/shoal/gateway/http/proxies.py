@@ -28,9 +28,17 @@ class TrustedProxies:
 
     def with_client(self, request: web.Request) -> web.Request:
         """Return a request whose ``remote`` is the client, not the proxy."""
-        peer = request.remote or ""
-        client = self.client_of(peer, request.headers.getall(FORWARDED_FOR, []))
-        return request if client == peer else request.clone(remote=client)
+        client = self.address_of(request)
+        return (
+            request
+            if client == (request.remote or "")
+            else request.clone(remote=client)
+        )
+
+    def address_of(self, request: web.Request) -> str:
+        """Return the address of the client that sent a request."""
+        forwarded_for = request.headers.getall(FORWARDED_FOR, [])
+        return self.client_of(request.remote or "", forwarded_for)
 
     def client_of(self, peer: str, forwarded_for: Iterable[str]) -> str:
         """Return the address of the client for which a peer forwards a request.

@@ -1,0 +1,112 @@
+"""A program that strangers run: ``python -m attacks.knocking KIND HTTP_PORT TCP_PORT``.
+
+It shows no credential, or a wrong one, and does as often as it can what anybody may do
+who reaches the ports.  It connects from an address of its own: 127.0.0.2.
+"""
+
+import asyncio
+import ssl
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from shoal.protocols.seam.encrypted_stream import FIRST_SIZE, PREFACE
+
+AT_ONCE = 32  # connections
+ADDRESS = "127.0.0.2"
+PATIENCE = 0.5  # seconds to wait for an answer
+REQUEST = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
+UPGRADE = (
+    b"GET /ws?token=wrong&model=m HTTP/1.1\r\nHost: localhost\r\n"
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+NOISE = PREFACE + bytes([9]) + bytes(FIRST_SIZE - len(PREFACE) - 1)
+
+Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def opened(port: int, tls: ssl.SSLContext | None = None) -> Pair:
+    return await asyncio.open_connection(
+        "127.0.0.1", port, local_addr=(ADDRESS, 0), ssl=tls
+    )
+
+
+async def exchange(port: int, data: bytes, tls: ssl.SSLContext | None = None) -> None:
+    """Connect, send, and wait a moment for an answer."""
+    reader, writer = await opened(port, tls)
+    try:
+        writer.write(data)
+        async with asyncio.timeout(PATIENCE):
+            await reader.read(1)
+    finally:
+        writer.transport.abort()
+
+
+async def connections(http: int, tcp: int) -> None:
+    """Connect and leave."""
+    for port in (http, tcp):
+        _, writer = await opened(port)
+        writer.transport.abort()
+
+
+async def requests(http: int, tcp: int) -> None:
+    """Request on one connection, many times before reading an answer."""
+    reader, writer = await opened(http)
+    numbers = count()
+    while not writer.is_closing():
+        key = b"" if next(numbers) % 2 else b"Authorization: Bearer wrong\r\n"
+        writer.write((REQUEST + key + b"\r\n") * 100)
+        await writer.drain()
+        await reader.read(1 << 16)
+
+
+async def heads(http: int, tcp: int) -> None:
+    """Send a head in pieces of a byte."""
+    _, writer = await opened(http)
+    for byte in REQUEST + b"X: " + b"x" * 1000:
+        if writer.is_closing():
+            return
+        writer.write(bytes([byte]))
+        await asyncio.sleep(0)
+
+
+async def websockets(http: int, tcp: int) -> None:
+    await exchange(http, UPGRADE + b"\x81\xfe")
+
+
+async def noise(http: int, tcp: int) -> None:
+    await exchange(tcp, NOISE)
+
+
+async def tls(http: int, tcp: int) -> None:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    for _ in range(10):
+        await exchange(http, REQUEST + b"\r\n", context)
+
+
+KINDS: dict[str, Callable[[int, int], Awaitable[None]]] = {
+    each.__name__: each
+    for each in (requests, heads, websockets, noise, connections, tls)
+}
+
+
+async def knock(kind: str, http: int, tcp: int) -> None:
+    """Do it for ever, on many connections."""
+
+    async def again() -> None:
+        while True:
+            with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                await KINDS[kind](http, tcp)
+            await asyncio.sleep(0)
+
+    print("begun", flush=True)
+    await asyncio.gather(*(again() for _ in range(AT_ONCE)))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    asyncio.run(knock(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
