@@ -149,3 +149,10 @@ async def test_peers_that_send_slowly_cost_hardly_anything(pool: Pool) -> None:
 
     assert meter.spent < 2 * control.spent + 0.05 * WATCHED
     assert meter.longest < unit()
+
+
+async def test_streams_that_nobody_reads_do_not_hold_the_loop(pool: Pool) -> None:
+    meter = await cost(pool, "unread")
+
+    assert meter.long < 2 * INPUTS_SHARE * WATCHED
+    assert meter.longest < 2 * unit()

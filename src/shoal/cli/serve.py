@@ -20,6 +20,7 @@ from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import ListenerTls, bare_label
 
 PLAIN = ListenerTls.NONE.value  # the label of a wire's only port
+SWITCH_INTERVAL = 0.5e-3  # seconds for which other threads may keep the loop waiting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         async with run_coordinator(config, wires, x402) as running:
             _tune_garbage_collector()
+            sys.setswitchinterval(SWITCH_INTERVAL)
             _announce(running, config, as_json=args.json)
             await stop.wait()
             print("stopping: waiting for open jobs", file=sys.stderr)
