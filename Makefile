@@ -21,10 +21,14 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-
 # Hundreds of processes import the same modules, so that compiling each once pays.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long coverage check format fields bench mutate clean
+.PHONY: demo demo-train test test-long coverage check format fields bench mutate clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
+
+# Trains a small language model on three workers, one of which is killed, and chats with it.
+demo-train: $(VENV)/.train
+	$(BIN)/python scripts/demo_train.py
 
 test: $(VENV)/.dev
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
@@ -73,6 +77,11 @@ $(VENV)/.demo: $(VENV)/.made pyproject.toml
 # PyTorch of this version is built for processors alone, where the index has that: others
 # bring gigabytes of libraries for GPUs.
 TORCH := torch==2.13.0
+
+$(VENV)/.train: $(VENV)/.made pyproject.toml
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet --editable '.[llm,train]'
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made pyproject.toml
 	$(BIN)/pip install --quiet $(TORCH)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from live.programs import KEY, PATIENCE, Pool, Programs, eventually
+from live.programs import KEY, PATIENCE, Pool, Program, Programs, eventually
 
 pytestmark = pytest.mark.long
 
@@ -43,13 +43,22 @@ while not os.path.exists(sys.argv[1] + "go"):
 """
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_language_model.py"
+
+
 @pytest.fixture
 def pool(programs: Programs) -> Pool:
-    pool = programs.serve("--join-token", TOKEN, *FLEET)
-    for name in ("one", "two"):
-        pool.join(name, "--trust-code", "--slots", "1", token=TOKEN)
+    return programs.serve("--join-token", TOKEN, *FLEET)
+
+
+@pytest.fixture(autouse=True)
+def workers(pool: Pool) -> dict[str, Program]:
+    joining = {
+        name: pool.join(name, "--trust-code", "--slots", "1", token=TOKEN)
+        for name in ("one", "two")
+    }
     eventually(lambda: len(pool.workers()) == 2, "two workers")
-    return pool
+    return joining
 
 
 def reach(pool: Pool) -> dict[str, str]:
@@ -147,3 +156,34 @@ def test_script_goes_on_while_the_coordinator_is_away(
     last = json.loads(output.splitlines()[-1])
     assert last["text"] == "done: 2 of 2 machines"
     assert [each.read_text() for each in pids] == before
+
+
+def test_unchanged_script_trains_on_without_a_killed_worker(
+    pool: Pool, workers: dict[str, Program], tmp_path: Path
+) -> None:
+    """The model's file returns from the machine that is left."""
+    flags = ("--nodes", "2", "--min-nodes", "1", "--env", "OMP_NUM_THREADS=1")
+    words = ("train", *flags, "--json", "--output", str(tmp_path), str(EXAMPLE))
+    with subprocess.Popen(
+        [sys.executable, "-m", "shoal", *words, "--steps", "40"],
+        env=reach(pool),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        assert watching.stdout is not None
+        events: list[dict[str, Any]] = []
+        for line in watching.stdout:
+            events.append(json.loads(line))
+            if events[-1].get("values", {}).get("step") == 10:
+                break
+        story = explained(pool, events[0]["run"])
+        (lost,) = [
+            each for each in workers if f"machine 1: given to macfleet:{each}" in story
+        ]
+        workers[lost].kill()
+        events += map(json.loads, watching.stdout)
+
+    assert watching.returncode == 0
+    assert events[-1]["text"] == "done: 1 of 2 machines"
+    assert "rank 1 was lost" in explained(pool, events[0]["run"])
+    assert (tmp_path / "model.safetensors").stat().st_size > 1_000_000

@@ -1,18 +1,23 @@
 """Demonstrate failover of a worker and a verified receipt, all on this machine."""
 
 import argparse
-import contextlib
 import json
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
 from shoal.cli import api
+from shoal.cli.demo.programs import (
+    BOLD,
+    DIM,
+    GREEN,
+    PLAIN,
+    RED,
+    DemoError,
+    print_coloured,
+    run_program,
+)
 from shoal.domain.errors import ConfigError, ShoalError
 from shoal.domain.money import dollars
 from shoal.engines.gguf_files import DEMO_MODEL
@@ -61,22 +66,6 @@ THIRD = "heron"
 QUESTION = "Why is the sea salty?  Explain it to a child."
 ANSWER_MAX = 160  # tokens
 KILL_AFTER = 25  # pieces of the answer
-STOP_TIMEOUT = 10.0  # seconds
-
-GREEN, BOLD, DIM, RED, PLAIN = "\033[32m", "\033[1m", "\033[2m", "\033[31m", "\033[0m"
-
-
-class DemoError(ShoalError):
-    """A part of the demo failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A ``shoal`` process and its first report."""
-
-    name: str
-    process: subprocess.Popen[str]
-    report: dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,21 +88,23 @@ def run(args: argparse.Namespace) -> int:
         ) from error
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
-        _print(f"{DIM}starting a coordinator and two workers …{PLAIN}")
+        print_coloured(f"{DIM}starting a coordinator and two workers …{PLAIN}")
         serve = ["serve", "--port", "0", "--data-dir", str(folder / "data")]
         coordinator = stack.enter_context(
-            _program("coordinator", [*serve, "--join-token", "demo"], folder)
+            run_program("coordinator", [*serve, "--join-token", "demo"], folder)
         )
         url, key = coordinator.report["url"], coordinator.report["api_key"]
         join = ["join", url, "--token", "demo", "--engine", "embedded"]
         join += ["--model", args.model or DEMO_MODEL]
         workers = {}
         for name in WORKERS:
-            program = _program(name, [*join, *_identity_flags(name, folder)], folder)
+            program = run_program(name, [*join, *_identity_flags(name, folder)], folder)
             workers[name] = stack.enter_context(program)
-            _print(f"{DIM}{name} joined with {workers[name].report['model']}{PLAIN}")
+            print_coloured(
+                f"{DIM}{name} joined with {workers[name].report['model']}{PLAIN}"
+            )
         model = workers[WORKERS[0]].report["model"]
-        _print(f"\n{BOLD}{args.question}{PLAIN}\n")
+        print_coloured(f"\n{BOLD}{args.question}{PLAIN}\n")
         client = stack.enter_context(
             openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
         )
@@ -135,18 +126,18 @@ def run(args: argparse.Namespace) -> int:
             if number == KILL_AFTER:
                 killed = _busy_worker(api_args)
                 workers[killed].process.kill()
-                _print(f"{RED}⟨{killed} was killed here⟩{PLAIN}", end="")
+                print_coloured(f"{RED}⟨{killed} was killed here⟩{PLAIN}", end="")
         print("\n")
         if not killed:
             raise DemoError(
                 "the answer ended before a worker could be killed: use a --question "
                 "with a longer answer"
             )
-        _print(f"{DIM}the coordinator's record of the job:{PLAIN}")
+        print_coloured(f"{DIM}the coordinator's record of the job:{PLAIN}")
         for line in api.request(api_args, f"/admin/jobs/{job}/explain")["lines"]:
-            _print(f"{DIM}  {line}{PLAIN}")
+            print_coloured(f"{DIM}  {line}{PLAIN}")
         assert usage is not None, "the request includes it"
-        _print(
+        print_coloured(
             f"\n{GREEN}The answer is complete: {usage.completion_tokens} tokens, "
             f"begun by {killed}, finished by the other worker.{PLAIN}"
         )
@@ -156,15 +147,17 @@ def run(args: argparse.Namespace) -> int:
             if wire.signs and not wire.preferred
         )
         third = [*join, *_identity_flags(THIRD, folder), "--wire", signing]
-        with _program(THIRD, third, folder):
+        with run_program(THIRD, third, folder):
             _show_receipt(api_args, text)
     return 0
 
 
 def _show_receipt(api_args: argparse.Namespace, text: str) -> None:
-    _print(f"\n{DIM}{THIRD} joined, and signs receipts for its jobs{PLAIN}")
-    run_job_with_receipt(api_args, text, lambda line: _print(f"{DIM}{line}{PLAIN}"))
-    _print(
+    print_coloured(f"\n{DIM}{THIRD} joined, and signs receipts for its jobs{PLAIN}")
+    run_job_with_receipt(
+        api_args, text, lambda line: print_coloured(f"{DIM}{line}{PLAIN}")
+    )
+    print_coloured(
         f"{GREEN}The receipt is valid; verification needed only the public key.{PLAIN}"
     )
 
@@ -182,44 +175,3 @@ def _busy_worker(api_args: argparse.Namespace) -> str:
                 if name in worker["id"]:
                     return name
     raise DemoError("no worker is answering")
-
-
-@contextlib.contextmanager
-def _program(name: str, arguments: list[str], folder: Path) -> Iterator[Program]:
-    """Run ``shoal`` within the block, after waiting for its first report."""
-    log = folder / f"{name}.log"
-    with (
-        open(log, "w") as errors,
-        subprocess.Popen(
-            [sys.executable, "-m", "shoal", *arguments, "--json"],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            yield Program(name, process, _first_report(name, process.stdout, log))
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def _first_report(name: str, output: IO[str], log: Path) -> dict[str, Any]:
-    line = output.readline()
-    if not line:
-        raise DemoError(f"{name} did not start:\n{log.read_text().strip()}")
-    report: dict[str, Any] = json.loads(line)
-    if report["event"] not in ("ready", "joined"):
-        raise DemoError(f"{name}: {report.get('reason', report['event'])}")
-    return report
-
-
-def _print(text: str, end: str = "\n") -> None:
-    if not sys.stdout.isatty():
-        for colour in (GREEN, BOLD, DIM, RED, PLAIN):
-            text = text.replace(colour, "")
-    print(text, end=end, flush=True)

@@ -1,0 +1,150 @@
+"""Show training across the pool, on this machine: `make demo-train`.
+
+Starts a coordinator and three workers, trains a small language model on all three with
+the ordinary script examples/train_language_model.py, kills a worker in the middle, and
+chats with the trained model.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from shoal import launch
+from shoal.cli import api
+from shoal.cli.demo.programs import (
+    BOLD,
+    DIM,
+    GREEN,
+    PLAIN,
+    RED,
+    DemoError,
+    Program,
+    print_coloured,
+    run_program,
+)
+from shoal.cli.train.run_display import event_lines
+from shoal.training.run_events import Message
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "train_language_model.py"
+WORKERS = ("otter", "beaver", "heron")
+TOKEN = "demo-of-training"
+STEPS = 120
+KILL_AT = 40  # the step
+QUESTIONS = ("What is a shoal?", "What happens when a fish leaves?", "Who trained you?")
+ANSWER_MAX = 60  # tokens, which are bytes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--kill-at", type=int, default=KILL_AT, help="0: kill none")
+    args = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
+        data = folder / "data"
+        os.environ["SHOAL_DATA_DIR"] = str(data)
+        print_coloured(f"{DIM}starting a coordinator and three workers …{PLAIN}")
+        flags = ["--port", "0", "--data-dir", str(data), "--join-token", TOKEN]
+        serve = ["serve", *flags, "--no-discovery"]
+        coordinator = stack.enter_context(run_program("coordinator", serve, folder))
+        url, key = coordinator.report["url"], coordinator.report["api_key"]
+        join = ["join", url, "--token", TOKEN]
+        workers = {}
+        for name in WORKERS:
+            flags = ["--trust-code", "--slots", "1", "--name", name]
+            program = run_program(name, [*join, *flags], folder)
+            workers[name] = stack.enter_context(program)
+        out = folder / "out"
+        train(url, key, workers, out, args.steps, args.kill_at)
+        chat(url, key, join, out, folder, stack)
+    return 0
+
+
+def train(
+    url: str,
+    key: str,
+    workers: dict[str, Program],
+    out: Path,
+    steps: int,
+    kill_at: int,
+) -> None:
+    """Train on all workers, kill one of them at a step, and fetch the model."""
+    print_coloured(
+        f"\n{BOLD}shoal train --nodes 3 --min-nodes 2 {SCRIPT.name}{PLAIN}\n"
+    )
+    run = launch(
+        SCRIPT,
+        ["--steps", str(steps)],
+        nodes=len(workers),
+        min_nodes=2,
+        environment={"OMP_NUM_THREADS": "1"},  # the three share one machine
+        url=url,
+        api_key=key,
+    )
+    try:
+        killed = ""
+        for event in run.events():
+            if event is None:
+                continue
+            for line in event_lines(event):
+                print(line, flush=True)
+            if kill_at and not killed and step_of(event) >= kill_at:
+                killed = worker_of(url, key, run.jobs[-1], workers)
+                workers[killed].process.send_signal(signal.SIGKILL)
+                print_coloured(f"{RED}⟨{killed} was killed here⟩{PLAIN}")
+        run.save_output(out)
+    finally:
+        run.close()
+    print_coloured(f"\n{DIM}the coordinator's record of the run:{PLAIN}")
+    asked = argparse.Namespace(url=url, api_key=key)
+    for line in api.request(asked, f"/admin/jobs/{run.id}/explain")["lines"]:
+        print_coloured(f"{DIM}  {line}{PLAIN}")
+    lost = f" by the two that {killed} left" if killed else ""
+    print_coloured(f"\n{GREEN}The model is trained{lost}.{PLAIN}")
+
+
+def step_of(event: Message) -> float:
+    """Return the step that an event reports; 0: none."""
+    values = event.get("values")
+    step = values.get("step") if isinstance(values, dict) else None
+    return step if isinstance(step, (int, float)) else 0
+
+
+def worker_of(url: str, key: str, job: str, workers: dict[str, Program]) -> str:
+    """Return the name of the worker that runs a job."""
+    asked = argparse.Namespace(url=url, api_key=key)
+    worker = str(api.request(asked, f"/admin/jobs/{job}")["worker"])
+    for name in workers:
+        if name in worker:
+            return name
+    raise DemoError(f"the job runs on an unknown worker: {worker}")
+
+
+def chat(
+    url: str, key: str, join: list[str], out: Path, folder: Path, stack: ExitStack
+) -> None:
+    """Offer the trained model to the pool, and ask it."""
+    shoal("models", "add", "small", str(out), "--bytes", "--to", str(folder))
+    model = f"small={folder / 'small' / 'small.gguf'}"
+    flags = ["--engine", "embedded", "--model", model, "--name", "chatter"]
+    stack.enter_context(run_program("chatter", [*join, *flags], folder))
+    for question in QUESTIONS:
+        print_coloured(f"\n{BOLD}shoal chat {question!r}{PLAIN}")
+        flags = ["--url", url, "--api-key", key, "--temperature", "0"]
+        shoal("chat", *flags, "--max-tokens", str(ANSWER_MAX), question)
+
+
+def shoal(*arguments: str) -> None:
+    """Run a command of Shoal to its end.  Raises DemoError if it fails."""
+    command = [sys.executable, "-m", "shoal", *arguments]
+    if subprocess.run(command, check=False).returncode:
+        raise DemoError(f"shoal {arguments[0]} failed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
