@@ -8,7 +8,6 @@ from random import Random
 from typing import TypeVar
 
 import numpy as np
-import pytest
 
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
@@ -27,7 +26,7 @@ from shoal.domain.vocabulary import (
     SendBlob,
     StreamedCall,
 )
-from shoal.domain.work import Call, CallStream, Task, Work
+from shoal.domain.work import JSON, Call, CallStream, Task, Work
 from shoal.protocols.seam.session import WorkerEnd
 from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.values import NO_KWARGS, Ref, ValueReader, pack
@@ -179,41 +178,35 @@ async def test_work_for_models_is_not_accepted() -> None:
     assert "does not offer the task 'summarize'" in rejected.reason
 
 
-@pytest.mark.parametrize(
-    ("payload", "text"),
-    [
+async def test_task_in_json_is_answered_in_json() -> None:
+    payloads: list[tuple[dict[str, JSON], str]] = [
         ({"task_type": "demo.add", "args": [1, 2]}, "3"),
         ({"job_type": "TASK", "task_type": "demo.add", "x": 1, "y": 3}, "4"),
         ({"task_type": "demo.add", "args": [1], "kwargs": {"y": 5}}, "6"),
         ({"name": "demo.add", "x": 1, "y": 2.5}, "3.5"),
-    ],
-)
-async def test_task_in_json_is_answered_in_json(
-    payload: dict[str, object], text: str
-) -> None:
+    ]
     async with stage() as its:
-        its.run(Task("demo.add", payload))  # type: ignore[arg-type]  # it is JSON
-        done = await its.sent.next(Completed)
+        for number, (payload, text) in enumerate(payloads):
+            its.run(Task("demo.add", payload), f"j{number}")
+            done = await its.sent.next(Completed)
 
-    assert done.rest == (text,)
+            assert done.rest == (text,), payload
 
 
-@pytest.mark.parametrize(
-    ("task", "sent"),
-    [
+async def test_result_without_json_form_fails() -> None:
+    tasks = [
         (Task("ones", {"args": [3]}), "a ndarray has no JSON form"),
         (Task("demo.bytes"), "a bytes has no JSON form"),
         (Task("demo.add", {"args": "12"}), "args: expected a list"),
         (Task("demo.add", {"kwargs": [1]}), "kwargs: expected a map"),
-    ],
-)
-async def test_result_without_json_form_fails(task: Task, sent: str) -> None:
+    ]
     async with stage() as its:
-        its.run(task)
-        failed = await its.sent.next(Failed)
+        for number, (task, sent) in enumerate(tasks):
+            its.run(task, f"j{number}")
+            failed = await its.sent.next(Failed)
 
-    assert failed.fault is Fault.REQUEST
-    assert sent in failed.error
+            assert failed.fault is Fault.REQUEST
+            assert sent in failed.error
 
 
 async def test_progress_is_sent_on_wires_that_carry_it() -> None:
