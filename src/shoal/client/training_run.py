@@ -64,7 +64,9 @@ def launch(
         nodes: number of machines.
         min_nodes: the run ends when fewer machines than these can go on; default: all.
         processes: of the script on each machine.
-        backend: ``"shoal"``, ``"gloo"`` or ``"nccl"``, for scripts that name none.
+        backend: ``"shoal"``, ``"gloo"`` or ``"nccl"``: what the script finds in
+            ``$SHOAL_RUN_BACKEND``.  Only groups of ``"shoal"`` go on without lost
+            ranks.
         slots: of each worker that the script takes; 0: the whole machine.
         files: further files and folders, which are placed beside the script.
         environment: additional environment variables of the script.

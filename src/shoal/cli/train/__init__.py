@@ -56,8 +56,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--backend",
         choices=BACKENDS,
         default=BACKENDS[0],
-        help="backend of torch.distributed for scripts that name none (default: "
-        "%(default)s)",
+        help="backend of torch.distributed that the script finds in "
+        "$SHOAL_RUN_BACKEND (default: %(default)s)",
     )
     parser.add_argument(
         "--slots",
