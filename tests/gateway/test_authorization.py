@@ -51,6 +51,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     # The token of a run is its credential.
     ("GET", "/v1/runs/{run}/ranks"): (404, 404, 404, 404, 404),
     ("GET", "/v1/runs/{run}/events"): (404, 404, 404, 404, 404),
+    ("GET", "/v1/runs/{run}/relay"): (404, 404, 404, 404, 404),
     ("GET", "/v1/health"): ALL,
     ("GET", "/v1/quote"): BAD_QUERY,
     ("POST", "/v1/jobs/commit/fast"): SUBMISSION,

@@ -127,6 +127,12 @@ RUNS = (
         status=101,
         allow_head=False,
     ),
+    Operation(
+        *("GET", runs.RELAY_PATH, "Connect ranks with each other, over WebSockets"),
+        runs.relay_ranks,
+        status=101,
+        allow_head=False,
+    ),
 )
 
 JOBS = (

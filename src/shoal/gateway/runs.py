@@ -1,8 +1,9 @@
 """Runs over HTTP: where the members of a gang meet, report, and are watched.
 
-Two WebSockets (docs/training.md): ``ranks`` hosts the rendezvous at which the ranks
-form their group, and ``events`` has what members report.  The bearer token of both is
-the run's own, which its members and its submitter have.
+Three WebSockets (docs/training.md): ``ranks`` hosts the rendezvous at which the ranks
+form their group, ``events`` has what members report, and ``relay`` connects ranks that
+cannot reach each other.  The bearer token of all is the run's own, which its members
+and its submitter have.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.job import Gang, Job
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.request_record import record_of
+from shoal.gateway.rank_relay import BytePace, RankRelay
 from shoal.training.rendezvous import Rendezvous
 from shoal.training.run_events import (
     MESSAGE_MAX,
@@ -47,6 +49,7 @@ from shoal.transports.clock import Clock, DeadlineTimer
 RUNS_PATH = "/v1/runs/"
 RANKS_PATH = RUNS_PATH + "{run}/ranks"
 EVENTS_PATH = RUNS_PATH + "{run}/events"
+RELAY_PATH = RUNS_PATH + "{run}/relay"
 CONNECTIONS_MAX = 1024  # of one run; of each member there are two
 MEMBER_MAX = 64  # characters of a member's name
 UNREAD_MAX = 4096  # messages that one connection leaves unread; then it is closed
@@ -89,13 +92,14 @@ class _RunConnection:
 
 
 class HostedRun:
-    """One run: its events, its rendezvous, and the connections to both."""
+    """One run: its events, its rendezvous, its relay, and the connections to them."""
 
-    def __init__(self, gang: Gang, owner: str, clock: Clock) -> None:
+    def __init__(self, gang: Gang, owner: str, clock: Clock, relay: RankRelay) -> None:
         self.id = gang.id
         self.owner = owner
         self.members: dict[JobId, int] = {}  # ranks of those that have not ended
         self.events = RunEvents()
+        self.relay = relay
         self._gang = gang
         self._clock = clock
         self._rendezvous: Rendezvous | None = None  # until its first rank
@@ -108,7 +112,8 @@ class HostedRun:
     @property
     def is_full(self) -> bool:
         """Whether no connection is accepted any more."""
-        return len(self._at_ranks) + len(self._at_events) >= CONNECTIONS_MAX
+        connections = len(self._at_ranks) + len(self._at_events) + self.relay.count
+        return connections >= CONNECTIONS_MAX
 
     # Of the members' ranks.
 
@@ -198,6 +203,7 @@ class HostedRun:
         """Close all connections: no member is open any more."""
         for each in [*self._at_ranks.values(), *self._at_events.values()]:
             each.hang_up(RUN_ENDED)
+        self.relay.end()
 
     def _deliver(
         self, connections: dict[str, _RunConnection], deliveries: Deliveries
@@ -217,6 +223,7 @@ class HostedRuns:
         self._of_jobs: dict[JobId, str] = {}
         self._ended: OrderedDict[str, HostedRun] = OrderedDict()
         self._restored = False
+        self._pace = BytePace()
         hub.subscribe(self._on_fact)
 
     def admit(self, run_id: str, token: str) -> HostedRun:
@@ -243,7 +250,8 @@ class HostedRuns:
         if (gang := job.terms.gang) is None:
             return
         if (run := self._runs.get(gang.id)) is None:
-            run = self._runs[gang.id] = HostedRun(gang, job.owner, self._clock)
+            relay = RankRelay(self._pace, self._clock)
+            run = self._runs[gang.id] = HostedRun(gang, job.owner, self._clock, relay)
         run.members[job.id] = gang.rank
         self._of_jobs[job.id] = gang.id
 
@@ -303,6 +311,24 @@ async def open_run_events(gateway: Gateway, request: web.Request) -> web.StreamR
     finally:
         run.close_events(name)
     return connection.socket
+
+
+async def relay_ranks(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    run = _admitted(request)
+    wishes = [each for each in RELAY_WISHES if each in request.query]
+    if len(wishes) != 1 or not 0 < len(request.query[wishes[0]]) <= MEMBER_MAX:
+        raise InvalidRequest("expected one of the parameters at, to and ticket")
+    socket = (await _open_socket(gateway, request, run)).socket
+    await RELAY_WISHES[wishes[0]](run.relay, request.query[wishes[0]], socket)
+    return socket
+
+
+RELAY_WISHES = {
+    "at": RankRelay.listen,
+    "to": RankRelay.dial,
+    "ticket": RankRelay.accept,
+}
+"""What a rank wants of the relay, by the query that says it."""
 
 
 def new_sentences(told: list[str], story: list[str]) -> list[str]:

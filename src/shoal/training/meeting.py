@@ -14,6 +14,7 @@ from shoal.training.generations.messages import RankState
 from shoal.training.generations.sequence import Greeting, RendezvousLink
 from shoal.training.group import TIMEOUT
 from shoal.training.rank_port import RankPort
+from shoal.training.relayed_sockets import RelayedSockets
 from shoal.transports.rank_socket import RankListener
 from shoal.transports.tls import self_signed_tls
 
@@ -35,7 +36,7 @@ def join_run(
     Raises GroupEnded if the run goes on without this rank, or has ended.
     """
     host = own_address(environment)
-    port = _open_run_port(host)
+    port = _open_run_port(host, environment)
     state = RankState(
         int(environment["RANK"]), (host,), port.port, port.id, admits=admits
     )
@@ -43,13 +44,8 @@ def join_run(
     def connect(greeting: Greeting) -> RendezvousLink:
         from shoal.training.run_link import RunLink
 
-        return RunLink(
-            environment[RUN_URL],
-            environment["SHOAL_RUN_TOKEN"],
-            environment.get("SHOAL_RUN_FINGERPRINT", ""),
-            size=int(environment["WORLD_SIZE"]),
-            greeting=greeting,
-        )
+        size = int(environment["WORLD_SIZE"])
+        return RunLink(*_coordinator(environment), size=size, greeting=greeting)
 
     def reachable(hosts: Sequence[str]) -> Sequence[str]:
         # Whoever has a loopback address is on rank 0's machine.
@@ -62,12 +58,12 @@ def join_run(
     return ElasticGroup(connect, port, run, state, timeout, reachable)
 
 
-def _open_run_port(host: str) -> RankPort:
+def _open_run_port(host: str, environment: Mapping[str, str]) -> RankPort:
     """Return a port for the ranks of a run, which may be on this machine or not.
 
     A machine that reaches rank 0 over loopback cannot know whether other ranks are
     elsewhere, so it listens on all its addresses.  Connections over loopback are plain,
-    all others are encrypted.
+    all others are encrypted.  Ranks that do not reach it dial it over the coordinator.
     """
     wire = next(each.ranks for each in discover().values() if each.ranks)
     listens_on = host
@@ -75,7 +71,14 @@ def _open_run_port(host: str) -> RankPort:
         listens_on = "::" if ":" in host else "0.0.0.0"
     tls = self_signed_tls("rank")
     listener = RankListener(listens_on, 0, tls, plain_loopback=True)
-    return RankPort(wire(), listener, encrypts=None)
+    relay = RelayedSockets(*_coordinator(environment))
+    return RankPort(wire(), listener, encrypts=None, relay=relay)
+
+
+def _coordinator(environment: Mapping[str, str]) -> tuple[str, str, str]:
+    """Return the run's coordinator, its token, and the coordinator's fingerprint."""
+    fingerprint = environment.get("SHOAL_RUN_FINGERPRINT", "")
+    return environment[RUN_URL], environment["SHOAL_RUN_TOKEN"], fingerprint
 
 
 def open_port(host: str, *, encrypts: bool) -> RankPort:

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.domain.errors import InvalidRequest, NotAdmitted, PeerError
@@ -22,6 +23,7 @@ from shoal.transports.rank_socket import (
     Disconnected,
     RankListener,
     RankSocket,
+    dial,
     exchange,
 )
 
@@ -90,10 +92,10 @@ class MixedGroup:
         deadline = time.monotonic() + within
         for rank, (host, port) in addresses.items():
             try:
+                way = partial(dial, host, port, encrypts=self._encrypts)
+                name = self._names[rank]
                 connection = connect_to(
-                    *(self._wire, self._identity, self._names[rank], [(host, port)]),
-                    deadline=deadline,
-                    encrypts=self._encrypts,
+                    self._wire, self._identity, name, [way], deadline
                 )
             except (Disconnected, RankRefused) as error:
                 raise self.end(f"rank {rank}: {error}") from error

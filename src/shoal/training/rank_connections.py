@@ -1,13 +1,11 @@
 """How connections between ranks begin: dialled and accepted, each with a handshake."""
 
 import contextlib
-import math
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import NotAdmitted
 from shoal.protocols.seam.ranks import (
     RankHandshake,
@@ -16,16 +14,20 @@ from shoal.protocols.seam.ranks import (
     RankWire,
 )
 from shoal.transports.rank_socket import (
+    AcceptedSocket,
     Disconnected,
     RankListener,
     RankSocket,
-    dial,
+    begin_server,
 )
 
 HANDSHAKE_TIMEOUT = 10.0  # seconds of a handshake
 ADMITTING_MAX = 64  # connections in their handshake at a time; others wait
-HOST_TIMEOUT = 2.0  # seconds for one of several addresses
+WAY_TIMEOUT = 3.0  # seconds for one of several ways to a rank
 DIAL_INTERVAL = 0.05  # seconds between attempts to reach a rank that is starting
+
+Way: TypeAlias = Callable[[float], RankSocket]
+"""Connects to a rank within so many seconds, or raises Disconnected."""
 
 
 class RankAcceptor:
@@ -62,16 +64,20 @@ class RankAcceptor:
         self._listener.close()
         self._thread.join()
 
+    def admit(self, accepted: AcceptedSocket) -> None:
+        """Handshake with a client in a thread, once fewer than 64 others do."""
+        self._admitting.acquire()
+        threading.Thread(target=self._admit, args=(accepted,), daemon=True).start()
+
     def _accept_all(self) -> None:
         while (accepted := self._listener.accept()) is not None:
-            self._admitting.acquire()
-            threading.Thread(target=self._admit, args=(accepted,), daemon=True).start()
+            self.admit(accepted)
 
-    def _admit(self, accepted: socket.socket) -> None:
+    def _admit(self, accepted: AcceptedSocket) -> None:
         """Handshake with a client; one that may not enter is disconnected."""
         try:
             with contextlib.suppress(Disconnected, RankRefused, NotAdmitted):
-                connection = self._listener.begin(accepted, HANDSHAKE_TIMEOUT)
+                connection = begin_server(accepted, HANDSHAKE_TIMEOUT)
                 handshake = self._wire.server(
                     self._identity, connection.address, self._secret_of
                 )
@@ -89,46 +95,37 @@ def connect_to(
     wire: RankWire,
     identity: RankIdentity,
     server: str,
-    addresses: Sequence[tuple[str, int]],
+    ways: Sequence[Way],
     deadline: float,
     *,
-    encrypts: bool | None,
     repeats: bool = True,
     on_attempt: Callable[[RankSocket], None] = lambda connection: None,
 ) -> RankSocket:
-    """Connect to the rank ``server``, at the first address where it answers.
+    """Connect to the rank ``server``, by the first way that leads to it.
 
     All are tried in turn until the ``deadline``, a monotonic time: the rank may not
     listen yet, and a private address may be that of another machine here.  Without
     ``repeats``, each is tried once.
-
-    ``encrypts``: None stands for all addresses but loopback ones.
 
     ``on_attempt`` gets each connection before its handshake; to give up, it raises
     Disconnected, or aborts the connection later.
 
     Raises Disconnected and RankRefused.
     """
-    limit = math.inf if len(addresses) == 1 else HOST_TIMEOUT
     while True:
         failures: list[Disconnected | RankRefused] = []
-        for host, port in addresses:
+        for way in ways:
             left = max(deadline - time.monotonic(), DIAL_INTERVAL)
             try:
-                connection = dial(
-                    host,
-                    port,
-                    min(left, limit),
-                    encrypts=not is_loopback(host) if encrypts is None else encrypts,
-                )
+                connection = way(left if len(ways) == 1 else WAY_TIMEOUT)
             except Disconnected as error:
                 failures.append(error)
                 continue
             try:
                 on_attempt(connection)
-                agree(connection, wire.client(identity, server, f"{host}:{port}"))
+                agree(connection, wire.client(identity, server, connection.address))
             except (Disconnected, RankRefused) as error:
-                if len(addresses) == 1:
+                if len(ways) == 1:
                     raise
                 failures.append(error)
             else:

@@ -12,15 +12,27 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
+from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import NotAdmitted, Unavailable
 from shoal.protocols.seam.ranks import RankIdentity, RankRefused, RankWire
 from shoal.training.links import IncomingLink, OutgoingLink
-from shoal.training.rank_connections import RankAcceptor, connect_to
-from shoal.transports.rank_socket import Disconnected, RankListener, RankSocket
+from shoal.training.rank_connections import RankAcceptor, Way, connect_to
+from shoal.training.relayed_sockets import RelayedSockets
+from shoal.transports.rank_socket import (
+    AcceptedSocket,
+    Disconnected,
+    RankListener,
+    RankSocket,
+    begin_client,
+    dial,
+)
+from shoal.transports.tls import self_signed_tls
 
 OPEN_TIMEOUT = 5.0  # seconds that a rank of an expected group waits until it is open
+RELAYED = "the relay of the coordinator"  # the address of connections by it
 ID_SIZE = 12  # random bytes of a port's id
 
 
@@ -78,14 +90,22 @@ class RankPort:
     """The port of this process; it admits the ranks of the groups that are open.
 
     ``encrypts`` must be the same in all ranks; None: all connections but those over
-    loopback are encrypted.  ``wire`` is this port's alone.
+    loopback are encrypted.  ``relay`` leads to ranks that are not reachable otherwise,
+    always encrypted.  ``wire`` is this port's alone.
     """
 
     def __init__(
-        self, wire: RankWire, listener: RankListener, *, encrypts: bool | None
+        self,
+        wire: RankWire,
+        listener: RankListener,
+        *,
+        encrypts: bool | None,
+        relay: RelayedSockets | None = None,
     ) -> None:
         self.wire = wire
-        self.encrypts = encrypts
+        self._encrypts = encrypts
+        self._relay = relay
+        self._relayed: set[str] = set()  # ids of ports that are reached by the relay
         drawn = base64.b32encode(os.urandom(ID_SIZE)).decode().rstrip("=").lower()
         self.id = f"rank-{drawn}"
         self._groups: dict[tuple[str, int], GroupLinks] = {}
@@ -96,6 +116,12 @@ class RankPort:
             secret_of=self._secret_of,
             add=self._add,
         )
+        if relay is not None:
+            tls = self_signed_tls("rank")  # always: the coordinator sees what passes
+            relay.listen(
+                self.id,
+                lambda each: self._acceptor.admit(AcceptedSocket(each, RELAYED, tls)),
+            )
 
     @property
     def port(self) -> int:
@@ -132,6 +158,36 @@ class RankPort:
     def close(self) -> None:
         """Stop listening."""
         self._acceptor.close()
+        if self._relay is not None:
+            self._relay.close()
+
+    def ways_to(self, address: RankAddress) -> Sequence[Way]:
+        """Return how to connect to a rank; the likeliest way first."""
+        ways: list[Way] = [
+            partial(dial, host, address.port, encrypts=self._encrypts_to(host))
+            for host in address.hosts
+        ]
+        if self._relay is not None:
+            first = address.id in self._relayed
+            ways.insert(0 if first else len(ways), self._way_by_relay(address.id))
+        return ways
+
+    def _encrypts_to(self, host: str) -> bool:
+        return not is_loopback(host) if self._encrypts is None else self._encrypts
+
+    def _way_by_relay(self, port_id: str) -> Way:
+        def connect(timeout: float) -> RankSocket:
+            assert self._relay is not None, "there is no such way else"
+            connected = self._relay.dial(port_id)
+            connected.settimeout(timeout)
+            return begin_client(connected, RELAYED, encrypts=True)
+
+        return connect
+
+    def on_connected(self, connection: RankSocket, port_id: str) -> None:
+        """Remember which way led to a rank."""
+        if connection.address == RELAYED:
+            self._relayed.add(port_id)
 
     def _add(self, client: str, connection: RankSocket) -> None:
         """Take over the connection of a client.  Raises NotAdmitted."""
@@ -250,17 +306,17 @@ class GroupLinks:
         return [*self._outgoing.values(), *self._incoming.values()]
 
     def _dial(self, rank: int) -> OutgoingLink:
-        hosts, port, expected = self._addresses[rank]
+        address = self._addresses[rank]
         name, wire = self.membership.name(rank), self._port.wire
         identity = RankIdentity(self.membership.id, self.membership.secret, os.urandom)
         try:
             connection = connect_to(
-                *(wire, identity, expected, [(host, port) for host in hosts]),
+                *(wire, identity, address.id, self._port.ways_to(address)),
                 deadline=time.monotonic() + (self._dial_timeout or self._timeout),
-                encrypts=self._port.encrypts,
                 repeats=self._dial_timeout is None,
                 on_attempt=self._on_attempt,
             )
+            self._port.on_connected(connection, address.id)
         except (Disconnected, RankRefused) as error:
             raise self._end(f"{name} is unreachable: {error}", rank) from error
         finally:

@@ -11,6 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Generator, Sequence
+from typing import NamedTuple
 
 from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import Unavailable
@@ -244,31 +245,22 @@ class RankListener:
         port: int = self._socket.getsockname()[1]
         return port
 
-    def accept(self) -> socket.socket | None:
+    def accept(self) -> "AcceptedSocket | None":
         """Wait for a connection; None: the listener was closed."""
-        try:
-            return self._socket.accept()[0]
-        except OSError:
-            return None
-
-    def begin(self, accepted: socket.socket, timeout: float) -> RankSocket:
-        """Begin TLS on an accepted connection, where it is used.
-
-        Raises Disconnected.
-        """
-        address = "a client"
-        try:
-            host, port = accepted.getpeername()[:2]
-            address = f"{host}:{port}"
-            _tune(accepted)
-            accepted.settimeout(timeout)
-            if self._tls is None or (self._plain_loopback and is_loopback(host)):
-                return RankSocket(accepted, address)
-            wrapped = self._tls.context.wrap_socket(accepted, server_side=True)
-        except OSError as error:
-            accepted.close()
-            raise Disconnected(f"{address}: {_reason(error)}") from error
-        return RankSocket(wrapped, address, self._tls.certificate_hash)
+        while True:
+            try:
+                accepted = self._socket.accept()[0]
+            except OSError:
+                return None
+            try:
+                host, port = accepted.getpeername()[:2]
+                _tune(accepted)
+            except OSError:  # it has been reset
+                accepted.close()
+                continue
+            plain = self._plain_loopback and is_loopback(host)
+            tls = None if plain else self._tls
+            return AcceptedSocket(accepted, f"{host}:{port}", tls)
 
     def close(self) -> None:
         """Stop listening; a thread in ``accept`` returns."""
@@ -280,20 +272,55 @@ class RankListener:
 def dial(host: str, port: int, timeout: float, *, encrypts: bool) -> RankSocket:
     """Connect to a rank.
 
-    With TLS any certificate is accepted: the handshake that follows proves the other
-    end by its fingerprint.
-
     Raises Disconnected.
     """
     address = f"{host}:{port}"
     try:
         connected = socket.create_connection((host, port), timeout)
+        _tune(connected)
     except OSError as error:
         raise Disconnected(f"{address}: {_reason(error)}") from error
+    return begin_client(connected, address, encrypts=encrypts)
+
+
+class AcceptedSocket(NamedTuple):
+    """A connection of a client; ``tls`` is how to encrypt it, None: it is plain."""
+
+    socket: socket.socket
+    address: str
+    tls: ServerTls | None
+
+
+def begin_server(accepted: AcceptedSocket, timeout: float) -> RankSocket:
+    """Begin TLS on an accepted connection, where it is used.
+
+    Raises Disconnected.
+    """
+    connected, address, tls = accepted
     try:
-        _tune(connected)
-        if not encrypts:
+        connected.settimeout(timeout)
+        if tls is None:
             return RankSocket(connected, address)
+        wrapped = tls.context.wrap_socket(connected, server_side=True)
+    except OSError as error:
+        connected.close()
+        raise Disconnected(f"{address}: {_reason(error)}") from error
+    return RankSocket(wrapped, address, tls.certificate_hash)
+
+
+def begin_client(
+    connected: socket.socket, address: str, *, encrypts: bool
+) -> RankSocket:
+    """Begin TLS on a connection to a rank, where it is used.
+
+    Any certificate is accepted: the handshake that follows proves the other end by its
+    fingerprint.
+
+    Raises Disconnected.
+    """
+    if not encrypts:
+        return RankSocket(connected, address)
+    try:
         wrapped = _any_certificate().wrap_socket(connected)
         shown = wrapped.getpeercert(binary_form=True) or b""
     except OSError as error:
