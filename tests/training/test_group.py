@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from harness.speed import scaled
-from shoal.domain.errors import InvalidRequest
+from shoal.domain.errors import InvalidRequest, Unavailable
 from shoal.protocols import discover
 from shoal.training.compression.codings import CODINGS, CodingName
 from shoal.training.compression.error_feedback import ErrorFeedback
@@ -96,10 +96,26 @@ def together(members: list[RankGroup], call: Callable[[RankGroup], T]) -> list[T
         ]
 
 
+def listeners_with_one_port(*hosts: str) -> list[RankListener]:
+    """Listen at all hosts; others may have a port at one of them already."""
+    while True:
+        listeners = [RankListener(hosts[0])]
+        try:
+            for host in hosts[1:]:
+                listeners.append(RankListener(host, listeners[0].port))
+        except Unavailable:
+            for each in listeners:
+                each.close()
+        else:
+            return listeners
+
+
 def test_a_rank_is_found_at_the_address_where_it_is() -> None:
-    with ports(2) as (first, second), ExitStack() as stack:
-        reused = RankListener("127.0.0.2", second.port)  # on Linux; another machine
-        stack.callback(RankPort(wire(), reused, encrypts=False).close)
+    here, elsewhere = listeners_with_one_port("127.0.0.1", "127.0.0.2")  # on Linux
+    with ports(1) as (first,), ExitStack() as stack:
+        second = RankPort(wire(), here, encrypts=False)
+        stack.callback(second.close)
+        stack.callback(RankPort(wire(), elsewhere, encrypts=False).close)
         hosts = ["127.0.0.3", "127.0.0.2", "127.0.0.1"]  # nobody listens at the first
         members = []
         for rank, port in enumerate([first, second]):
