@@ -1,0 +1,93 @@
+"""A rank of bench/ddp.py: FAULT, which happens to the last one; rank 0 measures.
+
+Its first line says that it has begun.
+"""
+
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+LIMIT = timedelta(seconds=120)
+WIDTH, LAYERS, LETTERS = 192, 3, 256
+BATCH, LENGTH = 4, 64
+TURNS, STEPS = 4, 10
+STEPS_AFTER = 25
+SIGNALS = {"killed": signal.SIGKILL, "paused": signal.SIGSTOP}
+
+
+class LanguageModel(nn.Module):
+    """A transformer that predicts the next letter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(LETTERS, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, 0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, LETTERS)
+
+    def forward(self, letters: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(letters.shape[1])
+        found: Tensor = self.head(self.layers(self.embed(letters), mask=mask))
+        return found
+
+
+class Training:
+    """One copy of the model, trained over one backend."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        torch.manual_seed(0)
+        self.model = DistributedDataParallel(LanguageModel(), process_group=group)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
+
+    def step(self) -> float:
+        """Take a step, and return its seconds."""
+        began = time.perf_counter()
+        letters = torch.randint(LETTERS, (BATCH, LENGTH + 1))
+        self.optimizer.zero_grad()
+        scores = self.model(letters[:, :-1]).flatten(0, 1)
+        nn.functional.cross_entropy(scores, letters[:, 1:].flatten()).backward()
+        self.optimizer.step()
+        return time.perf_counter() - began
+
+
+def main() -> None:
+    fault = sys.argv[1]
+    print(json.dumps({}), flush=True)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=LIMIT)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    copies = {
+        "gloo": Training(dist.group.WORLD),
+        "shoal": Training(dist.new_group(backend="shoal", timeout=LIMIT)),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in copies}
+    for turn in range(TURNS + 1):
+        for name in copies if turn % 2 else reversed(copies):
+            found = [copies[name].step() for _ in range(STEPS)]
+            if turn:  # the first warms up
+                seconds[name] += found
+    ours = copies["shoal"]
+    if rank == size - 1:
+        ours.step()
+        backward = ours.model.module.head.weight.register_hook
+        backward(lambda gradient: os.kill(os.getpid(), SIGNALS[fault]))
+        ours.step()
+    after = [ours.step() for _ in range(STEPS_AFTER)]
+    if rank == 0:
+        medians = {name: statistics.median(each) for name, each in seconds.items()}
+        pause = max(after) - statistics.median(after)
+        print(json.dumps({"steps": medians, "pause": {"s": pause}}), flush=True)
+    os._exit(0)  # gloo's group is broken
+
+
+if __name__ == "__main__":
+    main()
