@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from harness.speed import scaled
+from harness.speed import PATIENCE
 from peers.dialled_peers import DialledPeers
 from shoal.app import discovery
 from shoal.app.discovery import AnnouncedService, LocalDiscovery
@@ -21,7 +21,6 @@ from shoal.protocols.seam.endpoints import (
 )
 from shoal.transports.tcp_server import BoundAddress
 
-PATIENCE = scaled(20.0)  # seconds until an expected event counts as missing
 HERE = ("127.0.0.1",)
 kinds = (f"_near{number}x{id(object()) % 9999}._tcp" for number in count())
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.speed import scaled
+from harness.speed import PATIENCE
 from shoal.app import network as module
 from shoal.app.network import NetworkContext, open_network
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
@@ -40,7 +40,6 @@ from transports.certificates import issue
 from transports.links import ended
 from transports.memory_links import ScriptedSession
 
-PATIENCE = scaled(20.0)  # seconds until an expected event counts as missing
 kinds = (f"_reach{number}x{id(object()) % 9999}._tcp" for number in count())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from aiohttp import WSMsgType, web
 
-from harness.speed import scaled
+from harness.speed import PATIENCE
 from shoal.client.coordinator import CoordinatorAddress
 from shoal.tasks.errors import format_task_error
 from shoal.tasks.exception_record import encode_exception
@@ -23,7 +23,6 @@ from shoal.tasks.values import ValueReader, load_pickle, pack
 
 KEY = "sk-test"
 VALUE_MAX = 1 << 20  # bytes of a value in an answer
-PATIENCE = scaled(10.0)  # seconds
 
 Item = list[Any]
 

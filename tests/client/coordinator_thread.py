@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from client.coordinator import KEY, PATIENCE, Coordinator
+from client.coordinator import KEY, Coordinator
+from harness.speed import PATIENCE
 from shoal import Pool
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engines.outputs import TINY
-from harness.speed import scaled
+from harness.speed import PATIENCE
 from shoal.domain.errors import LimitExceeded, Unavailable
 from shoal.domain.work import JobKind
 from shoal.engines.llama_messages import (
@@ -23,7 +23,6 @@ from shoal.engines.llama_process import (
     last_unformatted_line,
 )
 
-PATIENCE = scaled(10.0)  # seconds until what should happen is taken not to
 PING = {"messages": [{"role": "user", "content": "ping"}], "temperature": 0}
 
 

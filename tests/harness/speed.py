@@ -40,3 +40,8 @@ def run_round() -> None:
     table: dict[int, bytes] = {}
     for number in range(200_000):
         table[number % 1000] = str(number).encode()
+
+
+PATIENCE = scaled(60.0)
+"""Seconds until what a test waits for is taken not to happen: it guards against hangs,
+and no test waits for its end."""

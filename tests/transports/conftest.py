@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from harness.speed import scaled
+from harness.speed import PATIENCE
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop]
 if sys.platform != "win32":
     import uvloop
 
     LOOPS.append(uvloop.new_event_loop)
-
-PATIENCE = scaled(20.0)  # seconds until an expected event counts as missing
 
 
 @pytest.fixture(params=LOOPS, ids=lambda made: made.__module__.split(".")[0])

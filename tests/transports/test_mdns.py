@@ -13,14 +13,13 @@ import pytest
 from zeroconf import ServiceStateChange
 from zeroconf.asyncio import AsyncServiceInfo
 
-from harness.speed import scaled
+from harness.speed import PATIENCE
 from shoal.domain.errors import Unavailable
 from shoal.protocols.seam.endpoints import DiscoveredService, ServiceRecord
 from shoal.transports import mdns
 from shoal.transports.mdns import addresses_of, local_network
 
 HERE = ("127.0.0.1",)
-PATIENCE = scaled(20.0)  # seconds until an expected event counts as missing
 TEXT = {"deviceID": "8A1C", "chip": "é", "version": "1"}
 kinds = (f"_shoal{number}x{id(object()) % 9999}._tcp" for number in count())
 

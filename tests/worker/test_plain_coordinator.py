@@ -17,7 +17,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from gateway.serving import eventually
-from harness.speed import scaled
+from harness.speed import PATIENCE
 from models.tiny_answers import ANSWERS
 from shoal.domain.worker import DeviceKind
 from shoal.engines.llama_engine import LlamaEngine
@@ -35,7 +35,6 @@ from shoal.worker.jobs import EngineSlots, only_model
 
 MODEL = Path(__file__).parents[1] / "models" / "tiny.gguf"
 PROTOCOL = discover()["dispatch"]
-LIMIT = scaled(20.0)  # seconds for a whole test
 
 Serve: TypeAlias = Callable[["Peer"], Awaitable[None]]
 
@@ -136,7 +135,7 @@ async def worker_at(
     )
     running = asyncio.create_task(agent.run())
     try:
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(PATIENCE):
             yield agent
     finally:
         running.cancel()

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 import pytest
 from aiohttp import WSMsgType, web
 
-from harness.speed import scaled
+from harness.speed import PATIENCE
 from models.tiny_answers import ANSWERS, COUNT
 from shoal.engines.llama_engine import LlamaEngine
 from shoal.engines.text_tasks import TaskRunner
@@ -27,7 +27,6 @@ from shoal.worker.jobs import EngineSlots, only_model
 
 MODEL = Path(__file__).parents[1] / "models" / "tiny.gguf"
 PROTOCOL = discover()["grandsage"]
-LIMIT = scaled(20.0)  # seconds for a whole test
 
 Serve: TypeAlias = Callable[[web.WebSocketResponse], Awaitable[None]]
 
@@ -75,7 +74,7 @@ async def node_at(
     )
     running = asyncio.create_task(agent.run())
     try:
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(PATIENCE):
             yield running
     finally:
         running.cancel()

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.receiver import run_receiver, verify
 from gateway.serving import Pool, eventually, serving
-from harness.speed import scaled
+from harness.speed import PATIENCE
 from shoal.domain.errors import StoreError
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, Webhook
@@ -100,7 +100,7 @@ async def wait_delivered(pool: Pool, name: str = "j") -> DeliveryState:
     """Wait until the delivery of a job has ended."""
     assert pool.gateway is not None
     calls = pool.gateway.store.webhooks
-    async with asyncio.timeout(scaled(10)):
+    async with asyncio.timeout(PATIENCE):
         while (  # noqa: ASYNC110  # nothing tells when it is
             tried := await calls.state_of(JobId(name))
         ) is None or tried.due_at:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.speed import scaled
+from harness.speed import PATIENCE
 from originals.macfleet import read_frame
 from protocols.macfleet.recorded import case_of
 from shoal.domain.errors import InvalidRequest, PeerError, TooLarge
@@ -26,7 +26,6 @@ from shoal.transports.tls import ServerTls, self_signed_tls
 from transports.links import serving
 
 OPEN = "open"  # the first event of an end
-PATIENCE = scaled(20.0)  # seconds before a test gives up
 ARRAYS: list[Any] = [
     np.arange(4 * CHUNK_SIZE, dtype=np.float32),
     np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2],  # not in C order
