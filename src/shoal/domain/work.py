@@ -266,6 +266,8 @@ def describe_target(work: Work) -> str:
     return "any model" if work.model in (ANY_MODEL, "") else work.model
 
 
+_MAPPINGS = (dict, Mapping)  # nearly all are of the first, which is known sooner
+
 _CONTENT_FEATURES: Mapping[str, Feature] = {
     "image_url": Feature.IMAGES,
     "input_audio": Feature.AUDIO,
@@ -273,7 +275,7 @@ _CONTENT_FEATURES: Mapping[str, Feature] = {
 
 
 def _content_types(parts: Sequence[JSON]) -> set[str]:
-    kinds = {part.get("type") for part in parts if isinstance(part, Mapping)}
+    kinds = {part.get("type") for part in parts if isinstance(part, _MAPPINGS)}
     return {
         kind for kind in kinds if isinstance(kind, str) and kind in _CONTENT_FEATURES
     }
@@ -286,7 +288,7 @@ def message_text(message: Mapping[str, JSON]) -> str:
         case str():
             return content
         case [*parts]:
-            texts = (p.get("text") for p in parts if isinstance(p, Mapping))
-            return "".join(text for text in texts if isinstance(text, str))
+            texts = [p.get("text") for p in parts if isinstance(p, _MAPPINGS)]
+            return "".join([text for text in texts if isinstance(text, str)])
         case _:
             return ""

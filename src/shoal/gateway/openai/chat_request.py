@@ -185,22 +185,22 @@ def _content(message: ChatRequestMessage, path: str) -> JSON:
         return ""
     if isinstance(content, str):
         return content
-    parts = [_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
-    texts = [part.get("text") for part in parts]
+    parts = [_part(part, path, index) for index, part in enumerate(content)]
     if any(part["type"] != "text" for part in parts):
         if message.role != "user":
             raise InvalidRequest(f"{path}: only a user sends more than text", path)
         return parts
+    texts = [part.get("text") for part in parts]
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def _part(part: ContentPart, path: str) -> dict[str, JSON]:
+def _part(part: ContentPart, path: str, index: int) -> dict[str, JSON]:
     if part.type == "refusal" and part.refusal is not UNSET:
         return {"type": "text", "text": part.refusal}
     if part.type not in ("text", "image_url", "input_audio"):
-        raise unsupported(f"{path}.type", part.type[:40])
+        raise unsupported(f"{path}[{index}].type", part.type[:40])
     value = getattr(part, part.type)
     if value is UNSET:
-        field = f"{path}.{part.type}"
+        field = f"{path}[{index}].{part.type}"
         raise InvalidRequest(f"{field}: required, but missing", field)
     return {"type": part.type, part.type: msgspec.to_builtins(value)}
