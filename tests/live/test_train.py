@@ -187,3 +187,26 @@ def test_unchanged_script_trains_on_without_a_killed_worker(
     assert events[-1]["text"] == "done: 1 of 2 machines"
     assert "rank 1 was lost" in explained(pool, events[0]["run"])
     assert (tmp_path / "model.safetensors").stat().st_size > 1_000_000
+
+
+def test_unchanged_script_goes_on_without_a_killed_rank(pool: Pool) -> None:
+    pool.join("three", "--trust-code", "--slots", "1", token=TOKEN)
+    eventually(lambda: len(pool.workers()) == 3, "three workers")
+    script = Path(__file__).parents[1] / "training" / "scripts" / "survive_ddp.py"
+
+    words = ("--nodes", "3", "--min-nodes", "1", "--json", str(script), "1")
+    done = shoal(pool, "train", *words)
+
+    assert done.returncode == 0, done.stderr
+    events: list[dict[str, Any]] = [*map(json.loads, done.stdout.splitlines())]
+    printed = [
+        line
+        for each in events
+        if each["event"] == "output"
+        for line in each["lines"]
+        if line.startswith("hash ")
+    ]
+    assert len(printed) == 2
+    assert len({*printed}) == 1
+    assert events[-1]["text"] == "done: 2 of 3 machines"
+    assert "rank 1 was lost" in explained(pool, events[0]["run"])
