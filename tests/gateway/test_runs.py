@@ -14,8 +14,8 @@ from shoal.domain.facts import Fact, JobCancelled
 from shoal.domain.ids import JobId
 from shoal.domain.job import Gang, Job, JobTerms
 from shoal.domain.work import Call
-from shoal.gateway import runs
-from shoal.gateway.runs import new_sentences
+from shoal.gateway import hosted_runs
+from shoal.gateway.hosted_runs import new_sentences
 from shoal.training.generations.messages import RankState
 from shoal.training.run_events import MESSAGE_MAX, Message
 from shoal.training.run_link import CONNECTED, EVENTS, REPLACED, RunLink, RunOver
@@ -227,7 +227,7 @@ async def test_invalid_message_ends_its_connection_only(
 async def test_connection_that_does_not_read_is_closed(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "UNREAD_MAX", 2)
+    monkeypatch.setattr(hosted_runs, "UNREAD_MAX", 2)
     async with open_run(pool), socket(pool) as slow:
         for number in range(20):
             await slow.send_json({"event": "remark", "rank": 0, "text": str(number)})
@@ -241,7 +241,7 @@ async def test_connection_that_does_not_read_is_closed(
 async def test_a_run_has_so_many_connections(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(hosted_runs, "CONNECTIONS_MAX", 1)
     async with open_run(pool), socket(pool):
         with pytest.raises(WSServerHandshakeError) as refused:
             async with socket(pool):

@@ -9,6 +9,7 @@ from aiohttp import web
 from shoal.domain.errors import ShoalError, release_frames
 from shoal.gateway.calls import CALLS_PATH
 from shoal.gateway.context import Gateway
+from shoal.gateway.hosted_runs import HostedRuns
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import CALLER
 from shoal.gateway.http.request_record import (
@@ -21,7 +22,7 @@ from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
 from shoal.gateway.monitoring import METRICS, PrometheusMetrics
 from shoal.gateway.openapi import DOCUMENT, EncodedDocument
 from shoal.gateway.operations import OPERATIONS
-from shoal.gateway.runs import RUNS, RUNS_PATH, HostedRuns
+from shoal.gateway.runs import RUNS, RUNS_PATH
 from shoal.transports import http_server
 from shoal.transports.strangers import Strangers
 

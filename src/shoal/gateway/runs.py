@@ -7,280 +7,35 @@ and its submitter have.
 """
 
 import asyncio
-import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 import msgspec
 from aiohttp import WSMsgType, web
 
-from shoal.coordinator.hub import Hub
-from shoal.domain.errors import InvalidRequest, NotFound, PeerError, TooLarge
-from shoal.domain.facts import (
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-    JobSubmitted,
-)
-from shoal.domain.ids import JobId
-from shoal.domain.job import Gang, Job
+from shoal.domain.errors import InvalidRequest, PeerError, TooLarge
 from shoal.gateway.context import Gateway
-from shoal.gateway.http.request_record import record_of
-from shoal.gateway.rank_relay import BytePace, RankRelay
-from shoal.training.rendezvous import Rendezvous
-from shoal.training.run_events import (
-    MESSAGE_MAX,
-    RANKS_MAX,
-    Message,
-    RunEvent,
-    RunEvents,
+from shoal.gateway.hosted_runs import (
+    CONNECTIONS_MAX,
+    HostedRun,
+    HostedRuns,
+    RunConnection,
 )
-from shoal.training.run_link import REPLACED, RUN_ENDED
-from shoal.training.run_token import run_id_of
+from shoal.gateway.http.request_record import record_of
+from shoal.gateway.rank_relay import RankRelay
+from shoal.training.run_events import MESSAGE_MAX
 from shoal.transports import http_server
-from shoal.transports.clock import Clock, DeadlineTimer
 
 RUNS_PATH = "/v1/runs/"
 RANKS_PATH = RUNS_PATH + "{run}/ranks"
 EVENTS_PATH = RUNS_PATH + "{run}/events"
 RELAY_PATH = RUNS_PATH + "{run}/relay"
-CONNECTIONS_MAX = 1024  # of one run; of each member there are two
 MEMBER_MAX = 64  # characters of a member's name
-UNREAD_MAX = 4096  # messages that one connection leaves unread; then it is closed
 MESSAGES_PER_SECOND = 200  # of one connection; beyond, it is read more slowly
-ENDED_MAX = 64  # ended runs whose story is kept
 PING_EVERY = 20.0  # seconds
 CLOSE_TIMEOUT = 2.0  # seconds for the other end's half of the closing handshake
-POLICY_VIOLATION = 1008  # WebSocket close codes (RFC 6455, section 7.4.1)
-INVALID_DATA = 1007
-NOT_OPEN = (
-    "the header `Authorization: Bearer TOKEN` has no token of an open run: the run "
-    "has ended, or its members were never submitted"
-)
-
-Deliveries = Iterable[tuple[str, Message]]
-
-
-@dataclass(eq=False, slots=True)
-class _RunConnection:
-    """A WebSocket of a run, and what is to be sent over it."""
-
-    socket: web.WebSocketResponse
-    unread: asyncio.Queue[Message | None] = field(
-        default_factory=lambda: asyncio.Queue(UNREAD_MAX)
-    )
-    close_code: int = 0
-
-    def put(self, message: Message) -> None:
-        try:
-            self.unread.put_nowait(message)
-        except asyncio.QueueFull:
-            self.hang_up(POLICY_VIOLATION)
-
-    def hang_up(self, code: int) -> None:
-        """Close it, without what it has not read."""
-        self.close_code = self.close_code or code
-        while not self.unread.empty():
-            self.unread.get_nowait()
-        self.unread.put_nowait(None)
-
-
-class HostedRun:
-    """One run: its events, its rendezvous, its relay, and the connections to them."""
-
-    def __init__(self, gang: Gang, owner: str, clock: Clock, relay: RankRelay) -> None:
-        self.id = gang.id
-        self.owner = owner
-        self.members: dict[JobId, int] = {}  # ranks of those that have not ended
-        self.events = RunEvents()
-        self.relay = relay
-        self._gang = gang
-        self._clock = clock
-        self._rendezvous: Rendezvous | None = None  # until its first rank
-        self._story: list[str] = []  # of the rendezvous, as far as it is told
-        self._timer = DeadlineTimer(clock, self._deadline, self._expire)
-        self._at_ranks: dict[str, _RunConnection] = {}
-        self._at_events: dict[str, _RunConnection] = {}
-        self._names = count(1)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no connection is accepted any more."""
-        connections = len(self._at_ranks) + len(self._at_events) + self.relay.count
-        return connections >= CONNECTIONS_MAX
-
-    # Of the members' ranks.
-
-    def rank_count(self, text: str) -> int:
-        """Return the number of ranks that a connection names: empty: the machines.
-
-        Raises InvalidRequest.
-        """
-        machines = self._gang.size
-        size = int(text) if text.isdecimal() and len(text) < 6 else 0
-        if not text:
-            return machines
-        if not 0 < size <= RANKS_MAX or size % machines:
-            raise InvalidRequest(
-                f"size: expected a multiple of {machines}, {RANKS_MAX} at most", "size"
-            )
-        return size
-
-    def open_rank(self, member: str, connection: _RunConnection, size: int) -> None:
-        """Add the connection of one of ``size`` ranks, in place of an older one.
-
-        Each machine has as many ranks as the others.
-        """
-        if self._rendezvous is None:
-            least = self._gang.least * (size // self._gang.size)
-            self._rendezvous = Rendezvous(self.id, size, least, random_bytes=os.urandom)
-        if (older := self._at_ranks.get(member)) is not None:
-            older.hang_up(REPLACED)
-        self._at_ranks[member] = connection
-
-    def on_rank_message(
-        self, member: str, connection: _RunConnection, message: object
-    ) -> None:
-        """Handle a message.  Raises PeerError if it is invalid."""
-        if self._at_ranks.get(member) is not connection:
-            return  # replaced
-        if not isinstance(message, dict):
-            raise PeerError("a message of a run is a JSON object")
-        assert self._rendezvous is not None, "it began with the connection"
-        self._decided(self._rendezvous.receive(member, message, self._clock.now()))
-
-    def close_rank(self, member: str, connection: _RunConnection) -> None:
-        """Remove a connection; its member is lost, unless it has a newer one."""
-        if self._at_ranks.get(member) is connection:
-            del self._at_ranks[member]
-            assert self._rendezvous is not None, "it began with the connection"
-            self._decided(self._rendezvous.lost(member, self._clock.now()))
-
-    def _deadline(self) -> float | None:
-        return None if self._rendezvous is None else self._rendezvous.deadline
-
-    def _expire(self) -> None:
-        assert self._rendezvous is not None, "it has set the deadline"
-        self._decided(self._rendezvous.expire(self._clock.now()))
-
-    def _decided(self, deliveries: Deliveries) -> None:
-        """Send what the rendezvous has decided, and tell its story."""
-        assert self._rendezvous is not None, "it has decided"
-        self._deliver(self._at_ranks, deliveries)
-        self._timer.update()
-        story = self._rendezvous.story
-        for each in new_sentences(self._story, story):
-            remarks = self.events.remark(each, self._clock.wall())
-            self._deliver(self._at_events, remarks)
-        self._story = story
-
-    # Of events.
-
-    def open_events(self, connection: _RunConnection) -> str:
-        """Add a connection; return its name."""
-        name = str(next(self._names))
-        self._at_events[name] = connection
-        self._deliver(self._at_events, self.events.open(name))
-        return name
-
-    def on_event(self, name: str, message: object) -> None:
-        """Handle a message.  Raises PeerError if it is invalid."""
-        deliveries = self.events.receive(name, message, self._clock.wall())
-        self._deliver(self._at_events, deliveries)
-
-    def close_events(self, name: str) -> None:
-        """Remove a connection."""
-        del self._at_events[name]
-        self._deliver(self._at_events, self.events.close(name))
-
-    def end(self) -> None:
-        """Close all connections: no member is open any more."""
-        for each in [*self._at_ranks.values(), *self._at_events.values()]:
-            each.hang_up(RUN_ENDED)
-        self.relay.end()
-
-    def _deliver(
-        self, connections: dict[str, _RunConnection], deliveries: Deliveries
-    ) -> None:
-        for name, message in deliveries:
-            if (connection := connections.get(name)) is not None:
-                connection.put(message)
-
-
-class HostedRuns:
-    """The runs that have open members, and the stories of those that ended last."""
-
-    def __init__(self, hub: Hub, clock: Clock) -> None:
-        self._hub = hub
-        self._clock = clock
-        self._runs: dict[str, HostedRun] = {}
-        self._of_jobs: dict[JobId, str] = {}
-        self._ended: OrderedDict[str, HostedRun] = OrderedDict()
-        self._restored = False
-        self._pace = BytePace()
-        hub.subscribe(self._on_fact)
-
-    def admit(self, run_id: str, token: str) -> HostedRun:
-        """Return an open run, if the token is its own; raises NotFound."""
-        self._restore()
-        run = self._runs.get(run_id)
-        if run is None or run_id_of(token) != run_id:
-            raise NotFound(NOT_OPEN)
-        return run
-
-    def find(self, run_id: str) -> HostedRun | None:
-        """Return a run that is open or has ended a while ago, if it is known."""
-        self._restore()
-        return self._runs.get(run_id) or self._ended.get(run_id)
-
-    def _restore(self) -> None:
-        """Find the members that were open when the coordinator started."""
-        if not self._restored:
-            self._restored = True
-            for each in self._hub.pool.jobs.values():
-                self._add(each.job)
-
-    def _add(self, job: Job) -> None:
-        if (gang := job.terms.gang) is None:
-            return
-        if (run := self._runs.get(gang.id)) is None:
-            relay = RankRelay(self._pace, self._clock)
-            run = self._runs[gang.id] = HostedRun(gang, job.owner, self._clock, relay)
-        run.members[job.id] = gang.rank
-        self._of_jobs[job.id] = gang.id
-
-    def _on_fact(self, fact: Fact) -> None:
-        match fact:
-            case JobSubmitted(job):
-                self._add(job)
-            case (
-                JobCompleted(job_id)
-                | JobFailed(job_id)
-                | JobCancelled(job_id)
-                | JobExpired(job_id)
-            ):
-                if (run_id := self._of_jobs.pop(job_id, None)) is not None:
-                    self._on_end(run_id, job_id)
-            case _:  # other facts begin and end no run
-                pass
-
-    def _on_end(self, run_id: str, job_id: JobId) -> None:
-        run = self._runs[run_id]
-        del run.members[job_id]
-        if run.members:
-            return
-        del self._runs[run_id]
-        run.end()
-        self._ended[run_id] = run
-        if len(self._ended) > ENDED_MAX:
-            self._ended.popitem(last=False)
-
+INVALID_DATA = 1007  # WebSocket close code (RFC 6455, section 7.4.1)
 
 RUNS = web.AppKey("runs", HostedRuns)
 
@@ -331,24 +86,6 @@ RELAY_WISHES = {
 """What a rank wants of the relay, by the query that says it."""
 
 
-def new_sentences(told: list[str], story: list[str]) -> list[str]:
-    """Return what a story has beyond what was told; its beginning may be gone."""
-    for gone in range(len(told) + 1):
-        if story[: len(told) - gone] == told[gone:]:
-            return story[len(told) - gone :]
-    raise AssertionError("nothing of it is a beginning of all stories")
-
-
-def story_lines(events: Sequence[RunEvent]) -> list[tuple[float, str]]:
-    """Return the course of a run in plain lines, each with its time."""
-    lines = []
-    for each in events:
-        rank, text = each.fields.get("rank"), each.fields["text"]
-        who = "" if rank is None else f"rank {rank} {each.kind}: "
-        lines.append((each.at, f"{who}{text}"))
-    return lines
-
-
 def _admitted(request: web.Request) -> HostedRun:
     """Return the run whose token a request has; raises NotFound."""
     _, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -359,7 +96,7 @@ def _admitted(request: web.Request) -> HostedRun:
 
 async def _open_socket(
     gateway: Gateway, request: web.Request, run: HostedRun
-) -> _RunConnection:
+) -> RunConnection:
     socket = web.WebSocketResponse(
         timeout=CLOSE_TIMEOUT,
         heartbeat=PING_EVERY,
@@ -373,10 +110,10 @@ async def _open_socket(
         raise TooLarge(f"the run has {CONNECTIONS_MAX} connections already")
     await socket.prepare(request)
     record_of(request).upgraded = True
-    return _RunConnection(socket)
+    return RunConnection(socket)
 
 
-async def _serve(connection: _RunConnection, handle: Callable[[object], None]) -> None:
+async def _serve(connection: RunConnection, handle: Callable[[object], None]) -> None:
     """Exchange messages until the connection is closed."""
     writing = asyncio.create_task(_write(connection))
     try:
@@ -415,7 +152,7 @@ def _decode(text: str) -> Any:
         raise PeerError(f"expected JSON: {error}") from error
 
 
-async def _write(connection: _RunConnection) -> None:
+async def _write(connection: RunConnection) -> None:
     """Send messages as fast as the other end reads them."""
     with suppress(ConnectionError):  # it left; the reader notices by itself
         while (message := await connection.unread.get()) is not None:

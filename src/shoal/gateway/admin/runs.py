@@ -8,8 +8,9 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden
 from shoal.domain.job import GANG_MAX
 from shoal.gateway.context import Gateway
+from shoal.gateway.hosted_runs import story_lines
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.runs import RUNS, story_lines
+from shoal.gateway.runs import RUNS
 from shoal.pool.explanation import explain, explain_remark
 from shoal.pool.gang_rules import explain_gang
 from shoal.store.port import StoredJob
