@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from aiohttp import WSMsgType, web
@@ -104,7 +104,12 @@ class RunServer:
     def _send(self, outgoing: list[tuple[str, Mapping[str, Any]]]) -> None:
         for member, message in outgoing:
             if member in self._sockets:
-                self._loop.create_task(self._sockets[member].send_json(message))
+                self._loop.create_task(_post(self._sockets[member], message))
+
+
+async def _post(socket: web.WebSocketResponse, message: Mapping[str, Any]) -> None:
+    with suppress(ConnectionError):  # the rank is gone
+        await socket.send_json(message)
 
 
 @contextmanager

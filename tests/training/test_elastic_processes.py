@@ -90,13 +90,12 @@ def test_replicas_are_the_same_whichever_ranks_are_killed_or_paused(
             generation = server.rendezvous.generation
             if number % 3 == 2:
                 server.restart()  # the coordinator; ranks connect again
-            if draw.random() < 0.5:
-                ranks[rank].kill()
-            else:
-                ranks[rank].send_signal(signal.SIGSTOP)
-                eventually(
-                    partial(later, generation), f"round {number}: without rank {rank}"
-                )
+            end = signal.SIGKILL if draw.random() < 0.5 else signal.SIGSTOP
+            ranks[rank].send_signal(end)
+            eventually(
+                partial(later, generation), f"round {number}: without rank {rank}"
+            )
+            if end is signal.SIGSTOP:
                 ranks[rank].send_signal(signal.SIGCONT)
             _, errors = ranks[rank].communicate(timeout=LIMIT)
             assert ranks[rank].returncode != 0, errors

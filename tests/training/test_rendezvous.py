@@ -292,13 +292,15 @@ def test_ranks_whose_operations_are_too_far_apart_stop() -> None:
     assert "6 operations apart" in rendezvous.over
 
 
-def test_who_waits_when_the_last_rank_leaves_is_told() -> None:
+def test_who_waits_or_comes_when_the_last_rank_has_left_is_told() -> None:
     rendezvous = formed(1, admits=True)
     rendezvous.receive("new", announce(-1, 0, port_id="new"), 1.0)
 
     sent = sent_to(rendezvous.receive("m0", {"leave": 3}, 2.0))
 
     assert sent == {"new": [{"out": "the run has ended"}]}
+    later = sent_to(rendezvous.receive("next", announce(-1, 0, port_id="next"), 3.0))
+    assert later == {"next": [{"out": "the run has ended"}]}
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ REBUILD = 15.0  # seconds after a restart, in which ranks connect again
 FRUITLESS_MAX = 2  # generations of the same ranks in which no operation was completed
 SECRET_SIZE = 32  # random bytes
 STORY_MAX = 100  # sentences
+RUN_ENDED = "the run has ended"
 NO_ANSWER = "it did not answer"
 NO_DATA = "no data can be exchanged with it"
 
@@ -173,6 +174,8 @@ class Rendezvous:
             if other != member and each.is_fresh and same_place:
                 sent += self._exclude(other, "a newer process has its place")
         present = self._present()
+        if not present and self._newest_left != NO_OPERATION:
+            return [*sent, *self._exclude(member, RUN_ENDED)]
         if not present:
             return [*sent, *self._form_anew(now)]
         if not any(self._members[each].state.admits for each in present):
@@ -233,7 +236,7 @@ class Rendezvous:
         if not self._present():
             for other, each in self._members.items():
                 if each.is_fresh:
-                    sent += self._exclude(other, "the run has ended")
+                    sent += self._exclude(other, RUN_ENDED)
         return sent
 
     def _learn(
