@@ -158,7 +158,10 @@ async def test_where_nobody_listens_connections_are_closed(
         assert (closing.type, closing.data) == (WSMsgType.CLOSE, NOT_LISTENING)
 
 
-async def test_the_newer_of_two_listeners_is_called(pool: Pool) -> None:
+async def test_the_newer_of_two_listeners_is_called(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_relay, "ANSWER_TIMEOUT", 0.5)  # nobody takes the ticket
     async with (
         open_run(pool, 1),
         socket(pool, "relay?at=here") as older,

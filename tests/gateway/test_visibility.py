@@ -89,6 +89,7 @@ class Store:
             "id": data.job_id,
             "digest": "00" * 32,
             "model": "m1",
+            "run": "00" * 16,
             "name": "dispatch:nobody" if "workers" in path else owner,
         }
         return path.format(**values) + QUERIES.get(path, "").format(user=data.user)
