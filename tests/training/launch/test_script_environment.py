@@ -81,9 +81,15 @@ def test_own_address_is_that_on_the_way_to_the_coordinator() -> None:
     assert own_host(Coordinator("https://localhost", "")) in ("127.0.0.1", "::1")
 
 
-def test_chosen_port_is_free() -> None:
-    with socket.create_server(("127.0.0.1", free_port("127.0.0.1"))):
-        pass
+def test_chosen_port_is_free_and_given_to_nobody_who_asks_for_any() -> None:
+    run_id = run_id_of("5d" * 32)
+    port = free_port(run_id)
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        assert port < 30_000 < other.getsockname()[1]
+        assert free_port(run_id) != port
 
 
 def test_processes_share_the_cores_of_a_whole_machine(

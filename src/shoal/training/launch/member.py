@@ -99,7 +99,7 @@ def run_member(plan: MemberPlan, archive: bytes) -> MemberResult:
             work.mkdir()
             output.mkdir()
             unpack_script(archive, work)
-            master = _meet(place, coordinator, reports)
+            master = _meet(run_id_of(plan["token"]), place, coordinator, reports)
             first = place.rank(0)
             machine = gethostname()
             reports.event(run_events.STARTED, first, f"{plan['name']} on {machine}")
@@ -128,7 +128,7 @@ def _own_coordinator() -> Coordinator:
 
 
 def _meet(
-    place: Placement, coordinator: Coordinator, reports: MemberReports
+    run_id: str, place: Placement, coordinator: Coordinator, reports: MemberReports
 ) -> tuple[str, int]:
     """Return the address at which all ranks meet: the one that node 0 chooses.
 
@@ -144,7 +144,7 @@ def _meet(
         if reports.has_note(run_events.DONE):
             raise Unavailable("another member is done: this one begins too late")
         if place.node == 0:
-            port = free_port(own)
+            port = free_port(run_id)
             reports.leave_note(MASTER, f"{port} {own}")
             return own, port
         note = reports.wait_for_note(MASTER, MASTER_TIMEOUT) if ready else None

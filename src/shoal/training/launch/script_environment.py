@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -26,6 +27,8 @@ OUTPUT_FOLDER = "SHOAL_OUTPUT"
 THREADS = "OMP_NUM_THREADS"
 OTHER_THREADS = frozenset({"OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"})
 """Set for tasks; without them, those libraries follow the variable above as well."""
+PORTS = range(20_000, 30_000)
+"""Where rank 0 listens: below what systems give away, from 32,768 or 49,152 on."""
 SHOAL = "shoal"  # the backend that forms its groups at the coordinator
 
 
@@ -71,11 +74,20 @@ def reachable_host(published: str, own: str, coordinator: Coordinator) -> str:
     return published
 
 
-def free_port(host: str) -> int:
-    """Return a port of this machine that is free now."""
-    with socket.create_server((host, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+def free_port(run_id: str) -> int:
+    """Return a port of this machine that is free, and will be when rank 0 listens.
+
+    Until then seconds pass, in which PyTorch is imported.  So it is none of those that
+    systems give to any program that asks for a port; each run begins with another one.
+
+    Raises OSError if there is none.
+    """
+    first = int(run_id[:8], 16)
+    for port in (PORTS[(first + each) % len(PORTS)] for each in range(len(PORTS))):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))  # at all addresses, as PyTorch does
+            return port
+    raise OSError(f"all ports from {PORTS[0]} to {PORTS[-1]} are in use")
 
 
 @dataclass(frozen=True, slots=True)
