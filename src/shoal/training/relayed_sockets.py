@@ -7,7 +7,6 @@ end a thread of this module connects to the coordinator, by a WebSocket.
 import asyncio
 import logging
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import closing, suppress
@@ -15,27 +14,24 @@ from typing import Any, Final, TypeAlias
 
 from aiohttp import (
     ClientError,
-    ClientSession,
-    ClientTimeout,
     ClientWebSocketResponse,
-    TCPConnector,
     WSMsgType,
     WSServerHandshakeError,
 )
 
 from shoal.training.run_link import (
-    CONNECT_TIMEOUT,
     DRAIN_TIMEOUT,
     FINAL_STATUSES,
     HEARTBEAT,
     REPLACED,
     RUN_ENDED,
     TLS_CLOSE_DELAY,
+    run_session,
+    tls_for,
 )
 from shoal.training.run_token import run_id_of
 from shoal.transports.http_client import describe_http_error
 from shoal.transports.rank_socket import Disconnected
-from shoal.transports.tls import context_pinning
 
 NOT_LISTENING: Final = 4003  # WebSocket close code: no rank listens under this id
 PIECE_SIZE = 48 << 10  # bytes of one message
@@ -52,22 +48,13 @@ class RelayedSockets:
     Args:
         url: the coordinator's, http:// or https://.
         token: the run's.
-        fingerprint: that of the coordinator's certificate, in hexadecimal digits;
-            empty: it has none, or the system's authorities vouch for it.
-        tls: how to verify the coordinator, in place of a fingerprint.
+        fingerprint: as that of ``RunLink``.
     """
 
-    def __init__(
-        self,
-        url: str,
-        token: str,
-        fingerprint: str = "",
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
+    def __init__(self, url: str, token: str, fingerprint: str = "") -> None:
         self._url = f"{url.rstrip('/')}/v1/runs/{run_id_of(token)}/relay"
         self._token = token
-        pinned = context_pinning(bytes.fromhex(fingerprint)) if fingerprint else None
-        self._tls = tls or pinned
+        self._tls = tls_for(fingerprint)
         self._stop = asyncio.Event()
         self._listening: set[asyncio.Task[None]] = set()
         self._carrying: set[asyncio.Task[None]] = set()
@@ -125,11 +112,7 @@ class RelayedSockets:
 
     async def _serve(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
-        async with ClientSession(
-            connector=TCPConnector(ssl=True if self._tls is None else self._tls),
-            headers={"Authorization": f"Bearer {self._token}"},
-            timeout=ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
-        ) as self._session:
+        async with run_session(self._token, self._tls) as self._session:
             ready.set()
             await self._stop.wait()
             await _end(self._listening, 0)

@@ -58,6 +58,20 @@ What was sent over the previous connection may be lost.
 log = logging.getLogger("shoal.training")
 
 
+def tls_for(fingerprint: str) -> ssl.SSLContext | None:
+    """Return how to verify a coordinator; None: by the system's authorities."""
+    return context_pinning(bytes.fromhex(fingerprint)) if fingerprint else None
+
+
+def run_session(token: str, tls: ssl.SSLContext | None) -> ClientSession:
+    """Return a session that shows the token of a run."""
+    return ClientSession(
+        connector=TCPConnector(ssl=True if tls is None else tls),
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
+    )
+
+
 class RunOver(Unavailable):
     """The run has ended, or the coordinator does not know it."""
 
@@ -90,8 +104,7 @@ class RunLink:
         self.member = secrets.token_hex(8)
         self._url = f"{url.rstrip('/')}/v1/runs/{run_id_of(token)}/{purpose}"
         self._token = token
-        pinned = context_pinning(bytes.fromhex(fingerprint)) if fingerprint else None
-        self._tls = tls or pinned
+        self._tls = tls or tls_for(fingerprint)
         self._query = {"member": self.member, **({"size": str(size)} if size else {})}
         self._greeting = greeting
         self._unsent: deque[str] = deque()
@@ -157,11 +170,7 @@ class RunLink:
                 await asyncio.sleep(TLS_CLOSE_DELAY)
 
     async def _connect_again_and_again(self) -> None:
-        async with ClientSession(
-            connector=TCPConnector(ssl=True if self._tls is None else self._tls),
-            headers={"Authorization": f"Bearer {self._token}"},
-            timeout=ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
-        ) as session:
+        async with run_session(self._token, self._tls) as session:
             delays = chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1]))
             while not self._closing:
                 try:
