@@ -248,7 +248,7 @@ def test_replicas_that_differ_end_the_run_and_the_odd_one_is_named() -> None:
         outcomes: list[Any] = each_rank(host, 4, train)
 
     assert all(isinstance(each, GroupEnded) for each in outcomes)
-    assert "ranks [2] do not have the hash of [0, 1, 3]" in host.rendezvous.over
+    assert "rank 2 does not have the parameters of the others" in host.rendezvous.over
 
 
 def test_training_goes_on_while_the_coordinator_restarts() -> None:

@@ -6,7 +6,6 @@ notices by ``place`` and ``story``.  ``generations.sequence`` says how results s
 same in all ranks.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -22,6 +21,7 @@ from shoal.training.generations.sequence import (
 )
 from shoal.training.generations.settlement import RankMissing
 from shoal.training.group import TIMEOUT, RankGroup
+from shoal.training.group_values import name_odd_ranks
 from shoal.training.rank_port import GroupEnded, RankPort
 from shoal.training.reductions import ReduceOp
 
@@ -221,15 +221,11 @@ class ElasticGroup:
         import numpy as np
 
         own = np.frombuffer(digest[:HASH_SIZE], np.uint8)
-        ranks: defaultdict[bytes, list[int]] = defaultdict(list)
-        found = self.all_gather(own)
-        for gang_rank, each in zip(self.gang_ranks, found, strict=True):
-            ranks[each.tobytes()].append(gang_rank)
-        if len(ranks) == 1:
+        found = [row.tobytes() for row in self.all_gather(own)]
+        odd = name_odd_ranks(dict(zip(self.gang_ranks, found, strict=True)))
+        if not odd:
             return
-        most = max(ranks.values(), key=len)
-        odd = sorted({*self.gang_ranks} - {*most})
-        reason = f"the replicas differ: ranks {odd} do not have the hash of {most}"
+        reason = f"the replicas differ: {odd}"
         self.sequence.stop(reason)
         raise GroupEnded(reason)
 

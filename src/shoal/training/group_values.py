@@ -111,3 +111,15 @@ def broadcast_state(
         tensors[name] = tensor
     restored: dict[str, Any] = restore(skeleton, tensors)
     return restored
+
+
+def name_odd_ranks(found: Mapping[int, bytes]) -> str:
+    """Return which ranks' hashes differ from that of most; empty: none does."""
+    hashes = [*found.values()]
+    if len({*hashes}) <= 1:
+        return ""
+    most = max(hashes, key=hashes.count)
+    if 2 * hashes.count(most) <= len(hashes):
+        return "the ranks do not have the same parameters, and no majority has"
+    odd = ", ".join(str(rank) for rank, each in found.items() if each != most)
+    return f"rank {odd} does not have the parameters of the others"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal.training.checkpoints.state_tree import memory_of
-from shoal.training.group_values import Collectives
+from shoal.training.group_values import Collectives, name_odd_ranks
 from shoal.training.rank_port import GroupEnded
 
 
@@ -34,16 +34,10 @@ def compare_replicas(
 
     own = np.frombuffer(digest_of(tensors), np.uint8)
     found = [row.tobytes() for row in group.all_gather(own)]
-    if len({*found}) == 1 or len(found) != len(members):
-        return  # the latter: a rank was lost, and the next step shows who is left
-    most = max(found, key=found.count)
-    odd = [rank for rank, each in zip(members, found, strict=True) if each != most]
-    if 2 * found.count(most) > len(found):
-        names = ", ".join(map(str, odd))
-        reason = f"rank {names} does not have the parameters of the others"
-    else:
-        reason = "the ranks do not have the same parameters, and no majority has"
-    raise ReplicasDiffer(f"the replicas differ after step {step}: {reason}")
+    if len(found) != len(members):
+        return  # a rank was lost, and the next step shows who is left
+    if reason := name_odd_ranks(dict(zip(members, found, strict=True))):
+        raise ReplicasDiffer(f"the replicas differ after step {step}: {reason}")
 
 
 def agree_on_buffers(group: Collectives, buffers: Iterable[Tensor]) -> None:
