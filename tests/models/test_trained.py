@@ -1,6 +1,7 @@
 """Trained models in the models folder."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,19 @@ def test_a_model_that_cannot_be_written_leaves_nothing(
 def test_a_tokenizer_is_missing(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no tokenizer\.json.*--bytes"):
         add_trained_model(tmp_path / "models", "mine", trained)
+
+
+def test_without_the_extra_a_model_that_exists_stays(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = tmp_path / "models"
+    stored = add_trained_model(models, "mine", trained, of_bytes=True)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'shoal\[train\]'"):
+        add_trained_model(models, "mine", trained, of_bytes=True, replace=True)
+    with pytest.raises(ConfigError, match=r"pip install 'shoal\[train\]'"):
+        add_trained_model(models, "other", trained, of_bytes=True)
+
+    assert [each.name for each in models.iterdir()] == ["mine"]
+    assert stored.name == "mine"

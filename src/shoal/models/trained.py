@@ -37,15 +37,15 @@ def add_trained_model(
         vocabulary = byte_vocabulary() if of_bytes else None
         write_gguf_of_folder(file, trained, vocabulary=vocabulary)
         return stored_model(folder, name)
-    except (InvalidRequest, OSError) as error:
+    except (InvalidRequest, OSError, ImportError) as error:
         if not existed and folder.is_dir():
             folder.rmdir()
-        if isinstance(error, OSError):
-            reason = error.strerror or str(error)
-            raise ConfigError(f"cannot write to {folder}: {reason}") from error
-        raise ConfigError(str(error)) from error
-    except ImportError as error:
-        folder.rmdir()
-        raise ConfigError(
-            f"{error}; to write models: pip install 'shoal[train]'"
-        ) from error
+        raise ConfigError(_reason(error, folder)) from error
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    if isinstance(error, ImportError):
+        return f"{error}; to write models: pip install 'shoal[train]'"
+    if isinstance(error, OSError):
+        return f"cannot write to {folder}: {error.strerror or error}"
+    return str(error)
