@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 
-from shoal.protocols import discover
 from shoal.training.elastic_group import ElasticGroup
 from shoal.training.group import RankGroup
-from shoal.training.meeting import RUN_URL, join_run
-from shoal.training.rank_port import GroupMembership, RankPort
-from shoal.transports.rank_socket import RankListener
+from shoal.training.meeting import RUN_URL, join_run, open_port
+from shoal.training.rank_port import GroupMembership
 
 TIMEOUT = 60.0  # seconds of one operation
 
@@ -44,7 +42,6 @@ def group_of_environment(
 
 
 def _alone(timeout: float) -> RankGroup:
-    wire = next(each.ranks for each in discover().values() if each.ranks)
-    port = RankPort(wire(), RankListener("127.0.0.1", 0), encrypts=False)
+    port = open_port("127.0.0.1", encrypts=False)
     links = port.open_group(GroupMembership("alone", 0, 0, 1, ""), timeout)
     return RankGroup(links, timeout, on_close=port.close)
