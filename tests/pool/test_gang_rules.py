@@ -118,6 +118,19 @@ def test_member_without_a_worker_is_cancelled_once_another_is_done() -> None:
     assert done(pool, 1) == {}
 
 
+def test_gang_ends_when_too_few_are_left_by_such_a_cancellation() -> None:
+    pool = running(3)
+    handle(pool, WorkerDisconnected(WorkerId("w2"), "gone"))
+    pool.expire_penalties(RETURN_GRACE)
+
+    ended = done(pool, 0)
+
+    reason = "rank 0 is done, and this one has no worker"
+    too_few = "2 of 3 members left, and the gang needs 3"
+    assert ended == {"r2": reason, "r1": f"rank 2 was cancelled: {reason}; {too_few}"}
+    assert pool.jobs == {}
+
+
 def test_member_whose_worker_may_return_is_kept() -> None:
     pool = running(3, least=2)
     handle(pool, WorkerDisconnected(WorkerId("w2"), "cut"))

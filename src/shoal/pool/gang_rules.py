@@ -36,13 +36,15 @@ def gang_ends(pool: PoolState, facts: Sequence[Fact]) -> Iterator[JobCancelled]:
     that has not needs all of them.  Once a member is done, those that have lost their
     workers get no others: they would begin alone.
     """
-    yield from _superfluous(pool, facts)
+    superfluous = list(_superfluous(pool, facts))
+    yield from superfluous
     ended: defaultdict[str, dict[int, str]] = defaultdict(dict)
-    for fact in facts:
+    for fact in (*facts, *superfluous):
         if isinstance(fact, JobFailed | JobCancelled | JobExpired):
             job = pool.jobs.get(fact.job_id)
             if job is not None and job.gang is not None:
                 ended[job.gang.id][job.rank] = _describe_end(fact)
+    done = {fact.job_id for fact in facts if isinstance(fact, JobCompleted)}
     for gang_id, ranks in ended.items():
         gang = pool.gangs.get(gang_id)
         assert gang is not None, "its members are open"
@@ -52,7 +54,7 @@ def gang_ends(pool: PoolState, facts: Sequence[Fact]) -> Iterator[JobCancelled]:
         rank, end = next(iter(ranks.items()))
         reason = f"rank {rank} {end}; {_too_few(gang, left)}"
         for other, job_id in gang.members.items():
-            if other not in ranks:
+            if other not in ranks and job_id not in done:
                 yield JobCancelled(job_id, reason)
 
 
