@@ -34,10 +34,12 @@ test: $(VENV)/.dev
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
 	$(PYTEST) -m "not long" $(if $(COVERAGE),--cov --cov-report=)
 
-# What test leaves out, and properties once more, with many examples.
+# What test leaves out, and properties once more, with many examples: the same ones each
+# time, or with EXAMPLES=fresh new ones.
+EXAMPLES ?= long
 test-long: $(VENV)/.dev
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
-	$(PYTEST) -m "long or hypothesis" --hypothesis-profile long $(if $(COVERAGE),--cov --cov-append --cov-report=)
+	$(PYTEST) -m "long or hypothesis" --hypothesis-profile $(EXAMPLES) $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
 # Which lines both suites run.  Measuring doubles what most tests cost.
 coverage: $(VENV)/.dev

@@ -2,9 +2,9 @@
 
 That goes for seeds and for the examples that Hypothesis draws.  No profile has a
 deadline, for how long an example takes says how busy the machine is.
-The short profile draws the same examples each time, so that a test that fails fails
-because of a change; the long one draws new ones each time, and prints how to draw a
-failing one again.
+The short and the long profile draw the same examples each time, so that a test that
+fails fails because of a change; the fresh one, of every night, draws new ones, and
+prints how to draw a failing one again.
 """
 
 from collections.abc import Iterable
@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-SHORT, LONG = "short", "long"
+SHORT, LONG, FRESH = "short", "long", "fresh"
 
 
 def register() -> None:
     """Register the profiles of Hypothesis; ``--hypothesis-profile`` selects one."""
     settings.register_profile(SHORT, deadline=None, max_examples=25, derandomize=True)
-    settings.register_profile(LONG, deadline=None, max_examples=100, print_blob=True)
+    settings.register_profile(LONG, deadline=None, max_examples=100, derandomize=True)
+    settings.register_profile(FRESH, deadline=None, max_examples=100, print_blob=True)
     settings.load_profile(SHORT)
 
 
