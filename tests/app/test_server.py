@@ -22,6 +22,7 @@ from gateway.serving import Pool, eventually
 from shoal.app.server import run_coordinator
 from shoal.cli.main import main
 from shoal.config import ServeConfig, X402Config
+from shoal.config.secret_files import signing_key_created_at
 from shoal.domain.errors import ConfigError, StoreBroken, StoreError
 from shoal.pool.inputs import AccountTopUp
 from shoal.protocols.dispatch import Config
@@ -57,6 +58,26 @@ async def test_webhook_is_delivered_for_a_committed_job(tmp_path: Path) -> None:
     assert verify(headers, body, SECRET.encode())
     assert headers["webhook-id"] == f"msg_{job_id}"
     assert json.loads(body)["data"]["result"] == {"ok": True}
+
+
+async def test_models_were_created_when_the_coordinator_was_set_up(
+    tmp_path: Path,
+) -> None:
+    created = []
+    for _ in range(2):
+        async with (
+            run_coordinator(settings(tmp_path)) as running,
+            ClientSession() as session,
+            provider(Pool(running.url, running.hub, session)),
+            session.get(
+                f"{running.url}/v1/models",
+                headers={"Authorization": f"Bearer {running.api_key}"},
+            ) as response,
+        ):
+            listed = (await response.json())["data"]
+            created.append({each["created"] for each in listed})
+
+    assert created == [{int(signing_key_created_at(tmp_path))}] * 2
 
 
 async def test_disabled_webhooks_are_not_delivered(tmp_path: Path) -> None:

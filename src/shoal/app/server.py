@@ -360,6 +360,7 @@ async def _gateway(
         payments=payments,
         unencrypted=unencrypted,
         sharing=LibraryServer(settings.library),
+        created_at=signing_key_created_at(config.data_dir),
     )
 
 

@@ -37,7 +37,8 @@ class Gateway:
     are not encrypted, by wire.  ``being_paid`` holds the owner and idempotency key of
     each job with a payment in progress.  ``directory`` lists the peers, and ``sharing``
     shares models with them.  ``probers`` are the membership probers and ``relays`` the
-    coordinator's relays, each with the name of its protocol.
+    coordinator's relays, each with the name of its protocol.  ``created_at`` is the
+    Unix time at which the coordinator was set up.
     """
 
     hub: Hub
@@ -63,6 +64,7 @@ class Gateway:
     sharing: LibraryServer = field(default_factory=lambda: LibraryServer(Library({})))
     probers: list[tuple[str, MembershipProber]] = field(default_factory=list)
     relays: list[tuple[str, RelayMachine]] = field(default_factory=list)
+    created_at: float = 0.0
 
     @property
     def models(self) -> Collection[str]:

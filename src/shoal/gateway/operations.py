@@ -21,6 +21,7 @@ from shoal.gateway.jobs import events, pairing, receipts, submit_job
 from shoal.gateway.jobs.job_request import CommitJob
 from shoal.gateway.jobs.job_view import JobInfo
 from shoal.gateway.openai import endpoints as openai
+from shoal.gateway.openai import models as openai_models
 from shoal.gateway.openai.chat_answer import CHAT_ID_PREFIX, ChatCompletion
 from shoal.gateway.openai.chat_body import CreateChatCompletion
 from shoal.gateway.openai.completion_answer import COMPLETION_ID_PREFIX, TextCompletion
@@ -44,12 +45,12 @@ PUBLIC_KEY = "(?!create$|claim$|list$)[^{}/]+"  # not the API's other paths
 
 OPENAI = (
     Operation(
-        *("GET", "/v1/models", "List the models", read(openai.list_models)),
-        answer=openai.ModelList,
+        *("GET", "/v1/models", "List the models", read(openai_models.list_models)),
+        answer=openai_models.ModelList,
     ),
     Operation(
-        *("GET", "/v1/models/{model}", "Show a model", read(openai.show_model)),
-        answer=openai.ModelObject,
+        *("GET", "/v1/models/{model}", "Show a model", read(openai_models.show_model)),
+        answer=openai_models.ModelObject,
         pattern=ANYTHING,
     ),
     Operation(

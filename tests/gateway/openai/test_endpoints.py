@@ -30,6 +30,27 @@ async def test_models_are_those_of_connected_workers(
             await openai.models.retrieve("m3")
 
 
+async def test_model_tells_what_its_workers_can_do(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with pool.node(), pool.node("n2", slots="2"):
+        await pool.wait_joined(2)
+
+        (listed,) = (await openai.models.list()).data
+
+    assert listed.to_dict() == {
+        "id": "m1",
+        "object": "model",
+        "created": 0,
+        "owned_by": "shoal",
+        "kinds": ["chat"],
+        "features": [],
+        "context_window": None,
+        "workers": 2,
+        "slots": 10,
+    }
+
+
 async def test_answer_is_returned(pool: Pool, openai: AsyncOpenAI) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()

@@ -3,15 +3,13 @@
 A finished chat or completion can be fetched by its id, for clients whose connection
 broke before the answer came.
 
-Source: OpenAI's API reference, "Chat", "Completions", "Embeddings" and "Models".
+Source: OpenAI's API reference, "Chat", "Completions" and "Embeddings".
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
-import msgspec
 from aiohttp import web
 
 from shoal.domain.credentials import Scope, usage_of
@@ -23,7 +21,6 @@ from shoal.domain.errors import (
     ShoalError,
     StillRunning,
     TimedOut,
-    UnknownModel,
 )
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
@@ -33,7 +30,7 @@ from shoal.domain.work import Chat, Completion, message_text
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import json_bytes_response, json_response
+from shoal.gateway.http.responses import json_bytes_response
 from shoal.gateway.jobs.job_options import build_job
 from shoal.gateway.openai.chat_answer import ChatChunkEncoder, encode_chat_completion
 from shoal.gateway.openai.chat_request import decode_chat_request
@@ -49,21 +46,8 @@ from shoal.gateway.openai.embeddings import (
 )
 from shoal.gateway.openai.event_stream import ChunkEncoder, stream_answer
 from shoal.gateway.openai.generation import GenerationRequest
-from shoal.pool.job_admission import unknown_model
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import StoredJob
-
-
-class ModelObject(msgspec.Struct, frozen=True):
-    id: str
-    object: Literal["model"] = "model"
-    created: int = 0  # unknown
-    owned_by: str = "shoal"
-
-
-class ModelList(msgspec.Struct, frozen=True):
-    data: list[ModelObject]
-    object: Literal["list"] = "list"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +56,6 @@ class AnswerFormat:
 
     encode: Callable[[JobId, Outcome, int], bytes]
     chunk_encoder: Callable[[JobId, int], ChunkEncoder]
-
-
-async def list_models(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    return json_response(
-        ModelList([ModelObject(model) for model in sorted(gateway.models)])
-    )
-
-
-async def show_model(
-    gateway: Gateway, request: web.Request, caller: ApiCaller
-) -> web.Response:
-    model = request.match_info["model"]
-    if model not in gateway.models:
-        raise UnknownModel(unknown_model(gateway.hub.pool, model))
-    return json_response(ModelObject(model))
 
 
 async def create_chat_completion(

@@ -1,0 +1,77 @@
+"""The models of the pool, each with what its workers can do."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from shoal.domain.errors import Forbidden, UnknownModel
+from shoal.domain.job_kinds import INFERENCE_KINDS
+from shoal.domain.work import Feature, JobKind
+from shoal.pool.job_admission import unknown_model
+from shoal.pool.state import PoolState
+from shoal.pool.worker import Worker
+
+HIDDEN = frozenset({Feature.CONTINUE, Feature.VALUES, Feature.CODE})
+"""Features that no request for a model asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    """A model, and the most that a worker with it can do.
+
+    A job goes to a worker that can do all of it, so the most counts.  ``context`` is as
+    in ``ServedModel``.  ``workers`` counts those that take new jobs, and ``slots`` the
+    jobs that they run at a time.
+    """
+
+    name: str
+    kinds: frozenset[JobKind]
+    features: frozenset[Feature]
+    context: int
+    workers: int
+    slots: int
+
+
+def summarize_model(name: str, workers: Collection[Worker]) -> ModelSummary:
+    """Merge what workers offer: all kinds and features, and the largest context."""
+    offers = [worker.offer for worker in workers]
+    slots = [worker.offer.slots for worker in workers if worker.accepts_jobs]
+    kinds = frozenset[JobKind]().union(*(offer.kinds for offer in offers))
+    features = frozenset[Feature]().union(*(offer.features for offer in offers))
+    return ModelSummary(
+        name,
+        kinds & INFERENCE_KINDS,
+        features - HIDDEN,
+        max((offer.context for offer in offers), default=0),
+        len(slots),
+        sum(slots),
+    )
+
+
+def model_summaries(pool: PoolState, owner: str | None) -> list[ModelSummary]:
+    """Return the models that the jobs of ``owner`` may use, by name; None: all."""
+    return [
+        summarize_model(name, workers)
+        for name in sorted(pool.roster.models)
+        if (workers := _usable_workers(pool, name, owner))
+    ]
+
+
+def model_summary(pool: PoolState, name: str, owner: str | None) -> ModelSummary:
+    """Return a model that the jobs of ``owner`` may use; None: any.
+
+    Raises UnknownModel or Forbidden.
+    """
+    if name not in pool.roster.models:
+        raise UnknownModel(unknown_model(pool, name))
+    workers = _usable_workers(pool, name, owner)
+    if not workers:
+        raise Forbidden(f"the workers with {name} work for other keys only")
+    return summarize_model(name, workers)
+
+
+def _usable_workers(pool: PoolState, model: str, owner: str | None) -> list[Worker]:
+    return [
+        worker
+        for worker in pool.roster.with_model[model].values()
+        if owner is None or not worker.offer.only_for or owner in worker.offer.only_for
+    ]
