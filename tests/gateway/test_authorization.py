@@ -185,6 +185,18 @@ async def test_each_role_gets_its_status(matrix: Matrix) -> None:
     assert rows == STATUSES
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/admin/keys", "/v1/jobs/{id}"])
+async def test_a_bare_key_has_the_same_rights(matrix: Matrix, path: str) -> None:
+    url = matrix.pool.url + path.format(id=matrix.job_id)
+    statuses = []
+    for role in ROLES:
+        headers = {"x-api-key": matrix.keys[role]}
+        async with matrix.pool.session.get(url, headers=headers) as response:
+            statuses.append(response.status)
+
+    assert tuple(statuses) == STATUSES["GET", path]
+
+
 @pytest.mark.parametrize("path", LISTS)
 async def test_lists_show_a_key_its_own_alone(matrix: Matrix, path: str) -> None:
     credit = {"amount": 1_000_000}

@@ -306,6 +306,17 @@ async def test_wrong_keys_are_delayed_and_then_banned(tmp_path: Path) -> None:
             assert response.status == 401
 
 
+async def test_wrong_bare_keys_are_counted_like_others(tmp_path: Path) -> None:
+    async with serving(tmp_path, keys={"default": KEY, "weak": "sk-weak"}) as pool:
+        url = f"{pool.url}/v1/models"
+        statuses = []
+        for key in (KEY, *(f"sk-{number}" for number in range(BLOCK_AFTER)), "sk-weak"):
+            async with pool.session.get(url, headers={"x-api-key": key}) as response:
+                statuses.append(response.status)
+
+    assert statuses == [200, *[401] * BLOCK_AFTER, 429]
+
+
 async def test_fingerprint_does_not_make_a_weak_key_strong(tmp_path: Path) -> None:
     padded = with_fingerprint("sk-weak", bytes(32))
     async with serving(tmp_path, keys={"default": KEY, "weak": "sk-weak"}) as pool:
@@ -378,6 +389,8 @@ async def test_loopback_needs_no_key_if_configured(tmp_path: Path) -> None:
         for headers, status in (
             ({"Authorization": "Bearer sk-wrong"}, 401),
             ({"Authorization": ""}, 401),
+            ({"x-api-key": "sk-wrong"}, 401),
+            ({"x-api-key": ""}, 401),
             ({"Host": "evil.example"}, 401),
             ({"Origin": "https://evil.example"}, 401),
             ({"X-Forwarded-For": "192.0.2.7"}, 401),

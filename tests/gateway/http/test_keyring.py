@@ -1,11 +1,12 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.credentials import Key, Scope, digest_of, with_fingerprint
 from shoal.domain.errors import ConfigError, KeyExpired, KeyRevoked, Unauthorized
-from shoal.gateway.http.authentication import Keyring
+from shoal.gateway.http.authentication import Keyring, authorization_in
 from shoal.store.port import CredentialStore
 from shoal.store.sqlite.store import SqliteStore
 from store.in_memory import MEMORY, memory_store
@@ -38,6 +39,34 @@ KEYS = keyring(DAVE)
 )
 def test_a_key_has_an_owner(header: str, owner: str) -> None:
     assert KEYS.authenticate(header, NOW).name == owner
+
+
+@pytest.mark.parametrize(
+    ("authorization", "bare", "meant"),
+    [
+        (None, None, None),
+        ("Bearer sk-a", None, "Bearer sk-a"),
+        (None, "sk-a", "Bearer sk-a"),
+        (None, "", "Bearer "),  # wrong, and not the same as none
+        ("Bearer sk-a", "", "Bearer sk-a"),
+        ("bearer  sk-a ", "sk-a", "bearer  sk-a "),
+        (f"Bearer {with_fingerprint('sk-a', bytes(32))}", "sk-a", ...),
+        ("Bearer sk-a", "sk-b", Unauthorized),
+        ("Basic YTpi", "sk-a", Unauthorized),
+        ("", "sk-a", Unauthorized),
+    ],
+)
+def test_a_bare_key_means_the_same_as_a_bearers(
+    authorization: str | None, bare: str | None, meant: Any
+) -> None:
+    given = {"Authorization": authorization, "x-api-key": bare}
+    headers = {name: value for name, value in given.items() if value is not None}
+
+    if meant is Unauthorized:
+        with pytest.raises(Unauthorized, match="different keys"):
+            authorization_in(headers)
+    else:
+        assert authorization_in(headers) == (authorization if meant is ... else meant)
 
 
 def test_static_keys_have_all_scopes_and_others_their_own() -> None:

@@ -183,7 +183,12 @@ async def test_an_allowed_page_joins_as_a_worker(tmp_path: Path) -> None:
 
 async def test_an_open_api_answers_to_its_own_names(tmp_path: Path) -> None:
     async with serving(tmp_path, wires=OPEN) as pool:
-        for given, expected in (({}, 200), (REBOUND, 403), ({"Origin": "null"}, 403)):
+        for given, expected in (
+            ({}, 200),
+            (REBOUND, 403),
+            ({"Origin": "null"}, 403),
+            ({"x-api-key": "sk-wrong"}, 401),
+        ):
             query = {"job_type": "TASK", "policy": "CHEAP"}
             async with pool.session.get(
                 f"{pool.url}/v1/quote", params=query, headers=given

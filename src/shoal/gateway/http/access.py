@@ -32,7 +32,13 @@ from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job, Priority
 from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.work import Call, CallStream, Chat, Completion, Embedding, Task, Work
-from shoal.gateway.http.authentication import REVOKED, Keyring, is_local
+from shoal.gateway.http.authentication import (
+    REVOKED,
+    Keyring,
+    authorization_in,
+    carries_key,
+    is_local,
+)
 from shoal.gateway.http.list_limits import ListLimits
 from shoal.gateway.http.quotas import (
     DetachedReservations,
@@ -145,11 +151,11 @@ class Access:
 
         This authorizes nothing: it decides whose requests may have to wait.
         """
-        authorization = request.headers.get("Authorization")
-        if authorization is None:
+        if not carries_key(request.headers):
             address = request.remote or ""
             return self._open_loopback and is_local(address, request.headers)
         try:
+            authorization = authorization_in(request.headers)
             self.keyring.authenticate(authorization, self._clock.wall())
         except Unauthorized:
             return False
@@ -263,7 +269,7 @@ class Access:
     async def _authenticate(
         self, request: web.Request, anonymous: Key | None, *, exact: bool
     ) -> Key:
-        authorization = request.headers.get("Authorization")
+        authorization = authorization_in(request.headers)
         address = request.remote or ""
         if (
             self._open_loopback

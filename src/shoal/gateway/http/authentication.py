@@ -10,8 +10,35 @@ from shoal.domain.credentials import Key, Scope, digest_of, without_fingerprint
 from shoal.domain.errors import ConfigError, KeyExpired, KeyRevoked, Unauthorized
 from shoal.gateway.http.pages import host_name
 
+AUTHORIZATION = "Authorization"
+BARE_KEY = "x-api-key"
+"""The header in which Anthropic's clients send a key, without a scheme."""
+
 NO_KEYS: Mapping[str, str] = {}
 REVOKED = "the key was revoked"
+
+
+def carries_key(headers: Mapping[str, str]) -> bool:
+    """Say whether a request carries an API key, right or wrong."""
+    return AUTHORIZATION in headers or BARE_KEY in headers
+
+
+def authorization_in(headers: Mapping[str, str]) -> str | None:
+    """Return the ``Authorization`` of a request, or the one that its bare key means.
+
+    Raises Unauthorized if it carries two different keys.
+    """
+    authorization, bare = headers.get(AUTHORIZATION), headers.get(BARE_KEY)
+    if bare is None or (not bare and authorization is not None):
+        return authorization
+    if authorization is not None:
+        _, _, secret = authorization.partition(" ")
+        if without_fingerprint(secret.strip())[0] != without_fingerprint(bare)[0]:
+            raise Unauthorized(
+                f"{AUTHORIZATION} and {BARE_KEY} have different keys: send one of them"
+            )
+        return authorization
+    return f"Bearer {bare}"
 
 
 class Keyring:
@@ -50,8 +77,9 @@ class Keyring:
             secret = secret.strip()
         if not known or not secret:
             raise Unauthorized(
-                "no API key: send the header `Authorization: Bearer KEY`; "
-                "`shoal serve` prints the first key, `shoal keys create` makes others"
+                "no API key: send the header `Authorization: Bearer KEY`, or "
+                "`x-api-key: KEY`; `shoal serve` prints the first key, `shoal keys "
+                "create` makes others"
             )
         secret, _ = without_fingerprint(secret)
         key = self._first.get(digest_of(secret)) or self.cache.by_secret(secret)

@@ -10,6 +10,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import Unauthorized
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
+from shoal.gateway.http.authentication import carries_key
 
 JSON_TYPE = "application/json"
 TEXT_TYPE = "text/plain"
@@ -49,14 +50,14 @@ class Authorized:
 
     async def _authorize(self, gateway: Gateway, request: web.Request) -> ApiCaller:
         is_open = self.open_wire in gateway.anonymous
-        if is_open and "Authorization" not in request.headers:
+        if is_open and not carries_key(request.headers):
             gateway.pages.check_keyless(request.headers)
         try:
             return await gateway.access.authorize(
                 request, self.scope, anonymous=ANONYMOUS_KEY if is_open else None
             )
         except Unauthorized as error:
-            if not self.open_wire or "Authorization" in request.headers:
+            if not self.open_wire or carries_key(request.headers):
                 raise
             raise Unauthorized(
                 f"{error}; with `shoal serve --{self.open_wire}-open` these paths "
