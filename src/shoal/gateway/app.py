@@ -9,6 +9,7 @@ from aiohttp import web
 from shoal.domain.errors import ShoalError, release_frames
 from shoal.gateway.calls import CALLS_PATH
 from shoal.gateway.context import Gateway
+from shoal.gateway.error_forms import error_form
 from shoal.gateway.hosted_runs import HostedRuns
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import CALLER
@@ -115,11 +116,11 @@ async def _handle(
         response = await handler(request)
     except ShoalError as error:
         record.error = errors.error_status(error).code
-        response = errors.error_response(error, errors.error_format(request.path))
+        response = errors.error_response(error, error_form(request.path))
         release_frames(error)
     except web.HTTPException as error:
         record.error = errors.http_error_code(error)
-        response = errors.http_error_response(request, error)
+        response = errors.http_error_response(request, error, error_form(request.path))
         release_frames(error)
     if not response.prepared:
         await _send(request, response)
@@ -135,10 +136,10 @@ async def _handle_upgrade(
         gateway.pages.check_upgrade(request.headers)
         return await upgrade(request)
     except ShoalError as error:
-        response = errors.error_response(error)
+        response = errors.error_response(error, error_form(request.path))
         release_frames(error)
     except web.HTTPException as error:
-        response = errors.http_error_response(request, error)
+        response = errors.http_error_response(request, error, error_form(request.path))
         release_frames(error)
     return response
 

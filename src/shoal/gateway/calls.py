@@ -23,6 +23,7 @@ from shoal.domain.job import Job, Policy, Priority
 from shoal.domain.work import CALL_QUEUE, Feature, JobKind
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import Access, ApiCaller
+from shoal.gateway.http.media_types import BYTES_TYPE
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_response
 from shoal.gateway.monitoring import METRICS
@@ -225,7 +226,6 @@ async def list_functions(
 BLOB_PATH = "/v1/blobs/{digest}"
 PIECE = 1 << 18  # bytes read and written at a time
 PIECE_TIMEOUT = 60.0  # seconds for a client to read a piece
-BYTES_TYPE = "application/octet-stream"
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 

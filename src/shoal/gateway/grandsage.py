@@ -43,6 +43,7 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import MODEL_MAX, TOKENS_MAX
+from shoal.gateway.http.media_types import NDJSON_TYPE
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
     ClientGone,
@@ -64,7 +65,7 @@ BODY_MAX = 2 << 20  # bytes: coercing as JavaScript does is slow
 
 # The lines are not server-sent events, despite the type.
 STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-UNAUTHORIZED_HEADERS = {"Content-Type": "application/x-ndjson"}
+UNAUTHORIZED_HEADERS = {"Content-Type": NDJSON_TYPE}
 
 DONE = b'{"done":true}\n'
 MODERATED = (

@@ -13,8 +13,9 @@ from aiohttp import web
 
 import shoal
 from shoal.gateway.context import Gateway
-from shoal.gateway.http import errors
-from shoal.gateway.http.operation import JSON_TYPE, SSE_TYPE, Operation
+from shoal.gateway.error_forms import error_form
+from shoal.gateway.http.media_types import JSON_TYPE, SSE_TYPE
+from shoal.gateway.http.operation import Operation
 
 REF = "#/components/schemas/{name}"
 
@@ -44,7 +45,7 @@ async def show_openapi(gateway: Gateway, request: web.Request) -> web.Response:
 def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
     """Return the description of the documented operations, as JSON."""
     documented = [each for each in operations if each.documented]
-    types: set[type[Any]] = {errors.ErrorBody, errors.PlainError}
+    types: set[type[Any]] = {error_form(each.path).body for each in operations}
     for operation in documented:
         types |= {each for each in (operation.answer, operation.body) if each}
         types |= {operation.query} if operation.query else set()
@@ -74,8 +75,7 @@ def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
 
 def _operation(operation: Operation) -> dict[str, Any]:
     answer: dict[str, Any] = {operation.media: {"schema": _schema(operation)}}
-    plain = errors.error_format(operation.path) is errors.plain_error
-    error = errors.PlainError if plain else errors.ErrorBody
+    error = error_form(operation.path).body
     if operation.streams:
         answer[SSE_TYPE] = {"schema": {"type": "string"}}
     described: dict[str, Any] = {

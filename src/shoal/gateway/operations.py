@@ -9,22 +9,18 @@ from shoal.domain.worker import Suspension
 from shoal.gateway import calls, dispatch, grandsage, monitoring, openapi, runs
 from shoal.gateway.admin import accounts, credentials, models, status, workers
 from shoal.gateway.admin import jobs as admin_jobs
-from shoal.gateway.http.operation import (
-    BYTES_TYPE,
-    SSE_TYPE,
-    TEXT_TYPE,
-    Authorized,
-    Operation,
-)
+from shoal.gateway.http.ids import CHAT_ID_PREFIX, COMPLETION_ID_PREFIX
+from shoal.gateway.http.media_types import BYTES_TYPE, SSE_TYPE, TEXT_TYPE
+from shoal.gateway.http.operation import Authorized, Operation
 from shoal.gateway.jobs import endpoints as jobs
 from shoal.gateway.jobs import events, pairing, receipts, submit_job
 from shoal.gateway.jobs.job_request import CommitJob
 from shoal.gateway.jobs.job_view import JobInfo
 from shoal.gateway.openai import endpoints as openai
 from shoal.gateway.openai import models as openai_models
-from shoal.gateway.openai.chat_answer import CHAT_ID_PREFIX, ChatCompletion
+from shoal.gateway.openai.chat_answer import ChatCompletion
 from shoal.gateway.openai.chat_body import CreateChatCompletion
-from shoal.gateway.openai.completion_answer import COMPLETION_ID_PREFIX, TextCompletion
+from shoal.gateway.openai.completion_answer import TextCompletion
 from shoal.gateway.openai.completion_request import CreateCompletion
 from shoal.gateway.openai.embeddings import CreateEmbedding, CreateEmbeddingResponse
 from shoal.ledger.bundle import ReceiptBundle

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import Completion, Feature
+from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.openai.completion_request import (
     PROMPTS_MAX,
     decode_completion_request,
 )
-from shoal.gateway.openai.generation import GenerationRequest
 
 
 def decode(**fields: Any) -> GenerationRequest[Completion]:

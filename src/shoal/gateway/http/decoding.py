@@ -18,9 +18,8 @@ from shoal.domain.json_limits import (
     is_too_deep,
 )
 from shoal.domain.work import JSON
+from shoal.gateway.http.ids import job_id_of
 from shoal.gateway.http.responses import well_formed
-from shoal.gateway.openai.chat_answer import CHAT_ID_PREFIX as CHAT
-from shoal.gateway.openai.completion_answer import COMPLETION_ID_PREFIX as COMPLETION
 
 T = TypeVar("T")
 
@@ -177,8 +176,8 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 
 
 def job_id_in(request: web.Request) -> JobId:
-    """Return the job id in the path, without the prefix of an OpenAI answer."""
-    return JobId(request.match_info["id"].removeprefix(CHAT).removeprefix(COMPLETION))
+    """Return the job id in the path, which may be that of its answer."""
+    return job_id_of(request.match_info["id"])
 
 
 def read_query(request: web.Request, kind: type[Q]) -> Q:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TypeAlias
 
 import msgspec
 from aiohttp import web
@@ -116,6 +115,20 @@ ERROR_STATUSES: Mapping[type[ShoalError], ErrorStatus] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """What a response says about an error; ``type`` and ``code`` are OpenAI's.
+
+    ``param`` names the field of the request that is at fault, if one is.
+    """
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+    status: int
+
+
 class ErrorDetail(msgspec.Struct, frozen=True):
     message: str
     type: str
@@ -133,29 +146,25 @@ class PlainError(msgspec.Struct, frozen=True):
     error: str
 
 
-ErrorFormat: TypeAlias = Callable[[ErrorDetail], bytes]
-"""Encodes an error."""
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """How the clients of some paths expect errors: in a JSON object.
 
-_encode = msgspec.json.encode
+    ``body`` is its type, and ``make`` makes it.
+    """
 
-PLAIN_PATHS = ("/v1/health", "/v1/quote", "/v1/jobs", "/v1/trust")
-"""Paths, with all below, whose errors are plain; the others have OpenAI's."""
-
-
-def openai_error(error: ErrorDetail) -> bytes:
-    """Encode an error as OpenAI does."""
-    return _encode(ErrorBody(error))
+    body: type[msgspec.Struct]
+    make: Callable[[ErrorReport], msgspec.Struct]
 
 
-def plain_error(error: ErrorDetail) -> bytes:
-    """Encode an error as its message only."""
-    return _encode(PlainError(error.message))
+def _openai_body(report: ErrorReport) -> ErrorBody:
+    return ErrorBody(
+        ErrorDetail(report.message, report.type, report.param, report.code)
+    )
 
 
-def error_format(path: str) -> ErrorFormat:
-    """Return the encoder of errors at a path."""
-    plain = any(path == each or path.startswith(f"{each}/") for each in PLAIN_PATHS)
-    return plain_error if plain else openai_error
+OPENAI_ERRORS = ErrorForm(ErrorBody, _openai_body)
+PLAIN_ERRORS = ErrorForm(PlainError, lambda report: PlainError(report.message))
 
 
 def error_status(error: ShoalError) -> ErrorStatus:
@@ -165,14 +174,19 @@ def error_status(error: ShoalError) -> ErrorStatus:
     )
 
 
-def error_body(error: ShoalError, form: ErrorFormat = openai_error) -> bytes:
-    """Encode an error as one JSON object, also inside a stream."""
+def error_report(error: ShoalError) -> ErrorReport:
+    """Return what to say about an error."""
     row = error_status(error)
     param = error.field if isinstance(error, InvalidRequest) else None
-    return form(_error_detail(str(error), row.type, row.code, param))
+    return _report(str(error), row.type, param, row.code, row.status)
 
 
-def error_response(error: ShoalError, form: ErrorFormat = openai_error) -> web.Response:
+def error_body(error: ShoalError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
+    """Encode an error as one JSON object, also inside a stream."""
+    return msgspec.json.encode(form.make(error_report(error)))
+
+
+def error_response(error: ShoalError, form: ErrorForm = OPENAI_ERRORS) -> web.Response:
     """Return the response to a request that failed before anything was sent."""
     row = error_status(error)
     headers = dict(row.headers)
@@ -187,7 +201,9 @@ def error_response(error: ShoalError, form: ErrorFormat = openai_error) -> web.R
     )
 
 
-def http_error_response(request: web.Request, error: web.HTTPException) -> web.Response:
+def http_error_response(
+    request: web.Request, error: web.HTTPException, form: ErrorForm = OPENAI_ERRORS
+) -> web.Response:
     """Return the response to a request that aiohttp itself rejected."""
     standard = HTTPStatus(error.status)
     message = f"{request.method} {request.path}: {standard.phrase.lower()}"
@@ -202,7 +218,9 @@ def http_error_response(request: web.Request, error: web.HTTPException) -> web.R
     }
     return web.Response(
         status=error.status,
-        body=error_format(request.path)(_error_detail(message, kind, code, None)),
+        body=msgspec.json.encode(
+            form.make(_report(message, kind, None, code, error.status))
+        ),
         content_type="application/json",
         headers=headers,
     )
@@ -213,10 +231,10 @@ def http_error_code(error: web.HTTPException) -> str:
     return HTTPStatus(error.status).name.lower()
 
 
-def _error_detail(
-    message: str, type_: str, code: str, param: str | None
-) -> ErrorDetail:
+def _report(
+    message: str, type_: str, param: str | None, code: str, status: int
+) -> ErrorReport:
     # Messages quote what clients sent, which may have lone surrogates.
     message = well_formed(message)
     param = None if param is None else well_formed(param)
-    return ErrorDetail(message, type_, param, code)
+    return ErrorReport(message, type_, param, code, status)

@@ -11,11 +11,7 @@ from shoal.domain.errors import Unauthorized
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
 from shoal.gateway.http.authentication import carries_key
-
-JSON_TYPE = "application/json"
-TEXT_TYPE = "text/plain"
-SSE_TYPE = "text/event-stream"
-BYTES_TYPE = "application/octet-stream"
+from shoal.gateway.http.media_types import JSON_TYPE
 
 Handler: TypeAlias = Callable[
     [Gateway, web.Request, ApiCaller], Awaitable[web.StreamResponse]

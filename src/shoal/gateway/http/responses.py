@@ -11,6 +11,7 @@ from aiohttp import web
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.moderation import AnswerModerator
 from shoal.domain.outcome import AnswerPiece
+from shoal.gateway.http.media_types import SSE_TYPE
 
 KEY_SHOWN = 8  # digits of a public key that are shown in place of all
 
@@ -90,11 +91,15 @@ def json_bytes_response(
     )
 
 
-SSE_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # stops nginx from buffering tokens
-}
+def stream_headers(media: str = SSE_TYPE) -> dict[str, str]:
+    """Return the headers of a response that is written as it comes."""
+    return {
+        "Content-Type": f"{media}; charset=utf-8",
+        "Cache-Control": "no-cache",
+        "X-Accel-Buffering": "no",  # stops nginx from buffering tokens
+    }
+
+
 SSE_KEEPALIVE = b": keep-alive\n\n"
 
 WRITE_TIMEOUT = 10.0  # seconds that a client may read nothing

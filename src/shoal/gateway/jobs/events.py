@@ -48,10 +48,10 @@ from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
     KEEPALIVE_EVERY,
-    SSE_HEADERS,
     SSE_KEEPALIVE,
     ClientGone,
     encode_json,
+    stream_headers,
     write,
 )
 from shoal.gateway.jobs.endpoints import owned_summary
@@ -138,7 +138,7 @@ async def stream_events(
         if ended and seen >= len(history):
             # A browser stops reconnecting at this status.
             return web.Response(status=204)
-        response = web.StreamResponse(headers=SSE_HEADERS)
+        response = web.StreamResponse(headers=stream_headers())
         await response.prepare(request)
         position = _HistoryPosition(job_id, min(seen, len(history)), ended)
         events = _new_events(gateway, caller, position, signal)
@@ -197,7 +197,7 @@ async def _write_error(
     request: web.Request, response: web.StreamResponse, error: ShoalError
 ) -> None:
     """Write an error as an event, because the status is sent already."""
-    body = errors.error_body(error, errors.plain_error)
+    body = errors.error_body(error, errors.PLAIN_ERRORS)
     with suppress(ClientGone):
         text = b"event: error\ndata: " + body + b"\n\n"
         await write(request, response, text, last=True)

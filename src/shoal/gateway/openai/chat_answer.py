@@ -9,18 +9,19 @@ from typing import Any, Literal
 
 import msgspec
 
+from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome
 from shoal.domain.work import JSON, Chat
+from shoal.gateway.http.ids import CHAT_ID_PREFIX
 from shoal.gateway.http.responses import encode_event_text, encode_json
 from shoal.gateway.openai.generation import (
     FINISH_REASONS,
     ChunkFrame,
     CompletionUsage,
     completion_usage,
+    encode_stream_error,
 )
-
-CHAT_ID_PREFIX = "chatcmpl-"
 
 CHAT_FINISH_REASONS = FINISH_REASONS | {"tool_calls"}
 
@@ -102,6 +103,10 @@ class ChatChunkEncoder:
             for index in sorted(self._opened - self._ended)
         )
         return opening + endings + self._frame.end(outcome)
+
+    def encode_error(self, error: ShoalError) -> bytes:
+        """Encode the error, without [DONE]."""
+        return encode_stream_error(error)
 
     def _delta(self, delta: Delta) -> bytes:
         opening = b"" if delta.choice in self._opened else self._role(delta.choice)

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.options import CHAT_OPTIONS
+from shoal.gateway.generation.options import StopStrings, body_type
 from shoal.gateway.http.decoding import (
     FreeObject,
     Ignored,
@@ -17,7 +18,6 @@ from shoal.gateway.http.decoding import (
     TokenCount,
 )
 from shoal.gateway.openai.generation import StreamOptions
-from shoal.gateway.openai.options import StopStrings, body_type
 
 MESSAGES_MAX = 16_384  # far more than any context holds
 TOOLS_MAX = 128

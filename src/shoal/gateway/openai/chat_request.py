@@ -11,6 +11,9 @@ from msgspec import UNSET
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.options import CHAT_OPTIONS
 from shoal.domain.work import JSON, Chat
+from shoal.gateway.generation.messages import check_tools
+from shoal.gateway.generation.options import Encoder, requested_options, stop_strings
+from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.http.decoding import (
     OBJECT_MAX,
     decode,
@@ -29,8 +32,6 @@ from shoal.gateway.openai.chat_body import (
     Tool,
     ToolChoice,
 )
-from shoal.gateway.openai.generation import GenerationRequest
-from shoal.gateway.openai.options import Encoder, requested_options, stop_strings
 
 ROLES: Mapping[str, str] = {
     "system": "system",
@@ -136,13 +137,11 @@ def _check_tools(body: ChatBody, options: dict[str, JSON]) -> None:
         if options.pop("tool_choice", "none") not in ("none", "auto"):
             raise InvalidRequest("tool_choice: there are no tools", "tool_choice")
         return
-    names = [tool.function.name for tool in body.tools]
-    if len(set(names)) < len(names):
-        raise InvalidRequest("tools: two functions have the same name", "tools")
     chosen = body.tool_choice
-    if isinstance(chosen, ToolChoice) and chosen.function.name not in names:
-        name = chosen.function.name
-        raise InvalidRequest(f"tool_choice: there is no tool {name!r}", "tool_choice")
+    check_tools(
+        [tool.function.name for tool in body.tools],
+        chosen.function.name if isinstance(chosen, ToolChoice) else None,
+    )
 
 
 def _message(message: ChatRequestMessage, path: str) -> Mapping[str, JSON]:

@@ -9,15 +9,18 @@ from typing import Any, Literal
 
 import msgspec
 
+from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome
 from shoal.domain.work import Completion
+from shoal.gateway.http.ids import COMPLETION_ID_PREFIX
 from shoal.gateway.http.responses import encode_event_text, encode_json
 from shoal.gateway.openai.generation import (
     FINISH_REASONS,
     ChunkFrame,
     CompletionUsage,
     completion_usage,
+    encode_stream_error,
 )
 
 
@@ -53,9 +56,6 @@ def _top_logprobs(entry: Mapping[str, Any]) -> dict[str, Any]:
     tops = entry.get("top_logprobs")
     tops = tops if isinstance(tops, list) else []
     return {top["token"]: top["logprob"] for top in tops if _is_entry(top)}
-
-
-COMPLETION_ID_PREFIX = "cmpl-"
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -124,6 +124,10 @@ class CompletionChunkEncoder:
         reason = _reason(outcome.finish_reason)
         endings = b"".join(self._chunk(index, "", None, reason) for index in missing)
         return endings + self._frame.end(outcome)
+
+    def encode_error(self, error: ShoalError) -> bytes:
+        """Encode the error, without [DONE]."""
+        return encode_stream_error(error)
 
     def _piece(self, piece: AnswerPiece) -> bytes:
         delta = Delta(0, {"content": piece}) if isinstance(piece, str) else piece

@@ -15,6 +15,13 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.json_limits import VALUES_MAX
 from shoal.domain.options import COMPLETION_OPTIONS
 from shoal.domain.work import JSON, Completion
+from shoal.gateway.generation.options import (
+    StopStrings,
+    body_type,
+    requested_options,
+    stop_strings,
+)
+from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.http.body import BODY_MAX
 from shoal.gateway.http.decoding import (
     Ignored,
@@ -24,13 +31,7 @@ from shoal.gateway.http.decoding import (
     decode,
     decode_field,
 )
-from shoal.gateway.openai.generation import GenerationRequest, StreamOptions
-from shoal.gateway.openai.options import (
-    StopStrings,
-    body_type,
-    requested_options,
-    stop_strings,
-)
+from shoal.gateway.openai.generation import StreamOptions
 
 PROMPTS_MAX = 128  # prompts in one request
 TOKEN_IDS_MAX = 1 << 20

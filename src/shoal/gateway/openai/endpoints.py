@@ -7,15 +7,12 @@ Source: OpenAI's API reference, "Chat", "Completions" and "Embeddings".
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from aiohttp import web
 
 from shoal.domain.credentials import Scope, usage_of
 from shoal.domain.errors import (
     Cancelled,
-    InvalidRequest,
     JobError,
     NotFound,
     ShoalError,
@@ -23,11 +20,10 @@ from shoal.domain.errors import (
     TimedOut,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.job import Job
-from shoal.domain.moderation import Moderation
-from shoal.domain.outcome import Outcome
-from shoal.domain.work import Chat, Completion, message_text
+from shoal.domain.work import Chat, Completion
 from shoal.gateway.context import Gateway
+from shoal.gateway.generation.answer_form import AnswerForm
+from shoal.gateway.generation.answering import answer, moderation_error
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_bytes_response
@@ -44,33 +40,24 @@ from shoal.gateway.openai.embeddings import (
     decode_embedding_request,
     encode_embeddings,
 )
-from shoal.gateway.openai.event_stream import ChunkEncoder, stream_answer
-from shoal.gateway.openai.generation import GenerationRequest
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import StoredJob
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerFormat:
-    """Encoders of the answer to one job."""
-
-    encode: Callable[[JobId, Outcome, int], bytes]
-    chunk_encoder: Callable[[JobId, int], ChunkEncoder]
 
 
 async def create_chat_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     asked = await gateway.bodies.decode(request, caller.name, decode_chat_request)
-    texts = [message_text(message) for message in asked.work.messages]
-    return await _answer(gateway, request, caller, asked, texts)
+    form = answer_form(asked.work, include_usage=asked.include_usage)
+    return await answer(gateway, request, caller, asked, form, field="messages")
 
 
 async def create_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     asked = await gateway.bodies.decode(request, caller.name, decode_completion_request)
-    return await _answer(gateway, request, caller, asked, [asked.work.text])
+    form = answer_form(asked.work, include_usage=asked.include_usage)
+    return await answer(gateway, request, caller, asked, form, field="prompt")
 
 
 async def create_embeddings(
@@ -79,7 +66,7 @@ async def create_embeddings(
     asked = await gateway.bodies.decode(request, caller.name, decode_embedding_request)
     moderation = gateway.moderation_for(caller.name)
     if moderation is not None and any(map(moderation.matches, asked.work.inputs)):
-        raise _moderation_error("input")
+        raise moderation_error("input")
     job = build_job(gateway, request, asked.work, caller)
     async with gateway.access.submit(job, caller) as reader:
         record_of(request).set_reader(reader)
@@ -92,55 +79,11 @@ async def create_embeddings(
     )
 
 
-async def _answer(
-    gateway: Gateway,
-    request: web.Request,
-    caller: ApiCaller,
-    asked: GenerationRequest[Chat] | GenerationRequest[Completion],
-    texts: list[str],
-) -> web.StreamResponse:
-    work = asked.work
-    moderation = gateway.moderation_for(caller.name)
-    if moderation is not None and moderation.blocks(texts):
-        raise _moderation_error("messages" if isinstance(work, Chat) else "prompt")
-    job = build_job(
-        gateway, request, work, caller, session=asked.session, tier=asked.tier
-    )
-    form = answer_format(work, include_usage=asked.include_usage)
-    if asked.stream:
-        return await stream_answer(
-            gateway, request, caller, job, form.chunk_encoder, moderation
-        )
-    return await _answer_whole(gateway, request, caller, job, form, moderation)
-
-
-async def _answer_whole(
-    gateway: Gateway,
-    request: web.Request,
-    caller: ApiCaller,
-    job: Job,
-    form: AnswerFormat,
-    moderation: Moderation | None,
-) -> web.Response:
-    record = record_of(request)
-    async with gateway.access.submit(job, caller) as reader:
-        record.set_reader(reader)
-        outcome = await reader.outcome()
-    record.usage = usage_of(job.work, outcome)
-    if moderation is not None and moderation.blocks_outcome(outcome):
-        outcome = Outcome("", "content_filter", outcome.usage)
-    return json_bytes_response(
-        form.encode(reader.job_id, outcome, int(gateway.clock.wall()))
-    )
-
-
-def answer_format(
-    work: Chat | Completion, *, include_usage: bool = False
-) -> AnswerFormat:
+def answer_form(work: Chat | Completion, *, include_usage: bool = False) -> AnswerForm:
     """Return the encoders of the answer to ``work``."""
     match work:
         case Chat():
-            return AnswerFormat(
+            return AnswerForm(
                 lambda job_id, outcome, created: encode_chat_completion(
                     job_id, work, outcome, created
                 ),
@@ -149,7 +92,7 @@ def answer_format(
                 ),
             )
         case Completion():
-            return AnswerFormat(
+            return AnswerForm(
                 lambda job_id, outcome, created: encode_text_completion(
                     job_id, work, outcome, created
                 ),
@@ -157,10 +100,6 @@ def answer_format(
                     job_id, work, created, include_usage=include_usage
                 ),
             )
-
-
-def _moderation_error(field: str) -> InvalidRequest:
-    return InvalidRequest(f"the {field} match the moderation list", field)
 
 
 RESULT_WAIT = 55.0  # seconds for a job that still runs: below the limits of proxies
@@ -189,7 +128,7 @@ async def show_result(
     if stored.outcome is None:
         raise END_ERRORS[stored.state](stored.error or stored.state.value)
     return json_bytes_response(
-        answer_format(work).encode(job_id, stored.outcome, int(stored.submitted_at))
+        answer_form(work).encode(job_id, stored.outcome, int(stored.submitted_at))
     )
 
 

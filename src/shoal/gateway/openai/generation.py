@@ -1,19 +1,16 @@
-"""What chats and completions share: a decoded request, usage, and the stream's frame.
+"""What the answers to chats and completions share: usage, and the stream's frame.
 
 Source: OpenAI's API reference, "Create chat completion" and "Create completion".
 """
 
-from dataclasses import dataclass
-from typing import Generic, TypeVar
-
 import msgspec
 
 from shoal.domain.credentials import usage_of
+from shoal.domain.errors import ShoalError
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Chat, Completion
+from shoal.gateway.http.errors import error_body
 from shoal.gateway.http.responses import encode_text
-
-W = TypeVar("W", Chat, Completion)
 
 FINISH_REASONS = frozenset({"stop", "length", "content_filter"})
 
@@ -28,21 +25,6 @@ class CompletionUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest(Generic[W]):
-    """A request for text, and how to answer it.
-
-    ``session`` is the client's name for related requests; ``tier`` is the service tier
-    that it asks for.
-    """
-
-    work: W
-    stream: bool = False
-    include_usage: bool = False
-    session: str = ""
-    tier: str = ""
 
 
 class ChunkFrame:
@@ -81,6 +63,11 @@ class ChunkFrame:
             return DONE
         usage = msgspec.json.encode(completion_usage(self._work, outcome))
         return self._fields + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
+
+
+def encode_stream_error(error: ShoalError) -> bytes:
+    """Encode the event that ends a stream: no [DONE] follows, as it is not whole."""
+    return b"data: " + error_body(error) + b"\n\n"
 
 
 def completion_usage(work: Chat | Completion, outcome: Outcome) -> CompletionUsage:

@@ -1,0 +1,25 @@
+"""Which form errors have at which paths."""
+
+from collections.abc import Mapping
+
+from shoal.gateway.http.errors import OPENAI_ERRORS, PLAIN_ERRORS, ErrorForm
+
+ERROR_FORMS: Mapping[str, ErrorForm] = {
+    "/v1/health": PLAIN_ERRORS,
+    "/v1/quote": PLAIN_ERRORS,
+    "/v1/jobs": PLAIN_ERRORS,
+    "/v1/trust": PLAIN_ERRORS,
+}
+"""By paths, with all below; others have OpenAI's."""
+
+
+def error_form(path: str) -> ErrorForm:
+    """Return the form of errors at a path."""
+    return next(
+        (
+            form
+            for each, form in ERROR_FORMS.items()
+            if path == each or path.startswith(f"{each}/")
+        ),
+        OPENAI_ERRORS,
+    )

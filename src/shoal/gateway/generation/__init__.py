@@ -1,0 +1,1 @@
+"""One chat beneath all dialects: requests, options, messages and answers."""

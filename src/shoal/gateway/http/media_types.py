@@ -1,0 +1,7 @@
+"""The media types of bodies."""
+
+JSON_TYPE = "application/json"
+TEXT_TYPE = "text/plain"
+SSE_TYPE = "text/event-stream"
+NDJSON_TYPE = "application/x-ndjson"  # a JSON value a line
+BYTES_TYPE = "application/octet-stream"
