@@ -14,6 +14,7 @@ from shoal.gateway.http.pages import PagePolicy
 from shoal.gateway.http.proxies import TrustedProxies
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
+from shoal.gateway.openai.token_texts import TokenTexts
 from shoal.ledger.prices import PriceList
 from shoal.models.library import Library
 from shoal.models.library_server import LibraryServer
@@ -35,7 +36,8 @@ class Gateway:
     ``egress_policy`` limits the addresses of webhooks.  ``payments`` collects payments
     for jobs; ``unencrypted`` describes the peers of other machines whose connections
     are not encrypted, by wire.  ``being_paid`` holds the owner and idempotency key of
-    each job with a payment in progress.  ``directory`` lists the peers, and ``sharing``
+    each job with a payment in progress.  ``token_texts`` decodes tokens that clients send
+    in place of texts.  ``directory`` lists the peers, and ``sharing``
     shares models with them.  ``probers`` are the membership probers and ``relays`` the
     coordinator's relays, each with the name of its protocol.  ``created_at`` is the
     Unix time at which the coordinator was set up.
@@ -59,6 +61,7 @@ class Gateway:
     payments: Payments = NO_PAYMENTS
     unencrypted: Mapping[str, str] = field(default_factory=dict)
     bodies: BodyReader = field(default_factory=BodyReader)
+    token_texts: TokenTexts = field(default_factory=TokenTexts)
     being_paid: set[tuple[str, str]] = field(default_factory=set)
     directory: PeerDirectory = field(default_factory=PeerDirectory)
     sharing: LibraryServer = field(default_factory=lambda: LibraryServer(Library({})))

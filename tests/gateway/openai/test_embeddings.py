@@ -10,6 +10,7 @@ import pytest
 
 from shoal.domain.errors import InvalidRequest, JobError
 from shoal.domain.outcome import Choice, Outcome, Usage
+from shoal.domain.work import Embedding
 from shoal.gateway.openai.embeddings import (
     INPUTS_MAX,
     EmbeddingRequest,
@@ -38,8 +39,20 @@ def outcome(*vectors: Any) -> Outcome:
 
 
 def test_one_text_is_a_list_of_one() -> None:
-    assert decode().work.inputs == ("a",)
-    assert decode(input=["a", "b"], dimensions=2).work.options == {"dimensions": 2}
+    assert decode().work([]).inputs == ("a",)
+    assert decode(input=["a", "b"], dimensions=2).work([]) == Embedding(
+        "m1", ("a", "b"), {"dimensions": 2}
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"), [([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])]
+)
+def test_tokens_stand_for_texts(given: Any, tokens: list[list[int]]) -> None:
+    asked = decode(input=given)
+
+    assert asked.tokens == tokens
+    assert asked.work(["a", "b"]).inputs == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +61,10 @@ def test_one_text_is_a_list_of_one() -> None:
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
         ({"input": ["a", ""]}, "input[1]"),
-        ({"input": [1, 2]}, "input[0]"),
+        ({"input": [1, "a"]}, "input"),
+        ({"input": [[1], []]}, "input[1]"),
+        ({"input": [[]]}, "input"),
+        ({"input": [-1]}, "input"),
         ({"input": ["a"] * (INPUTS_MAX + 1)}, "input"),
         ({"input": None}, "input"),
         ({"encoding_format": "hex"}, "encoding_format"),

@@ -3,16 +3,12 @@
 Source: OpenAI's API reference, "Create completion".
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from shoal.domain.errors import InvalidRequest
-from shoal.domain.json_limits import VALUES_MAX
 from shoal.domain.options import COMPLETION_OPTIONS
 from shoal.domain.work import JSON, Completion
 from shoal.gateway.generation.options import (
@@ -22,46 +18,21 @@ from shoal.gateway.generation.options import (
     stop_strings,
 )
 from shoal.gateway.generation.request import GenerationRequest
-from shoal.gateway.http.body import BODY_MAX
 from shoal.gateway.http.decoding import (
     Ignored,
     ModelName,
     Temperature,
     TokenCount,
     decode,
-    decode_field,
 )
 from shoal.gateway.openai.generation import StreamOptions
+from shoal.gateway.openai.text_or_tokens import (
+    BODY_VALUES_MAX,
+    RawTextOrTokens,
+    decode_text_or_tokens,
+)
 
 PROMPTS_MAX = 128  # prompts in one request
-TOKEN_IDS_MAX = 1 << 20
-
-Token = Annotated[int, Meta(ge=0, lt=2**31)]
-
-
-@dataclass(frozen=True, slots=True)
-class PromptForm:
-    """A form of a prompt: at most ``limit`` of ``what``."""
-
-    decoder: msgspec.json.Decoder[Any]
-    limit: int
-    what: str
-
-    def too_many(self) -> InvalidRequest:
-        return InvalidRequest(f"prompt: more than {self.limit} {self.what}", "prompt")
-
-
-PROMPT_FORMS = {
-    b'"': PromptForm(msgspec.json.Decoder(str), 1, "text"),
-    b'["': PromptForm(msgspec.json.Decoder(list[str]), PROMPTS_MAX, "texts"),
-    b"[": PromptForm(msgspec.json.Decoder(list[Token]), TOKEN_IDS_MAX, "tokens"),
-    b"[[": PromptForm(
-        msgspec.json.Decoder(list[list[Token]]), PROMPTS_MAX, "lists of tokens"
-    ),
-}
-"""Forms by their first characters: msgspec allows one list type in a union."""
-
-_BEGINNING = re.compile(rb'"|\[\s*["\[]?')
 
 
 class CompletionBody(msgspec.Struct, frozen=True):
@@ -70,7 +41,7 @@ class CompletionBody(msgspec.Struct, frozen=True):
     # Its other options are added from the table ``COMPLETION_OPTIONS``.
 
     model: ModelName
-    prompt: msgspec.Raw  # one of PROMPT_FORMS
+    prompt: RawTextOrTokens
     max_tokens: TokenCount | None = None
     temperature: Temperature | None = None
     stop: StopStrings | None = None
@@ -90,7 +61,7 @@ def decode_completion_request(data: bytes) -> GenerationRequest[Completion]:
 
     Raises InvalidRequest naming the invalid field.
     """
-    body: CompletionBody = decode(_decoder, data, TOKEN_IDS_MAX + VALUES_MAX)
+    body: CompletionBody = decode(_decoder, data, BODY_VALUES_MAX)
     options = requested_options(body, COMPLETION_OPTIONS, {"stop": stop_strings})
     best_of = _count(options, "best_of")
     if best_of < _count(options, "n"):
@@ -117,31 +88,8 @@ def _count(options: Mapping[str, JSON], name: str) -> int:
 
 
 def _prompt(raw: msgspec.Raw) -> JSON:
-    """Decode the prompt by its first characters; a list of one text is that text."""
-    data = bytes(raw)
-    found = _BEGINNING.match(data)
-    beginning = b"" if found is None else b"".join(found[0].split())
-    if not beginning:
-        raise _invalid_prompt()
-    form = PROMPT_FORMS[beginning]
-    # Check before decoding: a list takes two bytes in JSON, and sixty in memory.
-    if beginning == b"[[" and data.count(b"[") > form.limit + 1:
-        raise form.too_many()
-    try:
-        prompt = decode_field(form.decoder, raw, "prompt", BODY_MAX)
-    except InvalidRequest as error:
-        raise _invalid_prompt() from error
-    if isinstance(prompt, str):
-        return prompt
-    if not prompt:
-        raise _invalid_prompt()
-    if len(prompt) > form.limit:
-        raise form.too_many()
-    first = prompt[0]
-    return first if isinstance(first, str) and len(prompt) == 1 else prompt
-
-
-def _invalid_prompt() -> InvalidRequest:
-    return InvalidRequest(
-        "prompt: expected a text, texts, tokens, or lists of tokens", "prompt"
-    )
+    """Decode the prompt; a list of one text is that text."""
+    prompt = decode_text_or_tokens(raw, "prompt", PROMPTS_MAX)
+    if not isinstance(prompt, str) and len(prompt) == 1 and isinstance(prompt[0], str):
+        return prompt[0]
+    return prompt

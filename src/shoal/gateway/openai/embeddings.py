@@ -7,6 +7,8 @@ import base64
 import binascii
 import math
 import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -14,22 +16,26 @@ from msgspec import UNSET, Meta, UnsetType
 
 from shoal.domain.errors import InvalidRequest, JobError
 from shoal.domain.outcome import Choice, Outcome, Usage
-from shoal.domain.work import Embedding
+from shoal.domain.work import JSON, Embedding
 from shoal.gateway.http.decoding import Ignored, ModelName, decode
+from shoal.gateway.openai.text_or_tokens import (
+    BODY_VALUES_MAX,
+    RawTextOrTokens,
+    TextOrTokens,
+    decode_text_or_tokens,
+)
 
 INPUTS_MAX = 2048  # texts in one request, as with OpenAI
 DIMENSIONS_MAX = 1 << 16
 FLOAT = 4  # bytes
 LARGE_ANSWER = 256  # vectors: larger answers are encoded in a thread
 
-Text = Annotated[str, Meta(min_length=1)]
-
 
 class CreateEmbedding(msgspec.Struct, frozen=True):
     """The body.  Fields that are not here are ignored, as OpenAI's clients expect."""
 
     model: ModelName
-    input: Text | list[Text]
+    input: RawTextOrTokens
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=DIMENSIONS_MAX)] | None = None
     user: Ignored | UnsetType = UNSET
@@ -53,11 +59,27 @@ class CreateEmbeddingResponse(msgspec.Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
-class EmbeddingRequest(msgspec.Struct, frozen=True):
-    """A decoded request; ``in_base64``: the client wants vectors in base64."""
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """A decoded request: texts, or tokens in their place.
 
-    work: Embedding
+    ``in_base64``: the client wants vectors in base64.
+    """
+
+    model: str
+    inputs: list[str] | list[list[int]]
+    options: Mapping[str, JSON]
     in_base64: bool
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """The inputs that are tokens: all of them, or none."""
+        return [each for each in self.inputs if not isinstance(each, str)]
+
+    def work(self, texts: Sequence[str]) -> Embedding:
+        """Return the work; ``texts`` are those of the tokens, if there are any."""
+        given = [each for each in self.inputs if isinstance(each, str)]
+        return Embedding(self.model, (*given, *texts), self.options)
 
 
 _decoder = msgspec.json.Decoder(CreateEmbedding)
@@ -68,15 +90,26 @@ def decode_embedding_request(data: bytes) -> EmbeddingRequest:
 
     Raises InvalidRequest naming the invalid field.
     """
-    body = decode(_decoder, data)
-    inputs = [body.input] if isinstance(body.input, str) else body.input
-    if not inputs or len(inputs) > INPUTS_MAX:
-        raise InvalidRequest(f"input: expected 1 to {INPUTS_MAX} texts", "input")
+    body = decode(_decoder, data, BODY_VALUES_MAX)
+    inputs = _inputs(decode_text_or_tokens(body.input, "input", INPUTS_MAX))
+    for index, each in enumerate(inputs):
+        if not each:
+            field = "input" if len(inputs) == 1 else f"input[{index}]"
+            raise InvalidRequest(f"{field}: empty", field)
     options = {} if body.dimensions is None else {"dimensions": body.dimensions}
     return EmbeddingRequest(
-        Embedding(body.model, tuple(inputs), options),
-        body.encoding_format == "base64",
+        body.model, inputs, options, body.encoding_format == "base64"
     )
+
+
+def _inputs(given: TextOrTokens) -> list[str] | list[list[int]]:
+    if isinstance(given, str):
+        return [given]
+    tokens = [each for each in given if isinstance(each, int)]
+    if tokens:
+        return [tokens]
+    texts = [each for each in given if isinstance(each, str)]
+    return texts or [each for each in given if isinstance(each, list)]
 
 
 def encode_embeddings(asked: EmbeddingRequest, outcome: Outcome, usage: Usage) -> bytes:
@@ -84,7 +117,7 @@ def encode_embeddings(asked: EmbeddingRequest, outcome: Outcome, usage: Usage) -
 
     Raises JobError if the worker did not give one vector for each text.
     """
-    wanted = len(asked.work.inputs)
+    wanted = len(asked.inputs)
     if len(outcome.choices) != wanted:
         given = len(outcome.choices)
         raise JobError(f"the worker returned {given} vectors for {wanted} texts")
@@ -98,7 +131,7 @@ def encode_embeddings(asked: EmbeddingRequest, outcome: Outcome, usage: Usage) -
     return msgspec.json.encode(
         {
             "data": vectors,
-            "model": asked.work.model,
+            "model": asked.model,
             "usage": EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens),
             "object": "list",
         }

@@ -64,14 +64,18 @@ async def create_embeddings(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     asked = await gateway.bodies.decode(request, caller.name, decode_embedding_request)
+    texts: list[str] = []
+    if asked.tokens:
+        texts = await gateway.token_texts.decode(asked.tokens, "input")
+    work = asked.work(texts)
     moderation = gateway.moderation_for(caller.name)
-    if moderation is not None and any(map(moderation.matches, asked.work.inputs)):
+    if moderation is not None and any(map(moderation.matches, work.inputs)):
         raise moderation_error("input")
-    job = build_job(gateway, request, asked.work, caller)
+    job = build_job(gateway, request, work, caller)
     async with gateway.access.submit(job, caller) as reader:
         record_of(request).set_reader(reader)
         outcome = await reader.outcome()
-    usage = record_of(request).usage = usage_of(asked.work, outcome)
+    usage = record_of(request).usage = usage_of(work, outcome)
     if len(outcome.choices) <= LARGE_ANSWER:
         return json_bytes_response(encode_embeddings(asked, outcome, usage))
     return json_bytes_response(

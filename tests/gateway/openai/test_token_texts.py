@@ -1,0 +1,61 @@
+"""Tokens in place of texts."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import tiktoken
+
+from shoal.domain.errors import CannotDo, InvalidRequest
+from shoal.gateway.openai.token_texts import EncodingMissing, TokenTexts
+
+
+def bytes_encoding() -> tiktoken.Encoding:
+    return tiktoken.Encoding(
+        "bytes",
+        pat_str=r"(?s).",
+        mergeable_ranks={bytes([value]): value for value in range(256)},
+        special_tokens={},
+    )
+
+
+def decode(*inputs: list[int], texts: TokenTexts | None = None) -> list[str]:
+    texts = texts or TokenTexts(bytes_encoding)
+    return asyncio.run(texts.decode(inputs, "input"))
+
+
+def test_each_list_is_a_text() -> None:
+    assert decode([72, 105], list("wö".encode())) == ["Hi", "wö"]
+
+
+def test_half_a_character_is_replaced() -> None:
+    # Clients cut long texts between tokens.
+    assert decode([72, 0xC3]) == ["H\N{REPLACEMENT CHARACTER}"]
+
+
+def test_unknown_token_is_an_error_that_names_the_remedy() -> None:
+    with pytest.raises(InvalidRequest, match=r"input\[1\].*check_embedding") as raised:
+        decode([1], [256])
+
+    assert raised.value.field == "input[1]"
+
+
+def test_missing_encoding_is_an_error_that_names_the_remedy() -> None:
+    def load() -> tiktoken.Encoding:
+        raise EncodingMissing("there is none")
+
+    with pytest.raises(CannotDo, match="input: there is none: send texts"):
+        decode([1], texts=TokenTexts(load))
+
+
+def test_vocabulary_that_cannot_be_downloaded_is_missing(
+    tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{unused_tcp_port}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+
+    with pytest.raises(CannotDo, match="TIKTOKEN_CACHE_DIR"):
+        decode([1], texts=TokenTexts())
