@@ -36,9 +36,9 @@ class Gateway:
     ``egress_policy`` limits the addresses of webhooks.  ``payments`` collects payments
     for jobs; ``unencrypted`` describes the peers of other machines whose connections
     are not encrypted, by wire.  ``being_paid`` holds the owner and idempotency key of
-    each job with a payment in progress.  ``token_texts`` decodes tokens that clients send
-    in place of texts.  ``directory`` lists the peers, and ``sharing``
-    shares models with them.  ``probers`` are the membership probers and ``relays`` the
+    each job with a payment in progress.  ``token_texts`` decodes tokens that clients
+    send in place of texts.  ``directory`` lists the peers, and ``sharing`` shares
+    models with them.  ``probers`` are the membership probers and ``relays`` the
     coordinator's relays, each with the name of its protocol.  ``created_at`` is the
     Unix time at which the coordinator was set up.
     """
