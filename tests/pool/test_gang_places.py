@@ -15,12 +15,19 @@ from pool.builders import (
     member,
     pool_after,
 )
-from shoal.domain.facts import JobCompleted, JobSubmitted
+from shoal.domain.facts import (
+    JobCompleted,
+    JobRequeued,
+    JobSubmitted,
+    WorkerLeft,
+    WorkerMarked,
+)
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Priority
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Rejected
 from shoal.domain.worker import WorkerLoad
+from shoal.pool.eligibility import POINTS_MAX
 from shoal.pool.hedge import hedges
 from shoal.pool.inputs import LeaseResult, LoadReported, WorkerDisconnected
 from shoal.pool.plan import plan
@@ -218,10 +225,34 @@ def test_member_waits_for_its_worker_to_reconnect_before_it_gets_another() -> No
     submit(pool, "j1", "j2")
 
     assert [name for name, _ in assign(pool)] == ["j1"]
+    assert pool.expire_penalties(RETURN_GRACE - 1.0) == RETURN_GRACE
     pool.apply(again, 0.0)
     (lease,) = plan(pool)
     assert (lease.job_id, lease.worker_id) == ("r0", again.worker_id)
     assert lease.reason == "rank 0 of 2, whose worker has reconnected"
+
+
+def test_member_that_was_handed_over_does_not_wait_for_its_worker() -> None:
+    pool = pool_after(joined("a"), *gang(1))
+    assign(pool)
+    pool.apply(JobRequeued(JobId("r0"), ONE, "removed", handed_over=True), 1.0)
+    pool.apply(WorkerLeft(WorkerId("a"), "removed"), 1.0)
+
+    pool.apply(joined("b"), 1.0)
+
+    assert assign(pool) == [("r0", "b")]
+
+
+def test_gang_waits_for_no_machine_that_gets_no_more_jobs() -> None:
+    pool = pool_after(joined("a"), JobSubmitted(job()), leased("j", "a"), joined("b"))
+    for fact in gang(2):
+        pool.apply(fact, 0.0)
+    submit(pool, "k")
+    assert assign(pool) == []  # b is reserved
+
+    pool.apply(WorkerMarked(WorkerId("a"), POINTS_MAX, "", JobId("j")), 1.0)
+
+    assert assign(pool) == [("k", "b")]
 
 
 def test_each_member_returns_to_its_own_worker_after_a_restart() -> None:

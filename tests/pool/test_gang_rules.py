@@ -195,12 +195,12 @@ def test_member_of_a_gang_that_has_begun_expires_alone() -> None:
     assert [*pool.jobs] == ["r0", "r2"]
 
 
-def lose(pool: PoolState, lease: int, ran: float) -> list[Fact]:
+def lose(pool: PoolState, lease: int, ran: float, began: float = 0.0) -> list[Fact]:
     """Lease a gang's only member to a worker that is lost after ``ran`` seconds."""
     name = f"w{lease}"
-    pool.apply(joined(name), 0.0)
-    pool.apply(leased("r0", name, lease), 0.0)
-    return handle(pool, WorkerDisconnected(WorkerId(name), "gone"), ran)
+    pool.apply(joined(name), began)
+    pool.apply(leased("r0", name, lease), began)
+    return handle(pool, WorkerDisconnected(WorkerId(name), "gone"), began + ran)
 
 
 def test_member_that_ends_its_workers_fails_after_three() -> None:
@@ -216,6 +216,14 @@ def test_member_may_lose_one_more_worker_for_each_hour_that_it_ran() -> None:
 
     for lease in range(1, 20):
         assert any(isinstance(fact, JobRequeued) for fact in lose(pool, lease, 3600.0))
+
+
+def test_hours_in_which_a_member_waits_do_not_count() -> None:
+    pool = pool_after(*gang(1))
+
+    for lease in (1, 2):
+        assert ends(lose(pool, lease, 1.0, began=lease * 36_000.0)) == {}
+    assert [*ends(lose(pool, 3, 1.0, began=3 * 36_000.0))] == ["r0"]
 
 
 @pytest.mark.parametrize(
@@ -237,6 +245,20 @@ def test_worker_that_reconnects_was_lost_only_if_the_member_had_just_begun(
             assert ends(facts) == {"r0": "lost 3 workers, the last one: cut"}
             break
         assert ends(facts) == {}
+
+
+def test_worker_that_reconnects_does_not_make_up_for_others_that_are_lost() -> None:
+    pool = pool_after(*gang(1))
+    now = 0.0
+    for _ in range(5):
+        pool.apply(joined("w"), now)
+        assign(pool, now)
+        now += MEMBER_SETTLED
+        handle(pool, WorkerDisconnected(WorkerId("w"), "cut"), now)
+
+    # It does not come back from the last of these: that is the first loss.
+    assert ends(lose(pool, 6, 1.0, now)) == {}
+    assert [*ends(lose(pool, 7, 1.0, now))] == ["r0"]
 
 
 @pytest.mark.parametrize(

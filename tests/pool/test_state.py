@@ -177,6 +177,25 @@ def test_restored_job_is_queued_under_its_last_lease() -> None:
     assert (pool.queued, opened.submitted_at) == (1, 30.0)
 
 
+def test_share_of_an_owner_is_the_number_of_its_leased_jobs() -> None:
+    jobs = {"a": "al", "b": "al", "c": "bo"}
+    pool = pool_after(joined(slots=3))
+    for name, owner in jobs.items():
+        pool.apply(JobSubmitted(job(name, owner=owner)), 0.0)
+    assert pool.shares.running == {}
+
+    for name in jobs:
+        pool.apply(leased(name), 0.0)
+    assert pool.shares.running == {"al": 2, "bo": 1}
+
+    pool.apply(JobRequeued(JobId("a"), ONE, "busy", refused_by=W), 1.0)
+    assert pool.shares.running == {"al": 1, "bo": 1}
+
+    for name in ("b", "c"):
+        pool.apply(JobCompleted(JobId(name), ONE, Outcome("")), 2.0)
+    assert pool.shares.running == {}
+
+
 def test_rejected_job_returns_to_its_worker_after_a_pause() -> None:
     pool = pool_after(joined(), JobSubmitted(job()), leased())
     pool.apply(JobRequeued(J, ONE, "loading", refused_by=W), 7.0)
