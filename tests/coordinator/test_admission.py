@@ -294,6 +294,17 @@ async def test_unlimited_token_records_no_uses(
     assert token.workers == frozenset()
 
 
+async def test_worker_without_a_token_uses_none(
+    admission: WorkerAdmission, store: SqliteKeys
+) -> None:
+    await make(admission, uses_max=1)
+
+    await admission.record_use(AdmissionGrant())
+
+    (token,) = await store.tokens.all()
+    assert token.workers == frozenset()
+
+
 async def test_revocation_disconnects_the_workers_of_the_token(
     admission: WorkerAdmission,
 ) -> None:

@@ -132,6 +132,18 @@ async def test_messages_reach_their_links_in_order() -> None:
     await exchange.close()
 
 
+async def test_link_that_closes_while_others_send_to_it_has_left() -> None:
+    exchange = RelayRun()
+    first, second = await exchange.connect(), await exchange.connect()
+
+    first.write(["2:late"])
+    second.abort()
+
+    assert await first.receive() == ["2 left"]
+    assert exchange.switch.left == [2]
+    await exchange.close()
+
+
 async def test_message_for_an_unknown_link_is_dropped() -> None:
     exchange = RelayRun()
     first = await exchange.connect()

@@ -18,6 +18,7 @@ from shoal.transports.strangers import (
     LeftEarly,
     Stranger,
     Strangers,
+    has_left,
 )
 from shoal.transports.tcp import TcpLink
 from shoal.transports.tcp_server import ConnectionPolicy, tcp_listener
@@ -249,6 +250,19 @@ async def test_what_a_stranger_costs_is_charged_until_it_is_admitted() -> None:
     assert not meter.share.is_spent
 
 
+async def test_what_was_used_elsewhere_for_a_stranger_is_charged_until_it_moves() -> (
+    None
+):
+    meter = Meter()
+    stranger = meter.strangers.add("192.0.2.1", lambda reason: None)
+
+    stranger.charge(2.0)
+    assert meter.share.is_spent
+    stranger.move(Strangers(), admitted=True)
+
+    assert not meter.share.is_spent
+
+
 async def test_what_a_stranger_cost_that_left_stays_charged() -> None:
     meter = Meter()
     transport, connection, _behind = opened(meter.strangers)
@@ -271,6 +285,19 @@ async def test_stranger_is_not_read_until_its_turn() -> None:
     await meter.clock.advance(2.0)
 
     assert transport.is_reading()
+    connection.connection_lost(None)
+
+
+async def test_stranger_whose_turn_comes_is_not_read_if_that_stopped_before() -> None:
+    meter = Meter()
+    transport, connection, _behind = opened(meter.strangers)
+    meter.share.charge("192.0.2.9", 2.0)
+    transport.pause_reading()  # for what is behind cannot take more
+
+    connection.data_received(b"G")
+    await meter.clock.advance(20.0)
+
+    assert not transport.is_reading()
     connection.connection_lost(None)
 
 
@@ -318,6 +345,16 @@ async def test_connection_is_opened_in_its_turn_unless_the_peer_has_left() -> No
             ends[0][1].close()
 
     assert opened_for == ["stays"]
+
+
+def test_connection_that_cannot_be_read_has_been_left() -> None:
+    mine, theirs = socket.socketpair()
+    mine.setblocking(False)
+    with theirs:
+        assert not has_left(mine)
+        mine.close()
+
+        assert has_left(mine)
 
 
 async def suppressed(work: Coroutine[None, None, None]) -> None:

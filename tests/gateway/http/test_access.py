@@ -12,13 +12,14 @@ from aiohttp import ClientResponse
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually, serving
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
-from shoal.domain.credentials import KeyUsage, day_of, with_fingerprint
+from shoal.domain.credentials import Key, KeyUsage, day_of, with_fingerprint
 from shoal.domain.errors import KeyRevoked, RateLimited, UnknownModel
 from shoal.domain.facts import Fact, JobCancelled, JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.work import JSON, Chat
 from shoal.gateway.http.access import ANSWER_GUESS, ApiCaller
+from shoal.gateway.http.list_limits import LISTS_PER_MINUTE
 
 TEXT = "12345678"  # estimated as two tokens
 
@@ -195,6 +196,15 @@ async def test_official_client_sees_a_spent_budget(pool: Pool, node: Node) -> No
     assert "retry-after" not in headers
 
 
+async def test_spent_budget_leaves_the_tokens_of_the_minute(pool: Pool) -> None:
+    key = await make_key(pool, budget=50, tokens_per_minute=60)
+
+    # Each would take 51 of the 60.
+    for _ in range(12):
+        response = await post(pool, key)
+        assert (await response.json())["error"]["code"] == "insufficient_quota"
+
+
 async def test_daily_budget_renews_at_midnight(pool: Pool, node: Node) -> None:
     key = await make_key(pool, tokens_per_day=50)
 
@@ -350,6 +360,28 @@ async def test_old_keys_are_forgotten_in_the_end(pool: Pool) -> None:
     assert (await request(pool, "GET", "/v1/models", key=key))[1]["error"]["code"] == (
         "invalid_api_key"
     )
+
+
+async def test_new_key_does_not_wait_for_the_lists_of_a_forgotten_one(
+    pool: Pool,
+) -> None:
+    await make_key(pool)
+    older = pool.access.keyring.cache.find("alice")
+    with pytest.raises(RateLimited):
+        await read_lists(pool, older)
+    await pool.access.revoke(older)
+
+    pool.access.forget_ended(1e12)
+
+    await make_key(pool)
+    newer = pool.access.keyring.cache.find("alice")
+    await read_lists(pool, newer, 1)
+
+
+async def read_lists(pool: Pool, key: Key, lists: int = 2 * LISTS_PER_MINUTE) -> None:
+    for _ in range(lists):
+        async with pool.access.reading_list(ApiCaller(key)):
+            pass
 
 
 async def test_job_of_a_key_that_was_revoked_meanwhile_is_not_submitted(

@@ -148,6 +148,15 @@ def test_a_node_without_slots_is_admitted_with_a_warning() -> None:
     assert accepted.headers == {"Shoal-Warning": remark}
 
 
+def test_a_blank_number_is_zero_as_in_javascript() -> None:
+    accepted = accept("/ws?name=n&model=m&token=nt&max_concurrency=%20")
+
+    (event, _) = accepted.session.tick(0.0)
+
+    assert isinstance(event, Joined)
+    assert event.offer.remark.endswith("allows no tasks")
+
+
 def test_the_extension_is_announced_only_to_nodes_that_announce_it() -> None:
     assert accept(NODE).headers == {}
     assert accept(NODE, OURS).headers == {"Shoal-Extensions": "shoal"}

@@ -14,6 +14,7 @@ from protocols.macfleet.handshake_ends import (
     HandshakeEnd,
     client,
     drawing,
+    frame_of,
     joining,
     meet,
     node,
@@ -22,6 +23,7 @@ from protocols.macfleet.handshake_ends import (
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.domain.credentials import JoinToken, digest_of
 from shoal.domain.errors import NotAdmitted, Unavailable
+from shoal.protocols.macfleet.codec.frames import Frame, encode_frame
 from shoal.protocols.macfleet.handshake import (
     HandshakeRefused,
     HandshakeSettings,
@@ -248,6 +250,26 @@ def test_a_silent_server_times_out_after_ten_seconds() -> None:
 
     assert dialling.handshake.deadline == 15.0
     assert dialling.why == "10.0.0.2:50052 did not answer within 10 s"
+    assert isinstance(dialling.refused, HandshakeRefused)
+    assert not dialling.refused.final
+
+
+def test_a_verdict_that_is_cut_is_refused_in_the_servers_name() -> None:
+    def exchanged() -> tuple[HandshakeEnd, Frame]:
+        dialling, dialled = client(node("b")).open(), server(node("a")).open()
+        dialled.hear(dialling.sent[0])
+        dialling.hear(dialled.sent[0])
+        dialled.hear(dialling.sent[1])
+        return dialling, frame_of(dialled.sent[1])
+
+    whole = bytes(exchanged()[1].payload)
+    for size in range(0, len(whole), 7):
+        dialling, verdict = exchanged()
+
+        dialling.hear(encode_frame(verdict._replace(payload=whole[:size])))
+
+        assert isinstance(dialling.refused, HandshakeRefused)
+        assert dialling.why.startswith("10.0.0.2:50052: ")
 
 
 def test_the_largest_bodies_fit_into_a_message() -> None:

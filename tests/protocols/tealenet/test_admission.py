@@ -48,6 +48,32 @@ def test_a_weak_passcode_is_not_compared_while_others_guess_it() -> None:
     assert admit(with_passcode(weak=False), presented).submits_jobs
 
 
+def test_peer_without_an_address_does_not_wait_for_those_that_guess() -> None:
+    presented = PeerCredentials("p", passcode=HASH)
+
+    assert admit(with_passcode(weak=True), presented).submits_jobs
+
+
+@pytest.mark.parametrize(
+    ("is_open", "presented", "admitted"),
+    [
+        (True, PeerCredentials("p"), False),
+        (True, PeerCredentials("p", sends_hello=False), True),
+        (False, PeerCredentials("p", sends_hello=False), False),
+    ],
+)
+def test_passcode_is_required_unless_a_node_of_an_open_cluster_could_send_none(
+    is_open: bool, presented: PeerCredentials, admitted: bool
+) -> None:
+    local = replace(local_coordinator(Config(open=is_open)), passcode=HASH)
+
+    if admitted:
+        assert admit(local, presented).anonymous
+    else:
+        with pytest.raises(NotAdmitted, match="requires a passcode"):
+            admit(local, presented)
+
+
 def test_a_token_is_checked_while_others_guess_a_weak_passcode() -> None:
     presented = PeerCredentials("p", token="tok", address=ADDRESS)
 

@@ -75,6 +75,7 @@ from shoal.protocols.tealenet.membership.relay_node import (
     INVALID_MAX,
     RelayNode,
 )
+from shoal.protocols.tealenet.membership.relay_peer import RelayPeer
 from shoal.protocols.tealenet.membership.relay_peers import (
     DISMISSED_PAUSE,
     LINGER,
@@ -231,6 +232,7 @@ def test_a_worker_dials_the_coordinator_of_its_relay() -> None:
     assert [each.models for each in offered.offers] == [frozenset({"m1"})]
     assert offered.offers[0].proven
     assert [each.name for each in worker.messages(PeerJoined)] == [HOST_ID]
+    assert worker.node.is_host_proven
     assert not host.notices + worker.notices
 
 
@@ -336,20 +338,20 @@ def test_a_disconnected_worker_leaves_and_joins_again() -> None:
 
 
 def test_a_session_that_ended_is_not_held() -> None:
-    before = held_sessions()
+    before = held(RelaySession)
     net, host, worker, worker_id = pool()
-    assert held_sessions() == before + 2  # one at each end
+    assert held(RelaySession) == before + 2  # one at each end
 
     net.detach(worker)
     net.run(1.0)
 
     assert len(host.messages(PeerLeft, worker_id)) == 1
-    assert held_sessions() == before + 1  # nobody told the worker
+    assert held(RelaySession) == before + 1  # nobody told the worker
 
 
-def held_sessions() -> int:
+def held(kind: type) -> int:
     gc.collect()
-    return sum(isinstance(each, RelaySession) for each in gc.get_objects())
+    return sum(isinstance(each, kind) for each in gc.get_objects())
 
 
 def test_a_newer_connection_of_a_worker_replaces_the_older() -> None:
@@ -570,12 +572,15 @@ def test_a_worker_on_a_relay_without_a_coordinator_serves_every_node() -> None:
 
     ack = {"nodeID": worker_id, "registeredAt": 1.0, "ttlSeconds": 300}
     (joined, *_) = node.receive([json.dumps({"registerAck": ack})], 0.0)
+    renewed = node.receive([json.dumps({"registerAck": ack})], 0.0)
     opening = {"relayOpen": addresses(B, SESSION)}
     data = base64.b64encode(RUST_REQUEST.encode()).decode()
     request = {"relayData": addresses(B, SESSION) | {"data": data}}
     received = node.receive([json.dumps(opening), json.dumps(request)], 0.0)
 
     assert joined == PeerMessage(ALL_PEERS, PeerJoined(ALL_PEERS, submits_jobs=True))
+    assert renewed == []
+    assert not node.is_host_proven
     types = [type(each.message) for each in received if isinstance(each, PeerMessage)]
     assert (types[0], types[-1]) == (PeerJoined, RunJob)
 
@@ -698,10 +703,11 @@ def test_a_node_without_capacity_registers_as_unavailable() -> None:
 
 
 def test_a_node_discovers_others_periodically() -> None:
-    net, _ = open_pool()
+    net, host = open_pool()
 
     net.run(5 * DISCOVER_INTERVAL)
 
+    assert host.node.tick(net.now) == []  # however often it is called
     requests = [text for text in net.carried if text.startswith('{"discover"')]
     assert len(requests) == 6
 
@@ -855,6 +861,54 @@ def test_a_peer_that_closes_its_session_is_dialled_again() -> None:
     assert len(host.messages(PeerJoined)) == 2
 
 
+def test_a_peer_that_had_joined_is_dialled_again_without_a_longer_delay() -> None:
+    net, _ = open_pool()
+    node = rust_node(net)
+
+    for dials in range(1, 6):
+        session_id = accept_session(net, node, B)
+        net.send_raw(node, "relayClose", addresses(B, session_id))
+        net.run(1.5 * REDIAL_FIRST)
+        assert len(node.payloads("relayOpen")) == dials + 1
+
+
+def test_sessions_that_a_peer_opened_do_not_delay_its_being_dialled() -> None:
+    net, _ = open_pool()
+    end = gateway(net)
+    for number in range(10):
+        session_id = f"{SESSION}{number}"
+        net.send_raw(end, "relayOpen", addresses(B, session_id))
+        net.send_raw(end, "relayClose", addresses(B, session_id))
+    assert not end.payloads("relayOpen")
+
+    register(net, end, NODE_B)
+    net.run(DISCOVER_INTERVAL + 1)
+
+    assert end.payloads("relayOpen")
+
+
+def test_a_peer_without_sessions_is_not_held() -> None:
+    net, _ = open_pool()
+    before = held(RelayPeer)
+    end = gateway(net)
+    net.send_raw(end, "relayOpen", addresses(B, SESSION))
+    assert held(RelayPeer) == before + 1
+
+    net.send_raw(end, "relayClose", addresses(B, SESSION))
+    net.run(LINGER + 1)
+
+    assert held(RelayPeer) == before
+
+
+def test_an_error_that_names_no_peer_ends_none() -> None:
+    net, host = open_pool()
+    accept_session(net, rust_node(net), B)
+
+    error = {"code": "peer_not_found", "message": "no such peer"}
+
+    assert host.node.receive([json.dumps({"error": error})], net.now) == []
+
+
 def test_a_peer_unknown_to_the_relay_leaves() -> None:
     net, host = open_pool()
     node = rust_node(net)
@@ -991,6 +1045,23 @@ def test_a_node_that_is_not_admitted_is_reported_until_it_leaves() -> None:
     assert len(host.messages(PeerLeft, B)) == 1
 
 
+def test_a_node_that_is_not_admitted_leaves_when_it_is_dialled_no_more() -> None:
+    net = Network()
+    host = net.attach(local_coordinator(admission=require_token("tok")))
+    node = rust_node(net)
+    accept_session(net, node, B)
+    net.run(30.0)
+    assert host.messages(PeerRefused, B)
+
+    register(net, node, NODE_B, isAvailable=False)
+    net.run(DISCOVER_INTERVAL)
+    for each in node.payloads("relayOpen"):
+        net.send_raw(node, "relayClose", addresses(B, each["sessionID"]))
+    net.run(2 * LINGER)
+
+    assert len(host.messages(PeerLeft, B)) == 1
+
+
 def test_sessions_of_a_peer_are_limited() -> None:
     net, _ = open_pool()
     end = gateway(net)
@@ -1059,6 +1130,11 @@ def test_a_session_belongs_to_its_opener() -> None:
     (notice,) = host.node.receive([text], net.now)
 
     assert "belongs to another node" in str(notice)
+    for kind in ("relayReady", "relayClose"):
+        text = json.dumps({kind: addresses(A, SESSION)})
+        assert host.node.receive([text], net.now) == []
+    send_in_session(net, end, B, SESSION, RUST_REQUEST)
+    assert len(host.messages(RunJob, B)) == 1
 
 
 def test_a_silent_session_times_out() -> None:
@@ -1082,6 +1158,14 @@ def test_data_with_another_sender_is_ignored() -> None:
     received = host.node.receive([json.dumps(forged)], net.now)
 
     assert not received
+
+    own = {"relayData": forged["relayData"] | addresses(B, SESSION)}
+    again = base64.b64encode(RUST_REQUEST.replace("550e", "0000").encode()).decode()
+    forged["relayData"]["data"] = again
+    received = host.node.receive([json.dumps(own), json.dumps(forged)], net.now)
+
+    jobs = [each.message for each in received if isinstance(each, PeerMessage)]
+    assert sum(isinstance(each, RunJob) for each in jobs) == 1
 
 
 # Macs: they prefer a direct connection, and have their own encrypted channel.

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -91,6 +92,17 @@ def test_a_pending_node_reaches_the_coordinator_alone(harness: RelayHarness) -> 
     assert error_of(node.send(node.to("relayOpen", other, "x"))) == "not_admitted"
     assert node.closed == UNADMITTED
     assert other.drain() == []
+
+
+def test_a_node_that_is_refused_is_gone_before_its_link_is(
+    harness: RelayHarness,
+) -> None:
+    host, other, node = host_of(harness), member(harness, 1), pending(harness, 2)
+    opening = json.dumps(node.to("relayOpen", other, "x"))
+
+    harness.relay.receive(node.link, [opening], harness.now)
+
+    assert error_of(host.send(host.to("relayOpen", node))) == "peer_not_found"
 
 
 @pytest.mark.parametrize("early", [False, True])

@@ -333,6 +333,20 @@ def test_shoal_nodes_get_a_relay_close_when_the_other_end_leaves(
 # Announcements.
 
 
+def test_a_renewed_registration_has_to_be_signed_as_well(
+    harness: RelayHarness,
+) -> None:
+    peer = harness.join(1)
+
+    answers = peer.send(peer.registration(signature="00" * 64))
+
+    assert error_of(answers) == "invalid_register"
+
+
+def test_an_unknown_node_has_no_address(harness: RelayHarness) -> None:
+    assert harness.relay.address_of(signer(1).public_key.hex()) == ""
+
+
 def test_a_renewed_registration_is_not_announced(harness: RelayHarness) -> None:
     peer, bystander = harness.join(1), harness.join(2)
 
@@ -351,6 +365,47 @@ def test_nodes_of_one_batch_get_only_later_announcements(
     for place, peer in enumerate(peers):
         joined = [each["peerJoined"]["nodeID"] for each in peer.drain()]
         assert joined == [each.id for each in peers[place + 1 :]]
+
+
+def test_announcements_wait_for_others_unless_they_are_many(
+    harness: RelayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.protocols.tealenet.relay.registry.PENDING_MAX", 3)
+    relay, now = harness.relay, harness.now
+    peers = [harness.connect(seed) for seed in (1, 2, 3)]
+    for peer in peers[:2]:
+        peer.send(peer.registration())
+
+    assert relay.deadline is not None
+    assert relay.deadline > now
+    assert relay.tick(now) == []
+
+    peers[2].send(peers[2].registration())
+    assert relay.deadline == now
+
+
+def test_a_node_gets_no_announcement_of_itself(harness: RelayHarness) -> None:
+    peer = harness.connect(1)
+    peer.send(peer.registration())
+
+    assert harness.relay.tick(harness.now + 1.0) == []
+
+
+def test_what_happens_while_a_batch_is_sent_is_announced_after_it(
+    harness: RelayHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.protocols.tealenet.relay.registry.BATCH_LINKS", 1)
+    peers = [harness.join(seed) for seed in (1, 2)]
+    third, fourth = harness.connect(3), harness.connect(4)
+    third.send(third.registration())
+    harness.now += 1.0
+    harness.deliver(harness.relay.tick(harness.now))  # the first of two batches
+
+    fourth.send(fourth.registration())
+
+    for peer in peers:
+        joined = [each["peerJoined"]["nodeID"] for each in peer.drain()]
+        assert joined == [third.id, fourth.id]
 
 
 def test_announcements_are_sent_in_batches_of_links(
@@ -423,6 +478,31 @@ def test_the_filter_is_applied(
         assert len(_found(answers)) == 1
     else:
         assert set(_found(answers)) == second
+
+
+def test_a_truth_value_is_no_amount_of_memory(harness: RelayHarness) -> None:
+    odd = HARDWARE | {"totalRAMGB": True}
+    harness.join(1, capabilities=CAPABILITIES | {"hardware": odd})
+    requester = harness.join(2)
+
+    answers = requester.send({"discover": {"filter": {"minRAMGB": 1}}})
+
+    assert _found(answers) == []
+
+
+def test_the_last_message_of_a_node_has_the_date_of_the_wire(
+    harness: RelayHarness,
+) -> None:
+    node, requester = harness.join(1), harness.join(2)
+    harness.now += 7
+    node.send({"discover": {}})
+    heard = harness.now
+    harness.now += 3
+
+    (answer,) = requester.send({"discover": {}})
+
+    (entry,) = answer["discoverResponse"]["peers"]
+    assert entry["lastSeen"] == to_date(heard)
 
 
 def test_discovery_lists_fifty_nodes_unless_more_are_requested(
