@@ -20,7 +20,6 @@ MODULES = {
 # Where a connection is supervised, and where somebody else's code is run.
 CATCHES_ALL = {
     "client/options.py",
-    "engines/llama_child.py",
     "peers/connections.py",
     "worker/listening_worker.py",
     "transports/driver.py",

@@ -9,6 +9,7 @@ import sys
 from contextlib import aclosing
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 
@@ -26,7 +27,6 @@ from shoal.domain.worker import ServedModel
 from shoal.engines import llama_process
 from shoal.engines.engine import Finished
 from shoal.engines.llama_engine import JOBS_PER_SLOT, LlamaEngine, restart_delay
-from shoal.engines.requests import llama_request
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
@@ -103,6 +103,38 @@ async def test_excess_chats_wait_and_then_are_rejected() -> None:
 
     refused = [r for r in results if isinstance(r, Unavailable)]
     assert [str(r) for r in refused] == ["4 jobs for 1 slots"]
+
+
+async def test_aborted_chats_leave_the_only_slot_to_others() -> None:
+    engine = LlamaEngine("tiny", TINY, slots=1, context=500)
+    await engine.start()
+    running = engine.run(chat_of("ping", options=ENDLESS))
+    await anext(running)
+    waiting = asyncio.create_task(ask(engine, chat_of("ping", options=ENDLESS)))
+    other = asyncio.create_task(ask(engine, "ping"))
+    await asyncio.sleep(0)
+
+    waiting.cancel()
+    await running.aclose()
+
+    assert (await other).text == "pong"
+    await engine.close()
+
+
+async def test_server_needs_its_key(llama: LlamaEngine) -> None:
+    assert llama.pid is not None
+    (port,) = {
+        each.laddr.port
+        for each in psutil.Process(llama.pid).net_connections()
+        if each.status == psutil.CONN_LISTEN
+    }
+    paths = ("/v1/chat/completions", "/props", "/tokenize", "/v1/models", "/slots")
+
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        answers = [await session.post(path, json={}) for path in paths]
+        answers += [await session.get(path) for path in paths]
+
+    assert {answer.status for answer in answers} == {401}
 
 
 async def test_message_parts_are_joined(llama: LlamaEngine) -> None:
@@ -188,16 +220,6 @@ async def test_malformed_conversation_fails_alone(
         await ask(llama, Chat("tiny", ({"content": "ping"},)))
 
     assert (await ask(llama, "ping")).text == "pong"
-
-
-def test_options_cannot_override_the_chat() -> None:
-    options = {"n_predict": 9, "stream": False, "top_k": 3}
-
-    assert llama_request(chat_of("ping", options=options)) == {
-        "messages": [{"role": "user", "content": "ping"}],
-        "temperature": 0.0,
-        "top_k": 3,
-    }
 
 
 @posix

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shoal.domain.work import Chat
-from shoal.engines.requests import llama_request, openai_request
+from shoal.engines.requests import openai_request
 
 ANSWER = {"role": "tool", "content": "4", "tool_call_id": "c1"}
 
@@ -27,7 +27,19 @@ def test_a_role_that_engines_may_refuse_becomes_the_users(
     chat = Chat("m", (message,))
 
     (sent,) = json.loads(openai_request(chat, "m").body)["messages"]
-    (embedded,) = llama_request(chat)["messages"]
 
     assert sent == {**message, "role": role}
-    assert embedded == sent
+
+
+def test_options_cannot_override_the_chat() -> None:
+    options = {"n_predict": 9, "stream": False, "top_k": 3}
+    chat = Chat("m", ({"role": "user", "content": "x"},), None, 0.0, options)
+
+    assert json.loads(openai_request(chat, "m").body) == {
+        "messages": [{"role": "user", "content": "x"}],
+        "model": "m",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.0,
+        "top_k": 3,
+    }

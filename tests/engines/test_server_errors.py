@@ -128,6 +128,16 @@ def classify(
             Unavailable,
         ),
         (500, {"error": {"message": "EngineCore encountered an issue."}}, Unavailable),
+        (
+            500,
+            {"error": {"message": "Failed to parse messages: Missing 'role' in …"}},
+            InvalidRequest,
+        ),
+        (
+            500,
+            {"error": {"message": "image input is not supported - hint: if …"}},
+            InvalidRequest,
+        ),
         (500, {"error": {"message": "division by zero"}}, JobError),
         (302, b"", JobError),
         (418, {"error": "I am a teapot"}, JobError),

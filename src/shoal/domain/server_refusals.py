@@ -64,6 +64,11 @@ _TEMPORARY = re.compile(
     r"|server (is )?busy|shutting down|failed to load model|model has crashed",
     re.IGNORECASE,
 )
+# llama-server answers with status 500 for an invalid message.
+_INVALID = re.compile(
+    r"failed to parse (messages|tools)|(image|audio|video) input is not supported",
+    re.IGNORECASE,
+)
 
 
 def classify_refusal(status: int, message: str, codes: Set[str]) -> ServerRefusal:
@@ -84,4 +89,6 @@ def classify_refusal(status: int, message: str, codes: Set[str]) -> ServerRefusa
         return ServerRefusal.NO_MODEL
     if status in NOT_FOUND:
         return ServerRefusal.NOT_SUPPORTED
+    if status == 500 and _INVALID.search(message):
+        return ServerRefusal.INVALID
     return AT_FAULT.get(status, ServerRefusal.FAILED)

@@ -15,7 +15,12 @@ import msgspec
 from shoal.domain.errors import JobError, LimitExceeded, Unavailable
 from shoal.domain.outcome import AnswerPiece, Delta, Usage
 from shoal.engines.engine import Finished
-from shoal.engines.server_errors import DECODE_ERRORS, parse_problem, stream_error
+from shoal.engines.server_errors import (
+    DECODE_ERRORS,
+    ServerLost,
+    parse_problem,
+    stream_error,
+)
 from shoal.engines.sse import EventReader
 from shoal.engines.stream_chunks import (
     ABORTED,
@@ -70,10 +75,10 @@ class AnswerReader:
     def finished(self) -> Finished:
         """Return how the answer ended.
 
-        Raises Unavailable if the stream broke off, and JobError if choices are missing.
+        Raises ServerLost if the stream broke off, and JobError if choices are missing.
         """
         if not self.done and len(self._ended_choices) < self._choices:
-            raise Unavailable(TRUNCATED)
+            raise ServerLost(TRUNCATED)
         missing = self._choices - len(self._seen_choices | self._ended_choices)
         if self._choices > 1 and missing > 0:
             raise JobError(f"the server left out {missing} of {self._choices} choices")

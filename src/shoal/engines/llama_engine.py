@@ -1,4 +1,4 @@
-"""The embedded engine: llama.cpp in a child process.
+"""The embedded engine: llama.cpp's server in a child process.
 
 A crash in native code ends the running jobs, never the worker: they fail as
 unavailable, and the next job starts a new child.
@@ -7,35 +7,26 @@ unavailable, and the next job starts a new child.
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
 
-from shoal.domain.errors import (
-    ConfigError,
-    InvalidRequest,
-    LimitExceeded,
-    Unavailable,
-)
-from shoal.domain.outcome import Usage
+from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
 from shoal.domain.work import Embedding, Feature, Inference
 from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Finished, Item
-from shoal.engines.llama_messages import (
-    AnswerEnded,
-    JobRefused,
-    ModelOpened,
-    OpenModel,
-    StartJob,
-)
+from shoal.engines.llama_child import MODEL, ModelToOpen
+from shoal.engines.llama_continuation import continue_answer
 from shoal.engines.llama_process import CLOSED, LlamaProcess
-from shoal.engines.requests import llama_request, prompt_count
+from shoal.engines.openai_server import OpenAIEngine
+from shoal.engines.requests import plain_work
 from shoal.engines.resources import processors, threads_for
-from shoal.engines.server_errors import error_for
+from shoal.engines.server_errors import ServerLost
 from shoal.engines.server_kinds import EMBEDDINGS, TEXT
-from shoal.engines.stream_chunks import ServerProblem, known_finish_reason
 
 CONTEXT = 4096  # tokens of each slot, unless the model was trained for fewer
-JOBS_PER_SLOT = 4  # that llama.cpp may hold, including aborted jobs that have not ended
+JOBS_PER_SLOT = 4  # that run or wait for a slot of llama.cpp
+OTHER_REQUESTS = 4  # that llama.cpp handles beside jobs
 RESTART_DELAY_MAX = 60.0  # seconds
 
 # The tested features.  Tools are not among them: whether llama.cpp recognises a model's
@@ -71,14 +62,17 @@ class LlamaEngine:
         self.model = model
         self.slots = slots
         self._path = path
-        self._model = OpenModel(
+        self._model = ModelToOpen(
             path=str(path),
             slots=slots,
             context=context,
             threads=threads or threads_for(*processors()),
+            requests=JOBS_PER_SLOT * slots + OTHER_REQUESTS,
         )
+        self._served = ServedModel(model, TEXT, FEATURES, context)
+        self._jobs = 0
         self._process: LlamaProcess | None = None
-        self._loaded: ModelOpened | None = None
+        self._server: OpenAIEngine | None = None
         self._closed = False
         self._failures = 0  # processes lost since the last finished job
         self._restart_at = 0.0  # event loop time
@@ -100,11 +94,7 @@ class LlamaEngine:
 
     @property
     def models(self) -> Sequence[ServedModel]:
-        loaded = self._loaded
-        if loaded is not None and loaded.embeddings:
-            return [ServedModel(self.model, EMBEDDINGS, context=loaded.context)]
-        context = loaded.context if loaded is not None else self._model.context
-        return [ServedModel(self.model, TEXT, FEATURES, context)]
+        return [self._served]
 
     async def refresh(self) -> None:
         if self._closed:
@@ -117,49 +107,39 @@ class LlamaEngine:
     async def run(
         self, work: Inference, continues: str = ""
     ) -> AsyncGenerator[Item, None]:
-        job = StartJob(
-            0,
-            work.kind,
-            llama_request(work),
-            continues,
-            None if isinstance(work, Embedding) else work.max_tokens,
-            prompt_count(work),
-        )
         try:
-            process = await self._running()
+            process, server = await self._running()
         except ConfigError as error:
             raise Unavailable(str(error)) from error
-        if work.kind not in self.models[0].kinds:
+        if work.kind not in self._served.kinds:
             raise InvalidRequest(f"{self.model} does no {work.kind.value} jobs")
-        if process.jobs >= JOBS_PER_SLOT * self.slots:
-            raise Unavailable(f"{process.jobs} jobs for {self.slots} slots")
+        if self._jobs >= JOBS_PER_SLOT * self.slots:
+            raise Unavailable(f"{self._jobs} jobs for {self.slots} slots")
+        work = plain_work(work, MODEL)
+        # The server would generate a token even for a limit of 0.
+        if not isinstance(work, Embedding) and (continues or work.max_tokens == 0):
+            answer = continue_answer(server, work, continues)
+        else:
+            answer = server.run(work)
+        self._jobs += 1
         try:
-            id, answer = process.run(job)
-        except LimitExceeded as error:
-            raise InvalidRequest(str(error)) from error
-        try:
-            while True:
-                match await answer.read():
-                    case JobRefused(_, reason, code):
-                        raise error_for(ServerProblem(reason, code))
-                    case AnswerEnded(_, reason, read, written):
+            async with aclosing(answer) as items:
+                async for item in items:
+                    if isinstance(item, Finished):
                         self._failures = 0
-                        yield Finished(
-                            known_finish_reason(reason) or "stop", Usage(read, written)
-                        )
-                        return
-                    case pieces:
-                        for piece in pieces:
-                            yield piece
+                    yield item
+        except ServerLost as error:
+            reason = await process.exit_reason_soon()
+            raise Unavailable(reason or str(error)) from error
         finally:
-            process.abort(id)
+            self._jobs -= 1
 
     async def close(self) -> None:
         self._closed = True
         if self._process is not None:
             await self._process.close()
 
-    async def _running(self) -> LlamaProcess:
+    async def _running(self) -> tuple[LlamaProcess, OpenAIEngine]:
         """Return a process with the model loaded; start one if there is none.
 
         Raises ConfigError if the model cannot be loaded, and Unavailable during the
@@ -168,18 +148,18 @@ class LlamaEngine:
         async with self._starting:
             now = asyncio.get_running_loop().time()
             if self._process is not None:
-                if self._process.exit_reason is None:
-                    return self._process
+                if self._process.exit_reason is None and self._server is not None:
+                    return self._process, self._server
                 await self._process.close()
-                self._restart_reason = self._process.exit_reason
-                self._process = None
+                self._restart_reason = self._process.exit_reason or CLOSED
+                self._process = self._server = None
                 self._failures += 1
                 self._restart_at = now + restart_delay(self._failures)
             if (wait := self._restart_at - now) > 0:
                 raise Unavailable(self._restart_reason, retry_after=math.ceil(wait))
             return await self._start_process()
 
-    async def _start_process(self) -> LlamaProcess:
+    async def _start_process(self) -> tuple[LlamaProcess, OpenAIEngine]:
         if self._closed:
             raise Unavailable(CLOSED)
         try:
@@ -191,8 +171,7 @@ class LlamaEngine:
         try:
             if self._closed:
                 raise Unavailable(CLOSED)
-            await process.open(self._model)
-            self._loaded = process.loaded
+            server, embeddings = await process.open(self._model)
         except ConfigError as error:
             await process.close()
             raise ConfigError(
@@ -202,7 +181,14 @@ class LlamaEngine:
         except BaseException:
             await process.close()
             raise
-        return process
+        (loaded,) = server.models
+        self._served = (
+            ServedModel(self.model, EMBEDDINGS, context=loaded.context)
+            if embeddings
+            else ServedModel(self.model, TEXT, FEATURES, loaded.context)
+        )
+        self._server = server
+        return process, server
 
 
 def restart_delay(failures: int) -> float:

@@ -32,7 +32,6 @@ from shoal.engines.catalog import (
 )
 from shoal.engines.engine import Finished, Item
 from shoal.engines.requests import (
-    EngineRequest,
     choice_count,
     openai_request,
     prompt_count,
@@ -41,6 +40,7 @@ from shoal.engines.requests import (
 from shoal.engines.server_errors import (
     NotServed,
     RefusedWork,
+    ServerLost,
     minimal_job,
     parse_problem,
     refusal_error,
@@ -165,7 +165,7 @@ class OpenAIEngine:
             raise ConfigError(f"{self.url} has no models: give it one to run")
 
     async def refresh(self) -> None:
-        catalog = self._catalog or ServerCatalog(self._ask)
+        catalog = self._catalog or ServerCatalog(self.query)
         try:
             listed = await catalog.refresh()
         except NoModelList as error:
@@ -199,7 +199,10 @@ class OpenAIEngine:
             choice_count(work.options), prompt_count(work), self._secret
         )
         try:
-            async with await self._post(self._session, request) as response:
+            url = f"{self.url}{request.path}"
+            async with await self._request(
+                self._session, url, request.body
+            ) as response:
                 try:
                     if isinstance(work, Embedding):
                         for item in await self._embeddings(response, len(work.inputs)):
@@ -222,8 +225,32 @@ class OpenAIEngine:
                 self._refused.add(listed.model.name, kinds)
             raise
         except aiohttp.ClientError as error:
-            raise Unavailable(f"{self.url}: {describe_client_error(error)}") from error
+            reason = describe_client_error(error)
+            raise ServerLost(f"{self.url}: {reason}") from error
         yield answer.finished()
+
+    async def query(self, query: ServerQuery) -> ServerReply:
+        """Query the server.  Raises Unavailable if it does not respond."""
+        if self._session is None:
+            raise Unavailable("the engine is not running")
+        url = self.url.removesuffix("/v1") if query.native else self.url
+        try:
+            async with await self._request(
+                self._session, f"{url}{query.path}", query.body
+            ) as response:
+                body = await read_prefix(response, LIST_MAX)
+                return ServerReply(
+                    response.status,
+                    body.replace(self._secret.encode(), b"...")
+                    if self._secret
+                    else body,
+                    response.content_type,
+                    response.headers.get("Server", ""),
+                )
+        except aiohttp.ClientError as error:
+            raise ServerLost(
+                f"it cannot be reached: {describe_client_error(error)}"
+            ) from error
 
     async def close(self) -> None:
         if self._session is not None:
@@ -248,20 +275,21 @@ class OpenAIEngine:
             pieces, usage = decode_embeddings(body, inputs, self._secret)
         return [*pieces, Finished("stop", usage)]
 
-    async def _post(
-        self, session: aiohttp.ClientSession, request: EngineRequest
+    async def _request(
+        self, session: aiohttp.ClientSession, url: str, body: bytes | None
     ) -> aiohttp.ClientResponse:
-        """Send a job; return the response, with its body unread.
+        """Send a request, GET without a body; return the response, its body unread.
 
-        A server may close a kept connection just as it is reused.  The job is then sent
-        again on another: at worst, a model starts it twice.
+        A server may close a kept connection just as it is reused.  The request is then
+        sent again on another: at worst, a model starts a job twice.
         """
         for retries_left in range(STALE_MAX, -1, -1):
             try:
-                return await session.post(
-                    f"{self.url}{request.path}",
-                    data=request.body,
-                    headers=JSON_HEADERS,
+                return await session.request(
+                    "GET" if body is None else "POST",
+                    url,
+                    data=body,
+                    headers=JSON_HEADERS if body is not None else {},
                     allow_redirects=False,
                 )
             except aiohttp.ClientConnectorError:
@@ -287,32 +315,6 @@ class OpenAIEngine:
             if "json" in type_ and parse_problem(body) is not None:
                 raise stream_error(body, self._secret)
             raise JobError(f"the engine sent {type_}, expected {expected}")
-
-    async def _ask(self, query: ServerQuery) -> ServerReply:
-        if self._session is None:
-            raise Unavailable("the engine is not running")
-        url = self.url.removesuffix("/v1") if query.native else self.url
-        try:
-            async with self._session.request(
-                "GET" if query.body is None else "POST",
-                f"{url}{query.path}",
-                data=query.body,
-                headers=JSON_HEADERS if query.body is not None else {},
-                allow_redirects=False,
-            ) as response:
-                body = await read_prefix(response, LIST_MAX)
-                return ServerReply(
-                    response.status,
-                    body.replace(self._secret.encode(), b"...")
-                    if self._secret
-                    else body,
-                    response.content_type,
-                    response.headers.get("Server", ""),
-                )
-        except aiohttp.ClientError as error:
-            raise Unavailable(
-                f"it cannot be reached: {describe_client_error(error)}"
-            ) from error
 
     async def _retry_refused(self) -> None:
         """Retry refused work with minimal jobs."""

@@ -1,12 +1,11 @@
-"""Encodes a job as the request of an OpenAI-compatible server or of llama.cpp.
+"""Encodes a job as the request of an OpenAI-compatible server.
 
 Source: OpenAI API reference, "Create chat completion", "Create completion" and "Create
 embeddings".
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -23,9 +22,23 @@ class EngineRequest:
     body: bytes
 
 
+# Fields that the engine sets; an option must not override them.
+RESERVED = frozenset(
+    {
+        *("messages", "prompt", "input", "model", "stream", "stream_options"),
+        *("temperature", "max_tokens", "max_completion_tokens", "n_predict"),
+        *("add_generation_prompt", "continue_final_message", "return_progress"),
+        *("encoding_format",),
+    }
+)
+
+
 def openai_request(work: Inference, model: str) -> EngineRequest:
     """Return the job as a request to ``model``, streamed if possible."""
-    body: dict[str, object] = {**work.options, "model": model}
+    body: dict[str, object] = {
+        name: value for name, value in work.options.items() if name not in RESERVED
+    }
+    body["model"] = model
     match work:
         case Embedding():
             # Lists of numbers are far larger; servers without support for base64 send
@@ -69,48 +82,6 @@ def reject_ignored_options(work: Inference, server: ServerKind) -> None:
             raise InvalidRequest(f"{server.name} does not know {option!r}", option)
 
 
-# Fields that the engine sets; an option must not override them.
-RESERVED = frozenset(
-    {
-        *("messages", "prompt", "input", "model", "stream", "stream_options"),
-        *("temperature", "max_tokens", "max_completion_tokens", "n_predict"),
-        *("add_generation_prompt", "continue_final_message", "return_progress"),
-        *("encoding_format",),
-    }
-)
-# Options that llama.cpp silently ignores.
-UNSUPPORTED = ("tools", "functions", "echo", "suffix", "best_of", "dimensions")
-
-
-def llama_request(work: Inference) -> dict[str, Any]:
-    """Return the job as a request to llama.cpp, without its token limit.
-
-    Raises InvalidRequest for an unsupported request.
-    """
-    for option in UNSUPPORTED:
-        if work.options.get(option) not in (None, False, "", []):
-            raise InvalidRequest(
-                f"the embedded engine does not know {option!r}", option
-            )
-    request: dict[str, Any] = {
-        name: value for name, value in work.options.items() if name not in RESERVED
-    }
-    match work:
-        case Embedding():
-            return request | {"input": list(work.inputs), "encoding_format": "base64"}
-        case Chat():
-            request["messages"] = [
-                plain_message(with_known_role(each)) for each in work.messages
-            ]
-        case Completion():
-            request["prompt"] = work.prompt
-    if work.options.get("logprobs") is True:
-        request.setdefault("top_logprobs", 1)  # llama.cpp's default is 20
-    if work.temperature is not None:
-        request["temperature"] = work.temperature
-    return request
-
-
 ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 
@@ -128,8 +99,34 @@ def with_known_role(message: Mapping[str, JSON]) -> Mapping[str, JSON]:
     return {**message, "role": "user"}
 
 
+UNSUPPORTED = ("tools", "functions")
+
+
+def plain_work(work: Inference, model: str) -> Inference:
+    """Return the job as llama.cpp's server for one ``model`` should see it.
+
+    Raises InvalidRequest if a message is not text, or tools are to be called.
+    """
+    for option in UNSUPPORTED:
+        if work.options.get(option):
+            raise InvalidRequest(
+                f"the embedded engine does not know {option!r}", option
+            )
+    if isinstance(work, Embedding):
+        return replace(work, model=model)
+    if work.options.get("logprobs") is True and "top_logprobs" not in work.options:
+        # llama.cpp's default is 20.
+        work = replace(work, options={**work.options, "top_logprobs": 1})
+    if isinstance(work, Completion):
+        return replace(work, model=model)
+    messages = tuple(map(plain_message, work.messages))
+    return replace(work, model=model, messages=messages)
+
+
 def plain_message(message: Mapping[str, JSON]) -> dict[str, JSON]:
     """Return the message with its parts joined to one text.
+
+    llama.cpp would join them by line breaks.
 
     Raises InvalidRequest if a part is not text: omitting it would change the question.
     """

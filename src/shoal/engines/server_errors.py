@@ -30,6 +30,10 @@ RETRY_AFTER_MAX = 600  # seconds
 DECODE_ERRORS = (ValueError, RecursionError)
 
 
+class ServerLost(Unavailable):
+    """The server cannot be reached, or its connection broke."""
+
+
 class NotServed(Unavailable):
     """The server lacks the model, or this ``kind`` of work; others may have it."""
 

@@ -47,7 +47,7 @@ OLLAMA = ServerKind(
 LLAMA_SERVER = ServerKind(
     "llama-server",
     _FULL_TEXT | MULTIMODAL,
-    ignores=frozenset({"echo", "best_of", "suffix"}),
+    ignores=frozenset({"echo", "best_of", "suffix", "dimensions"}),
 )
 VLLM = ServerKind("vLLM", _FULL_TEXT | MULTIMODAL, slots=32)
 SGLANG = ServerKind("SGLang", _FULL_TEXT | MULTIMODAL, slots=32)
