@@ -1,0 +1,26 @@
+"""A pool for the clients of other projects, in a process of its own like them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clients.page import MODELS
+from engines.conftest import vectors
+from live.programs import TINY, Pool, Programs
+
+__all__ = ["vectors"]
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory, vectors: Path) -> Iterator[Pool]:
+    """A coordinator, and a worker with the models that the page names."""
+    chat, embeddings = MODELS
+    running = Programs(tmp_path_factory.mktemp("pool"))
+    try:
+        pool = running.serve()
+        flags = ("--model", f"{chat}={TINY}", "--model", f"{embeddings}={vectors}")
+        pool.joined("one", *flags)
+        yield pool
+    finally:
+        running.close()

@@ -1,0 +1,86 @@
+"""The page of client programs as the tests read it: its snippets, and its table."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+
+URL = "http://127.0.0.1:4010"
+KEY = "sk-shoal-…"
+MODELS = ("qwen3-8b", "nomic-embed-text")
+"""The coordinator, the key and the models that the snippets name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """A program on the page, and what its comments say that it prints."""
+
+    section: str
+    number: int  # within the section, from 1
+    language: str
+    code: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.section}-{self.number}"
+
+    @property
+    def prints(self) -> list[str]:
+        """The lines of its output; ``…`` stands for anything."""
+        return re.findall(r"(?:#|//) → (.*)$", self.code, re.MULTILINE)
+
+    def printed(self, output: str) -> bool:
+        """Say whether an output is the one that the page promises."""
+        lines = (re.escape(line).replace("…", ".*") for line in self.prints)
+        return re.fullmatch("\n".join(lines) + "\n*", output, re.DOTALL) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A program in the table: the section that it links to, and who tries it."""
+
+    section: str
+    tried_by: str
+
+    @property
+    def files(self) -> list[str]:
+        """The modules of tests that it names."""
+        return re.findall(r"`([\w/]+\.py)`", self.tried_by)
+
+
+def snippets() -> list[Snippet]:
+    """Return the snippets that say what they print, in the order of the page."""
+    found = [
+        Snippet(_anchor(title), number, language, code)
+        for title, text in _sections()
+        for number, (language, code) in enumerate(
+            re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL), 1
+        )
+    ]
+    return [snippet for snippet in found if snippet.prints]
+
+
+def anchors() -> list[str]:
+    """Return the names by which links refer to the sections."""
+    return [_anchor(title) for title, _ in _sections()]
+
+
+def rows() -> list[Row]:
+    """Return the rows of the table."""
+    found = re.findall(r"^\| \[[^]]+\]\(#([^)]+)\) \|.*\| (.+) \|$", _text(), re.M)
+    return [Row(section, tried_by) for section, tried_by in found]
+
+
+def _sections() -> list[tuple[str, str]]:
+    """Return title and text of each section."""
+    _, *sections = re.split(r"^## ", _text(), flags=re.MULTILINE)
+    return [(title, text) for title, _, text in (s.partition("\n") for s in sections)]
+
+
+def _text() -> str:
+    return PAGE.read_text("utf-8")
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")

@@ -1,0 +1,49 @@
+"""Every snippet of the page of clients, run as it stands there."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clients import page
+from clients.page import Snippet
+from harness.speed import PATIENCE
+from live.programs import KEY, Pool
+
+INSTALLED = Path(__file__).parents[2] / ".venv-clients"
+"""Where `make test-long` installs the clients."""
+
+COMMANDS = {
+    "python": (INSTALLED / "bin" / "python", "-"),
+    "js": (INSTALLED / "bin" / "node", "--input-type=module", "-"),
+    "sh": ("bash", "-e"),
+}
+"""What runs a program that comes on standard input, by its language."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("snippet", page.snippets(), ids=lambda snippet: snippet.name)
+def test_snippet_prints_what_the_page_says(
+    snippet: Snippet, pool: Pool, tmp_path: Path
+) -> None:
+    assert INSTALLED.exists(), "the clients are not installed: make .venv-clients/.made"
+    code = snippet.code.replace(page.URL, pool.url).replace(page.KEY, KEY)
+
+    ran = subprocess.run(
+        COMMANDS[snippet.language],
+        input=code,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        cwd=INSTALLED,  # where Node looks for modules
+        # Nothing that the clients read of whoever runs the tests.
+        env={
+            "HOME": str(tmp_path),
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "PATH": os.environ["PATH"],
+        },
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    assert snippet.printed(ran.stdout), ran.stdout
