@@ -15,6 +15,7 @@ from shoal.domain.work import (
     Embedding,
     Feature,
     JobKind,
+    Rerank,
     Work,
     message_text,
 )
@@ -104,6 +105,8 @@ def test_completion_needs_the_features_of_its_fields(
         (Completion("m", [1, 2]), JobKind.COMPLETION, ""),
         (Embedding("m", ("a", "long", "b")), JobKind.EMBEDDING, "long"),
         (Embedding("m", ()), JobKind.EMBEDDING, ""),
+        (Rerank("m", "q", ("a", "long")), JobKind.RERANK, "q\nlong"),
+        (Rerank("m", "q", ()), JobKind.RERANK, "q\n"),
     ],
 )
 def test_work_has_a_kind_and_a_text(work: Work, kind: JobKind, text: str) -> None:

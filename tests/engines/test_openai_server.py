@@ -18,7 +18,7 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.domain.outcome import Delta, Outcome, Usage
-from shoal.domain.work import Completion, Embedding, JobKind
+from shoal.domain.work import Completion, Embedding, JobKind, Rerank
 from shoal.engines import openai_server, server_errors
 from shoal.engines.engine import Finished
 from shoal.engines.openai_server import OpenAIEngine
@@ -392,6 +392,45 @@ async def test_embeddings_are_float32_in_any_server_format(
         Delta(1, {"embedding": "AACAPw=="}),
         Finished("stop", Usage(7, 0)),
     ]
+
+
+@pytest.mark.parametrize(
+    "usage", [{"prompt_tokens": 7, "total_tokens": 7}, {"total_tokens": 7}]
+)
+async def test_scores_are_in_the_order_of_the_documents(
+    fake: Fakes, usage: dict[str, int]
+) -> None:
+    scored = [(1, 0.75), (0, -2.5)]
+    results = [{"index": i, "relevance_score": score} for i, score in scored]
+    answer = {"results": results, "usage": usage}
+    url = await fake({"GET /v1/models": LIST, "POST /v1/rerank": answer})
+
+    async with running(url) as engine:
+        items = await pieces_of(engine.run(Rerank("tiny", "q", ("a", "b"))))
+
+    assert items == [
+        Delta(0, {"relevance_score": -2.5}),
+        Delta(1, {"relevance_score": 0.75}),
+        Finished("stop", Usage(7, 0)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"results": [{"index": 0, "relevance_score": 1}]}, "1 scores for 2"),
+        ({"results": [{"index": 0}]}, "no scores"),
+        ({"error": {"message": "it does not rank"}}, "it does not rank"),
+    ],
+)
+async def test_invalid_scores_are_an_error(
+    fake: Fakes, answer: object, reason: str
+) -> None:
+    url = await fake({"GET /v1/models": LIST, "POST /v1/rerank": answer})
+
+    async with running(url) as engine:
+        with pytest.raises(JobError, match=reason):
+            await pieces_of(engine.run(Rerank("tiny", "q", ("a", "b"))))
 
 
 async def test_large_answer_is_decoded_in_a_thread(

@@ -3,7 +3,13 @@
 import pytest
 
 from shoal.domain.work import Feature
-from shoal.engines.server_kinds import EMBEDDINGS, TEXT, guess_kinds, guess_modalities
+from shoal.engines.server_kinds import (
+    EMBEDDINGS,
+    RERANKINGS,
+    TEXT,
+    guess_kinds,
+    guess_modalities,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,6 +22,11 @@ from shoal.engines.server_kinds import EMBEDDINGS, TEXT, guess_kinds, guess_moda
 )
 def test_embedding_models_are_recognised_by_name(name: str) -> None:
     assert guess_kinds(name) == EMBEDDINGS
+
+
+@pytest.mark.parametrize("name", ["bge-reranker-v2-m3", "Qwen3-Reranker-0.6B"])
+def test_reranking_models_are_recognised_by_name(name: str) -> None:
+    assert guess_kinds(name) == RERANKINGS
 
 
 @pytest.mark.parametrize(

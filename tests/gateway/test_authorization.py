@@ -42,6 +42,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/v1/completions"): SUBMISSION,
     ("GET", "/v1/completions/{id}"): (404, 404, 404, 404, 401),  # it is a chat
     ("POST", "/v1/embeddings"): SUBMISSION,
+    ("POST", "/v1/rerank"): SUBMISSION,
     ("GET", "/v1/tasks"): ANY_KEY,
     ("GET", "/v1/calls"): SUBMISSION,
     # Content is addressed by its SHA-256: who knows it may read it.

@@ -38,7 +38,16 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import JSON, Chat, Completion, Embedding, JobKind, Work
+from shoal.domain.work import (
+    JSON,
+    Chat,
+    Completion,
+    Embedding,
+    JobKind,
+    Measurement,
+    Rerank,
+    Work,
+)
 from shoal.domain.worker import MachineHealth
 from shoal.protocols import discover
 from shoal.protocols.seam.protocol import AnyWireProtocol
@@ -91,6 +100,13 @@ completions = st.builds(
 embeddings = st.builds(
     Embedding,
     st.just(MEMBER.model.name),
+    st.lists(texts, max_size=3).map(tuple),
+    st.dictionaries(texts, values, max_size=3),
+)
+rerankings = st.builds(
+    Rerank,
+    st.just(MEMBER.model.name),
+    texts,
     st.lists(texts, max_size=3).map(tuple),
     st.dictionaries(texts, values, max_size=3),
 )
@@ -148,7 +164,7 @@ def test_an_address_that_cannot_be_dialled_is_refused(
 
 
 @every_protocol
-@given(work=chats | completions | embeddings, continues=texts)
+@given(work=chats | completions | embeddings | rerankings, continues=texts)
 def test_a_job_arrives_unchanged(
     protocol: AnyWireProtocol, work: Work, continues: str
 ) -> None:
@@ -156,7 +172,7 @@ def test_a_job_arrives_unchanged(
     assert isinstance(joined, Joined)
     if work.kind not in joined.offer.kinds:
         return  # it is never given one
-    if work.kind is JobKind.EMBEDDING:
+    if isinstance(work, Measurement):
         continues = ""
 
     heard = pair.issue_command(RunJob(JobId("job"), LeaseNumber(2), work, continues))

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from shoal.domain.errors import Forbidden
 from shoal.domain.job import Priority
 from shoal.domain.outcome import Outcome, Usage
-from shoal.domain.work import Embedding, JobKind, Work
+from shoal.domain.work import Measurement, Work, texts_read
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 """The names of keys and tokens, which appear in logs, tables and commands."""
@@ -170,8 +170,7 @@ def estimated_tokens(text: str) -> int:
 
 def tokens_to_read(work: Work) -> int:
     """Estimate the prompt tokens of ``work``."""
-    texts = work.inputs if isinstance(work, Embedding) else (work.text,)
-    return sum(map(estimated_tokens, texts))
+    return sum(map(estimated_tokens, texts_read(work)))
 
 
 def partial_usage(work: Work, written: int) -> Usage | None:
@@ -202,8 +201,8 @@ def usage_of(work: Work, outcome: Outcome) -> Usage:
     if (counted := reported_usage(outcome)) is not None:
         return counted
     written = "".join(str(choice.fields) for choice in outcome.choices) or outcome.text
-    vectors = work.kind is JobKind.EMBEDDING
-    return Usage(tokens_to_read(work), 0 if vectors else estimated_tokens(written))
+    generated = 0 if isinstance(work, Measurement) else estimated_tokens(written)
+    return Usage(tokens_to_read(work), generated)
 
 
 def with_fingerprint(token: str, fingerprint: bytes | None) -> str:

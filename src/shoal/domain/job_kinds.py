@@ -13,6 +13,7 @@ from shoal.domain.work import (
     Completion,
     Embedding,
     JobKind,
+    Rerank,
     Task,
     Work,
 )
@@ -35,6 +36,8 @@ def _traits(kind: JobKind) -> _Traits:
             return _Traits(Completion, is_inference=True, generates_text=True)
         case JobKind.EMBEDDING:
             return _Traits(Embedding, is_inference=True)
+        case JobKind.RERANK:
+            return _Traits(Rerank, is_inference=True)
         case JobKind.TASK:
             return _Traits(Task)
         case JobKind.CALL:

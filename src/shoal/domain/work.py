@@ -19,6 +19,7 @@ class JobKind(Enum):
     CHAT = "chat"
     COMPLETION = "completion"  # continues a plain text
     EMBEDDING = "embedding"
+    RERANK = "rerank"  # scores documents by a query
     TASK = "task"  # named, with any input and output
     CALL = "call"  # one call of a Python function
     CALL_STREAM = "lane"  # a slot held for many calls of one function
@@ -138,7 +139,34 @@ class Embedding:
         return max(self.inputs, key=len, default="")
 
 
-Inference: TypeAlias = Chat | Completion | Embedding
+@dataclass(frozen=True, slots=True)
+class Rerank:
+    """Documents to be scored: how relevant each is to a query."""
+
+    model: str
+    query: str
+    documents: tuple[str, ...]
+    options: Mapping[str, JSON] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> JobKind:
+        return JobKind.RERANK
+
+    @property
+    def needs(self) -> frozenset[Feature]:
+        """What a worker must be able to do for the answer to be right."""
+        return frozenset()
+
+    @property
+    def text(self) -> str:
+        """The query with the longest document: each is read with the query."""
+        return f"{self.query}\n{max(self.documents, key=len, default='')}"
+
+
+Measurement: TypeAlias = Embedding | Rerank
+"""Work whose answer is numbers about each of some texts, and no text."""
+
+Inference: TypeAlias = Chat | Completion | Measurement
 """Work that runs on a model."""
 
 ANY_MODEL = "*"
@@ -292,3 +320,14 @@ def message_text(message: Mapping[str, JSON]) -> str:
             return "".join([text for text in texts if isinstance(text, str)])
         case _:
             return ""
+
+
+def texts_read(work: Work) -> Sequence[str]:
+    """Return all texts that a model reads, where each is read for itself."""
+    match work:
+        case Embedding(inputs=inputs):
+            return inputs
+        case Rerank(query=query, documents=documents):
+            return [f"{query}\n{each}" for each in documents]
+        case _:
+            return (work.text,)

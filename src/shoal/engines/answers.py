@@ -1,4 +1,4 @@
-"""Decodes a server's responses: streamed pieces, and embeddings.
+"""Decodes a server's responses: streamed pieces, embeddings, and scores.
 
 Source: OpenAI API reference, "Streaming" and "Create embeddings".  Embeddings are
 requested in base64, which takes a quarter of the time; a server without support for it
@@ -9,8 +9,10 @@ import base64
 import binascii
 import sys
 from array import array
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from shoal.domain.errors import JobError, LimitExceeded, Unavailable
 from shoal.domain.outcome import AnswerPiece, Delta, Usage
@@ -24,6 +26,7 @@ from shoal.engines.server_errors import (
 from shoal.engines.sse import EventReader
 from shoal.engines.stream_chunks import (
     ABORTED,
+    TOKENS_MAX,
     StreamChunk,
     StreamUsage,
     UsageTally,
@@ -217,3 +220,45 @@ def encode_vector(vector: list[float] | str) -> str:
     if sys.byteorder == "big":
         numbers.byteswap()
     return base64.b64encode(numbers.tobytes()).decode()
+
+
+class ScoredDocument(msgspec.Struct, frozen=True):
+    index: int
+    relevance_score: float
+
+
+class ScoreUsage(msgspec.Struct, frozen=True):
+    """The tokens that were read: servers give either of the counts, or both."""
+
+    prompt_tokens: Annotated[int, Meta(ge=0, le=TOKENS_MAX)] = 0
+    total_tokens: Annotated[int, Meta(ge=0, le=TOKENS_MAX)] = 0
+
+
+class ScoreList(msgspec.Struct, frozen=True):
+    results: list[ScoredDocument]
+    usage: ScoreUsage | None = None
+
+
+def decode_scores(
+    body: bytes, documents: int, secret: str = ""
+) -> tuple[list[Delta], Usage | None]:
+    """Return a piece for each of the ``documents`` of a reranking, in their order.
+
+    Raises JobError if the scores are invalid, and the result of ``stream_error`` if the
+    response is an error.
+    """
+    try:
+        answer = msgspec.json.decode(body, type=ScoreList)
+    except DECODE_ERRORS as error:
+        if parse_problem(body) is not None:
+            raise stream_error(body, secret) from error
+        raise JobError(f"the server sent no scores: {error}") from error
+    scored = sorted(answer.results, key=lambda each: each.index)
+    if [each.index for each in scored] != list(range(documents)):
+        raise JobError(f"the server sent {len(scored)} scores for {documents}")
+    pieces = [
+        Delta(each.index, {"relevance_score": each.relevance_score}) for each in scored
+    ]
+    if (tokens := answer.usage) is None:
+        return pieces, None
+    return pieces, Usage(tokens.prompt_tokens or tokens.total_tokens, 0)

@@ -20,9 +20,14 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.domain.job_kinds import INFERENCE_KINDS
-from shoal.domain.work import Embedding, Inference
+from shoal.domain.work import Inference, Measurement, Rerank
 from shoal.domain.worker import ServedModel
-from shoal.engines.answers import EMBEDDINGS_MAX, AnswerReader, decode_embeddings
+from shoal.engines.answers import (
+    EMBEDDINGS_MAX,
+    AnswerReader,
+    decode_embeddings,
+    decode_scores,
+)
 from shoal.engines.catalog import (
     ListedModel,
     NoModelList,
@@ -204,8 +209,8 @@ class OpenAIEngine:
                 self._session, url, request.body
             ) as response:
                 try:
-                    if isinstance(work, Embedding):
-                        for item in await self._embeddings(response, len(work.inputs)):
+                    if isinstance(work, Measurement):
+                        for item in await self._measured(response, work):
                             yield item
                         return
                     await self._check(response, "text/event-stream")
@@ -261,18 +266,22 @@ class OpenAIEngine:
         """Return the model that ``name`` refers to on the server."""
         return self._listed.get(name) or self._listed.get(name + LATEST)
 
-    async def _embeddings(
-        self, response: aiohttp.ClientResponse, inputs: int
+    async def _measured(
+        self, response: aiohttp.ClientResponse, work: Measurement
     ) -> list[Item]:
         await self._check(response, "application/json")
         body = await read_prefix(response, EMBEDDINGS_MAX + 1)
         if len(body) > EMBEDDINGS_MAX:
             raise JobError(f"the engine sent more than {EMBEDDINGS_MAX} bytes")
-        if len(body) > DECODE_INLINE_MAX:
-            read = asyncio.to_thread(decode_embeddings, body, inputs, self._secret)
+        if isinstance(work, Rerank):
+            pieces, usage = decode_scores(body, len(work.documents), self._secret)
+        elif len(body) > DECODE_INLINE_MAX:
+            read = asyncio.to_thread(
+                decode_embeddings, body, len(work.inputs), self._secret
+            )
             pieces, usage = await read
         else:
-            pieces, usage = decode_embeddings(body, inputs, self._secret)
+            pieces, usage = decode_embeddings(body, len(work.inputs), self._secret)
         return [*pieces, Finished("stop", usage)]
 
     async def _request(

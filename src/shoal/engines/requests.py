@@ -1,7 +1,7 @@
 """Encodes a job as the request of an OpenAI-compatible server.
 
 Source: OpenAI API reference, "Create chat completion", "Create completion" and "Create
-embeddings".
+embeddings"; for rerankings, the API that vLLM, llama-server and others share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from shoal.domain.errors import InvalidRequest
-from shoal.domain.work import JSON, Chat, Completion, Embedding, Inference, message_text
+from shoal.domain.work import (
+    JSON,
+    Chat,
+    Completion,
+    Embedding,
+    Inference,
+    Measurement,
+    Rerank,
+    message_text,
+)
 from shoal.engines.server_kinds import ServerKind
 
 
@@ -45,6 +54,9 @@ def openai_request(work: Inference, model: str) -> EngineRequest:
             # those instead.
             body |= {"input": work.inputs, "encoding_format": "base64"}
             return EngineRequest("/embeddings", msgspec.json.encode(body))
+        case Rerank():
+            body |= {"query": work.query, "documents": work.documents}
+            return EngineRequest("/rerank", msgspec.json.encode(body))
         case Chat():
             path = "/chat/completions"
             body["messages"] = [with_known_role(each) for each in work.messages]
@@ -112,7 +124,7 @@ def plain_work(work: Inference, model: str) -> Inference:
             raise InvalidRequest(
                 f"the embedded engine does not know {option!r}", option
             )
-    if isinstance(work, Embedding):
+    if isinstance(work, Measurement):
         return replace(work, model=model)
     if work.options.get("logprobs") is True and "top_logprobs" not in work.options:
         # llama.cpp's default is 20.

@@ -20,7 +20,7 @@ from shoal.domain.errors import (
     Unprocessable,
 )
 from shoal.domain.server_refusals import ServerRefusal, classify_refusal
-from shoal.domain.work import Chat, Completion, Embedding, Inference, JobKind
+from shoal.domain.work import Chat, Completion, Embedding, Inference, JobKind, Rerank
 from shoal.domain.worker import ServedModel
 from shoal.engines.stream_chunks import ERROR_MAX, ServerProblem
 
@@ -202,5 +202,7 @@ def minimal_job(name: str, kind: JobKind) -> Inference:
             return Completion(name, "a", max_tokens=1)
         case JobKind.EMBEDDING:
             return Embedding(name, ("a",))
+        case JobKind.RERANK:
+            return Rerank(name, "a", ("a",))
         case JobKind.TASK | JobKind.CALL | JobKind.CALL_STREAM:
             raise AssertionError(f"no model does a {kind.value} by itself")

@@ -251,6 +251,8 @@ def _operation_name(kind: JobKind) -> str:
             return "text_completion"
         case JobKind.EMBEDDING:
             return "embeddings"
+        case JobKind.RERANK:
+            return "rerank"
         case JobKind.TASK:
             return "task"
         case JobKind.CALL:

@@ -23,6 +23,7 @@ from shoal.gateway.openai.chat_body import CreateChatCompletion
 from shoal.gateway.openai.completion_answer import TextCompletion
 from shoal.gateway.openai.completion_request import CreateCompletion
 from shoal.gateway.openai.embeddings import CreateEmbedding, CreateEmbeddingResponse
+from shoal.gateway.openai.rerank import CreateRerank, CreateRerankResponse
 from shoal.ledger.bundle import ReceiptBundle
 from shoal.ledger.consistency import ConsistencyProof
 
@@ -79,6 +80,11 @@ OPENAI = (
         *("POST", "/v1/embeddings", "Create embeddings", use(openai.create_embeddings)),
         answer=CreateEmbeddingResponse,
         body=CreateEmbedding,
+    ),
+    Operation(
+        *("POST", "/v1/rerank", "Rank documents", use(openai.create_rerank)),
+        answer=CreateRerankResponse,
+        body=CreateRerank,
     ),
 )
 

@@ -10,6 +10,7 @@ from shoal.domain.work import (
     Chat,
     Completion,
     Embedding,
+    Rerank,
     Task,
     Work,
 )
@@ -31,7 +32,12 @@ def output_of(work: Work, outcome: Outcome) -> bytes:
             return outcome.value
         case Task():
             return without_surrogates(outcome.text).encode()
-        case Chat(model=model) | Completion(model=model) | Embedding(model=model):
+        case (
+            Chat(model=model)
+            | Completion(model=model)
+            | Embedding(model=model)
+            | Rerank(model=model)
+        ):
             output: dict[str, JSON] = {
                 "model": model,
                 "text": without_surrogates(outcome.text),

@@ -41,9 +41,11 @@ from shoal.domain.work import (
     Completion,
     Embedding,
     NamedWork,
+    Rerank,
     Task,
     Work,
     message_text,
+    texts_read,
 )
 from shoal.ledger.prices import PriceList
 from shoal.pool.functions import call_limits
@@ -220,8 +222,8 @@ def moderated_texts(work: Work) -> list[str]:
             return [message_text(message) for message in work.messages]
         case Task():
             return [json.dumps(work.payload, ensure_ascii=False)]
-        case Embedding():
-            return ["\n".join(work.inputs)]
+        case Embedding() | Rerank():
+            return ["\n".join(texts_read(work))]
         case Completion():
             return [work.text]
         case Call() | CallStream():

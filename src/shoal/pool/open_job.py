@@ -6,7 +6,17 @@ from typing import TypeAlias
 
 from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.domain.job import Job
-from shoal.domain.work import Call, CallStream, Chat, Feature, JobKind, Task, Work
+from shoal.domain.work import (
+    Call,
+    CallStream,
+    Chat,
+    Feature,
+    JobKind,
+    Measurement,
+    Task,
+    Work,
+    texts_read,
+)
 from shoal.pool.gangs import OpenGang
 from shoal.pool.lifecycle import JobState
 
@@ -34,6 +44,8 @@ def size_of(job: Job, characters: int) -> int:
     work = job.work
     if isinstance(work, Call):
         return len(work.args) + len(work.kwargs)
+    if isinstance(work, Measurement):
+        characters = sum(map(len, texts_read(work)))
     return characters + len(job.terms.form)
 
 

@@ -31,7 +31,16 @@ from shoal.domain.errors import (
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job, Priority
 from shoal.domain.outcome import AnswerPiece, Outcome
-from shoal.domain.work import Call, CallStream, Chat, Completion, Embedding, Task, Work
+from shoal.domain.work import (
+    Call,
+    CallStream,
+    Chat,
+    Completion,
+    Embedding,
+    Rerank,
+    Task,
+    Work,
+)
 from shoal.gateway.http.authentication import (
     REVOKED,
     Keyring,
@@ -359,7 +368,7 @@ def _estimated_tokens(work: Work) -> int:
             choices = work.options.get("n")
             answers = choices if isinstance(choices, int) and choices > 0 else 1
             return tokens_to_read(work) + answers * (work.max_tokens or ANSWER_GUESS)
-        case Embedding():
+        case Embedding() | Rerank():
             return tokens_to_read(work)
         case Task():
             return tokens_to_read(work) + ANSWER_GUESS

@@ -34,7 +34,9 @@ STATUSES: Mapping[JobState, JobStatus] = {
     JobState.EXPIRED: "failed",
 }
 
-JobType: TypeAlias = Literal["LLM_INFER", "TASK", "COMPLETION", "EMBEDDING", "CALL"]
+JobType: TypeAlias = Literal[
+    "LLM_INFER", "TASK", "COMPLETION", "EMBEDDING", "RERANK", "CALL"
+]
 
 NO_WORKER = "no_eligible_worker"
 WORKER_LOST = "worker_disconnected"
@@ -163,6 +165,8 @@ def job_type_of(kind: JobKind) -> JobType:
             return "COMPLETION"
         case JobKind.EMBEDDING:
             return "EMBEDDING"
+        case JobKind.RERANK:
+            return "RERANK"
         case JobKind.CALL:
             return "CALL"
         case JobKind.CALL_STREAM:

@@ -20,7 +20,7 @@ from shoal.domain.errors import (
     TimedOut,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Completion
+from shoal.domain.work import Chat, Completion, texts_read
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.answer_form import AnswerForm
 from shoal.gateway.generation.answering import answer, moderation_error
@@ -40,6 +40,7 @@ from shoal.gateway.openai.embeddings import (
     decode_embedding_request,
     encode_embeddings,
 )
+from shoal.gateway.openai.rerank import decode_rerank_request, encode_ranking
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import StoredJob
 
@@ -81,6 +82,21 @@ async def create_embeddings(
     return json_bytes_response(
         await asyncio.to_thread(encode_embeddings, asked, outcome, usage)
     )
+
+
+async def create_rerank(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    asked = await gateway.bodies.decode(request, caller.name, decode_rerank_request)
+    moderation = gateway.moderation_for(caller.name)
+    if moderation is not None and any(map(moderation.matches, texts_read(asked.work))):
+        raise moderation_error("documents")
+    job = build_job(gateway, request, asked.work, caller)
+    async with gateway.access.submit(job, caller) as reader:
+        record_of(request).set_reader(reader)
+        outcome = await reader.outcome()
+    usage = record_of(request).usage = usage_of(asked.work, outcome)
+    return json_bytes_response(encode_ranking(reader.job_id, asked, outcome, usage))
 
 
 def answer_form(work: Chat | Completion, *, include_usage: bool = False) -> AnswerForm:

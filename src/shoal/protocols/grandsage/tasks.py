@@ -22,10 +22,12 @@ from shoal.domain.work import (
     Embedding,
     Inference,
     JobKind,
+    Rerank,
     Task,
     message_text,
 )
 from shoal.protocols.grandsage.codec import TaskId, validation_error, well_formed
+from shoal.protocols.seam.measurements import inputs_of, measurement, query_of
 from shoal.protocols.seam.session import without_calls
 
 # Limits for real nodes: a token limit below 1 crashes them, as does a temperature that
@@ -196,8 +198,9 @@ def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, st
                 model, extension.prompt, limit, extension.temperature, extension.options
             )
             return completion, extension.continues
-        case JobKind.EMBEDDING:
-            return Embedding(model, tuple(extension.inputs), extension.options), ""
+        case JobKind.EMBEDDING | JobKind.RERANK as kind:
+            fields = extension.prompt, extension.inputs, extension.options
+            return measurement(kind, model, *fields), ""
         case JobKind.TASK | JobKind.CALL | JobKind.CALL_STREAM:
             raise PeerError(f"shoal.kind: a node cannot run {extension.kind.value}")
 
@@ -249,8 +252,10 @@ def _extension_fields(
         case Completion(prompt=prompt, max_tokens=limit, temperature=temperature):
             extension |= {"kind": work.kind.value, "prompt": prompt}
             extension |= {"max_tokens": limit, "temperature": temperature}
-        case Embedding(inputs=inputs):
-            extension |= {"kind": work.kind.value, "inputs": inputs}
+        case Embedding() | Rerank():
+            extension |= {"kind": work.kind.value, "inputs": inputs_of(work)}
+            if query := query_of(work):
+                extension["prompt"] = query
     if work.options:
         extension["options"] = work.options
     if continues:

@@ -22,6 +22,7 @@ from shoal.domain.work import (
     Completion,
     Embedding,
     JobKind,
+    Rerank,
     Task,
     Work,
     message_text,
@@ -32,6 +33,7 @@ from shoal.protocols.dispatch.codec.ecmascript_json import (
     well_formed,
 )
 from shoal.protocols.dispatch.codec.messages import JobIdText, JobType, Lease
+from shoal.protocols.seam.measurements import inputs_of, measurement, query_of
 from shoal.protocols.seam.session import without_calls
 
 NEW_TOKENS = 1024  # limit of other clients' jobs without one, at original workers
@@ -200,9 +202,14 @@ def _extended_payload(job: RunJob) -> tuple[JSON, JobExtension]:
             extension = JobExtension(lease, messages=carried)
         case Completion(prompt=text):
             extension = JobExtension(lease, kind=work.kind, prompt=text)
-        case Embedding(inputs=inputs, options=options):
-            extension = JobExtension(lease, kind=work.kind, inputs=list(inputs))
-            return payload, msgspec.structs.replace(extension, options=dict(options))
+        case Embedding() | Rerank():
+            return payload, JobExtension(
+                lease,
+                work.kind,
+                prompt=query_of(work),
+                inputs=inputs_of(work),
+                options=dict(work.options),
+            )
         case Task(name=name):
             return work.payload, JobExtension(lease, kind=work.kind, name=name)
     return payload, msgspec.structs.replace(
@@ -227,8 +234,10 @@ def _plain_payload(work: Work) -> JSON:
             prompt: JSON = prompt_of(messages)
         case Completion(prompt=prompt, max_tokens=limit):
             pass
-        case Embedding():
-            raise Unsupported("a worker without the extension cannot run embeddings")
+        case Embedding() | Rerank():
+            raise Unsupported(
+                f"a worker without the extension cannot run {work.kind.value} jobs"
+            )
     tokens = _token_limit(limit, NEW_TOKENS)
     return {"job_type": JobType.LLM_INFER, "prompt": prompt, "max_tokens": tokens}
 
@@ -241,8 +250,9 @@ def _work(message: JobAssignment, extension: JobExtension | None, model: str) ->
         match extension.kind:
             case JobKind.COMPLETION:
                 return Completion(model, extension.prompt, *limits)
-            case JobKind.EMBEDDING:
-                return Embedding(model, tuple(extension.inputs), extension.options)
+            case JobKind.EMBEDDING | JobKind.RERANK as kind:
+                carried = extension.prompt, extension.inputs, extension.options
+                return measurement(kind, model, *carried)
             case JobKind.TASK:
                 return Task(extension.name, payload)
             case JobKind.CALL | JobKind.CALL_STREAM:

@@ -19,9 +19,11 @@ from shoal.domain.work import (
     Completion,
     Embedding,
     JobKind,
+    Rerank,
     Task,
     Work,
 )
+from shoal.protocols.seam.measurements import inputs_of, measurement, query_of
 from shoal.protocols.seam.session import without_calls
 from shoal.protocols.tealenet.codec.chats import read_chat, requested_model, write_chat
 from shoal.protocols.tealenet.codec.envelope import BadMessage
@@ -32,8 +34,9 @@ from shoal.protocols.tealenet.codec.scalars import EXACT_MAX, Count, Name, encod
 class InferenceRequestExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     """Shoal's field in a request: the job except for its model and its messages.
 
-    ``prompt`` belongs to a completion, ``inputs`` to an embedding, ``name`` and
-    ``payload`` to a task.  ``job`` is the job's id for the receipt.
+    ``prompt`` belongs to a completion, or is the query of a reranking; ``inputs``
+    belong to an embedding or a reranking, ``name`` and ``payload`` to a task.  ``job``
+    is the job's id for the receipt.
     """
 
     lease: Annotated[int, msgspec.Meta(ge=0, lt=EXACT_MAX)]
@@ -117,9 +120,11 @@ def _extended(job: RunJob) -> tuple[dict[str, Any], InferenceRequestExtension]:
             more = InferenceRequestExtension(lease)
         case Completion(prompt=prompt):
             more = InferenceRequestExtension(lease, work.kind, prompt=prompt)
-        case Embedding(inputs=inputs, options=options):
+        case Embedding() | Rerank():
             return request, InferenceRequestExtension(
-                lease, work.kind, inputs=list(inputs), options=dict(options)
+                *(lease, work.kind, query_of(work) or None),
+                inputs=inputs_of(work),
+                options=dict(work.options),
             )
         case Task(name=name, payload=payload):
             return request, InferenceRequestExtension(
@@ -155,8 +160,8 @@ def _work(message: InferenceRequest, more: InferenceRequestExtension) -> Work:
             return Chat(model, tuple(request["messages"]), *limits)
         case JobKind.COMPLETION:
             return Completion(model, more.prompt, *limits)
-        case JobKind.EMBEDDING:
-            return Embedding(model, tuple(more.inputs), more.options)
+        case JobKind.EMBEDDING | JobKind.RERANK as kind:
+            return measurement(kind, model, more.prompt, more.inputs, more.options)
         case JobKind.TASK:
             return Task(more.name, more.payload)
         case JobKind.CALL | JobKind.CALL_STREAM:
