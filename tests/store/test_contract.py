@@ -343,7 +343,15 @@ async def test_outlines_and_recent_facts_omit_large_fields(
 ) -> None:
     form = '{"prompt":"hi"}'
     gang = Gang("0a" * 16, rank=1, size=3, least=2)
-    terms = JobTerms(Policy.CHEAP, user="ada", price=5, form=form, near=True, gang=gang)
+    terms = JobTerms(
+        Policy.CHEAP,
+        user="ada",
+        price=5,
+        form=form,
+        api_fields='{"metadata":{}}',
+        near=True,
+        gang=gang,
+    )
     given_in = replace(job("j"), terms=terms, priority=Priority.HIGH)
     end = JobCompleted(given_in.id, ONE, Outcome("text"))
     await store.append([JobSubmitted(given_in), leased(), end], 1.0)
@@ -352,9 +360,10 @@ async def test_outlines_and_recent_facts_omit_large_fields(
     told = await store.summary(given_in.id)
 
     assert stored is not None
+    assert stored.job.terms == terms
     assert told == summarize(stored)
     assert told is not None
-    assert told.terms == replace(terms, form="")
+    assert told.terms == replace(terms, form="", api_fields="")
     assert (await store.recent(JobFilter(), 1)).jobs == [told]
     assert await store.summary(JobId("none")) is None
     assert await store.history_since(given_in.id, 0) == [
@@ -512,6 +521,21 @@ async def test_prune_deletes_old_ended_jobs_only(
     assert len(await store.history(JobId("new"))) == 3
     assert [each.job.id for each in await store.open_jobs()] == ["open"]
     assert await store.prune(20.0) == 0
+
+
+async def test_ended_job_is_deleted_and_an_open_one_stays(store: Store) -> None:
+    for name in ("gone", "kept", "open"):
+        await store.append([JobSubmitted(job(name)), leased(name)], 1.0)
+    await store.append([end_of(JobFailed, "gone"), end_of(JobFailed, "kept")], 2.0)
+
+    deleted = [await store.delete_job(JobId(name)) for name in ("gone", "open", "no")]
+
+    assert deleted == [True, False, False]
+    assert await store.job(JobId("gone")) is None
+    assert await store.history(JobId("gone")) == []
+    assert len(await store.history(JobId("kept"))) == 3
+    assert [each.job.id for each in await store.open_jobs()] == ["open"]
+    await store.append([JobSubmitted(job("gone"))], 3.0)
 
 
 async def test_late_fact_of_a_pruned_job_has_no_history(store: Store) -> None:

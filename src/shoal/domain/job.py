@@ -119,7 +119,8 @@ class JobTerms:
 
     ``user`` is the owner's sub-account.  A job that is not ``kept`` is lost at a
     restart, and has no receipt.  ``form`` is the JSON text of the work as its client
-    sent it, for wires that carry work in that form.
+    sent it, for wires that carry work in that form.  ``api_fields`` is the JSON text of
+    what an API has to return with the answer, and no worker needs.
     """
 
     policy: Policy = Policy.FAST
@@ -135,6 +136,7 @@ class JobTerms:
     peer: str = ""  # that submitted it, and must not get it back; as in ``peer_of``
     kept: bool = True  # whether it is stored
     gang: Gang | None = None
+    api_fields: str = ""
 
 
 DEFAULT_TERMS = JobTerms()

@@ -46,7 +46,7 @@ def size_of(job: Job, characters: int) -> int:
         return len(work.args) + len(work.kwargs)
     if isinstance(work, Measurement):
         characters = sum(map(len, texts_read(work)))
-    return characters + len(job.terms.form)
+    return characters + len(job.terms.form) + len(job.terms.api_fields)
 
 
 def required_name(work: Work) -> str | None:

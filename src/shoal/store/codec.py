@@ -6,7 +6,7 @@ Long texts are packed.  What earlier versions stored is text, and is decoded as 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -36,11 +36,19 @@ FACT_TYPES: Mapping[str, type[Fact]] = {
 LARGE_FROM = 64 << 10  # bytes; values of this size go to the blob store
 
 
+class LongTexts(TypedDict, total=False):
+    """The texts of a job's terms that are stored with its work, and not listed."""
+
+    form: str
+    api_fields: str
+
+
 class StoredWork(msgspec.Struct, frozen=True):
-    """The texts of a request: its work as JSON, and the form in its terms."""
+    """The texts of a request: its work as JSON, and the long texts of its terms."""
 
     work: dict[str, Any] | None = None
     form: str = ""
+    api_fields: str = ""
 
 
 class StoredCall(msgspec.Struct, frozen=True, array_like=True):
@@ -71,12 +79,12 @@ _calls = msgspec.msgpack.Decoder(StoredCall)
 _ends = msgspec.json.Decoder(StoredResult)
 
 
-def encode_work(work: JsonWork | None, form: str = "") -> bytes | None:
-    """Encode work that is no call, and the form in its terms; None: neither."""
-    if work is None and not form:
+def encode_work(work: JsonWork | None, terms: JobTerms = DEFAULT_TERMS) -> bytes | None:
+    """Encode work that is no call, and the long texts of its terms; None: neither."""
+    texts = _long_texts(terms)
+    if work is None and not texts:
         return None
-    texts = {"work": work, "form": form} if form else {"work": work}
-    return pack(msgspec.json.encode(texts))
+    return pack(msgspec.json.encode({"work": work, **texts}))
 
 
 def encode_call(call: Call, blobs: BlobStore) -> tuple[bytes, tuple[bytes, ...]]:
@@ -123,19 +131,20 @@ def large_values_of(data: bytes) -> tuple[bytes, ...]:
     return tuple(digest for digest, apart in parts if apart)
 
 
-def decode_work(kind: str, stored: bytes | str) -> tuple[Work | None, str]:
-    """Decode what ``encode_work`` encoded."""
+def decode_work(kind: str, stored: bytes | str) -> tuple[Work | None, LongTexts]:
+    """Decode what ``encode_work`` encoded; the texts are those that are not empty."""
     if isinstance(stored, str):
         read = StoredWork(msgspec.json.decode(stored) if stored else None)
     else:
         read = _works.decode(unpack(stored))
+    texts = _long_texts(read)
     if (found := read.work) is None:
-        return None, read.form
+        return None, texts
     for name in ("messages", "inputs"):
         if name in found:
             found[name] = tuple(found[name])
     work: Work = WORK_TYPES[JobKind(kind)](**found)
-    return work, read.form
+    return work, texts
 
 
 @lru_cache(256)  # most jobs have the same limits
@@ -179,10 +188,11 @@ def decode_outcome(stored: bytes | str, value: bytes | None = None) -> Outcome:
 
 
 def encode_terms(terms: JobTerms) -> str:
-    """Encode terms without their form, which is stored with the work."""
+    """Encode terms without their long texts, which are stored with the work."""
     if terms == DEFAULT_TERMS:
         return "{}"
-    return _encode_differences(terms, replace(DEFAULT_TERMS, form=terms.form))
+    default = replace(DEFAULT_TERMS, **_long_texts(terms))
+    return _encode_differences(terms, default)
 
 
 def decode_terms(text: str) -> JobTerms:
@@ -220,6 +230,16 @@ def decode_marked(text: str) -> WorkerMarked:
 def decode_fact(name: str, text: str, job: Job, outcome: Outcome | None) -> Fact:
     """Decode a fact about a job, and add the job and its outcome."""
     return _decode_fields(name, msgspec.json.decode(text), job, outcome)
+
+
+def _long_texts(given: JobTerms | StoredWork) -> LongTexts:
+    """Return those that are not empty."""
+    texts: LongTexts = {}
+    if given.form:
+        texts["form"] = given.form
+    if given.api_fields:
+        texts["api_fields"] = given.api_fields
+    return texts
 
 
 def _store_large(data: bytes, blobs: BlobStore) -> tuple[bytes, bool]:

@@ -41,7 +41,7 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class StoredJobSummary:
-    """A stored job without the parts that may be large: work, form and outcome.
+    """A stored job without what may be large: work, long texts of terms, outcome.
 
     ``model`` is that of ``listed_model``.
     """
@@ -73,7 +73,7 @@ def summarize(stored: StoredJob) -> StoredJobSummary:
         listed_model(job),
         job.owner,
         job.priority,
-        replace(job.terms, form=""),
+        replace(job.terms, form="", api_fields=""),
         stored.state,
         stored.lease,
         stored.submitted_at,
@@ -261,6 +261,13 @@ class Store(Protocol):
 
         Deletes their facts, and keys, tokens and pairing codes that ended before, too.
         Receipts, transfers and usage stay.  Other writes go on meanwhile.
+        """
+        ...
+
+    async def delete_job(self, job_id: JobId) -> bool:
+        """Delete a job that has ended, as ``prune`` does; return whether it was there.
+
+        An open job stays.
         """
         ...
 

@@ -281,7 +281,7 @@ class _Batch:
             job.kind.value,
             listed_model(job),
             job.owner,
-            codec.encode_work(work, job.terms.form),
+            codec.encode_work(work, job.terms),
             codec.encode_limits(job.limits),
             job.priority.value,
             name,

@@ -7,6 +7,7 @@ import sqlite3
 from functools import partial
 
 from shoal.domain.credentials import day_of
+from shoal.domain.ids import JobId
 from shoal.store.sqlite.database import SqlRunner
 from shoal.store.sqlite.keys import add_up_usage, forget_ended
 from shoal.store.sqlite.pairing import forget_expired
@@ -43,10 +44,21 @@ def _forget(sql: sqlite3.Connection, before: float) -> None:
     forget_expired(sql, before)
 
 
+def delete_job(sql: sqlite3.Connection, job_id: JobId) -> bool:
+    """Delete a job that has ended; return whether there was one."""
+    query = "SELECT id FROM jobs WHERE id = ? AND ended_at IS NOT NULL"
+    return _delete_with_traces(sql, sql.execute(query, (job_id,)).fetchall()) > 0
+
+
 def _delete_jobs(sql: sqlite3.Connection, before: float) -> int:
     """Delete some jobs with their facts and deliveries; return their number."""
     query = "SELECT id FROM jobs WHERE ended_at < ? LIMIT ?"
-    jobs = sql.execute(query, (before, JOBS_AT_ONCE)).fetchall()
+    return _delete_with_traces(
+        sql, sql.execute(query, (before, JOBS_AT_ONCE)).fetchall()
+    )
+
+
+def _delete_with_traces(sql: sqlite3.Connection, jobs: list[tuple[str]]) -> int:
     sql.executemany("DELETE FROM facts WHERE job_id = ?", jobs)
     sql.executemany("DELETE FROM webhook_deliveries WHERE job_id = ?", jobs)
     sql.executemany("DELETE FROM jobs WHERE id = ?", jobs)

@@ -34,7 +34,7 @@ from shoal.store.sqlite.job_pages import read_page, read_summary
 from shoal.store.sqlite.keys import SqliteKeys
 from shoal.store.sqlite.ledger import SqliteLedger, write_entries
 from shoal.store.sqlite.pairing import SqlitePairing
-from shoal.store.sqlite.pruning import prune
+from shoal.store.sqlite.pruning import delete_job, prune
 from shoal.store.sqlite.webhooks import SqliteWebhooks, write_deliveries
 
 JOB = """SELECT id, kind, owner, state, coalesce(packed_work, work), limits, priority,
@@ -153,6 +153,9 @@ class SqliteStore:
     async def prune(self, before: float) -> int:
         return await prune(self.database, before)
 
+    async def delete_job(self, job_id: JobId) -> bool:
+        return await self.database.transact(lambda sql: delete_job(sql, job_id))
+
     async def close(self) -> None:
         await self.database.close()
 
@@ -174,10 +177,10 @@ class SqliteStore:
 def _job(row: tuple[Any, ...], blobs: BlobStore) -> StoredJob:
     id_, kind, owner, state, work, limits, priority, name, terms, *rest = row
     lease, outcome, error, submitted_at, ended_at, call, value = rest
-    decoded, form = codec.decode_work(kind, work)
+    decoded, texts = codec.decode_work(kind, work)
     decoded_terms = codec.decode_terms(terms)
-    if form:
-        decoded_terms = replace(decoded_terms, form=form)
+    if texts:
+        decoded_terms = replace(decoded_terms, **texts)
     if call is not None:
         decoded = codec.decode_call(call, blobs)
     assert decoded is not None, "every job has work"
