@@ -43,6 +43,12 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/v1/completions/{id}"): (404, 404, 404, 404, 401),  # it is a chat
     ("POST", "/v1/embeddings"): SUBMISSION,
     ("POST", "/v1/rerank"): SUBMISSION,
+    ("POST", "/v1/responses"): SUBMISSION,
+    # The job is none of a response.
+    ("GET", "/v1/responses/{id}"): (404, 404, 404, 404, 401),
+    ("DELETE", "/v1/responses/{id}"): (404, 404, 404, 403, 401),
+    ("POST", "/v1/responses/{id}/cancel"): (404, 404, 404, 403, 401),
+    ("GET", "/v1/responses/{id}/input_items"): (404, 404, 404, 404, 401),
     ("GET", "/v1/tasks"): ANY_KEY,
     ("GET", "/v1/calls"): SUBMISSION,
     # Content is addressed by its SHA-256: who knows it may read it.

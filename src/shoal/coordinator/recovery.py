@@ -9,6 +9,7 @@ from shoal.transports.clock import Clock
 
 MODELS_SINCE = 86_400.0  # seconds: models of the last day may come back after a restart
 RESTART_GRACE = 120.0  # seconds for workers to come back after a restart
+RESTARTED = "the coordinator restarted"  # why a job was requeued
 
 
 async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[StoredJob]:
@@ -18,7 +19,7 @@ async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[Stor
     """
     stored = await store.open_jobs()
     requeued = [
-        JobRequeued(each.job.id, each.lease, "the coordinator restarted")
+        JobRequeued(each.job.id, each.lease, RESTARTED)
         for each in stored
         if each.state is not JobState.QUEUED
     ]

@@ -77,7 +77,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
     answer: dict[str, Any] = {operation.media: {"schema": _schema(operation)}}
     error = error_form(operation.path).body
     if operation.streams:
-        answer[SSE_TYPE] = {"schema": {"type": "string"}}
+        answer[SSE_TYPE] = {"schema": _EVENT}
     described: dict[str, Any] = {
         "operationId": _operation_id(operation),
         "summary": operation.summary,
@@ -126,6 +126,13 @@ def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 _TEXT = {"type": "string", "minLength": 1}
+
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+"""Each event of a stream: OpenAPI 3.1 has the schema of one for that of a stream."""
 
 
 def _schema(operation: Operation) -> dict[str, Any]:

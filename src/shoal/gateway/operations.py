@@ -24,6 +24,9 @@ from shoal.gateway.openai.completion_answer import TextCompletion
 from shoal.gateway.openai.completion_request import CreateCompletion
 from shoal.gateway.openai.embeddings import CreateEmbedding, CreateEmbeddingResponse
 from shoal.gateway.openai.rerank import CreateRerank, CreateRerankResponse
+from shoal.gateway.responses import endpoints as responses
+from shoal.gateway.responses.body import CreateResponse
+from shoal.gateway.responses.response_object import ResponseObject
 from shoal.ledger.bundle import ReceiptBundle
 from shoal.ledger.consistency import ConsistencyProof
 
@@ -85,6 +88,39 @@ OPENAI = (
         *("POST", "/v1/rerank", "Rank documents", use(openai.create_rerank)),
         answer=CreateRerankResponse,
         body=CreateRerank,
+    ),
+)
+
+RESPONSES = (
+    Operation(
+        *("POST", "/v1/responses", "Create a response"),
+        use(responses.create_response),
+        answer=ResponseObject,
+        body=CreateResponse,
+        streams=True,
+    ),
+    Operation(
+        *("GET", "/v1/responses/{id}", "Show a response, or resume its stream"),
+        read(responses.show_response),
+        answer=ResponseObject,
+        query=responses.ResponseQuery,
+        streams=True,
+    ),
+    Operation(
+        *("DELETE", "/v1/responses/{id}", "Delete a response"),
+        use(responses.delete_response),
+        answer=responses.DeletedResponse,
+    ),
+    Operation(
+        *("POST", "/v1/responses/{id}/cancel", "Cancel a response"),
+        use(responses.cancel_response),
+        answer=ResponseObject,
+    ),
+    Operation(
+        *("GET", "/v1/responses/{id}/input_items", "List the input of a response"),
+        read(responses.list_input_items),
+        answer=responses.InputItemList,
+        query=responses.InputItemQuery,
     ),
 )
 
@@ -381,6 +417,7 @@ GRANDSAGE = (
 
 OPERATIONS: tuple[Operation, ...] = (
     *OPENAI,
+    *RESPONSES,
     *CALLS,
     *RUNS,
     *JOBS,

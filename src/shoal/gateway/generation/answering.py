@@ -1,13 +1,20 @@
 """Runs a request for text as a job, and writes the answer in the client's dialect."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.credentials import usage_of
-from shoal.domain.errors import InvalidRequest, ShoalError, release_frames
+from shoal.domain.errors import (
+    Cancelled,
+    InvalidRequest,
+    JobError,
+    ShoalError,
+    TimedOut,
+    release_frames,
+)
 from shoal.domain.job import Job, JobTerms
 from shoal.domain.moderation import BLOCKED, Moderation
 from shoal.domain.outcome import AnswerPiece, Outcome
@@ -26,6 +33,8 @@ from shoal.gateway.http.responses import (
     write,
 )
 from shoal.gateway.jobs.job_options import build_job
+from shoal.pool.lifecycle import JobState
+from shoal.store.port import StoredJob
 
 HEADERS_AFTER = 10.0  # seconds for an error to become the status instead of an event
 
@@ -57,7 +66,7 @@ async def answer(
     )
     if asked.stream:
         return await stream_answer(gateway, request, caller, job, form, moderation)
-    return await _answer_whole(gateway, request, caller, job, form, moderation)
+    return await answer_whole(gateway, request, caller, job, form, moderation)
 
 
 def texts_of(work: Chat | Completion) -> list[str]:
@@ -85,7 +94,19 @@ def moderation_error(field: str) -> InvalidRequest:
     return InvalidRequest(f"the {field} match the moderation list", field)
 
 
-async def _answer_whole(
+END_ERRORS: Mapping[JobState, type[ShoalError]] = {
+    JobState.FAILED: JobError,
+    JobState.CANCELLED: Cancelled,
+    JobState.EXPIRED: TimedOut,
+}
+
+
+def stored_error(stored: StoredJob) -> ShoalError:
+    """Return how a job ended that has no outcome."""
+    return END_ERRORS[stored.state](stored.error or stored.state.value)
+
+
+async def answer_whole(
     gateway: Gateway,
     request: web.Request,
     caller: ApiCaller,
@@ -93,6 +114,7 @@ async def _answer_whole(
     form: AnswerForm,
     moderation: Moderation | None,
 ) -> web.Response:
+    """Have ``job`` done, and return its answer; an error is raised."""
     record = record_of(request)
     async with gateway.access.submit(job, caller) as reader:
         record.set_reader(reader)

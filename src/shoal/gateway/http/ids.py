@@ -12,8 +12,12 @@ from shoal.domain.ids import JobId
 CHAT_ID_PREFIX = "chatcmpl-"
 COMPLETION_ID_PREFIX = "cmpl-"
 RERANK_ID_PREFIX = "rerank-"
+RESPONSE_ID_PREFIX = "resp_"
 
-ANSWER_ID_PREFIXES = (CHAT_ID_PREFIX, COMPLETION_ID_PREFIX, RERANK_ID_PREFIX)
+ANSWER_ID_PREFIXES = (
+    *(CHAT_ID_PREFIX, COMPLETION_ID_PREFIX),
+    *(RERANK_ID_PREFIX, RESPONSE_ID_PREFIX),
+)
 """The id of an answer is one of these and its job's id."""
 
 _random = random.Random(secrets.randbits(256))

@@ -11,19 +11,12 @@ import asyncio
 from aiohttp import web
 
 from shoal.domain.credentials import Scope, usage_of
-from shoal.domain.errors import (
-    Cancelled,
-    JobError,
-    NotFound,
-    ShoalError,
-    StillRunning,
-    TimedOut,
-)
+from shoal.domain.errors import NotFound, ShoalError, StillRunning
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Completion, texts_read
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.answer_form import AnswerForm
-from shoal.gateway.generation.answering import answer, moderation_error
+from shoal.gateway.generation.answering import answer, moderation_error, stored_error
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_bytes_response
@@ -41,7 +34,6 @@ from shoal.gateway.openai.embeddings import (
     encode_embeddings,
 )
 from shoal.gateway.openai.rerank import decode_rerank_request, encode_ranking
-from shoal.pool.lifecycle import JobState
 from shoal.store.port import StoredJob
 
 
@@ -124,12 +116,6 @@ def answer_form(work: Chat | Completion, *, include_usage: bool = False) -> Answ
 
 RESULT_WAIT = 55.0  # seconds for a job that still runs: below the limits of proxies
 
-END_ERRORS: dict[JobState, type[ShoalError]] = {
-    JobState.FAILED: JobError,
-    JobState.CANCELLED: Cancelled,
-    JobState.EXPIRED: TimedOut,
-}
-
 
 async def show_result(
     gateway: Gateway,
@@ -146,7 +132,7 @@ async def show_result(
     if not isinstance(work, type_):
         raise NotFound(f"job {job_id} is of another kind: {stored.job.kind.value}")
     if stored.outcome is None:
-        raise END_ERRORS[stored.state](stored.error or stored.state.value)
+        raise stored_error(stored)
     return json_bytes_response(
         answer_form(work).encode(job_id, stored.outcome, int(stored.submitted_at))
     )

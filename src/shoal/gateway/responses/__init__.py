@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: answers that are stored, continued and resumed."""

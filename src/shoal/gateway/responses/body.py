@@ -1,0 +1,147 @@
+"""The types of the body of a request for a response.
+
+Source: OpenAI's API reference, "Create a model response".
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from shoal.domain.options import CHAT_OPTIONS
+from shoal.gateway.generation.options import StopStrings, body_type
+from shoal.gateway.http.decoding import (
+    FreeObject,
+    Ignored,
+    ModelName,
+    Temperature,
+    TokenCount,
+)
+
+ITEMS_MAX = 16_384  # far more than any context holds
+TOOLS_MAX = 128
+NAME_MAX = 128  # characters of a function's name
+ID_MAX = 256  # characters
+
+Id = Annotated[str, Meta(max_length=ID_MAX)]
+Name = Annotated[str, Meta(max_length=NAME_MAX)]
+Word = Annotated[str, Meta(max_length=64)]
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, Meta(max_length=64)],
+        Annotated[str, Meta(max_length=512)],
+    ],
+    Meta(max_length=16),
+]
+
+
+class ResponseInputPart(msgspec.Struct, frozen=True):
+    """A part of a message, of a function's output or of reasoning."""
+
+    type: Word
+    text: str | None = None
+    refusal: str | None = None
+    image_url: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class ResponseInputItem(msgspec.Struct, frozen=True):
+    """An item of the input.  One without a type is a message, or a reference."""
+
+    type: Word | None = None
+    id: Id | None = None
+    role: Word | None = None
+    content: str | list[ResponseInputPart] | None = None
+    call_id: Id | None = None
+    name: Name | None = None
+    arguments: str | None = None
+    output: str | list[ResponseInputPart] | None = None
+    summary: list[ResponseInputPart] | None = None
+
+
+class ResponseFunction(msgspec.Struct, frozen=True):
+    """A function that the model may call; other types of tools are rejected."""
+
+    type: Word
+    name: Name | None = None
+    description: str | None = None
+    parameters: FreeObject | UnsetType = UNSET
+    strict: bool | None = None
+
+
+class AllowedFunction(msgspec.Struct, frozen=True):
+    type: Word
+    name: Name | None = None
+
+
+class ResponseToolChoice(msgspec.Struct, frozen=True):
+    """The choice of one function, or of those that are allowed."""
+
+    type: Word
+    name: Name | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[AllowedFunction], Meta(max_length=TOOLS_MAX)] = []
+
+
+class ResponseTextFormat(msgspec.Struct, frozen=True):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    schema: FreeObject | UnsetType = UNSET
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseTextConfig(msgspec.Struct, frozen=True):
+    format: ResponseTextFormat | None = None
+    verbosity: Word | None = None
+
+
+class ResponseReasoningConfig(msgspec.Struct, frozen=True):
+    effort: Word | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponseBody(msgspec.Struct, frozen=True):
+    """A request for a response; unknown fields are ignored, as clients expect."""
+
+    # Its other options are added from the table ``CHAT_OPTIONS``.
+
+    model: ModelName
+    input: str | Annotated[list[ResponseInputItem], Meta(max_length=ITEMS_MAX)]
+    instructions: str | None = None
+    previous_response_id: Id | None = None
+    max_output_tokens: TokenCount | None = None
+    temperature: Temperature | None = None
+    stop: StopStrings | None = None
+    tools: Annotated[list[ResponseFunction], Meta(max_length=TOOLS_MAX)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    text: ResponseTextConfig | None = None
+    reasoning: ResponseReasoningConfig | None = None
+    include: Annotated[list[Word], Meta(max_length=64)] | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    user: Id | None = None
+    safety_identifier: Id | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Annotated[str, Meta(max_length=32)] | None = None
+    stream_options: Ignored | UnsetType = UNSET
+    # Untyped: what matters is only whether they ask for something.
+    conversation: Raw | UnsetType = UNSET
+    prompt: Raw | UnsetType = UNSET
+    context_management: Raw | UnsetType = UNSET
+    moderation: Raw | UnsetType = UNSET
+
+
+_ELSEWHERE = frozenset(
+    {"n", "logprobs", "reasoning_effort", "verbosity", "tool_choice", "tools"}
+    | {"response_format", "stop"}
+)
+"""Options of a chat that a response has no field for, or one in another form."""
+
+RESPONSE_OPTIONS = tuple(each for each in CHAT_OPTIONS if each.name not in _ELSEWHERE)
+
+CreateResponse = body_type("CreateResponse", ResponseBody, RESPONSE_OPTIONS)

@@ -1,0 +1,214 @@
+"""OpenAI's Responses API: creates, shows, resumes, cancels and deletes responses.
+
+Source: OpenAI's API reference, "Responses".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, Meta, UnsetType
+
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.ids import JobId
+from shoal.domain.job import Job
+from shoal.domain.work import Chat
+from shoal.gateway.context import Gateway
+from shoal.gateway.generation.answer_form import AnswerForm
+from shoal.gateway.generation.answering import (
+    answer_whole,
+    check_texts,
+    stream_answer,
+    texts_of,
+)
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import read_query
+from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.responses import encode_json, json_bytes_response
+from shoal.gateway.jobs.job_options import build_job
+from shoal.gateway.responses.events import ResponseEventEncoder
+from shoal.gateway.responses.request import ResponseRequest, decode_response_request
+from shoal.gateway.responses.response_object import ResponseDraft
+from shoal.gateway.responses.resumed_stream import stream_response
+from shoal.gateway.responses.stored_responses import (
+    StoredResponse,
+    find_parts,
+    find_response,
+    previous_messages,
+)
+from shoal.pool.lifecycle import JobState
+
+LISTED_MAX = 100  # items in one answer
+CANCELLED_BY_CLIENT = "the response was cancelled by its owner"
+
+
+class ResponseQuery(msgspec.Struct, frozen=True):
+    """Whether to stream the response, and after which event to begin.
+
+    Other parameters are ignored.
+    """
+
+    stream: bool = False
+    starting_after: Annotated[int, Meta(ge=0, le=2**53)] | UnsetType = UNSET
+
+
+class InputItemQuery(msgspec.Struct, frozen=True):
+    """A page of items: those that follow the item ``after``, in their ``order``."""
+
+    limit: Annotated[int, Meta(ge=1, le=LISTED_MAX)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | UnsetType = UNSET
+
+
+class InputItemList(msgspec.Struct, frozen=True):
+    data: Sequence[Mapping[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class DeletedResponse(msgspec.Struct, frozen=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+async def create_response(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    created = int(gateway.clock.wall())
+    decode = partial(decode_response_request, created=created)
+    asked = await gateway.bodies.decode(request, caller.name, decode)
+    earlier = asked.fields.previous_response_id
+    chat = asked.chat(
+        await previous_messages(gateway, caller, earlier) if earlier else (),
+        await find_parts(gateway, caller, asked.references),
+    )
+    moderation = check_texts(gateway, caller, texts_of(chat), "input")
+    job = build_job(
+        *(gateway, request, chat, caller),
+        session=asked.fields.prompt_cache_key or "",
+        tier=asked.fields.service_tier or "",
+    )
+    if asked.stored:
+        background = asked.fields.background
+        terms = replace(
+            job.terms, api_fields=asked.fields.encode(), detached=background
+        )
+        job = replace(job, terms=terms)
+    form = _answer_form(asked, job)
+    if asked.fields.background:
+        return await _run_in_background(gateway, request, caller, job, asked)
+    if asked.stream:
+        return await stream_answer(gateway, request, caller, job, form, moderation)
+    return await answer_whole(gateway, request, caller, job, form, moderation)
+
+
+async def show_response(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    query = read_query(request, ResponseQuery)
+    found = await _requested_response(gateway, request, caller)
+    if query.stream:
+        after = -1 if query.starting_after is UNSET else query.starting_after
+        return await stream_response(gateway, request, caller, found, after)
+    if query.starting_after is not UNSET:
+        field = "starting_after"
+        raise InvalidRequest(f"{field}: only with stream=true", field)
+    return _shown(found)
+
+
+async def delete_response(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    found = await _requested_response(gateway, request, caller)
+    job_id = found.draft.job_id
+    if found.end is None:
+        await gateway.hub.cancel_now(job_id, CANCELLED_BY_CLIENT)
+    await gateway.store.delete_job(job_id)
+    deleted = DeletedResponse(request.match_info["id"])
+    return json_bytes_response(encode_json(deleted))
+
+
+async def cancel_response(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    found = await _requested_response(gateway, request, caller)
+    if found.end is None:
+        await gateway.hub.cancel_now(found.draft.job_id, CANCELLED_BY_CLIENT)
+        found = await _requested_response(gateway, request, caller)
+    return _shown(found)
+
+
+async def list_input_items(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    query = read_query(request, InputItemQuery)
+    found = await _requested_response(gateway, request, caller)
+    items = found.draft.input_items()
+    if query.order == "desc":
+        items.reverse()
+    if query.after is not UNSET:
+        ids = [item["id"] for item in items]
+        if query.after not in ids:
+            raise InvalidRequest(f"after: there is no item {query.after!r}", "after")
+        items = items[ids.index(query.after) + 1 :]
+    page = items[: query.limit]
+    listed = InputItemList(
+        page,
+        page[0]["id"] if page else None,
+        page[-1]["id"] if page else None,
+        len(items) > len(page),
+    )
+    return json_bytes_response(encode_json(listed))
+
+
+async def _requested_response(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> StoredResponse:
+    """Return the response that the path names.  Raises NotFound."""
+    found = await find_response(gateway, caller, request.match_info["id"])
+    record_of(request).job_id = found.draft.job_id
+    return found
+
+
+async def _run_in_background(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    job: Job,
+    asked: ResponseRequest,
+) -> web.StreamResponse:
+    """Have ``job`` done without a client that waits; answer once it is accepted."""
+    async with gateway.access.submit(job, caller) as reader:
+        record_of(request).set_reader(reader)
+        job_id = reader.job_id
+    draft = _draft(asked, job, job_id)
+    accepted = StoredResponse(draft, job.owner, JobState.QUEUED, None)
+    if asked.stream:
+        return await stream_response(gateway, request, caller, accepted)
+    return _shown(accepted)
+
+
+def _answer_form(asked: ResponseRequest, job: Job) -> AnswerForm:
+    return AnswerForm(
+        lambda job_id, outcome, _: encode_json(
+            _draft(asked, job, job_id).answered(outcome)
+        ),
+        lambda job_id, _: ResponseEventEncoder(_draft(asked, job, job_id)),
+    )
+
+
+def _draft(asked: ResponseRequest, job: Job, job_id: JobId) -> ResponseDraft:
+    """Return the draft; with an idempotency key the job may be an earlier one."""
+    work = job.work
+    assert isinstance(work, Chat), "a response is the answer to a chat"
+    return ResponseDraft(job_id, work, asked.fields, asked.stored)
+
+
+def _shown(found: StoredResponse) -> web.Response:
+    return json_bytes_response(encode_json(found.show()))

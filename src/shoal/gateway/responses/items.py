@@ -1,0 +1,222 @@
+"""Items of responses, translated to the messages of a chat and back.
+
+What the assistant wrote is one item for each part: reasoning, text, refusals and
+function calls.  A chat has one message for those that follow each other.
+
+Source: OpenAI's API reference, "Create a model response", ``input``.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.work import JSON, message_text
+from shoal.gateway.generation.messages import (
+    Message,
+    assistant_message,
+    content_of,
+    image_part,
+    text_part,
+    tool_call,
+    tool_result,
+)
+from shoal.gateway.generation.parts import Part, PartKind
+from shoal.gateway.http.decoding import unsupported
+from shoal.gateway.responses.body import ResponseInputItem, ResponseInputPart
+
+ROLES: Mapping[str, str] = {
+    "system": "system",
+    "developer": "system",  # the newer name of the same role
+    "user": "user",
+}
+
+TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal"})
+
+
+@dataclass(frozen=True, slots=True)
+class ItemReference:
+    """An item of an earlier response, by its id; ``path`` is where it is named."""
+
+    id: str
+    path: str
+
+
+InputItem: TypeAlias = Part | Message | ItemReference
+"""A part that the assistant wrote, another's message, or a reference to a part."""
+
+
+def decode_item(item: ResponseInputItem, path: str) -> Sequence[InputItem]:
+    """Decode an item of the input; one may have several parts.
+
+    Raises InvalidRequest naming the invalid field.
+    """
+    match item.type:
+        case None if item.role is None and item.id is not None:
+            return [ItemReference(item.id, path)]
+        case "message" | None:
+            return _decode_message(item, path)
+        case "function_call":
+            name = _required(item.name, f"{path}.name")
+            call_id = _required(item.call_id, f"{path}.call_id")
+            arguments = _required(item.arguments, f"{path}.arguments")
+            return [Part(PartKind.TOOL_CALL, arguments, call_id, name)]
+        case "function_call_output":
+            call_id = _required(item.call_id, f"{path}.call_id")
+            return [tool_result(call_id, _output_text(item, f"{path}.output"))]
+        case "reasoning":
+            return [Part(PartKind.REASONING, _reasoning_text(item))]
+        case "item_reference":
+            return [ItemReference(_required(item.id, f"{path}.id"), path)]
+        case _:
+            raise unsupported(f"{path}.type", item.type[:40])
+
+
+def messages_of(items: Iterable[Part | Message]) -> list[Message]:
+    """Return the messages of a chat with these items."""
+    return list(_messages(items))
+
+
+def items_of(messages: Iterable[Message]) -> list[Part | Message]:
+    """Return the items of a chat's messages: what ``messages_of`` translates."""
+    items: list[Part | Message] = []
+    for message in messages:
+        if message.get("role") != "assistant":
+            items.append(message)
+            continue
+        for kind in (PartKind.REASONING, PartKind.TEXT, PartKind.REFUSAL):
+            if kind is PartKind.TEXT:
+                text: JSON = message_text(message)
+            else:
+                text = message.get(kind.value)
+            if isinstance(text, str) and text:
+                items.append(Part(kind, text))
+        calls = message.get(PartKind.TOOL_CALL.value)
+        if isinstance(calls, Sequence) and not isinstance(calls, str):
+            items += [_call_part(call) for call in calls if isinstance(call, Mapping)]
+    return items
+
+
+def _messages(items: Iterable[Part | Message]) -> Iterator[Message]:
+    draft: list[Part] = []
+    for item in items:
+        if not isinstance(item, Part):
+            if draft:
+                yield _assistant(draft)
+                draft = []
+            yield item
+            continue
+        if draft and _order(item) < _order(draft[-1]):
+            yield _assistant(draft)
+            draft = []
+        draft.append(item)
+    if draft:
+        yield _assistant(draft)
+
+
+_ORDER = (PartKind.REASONING, PartKind.TEXT, PartKind.REFUSAL, PartKind.TOOL_CALL)
+
+
+def _order(part: Part) -> int:
+    return _ORDER.index(part.kind)
+
+
+def _assistant(parts: Sequence[Part]) -> Message:
+    texts = {
+        kind: "\n\n".join(part.text for part in parts if part.kind is kind)
+        for kind in _ORDER
+    }
+    return assistant_message(
+        texts[PartKind.TEXT],
+        reasoning=texts[PartKind.REASONING] or None,
+        refusal=texts[PartKind.REFUSAL] or None,
+        tool_calls=[
+            tool_call(part.call_id, part.name, part.text)
+            for part in parts
+            if part.kind is PartKind.TOOL_CALL
+        ],
+    )
+
+
+def _call_part(call: Mapping[str, JSON]) -> Part:
+    function = call.get("function")
+    function = function if isinstance(function, Mapping) else {}
+    return Part(
+        PartKind.TOOL_CALL,
+        str(function.get("arguments", "")),
+        str(call.get("id", "")),
+        str(function.get("name", "")),
+    )
+
+
+def _decode_message(item: ResponseInputItem, path: str) -> Sequence[InputItem]:
+    role = _required(item.role, f"{path}.role")
+    content = item.content if item.content is not None else ""
+    if role == "assistant":
+        return list(_assistant_parts(content, f"{path}.content"))
+    if role not in ROLES:
+        expected = ", ".join([*ROLES, "assistant"])
+        raise InvalidRequest(
+            f"{path}.role: expected one of {expected}, got {role[:40]!r}",
+            f"{path}.role",
+        )
+    if isinstance(content, str):
+        return [{"role": ROLES[role], "content": content}]
+    parts = [
+        _decode_part(part, f"{path}.content[{index}]")
+        for index, part in enumerate(content)
+    ]
+    decoded = content_of(parts)
+    if role != "user" and not isinstance(decoded, str):
+        field = f"{path}.content"
+        raise InvalidRequest(f"{field}: only a user sends more than text", field)
+    return [{"role": ROLES[role], "content": decoded}]
+
+
+def _assistant_parts(
+    content: str | Sequence[ResponseInputPart], path: str
+) -> Iterator[Part]:
+    if isinstance(content, str):
+        yield Part(PartKind.TEXT, content)
+        return
+    for index, part in enumerate(content):
+        field = f"{path}[{index}]"
+        if part.type == "refusal":
+            yield Part(PartKind.REFUSAL, _required(part.refusal, f"{field}.refusal"))
+        else:
+            yield Part(PartKind.TEXT, _text(part, field))
+
+
+def _decode_part(part: ResponseInputPart, path: str) -> Mapping[str, JSON]:
+    if part.type == "input_image":
+        return image_part(_required(part.image_url, f"{path}.image_url"), part.detail)
+    return text_part(_text(part, path))
+
+
+def _output_text(item: ResponseInputItem, path: str) -> str:
+    output = item.output
+    if output is None or isinstance(output, str):
+        return _required(output, path)
+    texts = [_text(part, f"{path}[{index}]") for index, part in enumerate(output)]
+    return "".join(texts)
+
+
+def _reasoning_text(item: ResponseInputItem) -> str:
+    """Return the text of reasoning, or else that of its summary."""
+    content = item.content
+    if isinstance(content, str):
+        return content
+    texts = [part.text or "" for part in content or ()]
+    return "".join(texts) or "\n\n".join(part.text or "" for part in item.summary or ())
+
+
+def _text(part: ResponseInputPart, path: str) -> str:
+    if part.type not in TEXT_PARTS:
+        raise unsupported(f"{path}.type", part.type[:40])
+    return _required(part.text, f"{path}.text")
+
+
+def _required(value: str | None, path: str) -> str:
+    if value is None:
+        raise InvalidRequest(f"{path}: required, but missing", path)
+    return value

@@ -1,0 +1,391 @@
+"""The Responses API through OpenAI's client."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import openai as sdk
+import pytest
+from openai import AsyncOpenAI
+
+from gateway.conftest import client
+from gateway.extended_node import extended_node
+from gateway.keys import make_key
+from gateway.serving import Pool, eventually
+
+
+async def collect(stream: Any) -> list[Any]:
+    return [event async for event in stream]
+
+
+def text_of(events: Sequence[Any]) -> str:
+    return "".join(
+        event.delta for event in events if event.type == "response.output_text.delta"
+    )
+
+
+async def test_response_is_returned(pool: Pool, openai: AsyncOpenAI) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        tasks.create_task(node.answer("Hel", "lo"))
+
+        answer = await openai.responses.create(
+            model="m1",
+            input="hi",
+            instructions="Be brief.",
+            max_output_tokens=7,
+            temperature=0.5,
+            metadata={"run": "1"},
+        )
+
+    assert answer.output_text == "Hello"
+    assert answer.status == "completed"
+    assert answer.id == "resp_job1"
+    assert answer.instructions == "Be brief."
+    assert answer.metadata == {"run": "1"}
+    assert answer.usage is not None
+    assert answer.usage.output_tokens == 2
+    (task,) = node.tasks
+    assert task["system"] == "Be brief."
+    assert task["messages"] == [{"role": "user", "content": "hi"}]
+    assert task["max_new_tokens"] == 7
+    assert (await openai.responses.retrieve(answer.id)).to_dict() == answer.to_dict()
+
+
+async def test_response_is_streamed(pool: Pool, openai: AsyncOpenAI) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        tasks.create_task(node.answer("Hel", "lo"))
+
+        async with openai.responses.stream(model="m1", input="hi") as stream:
+            events = await collect(stream)
+            final = await stream.get_final_response()
+
+    assert [event.type for event in events if "delta" not in event.type] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert text_of(events) == final.output_text == "Hello"
+    assert [event.sequence_number for event in events][-1] == 12
+
+
+async def test_previous_response_is_continued(pool: Pool, openai: AsyncOpenAI) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        tasks.create_task(node.answer("Paris."))
+        first = await openai.responses.create(
+            model="m1", input="Capital of France?", instructions="Be brief."
+        )
+        tasks.create_task(node.answer("Seine.", number=1))
+
+        second = await openai.responses.create(
+            model="m1",
+            input="Its river?",
+            instructions="Be polite.",
+            previous_response_id=first.id,
+        )
+
+    assert second.previous_response_id == first.id
+    assert node.tasks[1]["system"] == "Be polite."
+    assert node.tasks[1]["messages"] == [
+        {"role": "user", "content": "Capital of France?"},
+        {"role": "assistant", "content": "Paris."},
+        {"role": "user", "content": "Its river?"},
+    ]
+    items = await openai.responses.input_items.list(second.id, order="asc")
+    assert [item.to_dict()["content"] for item in items.data] == [
+        [{"type": "input_text", "text": "Capital of France?"}],
+        [
+            {
+                "type": "output_text",
+                "text": "Paris.",
+                "annotations": [],
+                "logprobs": [],
+            }
+        ],
+        [{"type": "input_text", "text": "Its river?"}],
+    ]
+    newest = await openai.responses.input_items.list(second.id, limit=1)
+    assert newest.data[0].id == items.data[-1].id
+    assert newest.has_more
+    rest = await openai.responses.input_items.list(second.id, after=newest.data[0].id)
+    assert [item.id for item in rest.data] == [item.id for item in items.data[1::-1]]
+
+
+async def test_item_is_referred_to_by_its_id(pool: Pool, openai: AsyncOpenAI) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        tasks.create_task(node.answer("Paris."))
+        first = await openai.responses.create(model="m1", input="Capital of France?")
+        item = str(first.output[0].id)
+        tasks.create_task(node.answer("Seine.", number=1))
+
+        await openai.responses.create(
+            model="m1",
+            input=[
+                {"type": "item_reference", "id": item},
+                {"role": "user", "content": "Its river?"},
+            ],
+        )
+        for unknown in ("msg_job1_1", "msg_job9_0", "msg", item[:-2], f"{item}_0"):
+            with pytest.raises(sdk.BadRequestError, match="there is no item"):
+                await openai.responses.create(
+                    model="m1", input=[{"type": "item_reference", "id": unknown}]
+                )
+
+    assert node.tasks[1]["messages"] == [
+        {"role": "assistant", "content": "Paris."},
+        {"role": "user", "content": "Its river?"},
+    ]
+
+
+async def test_background_response_is_polled(pool: Pool, openai: AsyncOpenAI) -> None:
+    async with pool.node() as node:
+        await pool.wait_joined()
+
+        queued = await openai.responses.create(model="m1", input="hi", background=True)
+        task = await node.task()
+        running = await openai.responses.retrieve(queued.id)
+        await node.write(task["id"], "Hello")
+        await node.end(task["id"])
+        await eventually(lambda: not pool.hub.pool.jobs)
+        ended = await openai.responses.retrieve(queued.id)
+
+    assert (queued.status, running.status, ended.status) == (
+        "queued",
+        "in_progress",
+        "completed",
+    )
+    assert ended.output_text == "Hello"
+    assert ended.background
+
+
+async def test_background_response_outlives_its_stream(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with pool.node() as node:
+        await pool.wait_joined()
+        stream = await openai.responses.create(
+            model="m1", input="hi", background=True, stream=True
+        )
+        task = await node.task()
+        await node.write(task["id"], "Hel", "lo")
+        seen: list[Any] = []
+        async for event in stream:
+            seen.append(event)
+            if text_of(seen) == "Hello":
+                break
+        await stream.close()
+
+        id_, last = seen[0].response.id, seen[-1].sequence_number
+        resumed = await openai.responses.retrieve(
+            id_, stream=True, starting_after=last - 1
+        )
+        await node.write(task["id"], ", world")
+        await node.end(task["id"])
+        running = await collect(resumed)
+        ended = await collect(
+            await openai.responses.retrieve(id_, stream=True, starting_after=last - 1)
+        )
+        whole = await collect(await openai.responses.retrieve(id_, stream=True))
+        after_all = await collect(
+            await openai.responses.retrieve(
+                id_, stream=True, starting_after=whole[-1].sequence_number
+            )
+        )
+
+    types = [event.type for event in seen[:3]]
+    assert types == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
+    assert text_of(running) == text_of(ended) == "o, world"
+    assert text_of(whole) == "Hello, world"
+    assert running[-1].response.output_text == "Hello, world"
+    assert running[-1].sequence_number == whole[-1].sequence_number
+    assert running[-1].to_dict() == ended[-1].to_dict()
+    assert after_all == []
+
+
+async def test_running_response_is_cancelled(pool: Pool, openai: AsyncOpenAI) -> None:
+    async with pool.node() as node:
+        await pool.wait_joined()
+        queued = await openai.responses.create(model="m1", input="hi", background=True)
+        task = await node.task()
+
+        cancelled = await openai.responses.cancel(queued.id)
+        await node.wait_stopped(task["id"])
+        again = await openai.responses.cancel(queued.id)
+        with pytest.raises(sdk.BadRequestError, match="has no answer"):
+            await openai.responses.create(
+                model="m1", input="more", previous_response_id=queued.id
+            )
+        streamed = await collect(
+            await openai.responses.retrieve(queued.id, stream=True, starting_after=9)
+        )
+
+    assert cancelled.status == again.status == "cancelled"
+    assert [(each.type, each.sequence_number) for each in streamed] == [
+        ("response.failed", 10)
+    ]
+    assert streamed[0].response.status == "cancelled"
+
+
+async def test_deleted_response_is_gone(pool: Pool, openai: AsyncOpenAI) -> None:
+    async with pool.node() as node:
+        await pool.wait_joined()
+        queued = await openai.responses.create(model="m1", input="hi", background=True)
+        task = await node.task()
+
+        await openai.responses.delete(queued.id)
+        await node.wait_stopped(task["id"])
+
+        for ask in (
+            openai.responses.retrieve(queued.id),
+            openai.responses.delete(queued.id),
+            openai.responses.cancel(queued.id),
+            openai.responses.create(
+                model="m1", input="hi", previous_response_id=queued.id
+            ),
+        ):
+            with pytest.raises(sdk.NotFoundError, match="there is no response"):
+                await ask
+
+
+async def test_response_that_is_not_stored_is_not_found(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        tasks.create_task(node.answer("Hello"))
+
+        answer = await openai.responses.create(model="m1", input="hi", store=False)
+
+        with pytest.raises(sdk.NotFoundError, match="was not stored"):
+            await openai.responses.retrieve(answer.id)
+        with pytest.raises(sdk.NotFoundError):
+            await openai.responses.retrieve("resp_unknown")
+        with pytest.raises(sdk.NotFoundError):
+            await openai.responses.retrieve("job1")
+    assert answer.to_dict()["store"] is False
+
+
+async def test_response_belongs_to_its_key(pool: Pool, openai: AsyncOpenAI) -> None:
+    other = client(pool, await make_key(pool, "other"))
+    async with pool.node() as node, other, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        tasks.create_task(node.answer("Hello"))
+        owner = client(pool, await make_key(pool, "owner"))
+        async with owner:
+            answer = await owner.responses.create(model="m1", input="hi")
+
+        for ask in (
+            other.responses.retrieve(answer.id),
+            other.responses.delete(answer.id),
+            other.responses.cancel(answer.id),
+            other.responses.input_items.list(answer.id),
+            other.responses.create(
+                model="m1", input="more", previous_response_id=answer.id
+            ),
+            # Not even an operator continues a conversation of another key.
+            openai.responses.create(
+                model="m1", input="more", previous_response_id=answer.id
+            ),
+        ):
+            with pytest.raises(sdk.NotFoundError):
+                await ask
+        assert (await openai.responses.retrieve(answer.id)).output_text == "Hello"
+
+
+async def test_tools_and_reasoning_are_items(pool: Pool, openai: AsyncOpenAI) -> None:
+    tool: Any = {
+        "type": "function",
+        "name": "weather",
+        "description": "Tells the weather.",
+        "parameters": {"type": "object"},
+        "strict": False,
+    }
+    called = {"name": "weather", "arguments": '{"city":"Lima"}'}
+    async with extended_node(pool) as made, asyncio.TaskGroup() as tasks:
+
+        async def call() -> None:
+            task = await made.node.task()
+            call = {"index": 0, "id": "call_7", "type": "function", "function": called}
+            thought = {"reasoning_content": "Lima, then."}
+            await made.delta(task["id"], fields=thought)
+            await made.delta(task["id"], fields={"tool_calls": [call]})
+            await made.send(task["id"], finish_reason="tool_calls")
+            await made.node.end(task["id"])
+
+        tasks.create_task(call())
+        stream = await openai.responses.create(
+            model="m1", input="Weather?", tools=[tool], stream=True
+        )
+        events = await collect(stream)
+        first = events[-1].response
+        result: Any = {
+            "type": "function_call_output",
+            "call_id": "call_7",
+            "output": "Fog",
+        }
+        tasks.create_task(made.node.answer("Foggy.", number=1))
+        second = await openai.responses.create(
+            model="m1", input=[result], tools=[tool], previous_response_id=first.id
+        )
+
+    reasoning, function_call = first.output
+    assert [part.text for part in reasoning.content] == ["Lima, then."]
+    assert function_call.to_dict() == called | {
+        "id": "fc_job1_1",
+        "type": "function_call",
+        "status": "completed",
+        "call_id": "call_7",
+    }
+    deltas = [event for event in events if "arguments.delta" in event.type]
+    assert "".join(event.delta for event in deltas) == '{"city":"Lima"}'
+    assert first.tools[0].to_dict() == tool
+    assert made.node.tasks[1]["shoal"]["messages"] == [
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call_7", "type": "function", "function": called}],
+            "reasoning_content": "Lima, then.",
+        },
+        {"role": "tool", "content": "Fog", "tool_call_id": "call_7"},
+    ]
+    assert second.output_text == "Foggy."
+
+
+async def test_job_that_fails_is_a_failed_response(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with pool.node() as node:
+        await pool.wait_joined()
+        headers = {"x-shoal-first-output-seconds": "0.01"}
+        with pytest.raises(sdk.APIStatusError, match="over the limit"):
+            await openai.responses.create(model="m1", input="hi", extra_headers=headers)
+        queued = await openai.responses.create(
+            model="m1", input="hi", background=True, extra_headers=headers
+        )
+        streamed = await collect(
+            await openai.responses.retrieve(queued.id, stream=True)
+        )
+        failed = await openai.responses.retrieve(queued.id)
+        await node.task()
+
+    assert [event.type for event in streamed] == [
+        "response.created",
+        "response.queued",
+        "response.failed",
+    ]
+    assert failed.status == "failed"
+    assert failed.error is not None
+    assert streamed[-1].response.error.message == failed.error.message
