@@ -15,10 +15,18 @@ from shoal.domain.errors import (
     TimedOut,
     release_frames,
 )
+from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms
 from shoal.domain.moderation import BLOCKED, Moderation
-from shoal.domain.outcome import AnswerPiece, Outcome
-from shoal.domain.work import Chat, Completion, message_text
+from shoal.domain.outcome import AnswerPiece, Outcome, Usage
+from shoal.domain.work import (
+    Chat,
+    Completion,
+    Embedding,
+    Rerank,
+    message_text,
+    texts_read,
+)
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.answer_form import AnswerForm, StreamEncoder
 from shoal.gateway.generation.request import GenerationRequest
@@ -67,6 +75,30 @@ async def answer(
     if asked.stream:
         return await stream_answer(gateway, request, caller, job, form, moderation)
     return await answer_whole(gateway, request, caller, job, form, moderation)
+
+
+async def run_whole(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    work: Embedding | Rerank,
+    *,
+    field: str,
+) -> tuple[JobId, Outcome, Usage]:
+    """Have work done that is not streamed; return its job, the outcome and the usage.
+
+    ``field`` is as in ``answer``.
+    """
+    moderation = gateway.moderation_for(caller.name)
+    if moderation is not None and any(map(moderation.matches, texts_read(work))):
+        raise moderation_error(field)
+    job = build_job(gateway, request, work, caller)
+    record = record_of(request)
+    async with gateway.access.submit(job, caller) as reader:
+        record.set_reader(reader)
+        outcome = await reader.outcome()
+    usage = record.usage = usage_of(work, outcome)
+    return reader.job_id, outcome, usage
 
 
 def texts_of(work: Chat | Completion) -> list[str]:

@@ -3,10 +3,6 @@
 Source: OpenAI's API reference, "Create embeddings".
 """
 
-import base64
-import binascii
-import math
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -14,9 +10,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from shoal.domain.errors import InvalidRequest, JobError
-from shoal.domain.outcome import Choice, Outcome, Usage
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import JSON, Embedding
+from shoal.gateway.generation.vectors import vectors_of
 from shoal.gateway.http.decoding import Ignored, ModelName, decode
 from shoal.gateway.openai.text_or_tokens import (
     BODY_VALUES_MAX,
@@ -27,8 +24,6 @@ from shoal.gateway.openai.text_or_tokens import (
 
 INPUTS_MAX = 2048  # texts in one request, as with OpenAI
 DIMENSIONS_MAX = 1 << 16
-FLOAT = 4  # bytes
-LARGE_ANSWER = 256  # vectors: larger answers are encoded in a thread
 
 
 class CreateEmbedding(msgspec.Struct, frozen=True):
@@ -115,18 +110,18 @@ def _inputs(given: TextOrTokens) -> list[str] | list[list[int]]:
 def encode_embeddings(asked: EmbeddingRequest, outcome: Outcome, usage: Usage) -> bytes:
     """Encode the answer, which is slow above ``LARGE_ANSWER`` vectors.
 
-    Raises JobError if the worker did not give one vector for each text.
+    Raises JobError if the worker did not give one valid vector for each text.
     """
-    wanted = len(asked.inputs)
-    if len(outcome.choices) != wanted:
-        given = len(outcome.choices)
-        raise JobError(f"the worker returned {given} vectors for {wanted} texts")
     # Each for itself, so that other threads get a turn in between.
     vectors = [
         msgspec.Raw(
-            msgspec.json.encode(EmbeddingData(index, _vector(each, asked.in_base64)))
+            msgspec.json.encode(
+                EmbeddingData(index, encoded if asked.in_base64 else values)
+            )
         )
-        for index, each in enumerate(outcome.choices)
+        for index, (encoded, values) in enumerate(
+            vectors_of(outcome, len(asked.inputs))
+        )
     ]
     return msgspec.json.encode(
         {
@@ -136,25 +131,3 @@ def encode_embeddings(asked: EmbeddingRequest, outcome: Outcome, usage: Usage) -
             "object": "list",
         }
     )
-
-
-def _vector(choice: Choice, in_base64: bool) -> str | list[float]:
-    encoded = choice.fields.get("embedding")
-    if not isinstance(encoded, str):
-        raise _vector_error("no text")
-    try:
-        data = base64.b64decode(encoded, validate=True)
-    except (ValueError, binascii.Error) as error:
-        raise _vector_error(str(error)) from error
-    if not data or len(data) % FLOAT:
-        raise _vector_error(f"{len(data)} bytes, expected float32 numbers")
-    values = struct.unpack(f"<{len(data) // FLOAT}f", data)
-    # JSON cannot express others.  A sum of float32 in double precision is finite if
-    # all of them are.
-    if not math.isfinite(sum(values)):
-        raise _vector_error("a number in it is not finite")
-    return encoded if in_base64 else list(values)
-
-
-def _vector_error(problem: str) -> JobError:
-    return JobError(f"the worker returned an invalid vector: {problem}")

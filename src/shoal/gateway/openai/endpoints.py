@@ -10,17 +10,17 @@ import asyncio
 
 from aiohttp import web
 
-from shoal.domain.credentials import Scope, usage_of
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import NotFound, ShoalError, StillRunning
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Completion, texts_read
+from shoal.domain.work import Chat, Completion
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.answer_form import AnswerForm
-from shoal.gateway.generation.answering import answer, moderation_error, stored_error
+from shoal.gateway.generation.answering import answer, run_whole, stored_error
+from shoal.gateway.generation.vectors import LARGE_ANSWER
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_bytes_response
-from shoal.gateway.jobs.job_options import build_job
 from shoal.gateway.openai.chat_answer import ChatChunkEncoder, encode_chat_completion
 from shoal.gateway.openai.chat_request import decode_chat_request
 from shoal.gateway.openai.completion_answer import (
@@ -29,7 +29,6 @@ from shoal.gateway.openai.completion_answer import (
 )
 from shoal.gateway.openai.completion_request import decode_completion_request
 from shoal.gateway.openai.embeddings import (
-    LARGE_ANSWER,
     decode_embedding_request,
     encode_embeddings,
 )
@@ -61,14 +60,7 @@ async def create_embeddings(
     if asked.tokens:
         texts = await gateway.token_texts.decode(asked.tokens, "input")
     work = asked.work(texts)
-    moderation = gateway.moderation_for(caller.name)
-    if moderation is not None and any(map(moderation.matches, work.inputs)):
-        raise moderation_error("input")
-    job = build_job(gateway, request, work, caller)
-    async with gateway.access.submit(job, caller) as reader:
-        record_of(request).set_reader(reader)
-        outcome = await reader.outcome()
-    usage = record_of(request).usage = usage_of(work, outcome)
+    _, outcome, usage = await run_whole(gateway, request, caller, work, field="input")
     if len(outcome.choices) <= LARGE_ANSWER:
         return json_bytes_response(encode_embeddings(asked, outcome, usage))
     return json_bytes_response(
@@ -80,15 +72,10 @@ async def create_rerank(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     asked = await gateway.bodies.decode(request, caller.name, decode_rerank_request)
-    moderation = gateway.moderation_for(caller.name)
-    if moderation is not None and any(map(moderation.matches, texts_read(asked.work))):
-        raise moderation_error("documents")
-    job = build_job(gateway, request, asked.work, caller)
-    async with gateway.access.submit(job, caller) as reader:
-        record_of(request).set_reader(reader)
-        outcome = await reader.outcome()
-    usage = record_of(request).usage = usage_of(asked.work, outcome)
-    return json_bytes_response(encode_ranking(reader.job_id, asked, outcome, usage))
+    job_id, outcome, usage = await run_whole(
+        gateway, request, caller, asked.work, field="documents"
+    )
+    return json_bytes_response(encode_ranking(job_id, asked, outcome, usage))
 
 
 def answer_form(work: Chat | Completion, *, include_usage: bool = False) -> AnswerForm:
