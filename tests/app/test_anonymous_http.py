@@ -1,6 +1,6 @@
 """Anonymous access to each HTTP route under each flag of each wire."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from gateway.providers import COMMIT
 from protocols.contexts import SIGNER
 from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
-from shoal.gateway.operations import OPERATIONS
+from shoal.gateway.http.operation import Operation
+from shoal.gateway.operations import OLLAMA_PORT, OPERATIONS
 from shoal.protocols import discover
 
 HTTP_APIS = {"dispatch": ("/v1/quote", "/v1/jobs", "/v1/trust")}
@@ -59,10 +60,12 @@ def toggled(wire: str, flag: str) -> Any:
     return replace(config, **ports, **{flag: not getattr(config, flag)})
 
 
-async def anonymous_statuses(url: str) -> AsyncIterator[tuple[str, int]]:
+async def anonymous_statuses(
+    url: str, operations: Sequence[Operation] = OPERATIONS
+) -> AsyncIterator[tuple[str, int]]:
     """Request every route that needs a key without one; return statuses by path."""
     async with ClientSession() as session:
-        for each in OPERATIONS:
+        for each in operations:
             if each.scope is None:
                 continue
             async with session.request(
@@ -93,6 +96,38 @@ async def test_flag_opens_only_the_http_api_of_its_wire(
             assert status in (200, 201, 204, 404), path
         else:
             assert status == 401, path
+
+
+async def test_ollama_open_opens_only_the_api_of_ollama(tmp_path: Path) -> None:
+    config = ServeConfig(
+        port=0,
+        data_dir=tmp_path,
+        drain=0.0,
+        no_discovery=True,
+        ollama_port=0,
+        ollama_open=True,
+    )
+    async with run_coordinator(config) as running:
+        tried = [each async for each in anonymous_statuses(running.url)]
+        at_port = [
+            each
+            async for each in anonymous_statuses(
+                f"http://127.0.0.1:{running.ollama_port}", OLLAMA_PORT
+            )
+        ]
+        page = {"Origin": "https://elsewhere.example"}
+        url = f"{running.url}/ollama/api/tags"
+        async with (
+            ClientSession() as session,
+            session.get(url, headers=page) as refused,
+        ):
+            assert refused.status == 403
+            assert "https://elsewhere.example" in (await refused.json())["error"]
+
+    for path, status in tried:
+        opened = path.startswith("/ollama/")
+        assert (status != 401) is opened, path
+    assert {path for path, status in at_port if status == 401} == set()
 
 
 def test_flags_that_open_an_api_exist() -> None:

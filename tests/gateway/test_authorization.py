@@ -103,6 +103,23 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/healthz"): ALL,
     ("GET", "/readyz"): ALL,
     ("GET", "/openapi.json"): ALL,
+    ("GET", "/ollama/"): ALL,
+    ("GET", "/ollama/api/version"): ALL,
+    ("POST", "/ollama/api/chat"): SUBMISSION,
+    ("POST", "/ollama/api/generate"): SUBMISSION,
+    ("POST", "/ollama/api/embed"): SUBMISSION,
+    ("POST", "/ollama/api/embeddings"): SUBMISSION,
+    ("GET", "/ollama/api/tags"): ANY_KEY,
+    ("GET", "/ollama/api/ps"): ANY_KEY,
+    ("POST", "/ollama/api/show"): BAD_QUERY,
+    ("POST", "/ollama/api/pull"): BAD_QUERY,
+    # It refuses these to everybody.
+    ("POST", "/ollama/api/create"): SUBMISSION,
+    ("POST", "/ollama/api/copy"): SUBMISSION,
+    ("DELETE", "/ollama/api/delete"): SUBMISSION,
+    ("POST", "/ollama/api/push"): SUBMISSION,
+    ("HEAD", "/ollama/api/blobs/{digest}"): SUBMISSION,
+    ("POST", "/ollama/api/blobs/{digest}"): SUBMISSION,
     ("POST", "/api/chat"): ALL,  # its errors are lines of an answer
 }
 

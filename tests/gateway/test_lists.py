@@ -15,7 +15,10 @@ from shoal.gateway.http.list_limits import LISTS_WAITING_MAX
 from shoal.gateway.operations import OPERATIONS
 from shoal.store.port import JobFilter, StoredJobPage
 
-IN_MEMORY = {"/v1/models", "/v1/tasks", "/v1/trust/list", "/admin/nodes"}
+IN_MEMORY = {
+    *("/v1/models", "/v1/tasks", "/v1/trust/list", "/admin/nodes"),
+    *("/ollama/api/tags", "/ollama/api/ps"),
+}
 """Lists of what is connected, and of the few workers of one user."""
 
 

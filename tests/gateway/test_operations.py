@@ -9,7 +9,7 @@ from gateway.serving import Pool, serving
 from shoal.domain.credentials import Scope
 from shoal.gateway.app import make_app
 from shoal.gateway.http.operation import Operation
-from shoal.gateway.operations import OPERATIONS
+from shoal.gateway.operations import OLLAMA_PORT, OPERATIONS
 
 PARAMETERS = {
     "run": "none",
@@ -37,6 +37,17 @@ async def test_router_has_the_rows_of_the_table(tmp_path: Path) -> None:
     }
     assert routes == rows | heads
     assert len(rows) == len(OPERATIONS)
+
+
+def test_port_of_ollama_has_its_api_at_the_root() -> None:
+    below = {
+        (each.method, each.path.removeprefix("/ollama"))
+        for each in OPERATIONS
+        if each.path.startswith("/ollama/")
+    }
+
+    assert below < {(each.method, each.path) for each in OLLAMA_PORT}
+    assert not any("{id}" in each.path for each in OLLAMA_PORT)  # of any client
 
 
 async def _not_found(request: web.Request) -> web.StreamResponse:

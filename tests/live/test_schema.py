@@ -52,7 +52,8 @@ def for_operation(path: str, method: str) -> Any:
     def requests_are_answered_as_described(case: Any, pool: Pool) -> None:
         if isinstance(case.body, dict) and "model" in case.body:
             # Of a model that there is, so that the other fields matter.
-            short = {"max_tokens": 4, "max_output_tokens": 4}
+            short: dict[str, Any] = {"max_tokens": 4, "max_output_tokens": 4}
+            short["options"] = {"num_predict": 4}
             case.body = {**short, **case.body, "model": "tiny"}
 
         case.call_and_validate(

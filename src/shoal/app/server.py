@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from aiohttp import web
+
 from shoal.app.endpoints import anonymous_http, make_endpoints, plain_peers
 from shoal.app.https import Https, keep_valid, open_https
 from shoal.app.memory_trim import trim_memory_regularly
@@ -48,7 +50,7 @@ from shoal.domain.addresses import is_own_host
 from shoal.domain.credentials import DAY
 from shoal.domain.errors import ConfigError, StoreBroken, StoreError
 from shoal.domain.ids import JobId
-from shoal.gateway.app import Gateway, make_app
+from shoal.gateway.app import Gateway, make_app, make_ollama_app
 from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
 from shoal.gateway.http.authentication import Keyring
 from shoal.gateway.http.ids import new_id
@@ -56,6 +58,7 @@ from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.endpoints import encode_job
 from shoal.gateway.jobs.payments import Payments
 from shoal.gateway.jobs.webhook_sender import WebhookSender
+from shoal.gateway.ollama.operations import API as OLLAMA_API
 from shoal.ledger.keys import Signer
 from shoal.models.library_server import LibraryServer
 from shoal.peers.connections import PeerConnections
@@ -67,7 +70,7 @@ from shoal.store.port import Store
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import http_listener, public_url
-from shoal.transports.strangers import bounded_strangers
+from shoal.transports.strangers import Strangers, bounded_strangers
 from shoal.worker.hardware import this_machine
 
 SIGNATURES_INLINE_MAX = (
@@ -87,8 +90,10 @@ class RunningCoordinator:
     hub: Hub
     url: str
     port: int
+    ollama_port: int | None
+    """The port of Ollama's API, if it has one of its own."""
     ports: PortsByWire
-    """The ports beside that of HTTP."""
+    """The ports of wires beside that of HTTP."""
     api_key: str
     join_command: str
     """The command that adds a worker."""
@@ -208,6 +213,9 @@ async def run_coordinator(
                 None if https is None else https.context,
                 strangers,
             ) as port,
+            _ollama_listener(
+                make_ollama_app(app, gateway, strangers), config, https, strangers
+            ) as ollama_port,
             asyncio.TaskGroup() as tasks,
         ):
             background = [
@@ -234,6 +242,7 @@ async def run_coordinator(
                     hub,
                     admission.url,
                     port,
+                    ollama_port,
                     admission.ports,
                     stored.api_key,
                     join,
@@ -353,7 +362,8 @@ async def _gateway(
         new_secret,
         settings.moderation,
         prices=settings.prices,
-        anonymous=anonymous_http(wires),
+        anonymous=anonymous_http(wires)
+        | ({OLLAMA_API} if config.ollama_open else set()),
         pages=settings.pages,
         proxies=settings.proxies,
         egress_policy=settings.reach,
@@ -362,6 +372,24 @@ async def _gateway(
         sharing=LibraryServer(settings.library),
         created_at=signing_key_created_at(config.data_dir),
     )
+
+
+@asynccontextmanager
+async def _ollama_listener(
+    app: web.Application,
+    config: ServeConfig,
+    https: Https | None,
+    strangers: Strangers,
+) -> AsyncIterator[int | None]:
+    """Serve Ollama's API for the length of the block; gives its port, if it has one."""
+    if config.ollama_port is None:
+        yield None
+        return
+    tls = None if https is None else https.context
+    where = (config.host, config.ollama_port)
+    flag = "--ollama-port"
+    async with http_listener(app, *where, tls, strangers, flag=flag) as port:
+        yield port
 
 
 def _spot_checks(hub: Hub, store: Store, settings: CoordinatorSettings) -> SpotChecks:

@@ -18,6 +18,7 @@ from shoal.config import USER_DATA, ServeConfig, X402Config
 from shoal.config.loader import check_file, load
 from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import ListenerTls, bare_label
+from shoal.transports.http_server import public_url
 
 PLAIN = ListenerTls.NONE.value  # the label of a wire's only port
 SWITCH_INTERVAL = 0.5e-3  # seconds for which other threads may keep the loop waiting
@@ -85,6 +86,13 @@ def _tune_garbage_collector() -> None:
     gc.set_threshold(10_000, 3, 5)
 
 
+def _further_ports(running: RunningCoordinator) -> dict[str, int]:
+    ports = _flat(running.ports)
+    if running.ollama_port is not None:
+        ports["ollama"] = running.ollama_port
+    return ports
+
+
 def _flat(ports: PortsByWire) -> dict[str, int]:
     """Return the ports by wire, and by wire and label where a wire has several."""
     return {
@@ -103,7 +111,7 @@ def _announce(
             "url": running.url,
             "api_key": running.api_key,
             "join": running.join_command,
-            "ports": {"http": running.port, **_flat(running.ports)},
+            "ports": {"http": running.port, **_further_ports(running)},
         }
         if running.pinned_key:
             ready["pinned_key"] = running.pinned_key
@@ -118,7 +126,8 @@ def _announce(
     print(
         f"Shoal is ready at {running.url}\n\n"
         f"  base URL   {running.url}/v1\n"
-        f"  API key    {running.api_key}\n\n"
+        f"  API key    {running.api_key}\n"
+        f"{_ollama_line(running, config)}\n"
         f"Add a machine:\n  {running.join_command}\n\n"
         f"Chat with a model:\n  shoal chat --url {running.url}{where}"
         + "".join(_trust_lines(running)),
@@ -126,6 +135,15 @@ def _announce(
     )
     if config.relay_open:
         print("\nAny node may use the relay (--relay-open).", flush=True)
+
+
+def _ollama_line(running: RunningCoordinator, config: ServeConfig) -> str:
+    """Return the line about the port of Ollama's API; empty if there is none."""
+    if running.ollama_port is None:
+        return ""
+    port, secure = running.ollama_port, running.url.startswith("https:")
+    url = public_url(config.host, port, secure=secure)
+    return f"  Ollama     {url}{'' if config.ollama_open else ', with the same key'}\n"
 
 
 def _trust_lines(running: RunningCoordinator) -> Iterator[str]:

@@ -17,6 +17,16 @@ class ServeConfig:
 
     host: str = setting("address to listen on", "127.0.0.1")
     port: int = setting("port to listen on; 0: any free port", 4010)
+    ollama_port: int | None = setting(
+        "further port, with Ollama's API as its clients expect it (Ollama's own is "
+        "11434); 0: any free port (default: none)",
+        None,
+    )
+    ollama_open: bool = setting(
+        "access to Ollama's API without a key, for anyone who reaches it; web pages "
+        "of other sites are refused",
+        False,
+    )
     name: str = setting(
         "name of this machine, as peers see it (default: the host name)",
         "",

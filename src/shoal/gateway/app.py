@@ -1,7 +1,8 @@
-"""The web application: every operation on one port, its log, metrics and errors."""
+"""The web applications of the ports: their operations, log, metrics and errors."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from aiohttp import web
@@ -9,10 +10,12 @@ from aiohttp import web
 from shoal.domain.errors import ShoalError, release_frames
 from shoal.gateway.calls import CALLS_PATH
 from shoal.gateway.context import Gateway
-from shoal.gateway.error_forms import error_form
+from shoal.gateway.error_forms import error_form, ollama_port_error_form
 from shoal.gateway.hosted_runs import HostedRuns
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import CALLER
+from shoal.gateway.http.errors import ErrorForm
+from shoal.gateway.http.operation import Operation
 from shoal.gateway.http.request_record import (
     RequestRecord,
     begin_record,
@@ -22,7 +25,7 @@ from shoal.gateway.http.request_record import (
 from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
 from shoal.gateway.monitoring import METRICS, PrometheusMetrics
 from shoal.gateway.openapi import DOCUMENT, EncodedDocument
-from shoal.gateway.operations import OPERATIONS
+from shoal.gateway.operations import OLLAMA_PORT, OPERATIONS
 from shoal.gateway.runs import RUNS, RUNS_PATH
 from shoal.transports import http_server
 from shoal.transports.strangers import Strangers
@@ -52,9 +55,40 @@ def make_app(
     gateway.hub.subscribe(metrics.count_fact)
     subscriptions = EventSubscriptions()
     gateway.hub.subscribe(subscriptions.on_fact)
-
     everyone = Strangers() if strangers is None else strangers
+    app = _application(
+        gateway, _Port(OPERATIONS, error_form, upgrade), metrics, everyone
+    )
+    app[RUNS] = HostedRuns(gateway.hub, gateway.clock)
+    app[SUBSCRIPTIONS] = subscriptions
+    app[DOCUMENT] = EncodedDocument(OPERATIONS)
+    return app
 
+
+def make_ollama_app(
+    app: web.Application, gateway: Gateway, strangers: Strangers | None = None
+) -> web.Application:
+    """Build the application of the port of Ollama's API, beside that of ``make_app``.
+
+    It is counted with the requests of ``app``, and served in the same way.
+    """
+    everyone = Strangers() if strangers is None else strangers
+    port = _Port(OLLAMA_PORT, ollama_port_error_form)
+    return _application(gateway, port, app[METRICS], everyone)
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """What a port has: the form of its errors is by path; None: no other WebSockets."""
+
+    operations: Sequence[Operation]
+    error_form: Callable[[str], ErrorForm]
+    upgrade: Handler | None = None
+
+
+def _application(
+    gateway: Gateway, port: _Port, metrics: PrometheusMetrics, strangers: Strangers
+) -> web.Application:
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         if gateway.access.recognizes(request):
@@ -62,14 +96,18 @@ def make_app(
         return await http_server.answer_stranger(
             request,
             gateway.proxies.address_of(request),
-            everyone,
+            strangers,
             lambda: respond(request, handler),
         )
 
     async def respond(request: web.Request, handler: Handler) -> web.StreamResponse:
         wanted = request.headers.get("Upgrade", "").lower()
-        if wanted == "websocket" and not request.path.startswith(OWN_WEBSOCKETS):
-            return await _handle_upgrade(gateway, request, upgrade)
+        if (
+            port.upgrade is not None
+            and wanted == "websocket"
+            and not request.path.startswith(OWN_WEBSOCKETS)
+        ):
+            return await _handle_upgrade(gateway, request, port.upgrade)
         record = begin_record(request, gateway.clock.now())
         request = gateway.proxies.with_client(request)
         preflight = gateway.pages.preflight_headers(request.headers)
@@ -77,7 +115,8 @@ def make_app(
             return web.Response(status=NO_CONTENT, headers=preflight)
         status = CLIENT_CLOSED
         try:
-            response = await _handle(request, record, handler)
+            form = port.error_form(request.path)
+            response = await _handle(request, record, handler, form)
             status = response.status
         finally:
             gateway.bodies.release(request)
@@ -98,29 +137,26 @@ def make_app(
 
     app = web.Application(middlewares=[answer])
     app[METRICS] = metrics
-    app[RUNS] = HostedRuns(gateway.hub, gateway.clock)
-    app[SUBSCRIPTIONS] = subscriptions
-    app[DOCUMENT] = EncodedDocument(OPERATIONS)
     app.on_response_prepare.append(add_headers)
     app.on_response_prepare.append(http_server.on_response)
-    for operation in OPERATIONS:
+    for operation in port.operations:
         app.add_routes([operation.route(gateway)])
     return app
 
 
 async def _handle(
-    request: web.Request, record: RequestRecord, handler: Handler
+    request: web.Request, record: RequestRecord, handler: Handler, form: ErrorForm
 ) -> web.StreamResponse:
     """Answer a request; errors become responses."""
     try:
         response = await handler(request)
     except ShoalError as error:
         record.error = errors.error_status(error).code
-        response = errors.error_response(error, error_form(request.path))
+        response = errors.error_response(error, form)
         release_frames(error)
     except web.HTTPException as error:
         record.error = errors.http_error_code(error)
-        response = errors.http_error_response(request, error, error_form(request.path))
+        response = errors.http_error_response(request, error, form)
         release_frames(error)
     if not response.prepared:
         await _send(request, response)

@@ -30,8 +30,8 @@ class Gateway:
     """The coordinator, as HTTP handlers see it.
 
     ``new_secret`` generates the random part of keys and tokens.  ``moderation_bypass``
-    names the keys whose requests are not moderated, ``anonymous`` the protocols whose
-    HTTP API needs no key, and ``pages`` the web pages that may use it.
+    names the keys whose requests are not moderated, ``anonymous`` the protocols and
+    APIs over HTTP that need no key, and ``pages`` the web pages that may use it.
     ``proxies`` name the client of a request that they forward.
     ``egress_policy`` limits the addresses of webhooks.  ``payments`` collects payments
     for jobs; ``unencrypted`` describes the peers of other machines whose connections

@@ -9,6 +9,8 @@ ERROR_FORMS: Mapping[str, ErrorForm] = {
     "/v1/quote": PLAIN_ERRORS,
     "/v1/jobs": PLAIN_ERRORS,
     "/v1/trust": PLAIN_ERRORS,
+    "/ollama": PLAIN_ERRORS,
+    "/api": PLAIN_ERRORS,  # where clients of Ollama go without the prefix
 }
 """By paths, with all below; others have OpenAI's."""
 
@@ -23,3 +25,8 @@ def error_form(path: str) -> ErrorForm:
         ),
         OPENAI_ERRORS,
     )
+
+
+def ollama_port_error_form(path: str) -> ErrorForm:
+    """Return the form of errors at a path of the port of Ollama's API."""
+    return error_form(path if path.startswith("/v1/") else f"/ollama{path}")

@@ -77,7 +77,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
     answer: dict[str, Any] = {operation.media: {"schema": _schema(operation)}}
     error = error_form(operation.path).body
     if operation.streams:
-        answer[SSE_TYPE] = {"schema": _EVENT}
+        event = _EVENT if operation.stream_media == SSE_TYPE else {"type": "string"}
+        answer[operation.stream_media] = {"schema": event}
     described: dict[str, Any] = {
         "operationId": _operation_id(operation),
         "summary": operation.summary,

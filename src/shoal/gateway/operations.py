@@ -11,11 +11,13 @@ from shoal.gateway.admin import accounts, credentials, models, status, workers
 from shoal.gateway.admin import jobs as admin_jobs
 from shoal.gateway.http.ids import CHAT_ID_PREFIX, COMPLETION_ID_PREFIX
 from shoal.gateway.http.media_types import BYTES_TYPE, SSE_TYPE, TEXT_TYPE
-from shoal.gateway.http.operation import Authorized, Operation
+from shoal.gateway.http.operation import Authorized, Operation, opened
 from shoal.gateway.jobs import endpoints as jobs
 from shoal.gateway.jobs import events, pairing, receipts, submit_job
 from shoal.gateway.jobs.job_request import CommitJob
 from shoal.gateway.jobs.job_view import JobInfo
+from shoal.gateway.ollama.operations import API as OLLAMA_API
+from shoal.gateway.ollama.operations import ollama_operations
 from shoal.gateway.openai import endpoints as openai
 from shoal.gateway.openai import models as openai_models
 from shoal.gateway.openai.chat_answer import ChatCompletion
@@ -407,6 +409,8 @@ MONITORING = (
     Operation("GET", "/openapi.json", "This description", openapi.show_openapi),
 )
 
+OLLAMA = ollama_operations("/ollama")
+
 GRANDSAGE = (
     # It authorizes by itself: its errors have status 200.  Its answer is no JSON.
     Operation(
@@ -424,6 +428,14 @@ OPERATIONS: tuple[Operation, ...] = (
     *RECEIPTS,
     *ADMIN,
     *MONITORING,
+    *OLLAMA,
     *GRANDSAGE,
 )
 """All operations; the router matches them in this order."""
+
+OLLAMA_PORT: tuple[Operation, ...] = (
+    *ollama_operations(""),
+    # Ollama's port has OpenAI's API as well, and many clients use that one.
+    *(opened(each, OLLAMA_API) for each in OPENAI if "{id}" not in each.path),
+)
+"""The operations at the port of Ollama's API."""

@@ -51,15 +51,18 @@ async def http_listener(
     port: int,
     tls: ssl.SSLContext | None,
     strangers: Strangers,
+    *,
+    flag: str = "--port",
 ) -> AsyncIterator[int]:
     """Serve ``app`` for the length of the block; gives the port, if that was 0.
 
-    Connections begin as ``strangers``, until ``admit`` is called for one.
+    Connections begin as ``strangers``, until ``admit`` is called for one.  ``flag`` is
+    the setting of the port.
 
     Raises ConfigError if the port or the address is unavailable, naming its user.
     """
     if port > PORT_MAX:
-        raise ConfigError(f"--port {port}: expected at most {PORT_MAX}")
+        raise ConfigError(f"{flag} {port}: expected at most {PORT_MAX}")
     # A client that leaves cancels its handler, and with it its job.
     runner = web.AppRunner(
         app,
@@ -78,7 +81,7 @@ async def http_listener(
             raise ConfigError(
                 f"cannot listen on {host} port {port}: "
                 f"{describe_bind_error(error, port)}; "
-                "choose another --port (0 lets the system choose) or --host"
+                f"choose another {flag} (0 lets the system choose) or --host"
             ) from error
         assert runner.server is not None, "the runner is set up"
         opener = _Opener(runner.server, tls, strangers)

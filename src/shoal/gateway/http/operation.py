@@ -1,7 +1,7 @@
 """HTTP operations: a method at a path, with its handler, access and description."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from aiohttp import web
@@ -11,7 +11,7 @@ from shoal.domain.errors import Unauthorized
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
 from shoal.gateway.http.authentication import carries_key
-from shoal.gateway.http.media_types import JSON_TYPE
+from shoal.gateway.http.media_types import JSON_TYPE, SSE_TYPE
 
 Handler: TypeAlias = Callable[
     [Gateway, web.Request, ApiCaller], Awaitable[web.StreamResponse]
@@ -25,8 +25,9 @@ PublicHandler: TypeAlias = Callable[
 class Authorized:
     """A handler for callers with an API key of a scope.
 
-    ``open_wire`` names the protocol whose ``open`` setting admits requests without a
-    key as well.  ``lists``: it reads a list, of which a key may read few at a time.
+    ``open_wire`` names the protocol or API whose ``open`` setting admits requests
+    without a key as well.  ``lists``: it reads a list, of which a key may read few at a
+    time.
     """
 
     scope: Scope
@@ -67,9 +68,9 @@ class Operation:
 
     ``endpoint`` is ``Authorized``, or a handler that answers requests without a key.
     ``answer``, ``body`` and ``query`` are the types of the answer, the request's body
-    and its query; an operation that ``streams`` answers with server-sent events if the
-    body asks for them.  An operation that is not ``documented`` is left out of
-    ``/openapi.json``.
+    and its query; an operation that ``streams`` may answer with a stream of the
+    type ``stream_media``, as the body asks.  An operation that is not ``documented`` is
+    left out of ``/openapi.json``.
     """
 
     method: str
@@ -82,6 +83,7 @@ class Operation:
     status: int = 200
     media: str = JSON_TYPE
     streams: bool = False
+    stream_media: str = SSE_TYPE
     documented: bool = True
     pattern: str = "[^{}/]+"  # regular expression of the last parameter
     allow_head: bool = True  # whether GET also answers HEAD
@@ -103,3 +105,10 @@ class Operation:
         if self.method == "GET":
             return web.get(path, handler, allow_head=self.allow_head)
         return web.route(self.method, path, handler)
+
+
+def opened(operation: Operation, wire: str) -> Operation:
+    """Return an operation that needs no key where ``wire`` is open."""
+    if not isinstance(operation.endpoint, Authorized):
+        return operation
+    return replace(operation, endpoint=replace(operation.endpoint, open_wire=wire))

@@ -1,0 +1,1 @@
+"""Ollama's API: its chats, completions, embeddings and lists of models."""

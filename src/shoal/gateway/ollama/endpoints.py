@@ -1,0 +1,228 @@
+"""Ollama's endpoints: its chats, completions and embeddings, and the models.
+
+Source: Ollama's API reference.
+"""
+
+import asyncio
+from dataclasses import replace
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.errors import CannotDo, InvalidRequest, UnknownModel
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Embedding
+from shoal.gateway.context import Gateway
+from shoal.gateway.generation.answering import answer, run_whole
+from shoal.gateway.generation.vectors import LARGE_ANSWER, vectors_of
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import decode
+from shoal.gateway.http.media_types import NDJSON_TYPE, TEXT_TYPE
+from shoal.gateway.http.responses import json_bytes_response, json_response
+from shoal.gateway.model_summaries import model_summaries, model_summary
+from shoal.gateway.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
+from shoal.gateway.ollama.bodies import OllamaModelName
+from shoal.gateway.ollama.embeddings import (
+    OllamaTexts,
+    decode_embed,
+    decode_embed_one,
+    encode_embed,
+    encode_embed_one,
+)
+from shoal.gateway.ollama.models import (
+    OllamaLoadedModels,
+    OllamaModels,
+    OllamaVersion,
+    described_model,
+    listed_model,
+    loaded_model,
+)
+from shoal.gateway.ollama.names import resolve_model
+from shoal.gateway.ollama.requests import (
+    ModelLoad,
+    OllamaRequest,
+    decode_ollama_chat,
+    decode_ollama_prompt,
+)
+from shoal.gateway.openai.models import seen_by
+from shoal.ledger.canonical import to_time
+
+RUNNING = "Ollama is running"  # clients compare it
+
+PULLED = b'{"status":"success"}\n'
+PULLING = b'{"status":"pulling manifest"}\n'
+
+
+async def create_ollama_chat(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    asked = await gateway.bodies.decode(request, caller.name, decode_ollama_chat)
+    return await _answer(gateway, request, caller, asked, AnswerShape.CHAT, "messages")
+
+
+async def create_ollama_completion(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    asked = await gateway.bodies.decode(request, caller.name, decode_ollama_prompt)
+    shape = AnswerShape.GENERATE
+    return await _answer(gateway, request, caller, asked, shape, "prompt")
+
+
+async def embed_texts(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    watch = Stopwatch(gateway.clock.now)
+    asked = await gateway.bodies.decode(request, caller.name, decode_embed)
+    outcome, prompt_tokens = await _embed(gateway, request, caller, asked, "input")
+    wanted = 0 if asked.work is None else len(asked.work.inputs)
+
+    def encode() -> bytes:
+        vectors = [values for _, values in vectors_of(outcome, wanted)]
+        return encode_embed(asked.model, vectors, prompt_tokens, watch)
+
+    large = wanted > LARGE_ANSWER
+    return json_bytes_response(await asyncio.to_thread(encode) if large else encode())
+
+
+async def embed_text(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    asked = await gateway.bodies.decode(request, caller.name, decode_embed_one)
+    outcome, _ = await _embed(gateway, request, caller, asked, "prompt")
+    wanted = 0 if asked.work is None else 1
+    vectors = [values for _, values in vectors_of(outcome, wanted)]
+    return json_bytes_response(encode_embed_one(vectors))
+
+
+async def list_ollama_models(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    listed = model_summaries(gateway.hub.pool, seen_by(caller))
+    return json_response(
+        OllamaModels([listed_model(each, gateway.created_at) for each in listed])
+    )
+
+
+async def list_loaded_models(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    listed = model_summaries(gateway.hub.pool, seen_by(caller))
+    return json_response(
+        OllamaLoadedModels([loaded_model(each) for each in listed if each.workers])
+    )
+
+
+async def show_ollama_model(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    asked = await gateway.bodies.decode(request, caller.name, decode_model_name)
+    name = resolve_model(asked.model, gateway.models)
+    shown = model_summary(gateway.hub.pool, name, seen_by(caller))
+    return json_response(described_model(shown, gateway.created_at))
+
+
+async def pull_model(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    """Answer that a model of the pool is there; others are copied to workers."""
+    asked = await gateway.bodies.decode(request, caller.name, decode_model_name)
+    name = resolve_model(asked.model, gateway.models)
+    try:
+        model_summary(gateway.hub.pool, name, seen_by(caller))
+    except UnknownModel as error:
+        raise UnknownModel(
+            f"{error}. Models are not pulled through this API: on a machine that is to "
+            f"run it, `shoal models get {asked.model}` copies it from a peer, and "
+            "`shoal join` offers it"
+        ) from error
+    if asked.stream is False:
+        return json_bytes_response(PULLED)
+    return _lines(PULLING + PULLED)
+
+
+async def refuse_management(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    raise CannotDo(
+        f"{request.method} {request.path}: models are not managed through this API, "
+        "but on the machines that run them: `shoal models --help`, `shoal join --help`",
+        "model",
+    )
+
+
+async def show_version(gateway: Gateway, request: web.Request) -> web.Response:
+    return json_response(OllamaVersion())
+
+
+async def show_running(gateway: Gateway, request: web.Request) -> web.Response:
+    return web.Response(text=RUNNING, content_type=TEXT_TYPE)
+
+
+_names = msgspec.json.Decoder(OllamaModelName)
+
+
+def decode_model_name(data: bytes) -> OllamaModelName:
+    """Decode a body that is about a model.
+
+    Raises InvalidRequest.
+    """
+    body = decode(_names, data)
+    if not (name := body.model or body.name):
+        raise InvalidRequest("model: required, but missing", "model")
+    return msgspec.structs.replace(body, model=name)
+
+
+async def _answer(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    asked: OllamaRequest,
+    shape: AnswerShape,
+    field: str,
+) -> web.StreamResponse:
+    if isinstance(asked, ModelLoad):
+        return _loaded(gateway, caller, asked, shape)
+    name = asked.work.model
+    work = replace(asked.work, model=resolve_model(name, gateway.models))
+    answered = OllamaAnswer(shape, name, work, Stopwatch(gateway.clock.now))
+    form = answered.form(gateway.clock.wall())
+    asked = replace(asked, work=work)
+    return await answer(gateway, request, caller, asked, form, field=field)
+
+
+def _loaded(
+    gateway: Gateway, caller: ApiCaller, asked: ModelLoad, shape: AnswerShape
+) -> web.Response:
+    """Answer that a model is loaded, if the caller may use it."""
+    name = resolve_model(asked.model, gateway.models)
+    model_summary(gateway.hub.pool, name, seen_by(caller))
+    answer = {
+        "model": asked.model,
+        "created_at": to_time(gateway.clock.wall()),
+        **shape.fields(""),
+        "done": True,
+        "done_reason": asked.reason,
+    }
+    encoded = msgspec.json.encode(answer) + b"\n"
+    return _lines(encoded) if asked.stream else json_bytes_response(encoded)
+
+
+async def _embed(
+    gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    asked: OllamaTexts,
+    field: str,
+) -> tuple[Outcome, int]:
+    """Return the outcome, and the number of tokens that were read."""
+    name = resolve_model(asked.model, gateway.models)
+    if asked.work is None:
+        model_summary(gateway.hub.pool, name, seen_by(caller))
+        return Outcome(""), 0
+    work: Embedding = replace(asked.work, model=name)
+    _, outcome, usage = await run_whole(gateway, request, caller, work, field=field)
+    return outcome, usage.prompt_tokens
+
+
+def _lines(data: bytes) -> web.Response:
+    return web.Response(body=data, content_type=NDJSON_TYPE, charset="utf-8")
