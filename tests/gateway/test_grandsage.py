@@ -225,6 +225,35 @@ async def test_a_body_beyond_the_limit_is_an_error_line(pool: Pool) -> None:
         assert await response.text() == '{"err":"request too large"}\n'
 
 
+OLLAMAS: tuple[dict[str, Any], ...] = (
+    *({"stream": False}, {"options": {}}, {"keep_alive": 0}, {"think": True}),
+    *({"format": "json"}, {"tools": []}),
+)
+"""Fields of chats that only Ollama's clients send."""
+
+
+@pytest.mark.parametrize(
+    ("agent", "body"),
+    [
+        ("ollama-python/0.6.3 (x86_64 linux) Python/3.11", {}),
+        ("ollama-js/0.6.0", {"messages": []}),
+        ("ollama/0.13.0 (amd64 linux) Go/go1.24", {}),
+        *(("curl/8.5", {"model": "m1", "messages": [], **field}) for field in OLLAMAS),
+    ],
+)
+async def test_chats_of_ollama_get_its_address(
+    pool: Pool, agent: str, body: Any
+) -> None:
+    headers = {**pool.headers(KEYS["alice"]), "User-Agent": agent}
+    async with pool.session.post(
+        f"{pool.url}/api/chat", json=body, headers=headers
+    ) as response:
+        answered = await response.json()
+
+    assert response.status == 404
+    assert "http://HOST:PORT/ollama" in answered["error"]
+
+
 @given(st.binary() | st.text().map(str.encode))
 def test_any_bytes_decode_or_are_rejected(data: bytes) -> None:
     _decode(data)

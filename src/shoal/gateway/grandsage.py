@@ -2,6 +2,8 @@
 
 Source: exchanges recorded with the original server; ``docs/protocols/grandsage.md``.
 The original forwards input that crashes its nodes; Shoal answers "invalid request".
+Ollama's clients know the same path: what is evidently theirs gets an error that they
+understand, with the address of Ollama's API.
 """
 
 import math
@@ -21,6 +23,7 @@ from shoal.domain.errors import (
     InsufficientFunds,
     InvalidRequest,
     JobError,
+    NotFound,
     NoWorker,
     QueueFull,
     RateLimited,
@@ -97,7 +100,28 @@ ERRORS: Mapping[type[ShoalError], str] = {
 }
 
 
+OLLAMA_AGENT = "ollama"  # begins the user agent of Ollama's own clients
+
+OLLAMA_FIELDS = frozenset(
+    {"stream", "options", "keep_alive", "format", "think", "tools"}
+)
+"""Fields of Ollama's chats that GrandSage's do not have."""
+
+
+class OllamaRequested(NotFound):
+    """A request is for Ollama's API, which is at another address."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this path is GrandSage's: for Ollama's API, add /ollama to the address "
+            "(http://HOST:PORT/ollama), or use the port of `shoal serve --ollama-port`"
+        )
+
+
 async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    agent = request.headers.get("User-Agent", "")
+    if agent.lower().startswith(OLLAMA_AGENT):
+        raise OllamaRequested
     try:
         caller = await gateway.access.authorize(request, Scope.USE, exact=True)
     except ShoalError as error:
@@ -114,6 +138,8 @@ async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamRespo
     except ClientGone:
         record.error = "client_gone"
         return response
+    except OllamaRequested:
+        raise  # an error in Ollama's form, not a line
     except ShoalError as error:
         record.error = errors.error_status(error).code
         release_frames(error)
@@ -165,7 +191,7 @@ async def _finish(
 def decode_chat(data: bytes) -> Chat:
     """Decode a body as the original does.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest, or OllamaRequested.
     """
     try:
         body = javascript.parse_json(data)
@@ -173,6 +199,8 @@ def decode_chat(data: bytes) -> Chat:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidRequest("the body: expected an object")
+    if not OLLAMA_FIELDS.isdisjoint(body):
+        raise OllamaRequested
     model = _given(body, "model", MODEL)
     system = _text(_given(body, "system", SYSTEM), "system")
     max_new_tokens = javascript.parse_int(body.get("max_new_tokens"), TOKENS_MAX)

@@ -70,13 +70,16 @@ async def test_disconnect_while_queued_cancels_the_job(
         assert len(node.tasks) == 1
 
 
-@pytest.mark.parametrize("path", [CHAT, "/api/chat"])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [(CHAT, {"stream": True}), ("/api/chat", {}), ("/ollama/api/chat", {})],
+)
 async def test_client_that_never_reads_is_disconnected(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, path: str
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, path: str, field: Any
 ) -> None:
     monkeypatch.setattr("shoal.gateway.http.responses.WRITE_TIMEOUT", 0.2)
     monkeypatch.setattr("shoal.gateway.http.responses.KEEPALIVE_EVERY", 0.3)
-    body = json.dumps(BODY | {"stream": True}).encode()
+    body = json.dumps(BODY | field).encode()
     async with pool.node() as node:
         await pool.wait_joined()
         with _unread(pool) as client:
