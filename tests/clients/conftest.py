@@ -12,8 +12,24 @@ from live.programs import TINY, Pool, Programs
 __all__ = ["vectors"]
 
 
+INSTALLED = Path(__file__).parents[2] / ".venv-clients"
+"""Where `make test-long` installs the clients."""
+
+
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory, vectors: Path) -> Iterator[Pool]:
+def vocabulary() -> Iterator[None]:
+    """What tiktoken downloads elsewhere: LiteLLM brings a copy."""
+    assert INSTALLED.exists(), "the clients are not installed: make .venv-clients/.made"
+    (folder,) = INSTALLED.glob("lib/*/site-packages/litellm/*/tokenizers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+        yield
+
+
+@pytest.fixture(scope="module")
+def pool(
+    tmp_path_factory: pytest.TempPathFactory, vectors: Path, vocabulary: None
+) -> Iterator[Pool]:
     """A coordinator, and a worker with the models that the page names."""
     chat, embeddings = MODELS
     running = Programs(tmp_path_factory.mktemp("pool"))

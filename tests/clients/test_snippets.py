@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from clients import page
+from clients.conftest import INSTALLED
 from clients.page import Snippet
 from harness.speed import PATIENCE
 from live.programs import KEY, Pool
-
-INSTALLED = Path(__file__).parents[2] / ".venv-clients"
-"""Where `make test-long` installs the clients."""
 
 COMMANDS = {
     "python": (INSTALLED / "bin" / "python", "-"),
@@ -27,7 +25,6 @@ COMMANDS = {
 def test_snippet_prints_what_the_page_says(
     snippet: Snippet, pool: Pool, tmp_path: Path
 ) -> None:
-    assert INSTALLED.exists(), "the clients are not installed: make .venv-clients/.made"
     code = snippet.code.replace(page.URL, pool.url).replace(page.KEY, KEY)
 
     ran = subprocess.run(
@@ -42,6 +39,7 @@ def test_snippet_prints_what_the_page_says(
             "HOME": str(tmp_path),
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             "PATH": os.environ["PATH"],
+            "TIKTOKEN_CACHE_DIR": os.environ["TIKTOKEN_CACHE_DIR"],
         },
     )
 
