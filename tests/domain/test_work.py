@@ -16,6 +16,7 @@ from shoal.domain.work import (
     Feature,
     JobKind,
     Rerank,
+    Transcription,
     Work,
     message_text,
 )
@@ -107,6 +108,12 @@ def test_completion_needs_the_features_of_its_fields(
         (Embedding("m", ()), JobKind.EMBEDDING, ""),
         (Rerank("m", "q", ("a", "long")), JobKind.RERANK, "q\nlong"),
         (Rerank("m", "q", ()), JobKind.RERANK, "q\n"),
+        (Transcription("m", "AAAA", "wav"), JobKind.TRANSCRIPTION, ""),
+        (
+            Transcription("m", "AAAA", "wav", {"prompt": "names"}),
+            JobKind.TRANSCRIPTION,
+            "names",
+        ),
     ],
 )
 def test_work_has_a_kind_and_a_text(work: Work, kind: JobKind, text: str) -> None:

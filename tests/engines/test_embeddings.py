@@ -5,7 +5,8 @@ import json
 import pytest
 
 from shoal.domain.errors import InvalidRequest, JobError, ShoalError
-from shoal.engines.answers import decode_embeddings
+from shoal.domain.work import Embedding
+from shoal.engines.input_answers import decode_input_answer
 
 
 def answer(*vectors: object) -> bytes:
@@ -35,13 +36,13 @@ def test_malformed_embeddings_are_an_error(
     body: bytes, error: type[ShoalError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        decode_embeddings(body, 1)
+        decode_input_answer(Embedding("m", ("a",)), body)
 
 
 @pytest.mark.parametrize("usage", ["null", '{"prompt_tokens": -1}', "{}"])
 def test_implausible_counts_do_not_fail_embeddings(usage: str) -> None:
     body = b'{"data":[{"embedding":[1.0],"index":0}],"usage":%b}' % usage.encode()
 
-    pieces, _ = decode_embeddings(body, 1)
+    pieces, _ = decode_input_answer(Embedding("m", ("a",)), body)
 
     assert len(pieces) == 1

@@ -449,7 +449,7 @@ async def test_large_answer_is_decoded_in_a_thread(
 async def test_endless_answer_is_aborted(
     fake: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openai_server, "EMBEDDINGS_MAX", 10)
+    monkeypatch.setattr(openai_server, "INPUT_ANSWER_MAX", 10)
     answer = {"data": [{"index": 0, "embedding": [1.0]}]}
     url = await fake({"GET /v1/models": LIST, "POST /v1/embeddings": answer})
 

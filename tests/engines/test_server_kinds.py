@@ -7,6 +7,7 @@ from shoal.engines.server_kinds import (
     EMBEDDINGS,
     RERANKINGS,
     TEXT,
+    TRANSCRIPTIONS,
     guess_kinds,
     guess_modalities,
 )
@@ -27,6 +28,13 @@ def test_embedding_models_are_recognised_by_name(name: str) -> None:
 @pytest.mark.parametrize("name", ["bge-reranker-v2-m3", "Qwen3-Reranker-0.6B"])
 def test_reranking_models_are_recognised_by_name(name: str) -> None:
     assert guess_kinds(name) == RERANKINGS
+
+
+@pytest.mark.parametrize(
+    "name", ["whisper-1", "openai/whisper-large-v3", "parakeet-tdt-0.6b", "qwen3-asr"]
+)
+def test_models_that_write_down_speech_are_recognised_by_name(name: str) -> None:
+    assert guess_kinds(name) == TRANSCRIPTIONS
 
 
 @pytest.mark.parametrize(

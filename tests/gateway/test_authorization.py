@@ -49,6 +49,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("DELETE", "/v1/responses/{id}"): (404, 404, 404, 403, 401),
     ("POST", "/v1/responses/{id}/cancel"): (404, 404, 404, 403, 401),
     ("GET", "/v1/responses/{id}/input_items"): (404, 404, 404, 404, 401),
+    ("POST", "/v1/audio/transcriptions"): SUBMISSION,
     ("GET", "/v1/tasks"): ANY_KEY,
     ("GET", "/v1/calls"): SUBMISSION,
     # Content is addressed by its SHA-256: who knows it may read it.

@@ -43,9 +43,10 @@ from shoal.domain.work import (
     Chat,
     Completion,
     Embedding,
+    InputWork,
     JobKind,
-    Measurement,
     Rerank,
+    Transcription,
     Work,
 )
 from shoal.domain.worker import MachineHealth
@@ -110,6 +111,13 @@ rerankings = st.builds(
     st.lists(texts, max_size=3).map(tuple),
     st.dictionaries(texts, values, max_size=3),
 )
+transcriptions = st.builds(
+    Transcription,
+    st.just(MEMBER.model.name),
+    texts,
+    texts,
+    st.dictionaries(texts, values, max_size=3),
+)
 deltas = st.builds(
     Delta,
     st.integers(0, CHOICES_MAX - 1),
@@ -164,7 +172,10 @@ def test_an_address_that_cannot_be_dialled_is_refused(
 
 
 @every_protocol
-@given(work=chats | completions | embeddings | rerankings, continues=texts)
+@given(
+    work=chats | completions | embeddings | rerankings | transcriptions,
+    continues=texts,
+)
 def test_a_job_arrives_unchanged(
     protocol: AnyWireProtocol, work: Work, continues: str
 ) -> None:
@@ -172,7 +183,7 @@ def test_a_job_arrives_unchanged(
     assert isinstance(joined, Joined)
     if work.kind not in joined.offer.kinds:
         return  # it is never given one
-    if isinstance(work, Measurement):
+    if isinstance(work, InputWork):
         continues = ""
 
     heard = pair.issue_command(RunJob(JobId("job"), LeaseNumber(2), work, continues))

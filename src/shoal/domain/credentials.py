@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from shoal.domain.errors import Forbidden
 from shoal.domain.job import Priority
 from shoal.domain.outcome import Outcome, Usage
-from shoal.domain.work import Measurement, Work, texts_read
+from shoal.domain.work import Embedding, Rerank, Work, texts_read
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 """The names of keys and tokens, which appear in logs, tables and commands."""
@@ -201,7 +201,8 @@ def usage_of(work: Work, outcome: Outcome) -> Usage:
     if (counted := reported_usage(outcome)) is not None:
         return counted
     written = "".join(str(choice.fields) for choice in outcome.choices) or outcome.text
-    generated = 0 if isinstance(work, Measurement) else estimated_tokens(written)
+    numbers = isinstance(work, Embedding | Rerank)
+    generated = 0 if numbers else estimated_tokens(written)
     return Usage(tokens_to_read(work), generated)
 
 

@@ -15,6 +15,7 @@ from shoal.domain.work import (
     JobKind,
     Rerank,
     Task,
+    Transcription,
     Work,
 )
 
@@ -38,6 +39,8 @@ def _traits(kind: JobKind) -> _Traits:
             return _Traits(Embedding, is_inference=True)
         case JobKind.RERANK:
             return _Traits(Rerank, is_inference=True)
+        case JobKind.TRANSCRIPTION:
+            return _Traits(Transcription, is_inference=True)
         case JobKind.TASK:
             return _Traits(Task)
         case JobKind.CALL:

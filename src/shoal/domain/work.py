@@ -20,6 +20,7 @@ class JobKind(Enum):
     COMPLETION = "completion"  # continues a plain text
     EMBEDDING = "embedding"
     RERANK = "rerank"  # scores documents by a query
+    TRANSCRIPTION = "transcription"  # writes down speech
     TASK = "task"  # named, with any input and output
     CALL = "call"  # one call of a Python function
     CALL_STREAM = "lane"  # a slot held for many calls of one function
@@ -163,10 +164,39 @@ class Rerank:
         return f"{self.query}\n{max(self.documents, key=len, default='')}"
 
 
-Measurement: TypeAlias = Embedding | Rerank
-"""Work whose answer is numbers about each of some texts, and no text."""
+@dataclass(frozen=True, slots=True)
+class Transcription:
+    """Speech to be written down.
 
-Inference: TypeAlias = Chat | Completion | Measurement
+    ``audio`` is a file in base64, and ``format`` the end of its name, such as ``wav``.
+    With the option ``timestamps``, the answer says when each part was said.
+    """
+
+    model: str
+    audio: str
+    format: str
+    options: Mapping[str, JSON] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> JobKind:
+        return JobKind.TRANSCRIPTION
+
+    @property
+    def needs(self) -> frozenset[Feature]:
+        """What a worker must be able to do for the answer to be right."""
+        return frozenset()
+
+    @property
+    def text(self) -> str:
+        """The text that the model reads, beside what it hears."""
+        prompt = self.options.get("prompt")
+        return prompt if isinstance(prompt, str) else ""
+
+
+InputWork: TypeAlias = Embedding | Rerank | Transcription
+"""Work on given inputs, which a worker does as a whole or not at all."""
+
+Inference: TypeAlias = Chat | Completion | InputWork
 """Work that runs on a model."""
 
 ANY_MODEL = "*"

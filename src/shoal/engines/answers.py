@@ -1,34 +1,22 @@
-"""Decodes a server's responses: streamed pieces, embeddings, and scores.
+"""Decodes a server's streamed answers.
 
-Source: OpenAI API reference, "Streaming" and "Create embeddings".  Embeddings are
-requested in base64, which takes a quarter of the time; a server without support for it
-sends numbers.
+Source: OpenAI API reference, "Streaming".
 """
 
-import base64
-import binascii
-import sys
-from array import array
-from typing import Annotated
-
 import msgspec
-from msgspec import Meta
 
 from shoal.domain.errors import JobError, LimitExceeded, Unavailable
-from shoal.domain.outcome import AnswerPiece, Delta, Usage
+from shoal.domain.outcome import AnswerPiece, Delta
 from shoal.engines.engine import Finished
 from shoal.engines.server_errors import (
     DECODE_ERRORS,
     ServerLost,
-    parse_problem,
     stream_error,
 )
 from shoal.engines.sse import EventReader
 from shoal.engines.stream_chunks import (
     ABORTED,
-    TOKENS_MAX,
     StreamChunk,
-    StreamUsage,
     UsageTally,
     known_finish_reason,
     piece_from_choice,
@@ -159,106 +147,3 @@ class PieceBatch:
                 choice, name = self._texts_of
                 self._pieces.append(Delta(choice, {name: text}))
         self._texts_of = None
-
-
-EMBEDDINGS_MAX = 256 * 1024 * 1024  # bytes: 2048 inputs of 4096 numbers, as text
-FLOAT_SIZE = 4  # bytes
-
-
-class EmbeddingItem(msgspec.Struct, frozen=True):
-    embedding: list[float] | str
-    index: int
-
-
-class EmbeddingList(msgspec.Struct, frozen=True):
-    data: list[EmbeddingItem]
-    usage: StreamUsage | None = None
-
-
-def decode_embeddings(
-    body: bytes, inputs: int, secret: str = ""
-) -> tuple[list[Delta], Usage | None]:
-    """Return a piece for each of the ``inputs``, in their order.
-
-    Raises JobError if the vectors are invalid, and the result of ``stream_error`` if
-    the response is an error.
-    """
-    try:
-        answer = msgspec.json.decode(body, type=EmbeddingList)
-    except DECODE_ERRORS as error:
-        if parse_problem(body) is not None:
-            raise stream_error(body, secret) from error
-        raise JobError(f"the server sent no embeddings: {error}") from error
-    if sorted(vector.index for vector in answer.data) != list(range(inputs)):
-        raise JobError(f"the server sent {len(answer.data)} embeddings for {inputs}")
-    pieces = [
-        Delta(vector.index, {"embedding": encode_vector(vector.embedding)})
-        for vector in sorted(answer.data, key=lambda vector: vector.index)
-    ]
-    tokens = answer.usage
-    if tokens is None or not tokens.plausible:
-        return pieces, None
-    return pieces, Usage(tokens.prompt_tokens, 0)
-
-
-def encode_vector(vector: list[float] | str) -> str:
-    """Return little-endian float32 numbers in base64.
-
-    Raises JobError if the text is not in that format, or the vector is empty.
-    """
-    if isinstance(vector, str):
-        try:
-            size = len(base64.b64decode(vector, validate=True))
-        except binascii.Error as error:
-            raise JobError(f"the server sent an embedding: {error}") from error
-        if not size or size % FLOAT_SIZE:
-            raise JobError(f"the server sent an embedding of {size} bytes")
-        return vector
-    if not vector:
-        raise JobError("the server sent an embedding without numbers")
-    numbers = array("f", vector)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return base64.b64encode(numbers.tobytes()).decode()
-
-
-class ScoredDocument(msgspec.Struct, frozen=True):
-    index: int
-    relevance_score: float
-
-
-class ScoreUsage(msgspec.Struct, frozen=True):
-    """The tokens that were read: servers give either of the counts, or both."""
-
-    prompt_tokens: Annotated[int, Meta(ge=0, le=TOKENS_MAX)] = 0
-    total_tokens: Annotated[int, Meta(ge=0, le=TOKENS_MAX)] = 0
-
-
-class ScoreList(msgspec.Struct, frozen=True):
-    results: list[ScoredDocument]
-    usage: ScoreUsage | None = None
-
-
-def decode_scores(
-    body: bytes, documents: int, secret: str = ""
-) -> tuple[list[Delta], Usage | None]:
-    """Return a piece for each of the ``documents`` of a reranking, in their order.
-
-    Raises JobError if the scores are invalid, and the result of ``stream_error`` if the
-    response is an error.
-    """
-    try:
-        answer = msgspec.json.decode(body, type=ScoreList)
-    except DECODE_ERRORS as error:
-        if parse_problem(body) is not None:
-            raise stream_error(body, secret) from error
-        raise JobError(f"the server sent no scores: {error}") from error
-    scored = sorted(answer.results, key=lambda each: each.index)
-    if [each.index for each in scored] != list(range(documents)):
-        raise JobError(f"the server sent {len(scored)} scores for {documents}")
-    pieces = [
-        Delta(each.index, {"relevance_score": each.relevance_score}) for each in scored
-    ]
-    if (tokens := answer.usage) is None:
-        return pieces, None
-    return pieces, Usage(tokens.prompt_tokens or tokens.total_tokens, 0)

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
-from shoal.domain.work import Feature, Inference, Measurement
+from shoal.domain.work import Feature, Inference, InputWork
 from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Finished, Item
 from shoal.engines.llama_child import MODEL, ModelToOpen
@@ -117,7 +117,7 @@ class LlamaEngine:
             raise Unavailable(f"{self._jobs} jobs for {self.slots} slots")
         work = plain_work(work, MODEL)
         # The server would generate a token even for a limit of 0.
-        if not isinstance(work, Measurement) and (continues or work.max_tokens == 0):
+        if not isinstance(work, InputWork) and (continues or work.max_tokens == 0):
             answer = continue_answer(server, work, continues)
         else:
             answer = server.run(work)

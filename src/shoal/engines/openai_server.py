@@ -20,14 +20,9 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.domain.job_kinds import INFERENCE_KINDS
-from shoal.domain.work import Inference, Measurement, Rerank
+from shoal.domain.work import Inference, InputWork
 from shoal.domain.worker import ServedModel
-from shoal.engines.answers import (
-    EMBEDDINGS_MAX,
-    AnswerReader,
-    decode_embeddings,
-    decode_scores,
-)
+from shoal.engines.answers import AnswerReader
 from shoal.engines.catalog import (
     ListedModel,
     NoModelList,
@@ -36,7 +31,9 @@ from shoal.engines.catalog import (
     ServerReply,
 )
 from shoal.engines.engine import Finished, Item
+from shoal.engines.input_answers import INPUT_ANSWER_MAX, decode_input_answer
 from shoal.engines.requests import (
+    AudioForm,
     choice_count,
     openai_request,
     prompt_count,
@@ -88,6 +85,17 @@ def describe_client_error(error: aiohttp.ClientError) -> str:
     ):
         return "connection refused"  # aiohttp's own text is obscure
     return str(error)
+
+
+def form_data(form: AudioForm) -> aiohttp.FormData:
+    """Return a form for one request."""
+    data = aiohttp.FormData(form.fields)
+    data.add_field(
+        *("file", form.audio),
+        filename=form.file_name,
+        content_type="application/octet-stream",
+    )
+    return data
 
 
 CONNECT_LIMIT = 10.0  # seconds
@@ -206,11 +214,11 @@ class OpenAIEngine:
         try:
             url = f"{self.url}{request.path}"
             async with await self._request(
-                self._session, url, request.body
+                self._session, url, request.form or request.body
             ) as response:
                 try:
-                    if isinstance(work, Measurement):
-                        for item in await self._measured(response, work):
+                    if isinstance(work, InputWork):
+                        for item in await self._read_whole(response, work):
                             yield item
                         return
                     await self._check(response, "text/event-stream")
@@ -266,26 +274,25 @@ class OpenAIEngine:
         """Return the model that ``name`` refers to on the server."""
         return self._listed.get(name) or self._listed.get(name + LATEST)
 
-    async def _measured(
-        self, response: aiohttp.ClientResponse, work: Measurement
+    async def _read_whole(
+        self, response: aiohttp.ClientResponse, work: InputWork
     ) -> list[Item]:
         await self._check(response, "application/json")
-        body = await read_prefix(response, EMBEDDINGS_MAX + 1)
-        if len(body) > EMBEDDINGS_MAX:
-            raise JobError(f"the engine sent more than {EMBEDDINGS_MAX} bytes")
-        if isinstance(work, Rerank):
-            pieces, usage = decode_scores(body, len(work.documents), self._secret)
-        elif len(body) > DECODE_INLINE_MAX:
-            read = asyncio.to_thread(
-                decode_embeddings, body, len(work.inputs), self._secret
-            )
+        body = await read_prefix(response, INPUT_ANSWER_MAX + 1)
+        if len(body) > INPUT_ANSWER_MAX:
+            raise JobError(f"the engine sent more than {INPUT_ANSWER_MAX} bytes")
+        if len(body) > DECODE_INLINE_MAX:
+            read = asyncio.to_thread(decode_input_answer, work, body, self._secret)
             pieces, usage = await read
         else:
-            pieces, usage = decode_embeddings(body, len(work.inputs), self._secret)
+            pieces, usage = decode_input_answer(work, body, self._secret)
         return [*pieces, Finished("stop", usage)]
 
     async def _request(
-        self, session: aiohttp.ClientSession, url: str, body: bytes | None
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        body: bytes | AudioForm | None,
     ) -> aiohttp.ClientResponse:
         """Send a request, GET without a body; return the response, its body unread.
 
@@ -297,8 +304,9 @@ class OpenAIEngine:
                 return await session.request(
                     "GET" if body is None else "POST",
                     url,
-                    data=body,
-                    headers=JSON_HEADERS if body is not None else {},
+                    # A form can be sent only once.
+                    data=form_data(body) if isinstance(body, AudioForm) else body,
+                    headers=JSON_HEADERS if isinstance(body, bytes) else {},
                     allow_redirects=False,
                 )
             except aiohttp.ClientConnectorError:

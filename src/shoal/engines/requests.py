@@ -1,9 +1,12 @@
 """Encodes a job as the request of an OpenAI-compatible server.
 
-Source: OpenAI API reference, "Create chat completion", "Create completion" and "Create
-embeddings"; for rerankings, the API that vLLM, llama-server and others share.
+Source: OpenAI API reference, "Create chat completion", "Create completion", "Create
+embeddings" and "Create transcription"; for rerankings, the API that vLLM, llama-server
+and others share.
 """
 
+import base64
+import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,19 +19,30 @@ from shoal.domain.work import (
     Completion,
     Embedding,
     Inference,
-    Measurement,
+    InputWork,
     Rerank,
+    Transcription,
     message_text,
 )
 from shoal.engines.server_kinds import ServerKind
 
 
 @dataclass(frozen=True, slots=True)
+class AudioForm:
+    """A form with a file of audio, and with text in its other fields."""
+
+    fields: tuple[tuple[str, str], ...]
+    audio: bytes
+    file_name: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A POST request: the path below the base URL, and the body."""
+    """A POST request: the path below the base URL, and JSON or a form."""
 
     path: str
-    body: bytes
+    body: bytes = b""
+    form: AudioForm | None = None
 
 
 # Fields that the engine sets; an option must not override them.
@@ -57,6 +71,10 @@ def openai_request(work: Inference, model: str) -> EngineRequest:
         case Rerank():
             body |= {"query": work.query, "documents": work.documents}
             return EngineRequest("/rerank", msgspec.json.encode(body))
+        case Transcription():
+            return EngineRequest(
+                "/audio/transcriptions", form=_transcription_form(work, model)
+            )
         case Chat():
             path = "/chat/completions"
             body["messages"] = [with_known_role(each) for each in work.messages]
@@ -69,6 +87,31 @@ def openai_request(work: Inference, model: str) -> EngineRequest:
     if work.temperature is not None:
         body["temperature"] = work.temperature
     return EngineRequest(path, msgspec.json.encode(body))
+
+
+TRANSCRIPTION_FIELDS = ("language", "prompt", "temperature")
+
+
+def _transcription_form(work: Transcription, model: str) -> AudioForm:
+    """Return the form.
+
+    Raises InvalidRequest if the audio is not in base64.
+    """
+    try:
+        audio = base64.b64decode(work.audio, validate=True)
+    except binascii.Error as error:
+        raise InvalidRequest(f"file: not in base64: {error}", "file") from error
+    fields = [("model", model)]
+    for name in TRANSCRIPTION_FIELDS:
+        if (value := work.options.get(name)) is not None:
+            fields.append((name, str(value)))
+    granularities = work.options.get("timestamps")
+    if isinstance(granularities, Sequence) and not isinstance(granularities, str):
+        fields.append(("response_format", "verbose_json"))
+        fields += [("timestamp_granularities[]", str(each)) for each in granularities]
+    else:
+        fields.append(("response_format", "json"))
+    return AudioForm(tuple(fields), audio, f"audio.{work.format}")
 
 
 def choice_count(options: Mapping[str, JSON]) -> int:
@@ -124,7 +167,7 @@ def plain_work(work: Inference, model: str) -> Inference:
             raise InvalidRequest(
                 f"the embedded engine does not know {option!r}", option
             )
-    if isinstance(work, Measurement):
+    if isinstance(work, InputWork):
         return replace(work, model=model)
     if work.options.get("logprobs") is True and "top_logprobs" not in work.options:
         # llama.cpp's default is 20.

@@ -4,6 +4,7 @@ Source: responses of real servers; see ``domain.server_refusals``.
 """
 
 import asyncio
+import base64
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,15 @@ from shoal.domain.errors import (
     Unprocessable,
 )
 from shoal.domain.server_refusals import ServerRefusal, classify_refusal
-from shoal.domain.work import Chat, Completion, Embedding, Inference, JobKind, Rerank
+from shoal.domain.work import (
+    Chat,
+    Completion,
+    Embedding,
+    Inference,
+    JobKind,
+    Rerank,
+    Transcription,
+)
 from shoal.domain.worker import ServedModel
 from shoal.engines.stream_chunks import ERROR_MAX, ServerProblem
 
@@ -193,6 +202,13 @@ class RefusedWork:
         return replace(model, kinds=supported) if supported else None
 
 
+SILENCE = base64.b64encode(
+    b"RIFF\x64\x06\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x80\x3e\0\0\0\x7d\0\0\2\0\x10\0"
+    b"data\x40\6\0\0" + bytes(1600)
+).decode()
+"""50 ms of silence: a WAV file with 16,000 samples a second, in base64."""
+
+
 def minimal_job(name: str, kind: JobKind) -> Inference:
     """Return a minimal job of a kind."""
     match kind:
@@ -204,5 +220,7 @@ def minimal_job(name: str, kind: JobKind) -> Inference:
             return Embedding(name, ("a",))
         case JobKind.RERANK:
             return Rerank(name, "a", ("a",))
+        case JobKind.TRANSCRIPTION:
+            return Transcription(name, SILENCE, "wav")
         case JobKind.TASK | JobKind.CALL | JobKind.CALL_STREAM:
             raise AssertionError(f"no model does a {kind.value} by itself")

@@ -13,6 +13,9 @@ from shoal.domain.worker import ServedModel
 TEXT = frozenset({JobKind.CHAT, JobKind.COMPLETION})
 EMBEDDINGS = frozenset({JobKind.EMBEDDING})
 RERANKINGS = frozenset({JobKind.RERANK})
+TRANSCRIPTIONS = frozenset({JobKind.TRANSCRIPTION})
+NO_TEXT = EMBEDDINGS | RERANKINGS | TRANSCRIPTIONS
+"""What models do that generate no text from text."""
 
 _BASIC = frozenset({Feature.OPTIONS, Feature.STOP})
 _FULL_TEXT = _BASIC | {
@@ -80,6 +83,9 @@ _EMBEDDING_NAME = re.compile(
     r"embed|(^|[-_/.:])(bge|e5|gte|minilm|jina-v|nomic-v)(?![a-z])", re.IGNORECASE
 )
 _RERANK_NAME = re.compile(r"re-?rank", re.IGNORECASE)
+_SPEECH_NAME = re.compile(
+    r"whisper|parakeet|canary|transcri|(^|[-_/.:])asr(?![a-z])", re.IGNORECASE
+)
 _VISION_NAME = re.compile(
     r"vision|llava|pixtral|minicpm-?[vo]|internvl|moondream|smolvlm|gemma-?3-?n?[-:]"
     r"(?!270m|1b)|llama-?4|mistral-small-?3|(^|[-_/.:0-9])v[il]m?(?![a-z])|omni",
@@ -92,6 +98,8 @@ def guess_kinds(name: str) -> frozenset[JobKind]:
     """Guess the kinds of work of a model from its name."""
     if _RERANK_NAME.search(name):
         return RERANKINGS
+    if _SPEECH_NAME.search(name):
+        return TRANSCRIPTIONS
     return EMBEDDINGS if _EMBEDDING_NAME.search(name) else TEXT
 
 
@@ -115,7 +123,7 @@ def describe_model(
     ``lacks`` are features of the server that this model lacks.
     """
     reported = frozenset(kinds) if kinds is not None else guess_kinds(name)
-    if reported <= EMBEDDINGS | RERANKINGS:
+    if reported <= NO_TEXT:
         return ServedModel(name, reported, context=context)
     accepted = (
         frozenset(modalities) if modalities is not None else guess_modalities(name)

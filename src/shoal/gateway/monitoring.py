@@ -253,6 +253,8 @@ def _operation_name(kind: JobKind) -> str:
             return "embeddings"
         case JobKind.RERANK:
             return "rerank"
+        case JobKind.TRANSCRIPTION:
+            return "transcription"
         case JobKind.TASK:
             return "task"
         case JobKind.CALL:

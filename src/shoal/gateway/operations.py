@@ -26,6 +26,7 @@ from shoal.gateway.openai.completion_answer import TextCompletion
 from shoal.gateway.openai.completion_request import CreateCompletion
 from shoal.gateway.openai.embeddings import CreateEmbedding, CreateEmbeddingResponse
 from shoal.gateway.openai.rerank import CreateRerank, CreateRerankResponse
+from shoal.gateway.openai.transcription import TranscriptionAnswer
 from shoal.gateway.responses import endpoints as responses
 from shoal.gateway.responses.body import CreateResponse
 from shoal.gateway.responses.response_object import ResponseObject
@@ -90,6 +91,11 @@ OPENAI = (
         *("POST", "/v1/rerank", "Rank documents", use(openai.create_rerank)),
         answer=CreateRerankResponse,
         body=CreateRerank,
+    ),
+    Operation(
+        *("POST", "/v1/audio/transcriptions", "Transcribe speech"),
+        use(openai.create_transcription),
+        answer=TranscriptionAnswer,
     ),
 )
 

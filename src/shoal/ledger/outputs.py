@@ -12,6 +12,7 @@ from shoal.domain.work import (
     Embedding,
     Rerank,
     Task,
+    Transcription,
     Work,
 )
 from shoal.ledger.canonical import EXACT_MAX, encode, without_surrogates
@@ -37,6 +38,7 @@ def output_of(work: Work, outcome: Outcome) -> bytes:
             | Completion(model=model)
             | Embedding(model=model)
             | Rerank(model=model)
+            | Transcription(model=model)
         ):
             output: dict[str, JSON] = {
                 "model": model,

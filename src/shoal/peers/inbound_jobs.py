@@ -43,6 +43,7 @@ from shoal.domain.work import (
     NamedWork,
     Rerank,
     Task,
+    Transcription,
     Work,
     message_text,
     texts_read,
@@ -222,7 +223,7 @@ def moderated_texts(work: Work) -> list[str]:
             return [message_text(message) for message in work.messages]
         case Task():
             return [json.dumps(work.payload, ensure_ascii=False)]
-        case Embedding() | Rerank():
+        case Embedding() | Rerank() | Transcription():
             return ["\n".join(texts_read(work))]
         case Completion():
             return [work.text]

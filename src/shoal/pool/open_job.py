@@ -11,9 +11,10 @@ from shoal.domain.work import (
     CallStream,
     Chat,
     Feature,
+    InputWork,
     JobKind,
-    Measurement,
     Task,
+    Transcription,
     Work,
     texts_read,
 )
@@ -44,7 +45,9 @@ def size_of(job: Job, characters: int) -> int:
     work = job.work
     if isinstance(work, Call):
         return len(work.args) + len(work.kwargs)
-    if isinstance(work, Measurement):
+    if isinstance(work, Transcription):
+        characters = len(work.audio)
+    elif isinstance(work, InputWork):
         characters = sum(map(len, texts_read(work)))
     return characters + len(job.terms.form) + len(job.terms.api_fields)
 

@@ -22,8 +22,8 @@ from shoal.domain.outcome import AnswerPiece, Outcome, Usage
 from shoal.domain.work import (
     Chat,
     Completion,
-    Embedding,
-    Rerank,
+    InputWork,
+    Transcription,
     message_text,
     texts_read,
 )
@@ -81,7 +81,7 @@ async def run_whole(
     gateway: Gateway,
     request: web.Request,
     caller: ApiCaller,
-    work: Embedding | Rerank,
+    work: InputWork,
     *,
     field: str,
 ) -> tuple[JobId, Outcome, Usage]:
@@ -98,6 +98,9 @@ async def run_whole(
         record.set_reader(reader)
         outcome = await reader.outcome()
     usage = record.usage = usage_of(work, outcome)
+    written = isinstance(work, Transcription)
+    if written and moderation is not None and moderation.blocks_outcome(outcome):
+        outcome = Outcome("", "content_filter", outcome.usage)
     return reader.job_id, outcome, usage
 
 

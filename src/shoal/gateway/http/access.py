@@ -39,6 +39,7 @@ from shoal.domain.work import (
     Embedding,
     Rerank,
     Task,
+    Transcription,
     Work,
 )
 from shoal.gateway.http.authentication import (
@@ -370,7 +371,7 @@ def _estimated_tokens(work: Work) -> int:
             return tokens_to_read(work) + answers * (work.max_tokens or ANSWER_GUESS)
         case Embedding() | Rerank():
             return tokens_to_read(work)
-        case Task():
+        case Task() | Transcription():
             return tokens_to_read(work) + ANSWER_GUESS
         case Call() | CallStream():
             return 0

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from shoal.domain.errors import InvalidRequest, QueueFull, TooLarge, TooSlow
 from shoal.gateway.http.content_encoding import Inflater
+from shoal.gateway.http.forms import ReceivedForm, receive_form
 from shoal.gateway.http.request_record import record_of
 from shoal.transports.clock import LoopClock
 from shoal.transports.loop_share import LARGE, LoopShare
@@ -60,7 +61,7 @@ class BodyReader:
                 # Count received bytes: announcing a length must not block others.
                 while chunk := await request.content.readany():
                     if inflater is None:
-                        self._hold(request, len(chunk))
+                        self.hold(request, len(chunk))
                         body += chunk
                     else:
                         await self._inflate(
@@ -84,6 +85,18 @@ class BodyReader:
                 return decode(bytes(body))
             return await asyncio.to_thread(decode, bytes(body))
 
+    async def receive_form(
+        self, request: web.Request, size_max: int
+    ) -> tuple[ReceivedForm, bytes]:
+        """Receive a form with a file of at most ``size_max`` bytes.
+
+        Raises what ``receive_form`` does, TooLarge, or QueueFull if all bodies together
+        are too large.
+        """
+        file = _HeldFile(self, request, size_max)
+        form = await receive_form(request, file)
+        return form, bytes(file.data)
+
     def release(self, request: web.Request) -> None:
         """Stop counting the body of a request."""
         record = record_of(request)
@@ -103,10 +116,11 @@ class BodyReader:
             async with self.share.turn(owner):
                 if (piece := next(pieces, None)) is None:
                     return
-                self._hold(request, len(piece))
+                self.hold(request, len(piece))
                 body += piece
 
-    def _hold(self, request: web.Request, size: int) -> None:
+    def hold(self, request: web.Request, size: int) -> None:
+        """Count bytes of a request until it is answered.  Raises QueueFull."""
         if self.held_bytes + size > BODIES_MAX:
             raise QueueFull(
                 f"the requests that are open have more than {BODIES_MAX} bytes: try "
@@ -114,6 +128,22 @@ class BodyReader:
             )
         self.held_bytes += size
         record_of(request).held_bytes += size
+
+
+@dataclass(slots=True)
+class _HeldFile:
+    """A file of a form, in memory."""
+
+    bodies: BodyReader
+    request: web.Request
+    size_max: int
+    data: bytearray = field(default_factory=bytearray)
+
+    async def write(self, data: bytes) -> None:
+        if len(self.data) + len(data) > self.size_max:
+            raise _too_large(self.size_max)
+        self.bodies.hold(self.request, len(data))
+        self.data += data
 
 
 def _too_large(size_max: int) -> TooLarge:

@@ -35,7 +35,7 @@ STATUSES: Mapping[JobState, JobStatus] = {
 }
 
 JobType: TypeAlias = Literal[
-    "LLM_INFER", "TASK", "COMPLETION", "EMBEDDING", "RERANK", "CALL"
+    "LLM_INFER", "TASK", "COMPLETION", "EMBEDDING", "RERANK", "TRANSCRIPTION", "CALL"
 ]
 
 NO_WORKER = "no_eligible_worker"
@@ -167,6 +167,8 @@ def job_type_of(kind: JobKind) -> JobType:
             return "EMBEDDING"
         case JobKind.RERANK:
             return "RERANK"
+        case JobKind.TRANSCRIPTION:
+            return "TRANSCRIPTION"
         case JobKind.CALL:
             return "CALL"
         case JobKind.CALL_STREAM:

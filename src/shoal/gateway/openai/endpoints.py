@@ -33,6 +33,11 @@ from shoal.gateway.openai.embeddings import (
     encode_embeddings,
 )
 from shoal.gateway.openai.rerank import decode_rerank_request, encode_ranking
+from shoal.gateway.openai.transcription import (
+    AUDIO_MAX,
+    decode_transcription_request,
+    encode_transcription,
+)
 from shoal.store.port import StoredJob
 
 
@@ -76,6 +81,18 @@ async def create_rerank(
         gateway, request, caller, asked.work, field="documents"
     )
     return json_bytes_response(encode_ranking(job_id, asked, outcome, usage))
+
+
+async def create_transcription(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    form, audio = await gateway.bodies.receive_form(request, AUDIO_MAX)
+    asked = decode_transcription_request(form, audio)
+    _, outcome, usage = await run_whole(
+        gateway, request, caller, asked.work, field="prompt"
+    )
+    encoded = encode_transcription(asked.answer_format, outcome, usage)
+    return web.Response(body=encoded.body, content_type=encoded.media, charset="utf-8")
 
 
 def answer_form(work: Chat | Completion, *, include_usage: bool = False) -> AnswerForm:

@@ -24,7 +24,7 @@ class ModelObject(msgspec.Struct, frozen=True):
 
     id: str
     created: int  # Unix seconds
-    kinds: list[str]  # chat, completion, embedding, rerank
+    kinds: list[str]  # the kinds of jobs that it does
     features: list[str]  # what requests may ask for
     context_window: int | None  # tokens of prompt and answer; null: unknown
     workers: int  # that take new jobs

@@ -24,10 +24,11 @@ from shoal.domain.work import (
     JobKind,
     Rerank,
     Task,
+    Transcription,
     message_text,
 )
 from shoal.protocols.grandsage.codec import TaskId, validation_error, well_formed
-from shoal.protocols.seam.measurements import inputs_of, measurement, query_of
+from shoal.protocols.seam.input_work import input_work, inputs_of, prompt_of
 from shoal.protocols.seam.session import without_calls
 
 # Limits for real nodes: a token limit below 1 crashes them, as does a temperature that
@@ -198,9 +199,9 @@ def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, st
                 model, extension.prompt, limit, extension.temperature, extension.options
             )
             return completion, extension.continues
-        case JobKind.EMBEDDING | JobKind.RERANK as kind:
+        case JobKind.EMBEDDING | JobKind.RERANK | JobKind.TRANSCRIPTION as kind:
             fields = extension.prompt, extension.inputs, extension.options
-            return measurement(kind, model, *fields), ""
+            return input_work(kind, model, *fields), ""
         case JobKind.TASK | JobKind.CALL | JobKind.CALL_STREAM:
             raise PeerError(f"shoal.kind: a node cannot run {extension.kind.value}")
 
@@ -252,10 +253,10 @@ def _extension_fields(
         case Completion(prompt=prompt, max_tokens=limit, temperature=temperature):
             extension |= {"kind": work.kind.value, "prompt": prompt}
             extension |= {"max_tokens": limit, "temperature": temperature}
-        case Embedding() | Rerank():
+        case Embedding() | Rerank() | Transcription():
             extension |= {"kind": work.kind.value, "inputs": inputs_of(work)}
-            if query := query_of(work):
-                extension["prompt"] = query
+            if prompt := prompt_of(work):
+                extension["prompt"] = prompt
     if work.options:
         extension["options"] = work.options
     if continues:

@@ -24,6 +24,7 @@ from shoal.domain.work import (
     JobKind,
     Rerank,
     Task,
+    Transcription,
     Work,
     message_text,
 )
@@ -33,7 +34,8 @@ from shoal.protocols.dispatch.codec.ecmascript_json import (
     well_formed,
 )
 from shoal.protocols.dispatch.codec.messages import JobIdText, JobType, Lease
-from shoal.protocols.seam.measurements import inputs_of, measurement, query_of
+from shoal.protocols.seam.input_work import input_work, inputs_of
+from shoal.protocols.seam.input_work import prompt_of as prompt_of_inputs
 from shoal.protocols.seam.session import without_calls
 
 NEW_TOKENS = 1024  # limit of other clients' jobs without one, at original workers
@@ -202,11 +204,11 @@ def _extended_payload(job: RunJob) -> tuple[JSON, JobExtension]:
             extension = JobExtension(lease, messages=carried)
         case Completion(prompt=text):
             extension = JobExtension(lease, kind=work.kind, prompt=text)
-        case Embedding() | Rerank():
+        case Embedding() | Rerank() | Transcription():
             return payload, JobExtension(
                 lease,
                 work.kind,
-                prompt=query_of(work),
+                prompt=prompt_of_inputs(work),
                 inputs=inputs_of(work),
                 options=dict(work.options),
             )
@@ -234,7 +236,7 @@ def _plain_payload(work: Work) -> JSON:
             prompt: JSON = prompt_of(messages)
         case Completion(prompt=prompt, max_tokens=limit):
             pass
-        case Embedding() | Rerank():
+        case Embedding() | Rerank() | Transcription():
             raise Unsupported(
                 f"a worker without the extension cannot run {work.kind.value} jobs"
             )
@@ -250,9 +252,9 @@ def _work(message: JobAssignment, extension: JobExtension | None, model: str) ->
         match extension.kind:
             case JobKind.COMPLETION:
                 return Completion(model, extension.prompt, *limits)
-            case JobKind.EMBEDDING | JobKind.RERANK as kind:
+            case JobKind.EMBEDDING | JobKind.RERANK | JobKind.TRANSCRIPTION as kind:
                 carried = extension.prompt, extension.inputs, extension.options
-                return measurement(kind, model, *carried)
+                return input_work(kind, model, *carried)
             case JobKind.TASK:
                 return Task(extension.name, payload)
             case JobKind.CALL | JobKind.CALL_STREAM:

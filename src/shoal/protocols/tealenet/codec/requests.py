@@ -21,9 +21,10 @@ from shoal.domain.work import (
     JobKind,
     Rerank,
     Task,
+    Transcription,
     Work,
 )
-from shoal.protocols.seam.measurements import inputs_of, measurement, query_of
+from shoal.protocols.seam.input_work import input_work, inputs_of, prompt_of
 from shoal.protocols.seam.session import without_calls
 from shoal.protocols.tealenet.codec.chats import read_chat, requested_model, write_chat
 from shoal.protocols.tealenet.codec.envelope import BadMessage
@@ -120,9 +121,9 @@ def _extended(job: RunJob) -> tuple[dict[str, Any], InferenceRequestExtension]:
             more = InferenceRequestExtension(lease)
         case Completion(prompt=prompt):
             more = InferenceRequestExtension(lease, work.kind, prompt=prompt)
-        case Embedding() | Rerank():
+        case Embedding() | Rerank() | Transcription():
             return request, InferenceRequestExtension(
-                *(lease, work.kind, query_of(work) or None),
+                *(lease, work.kind, prompt_of(work) or None),
                 inputs=inputs_of(work),
                 options=dict(work.options),
             )
@@ -160,8 +161,8 @@ def _work(message: InferenceRequest, more: InferenceRequestExtension) -> Work:
             return Chat(model, tuple(request["messages"]), *limits)
         case JobKind.COMPLETION:
             return Completion(model, more.prompt, *limits)
-        case JobKind.EMBEDDING | JobKind.RERANK as kind:
-            return measurement(kind, model, more.prompt, more.inputs, more.options)
+        case JobKind.EMBEDDING | JobKind.RERANK | JobKind.TRANSCRIPTION as kind:
+            return input_work(kind, model, more.prompt, more.inputs, more.options)
         case JobKind.TASK:
             return Task(more.name, more.payload)
         case JobKind.CALL | JobKind.CALL_STREAM:
