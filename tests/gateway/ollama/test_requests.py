@@ -288,6 +288,14 @@ def test_an_invalid_prompt_is_refused_by_name(
         prompt(**fields)
 
 
+@pytest.mark.parametrize("fields", [{"format": 5}, {"think": "hard"}])
+def test_what_is_invalid_is_refused_where_nothing_is_asked(fields: Any) -> None:
+    body = json.dumps({"model": "m1", **fields}).encode()
+    for decode in (decode_ollama_chat, decode_ollama_prompt):
+        with pytest.raises(InvalidRequest):
+            decode(body)
+
+
 def test_harmless_values_ask_for_nothing() -> None:
     work = prompt(
         **{"template": "", "system": "", "context": [], "raw": False, "suffix": ""},

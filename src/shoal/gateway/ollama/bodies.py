@@ -34,9 +34,9 @@ Images = Annotated[list[str], Meta(max_length=IMAGES_MAX)]
 
 StopTexts = str | Annotated[list[str], Meta(max_length=STOPS_MAX)]
 
-Format = Annotated[
-    Raw, Meta(extra_json_schema={"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]})
-]
+_FORMATS = ({"enum": ["", "json", None]}, {"type": "object"})
+
+Format = Annotated[Raw, Meta(extra_json_schema={"anyOf": list(_FORMATS)})]
 """``json``, or the JSON schema of the answer."""
 
 

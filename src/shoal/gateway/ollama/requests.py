@@ -4,13 +4,14 @@ Source: Ollama's API reference, "Generate a completion" and "Generate a chat
 completion".
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 
 from shoal.domain.errors import InvalidRequest
-from shoal.domain.work import Chat, Completion
+from shoal.domain.work import JSON, Chat, Completion
 from shoal.gateway.generation.messages import Message
 from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.http.decoding import decode, is_requested, unsupported
@@ -52,11 +53,11 @@ def decode_ollama_chat(data: bytes) -> OllamaRequest:
     Raises InvalidRequest naming the invalid field.
     """
     body = decode(_chats, data)
-    if not body.messages:
-        return _load(body)
     options = {**answer_options(body), **thinking_options(body.think)}
     if body.tools:
         options["tools"] = translate_tools(body.tools)
+    if not body.messages:
+        return _load(body)
     chat = Chat(
         body.model,
         translate_messages(body.messages),
@@ -80,19 +81,23 @@ def decode_ollama_prompt(data: bytes) -> OllamaRequest:
         raise unsupported("template")
     if is_requested(body.context, ([],)):
         raise unsupported("context")
+    options = answer_options(body)
+    thinking = thinking_options(body.think)
     if not (body.prompt or body.suffix or body.images):
         return _load(body)
-    work = _plain(body) if body.raw or body.suffix else _question(body)
+    if body.raw or body.suffix:
+        work: Chat | Completion = _plain(body, options)
+    else:
+        work = _question(body, {**options, **thinking})
     return GenerationRequest(work, body.stream is not False)
 
 
-def _plain(body: OllamaGenerate) -> Completion:
+def _plain(body: OllamaGenerate, options: dict[str, JSON]) -> Completion:
     """Return the work of a prompt that is no question in a conversation."""
     what = "raw" if body.raw else "suffix"
     for field in ("system", "images"):
         if getattr(body, field):
             raise InvalidRequest(f"{field}: not supported with {what}", field)
-    options = answer_options(body)
     if "response_format" in options:
         raise InvalidRequest(f"format: not supported with {what}", "format")
     if body.suffix:
@@ -106,7 +111,7 @@ def _plain(body: OllamaGenerate) -> Completion:
     )
 
 
-def _question(body: OllamaGenerate) -> Chat:
+def _question(body: OllamaGenerate, options: Mapping[str, JSON]) -> Chat:
     messages: list[Message] = []
     if body.system:
         messages.append({"role": "system", "content": body.system})
@@ -117,7 +122,7 @@ def _question(body: OllamaGenerate) -> Chat:
         tuple(messages),
         token_limit(body.options),
         None if body.options is None else body.options.temperature,
-        {**answer_options(body), **thinking_options(body.think)},
+        options,
     )
 
 
