@@ -80,6 +80,15 @@ async def test_models_were_created_when_the_coordinator_was_set_up(
     assert created == [{int(signing_key_created_at(tmp_path))}] * 2
 
 
+async def test_port_of_ollama_is_named_if_it_is_in_use(tmp_path: Path) -> None:
+    async with run_coordinator(settings(tmp_path / "one", ollama_port=0)) as running:
+        taken = running.ollama_port
+        named = pytest.RaisesExc(ConfigError, match="choose another --ollama-port")
+        with pytest.RaisesGroup(named, flatten_subgroups=True):
+            async with run_coordinator(settings(tmp_path / "two", ollama_port=taken)):
+                pass
+
+
 async def test_disabled_webhooks_are_not_delivered(tmp_path: Path) -> None:
     async with (
         run_coordinator(settings(tmp_path, webhooks="off")) as running,

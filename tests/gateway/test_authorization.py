@@ -26,6 +26,7 @@ ADMIN, OWNER, OTHER, READER, NOBODY = ROLES = (
 
 # What the five get, in their order.  Requests have empty bodies: 400 is "permitted".
 ALL = (200, 200, 200, 200, 200)
+NOBODYS = (404, 404, 404, 404, 404)
 ANY_KEY = (200, 200, 200, 200, 401)
 BAD_QUERY = (400, 400, 400, 400, 401)
 SUBMISSION = (400, 400, 400, 403, 401)
@@ -121,6 +122,15 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/ollama/api/push"): SUBMISSION,
     ("HEAD", "/ollama/api/blobs/{digest}"): SUBMISSION,
     ("POST", "/ollama/api/blobs/{digest}"): SUBMISSION,
+    # They tell Ollama's clients the address of its API.
+    ("GET", "/api/version"): NOBODYS,
+    ("POST", "/api/generate"): NOBODYS,
+    ("POST", "/api/embed"): NOBODYS,
+    ("POST", "/api/embeddings"): NOBODYS,
+    ("GET", "/api/tags"): NOBODYS,
+    ("GET", "/api/ps"): NOBODYS,
+    ("POST", "/api/show"): NOBODYS,
+    ("POST", "/api/pull"): NOBODYS,
     ("POST", "/api/chat"): ALL,  # its errors are lines of an answer
 }
 

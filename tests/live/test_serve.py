@@ -24,14 +24,15 @@ STORY = "Tell me a story."
 @pytest.mark.short
 def test_ready_line_has_url_key_and_ports(programs: Programs) -> None:
     folder = programs.folder / "data"
-    serve = programs.run("serve", "--json", "--port", "0", "--data-dir", str(folder))
+    ports = ("--port", "0", "--ollama-port", "0")
+    serve = programs.run("serve", "--json", *ports, "--data-dir", str(folder))
 
     ready = serve.event("ready")
 
     assert ready.keys() == {"event", "url", "api_key", "join", "ports"}
     assert ready["url"] == f"http://127.0.0.1:{ready['ports']['http']}"
     assert all(isinstance(port, int) for port in ready["ports"].values())
-    assert {"http", "tealenet"} <= ready["ports"].keys()
+    assert {"http", "ollama", "tealenet"} <= ready["ports"].keys()
     assert ready["api_key"].startswith("sk-shoal-")
     assert ready["join"].startswith(f"shoal join {ready['url']} --token ")
     for secret in ("api-key", "join-token"):

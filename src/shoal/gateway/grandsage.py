@@ -23,7 +23,6 @@ from shoal.domain.errors import (
     InsufficientFunds,
     InvalidRequest,
     JobError,
-    NotFound,
     NoWorker,
     QueueFull,
     RateLimited,
@@ -56,6 +55,7 @@ from shoal.gateway.http.responses import (
     write,
 )
 from shoal.gateway.jobs.job_options import build_job
+from shoal.gateway.ollama.endpoints import OllamaElsewhere
 from shoal.gateway.openai.chat_body import MESSAGES_MAX
 
 MODEL = "openbuddy-13b-v1.3-fp16"
@@ -108,20 +108,10 @@ OLLAMA_FIELDS = frozenset(
 """Fields of Ollama's chats that GrandSage's do not have."""
 
 
-class OllamaRequested(NotFound):
-    """A request is for Ollama's API, which is at another address."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this path is GrandSage's: for Ollama's API, add /ollama to the address "
-            "(http://HOST:PORT/ollama), or use the port of `shoal serve --ollama-port`"
-        )
-
-
 async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     agent = request.headers.get("User-Agent", "")
     if agent.lower().startswith(OLLAMA_AGENT):
-        raise OllamaRequested
+        raise OllamaElsewhere
     try:
         caller = await gateway.access.authorize(request, Scope.USE, exact=True)
     except ShoalError as error:
@@ -138,7 +128,7 @@ async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamRespo
     except ClientGone:
         record.error = "client_gone"
         return response
-    except OllamaRequested:
+    except OllamaElsewhere:
         raise  # an error in Ollama's form, not a line
     except ShoalError as error:
         record.error = errors.error_status(error).code
@@ -191,7 +181,7 @@ async def _finish(
 def decode_chat(data: bytes) -> Chat:
     """Decode a body as the original does.
 
-    Raises InvalidRequest, or OllamaRequested.
+    Raises InvalidRequest, or OllamaElsewhere.
     """
     try:
         body = javascript.parse_json(data)
@@ -200,7 +190,7 @@ def decode_chat(data: bytes) -> Chat:
     if not isinstance(body, dict):
         raise InvalidRequest("the body: expected an object")
     if not OLLAMA_FIELDS.isdisjoint(body):
-        raise OllamaRequested
+        raise OllamaElsewhere
     model = _given(body, "model", MODEL)
     system = _text(_given(body, "system", SYSTEM), "system")
     max_new_tokens = javascript.parse_int(body.get("max_new_tokens"), TOKENS_MAX)

@@ -17,7 +17,7 @@ from shoal.gateway.jobs import events, pairing, receipts, submit_job
 from shoal.gateway.jobs.job_request import CommitJob
 from shoal.gateway.jobs.job_view import JobInfo
 from shoal.gateway.ollama.operations import API as OLLAMA_API
-from shoal.gateway.ollama.operations import ollama_operations
+from shoal.gateway.ollama.operations import misdirected_operations, ollama_operations
 from shoal.gateway.openai import endpoints as openai
 from shoal.gateway.openai import models as openai_models
 from shoal.gateway.openai.chat_answer import ChatCompletion
@@ -436,6 +436,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *MONITORING,
     *OLLAMA,
     *GRANDSAGE,
+    *misdirected_operations({each.path for each in GRANDSAGE}),
 )
 """All operations; the router matches them in this order."""
 

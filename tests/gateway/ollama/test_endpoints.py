@@ -312,3 +312,13 @@ async def test_a_worker_takes_the_port_for_no_server_of_models(tmp_path: Path) -
         port = int(url.rpartition(":")[2])
 
         assert await find_servers([ServerLocation(port, "Ollama")]) == []
+
+
+@pytest.mark.parametrize("path", ["/api/tags", "/api/version"])
+async def test_client_without_the_prefix_gets_the_address(
+    pool: Pool, path: str
+) -> None:
+    response, text = await get(pool, f"{pool.url}{path}")
+
+    assert response.status == 404
+    assert "http://HOST:PORT/ollama" in json.loads(text)["error"]

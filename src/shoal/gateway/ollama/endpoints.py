@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 from aiohttp import web
 
-from shoal.domain.errors import CannotDo, InvalidRequest, UnknownModel
+from shoal.domain.errors import CannotDo, InvalidRequest, NotFound, UnknownModel
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Embedding
 from shoal.gateway.context import Gateway
@@ -148,6 +148,20 @@ async def refuse_management(
         "but on the machines that run them: `shoal models --help`, `shoal join --help`",
         "model",
     )
+
+
+class OllamaElsewhere(NotFound):
+    """A request for this API came to the root of the other port."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Ollama's API is not at the root of this port: add /ollama to the address "
+            "(http://HOST:PORT/ollama), or use the port of `shoal serve --ollama-port`"
+        )
+
+
+async def tell_address(gateway: Gateway, request: web.Request) -> web.Response:
+    raise OllamaElsewhere
 
 
 async def show_version(gateway: Gateway, request: web.Request) -> web.Response:
