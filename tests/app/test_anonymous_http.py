@@ -27,6 +27,8 @@ VALUES = {
     "digest": "00" * 32,
     "provider_pubkey": SIGNER.public_key.hex(),
     "id": "none",
+    "file_id": "none",
+    "batch_id": "none",
     "model": "m",
     "name": "none",
 }

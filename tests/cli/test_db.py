@@ -93,6 +93,21 @@ async def test_backup_of_an_open_database_can_be_restored(
     assert "no damage found" in capsys.readouterr().out
 
 
+async def test_backup_names_the_files_that_are_not_in_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await (await opened(folder)).close()
+
+    assert main(["db", "backup", str(tmp_path / "one.db")]) == 0
+    (folder / "files").mkdir()
+    (folder / "files" / "file-1").write_text("a line")
+    assert main(["db", "backup", str(tmp_path / "two.db")]) == 0
+
+    first, second, *rest = capsys.readouterr().out.splitlines()
+    assert [first, second] == [f"wrote {tmp_path / name}.db" for name in ("one", "two")]
+    assert rest == [f"clients' files are not in it: copy {folder / 'files'} as well"]
+
+
 async def test_backup_overwrites_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,8 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 from harness.speed import scaled
 from protocols.contexts import SIGNER, protocol_context
 from shoal.app.endpoints import anonymous_http
+from shoal.batches.client_files import SIZE_MAX, TOTAL_MAX, ClientFiles
+from shoal.batches.runner import BatchRunner
 from shoal.calls.durable import DurableCalls
 from shoal.config.secret_files import new_secret
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
@@ -25,8 +27,11 @@ from shoal.domain.ids import JobId
 from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
 from shoal.gateway.app import Gateway, make_app
+from shoal.gateway.batches.line_runner import PoolLineJobs
 from shoal.gateway.http.access import Access, key_cache
 from shoal.gateway.http.authentication import Keyring
+from shoal.gateway.http.body import BodyReader
+from shoal.gateway.http.ids import new_id
 from shoal.gateway.http.pages import PagePolicy
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
@@ -34,9 +39,10 @@ from shoal.peers.connections import PeerConnections
 from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import UpgradeRequest, WebSocketRoute
 from shoal.store.blobs import BlobFiles
+from shoal.store.file_folder import FileFolder
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports import websocket
-from shoal.transports.clock import LoopClock
+from shoal.transports.clock import Clock, LoopClock
 from shoal.transports.strangers import Strangers
 
 KEY = "sk-test-uZ5kq2Xv8RbN4tYw7Hc3"  # strong, as generated ones are
@@ -166,17 +172,22 @@ async def serving(
     wires: Mapping[str, Any] | None = None,
     pages: PagePolicy | None = None,
     open_store: Callable[[Path, BlobFiles], SqliteStore] = SqliteStore,
+    file_limits: tuple[int, int] = (SIZE_MAX, TOTAL_MAX),
+    clock: Clock | None = None,
+    restarted: bool = False,
 ) -> AsyncIterator[Pool]:
     """Run a coordinator within the block.
 
-    ``wires`` holds protocols' configurations by name.
+    ``wires`` holds protocols' configurations by name; ``file_limits`` are the bytes of
+    a file, and of all files of a key.  ``restarted``: it goes on with the jobs in the
+    folder.
     """
-    clock = LoopClock()
+    clock = clock or LoopClock()
     files = BlobFiles(folder / "blobs")
     files.open()
     store = open_store(folder / "shoal.db", files)
     await store.open()
-    numbers = count(1)
+    numbers = count(1001 if restarted else 1)
     hub = Hub(
         store,
         clock,
@@ -188,6 +199,11 @@ async def serving(
     calls = hub.carried = DurableCalls(hub, store, clock)
     keyring = Keyring(await key_cache(store.keys), keys or {"default": KEY})
     admission = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
+    uploads = ClientFiles(
+        store.files, FileFolder(folder / "files"), new_id, *file_limits
+    )
+    await uploads.open()
+    bodies = BodyReader()
     gateway = Gateway(
         hub,
         calls,
@@ -196,6 +212,8 @@ async def serving(
         Access(hub, clock, keyring, store.keys, open_loopback=open_loopback),
         admission,
         limits or TimeLimits(),
+        uploads,
+        BatchRunner(store.batches, uploads, clock, hub.store_health, bodies.share),
         new_secret,
         moderation,
         bypass,
@@ -203,6 +221,7 @@ async def serving(
         pages=pages or PagePolicy(),
         egress_policy=webhooks,
         payments=payments,
+        bodies=bodies,
     )
     runner = web.AppRunner(
         make_app(gateway, _upgrades(hub, clock, admission, wires or {})),
@@ -215,7 +234,11 @@ async def serving(
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    running = asyncio.gather(hub.run(), calls.run())
+    if restarted:
+        await hub.restore()
+    running = asyncio.gather(
+        hub.run(), calls.run(), gateway.batches.run(PoolLineJobs(gateway))
+    )
     try:
         async with ClientSession() as session:
             yield Pool(url, hub, session, gateway)
@@ -235,7 +258,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 def _upgrades(
-    hub: Hub, clock: LoopClock, admission: WorkerAdmission, wires: Mapping[str, Any]
+    hub: Hub, clock: Clock, admission: WorkerAdmission, wires: Mapping[str, Any]
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     peers, strangers = PeerConnections(hub, clock, admission), Strangers()
     routes = []

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.keys import CHAT, make_key, request
+from gateway.batches.uploads import create, ended
+from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Pool
 from shoal.gateway.http.operation import Operation
 from shoal.gateway.operations import OPERATIONS
@@ -51,6 +52,15 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/v1/responses/{id}/cancel"): (404, 404, 404, 403, 401),
     ("GET", "/v1/responses/{id}/input_items"): (404, 404, 404, 404, 401),
     ("POST", "/v1/audio/transcriptions"): SUBMISSION,
+    ("POST", "/v1/files"): SUBMISSION,
+    ("GET", "/v1/files"): ANY_KEY,
+    ("GET", "/v1/files/{file_id}"): OWN,
+    ("DELETE", "/v1/files/{file_id}"): (404, 404, 404, 403, 401),  # there is none
+    ("GET", "/v1/files/{file_id}/content"): OWN,
+    ("POST", "/v1/batches"): SUBMISSION,
+    ("GET", "/v1/batches"): ANY_KEY,
+    ("GET", "/v1/batches/{batch_id}"): OWN,
+    ("POST", "/v1/batches/{batch_id}/cancel"): (409, 409, 404, 403, 401),  # it ended
     ("GET", "/v1/tasks"): ANY_KEY,
     ("GET", "/v1/calls"): SUBMISSION,
     # Content is addressed by its SHA-256: who knows it may read it.
@@ -135,20 +145,32 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
 }
 
 # Where keys see a list of what is theirs.
-LISTS = ["/v1/jobs", "/v1/receipts", "/admin/jobs", "/admin/accounts"]
+LISTS = [
+    "/v1/files",
+    "/v1/batches",
+    "/v1/jobs",
+    "/v1/receipts",
+    "/admin/jobs",
+    "/admin/accounts",
+]
 
 VALUE = b"a value of the owner" * 100
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A pool with a finished job of the owner, and the key of each role."""
+    """A pool with a finished job, a file and a failed batch of the owner.
+
+    ``keys`` has the key of each role.
+    """
 
     pool: Pool
     keys: Mapping[str, str]
     job_id: str
     answer_id: str
     digest: str
+    file_id: str
+    batch_id: str
 
     def path(self, operation: Operation) -> str:
         is_answer = "completions/{id}" in operation.path
@@ -159,6 +181,8 @@ class Matrix:
             provider_pubkey=self.digest,
             run="none",
             model="m1",
+            file_id="none" if deletes else self.file_id,
+            batch_id=self.batch_id,
             name="nobodys" if deletes else OWNER,
         )
 
@@ -197,7 +221,10 @@ async def matrix(pool: Pool) -> Matrix:
         f"{pool.url}/v1/blobs/{blob}", data=VALUE, headers=pool.headers(keys[OWNER])
     ) as stored:
         assert stored.status < 300, await stored.text()
-    return Matrix(pool, keys, job_id, answer_id, blob)
+    async with client(pool, keys[OWNER]) as owner:
+        batch = await ended(owner, (await create(owner, ["no request"])).id)
+    file_id = batch.input_file_id
+    return Matrix(pool, keys, job_id, answer_id, blob, file_id, batch.id)
 
 
 async def test_each_role_gets_its_status(matrix: Matrix) -> None:
@@ -239,7 +266,12 @@ async def test_lists_show_a_key_its_own_alone(matrix: Matrix, path: str) -> None
 
     shown = {role: await matrix.get(path, role) for role in ROLES if role != NOBODY}
 
-    mark = OWNER if path == "/admin/accounts" else matrix.job_id
+    marks = {
+        "/admin/accounts": OWNER,
+        "/v1/files": matrix.file_id,
+        "/v1/batches": matrix.batch_id,
+    }
+    mark = marks.get(path, matrix.job_id)
     seen_by = {role for role, text in shown.items() if mark in text}
     assert seen_by - {ADMIN} == {OWNER}
 

@@ -14,6 +14,7 @@ from shoal.gateway.operations import OLLAMA_PORT, OPERATIONS
 PARAMETERS = {
     "run": "none",
     **{"digest": "00" * 32, "provider_pubkey": "00" * 32},
+    **{"file_id": "none", "batch_id": "none"},
     **{"id": "none", "model": "m", "name": "none"},
 }
 LOWER = {Scope.USE: Scope.READ, Scope.ADMIN: Scope.USE}

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from gateway.admin.test_nodes import HERE, FixedMembership
-from gateway.keys import make_key, request
+from gateway.batches.uploads import create, ended
+from gateway.keys import client, make_key, request
 from gateway.providers import Provider, provider
 from gateway.serving import KEY, Pool, serving
 from protocols.dispatch.recorded import SIGNERS
@@ -53,6 +54,8 @@ class Data:
     key: str
     user: str
     job_id: str
+    file_id: str
+    batch_id: str
     marks: tuple[str, ...]
 
 
@@ -87,6 +90,8 @@ class Store:
     def _path(self, path: str, data: Data, owner: str) -> str:
         values = {
             "id": data.job_id,
+            "file_id": data.file_id,
+            "batch_id": data.batch_id,
             "digest": "00" * 32,
             "model": "m1",
             "run": "00" * 16,
@@ -116,8 +121,13 @@ async def finished(pool: Pool, worker: Provider, name: str, number: int) -> Data
         pool, "POST", "/v1/trust/create", {"user_id": user}, key
     )
     assert status == 201, code
+    async with client(pool, key) as owner:
+        batch = await ended(owner, (await create(owner, [f"line-of-{name}"])).id)
     marks = (name, prompt, output, user, answer["job_id"], str(amount))
-    return Data(key, user, answer["job_id"], (*marks, code["pairing_code"]))
+    return Data(
+        *(key, user, answer["job_id"], batch.input_file_id, batch.id),
+        (*marks, batch.input_file_id, batch.id, code["pairing_code"]),
+    )
 
 
 def add_machines(pool: Pool) -> None:

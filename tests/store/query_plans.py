@@ -19,7 +19,7 @@ SMALL = {
     "trusted",
     "usage",  # few rows of an owner: older days are added up
 }
-SMALL_INDEXES = ("USING INDEX jobs_open",)  # of open jobs only
+SMALL_INDEXES = ("USING INDEX batches_open", "USING INDEX jobs_open")  # open ones
 OTHER = ("BEGIN", "COMMIT", "PRAGMA", "ROLLBACK")  # statements without a plan
 
 

@@ -25,6 +25,8 @@ from shoal.app.settings import (
     read_settings,
 )
 from shoal.app.websocket_router import STOPPING, WebSocketRouter
+from shoal.batches.client_files import ClientFiles
+from shoal.batches.runner import BatchRunner
 from shoal.calls.durable import DurableCalls
 from shoal.config import ServeConfig, X402Config, check_x402
 from shoal.config.loader import check_secret, check_secrets
@@ -51,8 +53,10 @@ from shoal.domain.credentials import DAY
 from shoal.domain.errors import ConfigError, StoreBroken, StoreError
 from shoal.domain.ids import JobId
 from shoal.gateway.app import Gateway, make_app, make_ollama_app
+from shoal.gateway.batches.line_runner import PoolLineJobs
 from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
 from shoal.gateway.http.authentication import Keyring
+from shoal.gateway.http.body import BodyReader
 from shoal.gateway.http.ids import new_id
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.endpoints import encode_job
@@ -66,6 +70,7 @@ from shoal.peers.inbound_jobs import PeerJobPolicy
 from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.protocols.seam.relay import RelayRoute
 from shoal.store.blobs import BlobFiles
+from shoal.store.file_folder import FileFolder
 from shoal.store.port import Store
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
@@ -146,6 +151,11 @@ async def run_coordinator(
         hub.carried = calls
         if restored := await hub.restore():
             log.info("restored jobs=%d", restored)
+        contents = FileFolder(config.data_dir / "files")
+        uploads = ClientFiles(
+            store.files, contents, new_id, settings.file_max, settings.files_max
+        )
+        await uploads.open()
         payments = await finally_.enter_async_context(open_payments(x402))
         unencrypted = _unencrypted(config, wires, https)
         gateway = await _gateway(
@@ -156,6 +166,7 @@ async def run_coordinator(
             clock,
             hub,
             calls,
+            uploads,
             stored,
             payments,
             unencrypted,
@@ -221,6 +232,7 @@ async def run_coordinator(
             background = [
                 tasks.create_task(hub.run()),
                 tasks.create_task(calls.run()),
+                tasks.create_task(gateway.batches.run(PoolLineJobs(gateway))),
                 tasks.create_task(_spot_checks(hub, store, settings).run()),
                 tasks.create_task(_prune(gateway, config.keep_days)),
                 tasks.create_task(_send_webhooks(gateway, settings.reach)),
@@ -251,6 +263,7 @@ async def run_coordinator(
                 )
                 peers.drain(STOPPING)
                 calls.stop()
+                gateway.batches.stop()
                 with suppress(TimeoutError, StoreError):
                     async with asyncio.timeout(config.drain):
                         await hub.drain()
@@ -336,6 +349,7 @@ async def _gateway(
     clock: LoopClock,
     hub: Hub,
     calls: DurableCalls,
+    uploads: ClientFiles,
     stored: _StoredSecrets,
     payments: Payments,
     unencrypted: Mapping[str, str],
@@ -344,6 +358,7 @@ async def _gateway(
     failures = AuthThrottle()
     tokens = await load_join_tokens(store.keys)
     admission = WorkerAdmission(tokens, store.keys, clock, failures)
+    bodies = BodyReader()
     return Gateway(
         hub,
         calls,
@@ -359,6 +374,8 @@ async def _gateway(
         ),
         admission,
         settings.limits,
+        uploads,
+        BatchRunner(store.batches, uploads, clock, hub.store_health, bodies.share),
         new_secret,
         settings.moderation,
         prices=settings.prices,
@@ -369,6 +386,7 @@ async def _gateway(
         egress_policy=settings.reach,
         payments=payments,
         unencrypted=unencrypted,
+        bodies=bodies,
         sharing=LibraryServer(settings.library),
         created_at=signing_key_created_at(config.data_dir),
     )

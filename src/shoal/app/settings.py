@@ -32,7 +32,8 @@ class CoordinatorSettings:
     """A coordinator's settings, as its parts take them.
 
     ``fee`` is the pool's share of a price in basis points, ``spot_checks`` that of the
-    jobs that are done twice, from 0 to 1, and ``blobs_max`` is in bytes.
+    jobs that are done twice, from 0 to 1.  ``blobs_max``, ``file_max`` and
+    ``files_max`` are in bytes.
     """
 
     limits: TimeLimits
@@ -44,6 +45,8 @@ class CoordinatorSettings:
     library: Library
     contacts: tuple[PeerAddress, ...]
     blobs_max: int
+    file_max: int
+    files_max: int
     pages: PagePolicy
     proxies: TrustedProxies
 
@@ -68,7 +71,9 @@ def read_settings(config: ServeConfig) -> CoordinatorSettings:
             [each.folder for each in model_folders(config.data_dir)],
         ),
         tuple(_contact(each) for each in config.peer),
-        _blobs_max(config.blobs_max),
+        _size("--blobs-max", config.blobs_max, "gigabytes", 1e9),
+        _size("--file-max", config.file_max, "megabytes", 1e6),
+        _size("--files-max", config.files_max, "gigabytes", 1e9),
         page_policy(config.host, config.allowed_host, config.allowed_origin),
         trusted_proxies(config.trusted_proxy),
     )
@@ -155,10 +160,11 @@ def _shared(text: str) -> tuple[str, Path]:
     return name, Path(path).expanduser()
 
 
-def _blobs_max(gigabytes: float) -> int:
-    if not gigabytes > 0:
-        raise ConfigError(f"--blobs-max {gigabytes:g}: expected gigabytes, above 0")
-    return round(gigabytes * 1e9)
+def _size(flag: str, given: float, units: str, unit: float) -> int:
+    """Return a limit in bytes."""
+    if not given > 0:
+        raise ConfigError(f"{flag} {given:g}: expected {units}, above 0")
+    return round(given * unit)
 
 
 def _contact(address: str) -> PeerAddress:

@@ -10,6 +10,7 @@ from shoal.config import USER_DATA
 from shoal.store.sqlite import maintenance
 
 DATABASE = "shoal.db"
+FILES = "files"  # folder of what clients have uploaded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,11 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     path: Path = args.data_dir.expanduser() / DATABASE
+    files = path.with_name(FILES)
     if args.action == "check":
         return _check(path)
     if args.action == "backup":
         maintenance.back_up(path, args.file)
         print(f"wrote {args.file}")
+        if any(files.glob("*")):
+            print(f"clients' files are not in it: copy {files} as well")
     else:
         before, after = maintenance.compact(path)
         print(f"{path}: {before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now")

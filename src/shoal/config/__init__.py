@@ -125,6 +125,10 @@ class ServeConfig:
         8.0,
         "GB",
     )
+    file_max: float = setting(
+        "limit of a file that a client uploads for a batch", 200.0, "MB"
+    )
+    files_max: float = setting("limit of all files of a key", 10.0, "GB")
     keep_days: float = setting("retention of ended jobs, in days", 7.0)
     price_fast_inference: str = setting(
         "price of a chat or a completion with the policy FAST", "$0.010", "DOLLARS"

@@ -55,6 +55,11 @@ class CredentialCache(Generic[C]):
     def by_id(self, id_: str) -> C | None:
         return self._by_id.get(id_)
 
+    def by_name(self, name: str) -> C | None:
+        """Return the credential with this name that was not revoked."""
+        found = self._by_id.get(self._by_name.get(name, ""))
+        return None if found is None or found.revoked_at is not None else found
+
     def find(self, name: str) -> C:
         """Return the credential with this id, or with this name and not revoked.
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from shoal.batches.client_files import ClientFiles
+from shoal.batches.runner import BatchRunner
 from shoal.calls.durable import DurableCalls
 from shoal.coordinator.admission import WorkerAdmission
 from shoal.coordinator.hub import Hub
@@ -29,6 +31,7 @@ from shoal.transports.clock import Clock
 class Gateway:
     """The coordinator, as HTTP handlers see it.
 
+    ``files`` are those that clients upload, and ``batches`` runs the requests in them.
     ``new_secret`` generates the random part of keys and tokens.  ``moderation_bypass``
     names the keys whose requests are not moderated, ``anonymous`` the protocols and
     APIs over HTTP that need no key, and ``pages`` the web pages that may use it.
@@ -50,6 +53,8 @@ class Gateway:
     access: Access
     admission: WorkerAdmission
     limits: TimeLimits
+    files: ClientFiles
+    batches: BatchRunner
     new_secret: Callable[[], str]
     moderation: Moderation | None = None
     moderation_bypass: frozenset[str] = frozenset()

@@ -9,6 +9,8 @@ from shoal.domain.worker import Suspension
 from shoal.gateway import calls, dispatch, grandsage, monitoring, openapi, runs
 from shoal.gateway.admin import accounts, credentials, models, status, workers
 from shoal.gateway.admin import jobs as admin_jobs
+from shoal.gateway.batches import endpoints as batches
+from shoal.gateway.batches import files
 from shoal.gateway.http.ids import CHAT_ID_PREFIX, COMPLETION_ID_PREFIX
 from shoal.gateway.http.media_types import BYTES_TYPE, SSE_TYPE, TEXT_TYPE
 from shoal.gateway.http.operation import Authorized, Operation, opened
@@ -129,6 +131,52 @@ RESPONSES = (
         read(responses.list_input_items),
         answer=responses.InputItemList,
         query=responses.InputItemQuery,
+    ),
+)
+
+BATCHES = (
+    Operation(
+        *("POST", "/v1/files", "Upload a file", use(files.create_file)),
+        answer=files.FileObject,
+    ),
+    Operation(
+        *("GET", "/v1/files", "List files", read_list(files.list_files)),
+        answer=files.FileList,
+        query=files.FileListQuery,
+    ),
+    Operation(
+        *("GET", "/v1/files/{file_id}", "Show a file", read(files.show_file)),
+        answer=files.FileObject,
+    ),
+    Operation(
+        *("DELETE", "/v1/files/{file_id}", "Delete a file", use(files.delete_file)),
+        answer=files.FileDeleted,
+    ),
+    Operation(
+        *("GET", "/v1/files/{file_id}/content", "Fetch the contents of a file"),
+        read(files.fetch_content),
+        media=BYTES_TYPE,
+        allow_head=False,
+    ),
+    Operation(
+        *("POST", "/v1/batches", "Create a batch", use(batches.create_batch)),
+        answer=batches.BatchObject,
+        body=batches.CreateBatch,
+    ),
+    Operation(
+        *("GET", "/v1/batches", "List batches, newest first"),
+        read_list(batches.list_batches),
+        answer=batches.BatchList,
+        query=batches.BatchListQuery,
+    ),
+    Operation(
+        *("GET", "/v1/batches/{batch_id}", "Show a batch", read(batches.show_batch)),
+        answer=batches.BatchObject,
+    ),
+    Operation(
+        *("POST", "/v1/batches/{batch_id}/cancel", "Cancel a batch"),
+        use(batches.cancel_batch),
+        answer=batches.BatchObject,
     ),
 )
 
@@ -428,6 +476,7 @@ GRANDSAGE = (
 OPERATIONS: tuple[Operation, ...] = (
     *OPENAI,
     *RESPONSES,
+    *BATCHES,
     *CALLS,
     *RUNS,
     *JOBS,

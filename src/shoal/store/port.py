@@ -1,6 +1,7 @@
 """The port of the store: jobs, facts, keys and usage.
 
-The ports of its further parts are in ``ledger``, ``pairing`` and ``webhooks``.
+The ports of its further parts are in ``batches``, ``files``, ``ledger``, ``pairing``
+and ``webhooks``.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,6 +15,8 @@ from shoal.domain.job import Job, JobTerms, Priority
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Call, JobKind, Task
 from shoal.pool.lifecycle import JobState
+from shoal.store.batches import BatchStore
+from shoal.store.files import FileStore
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries, LedgerStore
 from shoal.store.pairing import PairingStore
 from shoal.store.webhooks import WebhookStore
@@ -160,7 +163,7 @@ class KeyStore(Protocol):
 
 
 class Store(Protocol):
-    """All that a database provides: jobs, the facts about them, and four further parts.
+    """All that a database provides: jobs, the facts about them, and six further parts.
 
     What ``append`` writes to several parts changes in one transaction.
     """
@@ -176,6 +179,12 @@ class Store(Protocol):
 
     @property
     def pairing(self) -> PairingStore: ...
+
+    @property
+    def files(self) -> FileStore: ...
+
+    @property
+    def batches(self) -> BatchStore: ...
 
     async def open(self) -> None:
         """Open or create the database, and migrate it to the present version.
@@ -259,8 +268,9 @@ class Store(Protocol):
     async def prune(self, before: float) -> int:
         """Delete the jobs that ended before a Unix time; return their number.
 
-        Deletes their facts, and keys, tokens and pairing codes that ended before, too.
-        Receipts, transfers and usage stay.  Other writes go on meanwhile.
+        Deletes their facts, and keys, tokens, pairing codes and batches that ended
+        before, too.  Receipts, transfers, usage and files stay, and so do the jobs of
+        batches that have not ended.  Other writes go on meanwhile.
         """
         ...
 

@@ -156,6 +156,15 @@ class Access:
             )
         return caller
 
+    def caller_of(self, owner: str) -> ApiCaller:
+        """Return the caller of jobs that run without a request of their owner.
+
+        Raises Unauthorized if the owner has no valid key any more.
+        """
+        if owner == LOOPBACK_KEY.name and self._open_loopback:
+            return ApiCaller(LOOPBACK_KEY)
+        return ApiCaller(self.keyring.of_owner(owner, self._clock.wall()))
+
     def recognizes(self, request: web.Request) -> bool:
         """Say whether a request has a valid key, or comes from here and needs none.
 

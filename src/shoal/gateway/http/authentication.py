@@ -95,6 +95,16 @@ class Keyring:
             )
         return key
 
+    def of_owner(self, name: str, at: float) -> Key:
+        """Return the valid key of a name at a Unix time.  Raises Unauthorized."""
+        first = (each for each in self._first.values() if each.name == name)
+        key = next(first, None) or self.cache.by_name(name)
+        if key is None:
+            raise KeyRevoked(f"{REVOKED} ({name})")
+        if key.expires_at is not None and at >= key.expires_at:
+            raise KeyExpired(f"the API key {name} has expired")
+        return key
+
     def ensure_active(self, key: Key) -> None:
         """Raise KeyRevoked if the key has been revoked."""
         now = self.cache.by_id(key.id)

@@ -78,12 +78,21 @@ class BodyReader:
             ) from None
         if inflater is not None:
             inflater.check_end()
-        if len(body) < LARGE:
-            return decode(bytes(body))
+        return await self.decode_bytes(bytes(body), owner, decode)
+
+    async def decode_bytes(
+        self, data: bytes, owner: str, decode: Callable[[bytes], T]
+    ) -> T:
+        """Decode what has come; if it is large, when it is the turn of its ``owner``.
+
+        Raises what ``decode`` raises.
+        """
+        if len(data) < LARGE:
+            return decode(data)
         async with self.share.turn(owner):
-            if len(body) < DECODE_INLINE_MAX:
-                return decode(bytes(body))
-            return await asyncio.to_thread(decode, bytes(body))
+            if len(data) < DECODE_INLINE_MAX:
+                return decode(data)
+            return await asyncio.to_thread(decode, data)
 
     async def receive_form(
         self, request: web.Request, size_max: int

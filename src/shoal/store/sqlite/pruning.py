@@ -8,6 +8,7 @@ from functools import partial
 
 from shoal.domain.credentials import day_of
 from shoal.domain.ids import JobId
+from shoal.store.batches import BATCH_ID_LENGTH
 from shoal.store.sqlite.database import SqlRunner
 from shoal.store.sqlite.keys import add_up_usage, forget_ended
 from shoal.store.sqlite.pairing import forget_expired
@@ -42,6 +43,7 @@ async def prune(database: SqlRunner, before: float) -> int:
 def _forget(sql: sqlite3.Connection, before: float) -> None:
     forget_ended(sql, before)
     forget_expired(sql, before)
+    sql.execute("DELETE FROM batches WHERE ended_at < ? AND NOT has_results", (before,))
 
 
 def delete_job(sql: sqlite3.Connection, job_id: JobId) -> bool:
@@ -52,7 +54,12 @@ def delete_job(sql: sqlite3.Connection, job_id: JobId) -> bool:
 
 def _delete_jobs(sql: sqlite3.Connection, before: float) -> int:
     """Delete some jobs with their facts and deliveries; return their number."""
-    query = "SELECT id FROM jobs WHERE ended_at < ? LIMIT ?"
+    # The results of a batch's jobs may not be recorded with the batch yet.
+    query = f"""SELECT id FROM jobs WHERE ended_at < ? AND (
+                    idempotency_key IS NULL OR NOT EXISTS (
+                        SELECT 1 FROM batches WHERE ended_at IS NULL AND
+                        id = substr(idempotency_key, 1, {BATCH_ID_LENGTH})))
+                LIMIT ?"""
     return _delete_with_traces(
         sql, sql.execute(query, (before, JOBS_AT_ONCE)).fetchall()
     )

@@ -205,6 +205,58 @@ MIGRATIONS = (
     ALTER TABLE jobs ADD COLUMN packed_outcome BLOB;
     ALTER TABLE jobs ADD COLUMN packed_history BLOB;
     """,
+    # Lists are in the order of ``number``.  The results of a batch's lines stay until
+    # they are in files.
+    """
+    CREATE TABLE files (
+        number INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        created_at REAL NOT NULL,
+        expires_at REAL
+    ) STRICT;
+    CREATE INDEX files_of_owner ON files (owner);
+    CREATE INDEX files_by_expiry ON files (expires_at) WHERE expires_at IS NOT NULL;
+    CREATE TABLE batches (
+        number INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        endpoint TEXT NOT NULL,
+        input_file TEXT NOT NULL,
+        time_window TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        expires_at REAL NOT NULL,
+        metadata TEXT,
+        status TEXT NOT NULL,
+        model TEXT NOT NULL,
+        lines INTEGER NOT NULL,
+        completed INTEGER NOT NULL,
+        failed INTEGER NOT NULL,
+        errors TEXT NOT NULL,
+        output_file TEXT,
+        error_file TEXT,
+        times TEXT NOT NULL,
+        has_results INTEGER NOT NULL DEFAULT 1,
+        ended_at REAL
+    ) STRICT;
+    CREATE INDEX batches_of_owner ON batches (owner);
+    CREATE INDEX batches_open ON batches (created_at) WHERE ended_at IS NULL;
+    CREATE INDEX batches_open_of_owner ON batches (owner) WHERE ended_at IS NULL;
+    CREATE INDEX batches_reading ON batches (input_file) WHERE ended_at IS NULL;
+    CREATE INDEX batches_ended ON batches (ended_at) WHERE ended_at IS NOT NULL;
+    CREATE INDEX batches_with_results ON batches (id)
+        WHERE has_results AND ended_at IS NOT NULL;
+    CREATE TABLE batch_results (
+        batch_id TEXT NOT NULL,
+        line INTEGER NOT NULL,
+        failed INTEGER NOT NULL,
+        body BLOB NOT NULL,
+        PRIMARY KEY (batch_id, line)
+    ) STRICT;
+    """,
 )
 
 

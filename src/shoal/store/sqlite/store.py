@@ -27,8 +27,10 @@ from shoal.store.port import (
     StoredJobPage,
     StoredJobSummary,
 )
+from shoal.store.sqlite.batches import SqliteBatches
 from shoal.store.sqlite.database import Database
 from shoal.store.sqlite.facts import LargeValues, write_facts
+from shoal.store.sqlite.files import SqliteFiles
 from shoal.store.sqlite.histories import read_history
 from shoal.store.sqlite.job_pages import read_page, read_summary
 from shoal.store.sqlite.keys import SqliteKeys
@@ -53,6 +55,8 @@ class SqliteStore:
         self.ledger = SqliteLedger(database)
         self.webhooks = SqliteWebhooks(database)
         self.pairing = SqlitePairing(database)
+        self.files = SqliteFiles(database)
+        self.batches = SqliteBatches(database)
         self._large_values = LargeValues(blobs or MemoryBlobs())
 
     async def open(self) -> None:

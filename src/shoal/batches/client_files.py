@@ -1,0 +1,130 @@
+"""The files of clients: what describes them in the store, and their contents."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from shoal.domain.errors import NotFound, TooLarge
+from shoal.store.file_folder import ContentWriter, FileFolder
+from shoal.store.files import FileFilter, FilePurpose, FileStore, StoredFile
+
+SIZE_MAX = 200 << 20  # bytes of one file, by default; as of a batch with OpenAI
+TOTAL_MAX = 10 << 30  # bytes of all files of one key, by default
+EXPIRED_AT_ONCE = 100
+
+
+class UploadedFile:
+    """A file that arrives in pieces."""
+
+    def __init__(self, writer: ContentWriter, size_max: int) -> None:
+        self.writer = writer
+        self._size_max = size_max
+
+    @property
+    def size(self) -> int:
+        """The bytes so far."""
+        return self.writer.size
+
+    async def write(self, data: bytes) -> None:
+        """Append a piece.  Raises TooLarge, StoreError."""
+        if self.size + len(data) > self._size_max:
+            raise TooLarge(f"the file exceeds the limit of {self._size_max} bytes")
+        await asyncio.to_thread(self.writer.write, data)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFiles:
+    """All files of all owners; the two limits are in bytes."""
+
+    store: FileStore
+    folder: FileFolder
+    new_id: Callable[[], str]
+    size_max: int = SIZE_MAX
+    total_max: int = TOTAL_MAX
+
+    async def open(self) -> None:
+        """Delete the contents that no file describes.  Raises StoreError."""
+        found = await asyncio.to_thread(self.folder.open)
+        for each in {*found} - await self.store.known(found):
+            await asyncio.to_thread(self.folder.remove, each)
+
+    def next_id(self) -> str:
+        """Return the id of a new file."""
+        return f"file-{self.new_id()}"
+
+    @asynccontextmanager
+    async def uploading(self, owner: str) -> AsyncIterator[UploadedFile]:
+        """Receive a file within the block; it is deleted unless ``keep`` keeps it.
+
+        Raises TooLarge at once if the owner has too many bytes already, StoreError.
+        """
+        if await self.store.size_of(owner) >= self.total_max:
+            raise TooLarge(
+                f"the files of this key have {self.total_max} bytes: delete some first"
+            )
+        writer = await asyncio.to_thread(self.folder.begin, self.next_id())
+        uploaded = UploadedFile(writer, self.size_max)
+        try:
+            yield uploaded
+        except BaseException:
+            writer.discard()
+            raise
+
+    async def keep(
+        self,
+        uploaded: UploadedFile,
+        owner: str,
+        name: str,
+        purpose: FilePurpose,
+        at: float,
+        expires_at: float | None,
+    ) -> StoredFile:
+        """Keep a file that has arrived.  Raises TooLarge, StoreError."""
+        writer = uploaded.writer
+        await asyncio.to_thread(writer.finish)
+        new = StoredFile(writer.id, owner, name, purpose, writer.size, at, expires_at)
+        await self.store.add(new, self.total_max)
+        return new
+
+    async def find(self, file_id: str, at: float) -> StoredFile | None:
+        """Return a file that has not expired.  Raises StoreError."""
+        found = await self.store.find(file_id)
+        if found is None or (found.expires_at is not None and found.expires_at <= at):
+            return None
+        return found
+
+    async def listed(self, wanted: FileFilter, limit: int) -> list[StoredFile]:
+        """Return the first files that match.  Raises StoreError."""
+        return await self.store.listed(wanted, limit)
+
+    async def read(self, file_id: str) -> BinaryIO:
+        """Open the contents of a file.
+
+        Raises NotFound if they are missing, as in a restored backup; StoreError.
+        """
+        if not await asyncio.to_thread(self.folder.has, file_id):
+            raise NotFound(f"the contents of {file_id} are missing")
+        return await asyncio.to_thread(self.folder.read, file_id)
+
+    async def remove(self, file_id: str) -> bool:
+        """Delete a file; return whether it was there.
+
+        Raises InvalidRequest if a batch that has not ended reads it, StoreError.
+        """
+        removed = await self.store.remove(file_id)
+        if removed:
+            await asyncio.to_thread(self.folder.remove, file_id)
+        return removed
+
+    async def remove_expired(self, at: float) -> int:
+        """Delete the files that have expired; return their number.
+
+        Raises StoreError.
+        """
+        removed = 0
+        while ids := await self.store.expired(at, EXPIRED_AT_ONCE):
+            for each in ids:
+                removed += await self.remove(each)
+        return removed

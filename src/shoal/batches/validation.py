@@ -1,0 +1,64 @@
+"""Checks the lines of a batch before any of them runs."""
+
+import asyncio
+
+from shoal.batches.input_lines import InputLines
+from shoal.batches.line_jobs import LineJobs
+from shoal.domain.errors import InvalidRequest
+from shoal.store.batches import BatchError, StoredBatch
+from shoal.transports.loop_share import LoopShare
+
+SLICE = 256 << 10  # bytes of lines that are checked in one turn
+ERRORS_MAX = 100  # of a batch that are kept
+
+
+async def validate(
+    batch: StoredBatch, lines: InputLines, jobs: LineJobs, share: LoopShare
+) -> str | tuple[BatchError, ...]:
+    """Return the model of a batch, or what is wrong with its lines.
+
+    All lines are for one model, and each has an id of its own.  Raises StoreError.
+    """
+    check = _LineCheck(batch, jobs)
+    line = 1
+    while line <= len(lines) and len(check.errors) < ERRORS_MAX:
+        async with share.turn(batch.owner):
+            data = await asyncio.to_thread(lines.read_from, line, SLICE)
+            await asyncio.to_thread(check.check, line, data)
+        line += len(data)
+    if not check.errors:
+        rejection = jobs.rejection(batch, check.model)
+        if rejection is not None:
+            check.errors.append(BatchError("model_not_found", rejection, 1, "model"))
+    return tuple(check.errors[:ERRORS_MAX]) or check.model
+
+
+class _LineCheck:
+    """What is known of the lines so far."""
+
+    def __init__(self, batch: StoredBatch, jobs: LineJobs) -> None:
+        self.model = ""
+        self.errors: list[BatchError] = []
+        self._batch = batch
+        self._jobs = jobs
+        self._ids: dict[str, int] = {}
+
+    def check(self, first: int, lines: list[bytes]) -> None:
+        """Check lines from the number ``first`` on."""
+        for number, data in enumerate(lines, first):
+            try:
+                found = self._jobs.check(self._batch.endpoint, data)
+            except InvalidRequest as error:
+                self._add("invalid_line", str(error), number, error.field)
+                continue
+            earlier = self._ids.setdefault(found.custom_id, number)
+            if earlier != number:
+                text = f"custom_id: line {earlier} has the same"
+                self._add("duplicate_custom_id", text, number, "custom_id")
+            self.model = self.model or found.model
+            if found.model != self.model:
+                text = f"body.model: expected {self.model}, as in the lines before"
+                self._add("mismatched_model", text, number, "body.model")
+
+    def _add(self, code: str, message: str, line: int, field: str | None) -> None:
+        self.errors.append(BatchError(code, message, line, field))

@@ -1,0 +1,238 @@
+"""OpenAI's batches: requests in a file, done when the pool has nothing better to do.
+
+Source: OpenAI's API reference, "Batch".
+"""
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, Meta, UnsetType
+
+from shoal.domain.credentials import DAY, Scope
+from shoal.domain.errors import AlreadyEnded, InvalidRequest, NotFound
+from shoal.gateway.batches.dialects import DIALECTS
+from shoal.gateway.batches.files import FileId, owned_file
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import (
+    Ignored,
+    decode,
+    is_given,
+    read_query,
+    unsupported,
+)
+from shoal.gateway.http.ids import new_id
+from shoal.gateway.http.responses import json_response
+from shoal.store.batches import BatchStatus, StoredBatch
+
+LISTED_MAX = 100  # batches in one response
+WINDOW_MAX = 7 * DAY  # seconds
+METADATA_MAX = 16  # pairs, as with OpenAI
+HOUR = 3600
+
+_WINDOW = re.compile(r"([1-9][0-9]{0,3})([hd])", re.ASCII)
+
+MetadataName = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+BatchMetadata = Annotated[
+    dict[MetadataName, MetadataValue], Meta(max_length=METADATA_MAX)
+]
+
+
+class CreateBatch(msgspec.Struct, frozen=True):
+    """The body.  Fields that are not here are ignored, as OpenAI's clients expect."""
+
+    input_file_id: FileId
+    endpoint: str
+    completion_window: str
+    metadata: BatchMetadata | None = None
+    output_expires_after: Ignored | UnsetType = UNSET
+
+
+class BatchErrorObject(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+    line: int | None
+    param: str | None
+
+
+class BatchErrorList(msgspec.Struct, frozen=True):
+    data: list[BatchErrorObject]
+    object: Literal["list"] = "list"
+
+
+class BatchRequestCounts(msgspec.Struct, frozen=True):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchObject(msgspec.Struct, frozen=True):
+    id: str
+    endpoint: str
+    model: str | None
+    errors: BatchErrorList | None
+    input_file_id: str
+    completion_window: str
+    status: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: BatchRequestCounts
+    metadata: dict[str, str] | None
+    object: Literal["batch"] = "batch"
+
+
+class BatchList(msgspec.Struct, frozen=True):
+    """Batches, newest first; the next page is after the last one."""
+
+    data: list[BatchObject]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: Literal["list"] = "list"
+
+
+class BatchListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A page of batches."""
+
+    after: FileId | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, le=LISTED_MAX)] = 20
+
+
+_decoder = msgspec.json.Decoder(CreateBatch)
+
+
+async def create_batch(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    def decode_body(data: bytes) -> CreateBatch:
+        return decode(_decoder, data)
+
+    body = await gateway.bodies.decode(request, caller.name, decode_body)
+    if is_given(body.output_expires_after):
+        raise unsupported("output_expires_after")
+    if body.endpoint not in DIALECTS:
+        expected = ", ".join(DIALECTS)
+        raise InvalidRequest(f"endpoint: expected one of {expected}", "endpoint")
+    seconds = _window(body.completion_window)
+    found = await owned_file(gateway, body.input_file_id, caller)
+    if found.owner != caller.name:
+        raise NotFound(f"there is no file {found.id} of this key")
+    at = gateway.clock.wall()
+    new = StoredBatch(
+        f"batch_{new_id()}",
+        caller.name,
+        body.endpoint,
+        found.id,
+        body.completion_window,
+        at,
+        at + seconds,
+        body.metadata,
+    )
+    await gateway.batches.add(new)
+    return json_response(_shown(new))
+
+
+async def list_batches(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    query = read_query(request, BatchListQuery)
+    after = None
+    if query.after is not UNSET:
+        after = (await _owned(gateway, query.after, caller)).id
+    found = await gateway.store.batches.listed(caller.name, after, query.limit + 1)
+    page = [_shown(each) for each in found[: query.limit]]
+    return json_response(
+        BatchList(
+            page,
+            len(found) > len(page),
+            page[0].id if page else None,
+            page[-1].id if page else None,
+        )
+    )
+
+
+async def show_batch(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    batch = await _owned(gateway, request.match_info["batch_id"], caller)
+    return json_response(_shown(batch))
+
+
+async def cancel_batch(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    batch = await _owned(gateway, request.match_info["batch_id"], caller)
+    if batch.status is not BatchStatus.CANCELLING:
+        cancelled = await gateway.batches.cancel(batch.id)
+        batch = await _owned(gateway, batch.id, caller)
+        if not cancelled and batch.status is not BatchStatus.CANCELLING:
+            raise AlreadyEnded(f"the batch is {batch.status.value}")
+    return json_response(_shown(batch))
+
+
+async def _owned(gateway: Gateway, batch_id: str, caller: ApiCaller) -> StoredBatch:
+    """Return a batch that the caller may see.  Raises NotFound."""
+    found = await gateway.store.batches.find(batch_id)
+    mine = found is not None and found.owner == caller.name
+    if found is None or not (mine or caller.has_scope(Scope.ADMIN)):
+        raise NotFound(f"there is no batch {batch_id[:64]}")
+    return found
+
+
+def _window(given: str) -> float:
+    """Return the seconds of a completion window.  Raises InvalidRequest."""
+    found = _WINDOW.fullmatch(given)
+    seconds = 0.0
+    if found is not None:
+        seconds = int(found[1]) * (HOUR if found[2] == "h" else DAY)
+    if not 0 < seconds <= WINDOW_MAX:
+        raise InvalidRequest(
+            f"completion_window: expected 1h to 7d, such as 24h, got {given[:40]!r}",
+            "completion_window",
+        )
+    return seconds
+
+
+def _shown(batch: StoredBatch) -> BatchObject:
+    def at(status: BatchStatus) -> int | None:
+        time = batch.times.get(status)
+        return None if time is None else int(time)
+
+    errors = [
+        BatchErrorObject(each.code, each.message, each.line, each.param)
+        for each in batch.errors
+    ]
+    return BatchObject(
+        id=batch.id,
+        endpoint=batch.endpoint,
+        model=batch.model or None,
+        errors=BatchErrorList(errors) if errors else None,
+        input_file_id=batch.input_file,
+        completion_window=batch.window,
+        status=batch.status.value,
+        output_file_id=batch.output_file,
+        error_file_id=batch.error_file,
+        created_at=int(batch.created_at),
+        in_progress_at=at(BatchStatus.IN_PROGRESS),
+        expires_at=int(batch.expires_at),
+        finalizing_at=at(BatchStatus.FINALIZING),
+        completed_at=at(BatchStatus.COMPLETED),
+        failed_at=at(BatchStatus.FAILED),
+        expired_at=at(BatchStatus.EXPIRED),
+        cancelling_at=at(BatchStatus.CANCELLING),
+        cancelled_at=at(BatchStatus.CANCELLED),
+        request_counts=BatchRequestCounts(batch.lines, batch.completed, batch.failed),
+        metadata=None if batch.metadata is None else {**batch.metadata},
+    )

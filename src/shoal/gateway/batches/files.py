@@ -1,0 +1,219 @@
+"""OpenAI's files: the input of batches, and what they return.
+
+Source: OpenAI's API reference, "Files".
+"""
+
+import asyncio
+from typing import Annotated, BinaryIO, Literal
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, Meta, UnsetType
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import InvalidRequest, NotFound
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import read_query, unsupported
+from shoal.gateway.http.forms import (
+    PIECE,
+    PIECE_TIMEOUT,
+    ReceivedForm,
+    receive_form,
+)
+from shoal.gateway.http.media_types import BYTES_TYPE
+from shoal.gateway.http.responses import json_response, well_formed
+from shoal.store.files import FILES_MAX, FileFilter, FilePurpose, StoredFile
+
+EXPIRES_MIN, EXPIRES_MAX = 3600, 2_592_000  # seconds, as with OpenAI
+ID_MAX = 64  # characters
+ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+FIELDS = frozenset({"purpose", ANCHOR, SECONDS})
+
+FileId = Annotated[str, Meta(max_length=ID_MAX)]
+
+
+class FileObject(msgspec.Struct, frozen=True):
+    id: str
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    object: Literal["file"] = "file"
+    status: Literal["processed"] = "processed"
+
+
+class FileList(msgspec.Struct, frozen=True):
+    """Files; the next page is after the last one."""
+
+    data: list[FileObject]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: Literal["list"] = "list"
+
+
+class FileDeleted(msgspec.Struct, frozen=True):
+    id: str
+    deleted: bool = True
+    object: Literal["file"] = "file"
+
+
+class FileListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A filter of files."""
+
+    purpose: str | UnsetType = UNSET
+    after: FileId | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, le=FILES_MAX)] = 1000
+    order: Literal["asc", "desc"] = "desc"
+
+
+async def create_file(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    at = gateway.clock.wall()
+    async with gateway.files.uploading(caller.name) as uploaded:
+        form = await receive_form(request, uploaded)
+        _check_fields(form)
+        gateway.access.ensure_active(caller)  # an upload takes a while
+        stored = await gateway.files.keep(
+            uploaded,
+            caller.name,
+            well_formed(form.file_name),
+            FilePurpose.BATCH,
+            at,
+            _expires_at(form, at),
+        )
+    return json_response(_shown(stored))
+
+
+async def list_files(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    query = read_query(request, FileListQuery)
+    purposes = {each.value: each for each in FilePurpose}
+    purpose = None
+    if query.purpose is not UNSET:
+        if query.purpose not in purposes:
+            return json_response(FileList([], False, None, None))
+        purpose = purposes[query.purpose]
+    after = None
+    if query.after is not UNSET:
+        after = (await owned_file(gateway, query.after, caller)).id
+    wanted = FileFilter(caller.name, purpose, after, query.order == "desc")
+    found = await gateway.files.listed(wanted, query.limit + 1)
+    now = gateway.clock.wall()
+    page = found[: query.limit]
+    shown = [
+        _shown(each)
+        for each in page
+        if each.expires_at is None or each.expires_at > now
+    ]
+    ids = [each.id for each in page]
+    return json_response(
+        FileList(
+            shown,
+            len(found) > len(page),
+            ids[0] if ids else None,
+            ids[-1] if ids else None,
+        )
+    )
+
+
+async def show_file(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    found = await owned_file(gateway, request.match_info["file_id"], caller)
+    return json_response(_shown(found))
+
+
+async def delete_file(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    found = await owned_file(gateway, request.match_info["file_id"], caller)
+    if not await gateway.files.remove(found.id):
+        raise _not_found(found.id)
+    return json_response(FileDeleted(found.id))
+
+
+async def fetch_content(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
+    found = await owned_file(gateway, request.match_info["file_id"], caller)
+    with await gateway.files.read(found.id) as content:
+        response = web.StreamResponse()
+        response.content_type = BYTES_TYPE
+        response.content_length = found.size
+        await response.prepare(request)
+        try:
+            await _write(response, content)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            pass  # the client left
+    return response
+
+
+async def owned_file(gateway: Gateway, file_id: str, caller: ApiCaller) -> StoredFile:
+    """Return a file that the caller may read.  Raises NotFound."""
+    found = await gateway.files.find(file_id, gateway.clock.wall())
+    mine = found is not None and found.owner == caller.name
+    if found is None or not (mine or caller.has_scope(Scope.ADMIN)):
+        raise _not_found(file_id)
+    return found
+
+
+async def _write(response: web.StreamResponse, content: BinaryIO) -> None:
+    while piece := await asyncio.to_thread(content.read, PIECE):
+        async with asyncio.timeout(PIECE_TIMEOUT):
+            await response.write(piece)
+    await response.write_eof()
+
+
+def _check_fields(form: ReceivedForm) -> None:
+    for name in (form.fields.keys() | form.lists.keys()) - FIELDS:
+        raise unsupported(name[:80])
+    purpose = form.fields.get("purpose")
+    if purpose is None:
+        raise InvalidRequest("purpose: required, but missing", "purpose")
+    if purpose != FilePurpose.BATCH.value:
+        raise InvalidRequest(
+            f"purpose: expected {FilePurpose.BATCH.value}, got {purpose[:40]!r}: files "
+            "are for batches",
+            "purpose",
+        )
+
+
+def _expires_at(form: ReceivedForm, at: float) -> float | None:
+    """Return when a file expires, in Unix seconds; None: never."""
+    anchor, seconds = form.fields.get(ANCHOR), form.fields.get(SECONDS)
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise InvalidRequest(f"{ANCHOR}: expected created_at", ANCHOR)
+    given = seconds or ""
+    short = (
+        given.isascii() and given.isdigit() and len(given) < len(str(EXPIRES_MAX)) + 1
+    )
+    if not short or not EXPIRES_MIN <= int(given) <= EXPIRES_MAX:
+        raise InvalidRequest(
+            f"{SECONDS}: expected {EXPIRES_MIN} to {EXPIRES_MAX}", SECONDS
+        )
+    return at + int(given)
+
+
+def _shown(stored: StoredFile) -> FileObject:
+    return FileObject(
+        stored.id,
+        stored.size,
+        int(stored.created_at),
+        None if stored.expires_at is None else int(stored.expires_at),
+        stored.name,
+        stored.purpose.value,
+    )
+
+
+def _not_found(file_id: str) -> NotFound:
+    return NotFound(f"there is no file {file_id[:ID_MAX]}")

@@ -1,0 +1,216 @@
+"""Runs the lines of batches as jobs of the pool, under the quotas of their keys."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+
+from msgspec import Raw
+
+from shoal.batches.line_jobs import (
+    CheckedLine,
+    LineEnd,
+    LineGivenUp,
+    LinePostponed,
+    LineRequest,
+    OwnerGone,
+)
+from shoal.coordinator.answer_reader import AnswerStream
+from shoal.domain.errors import (
+    Cancelled,
+    DaySpent,
+    InvalidRequest,
+    NoWorker,
+    PaymentsDown,
+    QueueFull,
+    RateLimited,
+    ShoalError,
+    ShuttingDown,
+    StoreError,
+    Unauthorized,
+    Unavailable,
+    UnknownModel,
+    WorkerLost,
+)
+from shoal.domain.ids import JobId
+from shoal.domain.job import Job, JobTerms, Policy, Priority
+from shoal.domain.outcome import Outcome
+from shoal.gateway.batches.dialects import DIALECTS, DecodedLine
+from shoal.gateway.batches.lines import (
+    BatchLine,
+    decode_line,
+    encode_failure,
+    encode_left_out,
+    encode_response,
+    model_of,
+)
+from shoal.gateway.context import Gateway
+from shoal.gateway.generation.answering import check_texts
+from shoal.gateway.http.access import ApiCaller
+from shoal.pool.job_admission import unknown_model
+from shoal.pool.roster import SPECIAL_QUEUES
+from shoal.store.batches import BatchStatus, LineResult, StoredBatch, line_key
+
+AHEAD_MIN = 2  # lines that wait, so that no slot is idle until the next one comes
+AHEAD_SHARE = 4  # a quarter of the slots may wait, too
+QUEUED_MAX = 100  # jobs in the queue from which on no line joins it
+LOST_MAX = 3  # times that a line may lose all its workers
+PAUSE_MIN = 1.0  # seconds until a postponed line is tried again
+PAUSE_MAX = 60.0  # even a day that is spent: the operator may raise the limit
+WITH_BATCH = "its batch has ended"
+
+POSTPONING = (
+    *(DaySpent, NoWorker, PaymentsDown, QueueFull, RateLimited, ShuttingDown),
+    *(StoreError, UnknownModel),
+)
+"""Errors that pass: their line waits, for as long as its batch lasts."""
+
+
+@dataclass(slots=True)
+class PoolLineJobs:
+    """Runs lines on the workers of the pool, when they have nothing better to do."""
+
+    gateway: Gateway
+    _lost: Counter[str] = field(default_factory=Counter)  # by idempotency key
+
+    def check(self, endpoint: str, data: bytes) -> CheckedLine:
+        line = decode_line(data)
+        if line.url != endpoint:
+            raise InvalidRequest(f"url: expected {endpoint}, as the batch", "url")
+        return CheckedLine(line.custom_id, model_of(line))
+
+    def rejection(self, batch: StoredBatch, model: str) -> str | None:
+        pool, now = self.gateway.hub.pool, self.gateway.clock.now()
+        if model in SPECIAL_QUEUES or not pool.roster.knows_model(model, now):
+            return unknown_model(pool, model)
+        return None
+
+    def room(self, owner: str, model: str) -> int:
+        pool = self.gateway.hub.pool
+        slots = pool.roster.slots[model]
+        waiting = min(QUEUED_MAX - pool.queued, self.gateway.hub.queue_room(owner))
+        if slots <= 0 or waiting <= 0:
+            return 0
+        return slots + max(AHEAD_MIN, slots // AHEAD_SHARE)
+
+    def on_room(self, call: Callable[[], None]) -> None:
+        self.gateway.hub.on_queue_room(call)
+
+    async def run(self, request: LineRequest) -> LineEnd:
+        key = line_key(request.batch.id, request.line)
+        end = await self._run(request, key)
+        if not isinstance(end, LinePostponed):
+            del self._lost[key]
+        return end
+
+    def cancel(self, batch: StoredBatch) -> None:
+        # Open jobs are few, and this is rare.
+        hub = self.gateway.hub
+        for opened in list(hub.pool.jobs.values()):
+            job = opened.job
+            mine = job.idempotency_key.startswith(f"{batch.id}/")
+            if mine and job.owner == batch.owner:
+                hub.cancel(job.id, WITH_BATCH)
+
+    def left_out(
+        self, batch: StoredBatch, line: int, data: bytes, status: BatchStatus
+    ) -> LineResult:
+        return LineResult(line, encode_left_out(data, status), failed=True)
+
+    async def _run(self, request: LineRequest, key: str) -> LineEnd:
+        line, job_id = BatchLine("", "POST", "", Raw()), None
+        try:
+            caller = self.gateway.access.caller_of(request.batch.owner)
+            line = decode_line(request.data)
+            asked = await self._decode(line, caller)
+            job = self._job(request, key, asked, caller)
+            running = await self._running(job, caller, request)
+            if running is None:
+                return LineGivenUp()
+            async with running as reader:
+                job_id = reader.job_id
+                outcome = await reader.outcome()
+            return await self._result(request, line, asked, job_id, outcome)
+        except Unauthorized as error:
+            return OwnerGone(str(error))
+        except ShoalError as error:
+            return self._failed(request, line, key, job_id, error)
+
+    async def _decode(self, line: BatchLine, caller: ApiCaller) -> DecodedLine:
+        """Decode the request of a line, and moderate it.  Raises InvalidRequest."""
+        gateway, owner = self.gateway, caller.name
+        asked = await DIALECTS[line.url](gateway, owner, bytes(line.body))
+        check_texts(gateway, caller, asked.texts, asked.field)
+        return asked
+
+    def _job(
+        self, request: LineRequest, key: str, asked: DecodedLine, caller: ApiCaller
+    ) -> Job:
+        work, gateway = asked.work, self.gateway
+        price = gateway.prices.price(Policy.CHEAP, work.kind)
+        return Job(
+            gateway.hub.new_id(),
+            work,
+            replace(gateway.limits, queue=request.seconds),
+            caller.name,
+            Priority.LOW,
+            idempotency_key=key,
+            terms=JobTerms(Policy.CHEAP, price=price, detached=True),
+        )
+
+    async def _running(
+        self, job: Job, caller: ApiCaller, request: LineRequest
+    ) -> AbstractAsyncContextManager[AnswerStream] | None:
+        """Return the job of a line: the one that it has, or a new one if it may begin.
+
+        Raises KeyReused, StoreError.
+        """
+        if await self.gateway.hub.is_duplicate(job):
+            # It counts as it did before: a spent budget does not hide its result.
+            return self.gateway.hub.run_job(job)
+        if request.may_begin:
+            return self.gateway.access.submit(job, caller)
+        return None
+
+    async def _result(
+        self,
+        request: LineRequest,
+        line: BatchLine,
+        asked: DecodedLine,
+        job_id: JobId,
+        outcome: Outcome,
+    ) -> LineResult:
+        """Return the result of a job that is done.  Raises JobError."""
+        moderation = self.gateway.moderation_for(request.batch.owner)
+        if moderation is not None and moderation.blocks_outcome(outcome):
+            outcome = Outcome("", "content_filter", outcome.usage)
+        created = int(self.gateway.clock.wall())
+
+        def encode() -> bytes:
+            body = asked.encode(job_id, outcome, created)
+            return encode_response(line.custom_id, job_id, body)
+
+        return LineResult(request.line, await asyncio.to_thread(encode))
+
+    def _failed(
+        self,
+        request: LineRequest,
+        line: BatchLine,
+        key: str,
+        job_id: JobId | None,
+        error: ShoalError,
+    ) -> LineEnd:
+        """Return what follows from an error."""
+        if isinstance(error, Cancelled) and str(error) == WITH_BATCH:
+            return LineGivenUp()
+        if isinstance(error, WorkerLost):
+            self._lost[key] += 1
+        passing = isinstance(error, POSTPONING) or 0 < self._lost[key] < LOST_MAX
+        if not passing:
+            body = encode_failure(line.custom_id, job_id, error)
+            return LineResult(request.line, body, failed=True)
+        if not request.may_begin:
+            return LineGivenUp()
+        pause = error.retry_after if isinstance(error, Unavailable) else PAUSE_MIN
+        return LinePostponed(min(max(pause, PAUSE_MIN), PAUSE_MAX), str(error))

@@ -1,0 +1,159 @@
+"""Batches and the results of their lines: the port.
+
+A result stays until the batch has ended and its results are in files.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from shoal.store.files import StoredFile
+
+BATCH_ID_LENGTH = 30  # characters of the id of a batch
+BATCHES_OPEN_MAX = 50  # of one owner: each is a task that reads lines
+
+
+class BatchStatus(Enum):
+    """The status of a batch, as OpenAI names it."""
+
+    VALIDATING = "validating"
+    FAILED = "failed"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+    __hash__ = object.__hash__  # members are singletons, hashed very often
+
+
+BATCH_ENDED = frozenset(
+    {
+        BatchStatus.FAILED,
+        BatchStatus.COMPLETED,
+        BatchStatus.EXPIRED,
+        BatchStatus.CANCELLED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchError:
+    """What is wrong with a batch, or with the line of its input with this number."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch.  Times are Unix seconds, ``times`` those at which it got each status.
+
+    ``lines`` counts the requests in its input once that is validated, ``completed`` and
+    ``failed`` those that have a result.
+    """
+
+    id: str
+    owner: str
+    endpoint: str
+    input_file: str
+    window: str  # as the client wrote it
+    created_at: float
+    expires_at: float
+    metadata: Mapping[str, str] | None = None
+    status: BatchStatus = BatchStatus.VALIDATING
+    model: str = ""
+    lines: int = 0
+    completed: int = 0
+    failed: int = 0
+    errors: tuple[BatchError, ...] = ()
+    output_file: str | None = None
+    error_file: str | None = None
+    times: Mapping[BatchStatus, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchChange:
+    """A batch's next status, and what became known with it; None: no change."""
+
+    status: BatchStatus
+    at: float
+    model: str | None = None
+    lines: int | None = None
+    errors: tuple[BatchError, ...] | None = None
+    output: StoredFile | None = None
+    error: StoredFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LineResult:
+    """The result of a line, as a line of the output file or of the error file."""
+
+    line: int
+    body: bytes
+    failed: bool = False
+
+
+class BatchStore(Protocol):
+    """The batches of all owners.  All methods raise StoreError."""
+
+    async def add(self, new: StoredBatch) -> None:
+        """Add a batch.  Raises QueueFull if the owner has BATCHES_OPEN_MAX open."""
+        ...
+
+    async def find(self, batch_id: str) -> StoredBatch | None: ...
+
+    async def listed(
+        self, owner: str, after: str | None, limit: int
+    ) -> list[StoredBatch]:
+        """Return an owner's batches before the one ``after``, the newest first."""
+        ...
+
+    async def open(self) -> list[StoredBatch]:
+        """Return the batches that have not ended, the oldest first."""
+        ...
+
+    async def change(
+        self, batch_id: str, change: BatchChange, expected: Collection[BatchStatus]
+    ) -> bool:
+        """Change the status, and add the files with it, in one transaction.
+
+        Returns False, and changes nothing, if the status is not an ``expected`` one.
+        """
+        ...
+
+    async def record(self, batch_id: str, results: Sequence[LineResult]) -> None:
+        """Record the results of lines and count them.  Idempotent per line."""
+        ...
+
+    async def recorded(self, batch_id: str) -> list[int]:
+        """Return the lines that have a result."""
+        ...
+
+    async def begun(self, batch: StoredBatch) -> list[int]:
+        """Return the lines that have a job, or had one that failed."""
+        ...
+
+    async def results(
+        self, batch_id: str, after: int, limit: int
+    ) -> Sequence[LineResult]:
+        """Return the results of lines after one, in the order of the lines."""
+        ...
+
+    async def drop_results(self, limit: int) -> int:
+        """Delete results of batches that have ended; return how many there were."""
+        ...
+
+
+def line_key(batch_id: str, line: int) -> str:
+    """Return the idempotency key of the job of a line: a key may have one such job."""
+    return f"{batch_id}/{line:06d}"
+
+
+def line_of(key: str) -> int:
+    """Return the line that a ``line_key`` is of."""
+    return int(key.rpartition("/")[2])

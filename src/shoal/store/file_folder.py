@@ -1,0 +1,116 @@
+"""The contents of clients' files: a folder with a file for each, named by its id."""
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from shoal.config.private_files import FOLDER_MODE, open_private, restrict
+from shoal.domain.errors import StoreError
+from shoal.store.blobs import PART, TEMPORARY
+
+log = logging.getLogger("shoal.store")
+
+
+class FileFolder:
+    """A folder to which no other process writes.  All methods block.
+
+    A file has its name once all of it is on the disk.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self) -> list[str]:
+        """Create the folder, and delete what was not finished; return the ids in it.
+
+        Raises StoreError.
+        """
+        try:
+            self._folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            restrict(self._folder)
+            found = []
+            for path in self._folder.iterdir():
+                if path.name.endswith(PART):
+                    path.unlink()
+                else:
+                    found.append(path.name)
+        except OSError as error:
+            raise _store_error(error, self._folder) from error
+        return found
+
+    def begin(self, file_id: str) -> "ContentWriter":
+        """Create a file.  Raises StoreError."""
+        return ContentWriter(self._folder / file_id)
+
+    def has(self, file_id: str) -> bool:
+        """Say whether a file has its contents."""
+        return (self._folder / file_id).is_file()
+
+    def read(self, file_id: str) -> BinaryIO:
+        """Open a file to read it.  Raises StoreError."""
+        path = self._folder / file_id
+        try:
+            return path.open("rb")
+        except OSError as error:
+            raise _store_error(error, path) from error
+
+    def remove(self, file_id: str) -> None:
+        """Delete a file, or leave it to the next start."""
+        path = self._folder / file_id
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s is left until the next start: %s", path, error)
+
+
+class ContentWriter:
+    """A file that is being written: call ``finish`` or ``discard``.
+
+    All methods block.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Create the file.  Raises StoreError."""
+        self.id = path.name
+        self.size = 0
+        self._path = path
+        self._part = path.with_name(path.name + PART)
+        try:
+            self._file = open(self._part, "xb", opener=open_private)  # noqa: SIM115
+        except OSError as error:
+            raise _store_error(error, path) from error
+
+    def write(self, data: bytes) -> None:
+        """Append to the file.  Raises StoreError; then discard it."""
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise _store_error(error, self._path) from error
+        self.size += len(data)
+
+    def finish(self) -> None:
+        """Wait until all is on the disk, and give the file its name.
+
+        Raises StoreError; then discard it.
+        """
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._part.rename(self._path)
+        except OSError as error:
+            raise _store_error(error, self._path) from error
+
+    def discard(self) -> None:
+        """Delete the file, whether or not it is finished."""
+        with suppress(OSError):  # of what was not written yet
+            self._file.close()
+        for path in (self._part, self._path):
+            path.unlink(missing_ok=True)
+
+
+def _store_error(error: OSError, path: Path) -> StoreError:
+    temporary = error.errno in TEMPORARY
+    return StoreError(error.strerror or str(error), str(path), temporary=temporary)

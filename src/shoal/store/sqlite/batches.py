@@ -1,0 +1,205 @@
+"""Batches and the results of their lines, in the SQLite store."""
+
+import json
+import sqlite3
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from shoal.domain.errors import QueueFull
+from shoal.store.batches import (
+    BATCH_ENDED,
+    BATCHES_OPEN_MAX,
+    BatchChange,
+    BatchError,
+    BatchStatus,
+    LineResult,
+    StoredBatch,
+    line_of,
+)
+from shoal.store.packing import pack, unpack
+from shoal.store.sqlite.database import SqlRunner
+from shoal.store.sqlite.files import write_file
+
+COLUMNS = """id, owner, endpoint, input_file, time_window, created_at, expires_at,
+             metadata, status, model, lines, completed, failed, errors, output_file,
+             error_file, times"""
+
+
+class SqliteBatches:
+    """The batches of all owners."""
+
+    def __init__(self, database: SqlRunner) -> None:
+        self._database = database
+
+    async def add(self, new: StoredBatch) -> None:
+        mine = "SELECT count(*) FROM batches WHERE owner = ? AND ended_at IS NULL"
+
+        def add(sql: sqlite3.Connection) -> None:
+            ((count,),) = sql.execute(mine, (new.owner,))
+            if count >= BATCHES_OPEN_MAX:
+                raise QueueFull(f"{count} batches of this key have not ended yet")
+            sql.execute(
+                f"INSERT INTO batches ({COLUMNS})"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(new.id, new.owner, new.endpoint, new.input_file, new.window),
+                    *(new.created_at, new.expires_at),
+                    None if new.metadata is None else json.dumps({**new.metadata}),
+                    *(new.status.value, new.model, new.lines),
+                    *(new.completed, new.failed, _errors_text(new.errors)),
+                    *(new.output_file, new.error_file),
+                    json.dumps({each.value: at for each, at in new.times.items()}),
+                ),
+            )
+
+        await self._database.transact(add)
+
+    async def find(self, batch_id: str) -> StoredBatch | None:
+        return await self._database.read(lambda sql: _find(sql, batch_id))
+
+    async def listed(
+        self, owner: str, after: str | None, limit: int
+    ) -> list[StoredBatch]:
+        where, values = "owner = ?", [owner]
+        if after is not None:
+            where += " AND number < (SELECT number FROM batches WHERE id = ?)"
+            values.append(after)
+        query = (
+            f"SELECT {COLUMNS} FROM batches WHERE {where} ORDER BY number DESC LIMIT ?"
+        )
+        return await self._database.read_list(
+            lambda sql: [_batch(row) for row in sql.execute(query, (*values, limit))]
+        )
+
+    async def open(self) -> list[StoredBatch]:
+        query = (
+            f"SELECT {COLUMNS} FROM batches WHERE ended_at IS NULL ORDER BY created_at"
+        )
+        return await self._database.read_list(
+            lambda sql: [_batch(row) for row in sql.execute(query)]
+        )
+
+    async def change(
+        self, batch_id: str, change: BatchChange, expected: Collection[BatchStatus]
+    ) -> bool:
+        def update(sql: sqlite3.Connection) -> bool:
+            before = _find(sql, batch_id)
+            if before is None or before.status not in expected:
+                return False
+            for new in (change.output, change.error):
+                if new is not None:
+                    write_file(sql, new)
+            times = {each.value: at for each, at in before.times.items()}
+            times[change.status.value] = change.at
+            errors = None if change.errors is None else _errors_text(change.errors)
+            sql.execute(
+                "UPDATE batches SET status = ?, times = ?, model = coalesce(?, model),"
+                " lines = coalesce(?, lines), errors = coalesce(?, errors),"
+                " output_file = coalesce(?, output_file),"
+                " error_file = coalesce(?, error_file), ended_at = ? WHERE id = ?",
+                (
+                    *(change.status.value, json.dumps(times)),
+                    *(change.model, change.lines, errors),
+                    None if change.output is None else change.output.id,
+                    None if change.error is None else change.error.id,
+                    change.at if change.status in BATCH_ENDED else None,
+                    batch_id,
+                ),
+            )
+            return True
+
+        return await self._database.transact(update)
+
+    async def record(self, batch_id: str, results: Sequence[LineResult]) -> None:
+        insert = (
+            "INSERT OR IGNORE INTO batch_results (batch_id, line, failed, body)"
+            " VALUES (?, ?, ?, ?)"
+        )
+        count = (
+            "UPDATE batches SET completed = completed + ?, failed = failed + ?"
+            " WHERE id = ?"
+        )
+
+        def record(sql: sqlite3.Connection) -> None:
+            counts = [0, 0]
+            for each in results:
+                row = (batch_id, each.line, each.failed, pack(each.body))
+                counts[each.failed] += sql.execute(insert, row).rowcount
+            sql.execute(count, (*counts, batch_id))
+
+        await self._database.transact(record)
+
+    async def recorded(self, batch_id: str) -> list[int]:
+        query = "SELECT line FROM batch_results WHERE batch_id = ?"
+        return await self._database.read_list(
+            lambda sql: [line for (line,) in sql.execute(query, (batch_id,))]
+        )
+
+    async def begun(self, batch: StoredBatch) -> list[int]:
+        query = (
+            "SELECT idempotency_key FROM jobs"
+            " WHERE owner = ? AND idempotency_key > ? AND idempotency_key < ?"
+        )
+        # The character after the slash is the zero.
+        values = (batch.owner, f"{batch.id}/", f"{batch.id}0")
+        return await self._database.read_list(
+            lambda sql: [line_of(key) for (key,) in sql.execute(query, values)]
+        )
+
+    async def results(
+        self, batch_id: str, after: int, limit: int
+    ) -> Sequence[LineResult]:
+        query = (
+            "SELECT line, body, failed FROM batch_results"
+            " WHERE batch_id = ? AND line > ? ORDER BY line LIMIT ?"
+        )
+        return await self._database.read_list(
+            lambda sql: [
+                LineResult(line, unpack(body), bool(failed))
+                for line, body, failed in sql.execute(query, (batch_id, after, limit))
+            ]
+        )
+
+    async def drop_results(self, limit: int) -> int:
+        some = "SELECT id FROM batches WHERE has_results AND ended_at IS NOT NULL"
+        delete = """DELETE FROM batch_results WHERE batch_id = ? AND line IN (
+                        SELECT line FROM batch_results WHERE batch_id = ? LIMIT ?)"""
+        emptied = "UPDATE batches SET has_results = 0 WHERE id = ?"
+
+        def drop(sql: sqlite3.Connection) -> int:
+            if (found := sql.execute(f"{some} LIMIT 1").fetchone()) is None:
+                return 0
+            (id_,) = found
+            dropped = sql.execute(delete, (id_, id_, limit)).rowcount
+            if dropped < limit:
+                sql.execute(emptied, (id_,))
+            return dropped
+
+        return await self._database.transact(drop)
+
+
+def _errors_text(errors: Sequence[BatchError]) -> str:
+    return json.dumps([asdict(each) for each in errors])
+
+
+def _find(sql: sqlite3.Connection, batch_id: str) -> StoredBatch | None:
+    query = f"SELECT {COLUMNS} FROM batches WHERE id = ?"
+    row = sql.execute(query, (batch_id,)).fetchone()
+    return None if row is None else _batch(row)
+
+
+def _batch(row: tuple[Any, ...]) -> StoredBatch:
+    id_, owner, endpoint, input_file, window, created_at, expires_at = row[:7]
+    metadata, status, model, lines, completed, failed = row[7:13]
+    errors, output_file, error_file, times = row[13:]
+    return StoredBatch(
+        *(id_, owner, endpoint, input_file, window, created_at, expires_at),
+        None if metadata is None else json.loads(metadata),
+        BatchStatus(status),
+        *(model, lines, completed, failed),
+        tuple(BatchError(**each) for each in json.loads(errors)),
+        output_file,
+        error_file,
+        {BatchStatus(each): at for each, at in json.loads(times).items()},
+    )

@@ -1,0 +1,79 @@
+"""The lines of an input file, by their numbers."""
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.batches import input_lines
+from shoal.batches.input_lines import InputLines
+from shoal.domain.errors import InvalidRequest
+from shoal.store.file_folder import FileFolder
+
+
+def lines_of(folder: Path, content: bytes) -> InputLines:
+    files = FileFolder(folder)
+    files.open()
+    files.remove("f")
+    writer = files.begin("f")
+    writer.write(content)
+    writer.finish()
+    return InputLines(files, "f")
+
+
+@given(
+    lines=st.lists(
+        st.binary(min_size=1).filter(lambda b: b"\n" not in b and b.strip())
+    ),
+    end=st.sampled_from([b"", b"\n", b"\n\n \n\r\n"]),
+    piece=st.integers(1, 9),
+)
+def test_lines_are_found_however_the_file_is_read(
+    tmp_path_factory: pytest.TempPathFactory,
+    lines: list[bytes],
+    end: bytes,
+    piece: int,
+) -> None:
+    if not lines:
+        return
+    with mock.patch.object(input_lines, "PIECE", piece):
+        found = lines_of(tmp_path_factory.mktemp("f"), b"\n".join(lines) + end)
+
+    assert len(found) == len(lines)
+    read = [
+        found.read(number).removesuffix(b"\n") for number in range(1, len(lines) + 1)
+    ]
+    assert read == lines
+    together = found.read_from(1, 10)
+    assert [each.removesuffix(b"\n") for each in together] == lines[: len(together)]
+    assert together
+
+
+def test_empty_line_between_others_counts(tmp_path: Path) -> None:
+    found = lines_of(tmp_path, b"a\n\nb\n\n")
+
+    assert [found.read(number) for number in (1, 2, 3)] == [b"a\n", b"\n", b"b\n"]
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b" \n\r\n\n"])
+def test_file_without_lines_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="no lines"):
+        lines_of(tmp_path, content)
+
+
+def test_too_many_lines_are_refused(tmp_path: Path) -> None:
+    with mock.patch.object(input_lines, "LINES_MAX", 3):
+        assert len(lines_of(tmp_path, b"a\nb\nc\n")) == 3
+        with pytest.raises(InvalidRequest, match="more than 3 lines"):
+            lines_of(tmp_path, b"a\nb\nc\nd")
+
+
+def test_line_that_is_too_long_is_refused_by_its_number(tmp_path: Path) -> None:
+    with (
+        mock.patch.object(input_lines, "LINE_MAX", 3),
+        pytest.raises(InvalidRequest, match="line 2 has more than 3 bytes"),
+    ):
+        lines_of(tmp_path, b"a\nbbbb\n")

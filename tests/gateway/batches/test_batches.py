@@ -1,0 +1,343 @@
+"""Batches in a coordinator, with the official client and scripted workers."""
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIStatusError, AsyncOpenAI, BadRequestError
+
+from gateway.batches.uploads import (
+    CHAT_PATH,
+    answering,
+    chat_line,
+    create,
+    ended,
+    read_lines,
+    upload,
+)
+from gateway.keys import CHAT, client, make_key, request
+from gateway.serving import KEY, Pool, eventually, serving
+from shoal.domain.moderation import Moderation
+from shoal.gateway.batches.line_runner import AHEAD_MIN
+from shoal.store.port import JobFilter
+from shoal.transports.clock import LoopClock
+
+
+async def test_batch_is_answered_like_its_requests(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with answering(pool) as seen:
+        batch = await create(
+            openai, [chat_line(n) for n in range(9)], metadata={"for": "tests"}
+        )
+        done = await ended(openai, batch.id)
+
+        assert done.status == "completed", done
+        assert done.request_counts is not None
+        assert done.request_counts.model_dump() == {
+            "total": 9,
+            "completed": 9,
+            "failed": 0,
+        }
+        assert (done.metadata, done.error_file_id) == ({"for": "tests"}, None)
+        assert done.in_progress_at is not None
+        assert done.finalizing_at is not None
+        assert done.completed_at is not None
+        lines = await read_lines(openai, done.output_file_id)
+    assert [each["custom_id"] for each in lines] == [f"c{n}" for n in range(9)]
+    for number, each in enumerate(lines):
+        assert each["error"] is None
+        assert each["response"]["status_code"] == 200
+        body = each["response"]["body"]
+        assert body["choices"][0]["message"]["content"] == f"answer to q{number}"
+        assert body["object"] == "chat.completion"
+    assert sorted(seen) == [f"q{n}" for n in range(9)]
+    assert [each.id async for each in openai.batches.list()] == [batch.id]
+    results = await openai.files.list(purpose="batch_output")
+    assert [each.id for each in results.data] == [done.output_file_id]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "m1", "prompt": "hi"}),
+        ("/v1/embeddings", {"model": "m1", "input": "hi"}),
+    ],
+)
+async def test_line_that_no_worker_can_do_fails_alone(
+    pool: Pool, openai: AsyncOpenAI, path: str, body: dict[str, Any]
+) -> None:
+    async with answering(pool):  # chats
+        file = await upload(openai, [chat_line(1, url=path, body=body)])
+        made = {"input_file_id": file, "endpoint": path, "completion_window": "7d"}
+        status, batch = await request(pool, "POST", "/v1/batches", made)
+        assert status == 200, batch
+        done = await ended(openai, batch["id"])
+
+    (failed,) = await read_lines(openai, done.error_file_id)
+    assert failed["response"]["status_code"] == 400
+    assert failed["response"]["body"]["error"]["code"] == "unsupported_value"
+    assert done.status == "completed"
+
+
+async def test_line_that_fails_is_in_the_error_file(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with answering(pool):
+        lines = [chat_line(1), chat_line(2, body={"model": "m1", "messages": "none"})]
+        batch = await create(openai, lines)
+        done = await ended(openai, batch.id)
+
+    assert done.status == "completed"
+    assert done.request_counts is not None
+    assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)
+    assert len(await read_lines(openai, done.output_file_id)) == 1
+    (failed,) = await read_lines(openai, done.error_file_id)
+    assert (failed["custom_id"], failed["error"]) == ("c2", None)
+    assert failed["response"]["status_code"] == 400
+    assert failed["response"]["body"]["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "line", "param"),
+    [
+        ([chat_line(1), {}], "invalid_line", 2, "custom_id"),
+        ([chat_line(1, method="GET")], "invalid_line", 1, "method"),
+        ([chat_line(1, url="/v1/embeddings")], "invalid_line", 1, "url"),
+        ([chat_line(1, body={})], "invalid_line", 1, "body.model"),
+        ([chat_line(1), chat_line(1)], "duplicate_custom_id", 2, "custom_id"),
+        (
+            [chat_line(1), chat_line(2, body={"model": "m2"})],
+            "mismatched_model",
+            2,
+            "body.model",
+        ),
+        ([chat_line(1, body={"model": "none"})], "model_not_found", 1, "model"),
+        ([chat_line(1, body={"model": "*task"})], "model_not_found", 1, "model"),
+        ([], "invalid_file", None, None),
+    ],
+)
+async def test_invalid_batch_fails_with_the_number_of_the_line(
+    pool: Pool,
+    openai: AsyncOpenAI,
+    lines: list[Any],
+    code: str,
+    line: int | None,
+    param: str | None,
+) -> None:
+    async with answering(pool) as seen:
+        batch = await create(openai, lines)
+        failed = await ended(openai, batch.id)
+
+    assert failed.status == "failed"
+    assert failed.errors is not None
+    assert failed.errors.data is not None
+    (error,) = failed.errors.data
+    assert (error.code, error.line, error.param) == (code, line, param)
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"endpoint": "/v1/images"}, "endpoint"),
+        ({"completion_window": "8d"}, "completion_window"),
+        ({"completion_window": "0h"}, "completion_window"),
+        ({"metadata": {"a": "b" * 600}}, "metadata"),
+        ({"output_expires_after": {"seconds": 3600}}, "output_expires_after"),
+    ],
+)
+async def test_invalid_request_names_its_field(
+    pool: Pool, openai: AsyncOpenAI, more: dict[str, Any], param: str
+) -> None:
+    body = {
+        "input_file_id": await upload(openai, [chat_line(1)]),
+        "endpoint": CHAT_PATH,
+        "completion_window": "24h",
+    }
+
+    status, said = await request(pool, "POST", "/v1/batches", body | more)
+
+    assert status == 400
+    assert said["error"]["param"].startswith(param)
+
+
+async def test_chat_overtakes_the_lines_of_a_batch(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with pool.node(slots="1") as node:
+        await pool.wait_joined()
+        await create(openai, [chat_line(n) for n in range(9)])
+        first = await node.task()
+        # Few lines wait, whatever the batch has.
+        await eventually(lambda: pool.hub.pool.queued == AHEAD_MIN)
+        asking = asyncio.create_task(request(pool, "POST", CHAT_PATH, CHAT))
+        await eventually(lambda: pool.hub.pool.queued == AHEAD_MIN + 1)
+
+        await node.end(first["id"])
+
+        second = await node.task(1)
+        assert second["messages"] == CHAT["messages"]
+        await node.answer("now", number=1)
+        assert (await asking)[0] == 200
+
+
+async def test_batch_goes_on_after_a_restart_and_does_each_line_once(
+    tmp_path: Path,
+) -> None:
+    async with (
+        serving(tmp_path) as pool,
+        client(pool, KEY) as openai,
+        pool.node(slots="4") as node,
+    ):
+        await pool.wait_joined()
+        batch = await create(openai, [chat_line(n) for n in range(30)])
+        for number in range(7):
+            await node.answer("before", number=number)
+        await node.task(10)
+        running = {each["messages"][0]["content"] for each in node.tasks[7:]}
+    async with (
+        serving(tmp_path, restarted=True) as pool,
+        client(pool, KEY) as openai,
+    ):
+        async with answering(pool) as seen:
+            done = await ended(openai, batch.id)
+        lines = await read_lines(openai, done.output_file_id)
+        assert pool.gateway is not None
+        jobs = await pool.gateway.store.recent(JobFilter("default"), 100)
+
+    assert [each["custom_id"] for each in lines] == [f"c{n}" for n in range(30)]
+    assert running <= {*seen}
+    assert max(Counter(seen).values()) == 1
+    assert len(jobs.jobs) == 30
+
+
+async def test_batch_without_its_input_fails_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pool, client(pool, KEY) as openai:
+        async with answering(pool):
+            pass  # the model is known
+        batch = await create(openai, [chat_line(1)])
+    (tmp_path / "files" / batch.input_file_id).unlink()
+
+    async with (
+        serving(tmp_path, restarted=True) as pool,
+        client(pool, KEY) as openai,
+    ):
+        failed = await ended(openai, batch.id)
+
+    assert failed.errors is not None
+    assert failed.errors.data is not None
+    assert [each.code for each in failed.errors.data] == ["file_missing"]
+
+
+async def test_cancelled_batch_keeps_its_results_and_frees_its_workers(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with pool.node(slots="2") as node:
+        await pool.wait_joined()
+        batch = await create(openai, [chat_line(n) for n in range(9)])
+        first = (await node.task())["messages"][0]["content"]
+        await node.answer("yes")
+        await node.task(2)
+
+        assert (await openai.batches.cancel(batch.id)).status == "cancelling"
+        done = await ended(openai, batch.id)
+
+        assert done.status == "cancelled"
+        assert done.cancelled_at is not None
+        await eventually(lambda: len(pool.hub.pool.jobs) == 0)
+    (result,) = await read_lines(openai, done.output_file_id)
+    assert result["custom_id"] == first.replace("q", "c")
+    left = await read_lines(openai, done.error_file_id)
+    rest = {f"c{n}" for n in range(9)} - {result["custom_id"]}
+    assert {each["custom_id"] for each in left} == rest
+    assert {each["error"]["code"] for each in left} == {"batch_cancelled"}
+    with pytest.raises(APIStatusError) as again:
+        await openai.batches.cancel(batch.id)
+    assert again.value.status_code == 409
+
+
+async def test_input_of_an_open_batch_is_not_deleted(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with pool.node(slots="1") as node:
+        await pool.wait_joined()
+        batch = await create(openai, [chat_line(1)])
+        await node.task()
+
+        with pytest.raises(BadRequestError, match=batch.id):
+            await openai.files.delete(batch.input_file_id)
+
+        await node.answer("yes")
+        await ended(openai, batch.id)
+        assert (await openai.files.delete(batch.input_file_id)).deleted
+
+
+async def test_lines_beyond_the_budget_fail(pool: Pool) -> None:
+    key = await make_key(pool, budget=1)
+    async with client(pool, key) as openai, answering(pool) as seen:
+        batch = await create(openai, [chat_line(n) for n in range(3)])
+        done = await ended(openai, batch.id)
+        failed = await read_lines(openai, done.error_file_id)
+
+    assert {each["response"]["status_code"] for each in failed} == {429}
+    assert {each["response"]["body"]["error"]["code"] for each in failed} == {
+        "insufficient_quota"
+    }
+    assert (len(failed), seen) == (3, [])
+
+
+async def test_batch_of_a_revoked_key_is_cancelled(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    key = await make_key(pool, "alice")
+    async with client(pool, key) as alice, pool.node(slots="1") as node:
+        await pool.wait_joined()
+        batch = await create(alice, [chat_line(n) for n in range(9)])
+        await node.task()
+
+        status, _ = await request(pool, "DELETE", "/admin/keys/alice")
+        assert status == 200
+        done = await ended(openai, batch.id)
+
+    assert done.status == "cancelled"
+    assert done.errors is not None
+    assert done.errors.data is not None
+    assert [each.code for each in done.errors.data] == ["key_revoked"]
+
+
+async def test_lines_are_moderated(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, moderation=Moderation("q1")) as pool,
+        client(pool, KEY) as openai,
+        answering(pool) as seen,
+    ):
+        batch = await create(openai, [chat_line(n) for n in range(3)])
+        done = await ended(openai, batch.id)
+        (failed,) = await read_lines(openai, done.error_file_id)
+
+    assert failed["custom_id"] == "c1"
+    assert sorted(seen) == ["q0", "q2"]
+
+
+async def test_batch_that_expires_keeps_its_results(tmp_path: Path) -> None:
+    clock = LoopClock()
+    async with serving(tmp_path, clock=clock) as pool, client(pool, KEY) as openai:
+        async with pool.node(slots="1") as node:
+            await pool.wait_joined()
+            batch = await create(openai, [chat_line(n) for n in range(3)])
+            await node.answer("yes")
+            await node.task(1)
+
+            clock.wall = lambda: time.time() + 86_400.0
+            await node.answer("late", number=1)
+            done = await ended(openai, batch.id)
+
+        assert done.status == "expired"
+        kept = await read_lines(openai, done.output_file_id)
+        left = await read_lines(openai, done.error_file_id)
+    assert (len(kept), len(left)) == (2, 1)
+    assert left[0]["error"]["code"] == "batch_expired"
