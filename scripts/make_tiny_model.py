@@ -1,10 +1,10 @@
-"""Make the model that the tests run: a llama that learnt a table of answers by heart.
+"""Make the models that the tests run: llamas that learnt tables of answers by heart.
 
-It has two layers of 64 and a vocabulary of bytes and printable ASCII, so that every
+Each has two layers of 64 and a vocabulary of bytes and printable ASCII, so that every
 answer is produced one character (or one byte) at a time.  Written for numpy, with the
 derivatives by hand: there is little to install, and a quarter of a minute to wait.
 
-    python scripts/make_tiny_model.py [OUTPUT]
+    python scripts/make_tiny_model.py [tiny|tools] [--output FILE]
 
 The seed is fixed.  Two runs on one machine give the same bytes; another machine may
 round differently and give other weights with the same answers.
@@ -12,6 +12,7 @@ round differently and give other weights with the same answers.
 
 import argparse
 import hashlib
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 ROOT = Path(__file__).resolve().parent.parent
-OUTPUT = ROOT / "tests" / "models" / "tiny.gguf"
+MODELS = ROOT / "tests" / "models"
 sys.path.insert(0, str(ROOT / "tests"))
 
-from models.tiny_answers import PAIRS  # noqa: E402  (the tests are no installed package)
+# The tests are no installed package.
+from models.tiny_answers import ANSWERS  # noqa: E402
+from models.tool_answers import CHATS, COLOURS, PATCHES  # noqa: E402
 
 WIDTH, LAYERS, HEADS, HIDDEN = 64, 2, 4, 160
 HEAD = WIDTH // HEADS
@@ -50,17 +53,54 @@ BLOCK = {  # the weights of a layer, by the names and shapes (out, in) that GGUF
 UNKNOWN, BEGIN, END = 0, 1, 2
 FIRST_BYTE, FIRST_CHAR = 3, 3 + 256
 ASCII = [chr(code) for code in range(32, 127)]
-START_MARK, END_MARK = "<|start|>", "<|end|>"
+MARKS = START_MARK, END_MARK = "<|start|>", "<|end|>"
 START_TURN = FIRST_CHAR + len(ASCII)
 END_TURN = START_TURN + 1
 VOCABULARY = END_TURN + 1
 
-TEMPLATE = (
-    "{% for m in messages %}"
-    f"{{{{ '{START_MARK}' + m['role'] + '\\n' + m['content'] + '{END_MARK}\\n' }}}}"
-    "{% endfor %}"
+GENERATION = (
     f"{{% if add_generation_prompt %}}{{{{ '{START_MARK}assistant\\n' }}}}{{% endif %}}"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A file, its chat template, and what to write after each prompt of that."""
+
+    file: str
+    template: str
+    lessons: Mapping[str, str]
+
+
+RECIPES = {
+    "tiny": Recipe(
+        "tiny.gguf",
+        "{% for m in messages %}"
+        f"{{{{ '{START_MARK}' + m['role'] + '\\n' + m['content'] + '{END_MARK}\\n' }}}}"
+        "{% endfor %}" + GENERATION,
+        {
+            f"{START_MARK}user\n{question}{END_MARK}\n{START_MARK}assistant\n": answer
+            for question, answer in ANSWERS.items()
+        },
+    ),
+    # Of a tool it shows the name only: prompts are then the same for every client.
+    "tools": Recipe(
+        "tools/tools.gguf",
+        f"{{% if tools %}}{{{{ '{START_MARK}tools\\n' }}}}{{% for tool in tools %}}"
+        "{{ tool.function.name + '\\n' }}{% endfor %}"
+        f"{{{{ '{END_MARK}\\n' }}}}{{% endif %}}"
+        "{% for m in messages %}"
+        f"{{{{ '{START_MARK}' + m.role + '\\n' }}}}"
+        "{% if m.reasoning_content %}"
+        "{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}"
+        "{% if m.content %}{{ m.content }}{% endif %}"
+        "{% for call in m.tool_calls or [] %}"
+        '{{ \'<tool_call>{"name": "\' + call.function.name + \'", "arguments": \''
+        " + (call.function.arguments | tojson) + '}</tool_call>' }}{% endfor %}"
+        f"{{{{ '{END_MARK}\\n' }}}}{{% endfor %}}" + GENERATION,
+        CHATS,
+    ),
+}
 
 Array: TypeAlias = npt.NDArray[np.floating]  # single precision throughout
 Weights: TypeAlias = dict[str, Array]  # by the names that GGUF uses
@@ -70,23 +110,18 @@ Weights: TypeAlias = dict[str, Array]  # by the names that GGUF uses
 
 
 def tokens_of(text: str) -> list[int]:
-    """Return ``text`` as llama.cpp would cut it: a character, or else its bytes."""
+    """Return ``text`` as llama.cpp would cut it: a mark, a character, or its bytes."""
     tokens: list[int] = []
-    for char in text:
-        if char in ASCII:
-            tokens.append(FIRST_CHAR + ASCII.index(char))
+    for part in re.findall(
+        f"{re.escape(START_MARK)}|{re.escape(END_MARK)}|.", text, re.S
+    ):
+        if part in MARKS:
+            tokens.append(START_TURN + MARKS.index(part))
+        elif part in ASCII:
+            tokens.append(FIRST_CHAR + ASCII.index(part))
         else:
-            tokens += [FIRST_BYTE + byte for byte in char.encode()]
+            tokens += [FIRST_BYTE + byte for byte in part.encode()]
     return tokens
-
-
-def lesson(question: str, answer: str) -> tuple[list[int], list[int]]:
-    """Return a whole chat as tokens, and those of its answer with the end mark."""
-    prompt = [
-        *(BEGIN, START_TURN, *tokens_of(f"user\n{question}"), END_TURN),
-        *(*tokens_of("\n"), START_TURN, *tokens_of("assistant\n")),
-    ]
-    return prompt, [*tokens_of(answer), END_TURN]
 
 
 # The network: what each part gives, and below it the slopes of what it was given
@@ -253,13 +288,13 @@ class Batch:
     chats: list[slice]
 
 
-def batch_of(pairs: Mapping[str, str]) -> Batch:
-    """Lay out every pair; only the tokens of the answers are targets."""
+def batch_of(lessons: Mapping[str, str]) -> Batch:
+    """Lay out every prompt with its answer, of which alone the tokens are targets."""
     tokens: list[int] = []
     targets: list[int] = []
     chats = []
-    for question, answer in pairs.items():
-        prompt, written = lesson(question, answer)
+    for text, answer in lessons.items():
+        prompt, written = [BEGIN, *tokens_of(text)], [*tokens_of(answer), END_TURN]
         chats.append(slice(len(tokens), len(tokens) + len(prompt) + len(written) - 1))
         tokens += prompt + written[:-1]
         targets += [-1] * (len(prompt) - 1) + written
@@ -315,12 +350,12 @@ def fresh_weights(seed: int) -> Weights:
     }
 
 
-def train(pairs: Mapping[str, str], seed: int, steps: int) -> Weights:
-    """Learn ``pairs`` by heart (Adam: Kingma and Ba, 2015).
+def train(lessons: Mapping[str, str], seed: int, steps: int) -> Weights:
+    """Learn ``lessons`` by heart (Adam: Kingma and Ba, 2015).
 
     Raises SystemExit if a token of an answer stays doubtful.
     """
-    weights, batch = fresh_weights(seed), batch_of(pairs)
+    weights, batch = fresh_weights(seed), batch_of(lessons)
     first = {name: np.zeros_like(value) for name, value in weights.items()}
     second = {name: np.zeros_like(value) for name, value in weights.items()}
     for step in range(1, steps + 1):
@@ -354,10 +389,10 @@ def as_stored(value: Array) -> Array:
 # The file
 
 
-def write(weights: Weights, path: Path) -> None:
+def write(weights: Weights, name: str, template: str, path: Path) -> None:
     """Write the model as GGUF; a missing output matrix means the embedding's."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("tiny")
+    writer.add_name(name)
     writer.add_license("Apache-2.0")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(WIDTH)
@@ -371,8 +406,66 @@ def write(weights: Weights, path: Path) -> None:
     writer.add_vocab_size(VOCABULARY)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     add_vocabulary(writer)
-    for name, value in weights.items():
-        writer.add_tensor(f"{name}.weight", value)
+    writer.add_chat_template(template)
+    for tensor, value in weights.items():
+        writer.add_tensor(f"{tensor}.weight", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+PATCH = 14  # pixels in a row of one
+IMAGE = PATCH * int(PATCHES**0.5)  # pixels in a row
+VISION = 32  # numbers for a patch
+LEVEL = 10.0  # where GELU is the identity
+
+
+def write_projector(letters: Array, path: Path) -> None:
+    """Write a vision encoder that shows each patch of an image to the model.
+
+    A patch becomes the sum of its colours' ``letters``, the embeddings of shape
+    (3, WIDTH), each times its mean intensity.  The layer of the encoder adds nothing,
+    and the projector (LLaVA's: two matrices with GELU between them) mixes the letters.
+    """
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_license("Apache-2.0")
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_clip_has_vision_encoder(True)
+    writer.add_clip_projector_type("mlp")
+    writer.add_vision_projection_dim(WIDTH)
+    writer.add_vision_image_size(IMAGE)
+    writer.add_vision_patch_size(PATCH)
+    writer.add_vision_embedding_length(VISION)
+    writer.add_vision_feed_forward_length(VISION)
+    writer.add_vision_block_count(1)
+    writer.add_vision_head_count(2)
+    writer.add_vision_attention_layernorm_eps(EPSILON)
+    writer.add_vision_use_gelu(True)
+    writer.add_vision_image_mean([0.0] * 3)
+    writer.add_vision_image_std([1.0] * 3)
+    zeros = np.zeros((VISION, VISION), np.float32)
+    ones = np.ones(VISION, np.float32)
+    means = np.zeros((VISION, 3, PATCH, PATCH), np.float32)
+    raised = zeros.copy()
+    mixed = np.zeros((WIDTH, VISION), np.float32)
+    for colour, letter in enumerate(letters):
+        means[colour, colour] = 1 / PATCH**2
+        raised[colour, colour] = LEVEL
+        mixed[:, colour] = letter / LEVEL
+    writer.add_tensor("v.class_embd", zeros[0])
+    writer.add_tensor("v.patch_embd.weight", means)
+    writer.add_tensor("v.position_embd.weight", zeros[: PATCHES + 1])
+    for part in ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_up", "ffn_down"):
+        writer.add_tensor(f"v.blk.0.{part}.weight", zeros)
+        writer.add_tensor(f"v.blk.0.{part}.bias", zeros[0])
+    for part in ("ln1", "ln2"):
+        writer.add_tensor(f"v.blk.0.{part}.weight", ones)
+        writer.add_tensor(f"v.blk.0.{part}.bias", zeros[0])
+    writer.add_tensor("mm.0.weight", raised)
+    writer.add_tensor("mm.0.bias", zeros[0])
+    writer.add_tensor("mm.2.weight", mixed)
+    writer.add_tensor("mm.2.bias", np.zeros(WIDTH, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -397,19 +490,27 @@ def add_vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_eos_token_id(END_TURN)
     writer.add_add_bos_token(True)
     writer.add_add_space_prefix(False)
-    writer.add_chat_template(TEMPLATE)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("output", type=Path, nargs="?", default=OUTPUT)
+    parser.add_argument("model", choices=[*RECIPES], nargs="?", default="tiny")
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args()
-    weights = train(PAIRS, options.seed, options.steps)
-    write(weights, options.output)
-    data = options.output.read_bytes()
-    print(f"{options.output}: {len(data)} bytes, {hashlib.sha256(data).hexdigest()}")
+    recipe = RECIPES[options.model]
+    output = options.output or MODELS / recipe.file
+    weights = train(recipe.lessons, options.seed, options.steps)
+    write(weights, options.model, recipe.template, output)
+    written = [output]
+    if options.model == "tools":
+        letters = weights["token_embd"][[tokens_of(each)[0] for each in COLOURS]]
+        written.append(output.with_name(f"mmproj-{output.name}"))
+        write_projector(letters, written[-1])
+    for path in written:
+        data = path.read_bytes()
+        print(f"{path}: {len(data)} bytes, {hashlib.sha256(data).hexdigest()}")
 
 
 if __name__ == "__main__":

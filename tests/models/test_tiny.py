@@ -1,13 +1,18 @@
-"""The tiny model is the one that its README describes."""
+"""The tiny models are the ones that their README describes."""
 
 import hashlib
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
-def test_file_matches_its_documented_digest() -> None:
-    data = (HERE / "tiny.gguf").read_bytes()
+@pytest.mark.parametrize(
+    "name", ["tiny.gguf", "tools/tools.gguf", "tools/mmproj-tools.gguf"]
+)
+def test_file_matches_its_documented_digest(name: str) -> None:
+    data = (HERE / name).read_bytes()
     readme = (HERE / "README.md").read_text(encoding="utf-8")
 
     assert f"`{hashlib.sha256(data).hexdigest()}`" in readme
