@@ -12,6 +12,7 @@ from engines.outputs import chat_of
 from shoal.domain.errors import Unavailable
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import ServedModel
+from shoal.engines.catalog import has_tools
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.server_kinds import (
     EMBEDDINGS,
@@ -140,6 +141,22 @@ PROPS = {
     "modalities": {"vision": True, "audio": False},
     "chat_template_caps": {"supports_tools": True},
 }
+
+
+@pytest.mark.parametrize(
+    ("caps", "tools"),
+    [
+        ({}, False),
+        ({"supports_tools": True}, True),
+        ({"supports_tools": True, "supports_tool_calls": True}, True),
+        ({"supports_tools": True, "supports_tool_calls": False}, False),
+        ({"supports_tools": False, "supports_tool_calls": True}, False),
+    ],
+)
+def test_template_with_tools_shows_their_calls(
+    caps: dict[str, bool], tools: bool
+) -> None:
+    assert has_tools(caps) is tools
 
 
 async def test_llama_server_may_support_images_tools_and_embeddings(

@@ -14,6 +14,7 @@ from shoal.engines.gguf_files import (
     largest_fitting_model,
     model_folders,
     model_size,
+    projector_of,
 )
 
 POOLING = b"GGUF....\x12\0\0\0bert.pooling_type\x04\0\0\0"
@@ -45,6 +46,41 @@ def test_dependent_files_are_skipped(tmp_path: Path) -> None:
     assert (
         largest_fitting_model([ModelFolder(tmp_path, "*.gguf")], memory=10**9) is None
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "others", "projector"),
+    [
+        ("a.gguf", [], None),
+        ("a.gguf", ["mmproj-F16.gguf"], "mmproj-F16.gguf"),
+        ("a-Q4_K_M.gguf", ["mmproj-model-f16.gguf"], "mmproj-model-f16.gguf"),
+        ("a.gguf", ["b.gguf", "mmproj-F16.gguf"], None),
+        ("a-2b-Q4.gguf", ["b.gguf", "mmproj-a-2b-f16.gguf"], "mmproj-a-2b-f16.gguf"),
+        ("A-2B.Q4.gguf", ["b.gguf", "A-2B.mmproj-Q8_0.gguf"], "A-2B.mmproj-Q8_0.gguf"),
+        ("a-2b.gguf", ["b-2b.gguf", "mmproj-b-2b.gguf"], None),
+        (
+            "a-00001-of-00002.gguf",
+            ["a-00002-of-00002.gguf", "mmproj.gguf"],
+            "mmproj.gguf",
+        ),
+    ],
+)
+def test_projector_is_found_beside_its_model(
+    tmp_path: Path, model: str, others: list[str], projector: str | None
+) -> None:
+    for name in (model, *others):
+        write(tmp_path / name, 100)
+
+    found = projector_of(tmp_path / model)
+
+    assert (found and found.name) == projector
+
+
+def test_smallest_of_several_projectors_is_used(tmp_path: Path) -> None:
+    for name, size in (("a", 900), ("mmproj-F32", 400), ("mmproj-F16", 200)):
+        write(tmp_path / f"{name}.gguf", size)
+
+    assert projector_of(tmp_path / "a.gguf") == tmp_path / "mmproj-F16.gguf"
 
 
 def test_incomplete_downloads_are_skipped(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from engines.outputs import ENDLESS, TINY, ask, chat_of, pieces_of
 from models.tiny_answers import ANSWERS, HAIKU
+from models.tool_answers import WEATHER
 from shoal.domain.errors import (
     ConfigError,
     ContextExceeded,
@@ -195,10 +196,18 @@ async def test_text_model_supports_no_embeddings(llama: LlamaEngine) -> None:
         await pieces_of(llama.run(Embedding("tiny", ("ping",))))
 
 
-@pytest.mark.parametrize("option", ["tools", "functions"])
-async def test_tools_are_rejected_by_name(llama: LlamaEngine, option: str) -> None:
-    with pytest.raises(InvalidRequest, match=option):
-        await ask(llama, chat_of("ping", options={option: [{"type": "function"}]}))
+async def test_tools_are_rejected_by_a_template_without_them(
+    llama: LlamaEngine,
+) -> None:
+    with pytest.raises(InvalidRequest, match="its chat template has none") as refusal:
+        await ask(llama, chat_of("ping", options={"tools": [WEATHER]}))
+
+    assert refusal.value.field == "tools"
+
+
+async def test_functions_are_rejected_by_name(llama: LlamaEngine) -> None:
+    with pytest.raises(InvalidRequest, match="functions"):
+        await ask(llama, chat_of("ping", options={"functions": [{"name": "f"}]}))
 
 
 async def test_more_choices_than_slots_are_rejected(llama: LlamaEngine) -> None:
@@ -209,7 +218,7 @@ async def test_more_choices_than_slots_are_rejected(llama: LlamaEngine) -> None:
 async def test_image_is_rejected(llama: LlamaEngine) -> None:
     image: JSON = {"type": "image_url", "image_url": {"url": "data:,"}}
 
-    with pytest.raises(InvalidRequest, match="reads text only, and not 'image_url'"):
+    with pytest.raises(InvalidRequest, match="reads no images"):
         await ask(llama, Chat("tiny", ({"role": "user", "content": [image]},)))
 
 

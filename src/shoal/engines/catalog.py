@@ -5,7 +5,7 @@ Ollama's ``/api/tags`` and ``/api/show``, llama-server's ``/props``, LM Studio's
 ``/api/v0/models``; else ``GET /v1/models`` with the fields that vLLM and others add.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -111,6 +111,15 @@ def ollama_context(parameters: Any) -> int:
         if name == "num_ctx" and value.strip().isdecimal():
             return token_count(int(value.strip()[:10]))
     return 0
+
+
+def has_tools(caps: Mapping[str, Any]) -> bool:
+    """Return whether a chat template shows tools to the model, and their calls.
+
+    llama.cpp derives from the latter how the model writes a call.
+    """
+    shown = caps.get("supports_tools")
+    return bool(shown and caps.get("supports_tool_calls", shown))
 
 
 SLOTS_MAX = 1024
@@ -303,9 +312,7 @@ class ServerCatalog:
             LLAMA_SERVER,
             name,
             kinds=kinds,
-            lacks=()
-            if caps is None or caps.get("supports_tools")
-            else (Feature.TOOLS,),
+            lacks=() if caps is None or has_tools(caps) else (Feature.TOOLS,),
             modalities=[
                 f for sense, f in modalities.items() if props.modalities.get(sense)
             ],

@@ -22,6 +22,10 @@ HEADER_MAX = 1024 * 1024  # bytes of a file that are searched for its pooling
 MEMORY_FACTOR = 1.5  # times its size: a model, the contexts of its slots, and a reserve
 UNKNOWN_MEMORY_MAX = 1024**3  # bytes of a model if the free memory is unknown
 
+PROJECTOR = "mmproj"  # in the name of a file that belongs to a model
+
+_NOT_OF_A_MODEL = frozenset({PROJECTOR, "model", "bf16", "f16", "fp16", "f32", "q8_0"})
+
 # A 32-bit number of this name in a GGUF file is the pooling of token vectors:
 # 1 to 3 are the mean, the first and the last one.
 _POOLING = re.compile(rb"\.pooling_type\x04\0\0\0[\x01-\x03]\0\0\0")
@@ -67,9 +71,31 @@ def find_models(folders: Iterable[ModelFolder]) -> Iterator[Path]:
             if any(part.startswith(".") for part in relative.parts):
                 continue  # hidden: an incomplete download, or private
             part = _PART.search(path.stem)
-            # The vision part of another model.
-            if "mmproj" not in path.name and (part is None or int(part[1]) == 1):
+            if PROJECTOR not in path.name.lower() and (
+                part is None or int(part[1]) == 1
+            ):
                 yield path
+
+
+def projector_of(path: Path) -> Path | None:
+    """Return the file beside a model that makes its tokens of images or audio, if any.
+
+    Its name has ``mmproj`` in it, and in a folder of several models also the beginning
+    of the model's.  Of several, it is the smallest.
+    """
+    beside = [file for file in path.parent.glob("*.gguf") if file.is_file()]
+    projectors = [file for file in beside if PROJECTOR in file.name.lower()]
+    if {*beside} - {*projectors} - {*parts_of(path)}:
+        model = _words(path)
+        subjects = {file: _words(file) for file in projectors}
+        projectors = [f for f, of in subjects.items() if of and model[: len(of)] == of]
+    return min(projectors, key=lambda file: (model_size(file), file.name), default=None)
+
+
+def _words(path: Path) -> list[str]:
+    """Return the words of a file's name that tell models apart."""
+    words = re.split(r"[-. ]+", path.stem.lower())
+    return [word for word in words if word not in _NOT_OF_A_MODEL]
 
 
 def largest_fitting_model(

@@ -26,11 +26,13 @@ MODEL = "model"  # its name on this server, which has only one
 class ModelToOpen(msgspec.Struct, frozen=True):
     """A GGUF file, and how to serve it.
 
+    ``projector`` is the file that makes its images or audio tokens; empty: none.
     ``context`` is in tokens per slot.  Each of ``requests`` that the server handles at
     a time, running or waiting for a slot, takes a thread.
     """
 
     path: str
+    projector: str
     slots: int
     context: int
     threads: int
@@ -95,7 +97,10 @@ def open_server(model: ModelToOpen, embeddings: bool, key: str) -> Any:
     import xllamacpp  # 100 MB of native code: only the child loads it
 
     params = xllamacpp.CommonParams()
+    # llama.cpp would run a program on what it cannot decode as an image: ffprobe.
+    os.environ["PATH"] = os.devnull
     params.model.path = model.path
+    params.mmproj.path = model.projector
     params.model_alias = {MODEL}
     params.n_parallel = model.slots
     # Divided among slots; llama.cpp limits each to the model's training size.
@@ -111,9 +116,6 @@ def open_server(model: ModelToOpen, embeddings: bool, key: str) -> Any:
     params.warmup = False
     # Otherwise llama.cpp caches finished prompts in up to 8 GiB of memory.
     params.cache_ram_mib = 0
-    # Raw generated text: only that can be continued by another worker.
-    formats = xllamacpp.common_reasoning_format
-    params.reasoning_format = formats.COMMON_REASONING_FORMAT_NONE
     params.api_keys = [key]
     params.endpoint_slots = False
     params.ui = False

@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from shoal.engines.engine import Finished, Item
 from shoal.engines.llama_child import MODEL, ModelToOpen
 from shoal.engines.llama_continuation import continue_answer
 from shoal.engines.llama_process import CLOSED, LlamaProcess
+from shoal.engines.llama_requests import plain_work
 from shoal.engines.openai_server import OpenAIEngine
-from shoal.engines.requests import plain_work
 from shoal.engines.resources import processors, threads_for
 from shoal.engines.server_errors import ServerLost
 from shoal.engines.server_kinds import EMBEDDINGS, TEXT
@@ -29,15 +30,6 @@ JOBS_PER_SLOT = 4  # that run or wait for a slot of llama.cpp
 OTHER_REQUESTS = 4  # that llama.cpp handles beside jobs
 RESTART_DELAY_MAX = 60.0  # seconds
 
-# The tested features.  Tools are not among them: whether llama.cpp recognises a model's
-# tool calls depends on the model's template, and no tested model has one for tools.
-FEATURES = frozenset(
-    {
-        *(Feature.CONTINUE, Feature.OPTIONS, Feature.STOP),
-        *(Feature.SCHEMA, Feature.LOGPROBS, Feature.CHOICES),
-    }
-)
-
 
 class LlamaEngine:
     """Runs a GGUF file.
@@ -45,6 +37,7 @@ class LlamaEngine:
     Args:
         model: name that clients request.
         path: the GGUF file.
+        projector: the GGUF file that makes images or audio tokens of the model.
         slots: concurrent jobs; each has its own share of memory.
         context: maximum tokens of a prompt and its answer together.
         threads: CPU threads; None: the engine's choice for this machine.
@@ -55,6 +48,7 @@ class LlamaEngine:
         model: str,
         path: Path,
         *,
+        projector: Path | None = None,
         slots: int = 4,
         context: int = CONTEXT,
         threads: int | None = None,
@@ -64,12 +58,13 @@ class LlamaEngine:
         self._path = path
         self._model = ModelToOpen(
             path=str(path),
+            projector=str(projector or ""),
             slots=slots,
             context=context,
             threads=threads or threads_for(*processors()),
             requests=JOBS_PER_SLOT * slots + OTHER_REQUESTS,
         )
-        self._served = ServedModel(model, TEXT, FEATURES, context)
+        self._served = ServedModel(model, TEXT, context=context)
         self._jobs = 0
         self._process: LlamaProcess | None = None
         self._server: OpenAIEngine | None = None
@@ -115,7 +110,7 @@ class LlamaEngine:
             raise InvalidRequest(f"{self.model} does no {work.kind.value} jobs")
         if self._jobs >= JOBS_PER_SLOT * self.slots:
             raise Unavailable(f"{self._jobs} jobs for {self.slots} slots")
-        work = plain_work(work, MODEL)
+        work = replace(plain_work(work, self._served.features), model=MODEL)
         # The server would generate a token even for a limit of 0.
         if not isinstance(work, InputWork) and (continues or work.max_tokens == 0):
             answer = continue_answer(server, work, continues)
@@ -174,9 +169,10 @@ class LlamaEngine:
             server, embeddings = await process.open(self._model)
         except ConfigError as error:
             await process.close()
+            beside = f" with {file}" if (file := self._model.projector) else ""
             raise ConfigError(
-                f"{self._path} cannot be loaded: {error}. Download it again, or choose "
-                "a model that this version of llama.cpp knows."
+                f"{self._path}{beside} cannot be loaded: {error}. Download it again, "
+                "or choose a model that this version of llama.cpp knows."
             ) from error
         except BaseException:
             await process.close()
@@ -185,7 +181,9 @@ class LlamaEngine:
         self._served = (
             ServedModel(self.model, EMBEDDINGS, context=loaded.context)
             if embeddings
-            else ServedModel(self.model, TEXT, FEATURES, loaded.context)
+            else ServedModel(
+                self.model, TEXT, loaded.features | {Feature.CONTINUE}, loaded.context
+            )
         )
         self._server = server
         return process, server

@@ -32,6 +32,7 @@ from shoal.engines.catalog import (
 )
 from shoal.engines.engine import Finished, Item
 from shoal.engines.input_answers import INPUT_ANSWER_MAX, decode_input_answer
+from shoal.engines.llama_requests import with_chosen_tools
 from shoal.engines.requests import (
     AudioForm,
     choice_count,
@@ -206,6 +207,8 @@ class OpenAIEngine:
             raise Unavailable("the engine is not running")
         if (server := self.server_kind) is not None:
             reject_ignored_options(work, server)
+            if not server.chooses_tools:
+                work = with_chosen_tools(work)
         listed = self._find(work.model)
         request = openai_request(work, listed.id if listed is not None else work.model)
         answer = AnswerReader(

@@ -8,7 +8,7 @@ and others share.
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -19,10 +19,8 @@ from shoal.domain.work import (
     Completion,
     Embedding,
     Inference,
-    InputWork,
     Rerank,
     Transcription,
-    message_text,
 )
 from shoal.engines.server_kinds import ServerKind
 
@@ -152,45 +150,3 @@ def with_known_role(message: Mapping[str, JSON]) -> Mapping[str, JSON]:
     if role in ROLES or (role == "tool" and "tool_call_id" in message):
         return message
     return {**message, "role": "user"}
-
-
-UNSUPPORTED = ("tools", "functions")
-
-
-def plain_work(work: Inference, model: str) -> Inference:
-    """Return the job as llama.cpp's server for one ``model`` should see it.
-
-    Raises InvalidRequest if a message is not text, or tools are to be called.
-    """
-    for option in UNSUPPORTED:
-        if work.options.get(option):
-            raise InvalidRequest(
-                f"the embedded engine does not know {option!r}", option
-            )
-    if isinstance(work, InputWork):
-        return replace(work, model=model)
-    if work.options.get("logprobs") is True and "top_logprobs" not in work.options:
-        # llama.cpp's default is 20.
-        work = replace(work, options={**work.options, "top_logprobs": 1})
-    if isinstance(work, Completion):
-        return replace(work, model=model)
-    messages = tuple(map(plain_message, work.messages))
-    return replace(work, model=model, messages=messages)
-
-
-def plain_message(message: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return the message with its parts joined to one text.
-
-    llama.cpp would join them by line breaks.
-
-    Raises InvalidRequest if a part is not text: omitting it would change the question.
-    """
-    content = message.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        for part in content:
-            kind = part.get("type") if isinstance(part, Mapping) else part
-            if kind != "text":
-                raise InvalidRequest(
-                    f"this model reads text only, and not {kind!r:.40}", "messages"
-                )
-    return {**message, "content": message_text(message)}

@@ -202,6 +202,7 @@ async def _open_file(
     engine = LlamaEngine(
         name,
         path,
+        projector=await asyncio.to_thread(gguf_files.projector_of, path),
         slots=options.slots or SLOTS,
         context=options.context or CONTEXT,
         threads=options.threads or None,

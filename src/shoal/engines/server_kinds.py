@@ -33,13 +33,15 @@ class ServerKind:
     """A kind of server.
 
     ``ignores`` are options (``domain/options.py``) that it silently ignores.  The token
-    limit and the temperature are no options, and every server obeys them.
+    limit and the temperature are no options, and every server obeys them.  Unless it
+    ``chooses_tools``, it obeys "auto" and "required", and no other ``tool_choice``.
     """
 
     name: str
     features: frozenset[Feature]
     slots: int = 4  # concurrent jobs by default; it queues the rest
     ignores: frozenset[str] = frozenset()
+    chooses_tools: bool = True
 
 
 OLLAMA = ServerKind(
@@ -51,7 +53,8 @@ OLLAMA = ServerKind(
 LLAMA_SERVER = ServerKind(
     "llama-server",
     _FULL_TEXT | MULTIMODAL,
-    ignores=frozenset({"echo", "best_of", "suffix", "dimensions"}),
+    ignores=frozenset({"echo", "best_of", "suffix", "dimensions", "functions"}),
+    chooses_tools=False,
 )
 VLLM = ServerKind("vLLM", _FULL_TEXT | MULTIMODAL, slots=32)
 SGLANG = ServerKind("SGLang", _FULL_TEXT | MULTIMODAL, slots=32)
