@@ -14,6 +14,7 @@ from shoal.domain.answer_assembly import (
     assemble,
     describe_invalid_fields,
     disassemble,
+    replay,
 )
 from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome, Usage
 from shoal.domain.work import JSON
@@ -115,6 +116,51 @@ def test_split_answer_is_reassembled(
     outcome = assemble(shuffled(data, streams), "stop", USAGE)
 
     assert assemble(disassemble(outcome), "stop", USAGE) == outcome
+    replayed = assemble(replay(outcome), "stop", USAGE)
+    assert replayed == outcome
+    assert [each.order for each in replayed.choices] == [
+        each.order for each in outcome.choices
+    ]
+
+
+def test_texts_are_replayed_in_the_order_in_which_they_came() -> None:
+    begun = {"name": "f", "arguments": "{"}
+    pieces: list[AnswerPiece] = [
+        *("Let ", "me see."),
+        Delta(fields={"tool_calls": [{"index": 7, "id": "c1", "function": begun}]}),
+        Delta(fields={"tool_calls": [{"index": 7, "function": {"arguments": "}"}}]}),
+        Delta(fields={"content": "Well"}),
+        Delta(fields={"reasoning_content": "Hm."}),
+        Delta(fields={"content": "."}),
+    ]
+
+    outcome = assemble(pieces, "stop", USAGE)
+
+    assert outcome.text == "Let me see.Well."
+    texts: list[JSON] = []
+    for piece in replay(outcome):
+        assert isinstance(piece, Delta)
+        texts += piece.fields.values()
+    made = {"name": "f", "arguments": "{}"}
+    assert texts == [
+        "Let me see.",
+        [{"index": 0, "id": "c1", "type": "function", "function": made}],
+        *("Well", "Hm.", "."),
+    ]
+
+
+def test_usual_order_is_not_recorded() -> None:
+    pieces: list[AnswerPiece] = [
+        Delta(fields={"role": "assistant", "content": ""}),
+        Delta(fields={"reasoning_content": "H"}),
+        Delta(fields={"content": "We", "reasoning_content": "m."}),
+        "ll.",
+        Delta(fields={"tool_calls": [{"index": 0, "function": {"name": "f"}}]}),
+    ]
+
+    (choice,) = assemble(pieces, "stop", USAGE).choices
+
+    assert choice.order == ()
 
 
 @pytest.mark.parametrize("outcome", [Outcome(""), Outcome("text", "length", USAGE)])

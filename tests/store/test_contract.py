@@ -51,7 +51,7 @@ from shoal.domain.job import (
     TimeLimit,
     TimeLimits,
 )
-from shoal.domain.outcome import Choice, Outcome, Usage
+from shoal.domain.outcome import AnswerSpan, Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
 from shoal.domain.work import (
     Call,
@@ -336,6 +336,19 @@ async def test_work_and_outcomes_of_every_kind_survive_storage(
         JobSubmitted(given_in),
         end,
     ]
+
+
+async def test_order_of_an_answer_is_stored(store: Store) -> None:
+    order = (AnswerSpan("content", 0, 1), AnswerSpan("tool_calls", 0, 2))
+    choices = (Choice({"content": "a"}, order=order), Choice({"content": "b"}))
+    end = JobCompleted(JobId("j"), ONE, Outcome("a", choices=choices))
+    await store.append([JobSubmitted(job()), leased(), end], 1.0)
+
+    stored = await store.job(JobId("j"))
+
+    assert stored is not None
+    assert stored.outcome is not None
+    assert [choice.order for choice in stored.outcome.choices] == [order, ()]
 
 
 async def test_outlines_and_recent_facts_omit_large_fields(

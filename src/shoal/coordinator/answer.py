@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from shoal.coordinator.answer_reader import AnswerCursor, PieceBuffer, memory_cost
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.job_listener import JobListener
-from shoal.domain.answer_assembly import assemble, disassemble
+from shoal.domain.answer_assembly import assemble, replay
 from shoal.domain.errors import Cancelled, ShoalError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import AnswerPiece, Outcome, Usage
@@ -62,7 +62,7 @@ class Answer:
     def completed(cls, job_id: JobId, outcome: Outcome) -> "Answer":
         """Return the answer of a job that is done."""
         answer = cls(job_id)
-        answer._pieces.replace(disassemble(outcome))
+        answer._pieces.replace(replay(outcome))
         answer._end = outcome
         return answer
 

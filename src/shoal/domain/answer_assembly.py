@@ -4,14 +4,19 @@ Source: OpenAI's API reference, "The chat completion chunk object": texts are jo
 and tool calls are assembled by their index.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome, Usage
+from shoal.domain.outcome import AnswerPiece, AnswerSpan, Choice, Delta, Outcome, Usage
 from shoal.domain.work import JSON
 
 CHOICES_MAX = 2048  # choices of one answer; embeddings have one for each input
 CALLS_MAX = 1024  # tool calls in one answer
+
+TEXTS = ("reasoning_content", "content", "refusal")
+TOOL_CALLS = "tool_calls"
+IN_ORDER = (*TEXTS, TOOL_CALLS)
+"""The fields with the parts of an answer, in their usual order."""
 
 
 def assemble(
@@ -31,7 +36,7 @@ def assemble(
             texts.append(piece)
             continue
         if not drafts:
-            drafts[0] = _ChoiceDraft(texts)
+            drafts[0] = _ChoiceDraft.of_text(texts)
         delta = Delta(0, {"content": piece}) if isinstance(piece, str) else piece
         if 0 <= delta.choice < CHOICES_MAX:
             drafts.setdefault(delta.choice, _ChoiceDraft()).add(delta)
@@ -80,6 +85,14 @@ def disassemble(outcome: Outcome) -> list[AnswerPiece]:
     ]
 
 
+def replay(outcome: Outcome) -> list[AnswerPiece]:
+    """Return pieces that assemble to this answer, in the order in which they came."""
+    if not outcome.choices:
+        return disassemble(outcome)
+    choices = enumerate(outcome.choices)
+    return [piece for index, choice in choices for piece in _replayed(index, choice)]
+
+
 @dataclass(slots=True)
 class _ToolCallDraft:
     """A partial tool call."""
@@ -104,6 +117,14 @@ class _ChoiceDraft:
     calls: dict[int, _ToolCallDraft] = field(default_factory=dict)
     logprobs: dict[str, JSON] | None = None
     finish_reason: str | None = None
+    spans: list[AnswerSpan] = field(default_factory=list)
+
+    @classmethod
+    def of_text(cls, texts: list[str]) -> "_ChoiceDraft":
+        """Return the draft of a choice that was only text until now."""
+        draft = cls(texts)
+        draft._add_span("content", sum(map(len, texts)))
+        return draft
 
     @property
     def used(self) -> bool:
@@ -112,6 +133,9 @@ class _ChoiceDraft:
         )
 
     def add(self, delta: Delta) -> None:
+        for name in TEXTS:  # the calls follow them
+            if isinstance(text := delta.fields.get(name), str):
+                self._add_span(name, len(text))
         for name, value in delta.fields.items():
             if name == "tool_calls" and isinstance(value, Sequence):
                 self._add_calls(value)
@@ -135,7 +159,7 @@ class _ChoiceDraft:
             calls = [self.calls[index].whole for index in sorted(self.calls)]
             fields["tool_calls"] = calls
         reason = self.finish_reason or finish_reason
-        return Choice(fields, reason, self.logprobs)
+        return Choice(fields, reason, self.logprobs, self._order())
 
     def _add_calls(self, calls: Sequence[JSON]) -> None:
         for position, call in enumerate(calls):
@@ -152,6 +176,24 @@ class _ChoiceDraft:
             if isinstance(function, Mapping):
                 made.name = made.name or _text(function.get("name"))
                 made.arguments.append(_text(function.get("arguments")))
+                self._add_span(TOOL_CALLS, len(made.arguments[-1]), index)
+
+    def _add_span(self, name: str, length: int, call: int = 0) -> None:
+        if not (length or name == TOOL_CALLS):
+            return
+        if self.spans and self.spans[-1][:2] == (name, call):
+            length += self.spans.pop().length
+        self.spans.append(AnswerSpan(name, call, length))
+
+    def _order(self) -> tuple[AnswerSpan, ...]:
+        """Return the spans if they matter, with the calls numbered as in the fields."""
+        places = [(IN_ORDER.index(span.field), span.call) for span in self.spans]
+        if places == sorted(set(places)):
+            return ()
+        positions = {index: number for number, index in enumerate(sorted(self.calls))}
+        return tuple(
+            span._replace(call=positions.get(span.call, 0)) for span in self.spans
+        )
 
     def _add_logprobs(self, logprobs: Mapping[str, JSON]) -> None:
         """Join the lists of a chat's logprobs, or of a completion's."""
@@ -162,6 +204,38 @@ class _ChoiceDraft:
                 before.extend(value)
             elif before is None:
                 known[name] = [*value] if isinstance(value, list) else value
+
+
+def _replayed(index: int, choice: Choice) -> Iterator[Delta]:
+    """Return the pieces of a choice: one, or one for each of its spans."""
+    fields = _streamed(choice.fields)
+    if not choice.order:
+        yield Delta(index, fields, choice.logprobs, choice.finish_reason)
+        return
+    names = {span.field for span in choice.order}
+    others = {name: value for name, value in fields.items() if name not in names}
+    yield Delta(index, others, choice.logprobs)
+    ends: dict[tuple[str, int], int] = {}
+    for name, call, length in choice.order:
+        begin = ends.get((name, call), 0)
+        end = ends[name, call] = begin + length
+        value = fields.get(name)
+        if isinstance(value, str):
+            yield Delta(index, {name: value[begin:end]})
+        elif isinstance(value, Sequence) and call < len(value):
+            yield Delta(index, {name: [_slice_of_call(value[call], begin, end)]})
+    yield Delta(index, finish_reason=choice.finish_reason)
+
+
+def _slice_of_call(call: JSON, begin: int, end: int) -> JSON:
+    """Return a part of a call's arguments, with all else if it is the beginning."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not (isinstance(call, Mapping) and isinstance(function, Mapping)):
+        return call
+    arguments = _text(function.get("arguments"))[begin:end]
+    if begin:
+        return {"index": call.get("index"), "function": {"arguments": arguments}}
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _streamed(fields: Mapping[str, JSON]) -> Mapping[str, JSON]:

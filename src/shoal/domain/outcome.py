@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from shoal.domain.work import JSON
 
@@ -58,16 +58,30 @@ class Delta:
 AnswerPiece: TypeAlias = str | Delta
 
 
+class AnswerSpan(NamedTuple):
+    """So many characters of a text in ``Choice.fields``, which came in one run.
+
+    Of ``tool_calls``, they are of the arguments of the call with the index ``call``.
+    """
+
+    field: str
+    call: int
+    length: int
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A complete choice of several, or one that is more than text.
 
-    ``fields`` are those of a message in OpenAI's form; see ``Delta``.
+    ``fields`` are those of a message in OpenAI's form; see ``Delta``.  ``order`` has
+    the spans of their texts as they came; empty: reasoning, text, a refusal and calls
+    in this order, each in one run.  It makes no difference between answers.
     """
 
     fields: Mapping[str, JSON] = field(default_factory=dict)
     finish_reason: str = "stop"
     logprobs: JSON = None
+    order: tuple[AnswerSpan, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from shoal.domain.facts import (
 )
 from shoal.domain.job import DEFAULT_TERMS, Job, JobTerms, TimeLimits
 from shoal.domain.job_kinds import WORK_TYPES
-from shoal.domain.outcome import Choice, Outcome, Usage
+from shoal.domain.outcome import AnswerSpan, Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
 from shoal.domain.work import Call, Feature, JobKind, JsonWork, Work
 from shoal.store.blobs import BlobStore
@@ -182,9 +182,14 @@ def decode_outcome(stored: bytes | str, value: bytes | None = None) -> Outcome:
         found["text"],
         found["finish_reason"],
         None if usage is None else Usage(**usage),
-        tuple(Choice(**choice) for choice in found.get("choices", ())),
+        tuple(map(_choice, found.get("choices", ()))),
         found.get("output", ""),
     )
+
+
+def _choice(found: dict[str, Any]) -> Choice:
+    order = tuple(AnswerSpan(*span) for span in found.pop("order", ()))
+    return Choice(**found, order=order)
 
 
 def encode_terms(terms: JobTerms) -> str:

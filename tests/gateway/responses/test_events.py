@@ -69,20 +69,17 @@ texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 
 @st.composite
 def answers(draw: st.DrawFn) -> list[AnswerPiece]:
-    """Return the pieces of an answer whose parts come in the usual order."""
-    pieces: list[AnswerPiece] = [
-        Delta(fields={"reasoning_content": text})
-        for text in draw(st.lists(texts, max_size=3))
-    ]
-    pieces += draw(st.lists(texts, max_size=4))
-    pieces += [
-        Delta(fields={"refusal": text}) for text in draw(st.lists(texts, max_size=2))
-    ]
+    """Return the pieces of an answer whose parts come in any order."""
+    runs: list[list[AnswerPiece]] = []
+    for _ in range(draw(st.integers(0, 3))):
+        runs.append([*draw(st.lists(texts, max_size=4))])
+        for field in ("reasoning_content", "refusal"):
+            given = draw(st.lists(texts, max_size=2))
+            runs.append([Delta(fields={field: text}) for text in given])
     for index in range(draw(st.integers(0, 2))):
-        pieces += call(
-            index, f"f{index}", msgspec.json.encode({"x": draw(texts)}).decode()
-        )
-    return pieces
+        arguments = msgspec.json.encode({"x": draw(texts)}).decode()
+        runs.append(call(index, f"f{index}", arguments))
+    return [piece for run in draw(st.permutations(runs)) for piece in run]
 
 
 def joined(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

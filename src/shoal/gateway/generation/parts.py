@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from shoal.domain.answer_assembly import disassemble
+from shoal.domain.answer_assembly import replay
 from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.work import JSON
 
@@ -116,7 +116,7 @@ class PartReader:
         """
         events: list[PartEvent] = []
         if not self._ended and not self._drafts:
-            events += self.read(disassemble(outcome))
+            events += self.read(replay(outcome))
         return [*events, *self._advance(last=True)]
 
     def _read_fields(self, fields: Mapping[str, JSON]) -> None:
