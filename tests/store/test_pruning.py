@@ -3,8 +3,10 @@
 import asyncio
 import random
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -18,6 +20,8 @@ from shoal.store.sqlite import pruning
 from shoal.store.sqlite.pruning import FACTS_AT_ONCE, JOBS_AT_ONCE
 from shoal.store.sqlite.schema import migrate
 from shoal.store.sqlite.store import SqliteStore
+
+T = TypeVar("T")
 
 JOBS = 10 * JOBS_AT_ONCE + 1
 TEXT = random.Random(0).randbytes(5000).hex()  # hard to compress
@@ -76,6 +80,26 @@ async def test_file_shrinks_after_a_prune(tmp_path: Path) -> None:
     await store.close()
     with closing(sqlite3.connect(tmp_path / "shoal.db")) as sql:
         assert sql.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_free_pages_are_given_back_many_at_once(tmp_path: Path) -> None:
+    store = await filled(tmp_path / "shoal.db")
+    pages = await value(store, "PRAGMA page_count")
+    transact, transactions = store.database.transact, 0
+
+    async def counted(work: Callable[[sqlite3.Connection], T]) -> T:
+        nonlocal transactions
+        transactions += 1
+        return await transact(work)
+
+    store.database.transact = counted  # type: ignore[method-assign]  # to count
+    await store.prune(2.0)
+
+    freed = pages - await value(store, "PRAGMA page_count")
+    assert freed > 2 * pruning.PAGES_AT_ONCE
+    deleting = JOBS // JOBS_AT_ONCE + FACTS_AT_ONCE // FACTS_AT_ONCE
+    assert transactions <= freed // pruning.PAGES_AT_ONCE + deleting + 10
+    await store.close()
 
 
 async def test_file_that_cannot_shrink_is_pruned(tmp_path: Path) -> None:

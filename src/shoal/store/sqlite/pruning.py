@@ -88,6 +88,9 @@ def _shrink(sql: sqlite3.Connection) -> bool:
     ((pages,),) = sql.execute("PRAGMA page_count")
     if free <= pages * FREE_SHARE:
         return False
-    sql.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
+    for _ in range(PAGES_AT_ONCE):
+        # A larger number would free one page as well: Python's module takes one step
+        # of a statement without columns.
+        sql.execute("PRAGMA incremental_vacuum(1)")
     ((left,),) = sql.execute("PRAGMA freelist_count")
     return bool(left < free)
