@@ -5,12 +5,14 @@ as slowly as it is allowed to.  It is another process: it shares no interpreter.
 """
 
 import asyncio
+import base64
 import gzip
 import json
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientWebSocketResponse
@@ -28,6 +30,7 @@ MIB = 1 << 20
 AT_ONCE = 4  # connections of a flood
 STREAMS = 20  # that nobody reads
 PIECE, PIECE_EVERY = 16 << 10, 0.02  # bytes of each, and seconds between two
+IMAGES = 16_000  # in a chat
 UNREAD = "unread"  # the model that answers them
 SLOW = 60  # connections of peers that send or read hardly anything
 FLEET_HUB = "hub"
@@ -58,8 +61,11 @@ async def chats(url: str) -> None:
 
 
 async def images(url: str) -> None:
-    part = json.dumps({"type": "image_url", "image_url": {"url": "x" * 700}})
-    parts = ",".join([part] * 16_000)
+    # Images do not compress.
+    noise = base64.b64encode(Random(0).randbytes(525 * IMAGES)).decode()
+    urls = (noise[start : start + 700] for start in range(0, len(noise), 700))
+    each = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    parts = ",".join(map(json.dumps, each))
     body = f'{{"model":"m","messages":[{{"role":"user","content":[{parts}]}}]}}'
     await asyncio.gather(*(requests(url, CHAT, body.encode()) for _ in range(AT_ONCE)))
 

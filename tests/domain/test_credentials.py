@@ -161,8 +161,8 @@ def test_usage_that_nobody_reported_is_estimated() -> None:
     assert usage_of(INPUTS, Outcome("[0.1, 0.2]")) == Usage(3, 0)
     longer = usage_of(CHAT, Outcome("12345", choices=(choice,)))
     assert longer.completion_tokens > 2
-    assert partial_usage(CHAT, 0) is None
-    assert partial_usage(CHAT, 5) == Usage(read, 2)
+    assert partial_usage(read, 0) is None
+    assert partial_usage(read, 5) == Usage(read, 2)
 
 
 @pytest.mark.parametrize(

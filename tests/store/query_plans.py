@@ -17,6 +17,7 @@ SMALL = {
     "keys",
     "suspensions",
     "trusted",
+    "unclaimed_works",  # of jobs that are being submitted, or were just deleted
     "usage",  # few rows of an owner: older days are added up
 }
 SMALL_INDEXES = ("USING INDEX batches_open", "USING INDEX jobs_open")  # open ones

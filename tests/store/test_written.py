@@ -32,6 +32,7 @@ FOLDER = Path(__file__).parent / "written"
 VERSIONS = range(1, len(MIGRATIONS) + 1)
 WITH_CALLS = 5  # versions from which on there are calls and deliveries
 WITH_PACKED = 10  # and from which on there is a job with compressed texts
+WITH_PARTS = 12  # and one with a large work, in parts
 
 W = WorkerId("w")
 STATES = {
@@ -123,7 +124,8 @@ async def test_database_of_an_earlier_version_accepts_writes(
 
     await store.keys.keys.add(Key("k", "a", digest_of("new"), "", Scope.USE, 1.0))
     assert await store.keys.usage_of("nobody", 0) == KeyUsage()
-    ended = 4 + (version >= WITH_CALLS) + (version >= WITH_PACKED)
+    since = (WITH_CALLS, WITH_PACKED, WITH_PARTS)
+    ended = 4 + sum(version >= each for each in since)
     assert await store.prune(1000.0) == ended
     await store.close()
 
@@ -131,6 +133,9 @@ async def test_database_of_an_earlier_version_accepts_writes(
         (found,) = database.execute("PRAGMA user_version").fetchone()
         assert found == len(MIGRATIONS)
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        for table in ("work_parts", "unclaimed_works"):
+            count = f"SELECT count(*) FROM {table}"
+            assert database.execute(count).fetchone() == (0,)
 
 
 @pytest.mark.parametrize("version", VERSIONS[WITH_CALLS - 1 :])
@@ -241,6 +246,22 @@ async def test_compressed_texts_are_read(version: int, tmp_path: Path) -> None:
             41.0, LateResult(JobId("packed"), one, WorkerId("x"), "completed")
         ),
     ]
+    await store.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS[WITH_PARTS - 1 :])
+async def test_work_in_parts_is_read(version: int, tmp_path: Path) -> None:
+    store = await opened(version, tmp_path)
+
+    stored = await store.job(JobId("large"))
+
+    assert stored is not None
+    assert isinstance(stored.job.work, Chat)
+    assert stored.job.work.messages == (
+        {"role": "system", "content": "é " * 200},
+        {"role": "user", "content": "question large é 🦦"},
+    )
+    assert stored.job.terms.form == '{"key": "large"}'
     await store.close()
 
 

@@ -53,6 +53,7 @@ from shoal.pool.react import Revocation, react, revocations
 from shoal.pool.state import PoolState
 from shoal.protocols.seam.session import CloseCode
 from shoal.store.blobs import MemoryBlobs
+from shoal.store.large_works import is_large
 from shoal.store.port import Store
 from shoal.transports.clock import Clock, Timer
 
@@ -160,7 +161,7 @@ class Hub:
         Raises UnknownModel, CannotDo, ContextExceeded, InsufficientFunds, QueueFull,
         KeyReused, ShuttingDown or StoreError before the job is accepted.
         """
-        answer = await self._answers.find(job) or self._submit(job)
+        answer = await self._answers.find(job) or await self._submit_prepared(job)
         reading = answer.open_reader()
         try:
             await self._answers.wait_accepted(answer.job_id)
@@ -422,6 +423,20 @@ class Hub:
         self.post(Submission(job))
         return answer
 
+    async def _submit_prepared(self, job: Job) -> Answer:
+        """Submit a job, after the store has written its work if that is large."""
+        if not (job.terms.kept and is_large(job)):
+            return self._submit(job)
+        if (error := self.rejection(job)) is not None:
+            raise error  # before anything is written
+        await self._store.prepare(job)
+        try:
+            # The same request may have been submitted meanwhile.
+            return await self._answers.find(job) or self._submit(job)
+        finally:
+            if job.id not in self._answers:
+                self._store.discard(job.id)
+
     def _notify_room(self) -> None:
         listeners, self._room_listeners = self._room_listeners, []
         for call in listeners:
@@ -496,6 +511,7 @@ class Hub:
         answer.fail(error)
         self._answers.resolve(job.id, error)
         self._effects.forget(job.id)
+        self._store.discard(job.id)
 
     def _update_idle(self) -> None:
         if self.pool.jobs or self._answers.unaccepted:

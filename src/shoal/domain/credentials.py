@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from shoal.domain.errors import Forbidden
 from shoal.domain.job import Priority
 from shoal.domain.outcome import Outcome, Usage
-from shoal.domain.work import Embedding, Rerank, Work, texts_read
+from shoal.domain.work import JobKind, Work, texts_read
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 """The names of keys and tokens, which appear in logs, tables and commands."""
@@ -173,14 +173,13 @@ def tokens_to_read(work: Work) -> int:
     return sum(map(estimated_tokens, texts_read(work)))
 
 
-def partial_usage(work: Work, written: int) -> Usage | None:
+def partial_usage(read: int, written: int) -> Usage | None:
     """Estimate the usage of an unfinished job; None if it had no output.
 
-    ``written`` is the number of characters of its answer.
+    ``read`` is the tokens of its work (``tokens_to_read``), ``written`` the number of
+    characters of its answer.
     """
-    return (
-        Usage(tokens_to_read(work), -(-written // BYTES_PER_TOKEN)) if written else None
-    )
+    return Usage(read, -(-written // BYTES_PER_TOKEN)) if written else None
 
 
 def reported_usage(outcome: Outcome) -> Usage | None:
@@ -198,12 +197,15 @@ def reported_usage(outcome: Outcome) -> Usage | None:
 
 def usage_of(work: Work, outcome: Outcome) -> Usage:
     """Return the usage of a job, estimated if the worker reported none."""
-    if (counted := reported_usage(outcome)) is not None:
-        return counted
+    counted = reported_usage(outcome)
+    return counted or estimated_usage(tokens_to_read(work), work.kind, outcome)
+
+
+def estimated_usage(read: int, kind: JobKind, outcome: Outcome) -> Usage:
+    """Estimate the usage of a job from the tokens of its work and its outcome."""
     written = "".join(str(choice.fields) for choice in outcome.choices) or outcome.text
-    numbers = isinstance(work, Embedding | Rerank)
-    generated = 0 if numbers else estimated_tokens(written)
-    return Usage(tokens_to_read(work), generated)
+    numbers = kind in (JobKind.EMBEDDING, JobKind.RERANK)
+    return Usage(read, 0 if numbers else estimated_tokens(written))
 
 
 def with_fingerprint(token: str, fingerprint: bytes | None) -> str:

@@ -84,7 +84,7 @@ def encode_work(work: JsonWork | None, terms: JobTerms = DEFAULT_TERMS) -> bytes
     texts = _long_texts(terms)
     if work is None and not texts:
         return None
-    return pack(msgspec.json.encode({"work": work, **texts}))
+    return msgspec.json.encode({"work": work, **texts})
 
 
 def encode_call(call: Call, blobs: BlobStore) -> tuple[bytes, tuple[bytes, ...]]:
@@ -132,7 +132,10 @@ def large_values_of(data: bytes) -> tuple[bytes, ...]:
 
 
 def decode_work(kind: str, stored: bytes | str) -> tuple[Work | None, LongTexts]:
-    """Decode what ``encode_work`` encoded; the texts are those that are not empty."""
+    """Decode what ``encode_work`` encoded, which may be packed.
+
+    The texts are those that are not empty.
+    """
     if isinstance(stored, str):
         read = StoredWork(msgspec.json.decode(stored) if stored else None)
     else:

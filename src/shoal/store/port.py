@@ -193,6 +193,20 @@ class Store(Protocol):
         """
         ...
 
+    async def prepare(self, job: Job) -> None:
+        """Write what is large of a job that is about to be submitted.
+
+        Other writes go on meanwhile, and ``append`` has less to write then.  Call
+        ``discard`` if the job is not submitted.
+
+        Raises StoreError.
+        """
+        ...
+
+    def discard(self, job_id: JobId) -> None:
+        """Delete later what ``prepare`` wrote, if it wrote anything."""
+        ...
+
     async def append(
         self,
         facts: Sequence[Fact],

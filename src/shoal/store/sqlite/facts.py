@@ -35,7 +35,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Call, CallStream
+from shoal.domain.work import Call
 from shoal.pool.lifecycle import TRANSITIONS, JobState
 from shoal.store import codec
 from shoal.store.blobs import BlobStore
@@ -49,13 +49,15 @@ from shoal.store.sqlite.histories import (
 )
 from shoal.store.sqlite.keys import count_calls, count_usage
 from shoal.store.sqlite.ledger import write_limit
+from shoal.store.sqlite.work_parts import WorkParts
 
 
 @dataclass(slots=True)
 class LargeValues:
-    """The blob store, and the values that open jobs have pinned there."""
+    """Large works, the blob store, and the values that open jobs pin there."""
 
     blobs: BlobStore
+    works: WorkParts
     _pinned: dict[JobId, tuple[bytes, ...]] = field(default_factory=dict)
 
     def pin(self, job_id: JobId, digests: tuple[bytes, ...]) -> None:
@@ -268,20 +270,17 @@ class _Batch:
     def _columns(self, job: Job, at: float) -> tuple[object, ...]:
         """Return the columns that never change, and release the idempotency key."""
         name = job.idempotency_key or None
-        work, call = None, None
+        call = None
         if isinstance(job.work, Call):
             call, digests = codec.encode_call(job.work, self.apart.blobs)
             self.apart.pin(job.id, digests)
-        else:
-            assert not isinstance(job.work, CallStream), "call streams are not stored"
-            work = job.work
         if name is not None:
             self._free(job.owner, name)
         return (
             job.kind.value,
             listed_model(job),
             job.owner,
-            codec.encode_work(work, job.terms),
+            self.apart.works.submit(self.sql, job),
             codec.encode_limits(job.limits),
             job.priority.value,
             name,

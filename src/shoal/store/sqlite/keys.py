@@ -13,14 +13,17 @@ from shoal.domain.credentials import (
     Quota,
     Scope,
     day_of,
+    estimated_usage,
     partial_usage,
     reported_usage,
-    usage_of,
+    tokens_to_read,
 )
 from shoal.domain.ids import JobId
 from shoal.domain.job import Priority
 from shoal.domain.outcome import Outcome, Usage
+from shoal.domain.work import JobKind
 from shoal.store import codec
+from shoal.store.large_works import head_of
 from shoal.store.sqlite.database import SqlRunner
 
 C = TypeVar("C", Key, JoinToken)
@@ -114,13 +117,19 @@ NO_TOKENS = Usage(0, 0)
 def _estimate(
     sql: sqlite3.Connection, job_id: JobId, end: Outcome | int
 ) -> Usage | None:
-    """Estimate the usage of a job from its work, which this decodes."""
+    """Estimate the usage of a job from its work, which this decodes unless large."""
     query = "SELECT kind, coalesce(packed_work, work) FROM jobs WHERE id = ?"
     ((kind, stored),) = sql.execute(query, (job_id,))
-    work, _ = codec.decode_work(kind, stored)
-    if work is None:
-        return NO_TOKENS  # a function call
-    return partial_usage(work, end) if isinstance(end, int) else usage_of(work, end)
+    if (head := head_of(stored)) is not None:
+        read = head.tokens
+    else:
+        work, _ = codec.decode_work(kind, stored)
+        if work is None:
+            return NO_TOKENS  # a function call
+        read = tokens_to_read(work)
+    if isinstance(end, int):
+        return partial_usage(read, end)
+    return estimated_usage(read, JobKind(kind), end)
 
 
 def count_usage(

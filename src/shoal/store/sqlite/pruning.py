@@ -12,6 +12,7 @@ from shoal.store.batches import BATCH_ID_LENGTH
 from shoal.store.sqlite.database import SqlRunner
 from shoal.store.sqlite.keys import add_up_usage, forget_ended
 from shoal.store.sqlite.pairing import forget_expired
+from shoal.store.sqlite.work_parts import WorkParts, disown_parts
 
 # Of one transaction, which takes a few milliseconds.
 JOBS_AT_ONCE = 50
@@ -22,12 +23,13 @@ PAGES_AT_ONCE = 200
 FREE_SHARE = 0.25  # of the file's pages that are kept for new rows
 
 
-async def prune(database: SqlRunner, before: float) -> int:
+async def prune(database: SqlRunner, works: WorkParts, before: float) -> int:
     """Delete what ended before a Unix time; return the number of jobs."""
     await database.transact(lambda sql: _forget(sql, before))
     jobs = 0
     while deleted := await database.transact(lambda sql: _delete_jobs(sql, before)):
         jobs += deleted
+    await works.delete_unused()
     while await database.transact(lambda sql: _delete_facts(sql, before)):
         pass
     first: str | None = ""
@@ -66,6 +68,7 @@ def _delete_jobs(sql: sqlite3.Connection, before: float) -> int:
 
 
 def _delete_with_traces(sql: sqlite3.Connection, jobs: list[tuple[str]]) -> int:
+    disown_parts(sql, jobs)
     sql.executemany("DELETE FROM facts WHERE job_id = ?", jobs)
     sql.executemany("DELETE FROM webhook_deliveries WHERE job_id = ?", jobs)
     sql.executemany("DELETE FROM jobs WHERE id = ?", jobs)

@@ -257,6 +257,20 @@ MIGRATIONS = (
         PRIMARY KEY (batch_id, line)
     ) STRICT;
     """,
+    # The parts of large works, which are written before their jobs are submitted and
+    # deleted after them.  Meanwhile no job claims them.
+    """
+    CREATE TABLE work_parts (
+        number INTEGER PRIMARY KEY,
+        job_id TEXT NOT NULL,
+        part INTEGER NOT NULL,
+        data BLOB NOT NULL
+    ) STRICT;
+    CREATE UNIQUE INDEX work_parts_of_job ON work_parts (job_id, part);
+    CREATE TABLE unclaimed_works (
+        job_id TEXT PRIMARY KEY
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.domain.facts import (
     Fact,
+    JobSubmitted,
     WorkerSuspended,
     WorkerTrusted,
 )
@@ -38,6 +39,7 @@ from shoal.store.sqlite.ledger import SqliteLedger, write_entries
 from shoal.store.sqlite.pairing import SqlitePairing
 from shoal.store.sqlite.pruning import delete_job, prune
 from shoal.store.sqlite.webhooks import SqliteWebhooks, write_deliveries
+from shoal.store.sqlite.work_parts import WorkParts, read_work
 
 JOB = """SELECT id, kind, owner, state, coalesce(packed_work, work), limits, priority,
                 idempotency_key, terms, lease, coalesce(packed_outcome, outcome), error,
@@ -57,10 +59,17 @@ class SqliteStore:
         self.pairing = SqlitePairing(database)
         self.files = SqliteFiles(database)
         self.batches = SqliteBatches(database)
-        self._large_values = LargeValues(blobs or MemoryBlobs())
+        self._works = WorkParts(database)
+        self._large_values = LargeValues(blobs or MemoryBlobs(), self._works)
 
     async def open(self) -> None:
         await self.database.open()
+
+    async def prepare(self, job: Job) -> None:
+        await self._works.prepare(job)
+
+    def discard(self, job_id: JobId) -> None:
+        self._works.discard(job_id)
 
     async def append(
         self,
@@ -77,12 +86,15 @@ class SqliteStore:
             write_deliveries(sql, entries.deliveries, at)
 
         await self.database.transact(write)
+        for each in recorded:
+            if isinstance(each.fact, JobSubmitted):
+                self._works.forget(each.fact.job.id)
 
     async def open_jobs(self) -> list[StoredJob]:
         query = f"{JOB} WHERE ended_at IS NULL ORDER BY submitted_at, rowid"
         # The writer's thread owns the pins of large values.
         return await self.database.transact(
-            lambda sql: [self._open_job(row) for row in sql.execute(query)]
+            lambda sql: [self._open_job(sql, row) for row in sql.execute(query)]
         )
 
     async def job(self, job_id: JobId) -> StoredJob | None:
@@ -109,7 +121,7 @@ class SqliteStore:
             row = sql.execute(f"{JOB} WHERE id = ?", (job_id,)).fetchone()
             if row is None:
                 return []
-            stored = _job(row, self._large_values.blobs)
+            stored = _job(sql, row, self._large_values.blobs)
             return read_history(sql, stored.job, stored.outcome)
 
         return await self.database.read(read)
@@ -155,10 +167,12 @@ class SqliteStore:
         )
 
     async def prune(self, before: float) -> int:
-        return await prune(self.database, before)
+        return await prune(self.database, self._works, before)
 
     async def delete_job(self, job_id: JobId) -> bool:
-        return await self.database.transact(lambda sql: delete_job(sql, job_id))
+        found = await self.database.transact(lambda sql: delete_job(sql, job_id))
+        await self._works.delete_unused()
+        return found
 
     async def close(self) -> None:
         await self.database.close()
@@ -166,22 +180,22 @@ class SqliteStore:
     async def _find_job(self, where: str, *values: object) -> StoredJob | None:
         def read(sql: sqlite3.Connection) -> StoredJob | None:
             row = sql.execute(f"{JOB} WHERE {where}", values).fetchone()
-            return None if row is None else _job(row, self._large_values.blobs)
+            return None if row is None else _job(sql, row, self._large_values.blobs)
 
         return await self.database.read(read)
 
-    def _open_job(self, row: tuple[Any, ...]) -> StoredJob:
+    def _open_job(self, sql: sqlite3.Connection, row: tuple[Any, ...]) -> StoredJob:
         """Read an open job, and pin its large values until it ends."""
-        stored, (call, _) = _job(row, self._large_values.blobs), row[-2:]
+        stored, (call, _) = _job(sql, row, self._large_values.blobs), row[-2:]
         if call is not None:
             self._large_values.pin(stored.job.id, codec.large_values_of(call))
         return stored
 
 
-def _job(row: tuple[Any, ...], blobs: BlobStore) -> StoredJob:
+def _job(sql: sqlite3.Connection, row: tuple[Any, ...], blobs: BlobStore) -> StoredJob:
     id_, kind, owner, state, work, limits, priority, name, terms, *rest = row
     lease, outcome, error, submitted_at, ended_at, call, value = rest
-    decoded, texts = codec.decode_work(kind, work)
+    decoded, texts = codec.decode_work(kind, read_work(sql, id_, work))
     decoded_terms = codec.decode_terms(terms)
     if texts:
         decoded_terms = replace(decoded_terms, **texts)
