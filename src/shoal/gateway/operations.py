@@ -128,7 +128,7 @@ RESPONSES = (
     ),
     Operation(
         *("GET", "/v1/responses/{id}/input_items", "List the input of a response"),
-        read(responses.list_input_items),
+        read_list(responses.list_input_items),
         answer=responses.InputItemList,
         query=responses.InputItemQuery,
     ),
