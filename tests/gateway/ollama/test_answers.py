@@ -176,6 +176,15 @@ def test_an_answer_without_pieces_is_streamed_from_its_outcome() -> None:
     assert [line["message"]["content"] for line in lines] == ["Hello", ""]
 
 
+def test_names_and_texts_may_have_quotes() -> None:
+    name, text = 'a""', '""'
+    odd = OllamaAnswer(AnswerShape.GENERATE, name, WORK, Stopwatch(Clock().now))
+
+    line = json.loads(OllamaStream(odd, CREATED).encode([text]))
+
+    assert (line["model"], line["response"]) == (name, text)
+
+
 def test_an_error_ends_the_stream_in_a_line() -> None:
     stream = OllamaStream(answer(), CREATED)
 

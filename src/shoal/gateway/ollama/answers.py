@@ -29,7 +29,7 @@ from shoal.gateway.generation.parts import (
 )
 from shoal.gateway.http import errors
 from shoal.gateway.http.media_types import NDJSON_TYPE
-from shoal.gateway.http.responses import encode_json
+from shoal.gateway.http.responses import encode_event_text, encode_json
 from shoal.ledger.canonical import to_time
 
 CALL_PREFIX = "call_"
@@ -161,6 +161,9 @@ class OllamaStream:
     def __init__(self, answer: OllamaAnswer, created: int) -> None:
         self._answer = answer
         self._created_at = to_time(created)
+        # Encoded once: a token costs the encoding of its text and one join.
+        empty = answer.line(self._created_at, answer.shape.fields(""))
+        self._before, _, self._after = empty.rpartition(b'""')
         self._reader = PartReader(CALL_PREFIX)
         self._open = PartKind.TEXT  # the kind of the open part
         self._calls = 0
@@ -199,9 +202,9 @@ class OllamaStream:
                 return b""  # Ollama's clients get calls whole
             case PartKind.REASONING:
                 fields = self._answer.shape.fields("", text)
+                return self._answer.line(self._created_at, fields)
             case PartKind.TEXT | PartKind.REFUSAL:
-                fields = self._answer.shape.fields(text)
-        return self._answer.line(self._created_at, fields)
+                return self._before + encode_event_text(text) + self._after
 
     def _ended(self, part: Part) -> bytes:
         if part.kind is not PartKind.TOOL_CALL:
