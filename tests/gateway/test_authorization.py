@@ -61,6 +61,8 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/v1/batches"): ANY_KEY,
     ("GET", "/v1/batches/{batch_id}"): OWN,
     ("POST", "/v1/batches/{batch_id}/cancel"): (409, 409, 404, 403, 401),  # it ended
+    ("POST", "/v1/messages"): SUBMISSION,
+    ("POST", "/v1/messages/count_tokens"): SUBMISSION,
     ("GET", "/v1/tasks"): ANY_KEY,
     ("GET", "/v1/calls"): SUBMISSION,
     # Content is addressed by its SHA-256: who knows it may read it.

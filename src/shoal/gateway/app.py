@@ -152,7 +152,7 @@ async def _handle(
         response = await handler(request)
     except ShoalError as error:
         record.error = errors.error_status(error).code
-        response = errors.error_response(error, form)
+        response = errors.error_response(error, form, record.id)
         release_frames(error)
     except web.HTTPException as error:
         record.error = errors.http_error_code(error)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from shoal.gateway.anthropic.errors import ANTHROPIC_ERRORS
 from shoal.gateway.http.errors import OPENAI_ERRORS, PLAIN_ERRORS, ErrorForm
 
 ERROR_FORMS: Mapping[str, ErrorForm] = {
@@ -11,6 +12,7 @@ ERROR_FORMS: Mapping[str, ErrorForm] = {
     "/v1/trust": PLAIN_ERRORS,
     "/ollama": PLAIN_ERRORS,
     "/api": PLAIN_ERRORS,  # where clients of Ollama go without the prefix
+    "/v1/messages": ANTHROPIC_ERRORS,
 }
 """By paths, with all below; others have OpenAI's."""
 

@@ -9,6 +9,9 @@ from shoal.domain.worker import Suspension
 from shoal.gateway import calls, dispatch, grandsage, monitoring, openapi, runs
 from shoal.gateway.admin import accounts, credentials, models, status, workers
 from shoal.gateway.admin import jobs as admin_jobs
+from shoal.gateway.anthropic import endpoints as anthropic
+from shoal.gateway.anthropic.message_answer import AnsweredMessage
+from shoal.gateway.anthropic.message_body import CountMessageTokens, CreateMessage
 from shoal.gateway.batches import endpoints as batches
 from shoal.gateway.batches import files
 from shoal.gateway.http.ids import CHAT_ID_PREFIX, COMPLETION_ID_PREFIX
@@ -177,6 +180,22 @@ BATCHES = (
         *("POST", "/v1/batches/{batch_id}/cancel", "Cancel a batch"),
         use(batches.cancel_batch),
         answer=batches.BatchObject,
+    ),
+)
+
+ANTHROPIC = (
+    Operation(
+        *("POST", "/v1/messages", "Create a message"),
+        use(anthropic.create_message),
+        answer=AnsweredMessage,
+        body=CreateMessage,
+        streams=True,
+    ),
+    Operation(
+        *("POST", "/v1/messages/count_tokens", "Count the tokens of a message"),
+        use(anthropic.count_message_tokens),
+        answer=anthropic.MessageTokens,
+        body=CountMessageTokens,
     ),
 )
 
@@ -477,6 +496,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *OPENAI,
     *RESPONSES,
     *BATCHES,
+    *ANTHROPIC,
     *CALLS,
     *RUNS,
     *JOBS,

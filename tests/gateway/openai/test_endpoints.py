@@ -48,6 +48,10 @@ async def test_model_tells_what_its_workers_can_do(
         "context_window": None,
         "workers": 2,
         "slots": 10,
+        # What Anthropic's clients read.
+        "type": "model",
+        "display_name": "m1",
+        "created_at": "1970-01-01T00:00:00Z",
     }
 
 

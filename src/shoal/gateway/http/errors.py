@@ -46,6 +46,7 @@ from shoal.domain.errors import (
     Unprocessable,
     WorkerLost,
 )
+from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import well_formed
 
 CLIENT = "invalid_request_error"
@@ -119,7 +120,8 @@ ERROR_STATUSES: Mapping[type[ShoalError], ErrorStatus] = {
 class ErrorReport:
     """What a response says about an error; ``type`` and ``code`` are OpenAI's.
 
-    ``param`` names the field of the request that is at fault, if one is.
+    ``param`` names the field of the request that is at fault, if one is; empty
+    ``request_id``: it is in the headers alone.
     """
 
     message: str
@@ -127,6 +129,7 @@ class ErrorReport:
     param: str | None
     code: str
     status: int
+    request_id: str = ""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -174,11 +177,11 @@ def error_status(error: ShoalError) -> ErrorStatus:
     )
 
 
-def error_report(error: ShoalError) -> ErrorReport:
+def error_report(error: ShoalError, request_id: str = "") -> ErrorReport:
     """Return what to say about an error."""
     row = error_status(error)
     param = error.field if isinstance(error, InvalidRequest) else None
-    return _report(str(error), row.type, param, row.code, row.status)
+    return _report(str(error), row.type, param, row.code, row.status, request_id)
 
 
 def error_body(error: ShoalError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
@@ -186,7 +189,9 @@ def error_body(error: ShoalError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
     return msgspec.json.encode(form.make(error_report(error)))
 
 
-def error_response(error: ShoalError, form: ErrorForm = OPENAI_ERRORS) -> web.Response:
+def error_response(
+    error: ShoalError, form: ErrorForm = OPENAI_ERRORS, request_id: str = ""
+) -> web.Response:
     """Return the response to a request that failed before anything was sent."""
     row = error_status(error)
     headers = dict(row.headers)
@@ -195,7 +200,7 @@ def error_response(error: ShoalError, form: ErrorForm = OPENAI_ERRORS) -> web.Re
     return web.Response(
         status=row.status,
         reason=row.reason,
-        body=error_body(error, form),
+        body=msgspec.json.encode(form.make(error_report(error, request_id))),
         content_type="application/json",
         headers=headers,
     )
@@ -219,7 +224,9 @@ def http_error_response(
     return web.Response(
         status=error.status,
         body=msgspec.json.encode(
-            form.make(_report(message, kind, None, code, error.status))
+            form.make(
+                _report(message, kind, None, code, error.status, record_of(request).id)
+            )
         ),
         content_type="application/json",
         headers=headers,
@@ -232,9 +239,14 @@ def http_error_code(error: web.HTTPException) -> str:
 
 
 def _report(
-    message: str, type_: str, param: str | None, code: str, status: int
+    message: str,
+    type_: str,
+    param: str | None,
+    code: str,
+    status: int,
+    request_id: str,
 ) -> ErrorReport:
     # Messages quote what clients sent, which may have lone surrogates.
     message = well_formed(message)
     param = None if param is None else well_formed(param)
-    return ErrorReport(message, type_, param, code, status)
+    return ErrorReport(message, type_, param, code, status, request_id)

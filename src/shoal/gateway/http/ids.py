@@ -13,10 +13,11 @@ CHAT_ID_PREFIX = "chatcmpl-"
 COMPLETION_ID_PREFIX = "cmpl-"
 RERANK_ID_PREFIX = "rerank-"
 RESPONSE_ID_PREFIX = "resp_"
+MESSAGE_ID_PREFIX = "msg_"
 
 ANSWER_ID_PREFIXES = (
     *(CHAT_ID_PREFIX, COMPLETION_ID_PREFIX),
-    *(RERANK_ID_PREFIX, RESPONSE_ID_PREFIX),
+    *(RERANK_ID_PREFIX, RESPONSE_ID_PREFIX, MESSAGE_ID_PREFIX),
 )
 """The id of an answer is one of these and its job's id."""
 

@@ -1,8 +1,12 @@
 """OpenAI's list of models, with what the pool knows about each.
 
-Source: OpenAI's API reference, "Models".  ``context_window`` is Groq's field.
+It is Anthropic's list as well, because the path is the same.
+
+Sources: OpenAI's API reference, "Models"; Anthropic's API reference, "List Models".
+``context_window`` is Groq's field.
 """
 
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
@@ -29,12 +33,18 @@ class ModelObject(msgspec.Struct, frozen=True):
     context_window: int | None  # tokens of prompt and answer; null: unknown
     workers: int  # that take new jobs
     slots: int  # jobs that they run at a time
+    display_name: str
+    created_at: str  # RFC 3339
     object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
     owned_by: str = "shoal"
 
 
 class ModelList(msgspec.Struct, frozen=True):
     data: list[ModelObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False
     object: Literal["list"] = "list"
 
 
@@ -42,7 +52,9 @@ async def list_models(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     listed = model_summaries(gateway.hub.pool, seen_by(caller))
-    return json_response(ModelList([_model_object(gateway, each) for each in listed]))
+    models = [_model_object(gateway, each) for each in listed]
+    first, last = (models[0].id, models[-1].id) if models else (None, None)
+    return json_response(ModelList(models, first, last))
 
 
 async def show_model(
@@ -67,4 +79,10 @@ def _model_object(gateway: Gateway, model: ModelSummary) -> ModelObject:
         model.context or None,
         model.workers,
         model.slots,
+        model.name,
+        _rfc3339(gateway.created_at),
     )
+
+
+def _rfc3339(at: float) -> str:
+    return datetime.fromtimestamp(int(at), UTC).isoformat().replace("+00:00", "Z")

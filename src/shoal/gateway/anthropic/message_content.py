@@ -1,0 +1,243 @@
+"""Translates the messages of Anthropic's API to those of a chat.
+
+A chat has a message for each result of a tool, and images only in messages of the user:
+the images of a result follow in the user's message, each after its call's id.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType
+
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.work import JSON
+from shoal.gateway.anthropic.message_body import (
+    BlockSource,
+    CitationsParam,
+    MessageBlock,
+    MessageParam,
+    PlainBlock,
+    ReadableBlock,
+    ResultBlock,
+)
+from shoal.gateway.generation.messages import (
+    Message,
+    assistant_message,
+    data_url,
+    image_part,
+    joined,
+    text_part,
+    tool_call,
+    tool_result,
+)
+from shoal.gateway.http.decoding import decode_object, is_given, unsupported
+from shoal.gateway.http.responses import encode_json
+
+MessagePart = Message  # of a message's content
+
+
+def chat_messages(
+    system: str | Sequence[PlainBlock] | None, messages: Sequence[MessageParam]
+) -> tuple[Message, ...]:
+    """Return the messages of a chat; the system prompt is the first.
+
+    Texts of several blocks are separated by an empty line.
+
+    Raises InvalidRequest naming a block that no engine could read.
+    """
+    found: list[Message] = []
+    if system:
+        found.append(_system_message(_plain_text(system, "system")))
+    for index, message in enumerate(messages):
+        path = f"messages[{index}].content"
+        match message.role:
+            case "user":
+                found += _user_messages(message.content, path)
+            case "assistant":
+                found.append(_assistant_message(message.content, path))
+            case "system":
+                parts = _parts(message.content, path)
+                found.append(_system_message(_text_of(parts, path)))
+    return tuple(found)
+
+
+def _system_message(text: str) -> Message:
+    return {"role": "system", "content": text}
+
+
+def _user_messages(content: str | list[MessageBlock], path: str) -> list[Message]:
+    """Return the results of tools, and then everything else as one message."""
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    messages: list[Message] = []
+    parts: list[MessagePart] = []
+    for index, block in enumerate(content):
+        at = f"{path}[{index}]"
+        if block.type == "tool_result":
+            message, images = _tool_result(block, at)
+            messages.append(message)
+            parts += images
+        else:
+            parts.append(_part(block, at))
+    if parts or not messages:
+        messages.append({"role": "user", "content": _content_of(parts)})
+    return messages
+
+
+def _assistant_message(content: str | list[MessageBlock], path: str) -> Message:
+    if isinstance(content, str):
+        return assistant_message(content)
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Message] = []
+    for index, block in enumerate(content):
+        at = f"{path}[{index}]"
+        match block.type:
+            case "text":
+                texts.append(_required(block.text, f"{at}.text"))
+            case "thinking":
+                thoughts.append(_required(block.thinking, f"{at}.thinking"))
+            case "redacted_thinking":
+                pass  # encrypted: only Anthropic can read it
+            case "tool_use":
+                calls.append(_tool_call(block, at))
+            case _:
+                raise unsupported(f"{at}.type", block.type)
+    reasoning = joined(thoughts) or None
+    return assistant_message(joined(texts), reasoning=reasoning, tool_calls=calls)
+
+
+def _tool_call(block: MessageBlock, at: str) -> Message:
+    given = decode_object(block.input, f"{at}.input") if is_given(block.input) else {}
+    return tool_call(
+        _required(block.id, f"{at}.id"),
+        _required(block.name, f"{at}.name"),
+        encode_json(given).decode(),
+    )
+
+
+def _tool_result(block: MessageBlock, at: str) -> tuple[Message, list[MessagePart]]:
+    """Return the message with the text of a result, and the parts of its images."""
+    call_id = _required(block.tool_use_id, f"{at}.tool_use_id")
+    parts = [] if block.content is UNSET else _parts(block.content, f"{at}.content")
+    text = _joined_texts(parts)
+    images = [part for part in parts if part["type"] != "text"]
+    if images and not text:
+        text = "The result is the image in the next message."
+    if block.is_error:
+        text = f"Error: {text}"
+    shown = [text_part(f"Image in the result of {call_id}:"), *images] if images else []
+    return tool_result(call_id, text), shown
+
+
+def _parts(
+    content: str | Sequence[MessageBlock | ResultBlock], path: str
+) -> list[MessagePart]:
+    if isinstance(content, str):
+        return [text_part(content)]
+    return [_part(block, f"{path}[{index}]") for index, block in enumerate(content)]
+
+
+def _part(block: MessageBlock | ResultBlock, at: str) -> MessagePart:
+    match block.type:
+        case "text":
+            return text_part(_required(block.text, f"{at}.text"))
+        case "image":
+            return image_part(_image_url(_source(block, at), f"{at}.source"))
+        case "document":
+            return text_part(_document_text(block, at))
+        case "search_result":
+            return text_part(_search_result_text(block, at))
+        case _:
+            raise unsupported(f"{at}.type", block.type)
+
+
+def _image_url(source: BlockSource, at: str) -> str:
+    match source.type:
+        case "base64":
+            media_type = _required(source.media_type, f"{at}.media_type")
+            return data_url(media_type, _required(source.data, f"{at}.data"))
+        case "url":
+            return _required(source.url, f"{at}.url")
+        case _:
+            raise unsupported(f"{at}.type", source.type)
+
+
+def _document_text(block: ReadableBlock, at: str) -> str:
+    """Return the text of a document; of other formats than text there is none."""
+    _check_citations(block, at)
+    source, path = _source(block, at), f"{at}.source"
+    match source.type:
+        case "text":
+            text = _required(source.data, f"{path}.data")
+        case "content":
+            text = _plain_text(source.content, f"{path}.content")
+        case _:
+            what = source.media_type or source.type
+            raise unsupported(f"{path}.type", f"a document as {what}")
+    return joined([block.title or "", block.context or "", text])
+
+
+def _search_result_text(block: MessageBlock | ResultBlock, at: str) -> str:
+    _check_citations(block, at)
+    source = block.source if isinstance(block.source, str) else ""
+    text = _plain_text(block.content, f"{at}.content")
+    return joined([block.title or "", source, text])
+
+
+def _check_citations(block: ReadableBlock, at: str) -> None:
+    if isinstance(block.citations, CitationsParam) and block.citations.enabled:
+        raise unsupported(f"{at}.citations")
+
+
+def _source(block: ReadableBlock, at: str) -> BlockSource:
+    if not isinstance(block.source, BlockSource):
+        field = f"{at}.source"
+        raise InvalidRequest(f"{field}: required, an object", field)
+    return block.source
+
+
+def _plain_text(
+    content: str | Sequence[PlainBlock | ResultBlock] | UnsetType, path: str
+) -> str:
+    if isinstance(content, UnsetType):
+        raise _missing(path)
+    if isinstance(content, str):
+        return content
+    return joined(
+        _plain_block_text(block, f"{path}[{index}]")
+        for index, block in enumerate(content)
+    )
+
+
+def _plain_block_text(block: PlainBlock | ResultBlock, at: str) -> str:
+    if block.type != "text":
+        raise unsupported(f"{at}.type", block.type)
+    return _required(block.text, f"{at}.text")
+
+
+def _text_of(parts: Sequence[MessagePart], path: str) -> str:
+    if any(part["type"] != "text" for part in parts):
+        raise InvalidRequest(f"{path}: only a user sends more than text", path)
+    return _joined_texts(parts)
+
+
+def _content_of(parts: list[MessagePart]) -> JSON:
+    """Return the text, or the parts if there is more than text in them."""
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    return _joined_texts(parts)
+
+
+def _joined_texts(parts: Sequence[MessagePart]) -> str:
+    texts = [part.get("text") for part in parts]
+    return joined(text for text in texts if isinstance(text, str))
+
+
+def _required(value: str | UnsetType, field: str) -> str:
+    if isinstance(value, UnsetType):
+        raise _missing(field)
+    return value
+
+
+def _missing(field: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: required, but missing", field)

@@ -1,0 +1,213 @@
+"""Decodes the requests of Anthropic's Messages API.
+
+Source: Anthropic's API reference, "Create a Message" and "Count tokens in a Message".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.options import CHAT_OPTIONS
+from shoal.domain.work import JSON, Chat
+from shoal.gateway.anthropic.message_body import (
+    SAMPLING_OPTIONS,
+    CountMessageTokens,
+    CreateMessage,
+    MessageBody,
+    ToolChoiceParam,
+    ToolParam,
+)
+from shoal.gateway.anthropic.message_content import chat_messages
+from shoal.gateway.anthropic.token_count import estimated_input_tokens
+from shoal.gateway.generation.messages import check_tools, chosen_tool, function_tool
+from shoal.gateway.generation.options import requested_options, stop_strings
+from shoal.gateway.generation.request import GenerationRequest
+from shoal.gateway.http.decoding import (
+    OBJECT_MAX,
+    decode,
+    decode_object,
+    is_given,
+    is_requested,
+    size_of,
+    unsupported,
+)
+from shoal.gateway.jobs.job_options import SESSION_MAX
+
+UNSUPPORTED: Mapping[str, tuple[JSON, ...]] = {
+    "mcp_servers": ([],),
+    "container": (),
+    "thread": (),
+}
+"""Fields that only Anthropic's own servers can obey, with their neutral values."""
+
+CUSTOM = (None, "custom", "function")
+"""Types of tools that the client itself runs; all others need Anthropic's servers, or
+models that were trained on them."""
+
+REASONING_EFFORTS = {
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    # Engines reject what they do not know, and all know these three.
+    "xhigh": "high",
+    "max": "high",
+}
+
+THINKING_SWITCHES = {"enabled": True, "disabled": False}
+"""What templates of chats are told; for other types, the model decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRequest:
+    """A request for a message; ``shows_thinking``: the reasoning is in the answer."""
+
+    generation: GenerationRequest[Chat]
+    shows_thinking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CountRequest:
+    """A request to count tokens, and the count."""
+
+    model: str
+    tokens: int
+
+
+_message_decoder = msgspec.json.Decoder(CreateMessage)
+_count_decoder = msgspec.json.Decoder(CountMessageTokens)
+
+
+def decode_message_request(data: bytes) -> MessageRequest:
+    """Decode a body.
+
+    Raises InvalidRequest naming the invalid field.
+    """
+    body: MessageBody = decode(_message_decoder, data)
+    options = requested_options(body, SAMPLING_OPTIONS, {}) | _options(body)
+    if stop := stop_strings(body.stop_sequences or []):
+        options["stop"] = stop
+    chat = Chat(
+        body.model,
+        chat_messages(body.system, body.messages),
+        body.max_tokens,
+        body.temperature,
+        _in_order(options),
+    )
+    generation = GenerationRequest(
+        chat,
+        stream=bool(body.stream),
+        session=_session(body),
+        tier=body.service_tier or "",
+    )
+    return MessageRequest(generation, _shows_thinking(body))
+
+
+def decode_count_request(data: bytes) -> CountRequest:
+    """Decode a body whose tokens are to be counted, and estimate their number.
+
+    Raises InvalidRequest naming the invalid field.
+    """
+    body = decode(_count_decoder, data)
+    messages = chat_messages(body.system, body.messages)
+    chat = Chat(body.model, messages, options=_in_order(_options(body)))
+    return CountRequest(chat.model, estimated_input_tokens(chat))
+
+
+def _options(body: CountMessageTokens) -> dict[str, JSON]:
+    """Return the options that both kinds of bodies have."""
+    for field, harmless in UNSUPPORTED.items():
+        if is_requested(getattr(body, field), harmless):
+            raise unsupported(field)
+    options = _tool_options(body.tools or [], body.tool_choice)
+    output = body.output_config
+    if output is not None and output.effort is not None:
+        options["reasoning_effort"] = REASONING_EFFORTS[output.effort]
+    given = output.format if output is not None else None
+    field = "output_config.format"
+    if given is None:
+        given, field = body.output_format, "output_format"
+    if given is not None:
+        if not is_given(given.schema):
+            raise InvalidRequest(
+                f"{field}.schema: required, but missing", f"{field}.schema"
+            )
+        schema = decode_object(given.schema, f"{field}.schema")
+        named: JSON = {"name": "output", "schema": schema, "strict": True}
+        options["response_format"] = {"type": "json_schema", "json_schema": named}
+    if body.thinking is not None:
+        switch = THINKING_SWITCHES.get(body.thinking.type)
+        if switch is not None:
+            options["chat_template_kwargs"] = {"enable_thinking": switch}
+    return options
+
+
+def _tool_options(
+    tools: list[ToolParam], choice: ToolChoiceParam | None
+) -> dict[str, JSON]:
+    if not tools:
+        if choice is not None and choice.type in ("any", "tool"):
+            raise InvalidRequest("tool_choice: there are no tools", "tool_choice")
+        return {}
+    if sum(size_of(tool.input_schema) for tool in tools) > OBJECT_MAX:
+        raise InvalidRequest(f"tools: more than {OBJECT_MAX} bytes", "tools")
+    encoded = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    names = [tool.name for tool in tools if isinstance(tool.name, str)]
+    options: dict[str, JSON] = {"tools": encoded}
+    chosen = None
+    match choice:
+        case ToolChoiceParam(type="any"):
+            options["tool_choice"] = "required"
+        case ToolChoiceParam(type="tool", name=str(name)):
+            chosen = name
+            options["tool_choice"] = chosen_tool(name)
+        case ToolChoiceParam(type="tool"):
+            field = "tool_choice.name"
+            raise InvalidRequest(f"{field}: required, but missing", field)
+        case ToolChoiceParam(type="auto" | "none" as same):
+            options["tool_choice"] = same
+        case _:
+            pass
+    if choice is not None and choice.disable_parallel_tool_use:
+        options["parallel_tool_calls"] = False
+    check_tools(names, chosen)
+    return options
+
+
+def _tool(tool: ToolParam, at: str) -> JSON:
+    if tool.type not in CUSTOM:
+        raise unsupported(f"{at}.type", tool.type or "")
+    if not isinstance(tool.name, str):
+        raise InvalidRequest(f"{at}.name: required, but missing", f"{at}.name")
+    if not is_given(tool.input_schema):
+        field = f"{at}.input_schema"
+        raise InvalidRequest(f"{field}: required, but missing", field)
+    return function_tool(
+        tool.name,
+        description=tool.description,
+        parameters=decode_object(tool.input_schema, f"{at}.input_schema"),
+        strict=tool.strict,
+    )
+
+
+def _in_order(options: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Return the options in the order of their table."""
+    return {
+        each.name: options[each.name] for each in CHAT_OPTIONS if each.name in options
+    }
+
+
+def _session(body: MessageBody) -> str:
+    """Return the client's name for its user, the end of which names the session."""
+    user = body.metadata.user_id if body.metadata is not None else None
+    return (user or "")[-SESSION_MAX:]
+
+
+def _shows_thinking(body: MessageBody) -> bool:
+    """Say whether the client asked for the reasoning.
+
+    Others expect the text in the first block of an answer.
+    """
+    asked = body.thinking
+    return asked is not None and asked.type != "disabled" and asked.display != "omitted"
