@@ -140,7 +140,7 @@ async def test_images_thinking_and_schemas_are_passed_on(tmp_path: Path) -> None
     assert (shown.message.thinking, shown.message.content) == ("hm", '{"age":2}')
     assert (shown.prompt_eval_count, shown.eval_count) == (5, 2)
     extension = node.node.tasks[0]["shoal"]
-    image = extension["messages"][0]["content"][1]["image_url"]["url"]
+    image = extension["messages"][0]["content"][0]["image_url"]["url"]
     assert base64.b64decode(image.removeprefix("data:image/png;base64,")) == PNG
     options = extension["options"]
     assert options["response_format"]["json_schema"]["schema"] == schema

@@ -134,7 +134,6 @@ def test_messages_are_those_of_a_chat() -> None:
         {
             "role": "user",
             "content": [
-                {"type": "text", "text": "what is it?"},
                 {
                     "type": "image_url",
                     "image_url": {"url": f"data:image/png;base64,{PNG}"},
@@ -143,6 +142,7 @@ def test_messages_are_those_of_a_chat() -> None:
                     "type": "image_url",
                     "image_url": {"url": "data:image/jpeg;base64,/9j/4AAQ"},
                 },
+                {"type": "text", "text": "what is it?"},
             ],
         },
         {"role": "assistant", "content": "a cat", "reasoning_content": "whiskers"},

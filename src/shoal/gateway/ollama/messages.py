@@ -70,10 +70,12 @@ def translate_tools(tools: Sequence[OllamaTool]) -> list[JSON]:
 def user_content(text: str, images: Sequence[str], path: str) -> JSON:
     """Return the content of a user's message; ``path`` is where the images are.
 
+    They come before the text, as Ollama shows them to a model.
+
     Raises InvalidRequest if one is none.
     """
     parts = [image_part(_image_url(each, path)) for each in images]
-    return content_of([text_part(text), *parts])
+    return content_of([*parts, text_part(text)])
 
 
 class _Translator:
