@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import openai as sdk
@@ -11,7 +12,8 @@ from openai import AsyncOpenAI
 from gateway.conftest import client
 from gateway.extended_node import extended_node
 from gateway.keys import make_key
-from gateway.serving import Pool, eventually
+from gateway.serving import Pool, eventually, serving
+from shoal.domain.moderation import Moderation
 
 
 async def collect(stream: Any) -> list[Any]:
@@ -389,3 +391,88 @@ async def test_job_that_fails_is_a_failed_response(
     assert failed.status == "failed"
     assert failed.error is not None
     assert streamed[-1].response.error.message == failed.error.message
+
+
+async def test_same_request_of_one_key_is_one_response(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    asked: Any = {
+        "model": "m1",
+        "input": "hi",
+        "background": True,
+        "extra_headers": {"Idempotency-Key": "k"},
+    }
+    async with pool.node() as node:
+        await pool.wait_joined()
+        first = await openai.responses.create(**asked)
+        await node.answer("Hello")
+        await eventually(lambda: not pool.hub.pool.jobs)
+
+        again = await openai.responses.create(**asked)
+
+    assert (first.status, again.status) == ("queued", "completed")
+    assert again.to_dict() == (await openai.responses.retrieve(first.id)).to_dict()
+
+
+async def test_stream_continues_when_another_worker_takes_over(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with pool.node("n1") as one, pool.node("n2") as two:
+        await pool.wait_joined(2)
+        stream = await openai.responses.create(
+            model="m1", input="hi", background=True, stream=True
+        )
+        await eventually(lambda: bool(one.tasks or two.tasks))
+        lost, heir = (one, two) if one.tasks else (two, one)
+        await lost.write(lost.tasks[0]["id"], "He", "l")
+        seen: list[Any] = []
+        async for event in stream:
+            seen.append(event)
+            if text_of(seen) == "Hel":
+                break
+        await stream.close()
+        lost.abort()
+        await heir.answer("H", "ello")
+        rest = await collect(
+            await openai.responses.retrieve(
+                seen[0].response.id,
+                stream=True,
+                starting_after=seen[-1].sequence_number,
+            )
+        )
+
+    assert text_of(rest) == "lo"
+    assert rest[-1].response.output_text == "Hello"
+
+
+async def test_moderated_answer_is_withheld(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, moderation=Moderation("badword")) as pool,
+        client(pool) as openai,
+        pool.node() as node,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await pool.wait_joined()
+        with pytest.raises(sdk.BadRequestError, match="input match"):
+            await openai.responses.create(model="m1", input="a badword")
+        queued = await openai.responses.create(model="m1", input="hi", background=True)
+        await node.answer("It is badword.")
+        await eventually(lambda: not pool.hub.pool.jobs)
+        ended = await openai.responses.retrieve(queued.id)
+        replayed = await collect(
+            await openai.responses.retrieve(queued.id, stream=True)
+        )
+        stream = await openai.responses.create(
+            model="m1", input="hi", background=True, stream=True
+        )
+        tasks.create_task(node.answer("badword " * 20, number=1))
+        streamed = await collect(stream)
+        await eventually(lambda: not pool.hub.pool.jobs)
+        cut = await openai.responses.retrieve(streamed[0].response.id)
+
+    shown: list[Any] = [ended, replayed[-1].response, streamed[-1].response, cut]
+    for response in shown:
+        assert response.status == "incomplete"
+        assert response.incomplete_details.reason == "content_filter"
+        assert "badword" not in response.output_text
+    assert text_of(replayed) == ""

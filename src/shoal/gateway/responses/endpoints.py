@@ -188,7 +188,10 @@ async def _run_in_background(
         record_of(request).set_reader(reader)
         job_id = reader.job_id
     draft = _draft(asked, job, job_id)
-    accepted = StoredResponse(draft, job.owner, JobState.QUEUED, None)
+    if job_id == job.id:
+        accepted = StoredResponse(draft, job.owner, JobState.QUEUED, None)
+    else:  # an earlier one, of the same idempotency key
+        accepted = await find_response(gateway, caller, draft.id)
     if asked.stream:
         return await stream_response(gateway, request, caller, accepted)
     return _shown(accepted)
