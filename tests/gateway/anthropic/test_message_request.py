@@ -176,14 +176,35 @@ def test_an_assistants_blocks_become_one_message(
     [("s", "s"), ([TEXT | CACHED, TEXT], "b\n\nb")],
 )
 def test_the_system_prompt_is_the_first_message(system: Any, text: str) -> None:
-    later = {"role": "system", "content": [TEXT]}
+    chat = decoded(system=system, messages=[*HI]).generation.work
 
-    chat = decoded(system=system, messages=[*HI, later]).generation.work
+    assert chat.messages == ({"role": "system", "content": text}, *HI)
+
+
+def test_later_system_messages_are_the_users() -> None:
+    more = {"role": "system", "content": [TEXT]}
+    answer = {"role": "assistant", "content": "a"}
+
+    chat = decoded(system="s", messages=[more, *HI, more, answer, more]).generation.work
 
     assert chat.messages == (
-        {"role": "system", "content": text},
-        {"role": "user", "content": "hi"},
-        {"role": "system", "content": "b"},
+        {"role": "system", "content": "s\n\nb"},
+        {"role": "user", "content": "hi\n\n<system>\nb\n</system>"},
+        answer,
+        {"role": "user", "content": "<system>\nb\n</system>"},
+    )
+
+
+def test_messages_of_the_user_that_follow_one_another_are_joined() -> None:
+    image = {"role": "user", "content": [IMAGE]}
+    answered = {"role": "user", "content": [result(), TEXT]}
+
+    chat = decoded(messages=[*HI, image, answered, *HI]).generation.work
+
+    assert chat.messages == (
+        {"role": "user", "content": [{"type": "text", "text": "hi"}, IMAGE_PART]},
+        text_result("r"),
+        {"role": "user", "content": "b\n\nhi"},
     )
 
 
@@ -356,6 +377,7 @@ def test_what_claude_code_sends_is_accepted() -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": 1.5}, "temperature"),
         ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"system": [IMAGE]}, "system[0].type"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
@@ -493,11 +515,12 @@ JSONS = st.recursive(
 def test_any_blocks_are_read_or_refused_by_name(blocks: Any, role: str) -> None:
     refused = None
     try:
-        chat = decoded(messages=[{"role": role, "content": blocks}]).generation.work
+        messages = [*HI, {"role": role, "content": blocks}]
+        chat = decoded(messages=messages).generation.work
     except InvalidRequest as error:
         refused = error.field or "the body"
 
     if refused is None:
-        assert all(each["role"] in (role, "tool") for each in chat.messages)
+        assert all(each["role"] in (role, "user", "tool") for each in chat.messages)
     else:
-        assert refused.startswith("messages[0]")
+        assert refused.startswith("messages[1]")

@@ -5,6 +5,7 @@ the images of a result follow in the user's message, each after its call's id.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType
 
@@ -35,52 +36,84 @@ from shoal.gateway.http.responses import encode_json
 MessagePart = Message  # of a message's content
 
 
+@dataclass(frozen=True, slots=True)
+class _UserTurn:
+    """A message of the user, as long as it may grow."""
+
+    parts: list[MessagePart] = field(default_factory=list)
+
+
+Turns = list[Message | _UserTurn]
+
+
 def chat_messages(
     system: str | Sequence[PlainBlock] | None, messages: Sequence[MessageParam]
 ) -> tuple[Message, ...]:
     """Return the messages of a chat; the system prompt is the first.
 
-    Texts of several blocks are separated by an empty line.
+    Messages of the user that follow one another are joined, as Anthropic does.  Texts
+    of several blocks are separated by an empty line.
 
     Raises InvalidRequest naming a block that no engine could read.
     """
-    found: list[Message] = []
-    if system:
-        found.append(_system_message(_plain_text(system, "system")))
+    instructions = [_plain_text(system, "system")] if system else []
+    turns: Turns = []
     for index, message in enumerate(messages):
         path = f"messages[{index}].content"
         match message.role:
             case "user":
-                found += _user_messages(message.content, path)
+                _add_user_message(turns, message.content, path)
             case "assistant":
-                found.append(_assistant_message(message.content, path))
+                turns.append(_assistant_message(message.content, path))
             case "system":
-                parts = _parts(message.content, path)
-                found.append(_system_message(_text_of(parts, path)))
+                text = _text_of(_parts(message.content, path), path)
+                if turns:
+                    # Many templates accept no system message but the first.
+                    tagged = text_part(f"<system>\n{text}\n</system>")
+                    _user_parts(turns).append(tagged)
+                else:
+                    instructions.append(text)
+    if not turns:
+        raise InvalidRequest("messages: all of them are system prompts", "messages")
+    found = [
+        {"role": "user", "content": _content_of(turn.parts)}
+        if isinstance(turn, _UserTurn)
+        else turn
+        for turn in turns
+    ]
+    if text := joined(instructions):
+        return {"role": "system", "content": text}, *found
     return tuple(found)
 
 
-def _system_message(text: str) -> Message:
-    return {"role": "system", "content": text}
+def _user_parts(turns: Turns) -> list[MessagePart]:
+    """Return the parts of the user's message at the end, which begins if needed."""
+    if turns and isinstance(last := turns[-1], _UserTurn):
+        return last.parts
+    turns.append(turn := _UserTurn())
+    return turn.parts
 
 
-def _user_messages(content: str | list[MessageBlock], path: str) -> list[Message]:
-    """Return the results of tools, and then everything else as one message."""
+def _add_user_message(
+    turns: Turns, content: str | list[MessageBlock], path: str
+) -> None:
+    """Add the results of tools, and then everything else as the user's message."""
     if isinstance(content, str):
-        return [{"role": "user", "content": content}]
-    messages: list[Message] = []
+        _user_parts(turns).append(text_part(content))
+        return
+    results: list[Message] = []
     parts: list[MessagePart] = []
     for index, block in enumerate(content):
         at = f"{path}[{index}]"
         if block.type == "tool_result":
             message, images = _tool_result(block, at)
-            messages.append(message)
+            results.append(message)
             parts += images
         else:
             parts.append(_part(block, at))
-    if parts or not messages:
-        messages.append({"role": "user", "content": _content_of(parts)})
-    return messages
+    turns += results
+    if parts or not results:
+        _user_parts(turns).extend(parts)
 
 
 def _assistant_message(content: str | list[MessageBlock], path: str) -> Message:
