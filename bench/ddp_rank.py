@@ -1,4 +1,4 @@
-"""A rank of bench/ddp.py: FAULT, which happens to the last one; rank 0 measures.
+"""A rank of bench/ddp.py: ENGINE FAULT, which happens to the last; rank 0 measures.
 
 Its first line says that it has begun.
 """
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 LIMIT = timedelta(seconds=120)
 WIDTH, LAYERS, LETTERS = 192, 3, 256
@@ -41,12 +42,19 @@ class LanguageModel(nn.Module):
 
 
 class Training:
-    """One copy of the model, trained over one backend."""
+    """One copy of the model, trained over one backend, or by torchft."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         torch.manual_seed(0)
-        self.model = DistributedDataParallel(LanguageModel(), process_group=group)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
+        model = LanguageModel()
+        optimizer: Optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        if group is None:
+            from ddp_torchft import managed  # in an environment of its own
+
+            self.model, self.optimizer = managed(model, optimizer)
+        else:
+            self.model = DistributedDataParallel(model, process_group=group)
+            self.optimizer = optimizer
 
     def step(self) -> float:
         """Take a step, and return its seconds."""
@@ -60,28 +68,28 @@ class Training:
 
 
 def main() -> None:
-    fault = sys.argv[1]
+    engine, fault = sys.argv[1:]
     print(json.dumps({}), flush=True)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=LIMIT)
     rank, size = dist.get_rank(), dist.get_world_size()
-    copies = {
-        "gloo": Training(dist.group.WORLD),
-        "shoal": Training(dist.new_group(backend="shoal", timeout=LIMIT)),
-    }
+    group = None
+    if engine == "shoal":
+        group = dist.new_group(backend="shoal", timeout=LIMIT)
+    copies = {"gloo": Training(dist.group.WORLD), engine: Training(group)}
     seconds: dict[str, list[float]] = {name: [] for name in copies}
     for turn in range(TURNS + 1):
         for name in copies if turn % 2 else reversed(copies):
             found = [copies[name].step() for _ in range(STEPS)]
             if turn:  # the first warms up
                 seconds[name] += found
-    ours = copies["shoal"]
+    tested = copies[engine]
     if rank == size - 1:
-        ours.step()
-        backward = ours.model.module.head.weight.register_hook
+        tested.step()
+        backward = tested.model.module.head.weight.register_hook
         backward(lambda gradient: os.kill(os.getpid(), SIGNALS[fault]))
-        ours.step()
-    after = [ours.step() for _ in range(STEPS_AFTER)]
+        tested.step()
+    after = [tested.step() for _ in range(STEPS_AFTER)]
     if rank == 0:
         medians = {name: statistics.median(each) for name, each in seconds.items()}
         pause = max(after) - statistics.median(after)

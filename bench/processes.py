@@ -42,13 +42,16 @@ class Program:
 
 @contextmanager
 def program(
-    *arguments: str, within: Sequence[str] = (), stdin: int | None = None
+    *arguments: str,
+    within: Sequence[str] = (),
+    stdin: int | None = None,
+    python: str = sys.executable,
 ) -> Iterator[Program]:
     """Run Python with ``arguments`` until the block ends; wait for its first line.
 
     ``within`` is the command that runs Python, such as one of a network namespace.
     """
-    command = [*within, sys.executable, *arguments]
+    command = [*within, python, *arguments]
     with _running(command, subprocess.PIPE, stdin=stdin) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
