@@ -25,7 +25,12 @@ from shoal.training.rank_port import (
     RankAddress,
     RankPort,
 )
-from shoal.transports.rank_socket import RankListener
+from shoal.transports.rank_socket import (
+    HAS_LOCAL_SOCKETS,
+    LOCAL,
+    Disconnected,
+    RankListener,
+)
 from shoal.transports.tls import self_signed_tls
 
 T = TypeVar("T")
@@ -38,7 +43,9 @@ def wire() -> Any:
 
 
 @contextmanager
-def ports(count: int, *, encrypts: bool = False) -> Iterator[list[RankPort]]:
+def ports(
+    count: int, *, encrypts: bool = False, local: bool = False
+) -> Iterator[list[RankPort]]:
     with ExitStack() as stack:
         yield [
             stack.enter_context(
@@ -51,6 +58,7 @@ def ports(count: int, *, encrypts: bool = False) -> Iterator[list[RankPort]]:
                             self_signed_tls("rank") if encrypts else None,
                         ),
                         encrypts=encrypts,
+                        local=local,
                     )
                 )
             )
@@ -63,12 +71,16 @@ def groups(
     size: int,
     *,
     encrypts: bool = False,
+    local: bool = False,
     timeout: float = LIMIT,
     secrets: dict[int, str] | None = None,
     generations: dict[int, int] | None = None,
 ) -> Iterator[list[RankGroup]]:
     """Yield the ranks of a group."""
-    with ports(size, encrypts=encrypts) as found, ExitStack() as stack:
+    with (
+        ports(size, encrypts=encrypts, local=local) as found,
+        ExitStack() as stack,
+    ):
         addresses = {
             rank: RankAddress(["127.0.0.1"], port.port, port.id)
             for rank, port in enumerate(found)
@@ -129,8 +141,45 @@ def test_a_rank_is_found_at_the_address_where_it_is() -> None:
     assert all((each == 2).all() for each in sums)
 
 
-@pytest.mark.parametrize("encrypts", [False, True], ids=["plain", "tls"])
-def test_collectives_work_over_sockets(encrypts: bool) -> None:
+@pytest.mark.parametrize("there", [True, False], ids=["there", "not there"])
+def test_a_rank_of_this_machine_is_reached_by_a_local_socket_if_it_has_one(
+    there: bool,
+) -> None:
+    with ports(1, local=True) as (here,), ports(1, local=there) as (other,):
+        (way,) = here.ways_to(RankAddress(["127.0.0.1"], other.port, other.id))
+        connection = way(LIMIT)
+        connection.close()
+
+        is_local = there and HAS_LOCAL_SOCKETS
+        tcp = f"127.0.0.1:{other.port}"
+        assert connection.address == (LOCAL if is_local else tcp)
+
+
+def test_a_local_socket_ends_with_its_port_and_is_not_used_where_all_is_encrypted() -> (
+    None
+):
+    with ports(1, local=True) as (here,), ports(1, encrypts=True) as (secret,):
+        for other in (secret, closed_port()):
+            (way,) = here.ways_to(RankAddress(["127.0.0.1"], secret.port, other.id))
+            connection = way(LIMIT)
+            connection.close()
+            assert connection.address == f"127.0.0.1:{secret.port}"
+        (way,) = secret.ways_to(RankAddress(["127.0.0.1"], here.port, here.id))
+        with pytest.raises(Disconnected, match=f"127.0.0.1:{here.port}"):
+            way(LIMIT)  # which expects TLS
+
+
+def closed_port() -> RankPort:
+    with ports(1, local=True) as (port,):
+        return port
+
+
+@pytest.mark.parametrize(
+    ("encrypts", "local"),
+    [(False, False), (True, False), (False, True)],
+    ids=["plain", "tls", "local"],
+)
+def test_collectives_work_over_sockets(encrypts: bool, local: bool) -> None:
     def train(group: RankGroup) -> tuple[Any, ...]:
         rank, size = group.place
         gradient = np.full(400_000, rank + 1, np.float32)
@@ -161,7 +210,7 @@ def test_collectives_work_over_sockets(encrypts: bool) -> None:
             heard,
         )
 
-    with groups(3, encrypts=encrypts) as members:
+    with groups(3, encrypts=encrypts, local=local) as members:
         outcomes = together(members, train)
 
     for rank, outcome in enumerate(outcomes):

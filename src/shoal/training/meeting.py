@@ -62,8 +62,9 @@ def _open_run_port(host: str, environment: Mapping[str, str]) -> RankPort:
     """Return a port for the ranks of a run, which may be on this machine or not.
 
     A machine that reaches rank 0 over loopback cannot know whether other ranks are
-    elsewhere, so it listens on all its addresses.  Connections over loopback are plain,
-    all others are encrypted.  Ranks that do not reach it dial it over the coordinator.
+    elsewhere, so it listens on all its addresses.  Connections within the machine are
+    plain, all others are encrypted.  Ranks that do not reach it dial it over the
+    coordinator.
     """
     wire = next(each.ranks for each in discover().values() if each.ranks)
     listens_on = host
@@ -72,7 +73,7 @@ def _open_run_port(host: str, environment: Mapping[str, str]) -> RankPort:
     tls = self_signed_tls("rank")
     listener = RankListener(listens_on, 0, tls, plain_loopback=True)
     relay = RelayedSockets(*_coordinator(environment))
-    return RankPort(wire(), listener, encrypts=None, relay=relay)
+    return RankPort(wire(), listener, encrypts=None, local=True, relay=relay)
 
 
 def _coordinator(environment: Mapping[str, str]) -> tuple[str, str, str]:
@@ -85,7 +86,8 @@ def open_port(host: str, *, encrypts: bool) -> RankPort:
     """Return a port for other ranks at an address of this machine."""
     wire = next(each.ranks for each in discover().values() if each.ranks)
     tls = self_signed_tls("rank") if encrypts else None
-    return RankPort(wire(), RankListener(host, 0, tls), encrypts=encrypts)
+    listener = RankListener(host, 0, tls)
+    return RankPort(wire(), listener, encrypts=encrypts, local=True)
 
 
 def own_address(environment: Mapping[str, str] = os.environ) -> str:

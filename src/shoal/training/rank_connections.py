@@ -16,6 +16,7 @@ from shoal.protocols.seam.ranks import (
 from shoal.transports.rank_socket import (
     AcceptedSocket,
     Disconnected,
+    LocalListener,
     RankListener,
     RankSocket,
     begin_server,
@@ -40,7 +41,7 @@ class RankAcceptor:
     def __init__(
         self,
         wire: RankWire,
-        listener: RankListener,
+        listener: RankListener | LocalListener,
         identity: RankIdentity,
         secret_of: Callable[[str], str],
         add: Callable[[str, RankSocket], None],

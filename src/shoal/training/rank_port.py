@@ -22,12 +22,15 @@ from shoal.training.links import IncomingLink, OutgoingLink
 from shoal.training.rank_connections import RankAcceptor, Way, connect_to
 from shoal.training.relayed_sockets import RelayedSockets
 from shoal.transports.rank_socket import (
+    HAS_LOCAL_SOCKETS,
     AcceptedSocket,
     Disconnected,
+    LocalListener,
     RankListener,
     RankSocket,
     begin_client,
     dial,
+    dial_local,
 )
 from shoal.transports.tls import self_signed_tls
 
@@ -89,9 +92,10 @@ class GroupMembership:
 class RankPort:
     """The port of this process; it admits the ranks of the groups that are open.
 
-    ``encrypts`` must be the same in all ranks; None: all connections but those over
-    loopback are encrypted.  ``relay`` leads to ranks that are not reachable otherwise,
-    always encrypted.  ``wire`` is this port's alone.
+    ``encrypts`` must be the same in all ranks; None: all connections but those within
+    the machine are encrypted.  ``local``: ranks of this machine use a local socket,
+    where there are such, unless all is encrypted.  ``relay`` leads to ranks that are
+    not reachable otherwise, always encrypted.  ``wire`` is this port's alone.
     """
 
     def __init__(
@@ -100,10 +104,12 @@ class RankPort:
         listener: RankListener,
         *,
         encrypts: bool | None,
+        local: bool = False,
         relay: RelayedSockets | None = None,
     ) -> None:
         self.wire = wire
         self._encrypts = encrypts
+        self._is_local = local and HAS_LOCAL_SOCKETS and encrypts is not True
         self._relay = relay
         self._relayed: set[str] = set()  # ids of ports that are reached by the relay
         drawn = base64.b32encode(os.urandom(ID_SIZE)).decode().rstrip("=").lower()
@@ -111,22 +117,31 @@ class RankPort:
         self._groups: dict[tuple[str, int], GroupLinks] = {}
         self._expected: dict[str, int] = {}
         self._changed = threading.Condition()
-        self._acceptor = RankAcceptor(
-            *(wire, listener, RankIdentity(self.id, "", os.urandom)),
-            secret_of=self._secret_of,
-            add=self._add,
-        )
+        listeners: list[RankListener | LocalListener] = [listener]
+        if self._is_local:
+            # Its id is drawn just now: nobody can have taken the name before.
+            listeners.append(LocalListener(self.id))
+        self._acceptors = [
+            RankAcceptor(
+                *(wire, each, RankIdentity(self.id, "", os.urandom)),
+                secret_of=self._secret_of,
+                add=self._add,
+            )
+            for each in listeners
+        ]
         if relay is not None:
             tls = self_signed_tls("rank")  # always: the coordinator sees what passes
             relay.listen(
                 self.id,
-                lambda each: self._acceptor.admit(AcceptedSocket(each, RELAYED, tls)),
+                lambda each: self._acceptors[0].admit(
+                    AcceptedSocket(each, RELAYED, tls)
+                ),
             )
 
     @property
     def port(self) -> int:
         """The number of the port."""
-        return self._acceptor.port
+        return self._acceptors[0].port
 
     def open_group(
         self,
@@ -157,23 +172,26 @@ class RankPort:
 
     def close(self) -> None:
         """Stop listening."""
-        self._acceptor.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         if self._relay is not None:
             self._relay.close()
 
     def ways_to(self, address: RankAddress) -> Sequence[Way]:
         """Return how to connect to a rank; the likeliest way first."""
-        ways: list[Way] = [
-            partial(dial, host, address.port, encrypts=self._encrypts_to(host))
-            for host in address.hosts
-        ]
+        ways: list[Way] = [partial(self._dial, host, address) for host in address.hosts]
         if self._relay is not None:
             first = address.id in self._relayed
             ways.insert(0 if first else len(ways), self._way_by_relay(address.id))
         return ways
 
-    def _encrypts_to(self, host: str) -> bool:
-        return not is_loopback(host) if self._encrypts is None else self._encrypts
+    def _dial(self, host: str, address: RankAddress, timeout: float) -> RankSocket:
+        if self._is_local and (found := dial_local(address.id, timeout)) is not None:
+            return found
+        encrypts = self._encrypts
+        if encrypts is None:
+            encrypts = not is_loopback(host)
+        return dial(host, address.port, timeout, encrypts=encrypts)
 
     def _way_by_relay(self, port_id: str) -> Way:
         def connect(timeout: float) -> RankSocket:

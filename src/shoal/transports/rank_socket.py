@@ -2,6 +2,9 @@
 
 Gradients are gigabytes a second, which an event loop halves: each connection carries
 data in one direction, and a thread waits for it.  Any thread may end a connection.
+
+Between processes of one machine, Linux moves a gigabyte through a local (AF_UNIX)
+socket in a third of the CPU time that TCP takes over loopback.
 """
 
 import contextlib
@@ -9,6 +12,7 @@ import hashlib
 import select
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
@@ -20,6 +24,8 @@ from shoal.transports.tls import ServerTls
 BUFFER_SIZE = 4 << 20  # bytes that the kernel buffers in each direction
 EMPTY = memoryview(b"")
 GATHERS = hasattr(socket.socket, "sendmsg")  # not on Windows
+HAS_LOCAL_SOCKETS = sys.platform == "linux"  # only there they have names without files
+LOCAL = "local socket"  # the address of connections by it
 
 
 class Disconnected(Unavailable):
@@ -269,6 +275,56 @@ class RankListener:
         self._socket.close()
 
 
+class LocalListener:
+    """A local socket for the ranks of this machine, by a name.
+
+    Nobody else gets the name while this listens; nothing is encrypted, as over
+    loopback.  The name is one of the network namespace, and no file (unix(7), abstract
+    sockets).
+    """
+
+    port = 0
+
+    def __init__(self, name: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.bind(_local_name(name))
+            self._socket.listen()
+        except OSError as error:
+            self._socket.close()
+            raise Unavailable(
+                f"ranks cannot listen on a {LOCAL}: {_reason(error)}"
+            ) from error
+
+    def accept(self) -> "AcceptedSocket | None":
+        """Wait for a connection; None: the listener was closed."""
+        try:
+            accepted = self._socket.accept()[0]
+        except OSError:
+            return None
+        _set_buffer(accepted)
+        return AcceptedSocket(accepted, LOCAL, None)
+
+    def close(self) -> None:
+        """Stop listening; a thread in ``accept`` returns."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def dial_local(name: str, timeout: float) -> RankSocket | None:
+    """Connect to a rank of this machine; None if none listens under this name."""
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.settimeout(timeout)
+        connected.connect(_local_name(name))
+        _set_buffer(connected)
+    except OSError:
+        connected.close()
+        return None
+    return RankSocket(connected, LOCAL)
+
+
 def dial(host: str, port: int, timeout: float, *, encrypts: bool) -> RankSocket:
     """Connect to a rank.
 
@@ -338,7 +394,15 @@ def _any_certificate() -> ssl.SSLContext:
 
 def _tune(connected: socket.socket) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _set_buffer(connected)
+
+
+def _set_buffer(connected: socket.socket) -> None:
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_SIZE)
+
+
+def _local_name(name: str) -> str:
+    return f"\0shoal/{name}"
 
 
 def _reason(error: OSError) -> str:
