@@ -1,16 +1,20 @@
 """A pool for the clients of other projects, in a process of its own like them."""
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from clients.page import MODELS
+from clients.page import CHAT_MODEL, TOOL_MODEL, VECTOR_MODEL
 from engines.conftest import vectors
 from live.programs import TINY, Pool, Programs
 
 __all__ = ["vectors"]
 
+
+TOOLS = TINY.parent / "tools" / "tools.gguf"
+"""A model that calls tools, and reads images with the projector beside it."""
 
 INSTALLED = Path(__file__).parents[2] / ".venv-clients"
 """Where `make test-long` installs the clients."""
@@ -31,12 +35,12 @@ def pool(
     tmp_path_factory: pytest.TempPathFactory, vectors: Path, vocabulary: None
 ) -> Iterator[Pool]:
     """A coordinator, and a worker with the models that the page names."""
-    chat, embeddings = MODELS
+    models = {CHAT_MODEL: TINY, TOOL_MODEL: TOOLS, VECTOR_MODEL: vectors}
     running = Programs(tmp_path_factory.mktemp("pool"))
     try:
         pool = running.serve()
-        flags = ("--model", f"{chat}={TINY}", "--model", f"{embeddings}={vectors}")
-        pool.joined("one", *flags)
+        offers = [("--model", f"{name}={file}") for name, file in models.items()]
+        pool.joined("one", *chain.from_iterable(offers))
         yield pool
     finally:
         running.close()

@@ -8,22 +8,17 @@ PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 
 URL = "http://127.0.0.1:4010"
 KEY = "sk-shoal-…"
-MODELS = ("qwen3-8b", "nomic-embed-text")
+CHAT_MODEL, TOOL_MODEL, VECTOR_MODEL = "qwen3-8b", "qwen3-vl-8b", "nomic-embed-text"
 """The coordinator, the key and the models that the snippets name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """A program on the page, and what its comments say that it prints."""
+    """A section's program, and what its comments say that it prints."""
 
     section: str
-    number: int  # within the section, from 1
     language: str
     code: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.section}-{self.number}"
 
     @property
     def prints(self) -> list[str]:
@@ -51,14 +46,15 @@ class Row:
 
 def snippets() -> list[Snippet]:
     """Return the snippets that say what they print, in the order of the page."""
-    found = [
-        Snippet(_anchor(title), number, language, code)
-        for title, text in _sections()
-        for number, (language, code) in enumerate(
-            re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL), 1
-        )
-    ]
-    return [snippet for snippet in found if snippet.prints]
+    programs = []
+    for title, text in _sections():
+        code: dict[str, str] = {}
+        for language, block in re.findall(
+            r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+        ):
+            code[language] = code.get(language, "") + block
+        programs += [Snippet(_anchor(title), *each) for each in code.items()]
+    return [program for program in programs if program.prints]
 
 
 def anchors() -> list[str]:

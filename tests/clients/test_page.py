@@ -33,6 +33,6 @@ def test_each_client_has_a_section_and_says_who_tries_it() -> None:
     ],
 )
 def test_output_is_compared_as_a_whole(output: str, printed: bool) -> None:
-    assert Snippet("", 1, "js", "console.log(a); // → Paris.\n").printed(output) == (
+    assert Snippet("", "js", "console.log(a); // → Paris.\n").printed(output) == (
         printed
     )

@@ -21,7 +21,9 @@ COMMANDS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("snippet", page.snippets(), ids=lambda snippet: snippet.name)
+@pytest.mark.parametrize(
+    "snippet", page.snippets(), ids=lambda snippet: snippet.section
+)
 def test_snippet_prints_what_the_page_says(
     snippet: Snippet, pool: Pool, tmp_path: Path
 ) -> None:

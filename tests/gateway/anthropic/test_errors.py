@@ -43,3 +43,14 @@ def test_errors_have_anthropics_form(error: ShoalError, kind: str) -> None:
         "error": {"type": kind, "message": "wrong"},
         "request_id": None,
     }
+
+
+def test_refused_thread_has_what_tool_runners_go_on_by() -> None:
+    error = InvalidRequest("thread is not supported", "thread")
+
+    body = json.loads(error_body(error, ANTHROPIC_ERRORS))
+
+    assert body["error"]["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }

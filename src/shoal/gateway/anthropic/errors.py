@@ -1,6 +1,7 @@
 """Errors in Anthropic's form.
 
-Source: Anthropic's API reference, "Errors".
+Source: Anthropic's API reference, "Errors"; for threads, what Anthropic's SDK for
+JavaScript 1.12 reads of an error (``lib/internal/threads``).
 """
 
 from collections.abc import Mapping
@@ -28,9 +29,23 @@ REQUEST_ERROR = "invalid_request_error"
 SERVER_ERROR = "api_error"
 
 
-class AnthropicErrorDetail(msgspec.Struct, frozen=True):
+THREAD = "thread"
+
+
+class UnsupportedThread(msgspec.Struct, frozen=True):
+    """Makes the tool runners of Anthropic's SDKs go on without a thread.
+
+    A thread is a conversation that Anthropic's servers store.
+    """
+
+    error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
+    unsupported: tuple[str, ...] = (THREAD,)
+
+
+class AnthropicErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     message: str
+    details: UnsupportedThread | None = None
 
 
 class AnthropicError(msgspec.Struct, frozen=True):
@@ -42,7 +57,8 @@ class AnthropicError(msgspec.Struct, frozen=True):
 def _body(report: ErrorReport) -> AnthropicError:
     other = REQUEST_ERROR if report.status < 500 else SERVER_ERROR
     kind = TYPES.get(report.status, other)
-    detail = AnthropicErrorDetail(kind, report.message)
+    details = UnsupportedThread() if report.param == THREAD else None
+    detail = AnthropicErrorDetail(kind, report.message, details)
     return AnthropicError(detail, report.request_id or None)
 
 
