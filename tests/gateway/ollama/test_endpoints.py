@@ -82,37 +82,38 @@ async def test_tools_are_called(pool: Pool) -> None:
     assert call["function"] == {"index": 0, "name": "weather", "arguments": {}}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "expected"),
-    [
-        ("embed", {"input": ["a", "b"]}, {"embeddings": [list(VECTOR)] * 2}),
-        ("embed", {"input": "a"}, {"embeddings": [list(VECTOR)]}),
-        ("embed", {"input": []}, {"embeddings": []}),
-        ("embeddings", {"prompt": "a"}, {"embedding": list(VECTOR)}),
-        ("embeddings", {"prompt": ""}, {"embedding": []}),
-    ],
+EMBEDDINGS: tuple[tuple[str, Any, Any, int], ...] = (
+    ("embed", {"input": ["a", "b"]}, {"embeddings": [list(VECTOR)] * 2}, 2),
+    ("embed", {"input": "a"}, {"embeddings": [list(VECTOR)]}, 1),
+    ("embed", {"input": []}, {"embeddings": []}, 0),
+    ("embeddings", {"prompt": "a"}, {"embedding": list(VECTOR)}, 1),
+    ("embeddings", {"prompt": ""}, {"embedding": []}, 0),
 )
-async def test_texts_are_embedded(
-    pool: Pool, path: str, body: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    wanted = len(expected.get("embeddings", [expected.get("embedding")]))
+"""Requests and answers, with the number of vectors from the worker."""
+
+
+async def test_texts_are_embedded(pool: Pool) -> None:
     async with extended_node(pool) as worker:
 
-        async def answer() -> None:
-            task = await worker.node.task()
-            for index in range(wanted):
+        async def answer(number: int, count: int) -> None:
+            task = await worker.node.task(number)
+            for index in range(count):
                 fields = {"embedding": ENCODED}
                 await worker.delta(task["id"], choice=index, fields=fields)
             await worker.node.end(task["id"])
 
-        answering = asyncio.create_task(answer())
-        status, shown = await request(
-            pool, "POST", f"/ollama/api/{path}", {"model": "m1:latest", **body}
-        )
-        answering.cancel()
+        number = 0
+        for path, body, expected, count in EMBEDDINGS:
+            async with asyncio.TaskGroup() as tasks:
+                if count:
+                    tasks.create_task(answer(number, count))
+                    number += 1
+                status, shown = await request(
+                    pool, "POST", f"/ollama/api/{path}", {"model": "m1:latest", **body}
+                )
 
-    assert status == 200
-    assert {name: shown[name] for name in expected} == expected
+            assert status == 200
+            assert {name: shown[name] for name in expected} == expected
 
 
 async def test_models_are_listed_and_shown(pool: Pool) -> None:
@@ -132,25 +133,21 @@ async def test_models_are_listed_and_shown(pool: Pool) -> None:
     assert shown[0]["capabilities"] == ["completion", "embedding", "tools", "vision"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [("chat", {"messages": []}), ("generate", {}), ("generate", {"prompt": ""})],
-)
-async def test_a_model_without_a_prompt_is_loaded(
-    pool: Pool, path: str, body: Any
-) -> None:
-    asked = {"model": "m1", **body}
+async def test_a_model_without_a_prompt_is_loaded(pool: Pool) -> None:
     async with pool.node():
         await pool.wait_joined()
+        for path, body in (
+            ("/ollama/api/chat", {"model": "m1", "messages": []}),
+            ("/ollama/api/generate", {"model": "m1"}),
+            ("/ollama/api/generate", {"model": "m1", "prompt": ""}),
+        ):
+            (line,) = await lines(pool, path, body)
+            _, unloaded = await request(
+                pool, "POST", path, {**body, "keep_alive": 0, "stream": False}
+            )
 
-        (line,) = await lines(pool, f"/ollama/api/{path}", asked)
-        _, unloaded = await request(
-            *(pool, "POST", f"/ollama/api/{path}"),
-            {**asked, "keep_alive": 0, "stream": False},
-        )
-
-    assert (line["done"], line["done_reason"]) == (True, "load")
-    assert unloaded["done_reason"] == "unload"
+            assert (line["done"], line["done_reason"]) == (True, "load")
+            assert unloaded["done_reason"] == "unload"
 
 
 async def test_a_model_of_the_pool_is_pulled_at_once(pool: Pool) -> None:
@@ -171,46 +168,40 @@ async def test_a_model_of_the_pool_is_pulled_at_once(pool: Pool) -> None:
     assert "`shoal models get m2`" in missing["error"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "create"),
-        ("POST", "copy"),
-        ("DELETE", "delete"),
-        ("POST", "push"),
-        ("POST", "blobs/sha256:00"),
-    ],
+async def test_models_are_not_managed_here(pool: Pool) -> None:
+    for method, path in (
+        ("POST", "/ollama/api/create"),
+        ("POST", "/ollama/api/copy"),
+        ("DELETE", "/ollama/api/delete"),
+        ("POST", "/ollama/api/push"),
+        ("POST", "/ollama/api/blobs/sha256:00"),
+    ):
+        status, shown = await request(pool, method, path, {"model": "m"})
+
+        assert status == 400
+        assert shown["error"].startswith(f"{method} {path}: models are not managed")
+
+
+ERRORS: tuple[tuple[str, Any, int, str], ...] = (
+    ("chat", {"model": "m2", "messages": HI}, 404, "no worker has the model m2"),
+    ("show", {"model": "m2"}, 404, "no worker has the model m2"),
+    ("generate", {"model": "m2"}, 404, "no worker has the model m2"),
+    ("embed", {"model": "m1", "input": "a"}, 400, "does not do embedding"),
+    ("chat", {"messages": HI}, 400, "model: required, but missing"),
+    ("show", {}, 400, "model: required, but missing"),
+    ("nothing", {}, 404, "POST /ollama/api/nothing: not found"),
 )
-async def test_models_are_not_managed_here(pool: Pool, method: str, path: str) -> None:
-    status, shown = await request(pool, method, f"/ollama/api/{path}", {"model": "m"})
-
-    assert status == 400
-    assert shown["error"].startswith(f"{method} /ollama/api/{path}: models are not")
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "message"),
-    [
-        ("chat", {"model": "m2", "messages": HI}, 404, "no worker has the model m2"),
-        ("show", {"model": "m2"}, 404, "no worker has the model m2"),
-        ("generate", {"model": "m2"}, 404, "no worker has the model m2"),
-        ("embed", {"model": "m1", "input": "a"}, 400, "does not do embedding"),
-        ("chat", {"messages": HI}, 400, "model: required, but missing"),
-        ("show", {}, 400, "model: required, but missing"),
-        ("nothing", {}, 404, "POST /ollama/api/nothing: not found"),
-    ],
-)
-async def test_errors_have_the_form_of_ollama(
-    pool: Pool, path: str, body: Any, status: int, message: str
-) -> None:
+async def test_errors_have_the_form_of_ollama(pool: Pool) -> None:
     async with pool.node():
         await pool.wait_joined()
+        for path, body, status, message in ERRORS:
+            got, shown = await request(pool, "POST", f"/ollama/api/{path}", body)
 
-        got, shown = await request(pool, "POST", f"/ollama/api/{path}", body)
-
-    assert got == status
-    assert shown.keys() == {"error"}
-    assert message in shown["error"]
+            assert got == status
+            assert shown.keys() == {"error"}
+            assert message in shown["error"]
 
 
 async def test_an_answer_that_breaks_off_ends_with_an_error(pool: Pool) -> None:
@@ -314,11 +305,9 @@ async def test_a_worker_takes_the_port_for_no_server_of_models(tmp_path: Path) -
         assert await find_servers([ServerLocation(port, "Ollama")]) == []
 
 
-@pytest.mark.parametrize("path", ["/api/tags", "/api/version"])
-async def test_client_without_the_prefix_gets_the_address(
-    pool: Pool, path: str
-) -> None:
-    response, text = await get(pool, f"{pool.url}{path}")
+async def test_client_without_the_prefix_gets_the_address(pool: Pool) -> None:
+    for path in ("/api/tags", "/api/version"):
+        response, text = await get(pool, f"{pool.url}{path}")
 
-    assert response.status == 404
-    assert "http://HOST:PORT/ollama" in json.loads(text)["error"]
+        assert response.status == 404
+        assert "http://HOST:PORT/ollama" in json.loads(text)["error"]
