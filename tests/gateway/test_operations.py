@@ -47,7 +47,10 @@ def test_port_of_ollama_has_its_api_at_the_root() -> None:
         if each.path.startswith("/ollama/")
     }
 
-    assert below < {(each.method, each.path) for each in OLLAMA_PORT}
+    offered = {(each.method, each.path) for each in OLLAMA_PORT}
+    assert below < offered
+    paths = ("chat/completions", "completions", "embeddings", "responses", "messages")
+    assert {("POST", f"/v1/{path}") for path in paths} < offered
     assert not any("{id}" in each.path for each in OLLAMA_PORT)  # of any client
 
 

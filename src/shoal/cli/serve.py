@@ -133,6 +133,10 @@ def _announce(
         + "".join(_trust_lines(running)),
         flush=True,
     )
+    if config.ollama_open:
+        print(
+            "\nAnyone may use Ollama's API without a key (--ollama-open).", flush=True
+        )
     if config.relay_open:
         print("\nAny node may use the relay (--relay-open).", flush=True)
 

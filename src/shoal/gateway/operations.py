@@ -511,7 +511,12 @@ OPERATIONS: tuple[Operation, ...] = (
 
 OLLAMA_PORT: tuple[Operation, ...] = (
     *ollama_operations(""),
-    # Ollama's port has OpenAI's API as well, and many clients use that one.
-    *(opened(each, OLLAMA_API) for each in OPENAI if "{id}" not in each.path),
+    # Ollama's port has these as well, and many clients use them.  Nothing by its id:
+    # all clients without a key are one owner.
+    *(
+        opened(each, OLLAMA_API)
+        for each in (*OPENAI, *RESPONSES, *ANTHROPIC)
+        if "{id}" not in each.path
+    ),
 )
 """The operations at the port of Ollama's API."""

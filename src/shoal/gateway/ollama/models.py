@@ -14,7 +14,7 @@ from shoal.domain.work import Feature, JobKind
 from shoal.gateway.model_summaries import ModelSummary
 from shoal.ledger.canonical import to_time
 
-VERSION = "0.13.0"
+VERSION = "0.14.0"
 """The version of Ollama that has what this API has; clients require a minimum."""
 
 ARCHITECTURE = "shoal"
