@@ -83,6 +83,22 @@ async def test_line_that_no_worker_can_do_fails_alone(
     assert done.status == "completed"
 
 
+async def test_two_batches_share_the_slots(pool: Pool, openai: AsyncOpenAI) -> None:
+    async with pool.node(slots="4") as node:
+        await pool.wait_joined()
+        lines = [chat_line(n) for n in range(40)]
+        first, second = await create(openai, lines), await create(openai, lines)
+        for number in range(20):
+            await node.answer("yes", number=number)
+        await node.task(20)
+        counts = [
+            (await openai.batches.retrieve(each.id)).request_counts
+            for each in (first, second)
+        ]
+
+    assert all(each is not None and each.completed >= 4 for each in counts), counts
+
+
 async def test_line_that_fails_is_in_the_error_file(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
@@ -101,68 +117,58 @@ async def test_line_that_fails_is_in_the_error_file(
     assert failed["response"]["body"]["error"]["param"] == "messages"
 
 
-@pytest.mark.parametrize(
-    ("lines", "code", "line", "param"),
-    [
-        ([chat_line(1), {}], "invalid_line", 2, "custom_id"),
-        ([chat_line(1, method="GET")], "invalid_line", 1, "method"),
-        ([chat_line(1, url="/v1/embeddings")], "invalid_line", 1, "url"),
-        ([chat_line(1, body={})], "invalid_line", 1, "body.model"),
-        ([chat_line(1), chat_line(1)], "duplicate_custom_id", 2, "custom_id"),
-        (
-            [chat_line(1), chat_line(2, body={"model": "m2"})],
-            "mismatched_model",
-            2,
-            "body.model",
-        ),
-        ([chat_line(1, body={"model": "none"})], "model_not_found", 1, "model"),
-        ([chat_line(1, body={"model": "*task"})], "model_not_found", 1, "model"),
-        ([], "invalid_file", None, None),
-    ],
-)
+INVALID: list[tuple[list[Any], str, int | None, str | None]] = [
+    ([chat_line(1), {}], "invalid_line", 2, "custom_id"),
+    ([chat_line(1, method="GET")], "invalid_line", 1, "method"),
+    ([chat_line(1, url="/v1/embeddings")], "invalid_line", 1, "url"),
+    ([chat_line(1, body={})], "invalid_line", 1, "body.model"),
+    ([chat_line(1), chat_line(1)], "duplicate_custom_id", 2, "custom_id"),
+    (
+        [chat_line(1), chat_line(2, body={"model": "m2"})],
+        "mismatched_model",
+        2,
+        "body.model",
+    ),
+    ([chat_line(1, body={"model": "none"})], "model_not_found", 1, "model"),
+    ([chat_line(1, body={"model": "*task"})], "model_not_found", 1, "model"),
+    ([], "invalid_file", None, None),
+]
+
+
 async def test_invalid_batch_fails_with_the_number_of_the_line(
-    pool: Pool,
-    openai: AsyncOpenAI,
-    lines: list[Any],
-    code: str,
-    line: int | None,
-    param: str | None,
+    pool: Pool, openai: AsyncOpenAI
 ) -> None:
     async with answering(pool) as seen:
-        batch = await create(openai, lines)
-        failed = await ended(openai, batch.id)
+        for lines, *expected in INVALID:
+            batch = await create(openai, lines)
+            failed = await ended(openai, batch.id)
 
-    assert failed.status == "failed"
-    assert failed.errors is not None
-    assert failed.errors.data is not None
-    (error,) = failed.errors.data
-    assert (error.code, error.line, error.param) == (code, line, param)
+            assert failed.status == "failed"
+            assert failed.errors is not None
+            assert failed.errors.data is not None
+            (error,) = failed.errors.data
+            assert [error.code, error.line, error.param] == expected
     assert seen == []
 
 
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"endpoint": "/v1/images"}, "endpoint"),
-        ({"completion_window": "8d"}, "completion_window"),
-        ({"completion_window": "0h"}, "completion_window"),
-        ({"metadata": {"a": "b" * 600}}, "metadata"),
-        ({"output_expires_after": {"seconds": 3600}}, "output_expires_after"),
-    ],
-)
-async def test_invalid_request_names_its_field(
-    pool: Pool, openai: AsyncOpenAI, more: dict[str, Any], param: str
-) -> None:
+async def test_invalid_request_names_its_field(pool: Pool, openai: AsyncOpenAI) -> None:
     body = {
         "input_file_id": await upload(openai, [chat_line(1)]),
         "endpoint": CHAT_PATH,
         "completion_window": "24h",
     }
+    more: dict[str, Any]
+    for more in (
+        {"endpoint": "/v1/images"},
+        {"completion_window": "8d"},
+        {"completion_window": "0h"},
+        {"metadata": {"a": "b" * 600}},
+        {"output_expires_after": {"seconds": 3600}},
+    ):
+        status, said = await request(pool, "POST", "/v1/batches", body | more)
 
-    status, said = await request(pool, "POST", "/v1/batches", body | more)
-
-    assert status == 400
-    assert said["error"]["param"].startswith(param)
+        assert status == 400
+        assert said["error"]["param"].startswith(next(iter(more)))
 
 
 async def test_chat_overtakes_the_lines_of_a_batch(

@@ -106,16 +106,13 @@ async def test_expired_file_is_gone(pool: Pool, openai: AsyncOpenAI) -> None:
     assert await files.listed(FileFilter("default"), 9) == []
 
 
-@pytest.mark.parametrize(
-    ("purpose", "field"), [("fine-tune", "purpose"), ("user_data", "purpose")]
-)
 async def test_file_of_another_purpose_is_refused_by_name(
-    openai: AsyncOpenAI, purpose: str, field: str, tmp_path: Path
+    openai: AsyncOpenAI, tmp_path: Path
 ) -> None:
     with pytest.raises(BadRequestError) as refused:
-        await openai.files.create(file=b"1", purpose=purpose)  # type: ignore[arg-type]
+        await openai.files.create(file=b"1", purpose="fine-tune")
 
-    assert refused.value.param == field
+    assert refused.value.param == "purpose"
     assert [*(tmp_path / "files").iterdir()] == []
 
 
@@ -158,34 +155,34 @@ PART = b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
 FILE = PART % (b'file"; filename="f', b"x")
 
 
-@pytest.mark.parametrize(
-    ("headers", "body"),
-    [
-        ({"Content-Type": "application/json"}, b"{}"),
-        ({"Content-Type": "multipart/form-data"}, b"--b--"),
-        ({"Content-Type": "multipart/form-data; boundary=" + "b" * 80}, b"--b--"),
-        (BOUNDARY, b""),
-        (BOUNDARY, b"--b--"),
-        (BOUNDARY, b"no boundary\r\n"),
-        (BOUNDARY, FILE + b"--b--"),
-        (BOUNDARY, PART % (b"purpose", b"batch") + b"--b--"),
-        (BOUNDARY, FILE + PART % (b"purpose", b"\xff") + b"--b--"),
-        (BOUNDARY, FILE + PART % (b"purpose", b"b" * 5000) + b"--b--"),
-        (BOUNDARY, FILE + FILE + PART % (b"purpose", b"batch") + b"--b--"),
-        (BOUNDARY, FILE + PART % (b"purpose", b"batch") * 2 + b"--b--"),
-        (BOUNDARY, FILE + PART % (b"other", b"1") + b"--b--"),
-        (BOUNDARY, FILE + b"--b\r\nno header\r\n\r\n--b--"),
-        (BOUNDARY, b"".join(PART % (b"%d" % n, b"") for n in range(40)) + b"--b--"),
-        (BOUNDARY | {"Content-Encoding": "gzip"}, FILE),
-    ],
-)
+MALFORMED = [
+    ({"Content-Type": "application/json"}, b"{}"),
+    ({"Content-Type": "multipart/form-data"}, b"--b--"),
+    ({"Content-Type": "multipart/form-data; boundary=" + "b" * 80}, b"--b--"),
+    (BOUNDARY, b""),
+    (BOUNDARY, b"--b--"),
+    (BOUNDARY, b"no boundary\r\n"),
+    (BOUNDARY, FILE + b"--b--"),
+    (BOUNDARY, PART % (b"purpose", b"batch") + b"--b--"),
+    (BOUNDARY, FILE + PART % (b"purpose", b"\xff") + b"--b--"),
+    (BOUNDARY, FILE + PART % (b"purpose", b"b" * 5000) + b"--b--"),
+    (BOUNDARY, FILE + FILE + PART % (b"purpose", b"batch") + b"--b--"),
+    (BOUNDARY, FILE + PART % (b"purpose", b"batch") * 2 + b"--b--"),
+    (BOUNDARY, FILE + PART % (b"other", b"1") + b"--b--"),
+    (BOUNDARY, FILE + b"--b\r\nno header\r\n\r\n--b--"),
+    (BOUNDARY, b"".join(PART % (b"%d" % n, b"") for n in range(40)) + b"--b--"),
+    (BOUNDARY | {"Content-Encoding": "gzip"}, FILE),
+]
+
+
 async def test_malformed_upload_is_refused_and_leaves_nothing(
-    pool: Pool, tmp_path: Path, headers: dict[str, str], body: bytes
+    pool: Pool, tmp_path: Path
 ) -> None:
-    async with pool.session.post(
-        f"{pool.url}/v1/files", data=body, headers=pool.headers() | headers
-    ) as answer:
-        assert answer.status == 400, await answer.text()
+    for headers, body in MALFORMED:
+        async with pool.session.post(
+            f"{pool.url}/v1/files", data=body, headers=pool.headers() | headers
+        ) as answer:
+            assert answer.status == 400, (body, await answer.text())
 
     assert [*(tmp_path / "files").iterdir()] == []
 

@@ -1,0 +1,336 @@
+"""Runs one batch to its end, whatever part of it was done before a restart.
+
+All that it has to know after a restart is in the store.
+"""
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+from shoal.batches.client_files import ClientFiles
+from shoal.batches.input_lines import InputLines
+from shoal.batches.line_jobs import (
+    LineGivenUp,
+    LineJobs,
+    LinePostponed,
+    LineRequest,
+    OwnerGone,
+)
+from shoal.batches.progress import (
+    AwaitChange,
+    BatchProgress,
+    CancelLines,
+    FinalizeBatch,
+    StartLines,
+)
+from shoal.batches.result_files import ResultFiles
+from shoal.batches.validation import validate
+from shoal.coordinator.store_health import RETRY_MAX, StoreHealth
+from shoal.domain.errors import InvalidRequest, StoreError
+from shoal.store.batches import (
+    BATCH_ENDED,
+    BatchChange,
+    BatchError,
+    BatchStatus,
+    BatchStore,
+    LineResult,
+    StoredBatch,
+)
+from shoal.transports.clock import Clock
+from shoal.transports.loop_share import LoopShare
+
+CANCEL_EVERY = 1.0  # seconds until jobs that were just being accepted are cancelled
+OPEN = frozenset(BatchStatus) - BATCH_ENDED
+
+LineQueue: TypeAlias = tuple[str, str]
+"""The owner and the model of lines."""
+
+log = logging.getLogger("shoal.batches")
+
+
+@dataclass(slots=True)
+class BatchContext:
+    """What all batches share.
+
+    ``share`` is the part of the loop in which lines are checked.  By owner and model,
+    ``in_flight`` counts the lines that run, and ``waiting`` has the batches with lines
+    that could begin, which share the room.  None begins when they are ``stopped``.
+    """
+
+    store: BatchStore
+    files: ClientFiles
+    clock: Clock
+    health: StoreHealth
+    share: LoopShare
+    in_flight: Counter[LineQueue] = field(default_factory=Counter)
+    waiting: dict[LineQueue, dict[str, asyncio.Event]] = field(default_factory=dict)
+    stopped: bool = False
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for some seconds."""
+        await self.wait(asyncio.Event(), self.clock.now() + seconds)
+
+    async def wait(self, event: asyncio.Event, until: float) -> None:
+        """Wait for an event, which is set at a monotonic time in any case."""
+        timer = self.clock.call_at(until, event.set)
+        try:
+            await event.wait()
+        finally:
+            timer.cancel()
+
+
+class BatchRun:
+    """A batch that has not ended.
+
+    ``ending`` is how it shall end before all lines are done, and ``wake`` is set when
+    something has happened to it.
+    """
+
+    def __init__(
+        self, batch: StoredBatch, context: BatchContext, jobs: LineJobs
+    ) -> None:
+        self.batch = batch
+        self.ending: BatchStatus | None = None
+        self.wake = asyncio.Event()
+        self._context = context
+        self._jobs = jobs
+        self._results: list[LineResult] = []
+        self._awaits_room = False  # whether a callback for room is registered
+
+    async def run(self) -> None:
+        """Run it to its end.  Raises StoreError if the store is broken."""
+        while True:
+            try:
+                lines = await self._input()
+                if lines is not None:
+                    await self._run_lines(lines)
+                return
+            except StoreError as error:
+                if self._context.health.is_broken:
+                    raise
+                # As of a full disk, or a folder that is not there.
+                log.error("batch=%s waits: %s", self.batch.id, error.located)
+            await self._context.pause(RETRY_MAX)
+
+    # Its status.
+
+    async def _input(self) -> InputLines | None:
+        """Return the lines of the input; None if they are invalid, and it has failed.
+
+        Raises StoreError.
+        """
+        batch, folder = self.batch, self._context.files.folder
+        if not await asyncio.to_thread(folder.has, batch.input_file):
+            text = "the contents of the input file are missing"
+            await self._fail(BatchError("file_missing", text))
+            return None
+        try:
+            lines = await asyncio.to_thread(InputLines, folder, batch.input_file)
+        except InvalidRequest as error:
+            await self._fail(BatchError("invalid_file", str(error)))
+            return None
+        if batch.status is not BatchStatus.VALIDATING:
+            return lines
+        checked = await validate(batch, lines, self._jobs, self._context.share)
+        if isinstance(checked, str):
+            status, expected = BatchStatus.IN_PROGRESS, (BatchStatus.VALIDATING,)
+            await self._change(status, expected, model=checked, lines=len(lines))
+            return lines
+        await self._fail(*checked)
+        return None
+
+    async def _fail(self, *errors: BatchError) -> None:
+        await self._change(BatchStatus.FAILED, OPEN, errors=errors)
+
+    async def _change(
+        self,
+        status: BatchStatus,
+        expected: Collection[BatchStatus] = OPEN,
+        *,
+        model: str | None = None,
+        lines: int | None = None,
+        errors: tuple[BatchError, ...] | None = None,
+        files: ResultFiles | None = None,
+    ) -> None:
+        """Change the status, unless it has another than expected.
+
+        Raises StoreError.
+        """
+        context, id_ = self._context, self.batch.id
+        change = BatchChange(
+            *(status, context.clock.wall(), model, lines, errors),
+            None if files is None else files.output,
+            None if files is None else files.error,
+        )
+        changed = await context.health.write(
+            partial(context.store.change, id_, change, expected)
+        )
+        found = await context.health.read(partial(context.store.find, id_))
+        assert found is not None, "open batches are not deleted"
+        self.batch = found
+        if changed:
+            log.info("batch=%s owner=%s status=%s", id_, found.owner, status.value)
+
+    # Its lines.
+
+    async def _run_lines(self, lines: InputLines) -> None:
+        """Run the lines that have no result yet, and end the batch.
+
+        Raises StoreError.
+        """
+        batch, context = self.batch, self._context
+        recorded = await context.health.read(partial(context.store.recorded, batch.id))
+        begun = await context.health.read(partial(context.store.begun, batch))
+        progress = BatchProgress(len(lines), recorded, begun)
+        if batch.status is BatchStatus.CANCELLING:
+            self.ending = BatchStatus.CANCELLED
+        elif batch.status is BatchStatus.FINALIZING and progress.left:
+            self.ending = BatchStatus.EXPIRED
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                status = await self._drive(progress, lines, tasks)
+        finally:
+            self._set_waiting(False)
+        await self._end(progress, lines, status)
+
+    async def _drive(
+        self, progress: BatchProgress, lines: InputLines, tasks: asyncio.TaskGroup
+    ) -> BatchStatus:
+        """Run lines until none is left; return the status to end with."""
+        clock = self._context.clock
+        while True:
+            self.wake.clear()
+            await self._record(progress)
+            expiry = clock.now() + self.batch.expires_at - clock.wall()
+            if self.ending is None and expiry <= clock.now():
+                self.ending = BatchStatus.EXPIRED
+            progress.ending = self.ending
+            action = progress.next_action(clock.now(), self._room(progress.running))
+            self._set_waiting(
+                isinstance(action, StartLines)
+                or (isinstance(action, AwaitChange) and action.for_room)
+            )
+            match action:
+                case StartLines(started):
+                    self._context.in_flight[self._queue] += len(started)
+                    for line in started:
+                        tasks.create_task(self._run_line(progress, lines, line))
+                case CancelLines():
+                    self._jobs.cancel(self.batch)
+                    await self._context.wait(self.wake, clock.now() + CANCEL_EVERY)
+                case AwaitChange(until, for_room):
+                    if for_room and not self._awaits_room:
+                        self._awaits_room = True
+                        self._jobs.on_room(self._on_room)
+                    due = expiry if until is None else min(until, expiry)
+                    await self._context.wait(self.wake, due)
+                case FinalizeBatch(status):
+                    return status
+
+    @property
+    def _queue(self) -> LineQueue:
+        return self.batch.owner, self.batch.model
+
+    def _room(self, running: int) -> int:
+        """Return how many lines may begin while some of them are running."""
+        context, queue = self._context, self._queue
+        if context.stopped:
+            return 0
+        room = self._jobs.room(*queue)
+        sharing = len(context.waiting.get(queue, {}).keys() | {self.batch.id})
+        fair = math.ceil(room / sharing) - running
+        return min(room - context.in_flight[queue], fair)
+
+    def _set_waiting(self, waiting: bool) -> None:
+        """Note whether it has lines that could begin."""
+        others = self._context.waiting.setdefault(self._queue, {})
+        if waiting:
+            others[self.batch.id] = self.wake
+        else:
+            others.pop(self.batch.id, None)
+        if not others:
+            del self._context.waiting[self._queue]
+
+    def _on_room(self) -> None:
+        self._awaits_room = False
+        self.wake.set()
+
+    def _leave(self) -> None:
+        """Note that a line has ended, which makes room for another."""
+        self._context.in_flight[self._queue] -= 1
+        for wake in self._context.waiting.get(self._queue, {}).values():
+            wake.set()
+
+    async def _record(self, progress: BatchProgress) -> None:
+        """Record the results that have come.  Raises StoreError."""
+        results, self._results = self._results, []
+        if not results:
+            return
+        context = self._context
+        await context.health.write(
+            partial(context.store.record, self.batch.id, results)
+        )
+        for each in results:
+            progress.record(each.line)
+            self._leave()
+
+    async def _run_line(
+        self, progress: BatchProgress, lines: InputLines, line: int
+    ) -> None:
+        clock, batch = self._context.clock, self.batch
+        left = max(1.0, batch.expires_at - clock.wall())
+        may_begin = self.ending is None
+        try:
+            data = await asyncio.to_thread(lines.read, line)
+            end = await self._jobs.run(LineRequest(batch, line, data, left, may_begin))
+        except StoreError as error:
+            end = LinePostponed(RETRY_MAX, error.located)
+        match end:
+            case LineResult():
+                self._results.append(end)
+            case LinePostponed(seconds, reason):
+                log.debug("batch=%s line=%d postponed: %s", batch.id, line, reason)
+                progress.postpone(line, clock.now() + seconds)
+                self._leave()
+            case LineGivenUp():
+                progress.give_up(line)
+                self._leave()
+            case OwnerGone(reason):
+                progress.give_up(line)
+                self._leave()
+                if self.ending is None:
+                    self.ending = BatchStatus.CANCELLED
+                    errors = (BatchError("key_revoked", reason),)
+                    await self._change(BatchStatus.CANCELLING, errors=errors)
+        self.wake.set()
+
+    # Its end.
+
+    async def _end(
+        self, progress: BatchProgress, lines: InputLines, status: BatchStatus
+    ) -> None:
+        """Write the results to files, and give the batch its last status.
+
+        Raises StoreError; then nothing is left of the files.
+        """
+        if status is not BatchStatus.CANCELLED:
+            await self._change(BatchStatus.FINALIZING)
+        batch, context = self.batch, self._context
+        folder, new_id = context.files.folder, context.files.next_id
+        files = ResultFiles(folder, batch, new_id, context.clock.wall())
+        try:
+            await files.write_recorded(context.store)
+            for line in progress.unrecorded:
+                data = await asyncio.to_thread(lines.read, line)
+                left_out = self._jobs.left_out(batch, line, data, status)
+                await asyncio.to_thread(files.write, [left_out])
+            await asyncio.to_thread(files.finish)
+            await self._change(status, files=files)
+        except BaseException:
+            files.discard()
+            raise
