@@ -83,6 +83,25 @@ async def test_line_that_no_worker_can_do_fails_alone(
     assert done.status == "completed"
 
 
+async def test_stored_responses_of_a_batch_are_found_by_their_ids(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    body = {"model": "m1", "input": "q1", "metadata": {"a": "b"}}
+    path = "/v1/responses"
+    async with answering(pool):
+        file = await upload(openai, [chat_line(1, url=path, body=body)])
+        batch = await openai.batches.create(
+            input_file_id=file, endpoint="/v1/responses", completion_window="24h"
+        )
+        done = await ended(openai, batch.id)
+
+    (line,) = await read_lines(openai, done.output_file_id)
+    shown = line["response"]["body"]
+    assert (shown["status"], shown["metadata"]) == ("completed", {"a": "b"})
+    found = await openai.responses.retrieve(shown["id"])
+    assert found.output_text == "answer to q1"
+
+
 async def test_two_batches_share_the_slots(pool: Pool, openai: AsyncOpenAI) -> None:
     async with pool.node(slots="4") as node:
         await pool.wait_joined()

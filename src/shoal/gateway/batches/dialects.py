@@ -5,6 +5,7 @@ Another dialect is another row of ``DIALECTS``.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from shoal.domain.credentials import usage_of
@@ -13,10 +14,15 @@ from shoal.domain.outcome import Outcome
 from shoal.domain.work import Inference
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.answering import texts_of
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.responses import encode_json
 from shoal.gateway.openai.chat_request import decode_chat_request
 from shoal.gateway.openai.completion_request import decode_completion_request
 from shoal.gateway.openai.embeddings import decode_embedding_request, encode_embeddings
 from shoal.gateway.openai.endpoints import answer_form
+from shoal.gateway.responses.request import decode_response_request
+from shoal.gateway.responses.response_object import ResponseDraft
+from shoal.gateway.responses.stored_responses import chat_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,36 +30,42 @@ class DecodedLine:
     """The request of a line.
 
     ``texts`` are moderated, and found in the ``field`` of the body.  ``encode`` encodes
-    the whole answer of a job, created at a time in Unix seconds.
+    the whole answer of a job, created at a time in Unix seconds.  ``api_fields`` is as
+    in ``JobTerms``.
     """
 
     work: Inference
     field: str
     texts: Sequence[str]
     encode: Callable[[JobId, Outcome, int], bytes]
+    api_fields: str = ""
 
 
-LineDecoder: TypeAlias = Callable[[Gateway, str, bytes], Awaitable[DecodedLine]]
-"""Decodes the body of an owner's request.
+LineDecoder: TypeAlias = Callable[[Gateway, ApiCaller, bytes], Awaitable[DecodedLine]]
+"""Decodes the body of a caller's request.
 
 Raises InvalidRequest naming the invalid field.
 """
 
 
-async def _chat(gateway: Gateway, owner: str, body: bytes) -> DecodedLine:
-    asked = await gateway.bodies.decode_bytes(body, owner, decode_chat_request)
+async def _chat(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
+    asked = await gateway.bodies.decode_bytes(body, caller.name, decode_chat_request)
     work = asked.work
     return DecodedLine(work, "messages", texts_of(work), answer_form(work).encode)
 
 
-async def _completion(gateway: Gateway, owner: str, body: bytes) -> DecodedLine:
-    asked = await gateway.bodies.decode_bytes(body, owner, decode_completion_request)
+async def _completion(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
+    asked = await gateway.bodies.decode_bytes(
+        body, caller.name, decode_completion_request
+    )
     work = asked.work
     return DecodedLine(work, "prompt", texts_of(work), answer_form(work).encode)
 
 
-async def _embeddings(gateway: Gateway, owner: str, body: bytes) -> DecodedLine:
-    asked = await gateway.bodies.decode_bytes(body, owner, decode_embedding_request)
+async def _embeddings(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
+    asked = await gateway.bodies.decode_bytes(
+        body, caller.name, decode_embedding_request
+    )
     texts: list[str] = []
     if asked.tokens:
         texts = await gateway.token_texts.decode(asked.tokens, "input")
@@ -65,9 +77,24 @@ async def _embeddings(gateway: Gateway, owner: str, body: bytes) -> DecodedLine:
     return DecodedLine(work, "input", work.inputs, encode)
 
 
+async def _response(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
+    created = int(gateway.clock.wall())
+    decode = partial(decode_response_request, created=created)
+    asked = await gateway.bodies.decode_bytes(body, caller.name, decode)
+    chat = await chat_of(gateway, caller, asked)
+
+    def encode(job_id: JobId, outcome: Outcome, created: int) -> bytes:
+        draft = ResponseDraft(job_id, chat, asked.fields, asked.stored)
+        return encode_json(draft.answered(outcome))
+
+    fields = asked.fields.encode() if asked.stored else ""
+    return DecodedLine(chat, "input", texts_of(chat), encode, fields)
+
+
 DIALECTS: Mapping[str, LineDecoder] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completion,
     "/v1/embeddings": _embeddings,
+    "/v1/responses": _response,
 }
 """By the path that a line names."""

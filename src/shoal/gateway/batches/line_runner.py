@@ -139,8 +139,8 @@ class PoolLineJobs:
 
     async def _decode(self, line: BatchLine, caller: ApiCaller) -> DecodedLine:
         """Decode the request of a line, and moderate it.  Raises InvalidRequest."""
-        gateway, owner = self.gateway, caller.name
-        asked = await DIALECTS[line.url](gateway, owner, bytes(line.body))
+        gateway = self.gateway
+        asked = await DIALECTS[line.url](gateway, caller, bytes(line.body))
         check_texts(gateway, caller, asked.texts, asked.field)
         return asked
 
@@ -156,7 +156,12 @@ class PoolLineJobs:
             caller.name,
             Priority.LOW,
             idempotency_key=key,
-            terms=JobTerms(Policy.CHEAP, price=price, detached=True),
+            terms=JobTerms(
+                policy=Policy.CHEAP,
+                price=price,
+                detached=True,
+                api_fields=asked.api_fields,
+            ),
         )
 
     async def _running(

@@ -35,9 +35,8 @@ from shoal.gateway.responses.response_object import ResponseDraft
 from shoal.gateway.responses.resumed_stream import stream_response
 from shoal.gateway.responses.stored_responses import (
     StoredResponse,
-    find_parts,
+    chat_of,
     find_response,
-    previous_messages,
 )
 from shoal.pool.lifecycle import JobState
 
@@ -83,11 +82,7 @@ async def create_response(
     created = int(gateway.clock.wall())
     decode = partial(decode_response_request, created=created)
     asked = await gateway.bodies.decode(request, caller.name, decode)
-    earlier = asked.fields.previous_response_id
-    chat = asked.chat(
-        await previous_messages(gateway, caller, earlier) if earlier else (),
-        await find_parts(gateway, caller, asked.references),
-    )
+    chat = await chat_of(gateway, caller, asked)
     moderation = check_texts(gateway, caller, texts_of(chat), "input")
     job = build_job(
         *(gateway, request, chat, caller),

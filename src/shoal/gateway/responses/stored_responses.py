@@ -18,6 +18,7 @@ from shoal.gateway.generation.parts import Part, parts_of
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.ids import RESPONSE_ID_PREFIX, job_id_of
 from shoal.gateway.responses.items import ItemReference, messages_of
+from shoal.gateway.responses.request import ResponseRequest
 from shoal.gateway.responses.response_fields import decode_fields
 from shoal.gateway.responses.response_object import (
     ResponseDraft,
@@ -82,7 +83,30 @@ async def find_response(
     return found
 
 
-async def previous_messages(
+async def chat_of(gateway: Gateway, caller: ApiCaller, asked: ResponseRequest) -> Chat:
+    """Return the chat of a request, with what it takes from earlier responses.
+
+    Raises NotFound, InvalidRequest.
+    """
+    earlier = asked.fields.previous_response_id
+    return asked.chat(
+        await _previous_messages(gateway, caller, earlier) if earlier else (),
+        await _find_parts(gateway, caller, asked.references),
+    )
+
+
+async def starts_of(gateway: Gateway, job_id: JobId) -> int:
+    """Return how often a job's answer has begun anew: at restarts of the coordinator.
+
+    Within one run of the coordinator, another worker continues it where it was.
+    """
+    return sum(
+        isinstance(each.fact, JobRequeued) and each.fact.reason == RESTARTED
+        for each in await gateway.store.history_since(job_id, 0)
+    )
+
+
+async def _previous_messages(
     gateway: Gateway, caller: ApiCaller, response_id: str
 ) -> Sequence[Message]:
     """Return the messages of an earlier response and its answer.
@@ -99,7 +123,7 @@ async def previous_messages(
     return [*fields.input_of(chat), *messages_of(found.parts)]
 
 
-async def find_parts(
+async def _find_parts(
     gateway: Gateway, caller: ApiCaller, references: Sequence[ItemReference]
 ) -> Mapping[str, Part]:
     """Return the parts of earlier responses that the references name, by their ids.
@@ -111,17 +135,6 @@ async def find_parts(
         if reference.id not in found:
             found |= await _parts_beside(gateway, caller, reference)
     return found
-
-
-async def starts_of(gateway: Gateway, job_id: JobId) -> int:
-    """Return how often a job's answer has begun anew: at restarts of the coordinator.
-
-    Within one run of the coordinator, another worker continues it where it was.
-    """
-    return sum(
-        isinstance(each.fact, JobRequeued) and each.fact.reason == RESTARTED
-        for each in await gateway.store.history_since(job_id, 0)
-    )
 
 
 async def _parts_beside(
