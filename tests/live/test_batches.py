@@ -1,0 +1,206 @@
+"""The promises of ``docs/promises.md`` on batches, with OpenAI's client."""
+
+import json
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from openai.types import Batch
+
+from harness.speed import scaled
+from live.databases import copied
+from live.laws import LAWS, POSTED, prepare
+from live.programs import GatedModel, Pool, Program, Programs, eventually
+from live.siege import free_port
+
+LINES = 1000
+WORKERS = ("one", "two", "three")
+SLOTS = ("--slots", "4")
+WITHIN = scaled(120.0)  # seconds until a batch of LINES has ended
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+class Echo(Mapping[str, Sequence[str]]):
+    """A model that repeats each question after a moment."""
+
+    def __getitem__(self, question: str) -> Sequence[str]:
+        time.sleep(0.03)  # the model's own time: a batch is to outlive some kills
+        return [question, "!"]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def echo() -> Iterator[GatedModel]:
+    model = GatedModel(-1, Echo())
+    yield model
+    model.close()
+
+
+def chat_line(number: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"line {number}"}]
+    return {
+        "custom_id": str(number),
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": "tiny", "messages": messages},
+    }
+
+
+def created(client: OpenAI, lines: Sequence[object]) -> Batch:
+    """Upload the lines, and create a batch of chats."""
+    text = "".join(json.dumps(each) + "\n" for each in lines)
+    file = client.files.create(file=("in.jsonl", text.encode()), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+    )
+
+
+def ended(client: OpenAI, batch: Batch) -> Batch:
+    """Wait for the end of a batch."""
+    found = batch
+
+    def has_ended() -> bool:
+        nonlocal found
+        found = client.batches.retrieve(batch.id)
+        return found.status in ENDED
+
+    eventually(has_ended, f"the end of {batch.id}", WITHIN)
+    return found
+
+
+def results(client: OpenAI, batch: Batch) -> dict[str, Any]:
+    """Return the lines of the output file by their ids."""
+    assert batch.output_file_id is not None
+    lines = client.files.content(batch.output_file_id).text.splitlines()
+    found = {each["custom_id"]: each for each in map(json.loads, lines)}
+    assert len(found) == len(lines), "a line is there twice"
+    return found
+
+
+def test_batch_runs_on_a_real_model(pool: Pool) -> None:
+    with pool.client() as client:
+        batch = ended(client, created(client, [chat_line(n) for n in range(20)]))
+
+        assert batch.status == "completed", batch
+        found = results(client, batch)
+        assert found.keys() == {str(number) for number in range(20)}
+        for each in found.values():
+            body = each["response"]["body"]
+            assert each["response"]["status_code"] == 200
+            assert body["choices"][0]["message"]["content"]
+            assert body["usage"]["completion_tokens"] > 0
+        with client.files.with_streaming_response.content(
+            str(batch.output_file_id)
+        ) as streamed:
+            assert sum(map(len, streamed.iter_bytes())) > 0
+        assert next(each.id for each in client.batches.list()) == batch.id
+
+
+class BatchSite:
+    """A coordinator and workers, which are killed and started again."""
+
+    def __init__(self, programs: Programs, model: GatedModel) -> None:
+        self._programs = programs
+        self._flags = (*model.flags, *SLOTS)
+        self._workers: dict[str, Program] = {}
+        self.pool = programs.serve(port=free_port())
+        self.open_at_kills: list[int] = []
+        for name in WORKERS:
+            self.enlist(name)
+
+    def enlist(self, name: str) -> None:
+        self._workers[name] = self.pool.join(name, *self._flags)
+
+    def kill(self, name: str) -> None:
+        """Kill a worker, or the coordinator, and start another in its place."""
+        if name in WORKERS:
+            self._workers[name].kill()
+            self.enlist(name)
+            return
+        self.pool.program.kill()
+        with closing(sqlite3.connect(self.database("killed"))) as sql:
+            query = "SELECT count(*) FROM jobs WHERE ended_at IS NULL"
+            self.open_at_kills.append(sql.execute(query).fetchone()[0])
+        self.pool = self._programs.serve(port=self.pool.port)
+
+    def database(self, name: str) -> Path:
+        """Copy the database; return where the copy is."""
+        folder = self._programs.folder / name
+        if folder.exists():
+            shutil.rmtree(folder)
+        return copied(self._programs.data, folder)
+
+    def wait_for(self, client: OpenAI, batch: Batch, enough: int) -> None:
+        """Wait until a number of lines are done, and others are not."""
+
+        def done() -> int:
+            counts = client.batches.retrieve(batch.id).request_counts
+            assert counts is not None
+            return counts.completed
+
+        eventually(lambda: done() >= enough, f"{enough} lines", WITHIN)
+        assert done() < LINES, "there was nothing left to lose"
+
+
+def test_no_line_is_lost_or_done_twice_in_any_kill(
+    programs: Programs, echo: GatedModel
+) -> None:
+    site = BatchSite(programs, echo)
+    eventually(lambda: len(site.pool.workers()) == len(WORKERS), "the workers")
+
+    with site.pool.client() as client:
+        batch = created(client, [chat_line(number) for number in range(LINES)])
+        for share, name in (
+            (0.1, "one"),
+            (0.25, "coordinator"),
+            (0.4, "two"),
+            (0.55, "coordinator"),
+            (0.65, "three"),
+            (0.8, "coordinator"),
+        ):
+            site.wait_for(client, batch, int(share * LINES))
+            site.kill(name)
+        batch = ended(client, batch)
+
+        assert (batch.status, batch.error_file_id) == ("completed", None), batch
+        found = results(client, batch)
+    assert found.keys() == {str(number) for number in range(LINES)}
+    for number, each in found.items():
+        message = each["response"]["body"]["choices"][0]["message"]
+        assert message["content"] == f"line {number}!"
+    site.pool.program.terminate()
+    check_books(site.database("end"))
+    # The control: the kills did interrupt lines, and these ran again.
+    assert min(site.open_at_kills) > 0
+    assert echo.requests > LINES
+
+
+def check_books(database: Path) -> None:
+    """Check that each line has one job that is done, paid and proved once."""
+    with closing(sqlite3.connect(database)) as sql:
+        prepare(sql)
+        for law in (*POSTED, "no job is paid for twice", "every job has ended"):
+            assert sql.execute(LAWS[law]).fetchall() == [], law
+        for query in (
+            "SELECT count(*) FROM jobs WHERE state = 'done'",
+            "SELECT count(DISTINCT idempotency_key) FROM jobs WHERE state = 'done'",
+            "SELECT count(*) FROM receipts",
+            "SELECT count(DISTINCT job_id) FROM receipts",
+            "SELECT count(*) FROM transfers WHERE why = 'paid'",
+        ):
+            assert sql.execute(query).fetchone() == (LINES,), query
+        for table in ("batch_results", "batches WHERE ended_at IS NULL"):
+            assert sql.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
