@@ -8,6 +8,7 @@ from aiohttp import ClientResponse, web
 from gateway.serving import Pool, serving
 from shoal.domain.credentials import Scope
 from shoal.gateway.app import make_app
+from shoal.gateway.http.media_types import BYTES_TYPE, NDJSON_TYPE, SSE_TYPE
 from shoal.gateway.http.operation import Operation
 from shoal.gateway.operations import OLLAMA_PORT, OPERATIONS
 
@@ -38,6 +39,18 @@ async def test_router_has_the_rows_of_the_table(tmp_path: Path) -> None:
     }
     assert routes == rows | heads
     assert len(rows) == len(OPERATIONS)
+
+
+def test_stream_is_no_answer_to_head() -> None:
+    """What is written to one would be taken for the next response."""
+    streamed = (SSE_TYPE, NDJSON_TYPE, BYTES_TYPE)
+
+    assert not [
+        each.path
+        for each in OPERATIONS
+        if each.method == "GET" and each.allow_head
+        if each.streams or each.media in streamed
+    ]
 
 
 def test_port_of_ollama_has_its_api_at_the_root() -> None:

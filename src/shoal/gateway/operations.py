@@ -118,6 +118,7 @@ RESPONSES = (
         answer=ResponseObject,
         query=responses.ResponseQuery,
         streams=True,
+        allow_head=False,
     ),
     Operation(
         *("DELETE", "/v1/responses/{id}", "Delete a response"),
@@ -292,6 +293,7 @@ JOBS = (
         *("GET", "/v1/jobs/{id}/events", "Stream a job's events"),
         read_open(events.stream_events),
         media=SSE_TYPE,
+        allow_head=False,
     ),
     Operation(
         *("POST", "/v1/trust/create", "Create a pairing code"),

@@ -86,7 +86,7 @@ class Operation:
     stream_media: str = SSE_TYPE
     documented: bool = True
     pattern: str = "[^{}/]+"  # regular expression of the last parameter
-    allow_head: bool = True  # whether GET also answers HEAD
+    allow_head: bool = True  # whether GET also answers HEAD: not if it writes a stream
 
     @property
     def scope(self) -> Scope | None:
