@@ -14,6 +14,7 @@ from gateway.extended_node import extended_node
 from gateway.keys import make_key
 from gateway.serving import Pool, eventually, serving
 from shoal.domain.moderation import Moderation
+from shoal.gateway.responses import stored_responses
 
 
 async def collect(stream: Any) -> list[Any]:
@@ -277,6 +278,25 @@ async def test_response_that_is_not_stored_is_not_found(
         with pytest.raises(sdk.NotFoundError):
             await openai.responses.retrieve("job1")
     assert answer.to_dict()["store"] is False
+
+
+async def test_request_refers_to_a_limited_number_of_responses(
+    pool: Pool, openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_responses, "REFERRED_MAX", 1)
+    async with pool.node() as node:
+        await pool.wait_joined()
+        made = []
+        for number in range(2):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(node.answer("Hello", number=number))
+                made.append(await openai.responses.create(model="m1", input="hi"))
+        items: Any = [
+            {"type": "item_reference", "id": answer.output[0].id} for answer in made
+        ]
+
+        with pytest.raises(sdk.BadRequestError, match="more than 1 responses"):
+            await openai.responses.create(model="m1", input=items)
 
 
 async def test_response_belongs_to_its_key(pool: Pool, openai: AsyncOpenAI) -> None:

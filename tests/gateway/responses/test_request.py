@@ -122,6 +122,34 @@ INPUTS: dict[str, tuple[list[Any], list[Any]]] = {
             {"role": "tool", "content": "2", "tool_call_id": "c2"},
         ],
     ),
+    "images in outputs follow all outputs": (
+        [
+            CALL,
+            CALL | {"call_id": "c2"},
+            {
+                "type": "function_call_output",
+                "call_id": "c1",
+                "output": [{"type": "input_image", "image_url": PNG}],
+            },
+            {"type": "function_call_output", "call_id": "c2", "output": "2"},
+        ],
+        [
+            assistant("", tool_calls=[CHAT_CALL, CHAT_CALL | {"id": "c2"}]),
+            {
+                "role": "tool",
+                "content": "The result is the image in the next message.",
+                "tool_call_id": "c1",
+            },
+            {"role": "tool", "content": "2", "tool_call_id": "c2"},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "Image in the result of c1:"},
+                    {"type": "image_url", "image_url": {"url": PNG}},
+                ],
+            },
+        ],
+    ),
     "a summary stands for reasoning without text": (
         [
             {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
@@ -340,11 +368,11 @@ REJECTED: dict[str, tuple[dict[str, Any], str]] = {
                 {
                     "type": "function_call_output",
                     "call_id": "c",
-                    "output": [{"type": "input_image", "image_url": PNG}],
+                    "output": [{"type": "input_file", "file_id": "f"}],
                 }
             ]
         },
-        "input_image",
+        "input_file",
     ),
     "text.format.name": ({"text": {"format": {"type": "json_schema"}}}, "required"),
     "metadata[...]": ({"metadata": {"a": "x" * 513}}, "512"),

@@ -26,9 +26,9 @@ from shoal.gateway.generation.messages import (
     data_url,
     image_part,
     joined,
+    result_with_images,
     text_part,
     tool_call,
-    tool_result,
 )
 from shoal.gateway.http.decoding import decode_object, is_given, unsupported
 from shoal.gateway.http.responses import encode_json
@@ -153,13 +153,11 @@ def _tool_result(block: MessageBlock, at: str) -> tuple[Message, list[MessagePar
     call_id = _required(block.tool_use_id, f"{at}.tool_use_id")
     parts = [] if block.content is UNSET else _parts(block.content, f"{at}.content")
     text = _joined_texts(parts)
-    images = [part for part in parts if part["type"] != "text"]
-    if images and not text:
-        text = "The result is the image in the next message."
     if block.is_error:
         text = f"Error: {text}"
-    shown = [text_part(f"Image in the result of {call_id}:"), *images] if images else []
-    return tool_result(call_id, text), shown
+    images = [part for part in parts if part["type"] != "text"]
+    message, shown = result_with_images(call_id, text, images)
+    return message, [*shown]
 
 
 def _parts(

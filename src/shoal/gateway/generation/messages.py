@@ -69,6 +69,21 @@ def tool_result(call_id: str, text: str) -> Message:
     return {"role": "tool", "content": text, "tool_call_id": call_id}
 
 
+def result_with_images(
+    call_id: str, text: str, images: Sequence[Mapping[str, JSON]]
+) -> tuple[Message, Sequence[Mapping[str, JSON]]]:
+    """Return the message with the result of a call, and parts that show its images.
+
+    The parts belong into a message of the user after all results: a chat has images
+    nowhere else.
+    """
+    if not images:
+        return tool_result(call_id, text), []
+    shown = text_part(f"Image in the result of {call_id}:")
+    text = text or "The result is the image in the next message."
+    return tool_result(call_id, text), [shown, *images]
+
+
 def function_tool(
     name: str,
     *,

@@ -217,7 +217,8 @@ class ResponseEventEncoder:
         logprobs = b""
         if self._events.delta == EVENTS[PartKind.TEXT].delta:
             entries = self._logprobs.take(text, max(seen, 0))
-            logprobs = b',"logprobs":' + encode_json(entries)
+            encoded = encode_json(entries) if entries else b"[]"
+            logprobs = b',"logprobs":' + encoded
         if seen >= len(text):
             return b""
         shown = encode_event_text(text[max(seen, 0) :])

@@ -17,6 +17,7 @@ from shoal.gateway.generation.messages import (
     assistant_message,
     content_of,
     image_part,
+    result_with_images,
     text_part,
     tool_call,
     tool_result,
@@ -42,8 +43,18 @@ class ItemReference:
     path: str
 
 
-InputItem: TypeAlias = Part | Message | ItemReference
-"""A part that the assistant wrote, another's message, or a reference to a part."""
+@dataclass(frozen=True, slots=True)
+class ResultImages:
+    """Parts that show the images in the output of a function, which came before."""
+
+    parts: Sequence[Mapping[str, JSON]]
+
+
+ChatItem: TypeAlias = Part | Message | ResultImages
+"""A part that the assistant wrote, another's message, or images in one."""
+
+InputItem: TypeAlias = ChatItem | ItemReference
+"""An item as a request has it: also a reference to a part."""
 
 
 def decode_item(item: ResponseInputItem, path: str) -> Sequence[InputItem]:
@@ -62,8 +73,7 @@ def decode_item(item: ResponseInputItem, path: str) -> Sequence[InputItem]:
             arguments = _required(item.arguments, f"{path}.arguments")
             return [Part(PartKind.TOOL_CALL, arguments, call_id, name)]
         case "function_call_output":
-            call_id = _required(item.call_id, f"{path}.call_id")
-            return [tool_result(call_id, _output_text(item, f"{path}.output"))]
+            return _decode_output(item, path)
         case "reasoning":
             return [Part(PartKind.REASONING, _reasoning_text(item))]
         case "item_reference":
@@ -72,8 +82,11 @@ def decode_item(item: ResponseInputItem, path: str) -> Sequence[InputItem]:
             raise unsupported(f"{path}.type", item.type[:40])
 
 
-def messages_of(items: Iterable[Part | Message]) -> list[Message]:
-    """Return the messages of a chat with these items."""
+def messages_of(items: Iterable[ChatItem]) -> list[Message]:
+    """Return the messages of a chat with these items.
+
+    Images in the outputs of functions follow all outputs.
+    """
     return list(_messages(items))
 
 
@@ -97,21 +110,30 @@ def items_of(messages: Iterable[Message]) -> list[Part | Message]:
     return items
 
 
-def _messages(items: Iterable[Part | Message]) -> Iterator[Message]:
+def _messages(items: Iterable[ChatItem]) -> Iterator[Message]:
     draft: list[Part] = []
+    images: list[JSON] = []
     for item in items:
-        if not isinstance(item, Part):
-            if draft:
+        if isinstance(item, ResultImages):
+            images += item.parts
+            continue
+        if images and (isinstance(item, Part) or item.get("role") != "tool"):
+            yield {"role": "user", "content": images}
+            images = []
+        if isinstance(item, Part):
+            if draft and _order(item) < _order(draft[-1]):
                 yield _assistant(draft)
                 draft = []
-            yield item
+            draft.append(item)
             continue
-        if draft and _order(item) < _order(draft[-1]):
+        if draft:
             yield _assistant(draft)
             draft = []
-        draft.append(item)
+        yield item
     if draft:
         yield _assistant(draft)
+    if images:
+        yield {"role": "user", "content": images}
 
 
 _ORDER = (PartKind.REASONING, PartKind.TEXT, PartKind.REFUSAL, PartKind.TOOL_CALL)
@@ -193,12 +215,18 @@ def _decode_part(part: ResponseInputPart, path: str) -> Mapping[str, JSON]:
     return text_part(_text(part, path))
 
 
-def _output_text(item: ResponseInputItem, path: str) -> str:
-    output = item.output
+def _decode_output(item: ResponseInputItem, path: str) -> Sequence[ChatItem]:
+    call_id, output = _required(item.call_id, f"{path}.call_id"), item.output
     if output is None or isinstance(output, str):
-        return _required(output, path)
-    texts = [_text(part, f"{path}[{index}]") for index, part in enumerate(output)]
-    return "".join(texts)
+        return [tool_result(call_id, _required(output, f"{path}.output"))]
+    parts = [
+        _decode_part(part, f"{path}.output[{index}]")
+        for index, part in enumerate(output)
+    ]
+    images = [part for part in parts if part["type"] != "text"]
+    text = message_text({"content": parts})
+    message, shown = result_with_images(call_id, text, images)
+    return [message, ResultImages(shown)] if shown else [message]
 
 
 def _reasoning_text(item: ResponseInputItem) -> str:

@@ -28,6 +28,8 @@ from shoal.gateway.responses.response_object import (
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import StoredJob
 
+REFERRED_MAX = 512  # responses that one request refers to: each is read from the store
+
 FILTERED = Outcome("", "content_filter")
 """Stands for an answer that the moderation withheld."""
 
@@ -128,12 +130,19 @@ async def _find_parts(
 ) -> Mapping[str, Part]:
     """Return the parts of earlier responses that the references name, by their ids.
 
-    Raises InvalidRequest naming the first that is not found.
+    Raises InvalidRequest naming the first that is not found, or if they are of more
+    than ``REFERRED_MAX`` responses.
     """
     found: dict[str, Part] = {}
+    responses = 0
     for reference in references:
-        if reference.id not in found:
-            found |= await _parts_beside(gateway, caller, reference)
+        if reference.id in found:
+            continue
+        if responses == REFERRED_MAX:
+            text = f"{reference.path}: more than {REFERRED_MAX} responses referred to"
+            raise InvalidRequest(text, reference.path)
+        found |= await _parts_beside(gateway, caller, reference)
+        responses += 1
     return found
 
 
