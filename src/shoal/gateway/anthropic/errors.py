@@ -39,7 +39,7 @@ class UnsupportedThread(msgspec.Struct, frozen=True):
     """
 
     error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
-    unsupported: tuple[str, ...] = (THREAD,)
+    unsupported: list[str] = msgspec.field(default_factory=lambda: [THREAD])
 
 
 class AnthropicErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
