@@ -3,9 +3,7 @@
 import asyncio
 import base64
 import os
-import struct
 import sys
-import zlib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from engines.outputs import TINY, ask, pieces_of
+from models.images import png_of
 from models.tool_answers import (
     BOTH,
     COLOUR,
@@ -63,15 +62,8 @@ def calls_in(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def image_of(colour: str) -> Mapping[str, JSON]:
-    """Return a message's part: a PNG of 20 x 20 pixels of one colour."""
-    pixel = bytes(255 if each == colour else 0 for each in "rgb")
-    rows = (b"\0" + pixel * 20) * 20
-    head = struct.pack(">IIBBBBB", 20, 20, 8, 2, 0, 0, 0)
-    png = b"\x89PNG\r\n\x1a\n"
-    for kind, data in ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
-        checksum = struct.pack(">I", zlib.crc32(kind + data))
-        png += struct.pack(">I", len(data)) + kind + data + checksum
-    url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    """Return a message's part: an image of one colour."""
+    url = f"data:image/png;base64,{base64.b64encode(png_of(colour)).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 

@@ -57,8 +57,9 @@ CHATS: Final[dict[str, str]] = {
     asked(SWIMS) + ANSWER: f"<think>{THOUGHT}</think>No.",
     asked(question("Paris")) + ANSWER: "I cannot know.",
     **{
-        asked(letter * PATCHES + COLOUR) + ANSWER: colour
+        asked(text) + ANSWER: colour
         for letter, colour in COLOURS.items()
+        for text in (letter * PATCHES + COLOUR, COLOUR + letter * PATCHES)
     },
     TOOLS + asked("ping") + ANSWER: "pong",
     **{
