@@ -113,6 +113,14 @@ def test_call_ends_when_its_arguments_are_whole_and_another_begins() -> None:
     ]
 
 
+def test_half_a_character_in_arguments_does_not_keep_a_call_open() -> None:
+    for half in ("\ud800", '{"a":"\ud800"}'):
+        reader = PartReader("call_")
+        reader.read([call(0, half, name="f"), "after"])
+
+        assert [part.text for part in reader.parts] == [half, "after"]
+
+
 def test_call_without_an_id_gets_one() -> None:
     assert joined(read_all([call(0, "{}", name="f"), call(1, "{}", name="f")])) == [
         Part(CALL, "{}", "call_0", "f"),

@@ -170,6 +170,13 @@ def test_a_call_without_an_object_is_shown_as_text(arguments: str) -> None:
     assert [line["message"]["content"] for line in lines] == [arguments, ""]
 
 
+def test_half_a_character_in_a_call_is_replaced() -> None:
+    first, _ = streamed([call("weather", '{"at":"\ud800"}')], Outcome(""))
+
+    (shown,) = first["message"]["tool_calls"]
+    assert shown["function"]["arguments"] == {"at": "\ufffd"}
+
+
 def test_an_answer_without_pieces_is_streamed_from_its_outcome() -> None:
     lines = streamed([], Outcome("Hello"))
 

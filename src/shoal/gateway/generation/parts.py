@@ -15,6 +15,7 @@ import msgspec
 from shoal.domain.answer_assembly import replay
 from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.work import JSON
+from shoal.gateway.http.responses import well_formed
 
 
 class PartKind(Enum):
@@ -80,7 +81,9 @@ class _Draft:
     @property
     def may_end(self) -> bool:
         """Whether the next part can begin: arguments may yet grow until they parse."""
-        return self.kind is not PartKind.TOOL_CALL or _is_object("".join(self.texts))
+        if self.kind is not PartKind.TOOL_CALL:
+            return True
+        return call_arguments("".join(self.texts)) is not None
 
 
 class PartReader:
@@ -175,18 +178,23 @@ class PartReader:
             yield PartEnded(index, self._ended[-1])
 
 
+def call_arguments(text: str) -> dict[str, JSON] | None:
+    """Return the arguments of a tool call; None if the text is no object, or not yet.
+
+    Lone surrogates become U+FFFD.
+    """
+    try:
+        arguments = msgspec.json.decode(well_formed(text))
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return arguments if isinstance(arguments, dict) else None
+
+
 def parts_of(outcome: Outcome, call_prefix: str) -> list[Part]:
     """Return the parts of a whole answer; see ``PartReader``."""
     reader = PartReader(call_prefix)
     reader.end(outcome)
     return reader.parts
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(text), dict)
-    except (msgspec.DecodeError, RecursionError):
-        return False
 
 
 def _text(value: JSON) -> str:

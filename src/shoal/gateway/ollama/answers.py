@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import msgspec
-
 from shoal.domain.credentials import usage_of
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
@@ -25,6 +23,7 @@ from shoal.gateway.generation.parts import (
     PartGrown,
     PartKind,
     PartReader,
+    call_arguments,
     parts_of,
 )
 from shoal.gateway.http import errors
@@ -243,11 +242,7 @@ def _call(part: Part, index: int) -> dict[str, Any]:
 
 def _arguments(part: Part) -> dict[str, Any] | None:
     """Return the arguments of a call; None if the model wrote no object."""
-    try:
-        arguments = msgspec.json.decode(part.text or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return arguments if isinstance(arguments, dict) else None
+    return call_arguments(part.text or "{}")
 
 
 def _nanoseconds(seconds: float) -> int:
