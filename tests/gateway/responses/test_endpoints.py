@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from gateway.conftest import client
 from gateway.extended_node import extended_node
-from gateway.keys import make_key
+from gateway.keys import make_key, request
 from gateway.serving import Pool, eventually, serving
 from shoal.domain.moderation import Moderation
 from shoal.gateway.responses import stored_responses
@@ -215,6 +215,42 @@ async def test_background_response_outlives_its_stream(
     assert running[-1].sequence_number == whole[-1].sequence_number
     assert running[-1].to_dict() == ended[-1].to_dict()
     assert after_all == []
+
+
+async def test_client_that_leaves_frees_its_worker(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with pool.node() as node:
+        await pool.wait_joined()
+        stream = asyncio.create_task(
+            openai.responses.create(model="m1", input="hi", stream=True)
+        )
+        task = await node.task()
+        await node.write(task["id"], "Hel")
+        created: Any = await anext(aiter(await stream))
+        await (await stream).close()
+
+        await node.wait_stopped(task["id"])
+        left = await openai.responses.retrieve(created.response.id)
+
+    assert left.status == "cancelled"
+
+
+async def test_revoked_key_ends_its_background_stream(pool: Pool) -> None:
+    owner = client(pool, await make_key(pool, "owner"))
+    async with pool.node() as node, owner, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        stream = await owner.responses.create(
+            model="m1", input="hi", background=True, stream=True
+        )
+        reading = tasks.create_task(collect(stream))
+        task = await node.task()
+        status, _ = await request(pool, "DELETE", "/admin/keys/owner")
+        await node.wait_stopped(task["id"])
+
+    assert status == 200
+    assert reading.result()[-1].type == "response.failed"
+    assert reading.result()[-1].response.status == "cancelled"
 
 
 async def test_running_response_is_cancelled(pool: Pool, openai: AsyncOpenAI) -> None:
