@@ -9,8 +9,9 @@ import pytest
 from aiohttp import ClientResponse
 
 from gateway.anthropic.test_message_answer import events_in, read
+from gateway.extended_node import extended_node
 from gateway.keys import make_key
-from gateway.serving import KEY, Pool, eventually, serving
+from gateway.serving import KEY, WAIT_MAX, Pool, eventually, serving
 from shoal.domain.moderation import Moderation
 
 BODY: dict[str, Any] = {
@@ -106,6 +107,40 @@ async def test_a_client_that_leaves_frees_its_worker(pool: Pool) -> None:
 
         await node.wait_stopped(task["id"])
         await eventually(lambda: not pool.hub.pool.jobs)
+
+
+async def test_hidden_reasoning_does_not_silence_a_stream(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.gateway.http.responses.WRITE_TIMEOUT", 0.02)
+    monkeypatch.setattr("shoal.gateway.http.responses.KEEPALIVE_EVERY", 0.03)
+
+    async def think() -> None:
+        task = await worker.node.task()
+        async with asyncio.timeout(WAIT_MAX):
+            while not pinged.is_set():
+                await worker.delta(task["id"], fields={"reasoning_content": "hm"})
+                # Not faster than the coordinator reads.
+                async with pool.session.get(f"{pool.url}/healthz"):
+                    pass
+        await worker.node.write(task["id"], "Hello")
+        await worker.node.end(task["id"])
+
+    pinged = asyncio.Event()
+    data = b""
+    async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(think())
+        async with pool.session.post(
+            f"{pool.url}/v1/messages",
+            json={**BODY, "stream": True},
+            headers=pool.headers(),
+        ) as response:
+            async for part in response.content.iter_any():
+                data += part
+                if data.count(b"event: ping") > 1:
+                    pinged.set()
+
+    assert text_in(message_in(data)) == "Hello"
 
 
 @pytest.mark.parametrize("stream", [False, True])

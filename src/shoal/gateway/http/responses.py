@@ -141,14 +141,16 @@ async def forward_pieces(
                     if not pieces:
                         return watch is None or not watch.blocks_end()
                     shown = pieces if watch is None else watch.filter(pieces)
+                    data = encode(shown) if shown else b""
                     pieces = None
                     # Reschedule only when it is near: a timer for each token would
                     # cost as much as the token.  Waits end after 10 to 15 s.
-                    soonest = loop.time() + WRITE_TIMEOUT
-                    if (limit.when() or 0) < soonest:
-                        limit.reschedule(loop.time() + KEEPALIVE_EVERY)
-                    if shown:
-                        await response.write(encode(shown))
+                    # Pieces of which nothing is written do not end a silence.
+                    if data:
+                        soonest = loop.time() + WRITE_TIMEOUT
+                        if (limit.when() or 0) < soonest:
+                            limit.reschedule(loop.time() + KEEPALIVE_EVERY)
+                        await response.write(data)
                     if watch is not None and watch.blocked:
                         return False
         except TimeoutError:
