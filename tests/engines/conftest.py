@@ -3,8 +3,10 @@
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from aiohttp import web
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, PoolingType
@@ -35,22 +37,51 @@ async def llama() -> AsyncIterator[LlamaEngine]:
 def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model, declared as an embedding model with mean pooling."""
     path = tmp_path_factory.mktemp("vectors") / "vectors.gguf"
+    writer = copy_of_tiny(path, "llama")
+    writer.add_pooling_type(PoolingType.MEAN)
+    write_gguf(writer)
+    return path
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model as a reranker, of the architecture that llama.cpp has for it.
+
+    Its ranks mean nothing, but depend on the text.
+    """
+    path = tmp_path_factory.mktemp("ranks") / "ranks.gguf"
+    writer = copy_of_tiny(path, "qwen3")
+    writer.add_pooling_type(PoolingType.RANK)
+    writer.add_classifier_output_labels(["yes", "no"])
+    for block, name in product(range(2), ("attn_q_norm", "attn_k_norm")):
+        writer.add_tensor(f"blk.{block}.{name}.weight", np.ones(16, np.float32))
+    difference = np.linspace(-1, 1, 64, dtype=np.float32)
+    writer.add_tensor("cls.output.weight", np.stack([difference, -difference]))
+    write_gguf(writer)
+    return path
+
+
+def copy_of_tiny(path: Path, architecture: str) -> GGUFWriter:
+    """Begin a file with the fields and tensors of the tiny model."""
     reader = GGUFReader(TINY)
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, architecture)
     for field in reader.fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
             continue
         kind = field.types[0]
         inner = field.types[-1] if kind is GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, field.contents(), kind, inner)
-    writer.add_pooling_type(PoolingType.MEAN)
+        name = field.name.replace("llama.", f"{architecture}.")
+        writer.add_key_value(name, field.contents(), kind, inner)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    return writer
+
+
+def write_gguf(writer: GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 @pytest.fixture(scope="session")

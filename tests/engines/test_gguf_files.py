@@ -5,17 +5,19 @@ from pathlib import Path
 import pytest
 
 from engines.outputs import TINY
+from shoal.domain.work import JobKind
 from shoal.engines.gguf_files import (
     ModelFolder,
     find_model,
     find_models,
-    is_embedding_model,
     is_gguf,
+    kinds_of,
     largest_fitting_model,
     model_folders,
     model_size,
     projector_of,
 )
+from shoal.engines.server_kinds import EMBEDDINGS, RERANKINGS, TEXT
 
 POOLING = b"GGUF....\x12\0\0\0bert.pooling_type\x04\0\0\0"
 
@@ -116,15 +118,16 @@ def test_file_is_found_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "embeds"), [(0, False), (1, True), (2, True), (3, True), (4, False)]
+    ("pooling", "kinds"),
+    [(0, TEXT), (1, EMBEDDINGS), (2, EMBEDDINGS), (3, EMBEDDINGS), (4, RERANKINGS)],
 )
-def test_embedding_model_declares_its_pooling(
-    tmp_path: Path, kind: int, embeds: bool
+def test_pooling_declares_what_a_model_is_for(
+    tmp_path: Path, pooling: int, kinds: frozenset[JobKind]
 ) -> None:
-    path = write(tmp_path / "m.gguf", 100, POOLING + bytes([kind, 0, 0, 0]))
+    path = write(tmp_path / "m.gguf", 100, POOLING + bytes([pooling, 0, 0, 0]))
 
-    assert is_embedding_model(path) is embeds
-    assert not is_embedding_model(TINY)
+    assert kinds_of(path) == kinds
+    assert kinds_of(TINY) == TEXT
 
 
 def test_unreadable_file_is_skipped(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.domain.outcome import Delta, Usage
-from shoal.domain.work import JSON, Chat, Completion, Embedding, JobKind
+from shoal.domain.work import JSON, Chat, Completion, Embedding, JobKind, Rerank
 from shoal.domain.worker import ServedModel
 from shoal.engines import llama_process
 from shoal.engines.engine import Finished
@@ -189,6 +189,26 @@ async def test_embedding_model_supports_only_embeddings(
             await ask(engine, "ping")
     finally:
         await engine.close()
+
+
+async def test_reranker_ranks_every_document(ranks: Path) -> None:
+    engine = LlamaEngine("ranks", ranks, slots=2)
+    await engine.start()
+    try:
+        (model,) = engine.models
+        work = Rerank("ranks", "ping", ("pong", "Tell me a story.", "pong"))
+        *pieces, last = await pieces_of(engine.run(work))
+        with pytest.raises(InvalidRequest, match="does no embedding jobs"):
+            await pieces_of(engine.run(Embedding("ranks", ("ping",))))
+    finally:
+        await engine.close()
+
+    assert model == ServedModel("ranks", frozenset({JobKind.RERANK}), context=2048)
+    first, second, third = (p.fields for p in pieces if isinstance(p, Delta))
+    assert first == third != second
+    assert isinstance(last, Finished)
+    assert last.usage is not None
+    assert last.usage.prompt_tokens > 20
 
 
 async def test_text_model_supports_no_embeddings(llama: LlamaEngine) -> None:

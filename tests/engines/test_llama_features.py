@@ -87,6 +87,7 @@ async def test_tool_is_called(engine: LlamaEngine) -> None:
         assert outcome.text == ""
 
 
+@pytest.mark.long
 async def test_call_is_streamed_in_pieces(engine: LlamaEngine) -> None:
     work = chat(user(question("Paris")), tools=[WEATHER])
     first, *pieces, _ = await pieces_of(engine.run(work))
@@ -120,6 +121,7 @@ async def test_no_tool_is_called_if_none_may_be(engine: LlamaEngine) -> None:
     assert (await ask(engine, work)).text == "I cannot know."
 
 
+@pytest.mark.long
 async def test_unneeded_tool_is_not_called(engine: LlamaEngine) -> None:
     assert (await ask(engine, chat(user("ping"), tools=[WEATHER]))).text == "pong"
 
@@ -154,6 +156,7 @@ async def test_images_are_seen(engine: LlamaEngine) -> None:
     assert [outcome.text for outcome in outcomes] == list(COLOURS.values())
 
 
+@pytest.mark.long
 async def test_image_is_never_fetched(engine: LlamaEngine) -> None:
     for url in ("http://127.0.0.1:9/a.png", "file:///etc/passwd"):
         part: JSON = {"type": "image_url", "image_url": {"url": url}}
@@ -162,6 +165,7 @@ async def test_image_is_never_fetched(engine: LlamaEngine) -> None:
             await ask(engine, chat(user([part])))
 
 
+@pytest.mark.long
 @posix
 async def test_damaged_image_fails_and_runs_no_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,6 +185,7 @@ async def test_damaged_image_fails_and_runs_no_program(
     assert not (tmp_path / "was-run").exists()
 
 
+@pytest.mark.long
 async def test_error_names_an_unloadable_projector(tmp_path: Path) -> None:
     broken = tmp_path / "mmproj.gguf"
     broken.write_bytes(PROJECTOR.read_bytes()[:5000])

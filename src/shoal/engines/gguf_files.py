@@ -15,7 +15,9 @@ from itertools import islice
 from pathlib import Path
 
 from shoal.domain.errors import ConfigError
+from shoal.domain.work import JobKind
 from shoal.engines.resources import free_memory
+from shoal.engines.server_kinds import EMBEDDINGS, RERANKINGS, TEXT
 
 FILES_MAX = 2000  # files of one folder that are examined
 HEADER_MAX = 1024 * 1024  # bytes of a file that are searched for its pooling
@@ -27,8 +29,9 @@ PROJECTOR = "mmproj"  # in the name of a file that belongs to a model
 _NOT_OF_A_MODEL = frozenset({PROJECTOR, "model", "bf16", "f16", "fp16", "f32", "q8_0"})
 
 # A 32-bit number of this name in a GGUF file is the pooling of token vectors:
-# 1 to 3 are the mean, the first and the last one.
-_POOLING = re.compile(rb"\.pooling_type\x04\0\0\0[\x01-\x03]\0\0\0")
+# 1 to 3 are the mean, the first and the last one, and 4 ranks a text.
+_POOLING = re.compile(rb"\.pooling_type\x04\0\0\0([\x01-\x04])\0\0\0")
+_RANK = b"\x04"
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
@@ -109,7 +112,7 @@ def largest_fitting_model(
     room = UNKNOWN_MEMORY_MAX if free is None else free / MEMORY_FACTOR
     sizes = {path: model_size(path) for path in find_models(folders)}
     for path in sorted(sizes, key=lambda path: (-sizes[path], path)):
-        if 0 < sizes[path] <= room and is_gguf(path) and not is_embedding_model(path):
+        if 0 < sizes[path] <= room and is_gguf(path) and kinds_of(path) == TEXT:
             return path
     return None
 
@@ -149,13 +152,17 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-def is_embedding_model(path: Path) -> bool:
-    """Return whether a GGUF file declares how to pool its output into vectors.
+def kinds_of(path: Path) -> frozenset[JobKind]:
+    """Return the kinds of work of a GGUF file.
 
-    Such a model supports only embeddings.  Raises OSError.
+    One that declares how to pool its output does nothing else: into vectors, or into
+    the rank of a document.  Raises OSError.
     """
     with path.open("rb") as file:
-        return _POOLING.search(file.read(HEADER_MAX)) is not None
+        pooling = _POOLING.search(file.read(HEADER_MAX))
+    if pooling is None:
+        return TEXT
+    return RERANKINGS if pooling[1] == _RANK else EMBEDDINGS
 
 
 DEMO_MODEL = "smollm2-135m-instruct"

@@ -15,7 +15,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from shoal.engines.gguf_files import is_embedding_model
+from shoal.domain.work import JobKind
+from shoal.engines.gguf_files import kinds_of
+from shoal.engines.server_kinds import RERANKINGS, TEXT
 from shoal.processes.child import claim_pipes, write_all
 
 LOG_VERBOSITY = 2  # of llama.cpp's levels of verbosity: errors and warnings
@@ -40,7 +42,7 @@ class ModelToOpen(msgspec.Struct, frozen=True):
 
 
 class ServerOpened(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded: for text generation, or for ``embeddings`` only.
+    """The model is loaded, for these kinds of work.
 
     The server is on a loopback port, which all users of the machine can reach:
     requests need the ``key``.
@@ -48,7 +50,7 @@ class ServerOpened(msgspec.Struct, frozen=True, tag=True):
 
     url: str
     key: str
-    embeddings: bool
+    kinds: frozenset[JobKind]
 
 
 class OpenFailed(msgspec.Struct, frozen=True, tag=True):
@@ -70,12 +72,12 @@ def main() -> None:
         key = secrets.token_urlsafe(32)
         model = msgspec.json.decode(line, type=ModelToOpen)
         try:
-            embeddings = is_embedding_model(Path(model.path))
-            server = open_server(model, embeddings, key)
+            kinds = kinds_of(Path(model.path))
+            server = open_server(model, kinds, key)
         except (RuntimeError, ImportError, OSError) as error:
             reply(replies, OpenFailed(str(error)))
             sys.exit(1)
-        reply(replies, ServerOpened(f"{server.listening_address}/v1", key, embeddings))
+        reply(replies, ServerOpened(f"{server.listening_address}/v1", key, kinds))
         engine.read()
         # Threads may be blocked in native code, so do not wait for them.
         os._exit(0)
@@ -89,7 +91,7 @@ def reply(pipe: int, message: Reply) -> None:
         os._exit(0)
 
 
-def open_server(model: ModelToOpen, embeddings: bool, key: str) -> Any:
+def open_server(model: ModelToOpen, kinds: frozenset[JobKind], key: str) -> Any:
     """Load the model, and serve it until the returned object is deleted.
 
     Raises RuntimeError if llama.cpp cannot open it.
@@ -106,10 +108,12 @@ def open_server(model: ModelToOpen, embeddings: bool, key: str) -> Any:
     # Divided among slots; llama.cpp limits each to the model's training size.
     params.n_ctx = model.slots * model.context
     params.n_batch = params.n_ubatch = BATCH
-    params.embedding = embeddings
-    if embeddings:
+    if kinds != TEXT:
+        params.embedding = True
         # Each input must fit into one batch.
         params.n_batch = params.n_ubatch = model.context
+    if kinds == RERANKINGS:
+        params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
     params.cpuparams.n_threads = model.threads
     params.cpuparams_batch.n_threads = model.threads
     params.verbosity = LOG_VERBOSITY

@@ -23,7 +23,7 @@ from shoal.engines.llama_requests import plain_work
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.resources import processors, threads_for
 from shoal.engines.server_errors import ServerLost
-from shoal.engines.server_kinds import EMBEDDINGS, TEXT
+from shoal.engines.server_kinds import TEXT
 
 CONTEXT = 4096  # tokens of each slot, unless the model was trained for fewer
 JOBS_PER_SLOT = 4  # that run or wait for a slot of llama.cpp
@@ -166,7 +166,7 @@ class LlamaEngine:
         try:
             if self._closed:
                 raise Unavailable(CLOSED)
-            server, embeddings = await process.open(self._model)
+            server, kinds = await process.open(self._model)
         except ConfigError as error:
             await process.close()
             beside = f" with {file}" if (file := self._model.projector) else ""
@@ -178,12 +178,9 @@ class LlamaEngine:
             await process.close()
             raise
         (loaded,) = server.models
-        self._served = (
-            ServedModel(self.model, EMBEDDINGS, context=loaded.context)
-            if embeddings
-            else ServedModel(
-                self.model, TEXT, loaded.features | {Feature.CONTINUE}, loaded.context
-            )
+        features = loaded.features | {Feature.CONTINUE} if kinds == TEXT else ()
+        self._served = ServedModel(
+            self.model, kinds, frozenset(features), loaded.context
         )
         self._server = server
         return process, server

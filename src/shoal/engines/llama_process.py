@@ -9,6 +9,7 @@ from asyncio.subprocess import PIPE, Process
 import msgspec
 
 from shoal.domain.errors import ConfigError, Unavailable
+from shoal.domain.work import JobKind
 from shoal.engines.llama_child import ModelToOpen, OpenFailed, Reply, ServerOpened
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.processes.child import describe_exit
@@ -51,8 +52,8 @@ class LlamaProcess:
             )
         )
 
-    async def open(self, model: ModelToOpen) -> tuple[OpenAIEngine, bool]:
-        """Load the model; return its server, and whether it is for embeddings only.
+    async def open(self, model: ModelToOpen) -> tuple[OpenAIEngine, frozenset[JobKind]]:
+        """Load the model; return its server, and its kinds of work.
 
         Raises ConfigError if llama.cpp cannot, and Unavailable if the process ends.
         """
@@ -60,7 +61,7 @@ class LlamaProcess:
         line = await self._replies.readline()
         reply: Reply | None = msgspec.json.decode(line, type=Reply) if line else None
         match reply:
-            case ServerOpened(url, key, embeddings):
+            case ServerOpened(url, key, kinds):
                 server = OpenAIEngine(url, slots=model.slots, api_key=key)
                 try:
                     await server.start()
@@ -71,7 +72,7 @@ class LlamaProcess:
                     await server.close()
                     raise Unavailable(CLOSED)
                 self._server = server
-                return server, embeddings
+                return server, kinds
             case OpenFailed(reason):
                 # The child exits after this, and its log has the details.
                 await self._exit
