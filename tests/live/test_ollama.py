@@ -1,26 +1,24 @@
-"""Ollama's own client at the port of its API, and a model that has all it asks for."""
+"""Ollama's own client, without a key, at the port of its API: what is streamed.
 
-import base64
+What it has in common with the clients of other dialects is in ``test_dialects``.
+"""
+
 from collections.abc import Iterator
 from typing import Any
 
 import ollama
 import pytest
 
-from engines.test_llama_features import TOOLS, image_of
 from live.programs import PATIENCE, Programs
+from live.test_dialects import FILE, MODEL
 from models.tool_answers import (
     BOTH,
-    COLOUR,
-    COLOURS,
     PLAN,
     PLANNED,
     SWIMS,
     THOUGHT,
     WEATHER,
 )
-
-MODEL = "tools"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ollama.Client]:
     programs = Programs(tmp_path_factory.mktemp("ollama"))
     try:
         pool = programs.serve("--ollama-port", "0", "--ollama-open")
-        pool.joined("one", "--model", f"{MODEL}={TOOLS}")
+        pool.joined("one", "--model", f"{MODEL}={FILE}")
         url = f"http://127.0.0.1:{pool.ready['ports']['ollama']}"
         with ollama.Client(url, timeout=PATIENCE) as client:
             yield client
@@ -90,18 +88,6 @@ def test_thoughts_are_apart_from_answers_and_calls(
     assert planned.message.thinking == PLAN
     assert len(planned.message.tool_calls or ()) == 1
     assert (swims.thinking, swims.response) == (THOUGHT, "No.")
-
-
-def test_images_are_seen(client: ollama.Client) -> None:
-    answers = []
-    for colour in COLOURS:
-        part: Any = image_of(colour)
-        image = base64.b64decode(part["image_url"]["url"].partition(",")[2])
-        question = {"role": "user", "content": COLOUR, "images": [image]}
-        told = client.chat(MODEL, [question], options={"temperature": 0})
-        answers.append(told.message.content)
-
-    assert answers == [*COLOURS.values()]
 
 
 def test_model_is_described_and_limits_are_obeyed(client: ollama.Client) -> None:
