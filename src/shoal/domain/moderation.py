@@ -44,6 +44,12 @@ class Moderation:
             self.matches(_text_in(choice.fields)) for choice in outcome.choices
         )
 
+    def filter_outcome(self, outcome: Outcome) -> Outcome:
+        """Return the answer to show: without text if any choice of it matches."""
+        if not self.blocks_outcome(outcome):
+            return outcome
+        return Outcome("", "content_filter", outcome.usage)
+
     def blocks_value(self, value: JSON) -> bool:
         """Return whether the joined texts of a value match."""
         return self.matches(_text_in(value))

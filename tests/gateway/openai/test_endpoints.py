@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai as sdk
 import pytest
@@ -367,6 +367,7 @@ async def test_moderation_rejects_prompts_and_cuts_answers(tmp_path: Path) -> No
             await openai.chat.completions.create(model="m1", messages=bad)
         tasks.create_task(node.answer("a badword"))
         whole = await openai.chat.completions.create(model="m1", messages=HI)
+        fetched = await openai.get(f"/chat/completions/{whole.id}", cast_to=object)
         tasks.create_task(_write(node, "x" * 60, "badword" + "y" * 60, number=1))
         stream = await openai.chat.completions.create(
             model="m1", messages=HI, stream=True
@@ -376,6 +377,7 @@ async def test_moderation_rejects_prompts_and_cuts_answers(tmp_path: Path) -> No
 
     assert whole.choices[0].finish_reason == "content_filter"
     assert whole.choices[0].message.content == ""
+    assert whole.to_dict()["choices"] == cast("Any", fetched)["choices"]
     assert "".join(chunk.delta.content or "" for chunk in chunks) == "x" * 60
     assert chunks[-1].finish_reason == "content_filter"
 

@@ -188,8 +188,8 @@ class PoolLineJobs:
     ) -> LineResult:
         """Return the result of a job that is done.  Raises JobError."""
         moderation = self.gateway.moderation_for(request.batch.owner)
-        if moderation is not None and moderation.blocks_outcome(outcome):
-            outcome = Outcome("", "content_filter", outcome.usage)
+        if moderation is not None:
+            outcome = moderation.filter_outcome(outcome)
         created = int(self.gateway.clock.wall())
 
         def encode() -> bytes:

@@ -99,8 +99,8 @@ async def run_whole(
         outcome = await reader.outcome()
     usage = record.usage = usage_of(work, outcome)
     written = isinstance(work, Transcription)
-    if written and moderation is not None and moderation.blocks_outcome(outcome):
-        outcome = Outcome("", "content_filter", outcome.usage)
+    if written and moderation is not None:
+        outcome = moderation.filter_outcome(outcome)
     return reader.job_id, outcome, usage
 
 
@@ -155,8 +155,8 @@ async def answer_whole(
         record.set_reader(reader)
         outcome = await reader.outcome()
     record.usage = usage_of(job.work, outcome)
-    if moderation is not None and moderation.blocks_outcome(outcome):
-        outcome = Outcome("", "content_filter", outcome.usage)
+    if moderation is not None:
+        outcome = moderation.filter_outcome(outcome)
     return json_bytes_response(
         form.encode(reader.job_id, outcome, int(gateway.clock.wall()))
     )

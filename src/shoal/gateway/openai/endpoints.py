@@ -137,8 +137,11 @@ async def show_result(
         raise NotFound(f"job {job_id} is of another kind: {stored.job.kind.value}")
     if stored.outcome is None:
         raise stored_error(stored)
+    outcome, moderation = stored.outcome, gateway.moderation_for(stored.job.owner)
+    if moderation is not None:
+        outcome = moderation.filter_outcome(outcome)
     return json_bytes_response(
-        answer_form(work).encode(job_id, stored.outcome, int(stored.submitted_at))
+        answer_form(work).encode(job_id, outcome, int(stored.submitted_at))
     )
 
 

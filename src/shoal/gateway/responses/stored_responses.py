@@ -195,6 +195,4 @@ def _end(gateway: Gateway, stored: StoredJob) -> Outcome | ShoalError | None:
             return FILTERED
         return stored_error(stored)
     moderation = gateway.moderation_for(stored.job.owner)
-    if moderation is not None and moderation.blocks_outcome(outcome):
-        return Outcome("", "content_filter", outcome.usage)
-    return outcome
+    return outcome if moderation is None else moderation.filter_outcome(outcome)
