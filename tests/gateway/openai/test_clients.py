@@ -182,6 +182,29 @@ async def test_other_paths_and_methods_have_openai_errors(
 
 
 @pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/nothing", None),
+        ("/v1/ollama/api/chat", "/ollama/api/chat"),
+        ("/models", "/v1/models"),
+        ("/v1", None),
+        ("/", None),
+    ],
+)
+async def test_path_of_a_wrong_base_url_is_corrected(
+    pool: Pool, path: str, meant: str | None
+) -> None:
+    async with pool.session.get(pool.url + path) as response:
+        message = (await response.json())["error"]["message"]
+
+    assert response.status == 404
+    assert ("did you mean" in message) is (meant is not None)
+    assert meant is None or f"did you mean {meant}? Check the base URL" in message
+
+
+@pytest.mark.parametrize(
     ("given", "kept"),
     [("abc-123", True), ("x" * 128, True), ("x" * 129, False), ("a b", False)],
 )

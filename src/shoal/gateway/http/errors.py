@@ -1,6 +1,6 @@
 """Error responses: the only place that maps errors to HTTP statuses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -216,6 +216,10 @@ def http_error_response(
         message += f", use {' or '.join(sorted(error.allowed_methods))}"
     elif error.text and not error.text.startswith(str(error.status)):
         message = error.text.strip()
+    elif isinstance(error, web.HTTPNotFound):
+        known = (each.canonical for each in request.app.router.resources())
+        if (meant := misdirected(request.path, known)) is not None:
+            message += f": did you mean {meant}? Check the base URL of the client"
     code = http_error_code(error)
     kind = CLIENT if error.status < 500 else SERVER
     headers = {
@@ -230,6 +234,20 @@ def http_error_response(
         ),
         content_type="application/json",
         headers=headers,
+    )
+
+
+def misdirected(path: str, known: Iterable[str]) -> str | None:
+    """Return the path that a client means whose base URL lacks or repeats a part."""
+    return next(
+        (
+            each
+            for each in known
+            if each != "/"
+            and path != "/"
+            and (each.endswith(path) or path.endswith(each))
+        ),
+        None,
     )
 
 
