@@ -184,8 +184,11 @@ def test_share_of_an_owner_is_the_number_of_its_leased_jobs() -> None:
         pool.apply(JobSubmitted(job(name, owner=owner)), 0.0)
     assert pool.shares.running == {}
 
-    for name in jobs:
+    waiting = {"al": 2, "bo": 1}
+    for name, owner in jobs.items():
+        assert pool.queued_by_owner == {each: n for each, n in waiting.items() if n}
         pool.apply(leased(name), 0.0)
+        waiting[owner] -= 1
     assert pool.shares.running == {"al": 2, "bo": 1}
 
     pool.apply(JobRequeued(JobId("a"), ONE, "busy", refused_by=W), 1.0)

@@ -9,6 +9,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shoal.transports.clock import LoopClock
 from shoal.transports.loop_share import LoopShare
 from shoal.transports.strangers import (
@@ -195,6 +197,7 @@ async def test_connections_beyond_the_limit_of_an_address_are_closed() -> None:
     crowd = [opened(strangers)[0] for _ in range(PER_ADDRESS_MAX + 1)]
 
     assert [each.aborted for each in crowd] == [False] * PER_ADDRESS_MAX + [True]
+    assert not opened(strangers, "192.0.2.2")[0].aborted
     crowd[0].lose()
     assert not opened(strangers)[0].aborted
 
@@ -360,6 +363,40 @@ def test_connection_that_cannot_be_read_has_been_left() -> None:
 async def suppressed(work: Coroutine[None, None, None]) -> None:
     with suppress(LeftEarly):
         await work
+
+
+async def test_no_connection_is_accepted_while_too_many_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.transports.strangers.ENTERING_MAX", 1)
+    meter = Meter()
+    meter.share.charge("192.0.2.9", 2.0)
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        stranger = meter.strangers.add("192.0.2.1", lambda reason: None)
+        entering = meter.strangers.entering(stranger, mine, secure=False)
+        waiting = asyncio.create_task(entering.__aenter__())
+        await settle()
+        accepting = asyncio.create_task(meter.strangers.wait_to_accept())
+        await settle()
+
+        assert not accepting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await accepting
+
+
+async def test_connection_costs_more_with_a_tls_handshake() -> None:
+    meter = Meter()
+    spent = []
+    for secure in (False, True):
+        stranger = meter.strangers.add("192.0.2.1", lambda reason: None)
+        mine, theirs = socket.socketpair()
+        with mine, theirs:
+            async with meter.strangers.entering(stranger, mine, secure=secure):
+                spent.append(stranger.spent)
+
+    assert 0.0 < spent[0] < spent[1]
 
 
 async def test_connections_beyond_a_networks_queue_are_refused() -> None:

@@ -139,7 +139,9 @@ def test_data_that_is_under_way_when_the_peer_is_admitted_arrives() -> None:
         opened = Opened(strangers)
         opened.connection.admit()
 
-        opened.connection.data_received(HEAD)
+        opened.connection.data_received(HEAD[:3])
+        opened.connection.data_received(HEAD[3:])
+        opened.connection.charge(1.0)
 
         assert opened.behind.received == HEAD
         assert strangers.held == 0
@@ -273,6 +275,22 @@ def test_who_holds_too_much_is_dropped_and_cannot_be_admitted() -> None:
         opened.connection.admit()
         assert opened.transport.protocol is opened.connection
         assert opened.connection.eof_received() is None
+
+    run(script)
+
+
+def test_the_first_reason_to_refuse_a_connection_counts() -> None:
+    async def script(_: Strangers) -> None:
+        few = Strangers(HELD_AT_MOST + 2 * PIECE_OVERHEAD + 100, None)
+        opened, other = Opened(few), Opened(few)
+        opened.receive(HELD_AT_MOST)
+        refusal = opened.connection.refusal
+        assert "before admission" in refusal
+
+        other.receive(200)
+
+        assert opened.transport.aborted
+        assert opened.connection.refusal == refusal
 
     run(script)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from protocols.macfleet.handshake_ends import (
     ANNE,
+    AS_ORIGINALS,
     BELA,
     TOKEN,
     HandshakeEnd,
@@ -23,7 +24,7 @@ from protocols.macfleet.handshake_ends import (
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.domain.credentials import JoinToken, digest_of
 from shoal.domain.errors import NotAdmitted, Unavailable
-from shoal.protocols.macfleet.codec.frames import Frame, encode_frame
+from shoal.protocols.macfleet.codec.frames import Flag, Frame, encode_frame
 from shoal.protocols.macfleet.handshake import (
     HandshakeRefused,
     HandshakeSettings,
@@ -229,6 +230,19 @@ def test_an_unexpected_server_receives_no_proof() -> None:
     meet(dialling, dialled)
 
     assert dialling.why == "10.0.0.2:50052 is 'a', expected 'c'"
+    assert len(dialling.sent) == 1
+
+
+def test_strong_second_message_is_not_taken_by_who_has_not_offered_it() -> None:
+    dialling = client(node("b", accepts=AS_ORIGINALS)).open()
+    dialled = server(node("a")).open()
+    first = frame_of(dialling.sent[0])
+
+    dialled.hear(encode_frame(first._replace(flags=first.flags | Flag.STRONG)))
+    assert frame_of(dialled.sent[0]).flags & Flag.STRONG
+    dialling.hear(dialled.sent[0])
+
+    assert dialling.agreed is None
     assert len(dialling.sent) == 1
 
 
