@@ -144,6 +144,38 @@ async def test_link_that_closes_while_others_send_to_it_has_left() -> None:
     await exchange.close()
 
 
+async def test_what_arrives_when_the_relay_has_ended_a_link_goes_nowhere() -> None:
+    exchange = RelayRun()
+    first, second = await exchange.connect(), await exchange.connect()
+
+    first.write(["2:late"])
+    exchange.switching.disconnect_all("the end")
+
+    received: list[Data] = []
+    with suppress(LinkClosed):
+        while True:
+            received += await second.receive()
+    assert "late" not in received
+    await exchange.close()
+
+
+async def test_coordinators_own_link_is_no_news(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    for is_host in (True, False):
+        ours, theirs = local_links("switch", "peer")
+        runner = RelayRunner("test", NumberedRelay(), LoopClock(), Strangers())
+        serving = runner.serve(theirs, UpgradeRequest("/x"), is_host=is_host)
+        served = asyncio.create_task(serving)
+        await ours.receive()
+        runner.disconnect_all("the end")
+        await served
+
+        lines = [each.getMessage().split()[0] for each in caplog.records]
+        assert lines == ([] if is_host else ["connected", "disconnected"])
+
+
 async def test_message_for_an_unknown_link_is_dropped() -> None:
     exchange = RelayRun()
     first = await exchange.connect()

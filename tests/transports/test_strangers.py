@@ -85,6 +85,7 @@ def test_the_admitted_and_the_gone_count_no_more() -> None:
     stranger.leave()
     stranger.leave()
     stranger.received(1000)
+    stranger.released(90)
 
     assert crowd.dropped == []
     assert (crowd.strangers.held, len(crowd.strangers)) == (0, 0)
@@ -263,6 +264,17 @@ async def test_what_was_used_elsewhere_for_a_stranger_is_charged_until_it_moves(
     assert meter.share.is_spent
     stranger.move(Strangers(), admitted=True)
 
+    assert not meter.share.is_spent
+
+
+async def test_only_the_time_of_a_call_is_charged() -> None:
+    meter = Meter()
+    meter.use(100.0)  # for others
+    stranger = meter.strangers.add("192.0.2.1", lambda reason: None)
+
+    stranger.run(meter.use, 0.25)
+
+    assert stranger.spent == pytest.approx(0.25, abs=0.01)
     assert not meter.share.is_spent
 
 

@@ -100,6 +100,7 @@ def test_two_nodes_of_an_open_fleet_prove_only_their_keys() -> None:
         assert end.agreed is not None
         assert end.agreed.strong is not None
         assert not end.agreed.strong.has_token
+        assert not end.agreed.strong.in_fleet
         assert end.agreed.strong.public_key == key
 
 
