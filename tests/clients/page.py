@@ -28,7 +28,8 @@ class Snippet:
     def printed(self, output: str) -> bool:
         """Say whether an output is the one that the page promises."""
         lines = (re.escape(line).replace("…", ".*") for line in self.prints)
-        return re.fullmatch("\n".join(lines) + "\n*", output, re.DOTALL) is not None
+        end = "\n*" if self.language == "sh" else "\n"  # curl ends no line
+        return re.fullmatch(end.join(lines) + "\n*", output, re.DOTALL) is not None
 
 
 @dataclass(frozen=True, slots=True)
