@@ -22,12 +22,13 @@ from shoal.domain.facts import (
     JobExpired,
     JobFailed,
     JobRequeued,
+    JobStarted,
     JobSubmitted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, Priority, TimeLimit
 from shoal.domain.outcome import Outcome
-from shoal.domain.vocabulary import Completed, Failed
+from shoal.domain.vocabulary import Completed, Failed, Rejected
 from shoal.pool.gang_rules import explain_gang
 from shoal.pool.gangs import OpenGang
 from shoal.pool.inputs import (
@@ -216,6 +217,25 @@ def test_member_may_lose_one_more_worker_for_each_hour_that_it_ran() -> None:
 
     for lease in range(1, 20):
         assert any(isinstance(fact, JobRequeued) for fact in lose(pool, lease, 3600.0))
+
+
+@pytest.mark.parametrize(
+    ("given", "goes_on"), [(member(0, 1), True), (job("r0"), False)]
+)
+def test_only_members_may_be_given_up_once_more_for_each_hour_that_they_ran(
+    given: Job, goes_on: bool
+) -> None:
+    pool = pool_after(JobSubmitted(given))
+
+    for number in (1, 2, 3):
+        name, lease, now = f"w{number}", LeaseNumber(number), number * 36_000.0
+        pool.apply(joined(name), now)
+        pool.apply(leased("r0", name, number), now)
+        pool.apply(JobStarted(given.id, lease), now)
+        stopped = Rejected(given.id, lease, "its server died")
+        handle(pool, LeaseResult(WorkerId(name), stopped), now + 3600.0)
+
+    assert [*pool.jobs] == (["r0"] if goes_on else [])
 
 
 def test_hours_in_which_a_member_waits_do_not_count() -> None:

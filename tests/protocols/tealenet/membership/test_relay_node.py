@@ -1137,6 +1137,16 @@ def test_a_session_belongs_to_its_opener() -> None:
     assert len(host.messages(RunJob, B)) == 1
 
 
+def test_a_session_that_is_ready_is_so_once() -> None:
+    net, host = open_pool()
+    node = rust_node(net)
+    session_id = accept_session(net, node, B)
+
+    ready = {"relayReady": addresses(B, session_id)}
+
+    assert host.node.receive([json.dumps(ready)], net.now) == []
+
+
 def test_a_silent_session_times_out() -> None:
     net, host = open_pool()
     end = gateway(net)

@@ -17,6 +17,7 @@ from protocols.tealenet.relay_harness import (
     error_of,
     signer,
 )
+from shoal.protocols.seam.relay import RelayStanding
 from shoal.protocols.tealenet.codec.relay_messages import KINDS, challenge_text
 from shoal.protocols.tealenet.codec.scalars import to_date
 from shoal.protocols.tealenet.relay.limits import Rate
@@ -454,6 +455,8 @@ def test_announcements_are_sent_in_batches_of_links(
         ({"modelID": "big"}, [1]),
         ({"modelID": "absent"}, []),
         ({"minRAMGB": 32}, [1]),
+        ({"minRAMGB": 64}, [1]),
+        ({"minRAMGB": 65}, []),
         ({"minTier": 2}, [1]),
         ({"minTier": 4}, [1, 2]),
         ({"maxPeers": 1}, [1]),
@@ -795,6 +798,17 @@ def test_connections_of_one_address_are_limited() -> None:
     assert third.closed == (1013, "too many connections: try again later")
     assert elsewhere.closed is None
     assert rejoined.closed is None
+
+
+def test_connections_are_limited() -> None:
+    harness = RelayHarness(replace(LIMITS, links=2))
+    links = [harness.connect(seed, f"192.0.2.{seed}") for seed in (1, 2, 3)]
+
+    assert [each.closed is None for each in links] == [True, True, False]
+
+
+def test_link_that_is_not_there_is_a_strangers(harness: RelayHarness) -> None:
+    assert harness.relay.standing(7) is RelayStanding.STRANGER
 
 
 def test_nodes_are_limited() -> None:
