@@ -115,11 +115,20 @@ async def macs(url: str) -> None:
 
 
 async def fleet(url: str) -> None:
+    count = 30 * MIB
+    await results(url, b"\xdd" + count.to_bytes(4) + b"\xc0" * count)
+
+
+async def mixed(url: str) -> None:
+    """Send numbers of two widths in turn: each ends the search for more of its own."""
+    count = 10 * MIB
+    await results(url, b"\xdd" + (2 * count).to_bytes(4) + b"\xc0\xcc\x01" * count)
+
+
+async def results(url: str, value: bytes) -> None:
     async with ClientSession() as session, session.get(url + "/healthz") as response:
         port = (await response.json())["direct"]["macfleet"]["transport"]
     connection = await PeerTransport("flood", TOKEN).connect(FLEET_HUB, port)
-    count = 30 * MIB
-    value = b"\xdd" + count.to_bytes(4) + b"\xc0" * count
     result = b"\x84\xa7task_id\xa1x\xa2ok\xc3\xa5error\xc0\xa5value" + value
     while True:
         await connection.send(result, RESULT)
@@ -194,7 +203,7 @@ async def slow(url: str) -> None:
 KINDS: dict[str, Callable[[str], Awaitable[None]]] = {
     each.__name__: each
     for each in (
-        *(chats, images, bombs, calls, providers, macs, fleet),
+        *(chats, images, bombs, calls, providers, macs, fleet, mixed),
         unread,
         slow,
     )

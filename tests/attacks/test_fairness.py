@@ -29,6 +29,7 @@ CHATS = 5
 LARGE_INPUTS = dict.fromkeys(("chats", "images", "bombs", "calls", "macs"), 2.0) | {
     "providers": 5.0,
     "fleet": 7.0,
+    "mixed": 7.0,
 }
 """How long each may hold the loop at most, in units of 50 ms."""
 LONG = 0.005  # seconds of a tick in which a large input may have been handled

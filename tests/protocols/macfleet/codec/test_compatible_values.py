@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from shoal.protocols.macfleet.codec.values import (
     DEPTH_MAX,
+    RUN_FIRST,
+    RUN_GROWTH,
     RUN_MAX,
     RUN_STEPS,
     STEPS_MAX,
@@ -112,12 +114,20 @@ def test_the_deepest_value_that_upstream_encodes_passes() -> None:
 
 
 def test_runs_of_numbers_are_read_to_their_end() -> None:
-    for count in (RUN_MAX - 1, RUN_MAX, 2 * RUN_MAX + 1):
-        numbers = msgpack.packb([1.5] * count + ["x", *range(20)] + [1] * count)
-        check_compatible(memoryview(numbers))
+    second = RUN_FIRST * (1 + RUN_GROWTH)
+    for size in (RUN_FIRST, second, RUN_MAX, 2 * RUN_MAX):
+        check_run(size - 1)
+        check_run(size)
+        check_run(size + 1)
 
-        with pytest.raises(IncompatibleValue, match="UTF-8"):
-            check_compatible(memoryview(numbers.replace(b"\xa1x", b"\xa1\xff")))
+
+def check_run(count: int) -> None:
+    """Check that a text after so many numbers is checked."""
+    numbers = msgpack.packb([1.5] * count + ["x", *range(20)] + [1] * count)
+    check_compatible(memoryview(numbers))
+
+    with pytest.raises(IncompatibleValue, match="UTF-8"):
+        check_compatible(memoryview(numbers.replace(b"\xa1x", b"\xa1\xff")))
 
 
 def test_too_many_numbers_are_incompatible() -> None:

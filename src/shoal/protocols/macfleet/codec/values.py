@@ -24,7 +24,10 @@ NO_KWARGS = b"\x80"  # an empty map
 DEPTH_MAX = 511  # nested containers: the limit of Python's msgpack
 STEPS_MAX = 1 << 18  # values visited one by one, which takes 0.1 s
 RUN_MIN = 8  # values from which on a search for a run pays
-RUN_MAX = 1 << 14  # values that one search finds at most
+RUN_FIRST = 32  # values that a search begins with
+RUN_GROWTH = 8  # and how many times as many it goes on with
+RUN_MAX = 1 << 14  # values from which on a search stops
+RUN_START = 2  # steps that the search for a run takes, whatever it finds
 RUN_STEPS = 256  # values of a run that take as long as one by itself
 RUN_STEPS_JSON = 4  # the same where a value becomes JSON, which takes longer
 
@@ -62,7 +65,7 @@ _CONTAINERS = _MAPS | {*_FIXED_ARRAYS, 0xDC, 0xDD}
 
 
 _RUNS = {
-    lead: (leads, width)
+    lead: (bytes(each not in leads for each in range(256)), width)
     for leads, width in (
         (bytes((*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3)), 1),
         (b"\xcc\xd0", 2),
@@ -72,7 +75,10 @@ _RUNS = {
     )
     for lead in leads
 }
-"""The first bytes of the numbers of one width, and that width in bytes."""
+"""By a number's first byte: its width in bytes, after a table of all first bytes.
+
+That has 0 for those of the same width, 1 for others.
+"""
 
 
 class IncompatibleValue(ValueError):
@@ -97,10 +103,10 @@ def check_compatible(value: memoryview) -> None:
             )
         lead = value[at]
         if not in_map and left >= RUN_MIN and (run := _RUNS.get(lead)) is not None:
-            length, width = _run_length(value, at, left, *run)
+            length = _run_length(value, at, left, *run)
             left -= length
-            at += length * width
-            steps += 1 + length // RUN_STEPS
+            at += length * run[1]
+            steps += RUN_START + length // RUN_STEPS
             continue
         if in_map and not left & 1 and lead not in _KEYS:
             raise IncompatibleValue("a map has a key that is neither text nor bytes")
@@ -125,9 +131,9 @@ def _check_size(value: memoryview) -> None:
         lead = value[at]
         steps += 1
         if left >= RUN_MIN and (run := _RUNS.get(lead)) is not None:
-            length, width = _run_length(value, at, left, *run)
+            length = _run_length(value, at, left, *run)
             left -= length
-            at += length * width
+            at += length * run[1]
             steps += length // RUN_STEPS_JSON
         elif lead in _CONTAINERS:
             at, count = _count(value, at, lead)
@@ -140,11 +146,24 @@ def _check_size(value: memoryview) -> None:
 
 
 def _run_length(
-    value: memoryview, at: int, left: int, leads: bytes, width: int
-) -> tuple[int, int]:
-    """Return how many values from there on are numbers of one width, and the width."""
-    found = value[at : at + min(left, RUN_MAX) * width : width].tobytes()
-    return len(found) - len(found.lstrip(leads)), width
+    value: memoryview, at: int, left: int, others: bytes, width: int
+) -> int:
+    """Return how many values from there on are numbers of one width.
+
+    A search that finds little costs little: it begins with a few values, and widens.
+    """
+    length, searched = 0, RUN_FIRST
+    while True:
+        searched = min(searched, left - length)
+        begin = at + length * width
+        firsts = value[begin : begin + searched * width : width].tobytes()
+        found = firsts.translate(others).find(1)
+        if found >= 0:
+            return length + found
+        length += searched
+        if length == left or length >= RUN_MAX:
+            return length
+        searched *= RUN_GROWTH
 
 
 def _count(value: memoryview, at: int, lead: int) -> tuple[int, int]:
