@@ -26,7 +26,17 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Chat, Completion, Embedding, Feature, JobKind, Task, Work
+from shoal.domain.work import (
+    Chat,
+    Completion,
+    Embedding,
+    Feature,
+    JobKind,
+    Rerank,
+    Task,
+    Transcription,
+    Work,
+)
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.port import JobFilter, RecordedFact
@@ -202,6 +212,8 @@ class Coordinator:
             JobKind.CHAT: Chat(model, ({"role": "user", "content": prompt},)),
             JobKind.COMPLETION: Completion(model, prompt),
             JobKind.EMBEDDING: Embedding(model, (prompt,)),
+            JobKind.RERANK: Rerank(model, prompt, (prompt,)),
+            JobKind.TRANSCRIPTION: Transcription(model, "AA==", "wav"),
             JobKind.TASK: Task("classify", {"input": prompt}),
         }
         return Job(
