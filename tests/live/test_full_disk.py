@@ -3,6 +3,7 @@
 And a backup on a disk that is full.
 """
 
+import json
 import shutil
 import subprocess
 import sys
@@ -140,6 +141,58 @@ def test_a_full_disk_heals_without_a_restart(
     log = pool.program.errors
     assert log.count("store failing") == log.count("store healed") == 1
     assert pool.program.terminate() == 0
+
+
+@pytest.mark.long
+def test_a_batch_waits_for_a_full_disk(
+    programs: Programs, pool: Pool, slow_model: GatedModel
+) -> None:
+    pool.joined("one", *slow_model.flags)
+    disk = Disk(programs.data, pool.program)
+    messages = [{"role": "user", "content": STORY}]
+    lines = [
+        {
+            "custom_id": str(number),
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": "tiny", "messages": messages},
+        }
+        for number in range(3)
+    ]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    with pool.client() as client:
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+        )
+        eventually(lambda: slow_model.requests, "a line runs")
+        disk.fill()
+
+        with pytest.raises(InternalServerError) as caught:
+            client.files.create(file=("more", LARGE.encode()), purpose="batch")
+        assert caught.value.status_code == 503
+        assert names(disk.folder / "files") == {file.id}
+        slow_model.go_on.set()
+        eventually(lambda: health(pool, "/readyz")[0] == 503, "a result is not stored")
+        disk.free()
+
+        eventually(
+            lambda: client.batches.retrieve(batch.id).status == "completed", "its end"
+        )
+        output = client.batches.retrieve(batch.id).output_file_id
+        assert output is not None
+        answers = [
+            json.loads(line)["response"]["body"]["choices"][0]["message"]["content"]
+            for line in client.files.content(output).text.splitlines()
+        ]
+        assert answers == [ANSWERS[STORY]] * 3
+        assert names(disk.folder / "files") == {file.id, output}
+
+
+def names(folder: Path) -> set[str]:
+    return {each.name for each in folder.iterdir()}
 
 
 def test_a_deleted_database_ends_the_process(programs: Programs, pool: Pool) -> None:

@@ -30,7 +30,7 @@ from shoal.batches.progress import (
 )
 from shoal.batches.result_files import ResultFiles
 from shoal.batches.validation import validate
-from shoal.coordinator.store_health import RETRY_MAX, StoreHealth
+from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.errors import InvalidRequest, StoreError
 from shoal.store.batches import (
     BATCH_ENDED,
@@ -44,6 +44,7 @@ from shoal.store.batches import (
 from shoal.transports.clock import Clock
 from shoal.transports.loop_share import LoopShare
 
+RETRY = 5.0  # seconds until files are read or written again after an error
 CANCEL_EVERY = 1.0  # seconds until jobs that were just being accepted are cancelled
 OPEN = frozenset(BatchStatus) - BATCH_ENDED
 
@@ -115,7 +116,7 @@ class BatchRun:
                     raise
                 # As of a full disk, or a folder that is not there.
                 log.error("batch=%s waits: %s", self.batch.id, error.located)
-            await self._context.pause(RETRY_MAX)
+            await self._context.pause(RETRY)
 
     # Its status.
 
@@ -289,7 +290,7 @@ class BatchRun:
             data = await asyncio.to_thread(lines.read, line)
             end = await self._jobs.run(LineRequest(batch, line, data, left, may_begin))
         except StoreError as error:
-            end = LinePostponed(RETRY_MAX, error.located)
+            end = LinePostponed(RETRY, error.located)
         match end:
             case LineResult():
                 self._results.append(end)
