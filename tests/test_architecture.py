@@ -17,9 +17,11 @@ MODULES = {
     for path in sorted(SOURCE.rglob("*.py"))
 }
 
-# Where a connection is supervised, and where somebody else's code is run.
+# Where a connection or a line of a batch is supervised, and where somebody else's code
+# is run.
 CATCHES_ALL = {
     "client/options.py",
+    "gateway/batches/line_runner.py",
     "peers/connections.py",
     "worker/listening_worker.py",
     "transports/driver.py",

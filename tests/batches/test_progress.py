@@ -59,6 +59,16 @@ def test_postponed_line_is_started_again_when_it_is_due() -> None:
     assert started(progress, 7.0) == [1]
 
 
+def test_paused_batch_begins_no_line_until_the_pause_is_over() -> None:
+    progress = BatchProgress(3, begun=[2])
+    progress.pause(7.0)
+    progress.pause(5.0)
+
+    assert started(progress) == [2]
+    assert progress.next_action(6.9, 9) == AwaitChange(7.0, for_room=False)
+    assert started(progress, 7.0) == [1, 3]
+
+
 @pytest.mark.parametrize("status", [BatchStatus.CANCELLED, BatchStatus.EXPIRED])
 def test_batch_that_ends_early_begins_no_line_and_waits_for_those_that_run(
     status: BatchStatus,

@@ -172,14 +172,16 @@ async def test_owner_has_few_open_batches(store: Store) -> None:
 async def test_jobs_of_an_open_batch_are_not_pruned(store: Store) -> None:
     await store.batches.add(BATCH)
     work = Chat("m", ({"role": "user", "content": "hi"},))
-    for number, key in enumerate([line_key(BATCH.id, 7), "of another", ""]):
+    batch = replace(BATCH, lines=7)
+    keys = [line_key(BATCH.id, 7), line_key(BATCH.id, 8), f"{BATCH.id}/mine", "x", ""]
+    for number, key in enumerate(keys):
         job = Job(JobId(f"j{number}"), work, owner="al", idempotency_key=key)
         await store.append([JobSubmitted(job), JobFailed(job.id, "no")], 1.0)
 
-    assert await store.batches.begun(BATCH) == [7]
+    assert await store.batches.begun(batch) == [7]
     assert await store.prune(2.0) == 2
-    assert await store.batches.begun(BATCH) == [7]
+    assert await store.batches.begun(batch) == [7]
 
     failed = BatchChange(BatchStatus.FAILED, 11.0)
     await store.batches.change(BATCH.id, failed, OPEN)
-    assert await store.prune(2.0) == 1
+    assert await store.prune(2.0) == 3

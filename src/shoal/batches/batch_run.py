@@ -286,17 +286,17 @@ class BatchRun:
         clock, batch = self._context.clock, self.batch
         left = max(1.0, batch.expires_at - clock.wall())
         may_begin = self.ending is None
-        try:
-            data = await asyncio.to_thread(lines.read, line)
-            end = await self._jobs.run(LineRequest(batch, line, data, left, may_begin))
-        except StoreError as error:
-            end = LinePostponed(RETRY, error.located)
+        read = partial(asyncio.to_thread, lines.read, line)
+        end = await self._jobs.run(LineRequest(batch, line, read, left, may_begin))
         match end:
             case LineResult():
                 self._results.append(end)
-            case LinePostponed(seconds, reason):
+            case LinePostponed(seconds, reason, alone):
                 log.debug("batch=%s line=%d postponed: %s", batch.id, line, reason)
-                progress.postpone(line, clock.now() + seconds)
+                until = clock.now() + seconds
+                progress.postpone(line, until)
+                if not alone:
+                    progress.pause(until)
                 self._leave()
             case LineGivenUp():
                 progress.give_up(line)

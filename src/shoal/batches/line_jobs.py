@@ -3,7 +3,7 @@
 ``shoal.gateway.batches`` fills it in.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -22,23 +22,27 @@ class CheckedLine:
 class LineRequest:
     """A line to run.
 
-    ``seconds`` is how long its batch still lasts.  Unless it ``may_begin``, it only
-    waits for a job that it has already.
+    ``read`` returns it, and raises StoreError.  ``seconds`` is how long its batch still
+    lasts.  Unless it ``may_begin``, it only waits for a job that it has already.
     """
 
     batch: StoredBatch
     line: int
-    data: bytes
+    read: Callable[[], Awaitable[bytes]]
     seconds: float
     may_begin: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LinePostponed:
-    """The line has no result yet: try again after some seconds."""
+    """The line has no result yet: try again after some seconds.
+
+    ``alone``: the others of its batch may still begin.
+    """
 
     seconds: float
     reason: str
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

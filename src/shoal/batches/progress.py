@@ -5,6 +5,7 @@ given up.
 """
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ class BatchProgress:
         self._next = 1
         self._running: set[int] = set()
         self._postponed: list[tuple[float, int]] = []  # a heap
+        self._paused = -math.inf  # until when no line is begun
 
     @property
     def recorded(self) -> Iterable[int]:
@@ -97,6 +99,8 @@ class BatchProgress:
         if self.ending is not None:
             return CancelLines() if self._running else FinalizeBatch(self.ending)
         self._skip()
+        if now < self._paused:
+            return AwaitChange(self._paused, for_room=False)
         due = self._postponed[0][0] if self._postponed else None
         waiting = self._next <= self.lines or (due is not None and due <= now)
         return AwaitChange(None if due is None or due <= now else due, waiting)
@@ -112,6 +116,10 @@ class BatchProgress:
         self._running.remove(line)
         heapq.heappush(self._postponed, (until, line))
 
+    def pause(self, until: float) -> None:
+        """Begin no line before a monotonic time."""
+        self._paused = max(self._paused, until)
+
     def give_up(self, line: int) -> None:
         """Leave a running line without a result, because the batch ends."""
         self._running.remove(line)
@@ -120,7 +128,7 @@ class BatchProgress:
         """Take the lines to start: those of before a restart need no room."""
         taken = [*self._begun]
         self._begun.clear()
-        if self.ending is not None:
+        if self.ending is not None or now < self._paused:
             return tuple(taken)
         while len(taken) < room and self._postponed and self._postponed[0][0] <= now:
             taken.append(heapq.heappop(self._postponed)[1])

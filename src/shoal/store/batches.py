@@ -135,7 +135,7 @@ class BatchStore(Protocol):
         ...
 
     async def begun(self, batch: StoredBatch) -> list[int]:
-        """Return the lines that have a job, or had one that failed."""
+        """Return the lines of a validated batch that have a job, or one that failed."""
         ...
 
     async def results(
@@ -155,5 +155,6 @@ def line_key(batch_id: str, line: int) -> str:
 
 
 def line_of(key: str) -> int:
-    """Return the line that a ``line_key`` is of."""
-    return int(key.rpartition("/")[2])
+    """Return the line that a ``line_key`` is of; 0: it is of none, but a client's."""
+    line = key.rpartition("/")[2]
+    return int(line) if line.isascii() and line.isdigit() else 0

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI, BadRequestError
@@ -19,9 +19,12 @@ from gateway.batches.uploads import (
     upload,
 )
 from gateway.keys import CHAT, client, make_key, request
-from gateway.serving import KEY, Pool, eventually, serving
+from gateway.serving import KEY, WAIT_MAX, Pool, eventually, serving
 from shoal.domain.moderation import Moderation
+from shoal.gateway.batches.dialects import DIALECTS, DecodedLine, LineDecoder
 from shoal.gateway.batches.line_runner import AHEAD_MIN
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
 from shoal.store.port import JobFilter
 from shoal.transports.clock import LoopClock
 
@@ -58,6 +61,46 @@ async def test_batch_is_answered_like_its_requests(
     assert [each.id async for each in openai.batches.list()] == [batch.id]
     results = await openai.files.list(purpose="batch_output")
     assert [each.id for each in results.data] == [done.output_file_id]
+
+
+async def test_line_that_meets_a_bug_fails_alone(
+    pool: Pool,
+    openai: AsyncOpenAI,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    decode = DIALECTS[CHAT_PATH]
+
+    async def faulty(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
+        if b"q1" in body:
+            raise ZeroDivisionError
+        return await decode(gateway, caller, body)
+
+    monkeypatch.setitem(cast("dict[str, LineDecoder]", DIALECTS), CHAT_PATH, faulty)
+    async with answering(pool) as seen:
+        batch = await create(openai, [chat_line(n) for n in range(3)])
+        done = await ended(openai, batch.id)
+
+    (failed,) = await read_lines(openai, done.error_file_id)
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("c1", 500)
+    assert sorted(seen) == ["q0", "q2"]
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_batch_pauses_while_its_key_is_limited(pool: Pool) -> None:
+    key = await make_key(pool, requests_per_minute=2)
+    async with client(pool, key) as openai, answering(pool) as seen:
+        batch = await create(openai, [chat_line(n) for n in range(50)])
+        await eventually(lambda: len(seen) == 2)
+        await eventually(lambda: not pool.hub.pool.jobs)
+
+        limited = await openai.batches.retrieve(batch.id)
+        assert limited.status == "in_progress"
+        await openai.batches.cancel(batch.id)
+        done = await ended(openai, batch.id)
+
+        assert done.request_counts is not None
+        assert (done.request_counts.completed, done.request_counts.failed) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -105,17 +148,16 @@ async def test_stored_responses_of_a_batch_are_found_by_their_ids(
 async def test_two_batches_share_the_slots(pool: Pool, openai: AsyncOpenAI) -> None:
     async with pool.node(slots="4") as node:
         await pool.wait_joined()
-        lines = [chat_line(n) for n in range(40)]
-        first, second = await create(openai, lines), await create(openai, lines)
-        for number in range(20):
+        await create(openai, [chat_line(n) for n in range(40)])
+        second = await create(openai, [chat_line(n) for n in range(100, 140)])
+        async with asyncio.timeout(WAIT_MAX):
+            while second.status != "in_progress":
+                second = await openai.batches.retrieve(second.id)
+        for number in range(24):
             await node.answer("yes", number=number)
-        await node.task(20)
-        counts = [
-            (await openai.batches.retrieve(each.id)).request_counts
-            for each in (first, second)
-        ]
+        questions = [each["messages"][0]["content"] for each in node.tasks[:24]]
 
-    assert all(each is not None and each.completed >= 4 for each in counts), counts
+    assert 6 <= sum(len(each) == len("q100") for each in questions) <= 16, questions
 
 
 async def test_line_that_fails_is_in_the_error_file(

@@ -1,12 +1,11 @@
 """Runs the lines of batches as jobs of the pool, under the quotas of their keys."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-
-from msgspec import Raw
 
 from shoal.batches.line_jobs import (
     CheckedLine,
@@ -36,9 +35,9 @@ from shoal.domain.errors import (
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, Policy, Priority
 from shoal.domain.outcome import Outcome
+from shoal.domain.work import Embedding
 from shoal.gateway.batches.dialects import DIALECTS, DecodedLine
 from shoal.gateway.batches.lines import (
-    BatchLine,
     decode_line,
     encode_failure,
     encode_left_out,
@@ -55,10 +54,13 @@ from shoal.store.batches import BatchStatus, LineResult, StoredBatch, line_key
 AHEAD_MIN = 2  # lines that wait, so that no slot is idle until the next one comes
 AHEAD_SHARE = 4  # a quarter of the slots may wait, too
 QUEUED_MAX = 100  # jobs in the queue from which on no line joins it
+READING_MAX = 4  # lines that are read and decoded at a time
 LOST_MAX = 3  # times that a line may lose all its workers
 PAUSE_MIN = 1.0  # seconds until a postponed line is tried again
 PAUSE_MAX = 60.0  # even a day that is spent: the operator may raise the limit
 WITH_BATCH = "its batch has ended"
+
+log = logging.getLogger("shoal.gateway")
 
 POSTPONING = (
     *(DaySpent, NoWorker, PaymentsDown, QueueFull, RateLimited, ShuttingDown),
@@ -73,6 +75,10 @@ class PoolLineJobs:
 
     gateway: Gateway
     _lost: Counter[str] = field(default_factory=Counter)  # by idempotency key
+    # A line has up to 17 MiB until only its job is left of it.
+    _reading: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(READING_MAX)
+    )
 
     def check(self, endpoint: str, data: bytes) -> CheckedLine:
         line = decode_line(data)
@@ -98,10 +104,15 @@ class PoolLineJobs:
         self.gateway.hub.on_queue_room(call)
 
     async def run(self, request: LineRequest) -> LineEnd:
-        key = line_key(request.batch.id, request.line)
-        end = await self._run(request, key)
+        line = _RunningLine(request, line_key(request.batch.id, request.line))
+        try:
+            end = await self._run(line)
+        except Exception:
+            # A restart would run the line again, and end in the same way.
+            log.exception("batch=%s line=%d", request.batch.id, request.line)
+            end = line.failed(ShoalError("the coordinator failed: its log says why"))
         if not isinstance(end, LinePostponed):
-            del self._lost[key]
+            del self._lost[line.key]
         return end
 
     def cancel(self, batch: StoredBatch) -> None:
@@ -118,44 +129,45 @@ class PoolLineJobs:
     ) -> LineResult:
         return LineResult(line, encode_left_out(data, status), failed=True)
 
-    async def _run(self, request: LineRequest, key: str) -> LineEnd:
-        line, job_id = BatchLine("", "POST", "", Raw()), None
+    async def _run(self, line: "_RunningLine") -> LineEnd:
         try:
-            caller = self.gateway.access.caller_of(request.batch.owner)
-            line = decode_line(request.data)
-            asked = await self._decode(line, caller)
-            job = self._job(request, key, asked, caller)
-            running = await self._running(job, caller, request)
+            caller = self.gateway.access.caller_of(line.request.batch.owner)
+            asked = await self._read(line, caller)
+            running = await self._running(self._job(line, asked, caller), caller, line)
             if running is None:
                 return LineGivenUp()
             async with running as reader:
-                job_id = reader.job_id
+                line.job_id = reader.job_id
                 outcome = await reader.outcome()
-            return await self._result(request, line, asked, job_id, outcome)
+            return await self._result(line, asked, reader.job_id, outcome)
         except Unauthorized as error:
             return OwnerGone(str(error))
         except ShoalError as error:
-            return self._failed(request, line, key, job_id, error)
+            return self._end_by(error, line)
 
-    async def _decode(self, line: BatchLine, caller: ApiCaller) -> DecodedLine:
-        """Decode the request of a line, and moderate it.  Raises InvalidRequest."""
-        gateway = self.gateway
-        asked = await DIALECTS[line.url](gateway, caller, bytes(line.body))
-        check_texts(gateway, caller, asked.texts, asked.field)
+    async def _read(self, line: "_RunningLine", caller: ApiCaller) -> DecodedLine:
+        """Read the request of a line, and moderate it.
+
+        Only what the job has of it stays in memory.  Raises InvalidRequest, StoreError.
+        """
+        async with self._reading:
+            decoded = decode_line(await line.request.read())
+            line.custom_id = decoded.custom_id
+            decode = DIALECTS[decoded.url]
+            asked = await decode(self.gateway, caller, bytes(decoded.body))
+        check_texts(self.gateway, caller, asked.texts, asked.field)
         return asked
 
-    def _job(
-        self, request: LineRequest, key: str, asked: DecodedLine, caller: ApiCaller
-    ) -> Job:
+    def _job(self, line: "_RunningLine", asked: DecodedLine, caller: ApiCaller) -> Job:
         work, gateway = asked.work, self.gateway
         price = gateway.prices.price(Policy.CHEAP, work.kind)
         return Job(
             gateway.hub.new_id(),
             work,
-            replace(gateway.limits, queue=request.seconds),
+            replace(gateway.limits, queue=line.request.seconds),
             caller.name,
             Priority.LOW,
-            idempotency_key=key,
+            idempotency_key=line.key,
             terms=JobTerms(
                 policy=Policy.CHEAP,
                 price=price,
@@ -165,7 +177,7 @@ class PoolLineJobs:
         )
 
     async def _running(
-        self, job: Job, caller: ApiCaller, request: LineRequest
+        self, job: Job, caller: ApiCaller, line: "_RunningLine"
     ) -> AbstractAsyncContextManager[AnswerStream] | None:
         """Return the job of a line: the one that it has, or a new one if it may begin.
 
@@ -174,21 +186,16 @@ class PoolLineJobs:
         if await self.gateway.hub.is_duplicate(job):
             # It counts as it did before: a spent budget does not hide its result.
             return self.gateway.hub.run_job(job)
-        if request.may_begin:
+        if line.request.may_begin:
             return self.gateway.access.submit(job, caller)
         return None
 
     async def _result(
-        self,
-        request: LineRequest,
-        line: BatchLine,
-        asked: DecodedLine,
-        job_id: JobId,
-        outcome: Outcome,
+        self, line: "_RunningLine", asked: DecodedLine, job_id: JobId, outcome: Outcome
     ) -> LineResult:
         """Return the result of a job that is done.  Raises JobError."""
-        moderation = self.gateway.moderation_for(request.batch.owner)
-        if moderation is not None:
+        moderation = self.gateway.moderation_for(line.request.batch.owner)
+        if moderation is not None and not isinstance(asked.work, Embedding):
             outcome = moderation.filter_outcome(outcome)
         created = int(self.gateway.clock.wall())
 
@@ -196,26 +203,34 @@ class PoolLineJobs:
             body = asked.encode(job_id, outcome, created)
             return encode_response(line.custom_id, job_id, body)
 
-        return LineResult(request.line, await asyncio.to_thread(encode))
+        return LineResult(line.request.line, await asyncio.to_thread(encode))
 
-    def _failed(
-        self,
-        request: LineRequest,
-        line: BatchLine,
-        key: str,
-        job_id: JobId | None,
-        error: ShoalError,
-    ) -> LineEnd:
+    def _end_by(self, error: ShoalError, line: "_RunningLine") -> LineEnd:
         """Return what follows from an error."""
         if isinstance(error, Cancelled) and str(error) == WITH_BATCH:
             return LineGivenUp()
         if isinstance(error, WorkerLost):
-            self._lost[key] += 1
-        passing = isinstance(error, POSTPONING) or 0 < self._lost[key] < LOST_MAX
-        if not passing:
-            body = encode_failure(line.custom_id, job_id, error)
-            return LineResult(request.line, body, failed=True)
-        if not request.may_begin:
+            self._lost[line.key] += 1
+        again = isinstance(error, WorkerLost) and self._lost[line.key] < LOST_MAX
+        if not (again or isinstance(error, POSTPONING)):
+            return line.failed(error)
+        if not line.request.may_begin:
             return LineGivenUp()
         pause = error.retry_after if isinstance(error, Unavailable) else PAUSE_MIN
-        return LinePostponed(min(max(pause, PAUSE_MIN), PAUSE_MAX), str(error))
+        seconds = min(max(pause, PAUSE_MIN), PAUSE_MAX)
+        return LinePostponed(seconds, str(error), alone=again)
+
+
+@dataclass(slots=True)
+class _RunningLine:
+    """A line, and what is known of it so far."""
+
+    request: LineRequest
+    key: str  # its job's idempotency key
+    custom_id: str = ""
+    job_id: JobId | None = None
+
+    def failed(self, error: ShoalError) -> LineResult:
+        """Return the result that an error is."""
+        body = encode_failure(self.custom_id, self.job_id, error)
+        return LineResult(self.request.line, body, failed=True)

@@ -143,8 +143,13 @@ class SqliteBatches:
         )
         # The character after the slash is the zero.
         values = (batch.owner, f"{batch.id}/", f"{batch.id}0")
+        lines = range(1, batch.lines + 1)
         return await self._database.read_list(
-            lambda sql: [line_of(key) for (key,) in sql.execute(query, values)]
+            lambda sql: [
+                line
+                for (key,) in sql.execute(query, values)
+                if (line := line_of(key)) in lines
+            ]
         )
 
     async def results(
