@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually, serving
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.domain.credentials import Key, KeyUsage, day_of, with_fingerprint
-from shoal.domain.errors import KeyRevoked, RateLimited, UnknownModel
+from shoal.domain.errors import KeyExpired, KeyRevoked, RateLimited, UnknownModel
 from shoal.domain.facts import Fact, JobCancelled, JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.work import JSON, Chat
-from shoal.gateway.http.access import ANSWER_GUESS, ApiCaller
+from shoal.gateway.http.access import ANSWER_GUESS, LOOPBACK_KEY, ApiCaller
 from shoal.gateway.http.list_limits import LISTS_PER_MINUTE
 
 TEXT = "12345678"  # estimated as two tokens
@@ -402,6 +403,38 @@ async def test_job_of_a_key_that_was_revoked_meanwhile_is_not_submitted(
     assert facts == []
 
 
+async def test_jobs_of_a_key_end_when_it_is_revoked(pool: Pool, node: Node) -> None:
+    secret = await make_key(pool)
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(post(pool, secret))
+        await node.task()
+
+        await pool.access.revoke(pool.access.keyring.cache.find("alice"))
+
+    assert asked.result().status == 401
+    assert not pool.hub.pool.jobs
+
+
+async def test_jobs_without_a_request_run_for_owners_with_a_valid_key(
+    pool: Pool,
+) -> None:
+    await make_key(pool)
+    key = pool.access.keyring.cache.find("alice")
+    keyring = pool.access.keyring
+    expired = replace(key, expires_at=1000.0)
+
+    assert pool.access.caller_of("alice").key == key
+    assert pool.access.caller_of("default").name == "default"
+    keyring.cache.update(expired)
+    assert keyring.of_owner("alice", 999.0) == expired
+    with pytest.raises(KeyExpired):
+        keyring.of_owner("alice", 1000.0)
+    await pool.access.revoke(key)
+    for owner in ("alice", "nobody", "loopback"):
+        with pytest.raises(KeyRevoked):
+            pool.access.caller_of(owner)
+
+
 async def test_loopback_needs_a_key_by_default(pool: Pool) -> None:
     async with pool.session.get(f"{pool.url}/v1/models") as response:
         assert response.status == 401
@@ -418,6 +451,9 @@ async def test_loopback_needs_no_key_if_configured(tmp_path: Path) -> None:
 
         status, shown = await request(pool, "GET", "/admin/jobs/job1")
         assert (status, shown["owner"]) == (200, "loopback")
+        assert pool.access.caller_of("loopback").key is LOOPBACK_KEY
+        with pytest.raises(KeyRevoked):
+            pool.access.caller_of("nobody")
         for headers, status in (
             ({"Authorization": "Bearer sk-wrong"}, 401),
             ({"Authorization": ""}, 401),
