@@ -1,0 +1,202 @@
+"""What a chat promises holds in every dialect of clients."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from gateway.keys import make_key
+from gateway.serving import KEY, Pool, eventually
+
+KEYED = {"Idempotency-Key": "k"}
+HI = [{"role": "user", "content": "hi"}]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A path, a body that asks for a stream or not, and where an error's text is."""
+
+    path: str
+    body: Mapping[str, Any]
+    error: tuple[str, ...] = ("error", "message")
+
+    def request(self, *, stream: bool = False) -> dict[str, Any]:
+        return {**self.body, "stream": stream}
+
+    def error_in(self, answer: Any) -> str:
+        for name in self.error:
+            answer = answer[name]
+        return str(answer)
+
+
+DIALECTS = {
+    "chat": Dialect("/v1/chat/completions", {"model": "m1", "messages": HI}),
+    "responses": Dialect("/v1/responses", {"model": "m1", "input": "hi"}),
+    "messages": Dialect(
+        "/v1/messages", {"model": "m1", "messages": HI, "max_tokens": 9}
+    ),
+    "ollama chat": Dialect(
+        "/ollama/api/chat", {"model": "m1", "messages": HI}, ("error",)
+    ),
+    "ollama generate": Dialect(
+        "/ollama/api/generate",
+        # Without it, the text is continued, which is no chat.
+        {"model": "m1", "prompt": "hi", "system": "Be kind."},
+        ("error",),
+    ),
+}
+
+every_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+
+
+async def ask(
+    pool: Pool,
+    dialect: Dialect,
+    *,
+    stream: bool = False,
+    key: str = KEY,
+    headers: Mapping[str, str] | None = None,
+) -> tuple[int, Mapping[str, str], bytes]:
+    async with pool.session.post(
+        pool.url + dialect.path,
+        json=dialect.request(stream=stream),
+        headers={**pool.headers(key), **(headers or {})},
+    ) as response:
+        return response.status, response.headers, await response.read()
+
+
+@every_dialect
+async def test_answer_names_its_job_which_is_explained(
+    pool: Pool, dialect: Dialect
+) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        tasks.create_task(node.answer("Hello"))
+        status, headers, body = await ask(pool, dialect)
+
+    assert status == 200
+    assert b"Hello" in body
+    path = f"{pool.url}/admin/jobs/{headers['x-shoal-job']}/explain"
+    async with pool.session.get(path, headers=pool.headers()) as response:
+        assert response.status == 200
+
+
+@every_dialect
+async def test_repeated_request_attaches_to_its_job(
+    pool: Pool, dialect: Dialect
+) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        tasks.create_task(node.answer("Hello"))
+        _, first, _ = await ask(pool, dialect, headers=KEYED)
+        _, again, body = await ask(pool, dialect, headers=KEYED)
+
+    assert first["x-shoal-job"] == again["x-shoal-job"]
+    assert b"Hello" in body
+    assert len(node.tasks) == 1
+
+
+@every_dialect
+async def test_usage_counts_for_the_key(pool: Pool, dialect: Dialect) -> None:
+    key = await make_key(pool, name="al")
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        tasks.create_task(node.answer("Hello"))
+        await ask(pool, dialect, key=key)
+
+    path = f"{pool.url}/admin/keys"
+    async with pool.session.get(path, headers=pool.headers()) as response:
+        listed = (await response.json())["data"]
+    (shown,) = (each for each in listed if each["name"] == "al")
+    assert shown["requests"] == 1
+    assert shown["completion_tokens"] > 0
+
+
+@every_dialect
+async def test_limit_of_a_key_is_an_error_in_its_form(
+    pool: Pool, dialect: Dialect
+) -> None:
+    key = await make_key(pool, requests_per_minute=1)
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        tasks.create_task(node.answer("Hello"))
+        await ask(pool, dialect, key=key)
+        status, headers, body = await ask(pool, dialect, key=key)
+
+    assert status == 429
+    assert int(headers["Retry-After"]) > 0
+    assert "requests a minute" in dialect.error_in(json.loads(body))
+
+
+@every_dialect
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_client_that_leaves_frees_its_worker(
+    pool: Pool, dialect: Dialect, stream: bool
+) -> None:
+    async with pool.node() as node:
+        asking = asyncio.create_task(ask(pool, dialect, stream=stream))
+        task = await node.task()
+        await node.write(task["id"], "He")
+
+        asking.cancel()
+
+        await node.wait_stopped(task["id"])
+        await eventually(lambda: not pool.hub.pool.jobs)
+
+
+@every_dialect
+async def test_another_worker_takes_over_in_the_middle(
+    pool: Pool, dialect: Dialect
+) -> None:
+    async with pool.node("n1") as one, pool.node("n2") as two:
+        await pool.wait_joined(2)
+        asking = asyncio.create_task(ask(pool, dialect, stream=True))
+        await eventually(lambda: bool(one.tasks or two.tasks))
+        lost, heir = (one, two) if one.tasks else (two, one)
+        await lost.write(lost.tasks[0]["id"], "He")
+        await eventually(
+            lambda: any(job.started for job in pool.hub.pool.jobs.values())
+        )
+
+        lost.abort()
+        await heir.answer("He", "llo")
+        status, _, body = await asking
+
+    assert status == 200
+    assert text_in(body) == "Hello"
+
+
+def text_in(stream: bytes) -> str:
+    """Return the text of a stream's deltas, in whichever dialect."""
+    texts = []
+    for line in stream.decode().splitlines():
+        data = line.removeprefix("data: ")
+        if not data.startswith("{"):
+            continue
+        event = json.loads(data)
+        match event:
+            case {"choices": [{"delta": {"content": str(text)}}]}:
+                texts.append(text)
+            case {"type": "response.output_text.delta", "delta": str(text)}:
+                texts.append(text)
+            case {"type": "content_block_delta", "delta": {"text": str(text)}}:
+                texts.append(text)
+            case {"done": False, "message": {"content": str(text)}}:
+                texts.append(text)
+            case {"done": False, "response": str(text)}:
+                texts.append(text)
+            case _:
+                pass
+    return "".join(texts)
+
+
+@every_dialect
+async def test_unknown_model_is_an_error_in_its_form(
+    pool: Pool, dialect: Dialect
+) -> None:
+    unknown = replace(dialect, body={**dialect.body, "model": "m2"})
+    async with pool.node():
+        await pool.wait_joined()
+        status, _, body = await ask(pool, unknown)
+
+    assert status == 404
+    assert "did you mean m1?" in dialect.error_in(json.loads(body))
