@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import TypeVar, cast
 
 from aiohttp import (
+    ClientConnectionError,
     ClientConnectorCertificateError,
     ClientError,
     ClientResponseError,
@@ -15,6 +16,7 @@ from aiohttp import (
     ClientWebSocketResponse,
     ClientWSTimeout,
     TraceConfig,
+    TraceRequestEndParams,
     WSMsgType,
     WSServerHandshakeError,
     web,
@@ -54,11 +56,13 @@ class WebSocketLink:
     def __init__(
         self,
         socket: web.WebSocketResponse | ClientWebSocketResponse,
+        transport: asyncio.WriteTransport,
         peer: str,
         unadmitted: UnadmittedConnection | None = None,
     ) -> None:
         self.peer = peer
         self._socket = socket
+        self._transport = transport
         self._unadmitted = unadmitted  # None: the peer is no stranger
         self._farewell = ""  # the text of our close frame
 
@@ -134,7 +138,7 @@ class WebSocketLink:
     def write(self, packs: Sequence[Data]) -> None:
         """Write frames of ``pack`` together.  Raises LinkClosed."""
         transport = self._transport
-        if transport is None or transport.is_closing() or self._socket.closed:
+        if transport.is_closing() or self._socket.closed:
             raise LinkClosed("connection lost")
         frames = cast(Sequence[bytes], packs)  # pack makes no others
         if len(frames) == 1:
@@ -147,8 +151,7 @@ class WebSocketLink:
     @property
     def unread(self) -> int:
         """How many bytes wait for the peer to read."""
-        transport = self._transport
-        return 0 if transport is None else transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size()
 
     @property
     def is_stranger(self) -> bool:
@@ -187,13 +190,7 @@ class WebSocketLink:
 
     def abort(self) -> None:
         """Abort the connection; unsent data is lost."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    @property
-    def _transport(self) -> asyncio.WriteTransport | None:
-        writer = self._socket._writer
-        return None if writer is None else writer.transport
+        self._transport.abort()
 
     async def close(self, code: int, text: str) -> None:
         self._farewell = self._farewell or text
@@ -234,6 +231,8 @@ async def accept(
     message has ``message_max`` bytes at most.
 
     A peer that sends nothing for ``idle_max`` seconds, not even a pong, is lost.
+
+    Raises ConnectionResetError if the peer has left already.
     """
     socket = web.WebSocketResponse(
         timeout=CLOSE_TIMEOUT,
@@ -243,11 +242,12 @@ async def accept(
         heartbeat=None if idle_max is None else idle_max / 1.5,
     )
     socket.headers.update(headers)
-    unadmitted = None
-    if request.transport is not None:
-        unadmitted = UnadmittedConnection.begin_messages(request.transport, strangers)
+    transport = request.transport
+    if transport is None:
+        raise ConnectionResetError("the peer has left")
+    unadmitted = UnadmittedConnection.begin_messages(transport, strangers)
     await socket.prepare(request)
-    return WebSocketLink(socket, request.remote or "?", unadmitted), socket
+    return WebSocketLink(socket, transport, request.remote or "?", unadmitted), socket
 
 
 @asynccontextmanager
@@ -266,8 +266,10 @@ async def connect_websocket(
     Raises LinkClosed if the connection fails.
     """
     peer = url.partition("?")[0]  # what follows may hold a token
+    upgrade = _Upgrade()
     trace = TraceConfig()
     trace.on_request_redirect.append(_refuse_redirect)
+    trace.on_request_end.append(upgrade.on_answer)
     async with ClientSession(
         timeout=ClientTimeout(total=None), trace_configs=[trace]
     ) as session:
@@ -303,18 +305,30 @@ async def connect_websocket(
             raise LinkClosed(
                 f"cannot connect to {peer}: {describe_http_error(error)}"
             ) from error
-        link = WebSocketLink(socket, peer)
+        link = WebSocketLink(socket, upgrade.transport, peer)
         try:
-            # aiohttp has no public way to the headers of the answer.
-            yield (
-                link,
-                {
-                    name.lower(): value
-                    for name, value in socket._response.headers.items()
-                },
-            )
+            yield link, upgrade.headers
         finally:
             await link.close(CloseCode.NORMAL, "")
+
+
+class _Upgrade:
+    """What a link needs of the answer to an upgrade, which aiohttp only traces."""
+
+    transport: asyncio.WriteTransport
+    headers: Mapping[str, str]
+
+    async def on_answer(
+        self, _session: object, _context: object, ended: TraceRequestEndParams
+    ) -> None:
+        """Take the headers and the transport.  Raises ClientConnectionError."""
+        answer = ended.response
+        self.headers = {name.lower(): value for name, value in answer.headers.items()}
+        if answer.connection is None:
+            return  # released, for it is a refusal
+        if answer.connection.transport is None:
+            raise ClientConnectionError("connection lost")
+        self.transport = answer.connection.transport
 
 
 async def _refuse_redirect(*_: object) -> None:
