@@ -13,8 +13,15 @@ from gateway.keys import CHAT, make_key, request
 from gateway.serving import KEY, Pool, eventually, serving
 from shoal.store.sqlite.store import SqliteStore
 
-TEXT = Random(1).randbytes(500_000).hex()  # that cannot be compressed to a page
-LARGE = {**CHAT, "messages": [{"role": "user", "content": TEXT}]}
+
+def long_chat(size: int) -> dict[str, Any]:
+    """Return a chat with that many characters, which compress to half."""
+    text = Random(1).randbytes(size // 2).hex()
+    return {**CHAT, "messages": [{"role": "user", "content": text}]}
+
+
+LONG = long_chat(50_000)  # fits in no page, but in a row
+LARGE = long_chat(1_000_000)  # is written before its job, in parts
 FULL = "database or disk is full"
 PATH = "/v1/chat/completions"
 
@@ -48,7 +55,7 @@ async def test_a_full_disk_refuses_work_until_there_is_space(
         await limit_pages(pool, 0)
 
         async with pool.session.post(
-            pool.url + PATH, json=LARGE, headers=pool.headers()
+            pool.url + PATH, json=LONG, headers=pool.headers()
         ) as answer:
             status, said = answer.status, await answer.json()
             assert int(answer.headers["Retry-After"]) == 30
@@ -66,11 +73,30 @@ async def test_a_full_disk_refuses_work_until_there_is_space(
         await limit_pages(pool, 10_000)
         await eventually(lambda: pool.hub.unavailable_reason is None)
 
-        await node.task()  # the large one, which is cancelled at once
+        await node.task()  # the long one, which is cancelled at once
         asking = asyncio.create_task(request(pool, "POST", PATH, CHAT))
         await node.answer("hello", number=1)
         status, said = await asking
         assert said["choices"][0]["message"]["content"] == "hello"
+        assert (await request(pool, "GET", "/readyz"))[0] == 200
+
+
+async def test_a_work_that_does_not_fit_is_refused_alone(pool: Pool) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        await limit_pages(pool, 20)
+
+        async with pool.session.post(
+            pool.url + PATH, json=LARGE, headers=pool.headers()
+        ) as answer:
+            status, said = answer.status, await answer.json()
+            assert int(answer.headers["Retry-After"]) == 30
+        assert (status, said["error"]["code"]) == (503, "store_failed")
+        assert said["error"]["message"] == FULL
+
+        # What fits goes on.
+        tasks.create_task(node.answer("hello"))
+        assert (await request(pool, "POST", PATH, CHAT))[0] == 200
         assert (await request(pool, "GET", "/readyz"))[0] == 200
 
 
