@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,15 +122,17 @@ async def test_pings_do_not_renew_the_lease(impatient: Pool) -> None:
         assert (await node.rest()).count(b"\x8a\x04ping") == 1000
 
 
-@pytest.mark.parametrize("path", [CHAT, OLD_CHAT])
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [(CHAT, {"stream": True}), (CHAT, {"stream": False}), (OLD_CHAT, {})],
+)
 async def test_endless_answer_is_truncated(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, path: str, more: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("shoal.coordinator.answer.ANSWER_MAX", 2_000_000)
     async with join(pool) as node:
         await pool.wait_joined()
-        pending = asyncio.create_task(ask(pool, path, stream=stream))
+        pending = asyncio.create_task(ask(pool, path, **more))
         task = await node.task()
 
         await node.write(task["id"], *["x" * 100_000] * 100)
@@ -169,8 +172,13 @@ async def test_arbitrary_bytes_are_valid_json_output(pool: Pool) -> None:
     odd += b'"\\</script>\r\n\xf0\x9f'
     async with join(pool) as node:
         await pool.wait_joined()
-        for number, path in enumerate((CHAT, OLD_CHAT, CHAT)):
-            pending = asyncio.create_task(ask(pool, path, stream=number == 2))
+        asked: list[tuple[str, dict[str, Any]]] = [
+            (CHAT, {}),
+            (OLD_CHAT, {}),
+            (CHAT, {"stream": True}),
+        ]
+        for number, (path, more) in enumerate(asked):
+            pending = asyncio.create_task(ask(pool, path, **more))
             task = await node.task(number)
             await node.send(task["id"].to_bytes(4, "big") + odd)
             await node.end(task["id"])

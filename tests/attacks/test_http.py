@@ -135,7 +135,9 @@ KEYS = {
     "no scheme": (f"Authorization: {KEY}",),
     "scheme twice": (f"Authorization: Bearer Bearer {KEY}",),
     "bytes": ("Authorization: Bearer \udcff\udcfe",),
-    "another header": (f"X-API-Key: {KEY}",),
+    "another header": (f"X-Token: {KEY}",),
+    "wrong, then right elsewhere": ("Authorization: Bearer x", f"X-API-Key: {KEY}"),
+    "a prefix elsewhere": (f"X-API-Key: {KEY[:-1]}",),
     "a long key": (f"Authorization: Bearer {'a' * 6000}",),
 }
 

@@ -54,7 +54,8 @@ def test_the_header_is_as_documented() -> None:
 
     assert write_extensions() == "shoal"
     assert write_extensions(model, {"al", "bo, c=d é"}, Privacy.PUBLIC, "$0.010") == (
-        "shoal, chat, completion, embedding, stop, tools, context=4096, "
+        "shoal, chat, completion, embedding, rerank, transcription, "
+        "stop, tools, context=4096, "
         "only-for=al, only-for=bo%2C%20c%3Dd%20%C3%A9, "
         "privacy=public, price=$0.010"
     )
