@@ -1,6 +1,8 @@
 """Signed webhook messages about ended jobs, and the schedule of retries.
 
 Source: Standard Webhooks 1.0 (standardwebhooks.com), the symmetric signature ``v1``.
+Its own library verifies our messages in the tests.  It signs text only: the two copies
+of a body of 16 MiB make that 28 ms instead of 10, on the event loop.
 """
 
 import base64
