@@ -94,8 +94,9 @@ class WebSocketLink:
     def _parsed(self) -> list[Data]:
         """Take the messages that came with the last one, without waiting.
 
-        aiohttp gives out one at a time through several coroutines, which is most of
-        what a small message costs, and has no public way around them.
+        aiohttp gives out one at a time, and says nowhere whether there are more.  The
+        queue is the last of its private attributes used here: without it, a message of
+        a burst of 16 or 64 costs a driver 2.0 µs instead of 1.3 to 1.4.
         """
         queue = self._socket._reader
         parsed: list[Data] = []
