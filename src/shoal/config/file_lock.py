@@ -1,9 +1,10 @@
 """Advisory file locks, on every platform."""
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from filelock import lock_descriptor
 
 from shoal.config.private_files import open_private
 
@@ -15,16 +16,6 @@ def open_lock_file(file: Path) -> IO[bytes]:
 
 def try_lock(file: IO[bytes]) -> bool:
     """Lock a file until it is closed; return False if another process has it."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        with suppress(OSError):
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            return True
-        return False
-    import fcntl
-
-    with suppress(OSError):
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
+    with suppress(OSError):  # a file system without locks
+        return lock_descriptor(file.fileno(), blocking=False)
     return False
