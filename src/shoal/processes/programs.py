@@ -1,4 +1,8 @@
-"""The output of this machine's own programs, such as those that know its sensors."""
+"""The output of this machine's own programs, such as those that know its sensors.
+
+A driver that does not answer costs a child process and two seconds.  A library that
+calls it here, such as NVIDIA's NVML, would hold a thread that nothing can end.
+"""
 
 import shutil
 import subprocess
