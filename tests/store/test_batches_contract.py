@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.domain.errors import InvalidRequest, QueueFull, TooLarge
+from shoal.domain.errors import InvalidRequest, NotFound, QueueFull, TooLarge
 from shoal.domain.facts import JobFailed, JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
@@ -42,6 +42,13 @@ def file(name: str, owner: str = "al", expires_at: float | None = None) -> Store
     return StoredFile(name, owner, "in.jsonl", FilePurpose.BATCH, 100, 1.0, expires_at)
 
 
+async def add_batch(store: Store, batch: StoredBatch = BATCH) -> None:
+    """Add a batch, and before it its input file if it is not there."""
+    if await store.files.find(batch.input_file) is None:
+        await store.files.add(file(batch.input_file), 1000)
+    await store.batches.add(batch)
+
+
 async def test_files_of_an_owner_are_listed_in_order(store: Store) -> None:
     for name in "abc":
         await store.files.add(file(name), 1000)
@@ -74,7 +81,7 @@ async def test_file_beyond_the_limit_of_its_owner_is_not_added(store: Store) -> 
 async def test_file_of_an_open_batch_stays(store: Store) -> None:
     await store.files.add(file("file-in", expires_at=5.0), 1000)
     await store.files.add(file("old", expires_at=5.0), 1000)
-    await store.batches.add(BATCH)
+    await add_batch(store, BATCH)
 
     assert await store.files.expired(5.0, 9) == ["old"]
     with pytest.raises(InvalidRequest, match=BATCH.id):
@@ -85,7 +92,7 @@ async def test_file_of_an_open_batch_stays(store: Store) -> None:
 
 
 async def test_batch_changes_from_an_expected_status_alone(store: Store) -> None:
-    await store.batches.add(BATCH)
+    await add_batch(store, BATCH)
     begin = BatchChange(BatchStatus.IN_PROGRESS, 11.0, "m", 3)
     done = BatchChange(BatchStatus.COMPLETED, 20.0, output=OUTPUT)
 
@@ -118,7 +125,7 @@ async def test_batch_changes_from_an_expected_status_alone(store: Store) -> None
 
 
 async def test_errors_of_a_batch_are_kept(store: Store) -> None:
-    await store.batches.add(BATCH)
+    await add_batch(store, BATCH)
     errors = (BatchError("bad", "line é", 7, "url"), BatchError("worse", ""))
 
     failed = BatchChange(BatchStatus.FAILED, 11.0, errors=errors)
@@ -130,7 +137,7 @@ async def test_errors_of_a_batch_are_kept(store: Store) -> None:
 
 
 async def test_result_of_a_line_counts_once(store: Store) -> None:
-    await store.batches.add(BATCH)
+    await add_batch(store, BATCH)
     results = [LineResult(3, b"c" * 500), LineResult(1, b"a", failed=True)]
 
     await store.batches.record(BATCH.id, results)
@@ -148,7 +155,7 @@ async def test_result_of_a_line_counts_once(store: Store) -> None:
 
 
 async def test_results_are_dropped_when_the_batch_has_ended(store: Store) -> None:
-    await store.batches.add(BATCH)
+    await add_batch(store, BATCH)
     await store.batches.record(BATCH.id, [LineResult(n, b"") for n in range(5)])
 
     assert await store.batches.drop_results(3) == 0
@@ -160,17 +167,27 @@ async def test_results_are_dropped_when_the_batch_has_ended(store: Store) -> Non
     assert await store.batches.find(BATCH.id) is None
 
 
+async def test_batch_whose_file_was_deleted_is_not_added(store: Store) -> None:
+    await store.files.add(file("file-in"), 1000)
+    await store.files.remove("file-in")
+
+    with pytest.raises(NotFound, match="file-in"):
+        await store.batches.add(BATCH)
+
+    assert await store.batches.find(BATCH.id) is None
+
+
 async def test_owner_has_few_open_batches(store: Store) -> None:
     for number in range(BATCHES_OPEN_MAX):
-        await store.batches.add(replace(BATCH, id=f"{BATCH.id}{number}"))
+        await add_batch(store, replace(BATCH, id=f"{BATCH.id}{number}"))
 
     with pytest.raises(QueueFull):
-        await store.batches.add(BATCH)
-    await store.batches.add(replace(BATCH, owner="bob"))
+        await add_batch(store, BATCH)
+    await add_batch(store, replace(BATCH, owner="bob"))
 
 
 async def test_jobs_of_an_open_batch_are_not_pruned(store: Store) -> None:
-    await store.batches.add(BATCH)
+    await add_batch(store, BATCH)
     work = Chat("m", ({"role": "user", "content": "hi"},))
     batch = replace(BATCH, lines=7)
     keys = [line_key(BATCH.id, 7), line_key(BATCH.id, 8), f"{BATCH.id}/mine", "x", ""]

@@ -38,7 +38,7 @@ class BatchRunner:
     # For clients.
 
     async def add(self, new: StoredBatch) -> None:
-        """Store a batch, and run it.  Raises QueueFull, StoreError."""
+        """Store a batch, and run it.  Raises QueueFull, NotFound, StoreError."""
         await self._context.store.add(new)
         self._added.put_nowait(new)
 

@@ -102,7 +102,11 @@ class BatchStore(Protocol):
     """The batches of all owners.  All methods raise StoreError."""
 
     async def add(self, new: StoredBatch) -> None:
-        """Add a batch.  Raises QueueFull if the owner has BATCHES_OPEN_MAX open."""
+        """Add a batch.
+
+        Raises QueueFull if the owner has BATCHES_OPEN_MAX open, or NotFound if its
+        input file was deleted meanwhile.
+        """
         ...
 
     async def find(self, batch_id: str) -> StoredBatch | None: ...

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from shoal.domain.errors import QueueFull
+from shoal.domain.errors import NotFound, QueueFull
 from shoal.store.batches import (
     BATCH_ENDED,
     BATCHES_OPEN_MAX,
@@ -34,11 +34,14 @@ class SqliteBatches:
 
     async def add(self, new: StoredBatch) -> None:
         mine = "SELECT count(*) FROM batches WHERE owner = ? AND ended_at IS NULL"
+        file = "SELECT 1 FROM files WHERE id = ?"
 
         def add(sql: sqlite3.Connection) -> None:
             ((count,),) = sql.execute(mine, (new.owner,))
             if count >= BATCHES_OPEN_MAX:
                 raise QueueFull(f"{count} batches of this key have not ended yet")
+            if sql.execute(file, (new.input_file,)).fetchone() is None:
+                raise NotFound(f"there is no file {new.input_file}")
             sql.execute(
                 f"INSERT INTO batches ({COLUMNS})"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
