@@ -70,6 +70,28 @@ async def test_slow_body_times_out(
     await eventually(lambda: pool.gateway.bodies.held_bytes == 0)  # type: ignore[union-attr]  # see above
 
 
+async def test_form_in_memory_times_out_however_often_a_byte_comes(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.gateway.http.body.BODY_TIMEOUT", 0.1)
+    assert pool.gateway is not None
+    bodies = pool.gateway.bodies
+    body = SlowBody(
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="x.mp3"\r\n'
+        b"\r\nsound\r\n--b--\r\n"
+    )
+    form = pool.headers() | {"Content-Type": "multipart/form-data; boundary=b"}
+
+    async with pool.session.post(
+        f"{pool.url}/v1/audio/transcriptions", data=body, headers=form
+    ) as got:
+        answer = await got.json()
+
+    assert got.status == 408
+    assert "did not arrive within 0.1 s" in answer["error"]["message"]
+    await eventually(lambda: bodies.held_bytes == 0)
+
+
 async def test_grandsage_api_reports_a_slow_body_in_a_line(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,10 +72,7 @@ class BodyReader:
         except web.RequestPayloadError as error:
             raise InvalidRequest(f"the body is damaged: {error}") from error
         except TimeoutError:
-            raise TooSlow(
-                f"the body did not arrive within {BODY_TIMEOUT:g} s: {len(body)} bytes "
-                "of it came"
-            ) from None
+            raise _too_slow(len(body)) from None
         if inflater is not None:
             inflater.check_end()
         return await self.decode_bytes(bytes(body), owner, decode)
@@ -99,11 +96,15 @@ class BodyReader:
     ) -> tuple[ReceivedForm, bytes]:
         """Receive a form with a file of at most ``size_max`` bytes.
 
-        Raises what ``receive_form`` does, TooLarge, or QueueFull if all bodies together
-        are too large.
+        Raises what ``receive_form`` does, TooLarge, TooSlow, or QueueFull if all bodies
+        together are too large.
         """
         file = _HeldFile(self, request, size_max)
-        form = await receive_form(request, file)
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT):
+                form = await receive_form(request, file)
+        except TimeoutError:
+            raise _too_slow(len(file.data)) from None
         return form, bytes(file.data)
 
     def release(self, request: web.Request) -> None:
@@ -157,3 +158,9 @@ class _HeldFile:
 
 def _too_large(size_max: int) -> TooLarge:
     return TooLarge(f"the body exceeds the limit of {size_max} bytes")
+
+
+def _too_slow(size: int) -> TooSlow:
+    return TooSlow(
+        f"the body did not arrive within {BODY_TIMEOUT:g} s: {size} bytes of it came"
+    )
