@@ -155,5 +155,8 @@ def check_same_request(job: Job, known: Job) -> None:
         )
 
 
-def _request_terms(job: Job) -> tuple[str, Privacy, Policy]:
-    return job.terms.user, job.terms.privacy, job.terms.policy
+def _request_terms(job: Job) -> tuple[str, Privacy, Policy, bool]:
+    terms = job.terms
+    # Of what an API returns with the answer, it matters whether it was stored: an
+    # answer that says so must be found again.  The rest, such as the time, may differ.
+    return terms.user, terms.privacy, terms.policy, bool(terms.api_fields)

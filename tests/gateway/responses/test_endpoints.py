@@ -470,6 +470,25 @@ async def test_same_request_of_one_key_is_one_response(
     assert again.to_dict() == (await openai.responses.retrieve(first.id)).to_dict()
 
 
+@pytest.mark.parametrize("stored", [True, False])
+async def test_key_of_another_storage_is_refused(
+    pool: Pool, openai: AsyncOpenAI, stored: bool
+) -> None:
+    asked: Any = {
+        "model": "m1",
+        "input": "hi",
+        "extra_headers": {"Idempotency-Key": "k"},
+    }
+    async with pool.node() as node:
+        await pool.wait_joined()
+        first = asyncio.create_task(openai.responses.create(**asked, store=stored))
+        await node.answer("Hello")
+        await first
+
+        with pytest.raises(sdk.UnprocessableEntityError, match="another request"):
+            await openai.responses.create(**asked, store=not stored)
+
+
 async def test_stream_continues_when_another_worker_takes_over(
     pool: Pool, openai: AsyncOpenAI
 ) -> None:
