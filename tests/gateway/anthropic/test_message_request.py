@@ -413,6 +413,20 @@ def test_invalid_field_is_named(fields: dict[str, Any], field: str) -> None:
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("web_search_20250305", "web_search_20250305, which Anthropic's servers run,"),
+        ("bash_20250124", "bash_20250124"),
+    ],
+)
+def test_error_says_whose_servers_a_tool_needs(kind: str, said: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decoded(tools=[{"type": kind, "name": "t"}])
+
+    assert str(caught.value) == f"tools[0].type: {said} is not supported"
+
+
 PDF = document({"type": "base64", "media_type": "application/pdf", "data": "JVBE"})
 
 

@@ -46,6 +46,9 @@ CUSTOM = (None, "custom", "function")
 """Types of tools that the client itself runs; all others need Anthropic's servers, or
 models that were trained on them."""
 
+SERVER_TOOLS = ("web_search_", "web_fetch_", "code_execution_")
+"""What the types of tools begin with that only Anthropic's servers can run."""
+
 REASONING_EFFORTS = {
     "low": "low",
     "medium": "medium",
@@ -177,7 +180,10 @@ def _tool_options(
 
 def _tool(tool: ToolParam, at: str) -> JSON:
     if tool.type not in CUSTOM:
-        raise unsupported(f"{at}.type", tool.type or "")
+        kind = tool.type or ""
+        if kind.startswith(SERVER_TOOLS):
+            kind += ", which Anthropic's servers run,"
+        raise unsupported(f"{at}.type", kind)
     if not isinstance(tool.name, str):
         raise InvalidRequest(f"{at}.name: required, but missing", f"{at}.name")
     if not is_given(tool.input_schema):
