@@ -1,12 +1,15 @@
 """Tokens in place of texts."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 import tiktoken
 
+from harness.speed import PATIENCE
 from shoal.domain.errors import CannotDo, InvalidRequest
+from shoal.gateway.openai import token_texts
 from shoal.gateway.openai.token_texts import EncodingMissing, TokenTexts
 
 
@@ -46,6 +49,50 @@ def test_missing_encoding_is_an_error_that_names_the_remedy() -> None:
 
     with pytest.raises(CannotDo, match="input: there is none: send texts"):
         decode([1], texts=TokenTexts(load))
+
+
+async def test_load_that_hangs_is_begun_once_and_holds_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_texts, "LOAD_TIMEOUT", 0.01)
+    begun: list[threading.Event] = []
+    goes_on = threading.Event()
+
+    def load() -> tiktoken.Encoding:
+        begun.append(goes_on)
+        goes_on.wait()
+        return bytes_encoding()
+
+    texts = TokenTexts(load)
+    for _ in range(3):
+        with pytest.raises(CannotDo, match="still downloads"):
+            await texts.decode([[72]], "input")
+    assert len(begun) == 1
+
+    goes_on.set()
+    monkeypatch.setattr(token_texts, "LOAD_TIMEOUT", PATIENCE)
+    assert await texts.decode([[72, 105]], "input") == ["Hi"]
+
+
+async def test_failure_is_remembered_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[int] = []
+
+    def load() -> tiktoken.Encoding:
+        tried.append(1)
+        raise EncodingMissing("there is none")
+
+    texts = TokenTexts(load)
+    for _ in range(2):
+        with pytest.raises(CannotDo, match="there is none"):
+            await texts.decode([[72]], "input")
+    assert len(tried) == 1
+
+    monkeypatch.setattr(token_texts, "RETRY_AFTER", -1.0)
+    with pytest.raises(CannotDo):
+        await texts.decode([[72]], "input")
+    assert len(tried) == 2
 
 
 def test_vocabulary_that_cannot_be_downloaded_is_missing(

@@ -7,7 +7,9 @@ those of the encoding ``cl100k_base``; no other model reads them.
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shoal.domain.errors import CannotDo, InvalidRequest
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 
 ENCODING = "cl100k_base"
 
+LOAD_TIMEOUT = 10.0  # seconds that a request waits for the vocabulary
+RETRY_AFTER = 60.0  # seconds
+DECODE_INLINE_MAX = 10_000  # tokens that are decoded in the event loop's thread
+
 REMEDY = "send texts: LangChain does with check_embedding_ctx_length=False"
 
 
@@ -25,11 +31,16 @@ class EncodingMissing(Exception):
 
 
 class TokenTexts:
-    """Decodes tokens; ``load`` loads the encoding when the first ones come."""
+    """Decodes tokens; ``load`` loads the encoding when the first ones come.
+
+    It runs once at a time, in a thread of its own that ends with the process, for a
+    download may hang.  After a failure it is not called again for ``RETRY_AFTER``.
+    """
 
     def __init__(self, load: "Callable[[], tiktoken.Encoding] | None" = None) -> None:
         self._load = load or load_encoding
-        self._encoding: tiktoken.Encoding | None = None
+        self._loading: asyncio.Future[tiktoken.Encoding] | None = None
+        self._loaded_at = 0.0  # by the loop's clock
 
     async def decode(self, inputs: Sequence[Sequence[int]], field: str) -> list[str]:
         """Return a text for each list of tokens; ``field`` is theirs in the body.
@@ -37,24 +48,71 @@ class TokenTexts:
         Raises InvalidRequest for tokens that the encoding does not have, and CannotDo
         if the encoding cannot be loaded.
         """
-        return await asyncio.to_thread(self._decode, inputs, field)
+        encoding = await self._encoding(field)
+        if sum(map(len, inputs)) <= DECODE_INLINE_MAX:
+            return _decode(encoding, inputs, field)
+        return await asyncio.to_thread(_decode, encoding, inputs, field)
 
-    def _decode(self, inputs: Sequence[Sequence[int]], field: str) -> list[str]:
-        if self._encoding is None:
+    async def _encoding(self, field: str) -> "tiktoken.Encoding":
+        loop = asyncio.get_running_loop()
+        loading = self._loading
+        if loading is None or (
+            loading.done()
+            and loading.exception() is not None
+            and loop.time() - self._loaded_at > RETRY_AFTER
+        ):
+            loading = self._loading = self._begin_loading(loop)
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT):
+                return await asyncio.shield(loading)
+        except EncodingMissing as error:
+            raise CannotDo(f"{field}: {error}: {REMEDY}", field) from error
+        except TimeoutError:
+            raise CannotDo(
+                f"{field}: the coordinator still downloads the vocabulary of "
+                f"{ENCODING}: try again, or {REMEDY}",
+                field,
+            ) from None
+
+    def _begin_loading(
+        self, loop: asyncio.AbstractEventLoop
+    ) -> "asyncio.Future[tiktoken.Encoding]":
+        loading: asyncio.Future[tiktoken.Encoding] = loop.create_future()
+
+        def finish(encoding: "tiktoken.Encoding | EncodingMissing") -> None:
+            self._loaded_at = loop.time()
+            if isinstance(encoding, EncodingMissing):
+                loading.set_exception(encoding)
+                loading.exception()  # it is retrieved even if nobody waits any more
+            else:
+                loading.set_result(encoding)
+
+        def load() -> None:
+            found: tiktoken.Encoding | EncodingMissing
             try:
-                self._encoding = self._load()
+                found = self._load()
             except EncodingMissing as error:
-                raise CannotDo(f"{field}: {error}: {REMEDY}", field) from error
-        texts = []
-        for index, tokens in enumerate(inputs):
-            try:
-                texts.append(self._encoding.decode(tokens, errors="replace"))
-            except KeyError as error:
-                path = f"{field}[{index}]"
-                raise InvalidRequest(
-                    f"{path}: not tokens of {ENCODING}: {REMEDY}", path
-                ) from error
-        return texts
+                found = error
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(finish, found)
+
+        threading.Thread(target=load, name="load-encoding", daemon=True).start()
+        return loading
+
+
+def _decode(
+    encoding: "tiktoken.Encoding", inputs: Sequence[Sequence[int]], field: str
+) -> list[str]:
+    texts = []
+    for index, tokens in enumerate(inputs):
+        try:
+            texts.append(encoding.decode(tokens, errors="replace"))
+        except KeyError as error:
+            path = f"{field}[{index}]"
+            raise InvalidRequest(
+                f"{path}: not tokens of {ENCODING}: {REMEDY}", path
+            ) from error
+    return texts
 
 
 def load_encoding() -> "tiktoken.Encoding":
