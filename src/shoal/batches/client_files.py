@@ -1,9 +1,10 @@
 """The files of clients: what describes them in the store, and their contents."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from shoal.domain.errors import NotFound, TooLarge
@@ -16,11 +17,15 @@ EXPIRED_AT_ONCE = 100
 
 
 class UploadedFile:
-    """A file that arrives in pieces."""
+    """A file that arrives in pieces; ``claim`` is told of each before it is written."""
 
-    def __init__(self, writer: ContentWriter, size_max: int) -> None:
+    def __init__(
+        self, writer: ContentWriter, size_max: int, claim: Callable[[int], None]
+    ) -> None:
         self.writer = writer
+        self.kept = False
         self._size_max = size_max
+        self._claim = claim
 
     @property
     def size(self) -> int:
@@ -31,6 +36,7 @@ class UploadedFile:
         """Append a piece.  Raises TooLarge, StoreError."""
         if self.size + len(data) > self._size_max:
             raise TooLarge(f"the file exceeds the limit of {self._size_max} bytes")
+        self._claim(len(data))
         await asyncio.to_thread(self.writer.write, data)
 
 
@@ -43,6 +49,7 @@ class ClientFiles:
     new_id: Callable[[], str]
     size_max: int = SIZE_MAX
     total_max: int = TOTAL_MAX
+    _arriving: Counter[str] = field(default_factory=Counter)  # bytes, by owner
 
     async def open(self) -> None:
         """Delete the contents that no file describes.  Raises StoreError."""
@@ -58,19 +65,36 @@ class ClientFiles:
     async def uploading(self, owner: str) -> AsyncIterator[UploadedFile]:
         """Receive a file within the block; it is deleted unless ``keep`` keeps it.
 
-        Raises TooLarge at once if the owner has too many bytes already, StoreError.
+        Raises TooLarge as soon as the owner has too many bytes, with those that are
+        arriving, StoreError.
         """
-        if await self.store.size_of(owner) >= self.total_max:
-            raise TooLarge(
-                f"the files of this key have {self.total_max} bytes: delete some first"
-            )
+        stored = await self.store.size_of(owner)
+        claimed = 0
+
+        def claim(size: int) -> None:
+            nonlocal claimed
+            self._check_room(stored + self._arriving[owner] + size)
+            claimed += size
+            self._arriving[owner] += size
+
+        self._check_room(stored + self._arriving[owner] + 1)
         writer = await asyncio.to_thread(self.folder.begin, self.next_id())
-        uploaded = UploadedFile(writer, self.size_max)
+        uploaded = UploadedFile(writer, self.size_max, claim)
         try:
             yield uploaded
-        except BaseException:
-            writer.discard()
-            raise
+        finally:
+            if not uploaded.kept:
+                writer.discard()
+            self._arriving[owner] -= claimed
+            if not self._arriving[owner]:
+                del self._arriving[owner]
+
+    def _check_room(self, total: int) -> None:
+        if total > self.total_max:
+            raise TooLarge(
+                f"the files of this key exceed the limit of {self.total_max} bytes: "
+                "delete some first"
+            )
 
     async def keep(
         self,
@@ -86,6 +110,7 @@ class ClientFiles:
         await asyncio.to_thread(writer.finish)
         new = StoredFile(writer.id, owner, name, purpose, writer.size, at, expires_at)
         await self.store.add(new, self.total_max)
+        uploaded.kept = True
         return new
 
     async def find(self, file_id: str, at: float) -> StoredFile | None:

@@ -11,6 +11,7 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
 from gateway.batches.uploads import create, jsonl, upload
 from gateway.keys import client, make_key, request
 from gateway.serving import KEY, Pool, eventually, serving
+from shoal.domain.errors import TooLarge
 from shoal.store.files import FileFilter
 
 CONTENT = jsonl([{"n": number} for number in range(50_000)])
@@ -129,6 +130,24 @@ async def alice(small: Pool) -> AsyncIterator[AsyncOpenAI]:
         yield each
 
 
+async def test_files_that_are_arriving_count(small: Pool) -> None:
+    assert small.gateway is not None
+    files = small.gateway.files
+    async with files.uploading("al") as one, files.uploading("bo") as others:
+        await one.write(b"x" * 900)
+        await others.write(b"x" * 900)
+        async with files.uploading("al") as two:
+            await two.write(b"x" * 600)
+            with pytest.raises(TooLarge, match="limit of 1500"):
+                await two.write(b"x")
+        with pytest.raises(TooLarge, match="limit of 1500"):
+            async with files.uploading("al") as three:
+                await three.write(b"x" * 601)
+
+    async with files.uploading("al") as again:  # the others were not kept
+        await again.write(b"x" * 1000)
+
+
 async def test_files_beyond_the_limits_are_refused(
     alice: AsyncOpenAI, tmp_path: Path
 ) -> None:
@@ -141,7 +160,7 @@ async def test_files_beyond_the_limits_are_refused(
     with pytest.raises(APIStatusError, match="limit of 1500") as total:
         await openai.files.create(file=b"x" * 501, purpose="batch")
     await openai.files.create(file=b"x" * 500, purpose="batch")
-    with pytest.raises(APIStatusError, match="1500 bytes") as full:
+    with pytest.raises(APIStatusError, match="limit of 1500") as full:
         await openai.files.create(file=b"", purpose="batch")
 
     assert {each.value.status_code for each in (large, total, full)} == {413}

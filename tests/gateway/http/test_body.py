@@ -136,6 +136,28 @@ async def test_total_size_of_bodies_is_limited(
         assert (await again)[0] == 200
 
 
+async def test_one_key_may_hold_a_part_of_all_bodies(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.gateway.http.body.BODIES_OF_KEY_MAX", 3 * MEGABYTE)
+    other = await make_key(pool, "other")
+    large = json.dumps(CHAT | {"metadata": "x" * 2 * MEGABYTE}).encode()
+    async with pool.node() as node:
+        await pool.wait_joined()
+        first = asyncio.create_task(post(pool, PATH, large))
+        await node.task()
+
+        status, answer = await post(pool, PATH, large)
+        assert (status, answer["error"]["code"]) == (429, "queue_full")
+        assert "of this key" in answer["error"]["message"]
+        theirs = asyncio.create_task(post(pool, PATH, large, key=other))
+        await node.answer("theirs", number=1)
+        assert (await theirs)[0] == 200
+
+        await node.answer("large")
+        assert (await first)[0] == 200
+
+
 async def test_body_of_a_disconnected_client_is_released(pool: Pool) -> None:
     assert pool.gateway is not None
     bodies = pool.gateway.bodies

@@ -1,6 +1,7 @@
 """Request bodies, with their limits."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -20,6 +21,7 @@ BODY_MAX = 16 << 20  # bytes: the longest contexts need a few
 BODY_TIMEOUT = 120.0  # seconds to send one
 DECODE_INLINE_MAX = 256 << 10  # bytes that are decoded in the event loop's thread
 BODIES_MAX = 512 << 20  # bytes of all unanswered requests
+BODIES_OF_KEY_MAX = BODIES_MAX // 2
 
 
 @dataclass(slots=True)
@@ -27,11 +29,13 @@ class BodyReader:
     """Reads request bodies, and limits the memory of all of them.
 
     A body counts until its request is answered, because its job is about as large.
+    One key may hold half of it.
     Large ones are decoded in turns, which are a ``share`` of the event loop.
     """
 
     share: LoopShare = field(default_factory=lambda: LoopShare(LoopClock()))
     held_bytes: int = 0
+    _held_by: Counter[str] = field(default_factory=Counter)
 
     async def read(self, request: web.Request, size_max: int = BODY_MAX) -> bytes:
         """Return a whole body; see ``decode``."""
@@ -61,7 +65,7 @@ class BodyReader:
                 # Count received bytes: announcing a length must not block others.
                 while chunk := await request.content.readany():
                     if inflater is None:
-                        self.hold(request, len(chunk))
+                        self.hold(request, owner, len(chunk))
                         body += chunk
                     else:
                         await self._inflate(
@@ -92,14 +96,14 @@ class BodyReader:
             return await asyncio.to_thread(decode, data)
 
     async def receive_form(
-        self, request: web.Request, size_max: int
+        self, request: web.Request, owner: str, size_max: int
     ) -> tuple[ReceivedForm, bytes]:
         """Receive a form with a file of at most ``size_max`` bytes.
 
         Raises what ``receive_form`` does, TooLarge, TooSlow, or QueueFull if all bodies
         together are too large.
         """
-        file = _HeldFile(self, request, size_max)
+        file = _HeldFile(self, request, owner, size_max)
         try:
             async with asyncio.timeout(BODY_TIMEOUT):
                 form = await receive_form(request, file)
@@ -111,6 +115,9 @@ class BodyReader:
         """Stop counting the body of a request."""
         record = record_of(request)
         self.held_bytes -= record.held_bytes
+        self._held_by[record.held_for] -= record.held_bytes
+        if not self._held_by[record.held_for]:
+            del self._held_by[record.held_for]
         record.held_bytes = 0
 
     async def _inflate(
@@ -126,18 +133,26 @@ class BodyReader:
             async with self.share.turn(owner):
                 if (piece := next(pieces, None)) is None:
                     return
-                self.hold(request, len(piece))
+                self.hold(request, owner, len(piece))
                 body += piece
 
-    def hold(self, request: web.Request, size: int) -> None:
+    def hold(self, request: web.Request, owner: str, size: int) -> None:
         """Count bytes of a request until it is answered.  Raises QueueFull."""
         if self.held_bytes + size > BODIES_MAX:
             raise QueueFull(
                 f"the requests that are open have more than {BODIES_MAX} bytes: try "
                 "again shortly"
             )
+        if self._held_by[owner] + size > BODIES_OF_KEY_MAX:
+            raise QueueFull(
+                f"the open requests of this key have more than {BODIES_OF_KEY_MAX} "
+                "bytes: wait for some of them"
+            )
+        record = record_of(request)
+        record.held_for = owner
+        record.held_bytes += size
+        self._held_by[owner] += size
         self.held_bytes += size
-        record_of(request).held_bytes += size
 
 
 @dataclass(slots=True)
@@ -146,13 +161,14 @@ class _HeldFile:
 
     bodies: BodyReader
     request: web.Request
+    owner: str
     size_max: int
     data: bytearray = field(default_factory=bytearray)
 
     async def write(self, data: bytes) -> None:
         if len(self.data) + len(data) > self.size_max:
             raise _too_large(self.size_max)
-        self.bodies.hold(self.request, len(data))
+        self.bodies.hold(self.request, self.owner, len(data))
         self.data += data
 
 

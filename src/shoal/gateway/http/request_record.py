@@ -37,6 +37,7 @@ class RequestRecord:
     first_output: float | None = None
     usage: Usage | None = None
     held_bytes: int = 0  # bytes of its body
+    held_for: str = ""  # the key that they count for
     error: str = ""  # the code of its error, or empty
     upgraded: bool = False  # whether it became a WebSocket
 

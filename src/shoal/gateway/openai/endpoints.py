@@ -86,7 +86,7 @@ async def create_rerank(
 async def create_transcription(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    form, audio = await gateway.bodies.receive_form(request, AUDIO_MAX)
+    form, audio = await gateway.bodies.receive_form(request, caller.name, AUDIO_MAX)
     asked = decode_transcription_request(form, audio)
     _, outcome, usage = await run_whole(
         gateway, request, caller, asked.work, field="prompt"
