@@ -110,6 +110,7 @@ def test_job_of_a_peer_is_refused_where_only_that_peer_has_the_model() -> None:
 
 TOOL_LIST: JSON = [{"type": "function", "function": {"name": "f"}}]
 JSON_OBJECT: JSON = {"type": "json_object"}
+EMBEDS = frozenset({JobKind.EMBEDDING})
 BOTH = [joined("a", features=TOOLS), joined("b", features=SCHEMA)]
 
 
@@ -117,11 +118,21 @@ BOTH = [joined("a", features=TOOLS), joined("b", features=SCHEMA)]
     ("workers", "work", "error", "field", "said"),
     [
         ([joined()], Embedding("m", ("a",)), CannotDo, "model",
-         "m does not do embedding jobs here, but chat"),
+         "m does not do embedding jobs here, but chat; "
+         "no worker has a model that does"),
+        ([joined(), joined("e", "vectors", kinds=EMBEDS)],
+         Embedding("m", ("a",)), CannotDo, "model",
+         "m does not do embedding jobs here, but chat; a model that does: vectors"),
+        ([joined(), joined("e", "vectors", kinds=EMBEDS,
+                           only_for=frozenset({"bo"}))],
+         Embedding("m", ("a",)), CannotDo, "model",
+         "m does not do embedding jobs here, but chat; "
+         "no worker has a model that does"),
         ([joined(kinds=frozenset({JobKind.CHAT, JobKind.EMBEDDING}))],
          Completion("m", "a"),
          CannotDo, "model",
-         "m does not do completion jobs here, but chat and embedding"),
+         "m does not do completion jobs here, but chat and embedding; "
+         "no worker has a model that does"),
         ([joined()], Chat("m", HI, options={"tools": TOOL_LIST}), CannotDo, "tools",
          "tools: none of the workers with m can do this (tools)"),
         ([joined()], Chat("m", HI, options={"response_format": JSON_OBJECT}), CannotDo,

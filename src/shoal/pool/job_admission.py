@@ -14,8 +14,9 @@ from shoal.domain.errors import (
 )
 from shoal.domain.ids import peer_of
 from shoal.domain.job import Job
+from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.options import OPTIONS
-from shoal.domain.work import CALL_QUEUE, Feature
+from shoal.domain.work import CALL_QUEUE, Feature, JobKind
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import call_rejection
 from shoal.pool.gang_rules import gang_rejection
@@ -30,6 +31,8 @@ from shoal.pool.state import PoolState
 from shoal.pool.suggestions import suggest_names
 
 WORKERS_EXAMINED_MAX = 256  # workers examined
+MODELS_EXAMINED_MAX = 256  # to suggest some of them
+WORKERS_OF_MODEL_MAX = 4
 SIZE_MAX = 256 << 20  # characters of all open jobs, which take a few bytes each
 RESERVE_SHARE = 8  # an eighth of both is reserved for owners with few jobs
 RETRY_MAX = 60  # seconds: a longer estimate would be unreliable
@@ -74,10 +77,13 @@ def permanent_rejection(pool: PoolState, job: Job, now: float) -> ShoalError | N
             )
     capable = [offer for offer in offers if job.kind in offer.kinds]
     if not capable:
-        kinds = sorted({kind.value for offer in offers for kind in offer.kinds})
+        offered = {kind for offer in offers for kind in offer.kinds} & INFERENCE_KINDS
+        kinds = " and ".join(sorted(kind.value for kind in offered))
+        others = _models_that_do(pool, job.kind, job.owner)
+        does = "models that do" if len(others) > 1 else "a model that does"
         return CannotDo(
-            f"{job.model} does not do {job.kind.value} jobs here, but "
-            f"{' and '.join(kinds)}",
+            f"{job.model} does not do {job.kind.value} jobs here, but {kinds}; "
+            + (f"{does}: {', '.join(others)}" if others else f"no worker has {does}"),
             "model",
         )
     if all(offer.only_for and job.owner not in offer.only_for for offer in capable):
@@ -191,6 +197,22 @@ def unknown_model(pool: PoolState, model: str) -> str:
     return (
         f"no worker has the model {model}: {suggestion or 'no worker has joined yet'}"
     )
+
+
+def _models_that_do(pool: PoolState, kind: JobKind, owner: str) -> list[str]:
+    """Return up to three models that do work of a kind for an owner."""
+    known = islice(pool.roster.with_model.items(), MODELS_EXAMINED_MAX)
+    found = (
+        model
+        for model, workers in known
+        if model not in SPECIAL_QUEUES
+        and any(
+            kind in each.offer.kinds
+            and (not each.offer.only_for or owner in each.offer.only_for)
+            for each in islice(workers.values(), WORKERS_OF_MODEL_MAX)
+        )
+    )
+    return [*islice(found, 3)]
 
 
 def _retry_after(pool: PoolState, model: str) -> int:
