@@ -231,6 +231,9 @@ def test_any_grandsage_request_is_answered(
         def attack(body: bytes) -> None:
             status, answer = its.run(post(its.pool, OLD_CHAT, body))
 
+            if status == 404:  # evidently Ollama's
+                assert "add /ollama" in json.loads(answer)["error"]
+                return
             assert status == 200
             last = json.loads(answer.splitlines()[-1])
             assert last in (
