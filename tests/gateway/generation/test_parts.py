@@ -4,12 +4,14 @@ import json
 from collections.abc import Sequence
 from typing import cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.answer_assembly import assemble
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome
 from shoal.domain.work import JSON
+from shoal.gateway.generation import parts
 from shoal.gateway.generation.parts import (
     Part,
     PartBegun,
@@ -119,6 +121,23 @@ def test_half_a_character_in_arguments_does_not_keep_a_call_open() -> None:
         reader.read([call(0, half, name="f"), "after"])
 
         assert [part.text for part in reader.parts] == [half, "after"]
+
+
+def test_arguments_that_never_parse_are_not_parsed_with_each_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[int] = []
+
+    def counted(text: str) -> None:
+        parsed.append(len(text))
+
+    monkeypatch.setattr(parts, "call_arguments", counted)
+    reader = PartReader("call_")
+    reader.read([call(0, "{", id="x", name="f"), call(1, "{}", id="y", name="g")])
+    for _ in range(10_000):
+        reader.read([call(0, "}")])
+
+    assert sum(parsed) < 20 * 10_000
 
 
 def test_call_without_an_id_gets_one() -> None:

@@ -64,6 +64,9 @@ class PartEnded:
 PartEvent: TypeAlias = PartBegun | PartGrown | PartEnded
 
 
+PARSED_AGAIN = 16  # when so large a part of the arguments has been added
+
+
 @dataclass(slots=True)
 class _Draft:
     """A part of which more may come; ``new`` are texts that were not passed on."""
@@ -74,6 +77,14 @@ class _Draft:
     texts: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     begun: bool = False
+    size: int = 0  # characters of the texts
+    parse_from: int = 0  # characters, below which they are not parsed again
+
+    def add(self, text: str) -> None:
+        """Append to its text."""
+        self.texts.append(text)
+        self.new.append(text)
+        self.size += len(text)
 
     def part(self) -> Part:
         return Part(self.kind, "".join(self.texts), self.call_id, self.name)
@@ -83,6 +94,12 @@ class _Draft:
         """Whether the next part can begin: arguments may yet grow until they parse."""
         if self.kind is not PartKind.TOOL_CALL:
             return True
+        # A worker may send megabytes that never parse, with each piece once more.
+        if not self.texts or self.size < self.parse_from:
+            return False
+        if not self.texts[-1].rstrip().endswith("}"):
+            return False
+        self.parse_from = self.size + self.size // PARSED_AGAIN
         return call_arguments("".join(self.texts)) is not None
 
 
@@ -147,16 +164,14 @@ class PartReader:
             draft.call_id = draft.call_id or _text(call.get("id"))
             draft.name = draft.name or _text(function.get("name"))
         if text := _text(function.get("arguments")):
-            draft.texts.append(text)
-            draft.new.append(text)
+            draft.add(text)
 
     def _grow(self, kind: PartKind, text: str) -> None:
         if not text:
             return
         if not self._drafts or self._drafts[-1].kind is not kind:
             self._drafts.append(_Draft(kind))
-        self._drafts[-1].texts.append(text)
-        self._drafts[-1].new.append(text)
+        self._drafts[-1].add(text)
 
     def _advance(self, *, last: bool = False) -> Iterator[PartEvent]:
         while self._drafts:
