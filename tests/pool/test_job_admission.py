@@ -23,13 +23,24 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job, JobTerms, Priority, TimeLimits
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import JSON, Chat, Completion, Embedding, Feature, JobKind, Work
+from shoal.domain.work import (
+    JSON,
+    Chat,
+    Completion,
+    Embedding,
+    Feature,
+    JobKind,
+    Task,
+    Transcription,
+    Work,
+)
 from shoal.pool.job_admission import (
     RETRY_MAX,
     WORKERS_EXAMINED_MAX,
     permanent_rejection,
     queue_rejection,
 )
+from shoal.pool.open_job import size_of
 from shoal.pool.roster import MODEL_MEMORY
 from shoal.pool.state import PoolState
 
@@ -290,7 +301,8 @@ def test_priority_shortens_the_estimated_wait(asked: Job) -> None:
 def test_jobs_beyond_the_memory_limit_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shoal.pool.job_admission.SIZE_MAX", 80)
+    monkeypatch.setattr("shoal.pool.job_admission.SIZE_MAX", 101)
+    # A message has 7 characters beside its text.
     first = job("first", owner="al", prompt="x" * 40)
     form = Job(JobId("form"), chat(), owner="al", terms=JobTerms(form="x" * 28))
     pool = pool_after(JobSubmitted(first), JobSubmitted(form))
@@ -300,18 +312,34 @@ def test_jobs_beyond_the_memory_limit_are_rejected(
     )
     assert message_of(queue_rejection(pool, job("more", owner="al"), 1000)) == (
         QueueFull,
-        "the open jobs of this key have 70 characters, and this one 2 more; the rest "
+        "the open jobs of this key have 84 characters, and this one 9 more; the rest "
         "of the room is kept for others",
     )
     assert message_of(
         queue_rejection(pool, job("all", owner="bo", prompt="x" * 11), 1000)
     ) == (
         QueueFull,
-        "the open jobs have 70 characters, and this one 11 more",
+        "the open jobs have 84 characters, and this one 18 more",
     )
 
     pool.apply(JobCancelled(form.id, ""), 1.0)
     assert queue_rejection(pool, job("more", owner="al"), 1000) is None
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        Chat("m", ({"role": "user", "content": [{"image_url": {"url": "x" * 900}}]},)),
+        Chat("m", HI, options={"tools": [{"function": {"description": "x" * 900}}]}),
+        Completion("m", ["x" * 450, "x" * 450]),
+        Embedding("m", ("x" * 450, "x" * 450)),
+        Transcription("m", "x" * 900, "wav"),
+        Task("t", {"input": ["x" * 900]}),
+    ],
+    ids=lambda work: work.kind.value,
+)
+def test_all_that_a_job_holds_counts(work: Work) -> None:
+    assert 900 <= size_of(Job(JobId("j"), work)) < 1000
 
 
 def test_wait_without_workers_is_unknown() -> None:

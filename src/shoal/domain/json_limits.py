@@ -1,4 +1,6 @@
-"""Limits on the depth and size of JSON from other programs, before it is decoded."""
+"""Limits on the depth and size of JSON from other programs."""
+
+from collections.abc import Iterable, Mapping, Sequence
 
 NESTING_MAX = 100  # nested lists and objects; engines support no more either
 VALUES_MAX = 1 << 16  # values in a body: at most 0.1 s, whatever becomes of them
@@ -49,6 +51,28 @@ def has_more_values(text: str, most: int) -> bool:
         if marks > most or quotes > 4 * most:
             return True
     return False
+
+
+def characters_in(values: Iterable[object], at_most: int | None = None) -> int:
+    """Count the characters of all strings in JSON, and one for each other value.
+
+    Stops counting beyond ``at_most``.
+    """
+    found = 0
+    left = [*values]
+    while left and (at_most is None or found < at_most):
+        match left.pop():
+            case str() as text:
+                found += len(text)
+            case Mapping() as fields:
+                found += len(fields)
+                left += fields.values()
+            case Sequence() as items:
+                found += len(items)
+                left += items
+            case _:
+                found += 1
+    return found
 
 
 def _marks(text: str) -> int:

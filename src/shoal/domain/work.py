@@ -361,3 +361,25 @@ def texts_read(work: Work) -> Sequence[str]:
             return [f"{query}\n{each}" for each in documents]
         case _:
             return (work.text,)
+
+
+def values_of(work: Work) -> list[JSON]:
+    """Return the JSON that work consists of, beside its model.
+
+    Arguments of calls are no JSON.
+    """
+    match work:
+        case Chat(messages=messages, options=options):
+            return [messages, options]
+        case Completion(prompt=prompt, options=options):
+            return [prompt, options]
+        case Embedding(inputs=inputs, options=options):
+            return [inputs, options]
+        case Rerank(query=query, documents=documents, options=options):
+            return [query, documents, options]
+        case Transcription(audio=audio, options=options):
+            return [audio, options]
+        case Task(payload=payload):
+            return [payload]
+        case Call() | CallStream():
+            return []

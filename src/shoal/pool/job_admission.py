@@ -177,7 +177,7 @@ def _jobs(count: int, doing: str, whose: str = "") -> str:
 def _memory_rejection(pool: PoolState, job: Job) -> str | None:
     """Describe how the job's content exceeds the memory limit; None if not."""
     size, mine, in_all = (
-        size_of(job, len(job.work.text)),
+        size_of(job),
         pool.sizes_by_owner[job.owner],
         pool.size,
     )

@@ -6,17 +6,16 @@ from typing import TypeAlias
 
 from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.domain.job import Job
+from shoal.domain.json_limits import characters_in
 from shoal.domain.work import (
     Call,
     CallStream,
     Chat,
     Feature,
-    InputWork,
     JobKind,
     Task,
-    Transcription,
     Work,
-    texts_read,
+    values_of,
 )
 from shoal.pool.gangs import OpenGang
 from shoal.pool.lifecycle import JobState
@@ -40,16 +39,12 @@ Need: TypeAlias = tuple[
 """What a job needs of a worker, besides the model."""
 
 
-def size_of(job: Job, characters: int) -> int:
-    """Estimate the memory of a job whose text has ``characters``, in characters."""
+def size_of(job: Job) -> int:
+    """Estimate the memory of a job, in characters: all its strings count."""
     work = job.work
     if isinstance(work, Call):
         return len(work.args) + len(work.kwargs)
-    if isinstance(work, Transcription):
-        characters = len(work.audio)
-    elif isinstance(work, InputWork):
-        characters = sum(map(len, texts_read(work)))
-    return characters + len(job.terms.form) + len(job.terms.api_fields)
+    return characters_in([job.terms.form, job.terms.api_fields, *values_of(work)])
 
 
 def required_name(work: Work) -> str | None:
@@ -121,7 +116,7 @@ class OpenJob:
         self.kind = self.job.kind
         self.model = self.job.model
         self.characters = len(self.job.work.text)
-        self.size = size_of(self.job, self.characters)
+        self.size = size_of(self.job)
         self.needs = self.job.work.needs
         self.task = required_name(self.job.work)
         self.python = python_of(self.job.work)

@@ -4,7 +4,7 @@ An update of a row rewrites all of it, and a job is updated several times.  So a
 holds a head instead of a large work: a byte that names the format, and JSON.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,18 +12,8 @@ import msgspec
 from shoal.domain.credentials import tokens_to_read
 from shoal.domain.errors import StoreError
 from shoal.domain.job import DEFAULT_TERMS, Job, JobTerms
-from shoal.domain.work import (
-    JSON,
-    Call,
-    CallStream,
-    Chat,
-    Completion,
-    Embedding,
-    JsonWork,
-    Rerank,
-    Task,
-    Transcription,
-)
+from shoal.domain.json_limits import characters_in
+from shoal.domain.work import JsonWork, values_of
 from shoal.store.codec import LARGE_FROM, encode_work
 from shoal.store.packing import pack, unpack
 
@@ -51,23 +41,8 @@ def is_large(job: Job) -> bool:
 
     Takes microseconds.  Arguments of calls have a store of their own.
     """
-    values: list[JSON]
-    match job.work:
-        case Chat(messages=messages, options=options):
-            values = [messages, options]
-        case Completion(prompt=prompt, options=options):
-            values = [prompt, options]
-        case Embedding(inputs=inputs, options=options):
-            values = [inputs, options]
-        case Rerank(query=query, documents=documents, options=options):
-            values = [query, documents, options]
-        case Transcription(audio=audio, options=options):
-            values = [audio, options]
-        case Task(payload=payload):
-            values = [payload]
-        case Call() | CallStream():
-            values = []
-    return _reaches([job.terms.form, job.terms.api_fields, *values], LARGE_FROM)
+    values = [job.terms.form, job.terms.api_fields, *values_of(job.work)]
+    return characters_in(values, LARGE_FROM) >= LARGE_FROM
 
 
 def split_work(work: JsonWork | None, terms: JobTerms = DEFAULT_TERMS) -> SplitWork:
@@ -103,22 +78,3 @@ def join_parts(head: WorkHead, parts: Iterable[bytes]) -> bytes:
             f"a work in the database has {len(texts)} of its {head.parts} parts"
         )
     return b"".join(texts)
-
-
-def _reaches(values: Iterable[JSON], size: int) -> bool:
-    """Say whether values have at least so many characters; stops counting there."""
-    left = [*values]
-    while left and size > 0:
-        match left.pop():
-            case str() as text:
-                size -= len(text)
-            case Mapping() as fields:
-                size -= len(fields)
-                left += fields.values()
-            case Sequence() as items:
-                size -= len(items)
-                if size > 0:
-                    left += items
-            case _:
-                size -= 1
-    return size <= 0
