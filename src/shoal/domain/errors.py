@@ -130,6 +130,10 @@ class NoWorker(Unavailable):
     """No worker became available before the job's time limit."""
 
 
+class NotReady(Unavailable):
+    """Something that the request needs is still being loaded."""
+
+
 class QueueFull(Unavailable):
     """The queue is full."""
 

@@ -52,6 +52,7 @@ EXAMPLES: list[tuple[ShoalError, int, str]] = [
     (errors.TimedOut("x"), 504, "timed_out"),
     (errors.NoFirstOutput("x"), 504, "first_output_timed_out"),
     (errors.OutputStalled("x"), 504, "output_stalled"),
+    (errors.NotReady("x"), 503, "not_ready"),
     (errors.TookTooLong("x"), 504, "total_timed_out"),
     (errors.ConfigError("x"), 500, "internal_error"),
     (errors.LimitExceeded("x", 2, 1), 500, "internal_error"),

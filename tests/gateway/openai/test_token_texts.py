@@ -8,7 +8,7 @@ import pytest
 import tiktoken
 
 from harness.speed import PATIENCE
-from shoal.domain.errors import CannotDo, InvalidRequest
+from shoal.domain.errors import CannotDo, InvalidRequest, NotReady, TooLarge
 from shoal.gateway.openai import token_texts
 from shoal.gateway.openai.token_texts import EncodingMissing, TokenTexts
 
@@ -43,6 +43,16 @@ def test_unknown_token_is_an_error_that_names_the_remedy() -> None:
     assert raised.value.field == "input[1]"
 
 
+def test_texts_are_no_larger_than_a_body_of_texts_could_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_texts, "BODY_MAX", 3)
+
+    assert decode([72], [72, 105]) == ["H", "Hi"]
+    with pytest.raises(TooLarge, match="limit of 3 bytes"):
+        decode([72, 105], [72, 105])
+
+
 def test_missing_encoding_is_an_error_that_names_the_remedy() -> None:
     def load() -> tiktoken.Encoding:
         raise EncodingMissing("there is none")
@@ -65,7 +75,7 @@ async def test_load_that_hangs_is_begun_once_and_holds_nobody(
 
     texts = TokenTexts(load)
     for _ in range(3):
-        with pytest.raises(CannotDo, match="still downloads"):
+        with pytest.raises(NotReady, match="still downloads"):
             await texts.decode([[72]], "input")
     assert len(begun) == 1
 

@@ -20,6 +20,7 @@ from shoal.domain.errors import (
     Cancelled,
     DaySpent,
     InvalidRequest,
+    NotReady,
     NoWorker,
     PaymentsDown,
     QueueFull,
@@ -63,7 +64,7 @@ WITH_BATCH = "its batch has ended"
 log = logging.getLogger("shoal.gateway")
 
 POSTPONING = (
-    *(DaySpent, NoWorker, PaymentsDown, QueueFull, RateLimited, ShuttingDown),
+    *(DaySpent, NotReady, NoWorker, PaymentsDown, QueueFull, RateLimited, ShuttingDown),
     *(StoreError, UnknownModel),
 )
 """Errors that pass: their line waits, for as long as its batch lasts."""

@@ -24,6 +24,7 @@ from shoal.domain.errors import (
     KeyRevoked,
     NoFirstOutput,
     NotFound,
+    NotReady,
     NoWorker,
     OutputStalled,
     PaymentDue,
@@ -102,6 +103,7 @@ ERROR_STATUSES: Mapping[type[ShoalError], ErrorStatus] = {
     JobError: ErrorStatus(502, SERVER, "job_failed", NO_RETRY),
     WorkerLost: ErrorStatus(502, SERVER, "worker_lost"),
     NoWorker: ErrorStatus(503, SERVER, "no_worker"),
+    NotReady: ErrorStatus(503, SERVER, "not_ready"),
     PaymentsDown: ErrorStatus(503, SERVER, "payments_unavailable"),
     ShuttingDown: ErrorStatus(503, SERVER, "shutting_down"),
     StoreError: ErrorStatus(

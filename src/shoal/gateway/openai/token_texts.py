@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shoal.domain.errors import CannotDo, InvalidRequest
+from shoal.domain.errors import CannotDo, InvalidRequest, NotReady, TooLarge
+from shoal.gateway.http.body import BODY_MAX
 
 if TYPE_CHECKING:
     import tiktoken
@@ -45,8 +46,8 @@ class TokenTexts:
     async def decode(self, inputs: Sequence[Sequence[int]], field: str) -> list[str]:
         """Return a text for each list of tokens; ``field`` is theirs in the body.
 
-        Raises InvalidRequest for tokens that the encoding does not have, and CannotDo
-        if the encoding cannot be loaded.
+        Raises InvalidRequest for tokens that the encoding does not have, CannotDo if
+        the encoding cannot be loaded, and NotReady while it is loaded.
         """
         encoding = await self._encoding(field)
         if sum(map(len, inputs)) <= DECODE_INLINE_MAX:
@@ -68,10 +69,9 @@ class TokenTexts:
         except EncodingMissing as error:
             raise CannotDo(f"{field}: {error}: {REMEDY}", field) from error
         except TimeoutError:
-            raise CannotDo(
+            raise NotReady(
                 f"{field}: the coordinator still downloads the vocabulary of "
-                f"{ENCODING}: try again, or {REMEDY}",
-                field,
+                f"{ENCODING}: try again, or {REMEDY}"
             ) from None
 
     def _begin_loading(
@@ -103,7 +103,8 @@ class TokenTexts:
 def _decode(
     encoding: "tiktoken.Encoding", inputs: Sequence[Sequence[int]], field: str
 ) -> list[str]:
-    texts = []
+    texts: list[str] = []
+    size = 0
     for index, tokens in enumerate(inputs):
         try:
             texts.append(encoding.decode(tokens, errors="replace"))
@@ -112,6 +113,9 @@ def _decode(
             raise InvalidRequest(
                 f"{path}: not tokens of {ENCODING}: {REMEDY}", path
             ) from error
+        size += len(texts[-1])
+        if size > BODY_MAX:
+            raise TooLarge(f"{field}: the texts exceed the limit of {BODY_MAX} bytes")
     return texts
 
 
@@ -129,7 +133,8 @@ def load_encoding() -> "tiktoken.Encoding":
         ) from error
     try:
         return tiktoken.get_encoding(ENCODING)
-    except OSError as error:
+    # ValueError: what came is no vocabulary, but for instance a login page.
+    except (OSError, ValueError) as error:
         raise EncodingMissing(
             f"the coordinator could not download the vocabulary of {ENCODING}, which "
             "is not in its folder TIKTOKEN_CACHE_DIR either"
