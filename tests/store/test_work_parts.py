@@ -2,8 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+import sqlite3
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -25,6 +27,8 @@ from shoal.store.sqlite import work_parts
 from shoal.store.sqlite.store import SqliteStore
 from store.metered import MeteredStore
 from store.query_plans import check_plans, recorded_statements
+
+T = TypeVar("T")
 
 PARTS = 8
 NOISE = random.Random(0).randbytes(PARTS * PART_SIZE // 2 - 1000).hex()
@@ -245,6 +249,29 @@ async def test_parts_that_could_not_be_deleted_are_deleted_later(
     await store.prune(0.0)
 
     assert await count(store) == 0
+
+
+async def test_parts_of_a_job_that_is_stored_meanwhile_stay(
+    store: MeteredStore,
+) -> None:
+    await store.prepare(job("unused"))
+    await store.prepare(job("kept"))
+    store.discard(JobId("unused"))
+    read = store.database.read
+
+    async def overtaken(work: Callable[[sqlite3.Connection], T]) -> T:
+        found = await read(work)  # that both jobs are unclaimed
+        store.database.read = read  # type: ignore[method-assign]
+        await store.append([JobSubmitted(job("kept"))], 1.0)
+        return found
+
+    store.database.read = overtaken  # type: ignore[method-assign]  # to interleave
+    await store.prune(0.0)
+
+    assert store.database.read == read
+    assert await count(store) == PARTS
+    (stored,) = await store.open_jobs()
+    assert stored.job == job("kept")
 
 
 async def test_pruned_jobs_leave_no_parts(

@@ -144,9 +144,13 @@ def _write(
 
 
 def _delete_unclaimed(sql: sqlite3.Connection, job_id: JobId) -> bool:
-    """Delete some parts that no job claims; return whether there may be more."""
+    """Delete some parts that no job claims; return whether there may be more.
+
+    The job may have been submitted since it was found to be unclaimed.
+    """
     query = """DELETE FROM work_parts WHERE number IN (
-                   SELECT number FROM work_parts WHERE job_id = ? LIMIT ?)"""
+                   SELECT number FROM work_parts WHERE job_id IN (
+                       SELECT job_id FROM unclaimed_works WHERE job_id = ?) LIMIT ?)"""
     if sql.execute(query, (job_id, DELETED_AT_ONCE)).rowcount == DELETED_AT_ONCE:
         return True
     sql.execute("DELETE FROM unclaimed_works WHERE job_id = ?", (job_id,))
