@@ -201,6 +201,26 @@ async def test_discarded_parts_are_deleted(store: MeteredStore) -> None:
     assert stored.job == kept
 
 
+async def test_a_job_waits_for_the_parts_of_one_other_at_most(
+    store: MeteredStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_parts, "DELETED_AT_ONCE", 1)
+    unused = [f"unused{number}" for number in range(3)]
+    for name in unused:
+        await store.prepare(job(name))
+    for name in unused:
+        store.discard(JobId(name))
+    store.forget()
+
+    await asyncio.gather(store.prepare(job("a")), store.prepare(job("b")))
+
+    assert await count(store) == (2 + 2) * PARTS
+    deleting = PARTS + 1  # the last finds none
+    assert len(store.written) == 2 * PARTS + deleting
+    await store.prune(0.0)
+    assert await count(store) == 2 * PARTS
+
+
 async def test_parts_of_a_client_that_leaves_are_deleted(store: MeteredStore) -> None:
     preparing = asyncio.create_task(store.prepare(job()))
     while not await count(store):

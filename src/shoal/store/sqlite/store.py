@@ -171,7 +171,8 @@ class SqliteStore:
 
     async def delete_job(self, job_id: JobId) -> bool:
         found = await self.database.transact(lambda sql: delete_job(sql, job_id))
-        await self._works.delete_unused()
+        if found:
+            await self._works.delete(job_id)
         return found
 
     async def close(self) -> None:

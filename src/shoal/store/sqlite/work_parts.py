@@ -22,6 +22,7 @@ from shoal.store.sqlite.database import SqlRunner
 
 WRITTEN_AT_ONCE = PART_SIZE  # bytes of one transaction
 DELETED_AT_ONCE = 16  # parts of one transaction
+JOBS_AT_ONCE = 100  # whose parts a prune deletes before it looks for more
 
 INSERT_PART = "INSERT INTO work_parts (job_id, part, data) VALUES (?, ?, ?)"
 
@@ -36,13 +37,16 @@ class WorkParts:
         self._database = database
         # One part is written at a time, of the jobs in turn.
         self._turn = asyncio.Lock()
+        self._deletion = asyncio.Lock()  # who has it looks for unused parts
         # What goes to the rows of jobs, from their preparation until they are stored;
         # None: nothing, or their parts are not written yet.
         self._rows: dict[JobId, bytes | None] = {}
 
     async def prepare(self, job: Job) -> None:
         """Write the parts of a large work.  Raises StoreError."""
-        await self.delete_unused()
+        if not self._deletion.locked():
+            # No more than this job might leave: a prune leaves thousands to itself.
+            await self._delete_unused_of(jobs=1)
         self._rows[job.id] = None
         try:
             split = await asyncio.to_thread(split_work, _storable(job), job.terms)
@@ -64,15 +68,28 @@ class WorkParts:
 
         They are of jobs that were not submitted, also before a restart, or deleted.
         """
-        query = "SELECT job_id FROM unclaimed_works"
-        unclaimed = await self._database.read(
-            lambda sql: [JobId(each) for (each,) in sql.execute(query)]
-        )
-        for job_id in unclaimed:
-            if job_id not in self._rows:
-                delete = partial(_delete_unclaimed, job_id=job_id)
-                while await self._database.transact(delete):
-                    pass
+        while await self._delete_unused_of(JOBS_AT_ONCE):
+            pass
+
+    async def delete(self, job_id: JobId) -> None:
+        """Delete the parts of a job that was deleted.  Raises StoreError."""
+        delete = partial(_delete_unclaimed, job_id=job_id)
+        while await self._database.transact(delete):
+            pass
+
+    async def _delete_unused_of(self, jobs: int) -> int:
+        """Delete the parts of so many jobs, or fewer; return the number of jobs."""
+        async with self._deletion:
+            # Those that are being submitted are among them.
+            limit = jobs + len(self._rows)
+            query = "SELECT job_id FROM unclaimed_works LIMIT ?"
+            unclaimed = await self._database.read(
+                lambda sql: [JobId(each) for (each,) in sql.execute(query, (limit,))]
+            )
+            unused = [each for each in unclaimed if each not in self._rows][:jobs]
+            for job_id in unused:
+                await self.delete(job_id)
+            return len(unused)
 
     def submit(self, sql: sqlite3.Connection, job: Job) -> bytes | None:
         """Return what goes to the row of a job, in the transaction that submits it."""
