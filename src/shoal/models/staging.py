@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from shoal.config.file_lock import try_lock
+from shoal.config.folder_sync import sync_folder
 from shoal.domain.errors import ConfigError
 from shoal.models.names import model_folder_name
 from shoal.models.transfer import FileWrite
@@ -102,11 +103,11 @@ class Staging:
         """
         try:
             self._close_file()
-            _sync(self._staging_folder / FILES)
+            sync_folder(self._staging_folder / FILES)
             self.target.parent.mkdir(parents=True, exist_ok=True)
             self._check_target()
             self._swap()
-            _sync(self.target.parent)
+            sync_folder(self.target.parent)
         except OSError as error:
             raise _unwritable(self._folder, error) from error
         return self.target
@@ -210,17 +211,6 @@ def _append(stream: IO[bytes], pieces: Sequence[bytes]) -> int:
         if written:  # a partial write on a nearly full disk
             unwritten[0] = unwritten[0][written:]
     return size
-
-
-def _sync(folder: Path) -> None:
-    """Sync the entries of a folder to disk."""
-    if sys.platform == "win32":
-        return  # Windows cannot open folders
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _unwritable(folder: Path, error: OSError) -> ConfigError:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from shoal.config.folder_sync import sync_folder
 from shoal.config.private_files import FOLDER_MODE, open_private, restrict
 from shoal.domain.errors import StoreError
 from shoal.store.blobs import PART, TEMPORARY
@@ -91,7 +92,7 @@ class ContentWriter:
         self.size += len(data)
 
     def finish(self) -> None:
-        """Wait until all is on the disk, and give the file its name.
+        """Wait until the file and its name are on the disk.
 
         Raises StoreError; then discard it.
         """
@@ -100,6 +101,7 @@ class ContentWriter:
             os.fsync(self._file.fileno())
             self._file.close()
             self._part.rename(self._path)
+            sync_folder(self._path.parent)
         except OSError as error:
             raise _store_error(error, self._path) from error
 

@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import shutil
-import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from safetensors.torch import load as read_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from shoal.config.folder_sync import sync_folder
 from shoal.domain.errors import ShoalError
 from shoal.training.checkpoints.pieces import (
     PIECE_MAX,
@@ -151,7 +151,7 @@ class CheckpointFolder:
         digest = _digest(content)
         text = json.dumps({"digest": digest, "content": content})
         _write(incoming / MANIFEST, text.encode())
-        _sync_folder(incoming)
+        sync_folder(incoming)
         target, replaced = self._at(step), self.path / f"{INCOMING}replaced"
         if target.exists():
             target.rename(replaced)  # a damaged one, or of a run before this one
@@ -161,7 +161,7 @@ class CheckpointFolder:
             if replaced.exists():
                 replaced.rename(target)
             raise
-        _sync_folder(self.path)
+        sync_folder(self.path)
         shutil.rmtree(replaced, ignore_errors=True)
         self._prune(step)
         return digest
@@ -350,14 +350,3 @@ def _write(path: Path, data: bytes) -> None:
         with suppress(OSError):
             path.unlink()
         raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync the entries of a folder to disk."""
-    if sys.platform == "win32":
-        return  # Windows cannot open folders
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
