@@ -16,6 +16,7 @@ import pytest
 from harness.speed import scaled
 from shoal.domain.errors import InvalidRequest, Unavailable
 from shoal.protocols import discover
+from shoal.training import rank_port
 from shoal.training.compression.codings import CODINGS, CodingName
 from shoal.training.compression.error_feedback import ErrorFeedback
 from shoal.training.group import RankGroup
@@ -153,6 +154,15 @@ def test_a_rank_of_this_machine_is_reached_by_a_local_socket_if_it_has_one(
         is_local = there and HAS_LOCAL_SOCKETS
         tcp = f"127.0.0.1:{other.port}"
         assert connection.address == (LOCAL if is_local else tcp)
+
+
+def test_ranks_use_tcp_where_no_local_socket_can_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_port, "ID_SIZE", 100)  # too long for a socket's name
+    with groups(2, local=True) as members:
+        sums = together(members, lambda each: each.all_reduce(np.ones(4, np.float32)))
+        assert all((each == 2).all() for each in sums)
 
 
 def test_a_local_socket_ends_with_its_port_and_is_not_used_where_all_is_encrypted() -> (

@@ -7,6 +7,7 @@ else.
 """
 
 import base64
+import logging
 import os
 import threading
 import time
@@ -37,6 +38,8 @@ from shoal.transports.tls import self_signed_tls
 OPEN_TIMEOUT = 5.0  # seconds that a rank of an expected group waits until it is open
 RELAYED = "the relay of the coordinator"  # the address of connections by it
 ID_SIZE = 12  # random bytes of a port's id
+
+log = logging.getLogger("shoal.training")
 
 
 class GroupEnded(Unavailable):
@@ -120,7 +123,10 @@ class RankPort:
         listeners: list[RankListener | LocalListener] = [listener]
         if self._is_local:
             # Its id is drawn just now: nobody can have taken the name before.
-            listeners.append(LocalListener(self.id))
+            try:
+                listeners.append(LocalListener(self.id))
+            except Unavailable as error:  # a sandbox may forbid it
+                log.warning("ranks of this machine use TCP reason=%r", str(error))
         self._acceptors = [
             RankAcceptor(
                 *(wire, each, RankIdentity(self.id, "", os.urandom)),

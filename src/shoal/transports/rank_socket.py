@@ -286,12 +286,14 @@ class LocalListener:
     port = 0
 
     def __init__(self, name: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        """Listen.  Raises Unavailable."""
         try:
-            self._socket.bind(_local_name(name))
-            self._socket.listen()
+            with contextlib.ExitStack() as undo:
+                self._socket = undo.enter_context(_local_socket())
+                self._socket.bind(_local_name(name))
+                self._socket.listen()
+                undo.pop_all()
         except OSError as error:
-            self._socket.close()
             raise Unavailable(
                 f"ranks cannot listen on a {LOCAL}: {_reason(error)}"
             ) from error
@@ -314,13 +316,14 @@ class LocalListener:
 
 def dial_local(name: str, timeout: float) -> RankSocket | None:
     """Connect to a rank of this machine; None if none listens under this name."""
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connected.settimeout(timeout)
-        connected.connect(_local_name(name))
-        _set_buffer(connected)
+        with contextlib.ExitStack() as undo:
+            connected = undo.enter_context(_local_socket())
+            connected.settimeout(timeout)
+            connected.connect(_local_name(name))
+            _set_buffer(connected)
+            undo.pop_all()
     except OSError:
-        connected.close()
         return None
     return RankSocket(connected, LOCAL)
 
@@ -390,6 +393,10 @@ def _any_certificate() -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def _local_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def _tune(connected: socket.socket) -> None:
