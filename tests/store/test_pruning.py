@@ -11,11 +11,19 @@ from typing import TypeVar
 import pytest
 
 from shoal.domain.credentials import DAY, KeyUsage
-from shoal.domain.facts import Fact, JobCompleted, JobSubmitted, WorkerLeft
+from shoal.domain.facts import (
+    Fact,
+    JobCompleted,
+    JobFailed,
+    JobSubmitted,
+    WorkerLeft,
+)
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Chat
+from shoal.store.batches import BATCH_ID_LENGTH, StoredBatch, line_key
+from shoal.store.files import FilePurpose, StoredFile
 from shoal.store.sqlite import pruning
 from shoal.store.sqlite.pruning import FACTS_AT_ONCE, JOBS_AT_ONCE
 from shoal.store.sqlite.schema import migrate
@@ -25,6 +33,11 @@ T = TypeVar("T")
 
 JOBS = 10 * JOBS_AT_ONCE + 1
 TEXT = random.Random(0).randbytes(5000).hex()  # hard to compress
+INPUT = StoredFile("file-in", "al", "in.jsonl", FilePurpose.BATCH, 100, 1.0, None)
+BATCH = StoredBatch(
+    "batch_".ljust(BATCH_ID_LENGTH, "0"),
+    *("al", "/v1/embeddings", INPUT.id, "24h", 1.0, 99.0),
+)
 CHAT = Chat("m", ({"role": "user", "content": TEXT},))
 
 
@@ -65,6 +78,33 @@ async def test_other_writes_run_between_the_parts_of_a_prune(tmp_path: Path) -> 
     assert await pruned == JOBS
     assert await value(store, "SELECT count(*) FROM jobs") == 1
     assert await value(store, "SELECT count(*) FROM facts") == 0
+    await store.close()
+
+
+async def test_jobs_of_an_open_batch_are_examined_once(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "shoal.db")
+    await store.open()
+    await store.files.add(INPUT, 1000)
+    await store.batches.add(BATCH)
+    work = Chat("m", ({"role": "user", "content": "hi"},))
+    for at, key in ((1.0, BATCH.id), (2.0, "no batch")):
+        facts: list[Fact] = []
+        for number in range(2 * JOBS_AT_ONCE + 1):
+            job_id, name = JobId(f"{at}-{number}"), line_key(key, number)
+            job = Job(job_id, work, owner="al", idempotency_key=name)
+            facts += [JobSubmitted(job), JobFailed(job_id, "no")]
+        await store.append(facts, at)
+    examined = []
+
+    def substr(text: str, start: int, length: int) -> str:
+        examined.append(text)
+        return text[start - 1 : start - 1 + length]
+
+    await store.database.transact(lambda sql: sql.create_function("substr", 3, substr))
+    assert await store.prune(3.0) == 2 * JOBS_AT_ONCE + 1
+
+    assert len(examined) == len(set(examined)) == 2 * (2 * JOBS_AT_ONCE + 1)
+    assert await value(store, "SELECT count(*) FROM jobs") == 2 * JOBS_AT_ONCE + 1
     await store.close()
 
 

@@ -3,8 +3,10 @@
 Other transactions run between them, so nothing waits longer than for one of them.
 """
 
+import math
 import sqlite3
 from functools import partial
+from typing import NamedTuple
 
 from shoal.domain.credentials import day_of
 from shoal.domain.ids import JobId
@@ -23,11 +25,25 @@ PAGES_AT_ONCE = 200
 FREE_SHARE = 0.25  # of the file's pages that are kept for new rows
 
 
+class SeenJob(NamedTuple):
+    """A place among the jobs that have ended."""
+
+    ended_at: float
+    number: int
+
+
+NO_JOB = SeenJob(-math.inf, 0)  # before the first
+
+
 async def prune(database: SqlRunner, works: WorkParts, before: float) -> int:
     """Delete what ended before a Unix time; return the number of jobs."""
     await database.transact(lambda sql: _forget(sql, before))
     jobs = 0
-    while deleted := await database.transact(lambda sql: _delete_jobs(sql, before)):
+    seen: SeenJob | None = NO_JOB
+    while seen is not None:
+        deleted, seen = await database.transact(
+            partial(_delete_jobs, before=before, after=seen)
+        )
         jobs += deleted
     await works.delete_unused()
     while await database.transact(lambda sql: _delete_facts(sql, before)):
@@ -54,17 +70,24 @@ def delete_job(sql: sqlite3.Connection, job_id: JobId) -> bool:
     return _delete_with_traces(sql, sql.execute(query, (job_id,)).fetchall()) > 0
 
 
-def _delete_jobs(sql: sqlite3.Connection, before: float) -> int:
-    """Delete some jobs with their facts and deliveries; return their number."""
+def _delete_jobs(
+    sql: sqlite3.Connection, before: float, after: SeenJob
+) -> tuple[int, SeenJob | None]:
+    """Delete those that may go of some jobs, with their facts and deliveries.
+
+    Returns the number of jobs deleted, and the last one seen; None: there are no more.
+    """
     # The results of a batch's jobs may not be recorded with the batch yet.
-    query = f"""SELECT id FROM jobs WHERE ended_at < ? AND (
+    query = f"""SELECT id, ended_at, rowid,
                     idempotency_key IS NULL OR NOT EXISTS (
                         SELECT 1 FROM batches WHERE ended_at IS NULL AND
-                        id = substr(idempotency_key, 1, {BATCH_ID_LENGTH})))
-                LIMIT ?"""
-    return _delete_with_traces(
-        sql, sql.execute(query, (before, JOBS_AT_ONCE)).fetchall()
-    )
+                        id = substr(idempotency_key, 1, {BATCH_ID_LENGTH}))
+                FROM jobs WHERE (ended_at, rowid) > (?, ?) AND ended_at < ?
+                ORDER BY ended_at, rowid LIMIT ?"""
+    rows = sql.execute(query, (*after, before, JOBS_AT_ONCE)).fetchall()
+    jobs = [(job_id,) for job_id, _, _, may_go in rows if may_go]
+    seen = SeenJob(*rows[-1][1:3]) if len(rows) == JOBS_AT_ONCE else None
+    return _delete_with_traces(sql, jobs), seen
 
 
 def _delete_with_traces(sql: sqlite3.Connection, jobs: list[tuple[str]]) -> int:
