@@ -5,6 +5,16 @@ from hypothesis import strategies as st
 from shoal.domain.errors import ConfigError
 from shoal.domain.moderation import OVERLAP, UNCHECKED_MAX, Moderation
 from shoal.domain.outcome import AnswerPiece
+from shoal.domain.work import (
+    JSON,
+    Chat,
+    Completion,
+    Embedding,
+    Rerank,
+    Task,
+    Transcription,
+    Work,
+)
 
 LIST = Moderation("badword\n\nfoo.?bar\n")
 
@@ -22,6 +32,35 @@ LIST = Moderation("badword\n\nfoo.?bar\n")
 )
 def test_last_three_messages_are_checked(texts: list[str], refused: bool) -> None:
     assert LIST.blocks(texts) is refused
+
+
+FIRST_OF_FIVE = ("a badword", "1", "2", "3", "4")
+
+
+def chat(*texts: str) -> Chat:
+    messages: list[dict[str, JSON]] = [{"role": "user", "content": t} for t in texts]
+    return Chat("m1", tuple(messages))
+
+
+@pytest.mark.parametrize(
+    ("work", "refused"),
+    [
+        (chat(*FIRST_OF_FIVE), False),
+        (chat("1", "a badword"), True),
+        (Completion("m1", "a badword"), True),
+        (Completion("m1", FIRST_OF_FIVE), True),
+        (Completion("m1", "a", options={"suffix": "a badword"}), True),
+        (Completion("m1", [[1], [2]]), False),
+        (Embedding("m1", FIRST_OF_FIVE), True),
+        (Rerank("m1", "a", FIRST_OF_FIVE), True),
+        (Transcription("m1", "", "wav", {"prompt": "a badword"}), True),
+        (Task("t", {"a badword": 1}), True),
+    ],
+)
+def test_all_that_work_other_than_chats_gives_is_checked(
+    work: Work, refused: bool
+) -> None:
+    assert LIST.blocks_work(work) is refused
 
 
 def test_empty_lines_match_nothing() -> None:

@@ -4,12 +4,22 @@ The patterns are Python's regular expressions, ignoring case.  Some expressions 
 exponential time on some texts; the operator is responsible for the list.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 
 from shoal.domain.errors import ConfigError
 from shoal.domain.outcome import AnswerPiece, Outcome
-from shoal.domain.work import JSON
+from shoal.domain.work import (
+    JSON,
+    Call,
+    CallStream,
+    Chat,
+    Task,
+    Work,
+    message_text,
+    texts_read,
+)
 
 MESSAGES_CHECKED = 3  # the last messages of a conversation, which are checked
 UNCHECKED_MAX = 50  # characters of an answer that may be unchecked
@@ -34,6 +44,18 @@ class Moderation:
     def blocks(self, texts: Sequence[str]) -> bool:
         """Return whether the last messages of a conversation match."""
         return any(self.matches(text) for text in texts[-MESSAGES_CHECKED:])
+
+    def blocks_work(self, work: Work) -> bool:
+        """Return whether what a job asks for matches: of a chat its last messages."""
+        match work:
+            case Chat():
+                return self.blocks([message_text(each) for each in work.messages])
+            case Task():
+                return self.matches(json.dumps(work.payload, ensure_ascii=False))
+            case Call() | CallStream():
+                return self.matches(work.name)
+            case _:
+                return any(map(self.matches, texts_read(work)))
 
     def matches(self, text: str) -> bool:
         return any(pattern.search(text) for pattern in self._patterns)

@@ -353,8 +353,13 @@ def message_text(message: Mapping[str, JSON]) -> str:
 
 
 def texts_read(work: Work) -> Sequence[str]:
-    """Return all texts that a model reads, where each is read for itself."""
+    """Return all texts that a model reads; most of them are read for themselves."""
     match work:
+        case Completion(prompt=prompt, options=options):
+            given = [prompt] if isinstance(prompt, str) else prompt
+            listed = given if isinstance(given, Sequence) else ()
+            texts = (*listed, options.get("suffix"))
+            return [text for text in texts if isinstance(text, str)]
         case Embedding(inputs=inputs):
             return inputs
         case Rerank(query=query, documents=documents):

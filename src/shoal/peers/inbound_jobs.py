@@ -1,7 +1,6 @@
 """Runs jobs that a peer submits, and sends back the answers."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -37,16 +36,8 @@ from shoal.domain.work import (
     ANY_MODEL,
     Call,
     CallStream,
-    Chat,
-    Completion,
-    Embedding,
     NamedWork,
-    Rerank,
-    Task,
-    Transcription,
     Work,
-    message_text,
-    texts_read,
 )
 from shoal.ledger.prices import PriceList
 from shoal.pool.functions import call_limits
@@ -192,7 +183,7 @@ class InboundJobs:
         moderation = self._policy.moderation
         if moderation is None:
             return None
-        if moderation.blocks(moderated_texts(work)):
+        if moderation.blocks_work(work):
             raise InvalidRequest("the request matches the moderation list")
         return moderation.moderate_answer()
 
@@ -214,21 +205,6 @@ class InboundJobs:
             self._owner,
             terms=JobTerms(price=price, near=True, peer=self._owner, kept=kept),
         )
-
-
-def moderated_texts(work: Work) -> list[str]:
-    """Return the texts of a request that moderation checks."""
-    match work:
-        case Chat():
-            return [message_text(message) for message in work.messages]
-        case Task():
-            return [json.dumps(work.payload, ensure_ascii=False)]
-        case Embedding() | Rerank() | Transcription():
-            return ["\n".join(texts_read(work))]
-        case Completion():
-            return [work.text]
-        case Call() | CallStream():
-            return [work.name]
 
 
 def rejection_of(command: RunJob, error: ShoalError) -> Rejected | Failed:

@@ -18,6 +18,7 @@ from gateway.batches.uploads import (
     read_lines,
     upload,
 )
+from gateway.extended_node import extended_node
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, WAIT_MAX, Pool, eventually, serving
 from shoal.domain.moderation import Moderation
@@ -388,6 +389,26 @@ async def test_lines_are_moderated(tmp_path: Path) -> None:
 
     assert failed["custom_id"] == "c1"
     assert sorted(seen) == ["q0", "q2"]
+
+
+async def test_every_input_of_a_line_is_moderated(tmp_path: Path) -> None:
+    body = {"model": "m1", "input": ["badword", "1", "2", "3"]}
+    line = chat_line(1, url="/v1/embeddings", body=body)
+    async with (
+        serving(tmp_path, moderation=Moderation("badword")) as pool,
+        client(pool, KEY) as openai,
+        extended_node(pool) as worker,
+    ):
+        batch = await openai.batches.create(
+            input_file_id=await upload(openai, [line]),
+            endpoint="/v1/embeddings",
+            completion_window="24h",
+        )
+        done = await ended(openai, batch.id)
+        (failed,) = await read_lines(openai, done.error_file_id)
+
+    assert "moderation list" in str(failed)
+    assert worker.node.tasks == []
 
 
 async def test_batch_that_expires_keeps_its_results(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 Another dialect is another row of ``DIALECTS``.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -13,7 +13,6 @@ from shoal.domain.ids import JobId
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Inference
 from shoal.gateway.context import Gateway
-from shoal.gateway.generation.answering import texts_of
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.responses import encode_json
 from shoal.gateway.openai.chat_request import decode_chat_request
@@ -29,14 +28,13 @@ from shoal.gateway.responses.stored_responses import chat_of
 class DecodedLine:
     """The request of a line.
 
-    ``texts`` are moderated, and found in the ``field`` of the body.  ``encode`` encodes
-    the whole answer of a job, created at a time in Unix seconds.  ``api_fields`` is as
-    in ``JobTerms``.
+    What moderation reads is in the ``field`` of the body.  ``encode`` encodes the whole
+    answer of a job, created at a time in Unix seconds.  ``api_fields`` is as in
+    ``JobTerms``.
     """
 
     work: Inference
     field: str
-    texts: Sequence[str]
     encode: Callable[[JobId, Outcome, int], bytes]
     api_fields: str = ""
 
@@ -51,7 +49,7 @@ Raises InvalidRequest naming the invalid field.
 async def _chat(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
     asked = await gateway.bodies.decode_bytes(body, caller.name, decode_chat_request)
     work = asked.work
-    return DecodedLine(work, "messages", texts_of(work), answer_form(work).encode)
+    return DecodedLine(work, "messages", answer_form(work).encode)
 
 
 async def _completion(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
@@ -59,7 +57,7 @@ async def _completion(gateway: Gateway, caller: ApiCaller, body: bytes) -> Decod
         body, caller.name, decode_completion_request
     )
     work = asked.work
-    return DecodedLine(work, "prompt", texts_of(work), answer_form(work).encode)
+    return DecodedLine(work, "prompt", answer_form(work).encode)
 
 
 async def _embeddings(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
@@ -74,7 +72,7 @@ async def _embeddings(gateway: Gateway, caller: ApiCaller, body: bytes) -> Decod
     def encode(job_id: JobId, outcome: Outcome, created: int) -> bytes:
         return encode_embeddings(asked, outcome, usage_of(work, outcome))
 
-    return DecodedLine(work, "input", work.inputs, encode)
+    return DecodedLine(work, "input", encode)
 
 
 async def _response(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
@@ -88,7 +86,7 @@ async def _response(gateway: Gateway, caller: ApiCaller, body: bytes) -> Decoded
         return encode_json(draft.answered(outcome))
 
     fields = asked.fields.encode() if asked.stored else ""
-    return DecodedLine(chat, "input", texts_of(chat), encode, fields)
+    return DecodedLine(chat, "input", encode, fields)
 
 
 DIALECTS: Mapping[str, LineDecoder] = {

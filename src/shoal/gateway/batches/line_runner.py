@@ -46,7 +46,7 @@ from shoal.gateway.batches.lines import (
     model_of,
 )
 from shoal.gateway.context import Gateway
-from shoal.gateway.generation.answering import check_texts
+from shoal.gateway.generation.answering import check_work
 from shoal.gateway.http.access import ApiCaller
 from shoal.pool.job_admission import unknown_model
 from shoal.pool.roster import SPECIAL_QUEUES
@@ -156,7 +156,7 @@ class PoolLineJobs:
             line.custom_id = decoded.custom_id
             decode = DIALECTS[decoded.url]
             asked = await decode(self.gateway, caller, bytes(decoded.body))
-        check_texts(self.gateway, caller, asked.texts, asked.field)
+        check_work(self.gateway, caller, asked.work, asked.field)
         return asked
 
     def _job(self, line: "_RunningLine", asked: DecodedLine, caller: ApiCaller) -> Job:

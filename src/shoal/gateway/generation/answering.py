@@ -1,7 +1,7 @@
 """Runs a request for text as a job, and writes the answer in the client's dialect."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from aiohttp import web
 
@@ -22,10 +22,9 @@ from shoal.domain.outcome import AnswerPiece, Outcome, Usage
 from shoal.domain.work import (
     Chat,
     Completion,
+    Inference,
     InputWork,
     Transcription,
-    message_text,
-    texts_read,
 )
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.answer_form import AnswerForm, StreamEncoder
@@ -65,7 +64,7 @@ async def answer(
     Raises what ``build_job`` and ``Access.submit`` raise, and how the job ended if that
     is before the first piece of a stream.
     """
-    moderation = check_texts(gateway, caller, texts_of(asked.work), field)
+    moderation = check_work(gateway, caller, asked.work, field)
     job = build_job(
         *(gateway, request, asked.work, caller),
         session=asked.session,
@@ -89,9 +88,7 @@ async def run_whole(
 
     ``field`` is as in ``answer``.
     """
-    moderation = gateway.moderation_for(caller.name)
-    if moderation is not None and any(map(moderation.matches, texts_read(work))):
-        raise moderation_error(field)
+    moderation = check_work(gateway, caller, work, field)
     job = build_job(gateway, request, work, caller)
     record = record_of(request)
     async with gateway.access.submit(job, caller) as reader:
@@ -104,29 +101,17 @@ async def run_whole(
     return reader.job_id, outcome, usage
 
 
-def texts_of(work: Chat | Completion) -> list[str]:
-    """Return the texts of work, as moderation reads them."""
-    if isinstance(work, Chat):
-        return [message_text(message) for message in work.messages]
-    return [work.text]
-
-
-def check_texts(
-    gateway: Gateway, caller: ApiCaller, texts: Sequence[str], field: str
+def check_work(
+    gateway: Gateway, caller: ApiCaller, work: Inference, field: str
 ) -> Moderation | None:
     """Return the moderation of the answer, if any.
 
-    Raises InvalidRequest naming ``field`` if the texts match the moderation list.
+    Raises InvalidRequest naming ``field`` if the work matches the moderation list.
     """
     moderation = gateway.moderation_for(caller.name)
-    if moderation is not None and moderation.blocks(texts):
-        raise moderation_error(field)
+    if moderation is not None and moderation.blocks_work(work):
+        raise InvalidRequest(f"the {field} match the moderation list", field)
     return moderation
-
-
-def moderation_error(field: str) -> InvalidRequest:
-    """Return the error for a request whose ``field`` matches the moderation list."""
-    return InvalidRequest(f"the {field} match the moderation list", field)
 
 
 END_ERRORS: Mapping[JobState, type[ShoalError]] = {

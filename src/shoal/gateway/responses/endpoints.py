@@ -20,9 +20,8 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.generation.answer_form import AnswerForm
 from shoal.gateway.generation.answering import (
     answer_whole,
-    check_texts,
+    check_work,
     stream_answer,
-    texts_of,
 )
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import read_query
@@ -83,7 +82,7 @@ async def create_response(
     decode = partial(decode_response_request, created=created)
     asked = await gateway.bodies.decode(request, caller.name, decode)
     chat = await chat_of(gateway, caller, asked)
-    moderation = check_texts(gateway, caller, texts_of(chat), "input")
+    moderation = check_work(gateway, caller, chat, "input")
     job = build_job(
         *(gateway, request, chat, caller),
         session=asked.fields.prompt_cache_key or "",
