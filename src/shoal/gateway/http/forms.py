@@ -4,6 +4,8 @@ Source: RFC 7578.
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,28 +52,35 @@ async def receive_form(request: web.Request, file: FileWriter) -> ReceivedForm:
         raise InvalidRequest(f"expected {FORM_TYPE} without a Content-Encoding")
     form = ReceivedForm()
     received = 0
-    try:
+    with _reading():
         reader = await request.multipart()
-        while (part := await _next_part(reader)) is not None:
-            received += 1
-            if received > FIELDS_MAX:
-                raise InvalidRequest(f"the form has more than {FIELDS_MAX} fields")
-            await _receive_part(part, form, file)
-    # What aiohttp makes of malformed forms.
+    while (part := await _next_part(reader)) is not None:
+        received += 1
+        if received > FIELDS_MAX:
+            raise InvalidRequest(f"the form has more than {FIELDS_MAX} fields")
+        await _receive_part(part, form, file)
+    if not form.file_name:
+        raise InvalidRequest("file: required, but missing", "file")
+    return form
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Translate the errors of aiohttp's reader, and of no other code."""
+    try:
+        yield
     except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
         raise InvalidRequest(f"the form is malformed: {error}") from error
     except web.RequestPayloadError as error:
         raise InvalidRequest(f"the body is damaged: {error}") from error
     except TimeoutError:
         raise TooSlow(f"no more of the body came for {PIECE_TIMEOUT:g} s") from None
-    if not form.file_name:
-        raise InvalidRequest("file: required, but missing", "file")
-    return form
 
 
 async def _next_part(reader: MultipartReader) -> BodyPartReader | None:
-    async with asyncio.timeout(PIECE_TIMEOUT):
-        part = await reader.next()
+    with _reading():
+        async with asyncio.timeout(PIECE_TIMEOUT):
+            part = await reader.next()
     if isinstance(part, MultipartReader):
         raise InvalidRequest("the form has a form in it")
     return part
@@ -96,13 +105,17 @@ async def _receive_part(
         text += piece
         if len(text) > FIELD_MAX:
             raise InvalidRequest(f"{shown}: more than {FIELD_MAX} bytes", shown)
+    try:
+        value = text.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{shown}: not in UTF-8", shown) from error
     if name.endswith(LIST_MARK):
-        values = form.lists.setdefault(name.removesuffix(LIST_MARK), [])
-        values.append(text.decode())
+        form.lists.setdefault(name.removesuffix(LIST_MARK), []).append(value)
     else:
-        form.fields[name] = text.decode()
+        form.fields[name] = value
 
 
 async def _read(part: BodyPartReader) -> bytes:
-    async with asyncio.timeout(PIECE_TIMEOUT):
-        return bytes(await part.read_chunk(PIECE))
+    with _reading():
+        async with asyncio.timeout(PIECE_TIMEOUT):
+            return bytes(await part.read_chunk(PIECE))
