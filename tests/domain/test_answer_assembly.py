@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -147,6 +148,26 @@ def test_texts_are_replayed_in_the_order_in_which_they_came() -> None:
         [{"index": 0, "id": "c1", "type": "function", "function": made}],
         *("Well", "Hm.", "."),
     ]
+
+
+def test_heads_of_interleaved_calls_are_replayed_once() -> None:
+    def call(index: int, arguments: str, **more: JSON) -> Delta:
+        function: JSON = {"arguments": arguments, **more}
+        return Delta(fields={"tool_calls": [{"index": index, "function": function}]})
+
+    pieces = [
+        *(call(0, "", name="f"), call(1, "", name="g")),
+        *(call(0, "{}"), call(1, "[]")),
+    ]
+
+    replayed = [p for p in replay(assemble(pieces)) if isinstance(p, Delta)]
+
+    names = [
+        each["function"].get("name")
+        for piece in replayed
+        for each in cast("Any", piece.fields).get("tool_calls", ())
+    ]
+    assert names == ["f", "g", None, None]
 
 
 def test_usual_order_is_not_recorded() -> None:

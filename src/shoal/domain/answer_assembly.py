@@ -217,23 +217,25 @@ def _replayed(index: int, choice: Choice) -> Iterator[Delta]:
     yield Delta(index, others, choice.logprobs)
     ends: dict[tuple[str, int], int] = {}
     for name, call, length in choice.order:
+        is_head = (name, call) not in ends
         begin = ends.get((name, call), 0)
         end = ends[name, call] = begin + length
         value = fields.get(name)
         if isinstance(value, str):
             yield Delta(index, {name: value[begin:end]})
         elif isinstance(value, Sequence) and call < len(value):
-            yield Delta(index, {name: [_slice_of_call(value[call], begin, end)]})
+            piece = _slice_of_call(value[call], begin, end, is_head=is_head)
+            yield Delta(index, {name: [piece]})
     yield Delta(index, finish_reason=choice.finish_reason)
 
 
-def _slice_of_call(call: JSON, begin: int, end: int) -> JSON:
-    """Return a part of a call's arguments, with all else if it is the beginning."""
+def _slice_of_call(call: JSON, begin: int, end: int, *, is_head: bool) -> JSON:
+    """Return a part of a call's arguments, with all else if it is the head."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not (isinstance(call, Mapping) and isinstance(function, Mapping)):
         return call
     arguments = _text(function.get("arguments"))[begin:end]
-    if begin:
+    if not is_head:
         return {"index": call.get("index"), "function": {"arguments": arguments}}
     return {**call, "function": {**function, "arguments": arguments}}
 
