@@ -129,6 +129,13 @@ def test_missing_times_are_an_error(outcome: Outcome) -> None:
         answer("srt", outcome)
 
 
+def test_withheld_answer_has_no_cues() -> None:
+    withheld = Outcome("", "content_filter")
+
+    assert answer("srt", withheld) == ""
+    assert answer("vtt", withheld) == "WEBVTT\n\n"
+
+
 async def test_worker_writes_down_speech(pool: Pool) -> None:
     form = FormData({"model": "m1", "response_format": "text"})
     form.add_field("file", b"\0\0\0", filename="a.wav")

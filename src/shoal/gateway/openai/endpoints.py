@@ -7,6 +7,7 @@ Source: OpenAI's API reference, "Chat", "Completions" and "Embeddings".
 """
 
 import asyncio
+from functools import partial
 
 from aiohttp import web
 
@@ -87,7 +88,8 @@ async def create_transcription(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     form, audio = await gateway.bodies.receive_form(request, caller.name, AUDIO_MAX)
-    asked = decode_transcription_request(form, audio)
+    decode = partial(decode_transcription_request, form)
+    asked = await gateway.bodies.decode_bytes(audio, caller.name, decode)
     _, outcome, usage = await run_whole(
         gateway, request, caller, asked.work, field="prompt"
     )

@@ -157,6 +157,8 @@ def _verbose(outcome: Outcome) -> Mapping[str, JSON]:
 
 
 def _cues(outcome: Outcome, write: Callable[[float], str]) -> Iterable[str]:
+    if outcome.finish_reason == "content_filter":
+        return  # withheld, with its times
     segments: Any = _fields(outcome).get("segments")
     if not isinstance(segments, Sequence) or isinstance(segments, str):
         raise JobError("the worker's server gave no times: ask for json or text")
