@@ -1,6 +1,7 @@
 """The Responses API through OpenAI's client."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from gateway.conftest import client
 from gateway.extended_node import extended_node
 from gateway.keys import make_key, request
 from gateway.serving import Pool, eventually, serving
+from shoal.domain.errors import StoreError
 from shoal.domain.moderation import Moderation
-from shoal.gateway.responses import stored_responses
+from shoal.gateway.responses import resumed_stream, stored_responses
 
 
 async def collect(stream: Any) -> list[Any]:
@@ -447,6 +449,28 @@ async def test_job_that_fails_is_a_failed_response(
     assert failed.status == "failed"
     assert failed.error is not None
     assert streamed[-1].response.error.message == failed.error.message
+
+
+async def test_stream_ends_with_an_event_if_the_store_fails(
+    pool: Pool, openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise StoreError("disk I/O error")
+
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        tasks.create_task(node.answer("Hello"))
+        answer = await openai.responses.create(model="m1", input="hi")
+    monkeypatch.setattr(resumed_stream, "find_response", fail)
+
+    url = f"{pool.url}/v1/responses/{answer.id}?stream=true"
+    async with pool.session.get(url, headers=pool.headers()) as response:
+        text = await response.text()
+
+    assert "HTTP/1.1" not in text
+    events = re.findall("^event: (.*)$", text, re.MULTILINE)
+    assert events == ["response.created", "response.in_progress", "error"]
+    assert "disk I/O error" in text
 
 
 async def test_same_request_of_one_key_is_one_response(

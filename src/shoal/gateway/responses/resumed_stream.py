@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from shoal.coordinator.answer_reader import AnswerStream
-from shoal.domain.errors import InvalidRequest, NotFound, ShoalError, release_frames
+from shoal.domain.errors import InvalidRequest, ShoalError, release_frames
 from shoal.domain.moderation import BLOCKED
 from shoal.domain.outcome import Outcome
 from shoal.gateway.context import Gateway
@@ -57,7 +57,7 @@ async def stream_response(
             if reader is not None:
                 last = await _follow(gateway, request, response, found, reader, encoder)
             else:
-                last = await _ended(gateway, caller, found, encoder)
+                last = await _ended(gateway, request, caller, found, encoder)
         await write(request, response, last, last=True)
     except ClientGone:
         record_of(request).error = "client_gone"
@@ -97,6 +97,7 @@ async def _follow(
 
 async def _ended(
     gateway: Gateway,
+    request: web.Request,
     caller: ApiCaller,
     found: StoredResponse,
     encoder: ResponseEventEncoder,
@@ -104,7 +105,9 @@ async def _ended(
     """Return the rest of the stream of a response whose job has ended."""
     try:
         found = await find_response(gateway, caller, found.draft.id)
-    except NotFound as error:  # deleted meanwhile
+    except ShoalError as error:  # deleted meanwhile, or the store failed
+        record_of(request).error = error_status(error).code
+        release_frames(error)
         return encoder.encode_interruption(error)
     match found.end:
         case Outcome():
