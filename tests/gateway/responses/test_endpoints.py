@@ -337,6 +337,30 @@ async def test_request_refers_to_a_limited_number_of_responses(
             await openai.responses.create(model="m1", input=items)
 
 
+async def test_what_a_request_takes_from_responses_is_limited(
+    pool: Pool, openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_responses, "TAKEN_MAX", 12)
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        tasks.create_task(node.answer("Hello"))
+        first = await openai.responses.create(model="m1", input="hi")
+        item: Any = {"type": "item_reference", "id": first.output[0].id}
+
+        with pytest.raises(sdk.BadRequestError, match="more than 12 ch") as references:
+            await openai.responses.create(model="m1", input=[item] * 3)
+        tasks.create_task(node.answer("Bye", number=1))
+        await openai.responses.create(model="m1", input=[item] * 2)
+        monkeypatch.setattr(stored_responses, "TAKEN_MAX", 6)
+        with pytest.raises(sdk.BadRequestError, match="more than 6 char") as previous:
+            await openai.responses.create(
+                model="m1", input="more", previous_response_id=first.id
+            )
+
+    assert references.value.param == "input[2]"
+    assert previous.value.param == "previous_response_id"
+
+
 async def test_response_belongs_to_its_key(pool: Pool, openai: AsyncOpenAI) -> None:
     other = client(pool, await make_key(pool, "other"))
     async with pool.node() as node, other, asyncio.TaskGroup() as tasks:

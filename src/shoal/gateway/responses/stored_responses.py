@@ -8,6 +8,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, NotFound, ShoalError
 from shoal.domain.facts import JobRequeued
 from shoal.domain.ids import JobId
+from shoal.domain.json_limits import characters_in
 from shoal.domain.moderation import BLOCKED
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Chat
@@ -16,6 +17,7 @@ from shoal.gateway.generation.answering import stored_error
 from shoal.gateway.generation.messages import Message
 from shoal.gateway.generation.parts import Part, parts_of
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.body import BODY_MAX
 from shoal.gateway.http.ids import RESPONSE_ID_PREFIX, job_id_of
 from shoal.gateway.responses.items import ItemReference, messages_of
 from shoal.gateway.responses.request import ResponseRequest
@@ -29,6 +31,7 @@ from shoal.pool.lifecycle import JobState
 from shoal.store.port import StoredJob
 
 REFERRED_MAX = 512  # responses that one request refers to: each is read from the store
+TAKEN_MAX = BODY_MAX  # characters of earlier responses in one request
 
 FILTERED = Outcome("", "content_filter")
 """Stands for an answer that the moderation withheld."""
@@ -90,11 +93,14 @@ async def chat_of(gateway: Gateway, caller: ApiCaller, asked: ResponseRequest) -
 
     Raises NotFound, InvalidRequest.
     """
-    earlier = asked.fields.previous_response_id
-    return asked.chat(
-        await _previous_messages(gateway, caller, earlier) if earlier else (),
-        await _find_parts(gateway, caller, asked.references),
-    )
+    earlier: Sequence[Message] = ()
+    if asked.fields.previous_response_id:
+        previous = asked.fields.previous_response_id
+        earlier = await _previous_messages(gateway, caller, previous)
+    taken = characters_in(earlier)
+    _check_taken(taken, "previous_response_id")
+    parts = await _find_parts(gateway, caller, asked.references, taken)
+    return asked.chat(earlier, parts)
 
 
 async def starts_of(gateway: Gateway, job_id: JobId) -> int:
@@ -126,24 +132,50 @@ async def _previous_messages(
 
 
 async def _find_parts(
-    gateway: Gateway, caller: ApiCaller, references: Sequence[ItemReference]
+    gateway: Gateway,
+    caller: ApiCaller,
+    references: Sequence[ItemReference],
+    taken: int,
 ) -> Mapping[str, Part]:
     """Return the parts of earlier responses that the references name, by their ids.
 
-    Raises InvalidRequest naming the first that is not found, or if they are of more
-    than ``REFERRED_MAX`` responses.
+    ``taken`` is how many characters the request has of earlier responses already.
+
+    Raises InvalidRequest naming the first that is not found or too much, or if they are
+    of more than ``REFERRED_MAX`` responses.
     """
     found: dict[str, Part] = {}
+    named = {reference.id for reference in references}
     responses = 0
     for reference in references:
         if reference.id in found:
+            taken += _size_of(found[reference.id])
+            _check_taken(taken, reference.path)
             continue
         if responses == REFERRED_MAX:
             text = f"{reference.path}: more than {REFERRED_MAX} responses referred to"
             raise InvalidRequest(text, reference.path)
-        found |= await _parts_beside(gateway, caller, reference)
+        parts = await _parts_beside(gateway, caller, reference)
+        found |= {id_: part for id_, part in parts.items() if id_ in named}
         responses += 1
+        taken += _size_of(found[reference.id])
+        _check_taken(taken, reference.path)
     return found
+
+
+def _size_of(part: Part) -> int:
+    return characters_in([part.text, part.call_id, part.name])
+
+
+def _check_taken(characters: int, field: str) -> None:
+    """Raise InvalidRequest if a request takes too much from earlier responses.
+
+    Its references are short, but each may stand for a whole answer.
+    """
+    if characters > TAKEN_MAX:
+        raise InvalidRequest(
+            f"{field}: more than {TAKEN_MAX} characters of earlier responses", field
+        )
 
 
 async def _parts_beside(
