@@ -16,6 +16,7 @@ from gateway.keys import make_key, request
 from gateway.serving import Pool, eventually, serving
 from shoal.domain.errors import StoreError
 from shoal.domain.moderation import Moderation
+from shoal.gateway.http.access import ANONYMOUS_KEY, LOOPBACK_KEY, ApiCaller
 from shoal.gateway.responses import resumed_stream, stored_responses
 
 
@@ -359,6 +360,44 @@ async def test_what_a_request_takes_from_responses_is_limited(
 
     assert references.value.param == "input[2]"
     assert previous.value.param == "previous_response_id"
+
+
+async def test_responses_of_clients_without_a_key_are_not_stored(
+    tmp_path: Path,
+) -> None:
+    async with (
+        serving(tmp_path, open_loopback=True) as pool,
+        pool.node() as node,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await pool.wait_joined()
+        url = f"{pool.url}/v1/responses"
+        body = {"model": "m1", "input": "hi"}
+        tasks.create_task(node.answer("Hello"))
+        async with pool.session.post(url, json=body) as response:
+            answer = await response.json()
+        async with pool.session.get(f"{url}/{answer['id']}") as response:
+            status = response.status
+        item = {"type": "item_reference", "id": answer["output"][0]["id"]}
+        refused = []
+        for more in (
+            {"previous_response_id": answer["id"]},
+            {"input": [item]},
+            {"background": True},
+        ):
+            async with pool.session.post(url, json=body | more) as response:
+                refused.append((await response.json())["error"])
+
+    assert (answer["status"], answer["store"], status) == ("completed", False, 404)
+    assert [error["param"] for error in refused] == [
+        *("previous_response_id", "input[0]", "background")
+    ]
+    assert all("Authorization: Bearer KEY" in error["message"] for error in refused)
+
+
+def test_anonymous_clients_have_no_key() -> None:
+    assert ApiCaller(ANONYMOUS_KEY).is_keyless
+    assert ApiCaller(LOOPBACK_KEY).is_keyless
 
 
 async def test_response_belongs_to_its_key(pool: Pool, openai: AsyncOpenAI) -> None:

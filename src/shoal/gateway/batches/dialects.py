@@ -21,7 +21,7 @@ from shoal.gateway.openai.embeddings import decode_embedding_request, encode_emb
 from shoal.gateway.openai.endpoints import answer_form
 from shoal.gateway.responses.request import decode_response_request
 from shoal.gateway.responses.response_object import ResponseDraft
-from shoal.gateway.responses.stored_responses import chat_of
+from shoal.gateway.responses.stored_responses import chat_of, storable
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ async def _embeddings(gateway: Gateway, caller: ApiCaller, body: bytes) -> Decod
 async def _response(gateway: Gateway, caller: ApiCaller, body: bytes) -> DecodedLine:
     created = int(gateway.clock.wall())
     decode = partial(decode_response_request, created=created)
-    asked = await gateway.bodies.decode_bytes(body, caller.name, decode)
+    asked = storable(
+        caller, await gateway.bodies.decode_bytes(body, caller.name, decode)
+    )
     chat = await chat_of(gateway, caller, asked)
 
     def encode(job_id: JobId, outcome: Outcome, created: int) -> bytes:

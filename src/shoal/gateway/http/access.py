@@ -98,6 +98,11 @@ class ApiCaller:
         """The owner of its jobs."""
         return self.key.name
 
+    @property
+    def is_keyless(self) -> bool:
+        """Whether it has no key: then its name is that of all who have none."""
+        return self.key in (LOOPBACK_KEY, ANONYMOUS_KEY)
+
     def has_scope(self, scope: Scope) -> bool:
         """Say whether its key covers a scope."""
         return self.key.scope.covers(scope)

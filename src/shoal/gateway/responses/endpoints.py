@@ -36,6 +36,7 @@ from shoal.gateway.responses.stored_responses import (
     StoredResponse,
     chat_of,
     find_response,
+    storable,
 )
 from shoal.pool.lifecycle import JobState
 
@@ -80,7 +81,7 @@ async def create_response(
 ) -> web.StreamResponse:
     created = int(gateway.clock.wall())
     decode = partial(decode_response_request, created=created)
-    asked = await gateway.bodies.decode(request, caller.name, decode)
+    asked = storable(caller, await gateway.bodies.decode(request, caller.name, decode))
     chat = await chat_of(gateway, caller, asked)
     moderation = check_work(gateway, caller, chat, "input")
     job = build_job(

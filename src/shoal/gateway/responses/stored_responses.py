@@ -1,7 +1,7 @@
 """Finds stored responses, and what requests take from them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.coordinator.recovery import RESTARTED
 from shoal.domain.credentials import Scope
@@ -86,6 +86,29 @@ async def find_response(
             "or was deleted"
         )
     return found
+
+
+def storable(caller: ApiCaller, asked: ResponseRequest) -> ResponseRequest:
+    """Return the request; of a caller without a key, it is not to be stored.
+
+    All of them are one owner: any would find the responses of the others.
+
+    Raises InvalidRequest naming the field that needs stored responses.
+    """
+    if not caller.is_keyless:
+        return asked
+    needing = [reference.path for reference in asked.references]
+    if asked.fields.background:
+        needing.insert(0, "background")
+    if asked.fields.previous_response_id:
+        needing.insert(0, "previous_response_id")
+    if needing:
+        raise InvalidRequest(
+            f"{needing[0]}: only for clients with a key: send the header "
+            "`Authorization: Bearer KEY`",
+            needing[0],
+        )
+    return replace(asked, stored=False)
 
 
 async def chat_of(gateway: Gateway, caller: ApiCaller, asked: ResponseRequest) -> Chat:
