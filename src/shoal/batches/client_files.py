@@ -3,11 +3,11 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from shoal.domain.errors import NotFound, TooLarge
+from shoal.domain.errors import InvalidRequest, NotFound, TooLarge
 from shoal.store.file_folder import ContentWriter, FileFolder
 from shoal.store.files import FileFilter, FilePurpose, FileStore, StoredFile
 
@@ -151,5 +151,6 @@ class ClientFiles:
         removed = 0
         while ids := await self.store.expired(at, EXPIRED_AT_ONCE):
             for each in ids:
-                removed += await self.remove(each)
+                with suppress(InvalidRequest):  # a batch has begun to read it meanwhile
+                    removed += await self.remove(each)
         return removed

@@ -12,6 +12,7 @@ from gateway.batches.uploads import create, jsonl, upload
 from gateway.keys import client, make_key, request
 from gateway.serving import KEY, Pool, eventually, serving
 from shoal.domain.errors import TooLarge
+from shoal.store.batches import StoredBatch
 from shoal.store.files import FileFilter
 
 CONTENT = jsonl([{"n": number} for number in range(50_000)])
@@ -105,6 +106,32 @@ async def test_expired_file_is_gone(pool: Pool, openai: AsyncOpenAI) -> None:
     assert await files.find(file.id, at) is None
     assert await files.remove_expired(at) == 1
     assert await files.listed(FileFilter("default"), 9) == []
+
+
+async def test_file_that_a_batch_takes_as_it_expires_stays(
+    pool: Pool, openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = pool.gateway
+    assert gateway is not None
+    file = await openai.files.create(
+        file=("f", b"1"),
+        purpose="batch",
+        expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    new = StoredBatch("batch_1", "default", "/v1/embeddings", file.id, "24h", 0.0, 9.0)
+    store = gateway.store.files
+    expired = store.expired
+
+    async def expired_before_the_batch(at: float, limit: int) -> list[str]:
+        found = await expired(at, limit)
+        if found:
+            await gateway.store.batches.add(new)
+        return found
+
+    monkeypatch.setattr(store, "expired", expired_before_the_batch)
+
+    assert await gateway.files.remove_expired(float(file.created_at) + 3601.0) == 0
+    assert (await openai.files.retrieve(file.id)).id == file.id
 
 
 async def test_file_of_another_purpose_is_refused_by_name(
