@@ -317,7 +317,7 @@ class BatchRun:
     ) -> None:
         """Write the results to files, and give the batch its last status.
 
-        Raises StoreError; then nothing is left of the files.
+        Raises StoreError.
         """
         if status is not BatchStatus.CANCELLED:
             await self._change(BatchStatus.FINALIZING)
@@ -331,7 +331,9 @@ class BatchRun:
                 left_out = self._jobs.left_out(batch, line, data, status)
                 await asyncio.to_thread(files.write, [left_out])
             await asyncio.to_thread(files.finish)
-            await self._change(status, files=files)
         except BaseException:
             files.discard()
             raise
+        # If this fails or is cancelled, the store may describe the files all the same:
+        # they stay, and the next start deletes them if it does not.
+        await self._change(status, files=files)

@@ -9,7 +9,13 @@ from shoal.batches.client_files import ClientFiles
 from shoal.batches.line_jobs import LineJobs
 from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.errors import StoreError
-from shoal.store.batches import BatchChange, BatchStatus, BatchStore, StoredBatch
+from shoal.store.batches import (
+    BATCH_ENDED,
+    BatchChange,
+    BatchStatus,
+    BatchStore,
+    StoredBatch,
+)
 from shoal.transports.clock import Clock
 from shoal.transports.loop_share import LoopShare
 
@@ -69,20 +75,31 @@ class BatchRunner:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._sweep())
                 for each in await context.health.read(context.store.open):
-                    tasks.create_task(self._run_batch(each, jobs))
+                    self._begin(each, jobs, tasks)
                 while True:
-                    new = await self._added.get()
-                    tasks.create_task(self._run_batch(new, jobs))
+                    self._begin(await self._added.get(), jobs, tasks)
         except* StoreError:
             log.error("batches go on after a restart")  # the store's health says why
 
-    async def _run_batch(self, batch: StoredBatch, jobs: LineJobs) -> None:
-        running = self._open[batch.id] = BatchRun(batch, self._context, jobs)
+    def _begin(
+        self, batch: StoredBatch, jobs: LineJobs, tasks: asyncio.TaskGroup
+    ) -> None:
+        """Run a batch, unless it runs: one that was just added is also in the store."""
+        if batch.id not in self._open:
+            running = self._open[batch.id] = BatchRun(batch, self._context, jobs)
+            tasks.create_task(self._run_batch(running))
+
+    async def _run_batch(self, running: BatchRun) -> None:
+        context, id_ = self._context, running.batch.id
         try:
-            await running.run()
-            await self._drop_results()
+            # It may have been cancelled, or have ended, before it was in ``_open``.
+            found = await context.health.read(partial(context.store.find, id_))
+            if found is not None and found.status not in BATCH_ENDED:
+                running.batch = found
+                await running.run()
+                await self._drop_results()
         finally:
-            del self._open[batch.id]
+            del self._open[id_]
 
     async def _sweep(self) -> None:
         """Delete what is no longer needed, now and then."""

@@ -3,6 +3,8 @@
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,13 +23,17 @@ from gateway.batches.uploads import (
 from gateway.extended_node import extended_node
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, WAIT_MAX, Pool, eventually, serving
+from shoal.batches.runner import BatchRunner
 from shoal.domain.moderation import Moderation
 from shoal.gateway.batches.dialects import DIALECTS, DecodedLine, LineDecoder
-from shoal.gateway.batches.line_runner import AHEAD_MIN
+from shoal.gateway.batches.line_runner import AHEAD_MIN, PoolLineJobs
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
+from shoal.store.batches import BatchChange, BatchStatus, StoredBatch
 from shoal.store.port import JobFilter
 from shoal.transports.clock import LoopClock
+
+FAR = 1e11  # Unix seconds
 
 
 async def test_batch_is_answered_like_its_requests(
@@ -281,6 +287,65 @@ async def test_batch_goes_on_after_a_restart_and_does_each_line_once(
     assert running <= {*seen}
     assert max(Counter(seen).values()) == 1
     assert len(jobs.jobs) == 30
+
+
+async def test_results_survive_a_stop_just_after_they_were_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed = asyncio.Event()
+    async with serving(tmp_path) as pool, client(pool, KEY) as openai:
+        assert pool.gateway is not None
+        batches = pool.gateway.store.batches
+        change = batches.change
+
+        async def slow(
+            batch_id: str, change_: BatchChange, expected: Collection[BatchStatus]
+        ) -> bool:
+            changed = await change(batch_id, change_, expected)
+            if change_.status is BatchStatus.COMPLETED:
+                committed.set()
+                await asyncio.Event().wait()
+            return changed
+
+        monkeypatch.setattr(batches, "change", slow)
+        async with answering(pool):
+            batch = await create(openai, [chat_line(n) for n in range(3)])
+            async with asyncio.timeout(WAIT_MAX):
+                await committed.wait()
+
+    async with (
+        serving(tmp_path, restarted=True) as pool,
+        client(pool, KEY) as openai,
+    ):
+        done = await ended(openai, batch.id)
+        lines = await read_lines(openai, done.output_file_id)
+
+    assert [each["custom_id"] for each in lines] == ["c0", "c1", "c2"]
+
+
+async def test_batch_that_is_added_during_the_start_runs_once(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    gateway = pool.gateway
+    assert gateway is not None
+    store, files = gateway.store.batches, gateway.files
+    health = gateway.hub.store_health
+    runner = BatchRunner(store, files, gateway.clock, health, gateway.bodies.share)
+    file = await upload(openai, [])
+    new = StoredBatch("batch_1", "default", CHAT_PATH, file, "24h", 0.0, FAR)
+    await runner.add(new)
+    await runner.add(replace(new, id="batch_2"))
+    await runner.cancel("batch_2")
+
+    running = asyncio.create_task(runner.run(PoolLineJobs(gateway)))
+    for id_ in ("batch_1", "batch_2"):
+        assert (await ended(openai, id_)).status == "failed"  # it has no lines
+    await runner.add(replace(new, id="batch_3"))
+    await ended(openai, "batch_3")
+
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_batch_without_its_input_fails_after_a_restart(tmp_path: Path) -> None:
