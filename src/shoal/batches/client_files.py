@@ -10,6 +10,7 @@ from typing import BinaryIO
 from shoal.domain.errors import InvalidRequest, NotFound, TooLarge
 from shoal.store.file_folder import ContentWriter, FileFolder
 from shoal.store.files import FileFilter, FilePurpose, FileStore, StoredFile
+from shoal.store.run_to_end import run_to_end
 
 SIZE_MAX = 200 << 20  # bytes of one file, by default; as of a batch with OpenAI
 TOTAL_MAX = 10 << 30  # bytes of all files of one key, by default
@@ -109,8 +110,12 @@ class ClientFiles:
         writer = uploaded.writer
         await asyncio.to_thread(writer.finish)
         new = StoredFile(writer.id, owner, name, purpose, writer.size, at, expires_at)
-        await self.store.add(new, self.total_max)
-        uploaded.kept = True
+
+        async def add() -> None:
+            await self.store.add(new, self.total_max)
+            uploaded.kept = True
+
+        await run_to_end(add())
         return new
 
     async def find(self, file_id: str, at: float) -> StoredFile | None:
@@ -138,10 +143,14 @@ class ClientFiles:
 
         Raises InvalidRequest if a batch that has not ended reads it, StoreError.
         """
-        removed = await self.store.remove(file_id)
-        if removed:
-            await asyncio.to_thread(self.folder.remove, file_id)
-        return removed
+
+        async def remove() -> bool:
+            removed = await self.store.remove(file_id)
+            if removed:
+                await asyncio.to_thread(self.folder.remove, file_id)
+            return removed
+
+        return await run_to_end(remove())
 
     async def remove_expired(self, at: float) -> int:
         """Delete the files that have expired; return their number.

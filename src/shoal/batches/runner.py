@@ -16,6 +16,7 @@ from shoal.store.batches import (
     BatchStore,
     StoredBatch,
 )
+from shoal.store.run_to_end import run_to_end
 from shoal.transports.clock import Clock
 from shoal.transports.loop_share import LoopShare
 
@@ -45,8 +46,12 @@ class BatchRunner:
 
     async def add(self, new: StoredBatch) -> None:
         """Store a batch, and run it.  Raises QueueFull, NotFound, StoreError."""
-        await self._context.store.add(new)
-        self._added.put_nowait(new)
+
+        async def add() -> None:
+            await self._context.store.add(new)
+            self._added.put_nowait(new)
+
+        await run_to_end(add())
 
     async def cancel(self, batch_id: str) -> bool:
         """Cancel a batch; return False if it has ended or writes its results.
@@ -55,12 +60,16 @@ class BatchRunner:
         """
         change = BatchChange(BatchStatus.CANCELLING, self._context.clock.wall())
         expected = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
-        changed = await self._context.store.change(batch_id, change, expected)
-        running = self._open.get(batch_id)
-        if changed and running is not None:
-            running.ending = BatchStatus.CANCELLED
-            running.wake.set()
-        return changed
+
+        async def cancel() -> bool:
+            changed = await self._context.store.change(batch_id, change, expected)
+            running = self._open.get(batch_id)
+            if changed and running is not None:
+                running.ending = BatchStatus.CANCELLED
+                running.wake.set()
+            return changed
+
+        return await run_to_end(cancel())
 
     # For the owner of the runner.
 

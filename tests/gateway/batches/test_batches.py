@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ from gateway.batches.uploads import (
     chat_line,
     create,
     ended,
+    jsonl,
     read_lines,
     upload,
 )
@@ -30,6 +31,7 @@ from shoal.gateway.batches.line_runner import AHEAD_MIN, PoolLineJobs
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.store.batches import BatchChange, BatchStatus, StoredBatch
+from shoal.store.files import FileFilter, FilePurpose
 from shoal.store.port import JobFilter
 from shoal.transports.clock import LoopClock
 
@@ -346,6 +348,52 @@ async def test_batch_that_is_added_during_the_start_runs_once(
     assert not running.done()
     running.cancel()
     await asyncio.wait([running])
+
+
+async def test_what_a_client_committed_is_followed_up_after_it_left(
+    pool: Pool, openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its handler is cancelled just after the commit: of a file, a batch, a cancel."""
+    gateway = pool.gateway
+    assert gateway is not None
+    store, files = gateway.store, gateway.files
+
+    async def commit_and_leave(
+        target: object, name: str, call: Callable[[], Awaitable[object]]
+    ) -> None:
+        commit, committed = getattr(target, name), asyncio.Event()
+        resumed = asyncio.Event()
+
+        async def slow(*values: Any) -> Any:
+            result = await commit(*values)
+            committed.set()
+            await resumed.wait()
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, slow)
+            handler = asyncio.ensure_future(call())
+            await committed.wait()
+            handler.cancel()
+            resumed.set()
+            await asyncio.wait([handler])
+
+    async def send() -> None:
+        async with files.uploading("default") as uploaded:
+            await uploaded.write(jsonl([chat_line(1)]))
+            await files.keep(uploaded, "default", "f", FilePurpose.BATCH, 0.0, None)
+
+    async with pool.node(slots="1") as node:
+        await pool.wait_joined()
+        await commit_and_leave(store.files, "add", send)
+        (file,) = await files.listed(FileFilter("default"), 9)
+        new = StoredBatch("batch_1", "default", CHAT_PATH, file.id, "24h", 0.0, FAR)
+        await commit_and_leave(store.batches, "add", lambda: gateway.batches.add(new))
+        await node.task()
+        await commit_and_leave(
+            store.batches, "change", lambda: gateway.batches.cancel(new.id)
+        )
+        assert (await ended(openai, new.id)).status == "cancelled"
 
 
 async def test_batch_without_its_input_fails_after_a_restart(tmp_path: Path) -> None:

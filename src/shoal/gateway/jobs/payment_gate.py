@@ -5,12 +5,10 @@ payment.  If the queue fills up or the coordinator is killed between payment and
 submission, the payment is in the accounts and in the log.
 """
 
-import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -22,8 +20,6 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Charge
 from shoal.pool.inputs import AccountTopUp
 from shoal.pool.trust import trust_rejection
-
-T = TypeVar("T")
 
 log = logging.getLogger("shoal.gateway")
 
@@ -83,17 +79,6 @@ def exclusive_payment(gateway: Gateway, job: Job) -> Iterator[None]:
         yield
     finally:
         gateway.being_paid.remove(name)
-
-
-async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` to its end even if the client leaves: it may be paying."""
-    # Not in a task group, which would cancel it; this waits for its end in any case.
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 def _charge(request: web.Request, job: Job) -> Charge:

@@ -19,9 +19,10 @@ from shoal.gateway.http.responses import json_response
 from shoal.gateway.jobs.egress_policy import EgressPolicy, is_denied
 from shoal.gateway.jobs.job_options import build_job
 from shoal.gateway.jobs.job_request import decode_commit
-from shoal.gateway.jobs.payment_gate import exclusive_payment, pay, run_to_end
+from shoal.gateway.jobs.payment_gate import exclusive_payment, pay
 from shoal.gateway.jobs.payments import NO_PAYMENTS
 from shoal.pool.trust import NO_TRUSTED_WORKER
+from shoal.store.run_to_end import run_to_end
 
 BODY_TYPE = "application/json"
 
