@@ -1,6 +1,7 @@
 """Checks the lines of a batch before any of them runs."""
 
 import asyncio
+from hashlib import blake2b
 
 from shoal.batches.input_lines import InputLines
 from shoal.batches.line_jobs import LineJobs
@@ -9,6 +10,7 @@ from shoal.store.batches import BatchError, StoredBatch
 from shoal.transports.loop_share import LoopShare
 
 SLICE = 256 << 10  # bytes of lines that are checked in one turn
+DIGEST_SIZE = 16  # bytes that are kept of an id, which has up to 2 KiB
 ERRORS_MAX = 100  # of a batch that are kept
 
 
@@ -41,7 +43,7 @@ class _LineCheck:
         self.errors: list[BatchError] = []
         self._batch = batch
         self._jobs = jobs
-        self._ids: dict[str, int] = {}
+        self._ids: dict[bytes, int] = {}  # lines, by the digests of their ids
 
     def check(self, first: int, lines: list[bytes]) -> None:
         """Check lines from the number ``first`` on."""
@@ -51,7 +53,8 @@ class _LineCheck:
             except InvalidRequest as error:
                 self._add("invalid_line", str(error), number, error.field)
                 continue
-            earlier = self._ids.setdefault(found.custom_id, number)
+            digest = blake2b(found.custom_id.encode(), digest_size=DIGEST_SIZE)
+            earlier = self._ids.setdefault(digest.digest(), number)
             if earlier != number:
                 text = f"custom_id: line {earlier} has the same"
                 self._add("duplicate_custom_id", text, number, "custom_id")
