@@ -12,6 +12,7 @@ from shoal.domain.work import Chat
 from shoal.store.batches import (
     BATCH_ID_LENGTH,
     BATCHES_OPEN_MAX,
+    RESULT_COST,
     BatchChange,
     BatchError,
     BatchStatus,
@@ -147,22 +148,28 @@ async def test_result_of_a_line_counts_once(store: Store) -> None:
     assert found is not None
     assert (found.completed, found.failed) == (2, 1)
     assert sorted(await store.batches.recorded(BATCH.id)) == [1, 2, 3]
-    assert await store.batches.results(BATCH.id, 0, 2) == [
+    assert await store.batches.results(BATCH.id, 0, 2 * RESULT_COST) == [
         results[1],
         LineResult(2, b"b"),
     ]
-    assert await store.batches.results(BATCH.id, 2, 2) == [results[0]]
+    assert await store.batches.results(BATCH.id, 2, 1) == [results[0]]
 
 
 async def test_results_are_dropped_when_the_batch_has_ended(store: Store) -> None:
     await add_batch(store, BATCH)
-    await store.batches.record(BATCH.id, [LineResult(n, b"") for n in range(5)])
+    results = [LineResult(n, b"0" * 100) for n in range(1, 6)]
+    await store.batches.record(BATCH.id, results)
+    size = 3 * results[0].size
 
-    assert await store.batches.drop_results(3) == 0
+    assert not await store.batches.drop_results(size)
     done = BatchChange(BatchStatus.COMPLETED, 20.0)
     await store.batches.change(BATCH.id, done, OPEN)
 
-    assert [await store.batches.drop_results(3) for _ in range(3)] == [3, 2, 0]
+    assert await store.batches.drop_results(size)
+    assert sorted(await store.batches.recorded(BATCH.id)) == [4, 5]
+    assert await store.batches.drop_results(size)
+    assert not await store.batches.drop_results(size)
+    assert await store.batches.recorded(BATCH.id) == []
     await store.prune(21.0)
     assert await store.batches.find(BATCH.id) is None
 

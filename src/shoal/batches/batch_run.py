@@ -34,6 +34,7 @@ from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.errors import InvalidRequest, StoreError
 from shoal.store.batches import (
     BATCH_ENDED,
+    RESULTS_AT_ONCE,
     BatchChange,
     BatchError,
     BatchStatus,
@@ -269,16 +270,23 @@ class BatchRun:
 
     async def _record(self, progress: BatchProgress) -> None:
         """Record the results that have come.  Raises StoreError."""
-        results, self._results = self._results, []
-        if not results:
-            return
         context = self._context
-        await context.health.write(
-            partial(context.store.record, self.batch.id, results)
-        )
-        for each in results:
-            progress.record(each.line)
-            self._leave()
+        while page := self._next_results():
+            await context.health.write(
+                partial(context.store.record, self.batch.id, page)
+            )
+            for each in page:
+                progress.record(each.line)
+                self._leave()
+
+    def _next_results(self) -> list[LineResult]:
+        """Take results that have come, of about RESULTS_AT_ONCE bytes."""
+        count = size = 0
+        while count < len(self._results) and size < RESULTS_AT_ONCE:
+            size += self._results[count].size
+            count += 1
+        page, self._results = self._results[:count], self._results[count:]
+        return page
 
     async def _run_line(
         self, progress: BatchProgress, lines: InputLines, line: int

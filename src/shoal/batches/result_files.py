@@ -4,11 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shoal.store.batches import BatchStore, LineResult, StoredBatch
+from shoal.store.batches import RESULTS_AT_ONCE, BatchStore, LineResult, StoredBatch
 from shoal.store.file_folder import ContentWriter, FileFolder
 from shoal.store.files import FilePurpose, StoredFile
-
-RESULTS_AT_ONCE = 32  # read together: each may have some megabytes
 
 
 @dataclass(slots=True)

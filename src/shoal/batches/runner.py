@@ -11,6 +11,7 @@ from shoal.coordinator.store_health import StoreHealth
 from shoal.domain.errors import StoreError
 from shoal.store.batches import (
     BATCH_ENDED,
+    RESULTS_AT_ONCE,
     BatchChange,
     BatchStatus,
     BatchStore,
@@ -21,7 +22,6 @@ from shoal.transports.clock import Clock
 from shoal.transports.loop_share import LoopShare
 
 SWEEP_EVERY = 600.0  # seconds until files that have expired are deleted
-RESULTS_DROPPED = 100  # results that are deleted in one transaction
 
 log = logging.getLogger("shoal.batches")
 
@@ -126,6 +126,6 @@ class BatchRunner:
     async def _drop_results(self) -> None:
         """Delete the results of batches that have ended, which are in files."""
         context = self._context
-        drop = partial(context.store.drop_results, RESULTS_DROPPED)
+        drop = partial(context.store.drop_results, RESULTS_AT_ONCE)
         while await context.health.write(drop):
             pass

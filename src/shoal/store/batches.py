@@ -11,6 +11,8 @@ from typing import Protocol
 from shoal.store.files import StoredFile
 
 BATCH_ID_LENGTH = 30  # characters of the id of a batch
+RESULTS_AT_ONCE = 8 << 20  # bytes that are read or written together
+RESULT_COST = 1 << 10  # bytes that a result counts at least: the row has a price, too
 BATCHES_OPEN_MAX = 50  # of one owner: each is a task that reads lines
 
 
@@ -97,6 +99,11 @@ class LineResult:
     body: bytes
     failed: bool = False
 
+    @property
+    def size(self) -> int:
+        """The bytes that it counts."""
+        return RESULT_COST + len(self.body)
+
 
 class BatchStore(Protocol):
     """The batches of all owners.  All methods raise StoreError."""
@@ -143,13 +150,16 @@ class BatchStore(Protocol):
         ...
 
     async def results(
-        self, batch_id: str, after: int, limit: int
+        self, batch_id: str, after: int, size: int
     ) -> Sequence[LineResult]:
-        """Return the results of lines after one, in the order of the lines."""
+        """Return results of about ``size`` bytes, of the lines after one, in order."""
         ...
 
-    async def drop_results(self, limit: int) -> int:
-        """Delete results of batches that have ended; return how many there were."""
+    async def drop_results(self, size: int) -> bool:
+        """Delete results of a batch that has ended, of about ``size`` bytes.
+
+        Returns False if there was no such batch.
+        """
         ...
 
 

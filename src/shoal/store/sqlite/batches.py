@@ -10,6 +10,7 @@ from shoal.domain.errors import NotFound, QueueFull
 from shoal.store.batches import (
     BATCH_ENDED,
     BATCHES_OPEN_MAX,
+    RESULT_COST,
     BatchChange,
     BatchError,
     BatchStatus,
@@ -156,33 +157,47 @@ class SqliteBatches:
         )
 
     async def results(
-        self, batch_id: str, after: int, limit: int
+        self, batch_id: str, after: int, size: int
     ) -> Sequence[LineResult]:
         query = (
             "SELECT line, body, failed FROM batch_results"
-            " WHERE batch_id = ? AND line > ? ORDER BY line LIMIT ?"
-        )
-        return await self._database.read_list(
-            lambda sql: [
-                LineResult(line, unpack(body), bool(failed))
-                for line, body, failed in sql.execute(query, (batch_id, after, limit))
-            ]
+            " WHERE batch_id = ? AND line > ? ORDER BY line"
         )
 
-    async def drop_results(self, limit: int) -> int:
+        def read(sql: sqlite3.Connection) -> list[LineResult]:
+            found, left = list[LineResult](), size
+            for line, body, failed in sql.execute(query, (batch_id, after)):
+                found.append(LineResult(line, unpack(body), bool(failed)))
+                left -= found[-1].size
+                if left <= 0:
+                    break
+            return found
+
+        return await self._database.read_list(read)
+
+    async def drop_results(self, size: int) -> bool:
         some = "SELECT id FROM batches WHERE has_results AND ended_at IS NOT NULL"
-        delete = """DELETE FROM batch_results WHERE batch_id = ? AND line IN (
-                        SELECT line FROM batch_results WHERE batch_id = ? LIMIT ?)"""
+        sizes = (
+            "SELECT line, length(body) FROM batch_results"
+            " WHERE batch_id = ? ORDER BY line"
+        )
+        delete = "DELETE FROM batch_results WHERE batch_id = ? AND line <= ?"
         emptied = "UPDATE batches SET has_results = 0 WHERE id = ?"
 
-        def drop(sql: sqlite3.Connection) -> int:
+        def drop(sql: sqlite3.Connection) -> bool:
             if (found := sql.execute(f"{some} LIMIT 1").fetchone()) is None:
-                return 0
+                return False
             (id_,) = found
-            dropped = sql.execute(delete, (id_, id_, limit)).rowcount
-            if dropped < limit:
+            last, left = 0, size
+            for line, length in sql.execute(sizes, (id_,)):
+                last = line
+                left -= RESULT_COST + length
+                if left <= 0:
+                    break
+            else:
                 sql.execute(emptied, (id_,))
-            return dropped
+            sql.execute(delete, (id_, last))
+            return True
 
         return await self._database.transact(drop)
 
