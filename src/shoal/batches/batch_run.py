@@ -332,15 +332,18 @@ class BatchRun:
         batch, context = self.batch, self._context
         folder, new_id = context.files.folder, context.files.next_id
         files = ResultFiles(folder, batch, new_id, context.clock.wall())
+
+        def write_left_out(line: int) -> None:
+            data = lines.read(line)
+            files.write([self._jobs.left_out(batch, line, data, status)])
+
         try:
             await files.write_recorded(context.store)
             for line in progress.unrecorded:
-                data = await asyncio.to_thread(lines.read, line)
-                left_out = self._jobs.left_out(batch, line, data, status)
-                await asyncio.to_thread(files.write, [left_out])
+                await asyncio.to_thread(write_left_out, line)
             await asyncio.to_thread(files.finish)
         except BaseException:
-            files.discard()
+            await asyncio.to_thread(files.discard)
             raise
         # If this fails or is cancelled, the store may describe the files all the same:
         # they stay, and the next start deletes them if it does not.

@@ -84,11 +84,11 @@ class ClientFiles:
         try:
             yield uploaded
         finally:
-            if not uploaded.kept:
-                writer.discard()
             self._arriving[owner] -= claimed
             if not self._arriving[owner]:
                 del self._arriving[owner]
+            if not uploaded.kept:
+                await asyncio.to_thread(writer.discard)
 
     def _check_room(self, total: int) -> None:
         if total > self.total_max:

@@ -90,5 +90,8 @@ class LineJobs(Protocol):
     def left_out(
         self, batch: StoredBatch, line: int, data: bytes, status: BatchStatus
     ) -> LineResult:
-        """Return the result of a line that its batch ended without."""
+        """Return the result of a line that its batch ended without.
+
+        Called in a thread.
+        """
         ...

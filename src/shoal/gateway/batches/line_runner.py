@@ -152,7 +152,8 @@ class PoolLineJobs:
         Only what the job has of it stays in memory.  Raises InvalidRequest, StoreError.
         """
         async with self._reading:
-            decoded = decode_line(await line.request.read())
+            data = await line.request.read()
+            decoded = await asyncio.to_thread(decode_line, data)
             line.custom_id = decoded.custom_id
             decode = DIALECTS[decoded.url]
             asked = await decode(self.gateway, caller, bytes(decoded.body))
