@@ -3,21 +3,22 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import chain, count
+from itertools import chain, count, pairwise
 
 import pytest
 
 from shoal.peers.relay import RelayRunner
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.relay import RelayBroadcast, RelaySend, RelayStanding
-from shoal.protocols.seam.session import Data
+from shoal.protocols.seam.session import Batch, Data
 from shoal.transports.clock import LoopClock
-from shoal.transports.driver import ConnectionEnd
+from shoal.transports.driver import READS_IN_A_ROW, ConnectionEnd
 from shoal.transports.link import LinkClosed
 from shoal.transports.local_link import LocalLink, local_links
 from shoal.transports.loop_share import LoopShare
 from shoal.transports.outbox import OUTBOX_MAX
 from shoal.transports.strangers import Strangers
+from transports.manual_clock import ManualClock, settle
 
 Outputs = Sequence[RelaySend | RelayBroadcast]
 
@@ -157,6 +158,83 @@ async def test_what_arrives_when_the_relay_has_ended_a_link_goes_nowhere() -> No
             received += await second.receive()
     assert "late" not in received
     await exchange.close()
+
+
+async def test_link_that_ends_when_its_turn_has_come_says_no_more() -> None:
+    clock = ManualClock()
+    share = LoopShare(clock, 0.1, 1.0, clock.cpu)
+    exchange = RelayRun()
+    exchange.switching = RelayRunner(
+        "test", exchange.switch, clock, Strangers(share=share), clock.cpu
+    )
+    first, second = await exchange.connect(), await exchange.connect()
+    share.charge("192.0.2.9", 2.0)
+    first.write(["2:late"])
+    await settle()
+
+    ((clock.time, give_turn),) = clock.calls
+    give_turn()
+    exchange.switching.disconnect_all("the end")
+
+    received: list[Data] = []
+    with suppress(LinkClosed):
+        while True:
+            received += await second.receive()
+    assert "late" not in received
+    await exchange.close()
+
+
+class UnwritableLink(LocalLink):
+    """A link on which nothing can be sent after the first message."""
+
+    def __init__(self) -> None:
+        super().__init__("peer")
+        self.greeted = asyncio.Event()
+
+    def write(self, packs: Sequence[Data]) -> None:
+        if self.greeted.is_set():
+            raise LinkClosed("broken pipe")
+        self.greeted.set()
+
+
+async def test_link_that_cannot_be_written_has_left() -> None:
+    exchange = RelayRun()
+    first, link = await exchange.connect(), UnwritableLink()
+    serving = exchange.switching.serve(link, UpgradeRequest("/x"))
+    exchange.serving.append(asyncio.create_task(serving))
+    await link.greeted.wait()
+
+    first.write(["2:late", "1:here"])
+
+    assert await first.receive() == ["here", "2 left"]
+    await exchange.close()
+    assert exchange.serving[1].result().reason == "broken pipe"
+
+
+class TalkativeLink(LocalLink):
+    """A link from which the next message has always arrived, until it ends."""
+
+    read = 0
+
+    async def receive(self) -> Batch:
+        self.read += 1
+        if self.read > 4 * READS_IN_A_ROW:
+            raise LinkClosed("at last")
+        return ["99:more"]
+
+
+async def test_others_have_their_turn_while_a_link_never_waits() -> None:
+    exchange, link = RelayRun(), TalkativeLink("peer")
+    serving = exchange.switching.serve(link, UpgradeRequest("/x"))
+    exchange.serving.append(asyncio.create_task(serving))
+
+    read = [0]
+    while not exchange.serving[0].done():
+        await asyncio.sleep(0)
+        read.append(link.read)
+
+    assert read[-1] > READS_IN_A_ROW
+    assert max(later - before for before, later in pairwise(read)) <= READS_IN_A_ROW
 
 
 async def test_coordinators_own_link_is_no_news(

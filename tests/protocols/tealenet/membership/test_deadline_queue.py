@@ -3,7 +3,10 @@ import weakref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.protocols.tealenet.membership.deadline_queue import DeadlineQueue
+from shoal.protocols.tealenet.membership.deadline_queue import (
+    UNUSED_MAX,
+    DeadlineQueue,
+)
 
 KEYS = st.integers(0, 5)
 TIMES = st.none() | st.floats(0, 9)
@@ -102,3 +105,19 @@ def test_keys_that_come_and_go_do_not_lose_the_others() -> None:
 
     assert deadlines.pop_due(1000.0) == [4, 3, 2, 1, 0]
     assert deadlines.next_due is None
+
+
+class Due(float):
+    """A deadline that can be referenced weakly."""
+
+
+def test_deadlines_that_were_replaced_are_not_all_held() -> None:
+    deadlines: DeadlineQueue[str] = DeadlineQueue()
+    given = []
+    for seconds in range(1000, 0, -1):
+        due = Due(seconds)
+        given.append(weakref.ref(due))
+        deadlines.set("key", due)
+
+    assert sum(each() is not None for each in given) <= 2 * UNUSED_MAX
+    assert deadlines.pop_due(1.0) == ["key"]

@@ -82,6 +82,7 @@ from shoal.protocols.tealenet.membership.relay_peers import (
     REDIAL_FIRST,
 )
 from shoal.protocols.tealenet.membership.relay_session import (
+    READY_TIMEOUT,
     SILENCE_TIMEOUT,
     RelaySession,
 )
@@ -430,6 +431,15 @@ def test_a_worker_serves_only_the_coordinator_of_its_relay() -> None:
     assert len(worker.messages(PeerJoined)) == 1
 
 
+def test_a_worker_accepts_sessions_of_the_coordinator_of_its_relay() -> None:
+    net, _, worker, worker_id = pool()
+    opening = {"fromNodeID": HOST_ID, "toNodeID": worker_id, "sessionID": SESSION}
+
+    answers = sent(worker.node.receive([json.dumps({"relayOpen": opening})], net.now))
+
+    assert [[*json.loads(each)] for each in answers] == [["relayReady"]]
+
+
 def test_two_coordinators_join_once_and_exchange_offers() -> None:
     net, host = open_pool()
     other = net.attach(local_coordinator(Config(open=True), signer=NODE_A))
@@ -447,6 +457,20 @@ def test_two_coordinators_join_once_and_exchange_offers() -> None:
     assert (offer.models, offer.neighbour) == ({"m1"}, True)
     net.send(other, HOST_ID, JOB)
     assert [each.work for each in host.messages(RunJob)] == [CHAT]
+
+
+@pytest.mark.parametrize("signers", [(HOST, NODE_A), (NODE_A, HOST)])
+def test_of_two_coordinators_the_one_with_the_greater_id_dials(
+    signers: tuple[Signer, Signer],
+) -> None:
+    net = Network()
+    for signer in signers:
+        net.attach(local_coordinator(Config(open=True), signer=signer))
+
+    net.run(3 * DISCOVER_INTERVAL)
+
+    openings = [json.loads(each)["relayOpen"] for each in opened(net)]
+    assert [each["fromNodeID"] for each in openings] == [max(HOST_ID, A)]
 
 
 def test_a_coordinator_with_a_passcode_does_not_dial_others() -> None:
@@ -475,6 +499,46 @@ def test_a_dismissed_peer_is_not_dialled_for_a_while() -> None:
     assert len(node.payloads("relayOpen")) == 1
     net.run(2 * DISCOVER_INTERVAL)
     assert len(node.payloads("relayOpen")) == 2
+
+
+def test_a_peer_that_came_back_after_its_dismissal_leaves_again() -> None:
+    net, host = open_pool()
+    node = rust_node(net)
+    net.send_raw(node, "relayOpen", addresses(B, SESSION))
+    send_in_session(net, node, B, SESSION, RUST_REQUEST)
+    net.run(READY_TIMEOUT - REDIAL_FIRST / 2)  # the dialled session is over by now
+
+    net.send(host, B, Dismiss("another connection has taken its place"))
+    net.send_raw(node, "relayOpen", addresses(B, OTHER_SESSION))
+    send_in_session(net, node, B, OTHER_SESSION, RUST_REQUEST)
+    assert len(host.messages(PeerJoined, B)) == 2
+    net.send_raw(node, "relayClose", addresses(B, OTHER_SESSION))
+    assert len(host.messages(PeerLeft, B)) == 1
+    net.run(LINGER + 1)
+
+    assert len(host.messages(PeerLeft, B)) == 2
+
+
+def test_what_sending_causes_is_received_at_the_next_tick() -> None:
+    net, host = open_pool()
+    accept_session(net, rust_node(net), B)
+
+    outputs = host.node.send(ToPeer(B, Dismiss("leave")), net.now)
+
+    assert [type(each) for each in outputs] == [Send]
+    assert host.node.deadline == net.now
+    assert PeerMessage(B, PeerLeft("leave")) in host.node.tick(net.now)
+
+
+def test_a_node_is_not_dialled_again_before_it_has_answered() -> None:
+    net, _ = open_pool()
+    node = rust_node(net)
+
+    register(net, net.attach_raw(), NODE_A)
+    net.run(DISCOVER_INTERVAL_MIN)
+
+    assert len(node.payloads("relayOpen")) == 1
+    assert len(opened(net)) == 2
 
 
 def test_nodes_are_dialled_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,6 +590,19 @@ def test_the_health_of_a_node_is_no_reason_to_register_again() -> None:
     net.run(CHANGE_INTERVAL + 1.0)
 
     assert registered(net) == before
+
+
+def test_a_peer_that_joins_learns_the_state_of_this_node() -> None:
+    net = Network()
+    local, worker_id = local_worker()
+    worker = net.attach(local)
+    net.send(worker, ALL_PEERS, LoadChanged(WorkerLoad(unfit="its owner plays")))
+
+    host = net.attach(local_coordinator(admission=require_token("tok")))
+    net.run(30.0)
+
+    (changed,) = host.messages(LoadChanged, worker_id)
+    assert changed.load.unfit == "its owner plays"
 
 
 def registered(net: Network) -> int:
@@ -1139,10 +1216,12 @@ def test_a_session_belongs_to_its_opener() -> None:
 
 def test_a_session_that_is_ready_is_so_once() -> None:
     net, host = open_pool()
-    node = rust_node(net)
-    session_id = accept_session(net, node, B)
+    end = mac(net)
+    net.run(DISCOVER_INTERVAL)
+    session_id = accept_session(net, end, A)
+    assert end.payloads("relayData")  # it is offered encryption
 
-    ready = {"relayReady": addresses(B, session_id)}
+    ready = {"relayReady": addresses(A, session_id)}
 
     assert host.node.receive([json.dumps(ready)], net.now) == []
 
@@ -1152,7 +1231,9 @@ def test_a_silent_session_times_out() -> None:
     end = gateway(net)
     net.send_raw(end, "relayOpen", addresses(B, SESSION))
 
-    net.run(SILENCE_TIMEOUT + 1)
+    net.run(SILENCE_TIMEOUT - 1)
+    assert not end.payloads("relayClose")
+    net.run(2.0)
 
     assert len(end.payloads("relayClose")) == 1
     assert not host.messages(PeerJoined)

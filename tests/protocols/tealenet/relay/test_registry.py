@@ -2,12 +2,14 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from protocols.contexts import SIGNER, require_token
 from protocols.tealenet.membership.test_relay_node import local_worker
 from protocols.tealenet.network import HOST, Network, local_coordinator
 from protocols.tealenet.relay_harness import (
+    CAPABILITIES,
     SHOAL_CAPABILITIES,
     RelayClient,
     RelayHarness,
@@ -19,6 +21,7 @@ from shoal.protocols.seam.relay import RelayStanding
 from shoal.protocols.tealenet.codec.relay_messages import CAPABILITIES_MAX
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.relay.limits import Rate
+from shoal.protocols.tealenet.relay.nodes import NODE_OVERHEAD
 from shoal.protocols.tealenet.relay.server import LIMITS
 
 UNADMITTED = (1008, "only for this pool's workers, unless it runs --relay-open")
@@ -250,11 +253,13 @@ def test_a_proof_without_a_challenge_is_refused(harness: RelayHarness) -> None:
     assert error_of(node.prove("")) == "invalid_register"
 
 
-def test_a_list_of_nodes_has_a_limit_of_bytes() -> None:
-    harness = RelayHarness(replace(LIMITS, results_size=1))
+@pytest.mark.parametrize(("more", "found"), [(0, 1), (1, 2)])
+def test_a_list_of_nodes_has_a_limit_of_bytes(more: int, found: int) -> None:
+    of_one = NODE_OVERHEAD + len(msgspec.json.encode(CAPABILITIES))
+    harness = RelayHarness(replace(LIMITS, results_size=of_one + more))
     nodes = [harness.join(seed) for seed in (1, 2, 3)]
 
-    assert len(found_by(nodes[0])) == 1
+    assert len(found_by(nodes[0])) == found
 
 
 @pytest.mark.parametrize("size", [CAPABILITIES_MAX, CAPABILITIES_MAX + 1])
