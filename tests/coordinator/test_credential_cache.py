@@ -66,6 +66,7 @@ async def test_key_is_found_by_its_secret_its_id_and_its_name(
 
     assert book.by_secret("sk-1") == book.by_id("key_1") == alice
     assert book.find("alice") == book.find("key_1") == alice
+    assert (book.by_name("alice"), book.by_name("bob")) == (alice, None)
     assert (book.by_secret("sk-2"), book.by_id("key_2")) == (None, None)
     with pytest.raises(NotFound, match="there is no key bob"):
         book.find("bob")
@@ -132,6 +133,15 @@ async def test_revoked_key_is_known_and_frees_its_name(
     assert [each.revoked_at for each in await store.all()] == [5.0, None]
 
 
+def test_key_that_was_revoked_earlier_does_not_keep_its_name(
+    store: SqliteCredentials[Key],
+) -> None:
+    book = opened(store, replace(key("alice"), revoked_at=5.0))
+
+    assert book.by_name("alice") is None
+    book.check_name("alice")
+
+
 async def test_key_that_cannot_be_stored_is_not_created(full_disk: FullDisk) -> None:
     book = opened(full_disk)
 
@@ -153,6 +163,7 @@ async def test_key_is_revoked_in_memory_if_the_store_fails(
     found = book.by_secret("sk-1")
     assert found is not None
     assert found.revoked_at == 5.0
+    assert book.by_name("alice") is None
 
 
 async def test_revocation_is_retried_until_stored(

@@ -14,9 +14,12 @@ import pytest
 from shoal.transports.clock import LoopClock
 from shoal.transports.loop_share import LoopShare
 from shoal.transports.strangers import (
+    CONNECTION_COST,
     ENTERING_FROM_NETWORK_MAX,
+    HANDSHAKE_COST,
     MESSAGE_MAX,
     PER_ADDRESS_MAX,
+    TLS_COST,
     LeftEarly,
     Stranger,
     Strangers,
@@ -409,6 +412,22 @@ async def test_connection_costs_more_with_a_tls_handshake() -> None:
                 spent.append(stranger.spent)
 
     assert 0.0 < spent[0] < spent[1]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_tls_handshake_is_charged_in_advance_until_it_is_over(
+    secure: bool,
+) -> None:
+    meter = Meter()
+    left = CONNECTION_COST + TLS_COST + HANDSHAKE_COST / 2
+    meter.share.charge("192.0.2.9", 1.0 - left)
+    stranger = meter.strangers.add("192.0.2.1", lambda reason: None)
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        async with meter.strangers.entering(stranger, mine, secure=secure):
+            assert meter.share.is_spent is secure
+
+    assert not meter.share.is_spent
 
 
 async def test_connections_beyond_a_networks_queue_are_refused() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import openai
 import pytest
-from aiohttp import ClientResponse
+from aiohttp import ClientResponse, web
+from aiohttp.test_utils import TestServer
 
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually, serving
@@ -18,7 +19,7 @@ from shoal.domain.errors import KeyExpired, KeyRevoked, RateLimited, UnknownMode
 from shoal.domain.facts import Fact, JobCancelled, JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
-from shoal.domain.work import JSON, Chat
+from shoal.domain.work import JSON, Call, Chat
 from shoal.gateway.http.access import ANSWER_GUESS, LOOPBACK_KEY, ApiCaller
 from shoal.gateway.http.list_limits import LISTS_PER_MINUTE
 
@@ -472,6 +473,29 @@ async def test_loopback_needs_no_key_if_configured(tmp_path: Path) -> None:
             assert response.status == 403
 
 
+@pytest.mark.parametrize("open_loopback", [False, True])
+async def test_who_is_recognized(tmp_path: Path, open_loopback: bool) -> None:
+    async with serving(tmp_path, open_loopback=open_loopback) as pool:
+
+        async def recognize(request: web.Request) -> web.Response:
+            return web.json_response(pool.access.recognizes(request))
+
+        app = web.Application()
+        app.router.add_get("/", recognize)
+        async with TestServer(app) as server:
+            for headers, recognized in (
+                ({}, open_loopback),
+                ({"X-Forwarded-For": "192.0.2.7"}, False),
+                ({"Origin": "https://evil.example"}, False),
+                ({"Authorization": f"Bearer {KEY}"}, True),
+                ({"Authorization": "Bearer sk-wrong"}, False),
+                ({"Authorization": f"Bearer {KEY}", "x-api-key": "sk-other"}, False),
+            ):
+                url = server.make_url("/")
+                async with pool.session.get(url, headers=headers) as response:
+                    assert await response.json() is recognized, headers
+
+
 async def test_job_whose_key_is_revoked_while_it_is_paid_for_is_cancelled(
     pool: Pool, node: Node
 ) -> None:
@@ -526,3 +550,12 @@ async def test_calls_count_as_requests_without_tokens(pool: Pool) -> None:
         pool.access.count_call(caller)
 
     assert caller.headers["x-ratelimit-remaining-tokens"] == "900"
+
+
+async def test_calls_reserve_no_tokens(pool: Pool) -> None:
+    await make_key(pool, tokens_per_minute=1000)
+    caller = ApiCaller(pool.access.keyring.cache.find("alice"))
+    call = Call("f", b"\x90", b"\x80")
+
+    async with pool.access.submit(Job(JobId("j"), call), caller):
+        assert caller.headers["x-ratelimit-remaining-tokens"] == "1000"

@@ -104,6 +104,26 @@ def test_two_nodes_of_an_open_fleet_prove_only_their_keys() -> None:
         assert end.agreed.strong.public_key == key
 
 
+class OddIdentity:
+    """Has keys of another kind, whose signatures are as long."""
+
+    def __init__(self, size: int) -> None:
+        self.public_key = self.exchange_key = bytes(size)
+
+    def sign(self, message: bytes) -> bytes:
+        return bytes(64)
+
+
+@pytest.mark.parametrize("size", [1, 31])
+def test_keys_of_another_size_are_refused_even_unverified(size: int) -> None:
+    _, dialled = met(
+        node("node-b", identity=OddIdentity(size)), node("node-a", verifies=None)
+    )
+
+    assert dialled.agreed is None
+    assert dialled.refused is not None
+
+
 def test_without_verification_peers_have_no_keys() -> None:
     dialling, _ = met(node("node-b", verifies=None), node("node-a", identity=ANNE))
 
