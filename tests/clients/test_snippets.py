@@ -36,7 +36,7 @@ def test_snippet_prints_what_the_page_says(
         text=True,
         timeout=PATIENCE,
         cwd=INSTALLED,  # where Node looks for modules
-        # Nothing that the clients read of whoever runs the tests.
+        # No settings of the user who runs the tests.
         env={
             "HOME": str(tmp_path),
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",

@@ -28,8 +28,6 @@ class BatchStatus(Enum):
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
 
-    __hash__ = object.__hash__  # members are singletons, hashed very often
-
 
 BATCH_ENDED = frozenset(
     {

@@ -17,8 +17,6 @@ class FilePurpose(Enum):
     BATCH = "batch"
     BATCH_OUTPUT = "batch_output"
 
-    __hash__ = object.__hash__  # members are singletons, hashed very often
-
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:

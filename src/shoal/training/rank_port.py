@@ -122,7 +122,7 @@ class RankPort:
         self._changed = threading.Condition()
         listeners: list[RankListener | LocalListener] = [listener]
         if self._is_local:
-            # Its id is drawn just now: nobody can have taken the name before.
+            # Its id was drawn just now: the name cannot be in use.
             try:
                 listeners.append(LocalListener(self.id))
             except Unavailable as error:  # a sandbox may forbid it

@@ -278,7 +278,7 @@ class RankListener:
 class LocalListener:
     """A local socket for the ranks of this machine, by a name.
 
-    Nobody else gets the name while this listens; nothing is encrypted, as over
+    No other process gets the name while this listens; nothing is encrypted, as over
     loopback.  The name is one of the network namespace, and no file (unix(7), abstract
     sockets).
     """

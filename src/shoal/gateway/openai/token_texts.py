@@ -83,7 +83,7 @@ class TokenTexts:
             self._loaded_at = loop.time()
             if isinstance(encoding, EncodingMissing):
                 loading.set_exception(encoding)
-                loading.exception()  # it is retrieved even if nobody waits any more
+                loading.exception()  # counts as retrieved: no request may wait any more
             else:
                 loading.set_result(encoding)
 
