@@ -289,9 +289,9 @@ class Store(Protocol):
         ...
 
     async def delete_job(self, job_id: JobId) -> bool:
-        """Delete a job that has ended, as ``prune`` does; return whether it was there.
+        """Delete a job that has ended, as ``prune`` does; return whether it did.
 
-        An open job stays.
+        An open job stays, and one of a batch that has not ended.
         """
         ...
 

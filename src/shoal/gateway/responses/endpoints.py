@@ -124,7 +124,11 @@ async def delete_response(
     job_id = found.draft.job_id
     if found.end is None:
         await gateway.hub.cancel_now(job_id, CANCELLED_BY_CLIENT)
-    await gateway.store.delete_job(job_id)
+    if not await gateway.store.delete_job(job_id):
+        await _requested_response(gateway, request, caller)  # it may be gone already
+        raise InvalidRequest(
+            "the response is of a batch that has not ended: delete it after the batch"
+        )
     deleted = DeletedResponse(request.match_info["id"])
     return json_bytes_response(encode_json(deleted))
 

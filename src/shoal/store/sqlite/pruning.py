@@ -25,6 +25,12 @@ PAGES_AT_ONCE = 200
 FREE_SHARE = 0.25  # of the file's pages that are kept for new rows
 
 
+MAY_GO = f"""idempotency_key IS NULL OR NOT EXISTS (
+    SELECT 1 FROM batches
+    WHERE ended_at IS NULL AND id = substr(idempotency_key, 1, {BATCH_ID_LENGTH}))"""
+"""Of a job: it is not of an open batch, which may not have recorded its result yet."""
+
+
 class SeenJob(NamedTuple):
     """A place among the jobs that have ended."""
 
@@ -65,8 +71,8 @@ def _forget(sql: sqlite3.Connection, before: float) -> None:
 
 
 def delete_job(sql: sqlite3.Connection, job_id: JobId) -> bool:
-    """Delete a job that has ended; return whether there was one."""
-    query = "SELECT id FROM jobs WHERE id = ? AND ended_at IS NOT NULL"
+    """Delete a job that has ended and may go; return whether there was one."""
+    query = f"SELECT id FROM jobs WHERE id = ? AND ended_at IS NOT NULL AND ({MAY_GO})"
     return _delete_with_traces(sql, sql.execute(query, (job_id,)).fetchall()) > 0
 
 
@@ -77,11 +83,7 @@ def _delete_jobs(
 
     Returns the number of jobs deleted, and the last one seen; None: there are no more.
     """
-    # The results of a batch's jobs may not be recorded with the batch yet.
-    query = f"""SELECT id, ended_at, rowid,
-                    idempotency_key IS NULL OR NOT EXISTS (
-                        SELECT 1 FROM batches WHERE ended_at IS NULL AND
-                        id = substr(idempotency_key, 1, {BATCH_ID_LENGTH}))
+    query = f"""SELECT id, ended_at, rowid, {MAY_GO}
                 FROM jobs WHERE (ended_at, rowid) > (?, ?) AND ended_at < ?
                 ORDER BY ended_at, rowid LIMIT ?"""
     rows = sql.execute(query, (*after, before, JOBS_AT_ONCE)).fetchall()
