@@ -6,8 +6,8 @@ longest.  Meanwhile another process floods the coordinator
 (tests/attacks/flooding.py): with chats of 14 MiB or with 16,000 images on four
 connections, with compressed bodies, with messages of 100,000 function calls, with
 twenty streams that it leaves unread, or as sixty connections that send one byte at a
-time.  The control has no flood: a process
-burns as much CPU time as the flood and what the coordinator did for it.
+time.  The control has no flood: a process burns as much CPU time as the flood and what
+the coordinator did for it.
 """
 
 import asyncio
