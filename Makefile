@@ -60,6 +60,8 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/zizmor --offline --quiet --strict-collection .github
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml
+	$(if $(filter Linux,$(shell uname -s)),$(BIN)/hadolint Dockerfile)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
@@ -125,6 +127,16 @@ docs: $(VENV)/.docs
 
 $(VENV)/.docs: $(VENV)/.made pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[docs]'
+	@touch $@
+
+# The manual pages of all commands, from their help: man build/man/shoal.1
+.PHONY: man
+man: $(VENV)/.man
+	rm -rf build/man
+	$(BIN)/python scripts/write_man.py build/man
+
+$(VENV)/.man: $(VENV)/.made pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[man]'
 	@touch $@
 
 # What a release publishes, built from a clean checkout and checked: dist/.

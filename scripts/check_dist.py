@@ -22,15 +22,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "src/shoal/"
 METADATA = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
-OPTIONAL = {"register_joblib"}  # names that need an extra
+OPTIONAL = {"register_joblib", "train"}  # names that need an extra
 
 USE = f"""
 import shoal
-from shoal.cli.main import COMMANDS
+from shoal.cli.main import MODULES
 
 for name in set(shoal.__all__) - {OPTIONAL!r}:
     getattr(shoal, name)
-print(*COMMANDS)
+print(*MODULES)
 """
 
 

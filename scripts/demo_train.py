@@ -15,19 +15,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from shoal import launch
-from shoal.cli import api
-from shoal.cli.demo.programs import (
-    BOLD,
-    DIM,
-    GREEN,
-    PLAIN,
-    RED,
-    DemoError,
-    Program,
-    print_coloured,
-    run_program,
-)
-from shoal.cli.train.run_display import event_lines
+from shoal.cli.child_programs import Program, run_program
+from shoal.cli.coordinator_api import CoordinatorApi
+from shoal.cli.local.demo.steps import DemoError, say, step
+from shoal.cli.use.train.run_display import event_lines
 from shoal.training.run_events import Message
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_language_model.py"
@@ -48,43 +39,44 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
         data = folder / "data"
         os.environ["SHOAL_DATA_DIR"] = str(data)
-        print_coloured(f"{DIM}starting a coordinator and three workers …{PLAIN}")
         flags = ["--port", "0", "--data-dir", str(data), "--join-token", TOKEN]
         serve = ["serve", *flags, "--no-discovery"]
-        coordinator = stack.enter_context(run_program("coordinator", serve, folder))
+        with step("starting a coordinator"):
+            coordinator = stack.enter_context(run_program("coordinator", serve, folder))
         url, key = coordinator.report["url"], coordinator.report["api_key"]
         join = ["join", url, "--token", TOKEN]
         workers = {}
         for name in WORKERS:
             flags = ["--trust-code", "--slots", "1", "--name", name]
-            program = run_program(name, [*join, *flags], folder)
-            workers[name] = stack.enter_context(program)
+            with step(f"starting the worker {name}"):
+                program = run_program(name, [*join, *flags], folder)
+                workers[name] = stack.enter_context(program)
+            say(f"{name} joined", "dim")
         out = folder / "out"
-        train(url, key, workers, out, args.steps, args.kill_at)
+        api = CoordinatorApi(url, key, data)
+        stack.callback(api.close)
+        train(api, workers, out, args.steps, args.kill_at)
         chat(url, key, join, out, folder, stack)
     return 0
 
 
 def train(
-    url: str,
-    key: str,
+    api: CoordinatorApi,
     workers: dict[str, Program],
     out: Path,
     steps: int,
     kill_at: int,
 ) -> None:
     """Train on all workers, kill one of them at a step, and fetch the model."""
-    print_coloured(
-        f"\n{BOLD}shoal train --nodes 3 --min-nodes 2 {SCRIPT.name}{PLAIN}\n"
-    )
+    say(f"\nshoal train --nodes 3 --min-nodes 2 {SCRIPT.name}\n", "bold")
     run = launch(
         SCRIPT,
         ["--steps", str(steps)],
         nodes=len(workers),
         min_nodes=2,
         environment={"OMP_NUM_THREADS": "1"},  # the three share one machine
-        url=url,
-        api_key=key,
+        url=api.url,
+        api_key=api.api_key,
     )
     try:
         killed = ""
@@ -94,18 +86,17 @@ def train(
             for line in event_lines(event):
                 print(line, flush=True)
             if kill_at and not killed and step_of(event) >= kill_at:
-                killed = worker_of(url, key, run.jobs[-1], workers)
+                killed = worker_of(api, run.jobs[-1], workers)
                 workers[killed].process.send_signal(signal.SIGKILL)
-                print_coloured(f"{RED}⟨{killed} was killed here⟩{PLAIN}")
+                say(f"⟨{killed} was killed here⟩", "red")
         run.save_output(out)
     finally:
         run.close()
-    print_coloured(f"\n{DIM}the coordinator's record of the run:{PLAIN}")
-    asked = argparse.Namespace(url=url, api_key=key)
-    for line in api.request(asked, f"/admin/jobs/{run.id}/explain")["lines"]:
-        print_coloured(f"{DIM}  {line}{PLAIN}")
+    say("\nthe coordinator's record of the run:", "dim")
+    for line in api.request(f"/admin/jobs/{run.id}/explain")["lines"]:
+        say(f"  {line}", "dim")
     lost = f" by the two that {killed} left" if killed else ""
-    print_coloured(f"\n{GREEN}The model is trained{lost}.{PLAIN}")
+    say(f"\nThe model is trained{lost}.", "green")
 
 
 def step_of(event: Message) -> float:
@@ -115,10 +106,9 @@ def step_of(event: Message) -> float:
     return step if isinstance(step, (int, float)) else 0
 
 
-def worker_of(url: str, key: str, job: str, workers: dict[str, Program]) -> str:
+def worker_of(api: CoordinatorApi, job: str, workers: dict[str, Program]) -> str:
     """Return the name of the worker that runs a job."""
-    asked = argparse.Namespace(url=url, api_key=key)
-    worker = str(api.request(asked, f"/admin/jobs/{job}")["worker"])
+    worker = str(api.request(f"/admin/jobs/{job}")["worker"])
     for name in workers:
         if name in worker:
             return name
@@ -134,7 +124,7 @@ def chat(
     flags = ["--engine", "embedded", "--model", model, "--name", "chatter"]
     stack.enter_context(run_program("chatter", [*join, *flags], folder))
     for question in QUESTIONS:
-        print_coloured(f"\n{BOLD}shoal chat {question!r}{PLAIN}")
+        say(f"\nshoal chat {question!r}", "bold")
         flags = ["--url", url, "--api-key", key, "--temperature", "0"]
         shoal("chat", *flags, "--max-tokens", str(ANSWER_MAX), question)
 

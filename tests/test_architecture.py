@@ -98,12 +98,19 @@ def test_loggers_are_named_by_room() -> None:
     wrong = {
         path: name
         for path, text in MODULES.items()
-        for name in re.findall(r"getLogger\(([^)]*)\)", text)
+        for name in re.findall(r"getLogger\(([^)]+)\)", text)
         for room in [path.partition("/")[0]]
         if name != ('"shoal"' if room == "client" else f'"shoal.{room}"')
     }
 
     assert wrong == {}
+
+
+def test_messages_name_no_package_that_an_index_may_not_have() -> None:
+    # `shoal.config.installation` knows what this copy was installed from.
+    named = re.compile(r"pip install [^`\n]*\bshoal(==|\[| @)")
+
+    assert [path for path, text in MODULES.items() if named.search(text)] == []
 
 
 def test_bugs_are_caught_only_where_they_are_supervised() -> None:
@@ -182,8 +189,11 @@ def test_time_and_chance_are_read_at_the_rim() -> None:
     }
 
     assert reading <= {
-        "cli/join.py",
-        "cli/models.py",
+        "cli/local/doctor/coordinator_checks.py",
+        "cli/pool/status.py",
+        "cli/use/chat/__init__.py",
+        "cli/use/run.py",
+        "cli/use/models/source.py",
         "engines/llama_child.py",  # a process of its own
         "gateway/http/request_record.py",
         "gateway/http/ids.py",

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import shoal
+
 ROOT = Path(__file__).parent.parent
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 MAPS = [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs" / "protocols").glob("*.md"))]
@@ -28,6 +30,15 @@ def test_the_title_has_the_number_of_the_file() -> None:
         title = page.read_text("utf-8").splitlines()[0]
 
         assert re.match(rf"# {int(page.name[:4])}\. ", title), page.name
+
+
+def test_newest_release_in_the_changelog_is_this_version() -> None:
+    page = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    sections = re.findall(r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", page, re.M)
+
+    assert sections[0] == ("Unreleased", "")
+    assert sections[1][0] == shoal.__version__
+    assert all(date for _, date in sections[1:])
 
 
 @pytest.mark.parametrize("page", MAPS, ids=lambda page: page.name)

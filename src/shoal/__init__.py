@@ -26,7 +26,7 @@ shows its numbers to those who watch it.
 
 import importlib
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PLACES = {
     "AsyncPool": "shoal.client.async_pool",

@@ -32,6 +32,7 @@ OPEN = {"dispatch": Config(open=True)}
 PAID = X402Config(
     facilitator="http://127.0.0.1:1", pay_to="payee", network=SOLANA, asset="token"
 )
+PRICED = {"price_cheap_task": "$0.001"}
 
 
 def settings(folder: Path, **more: Any) -> ServeConfig:
@@ -114,7 +115,7 @@ async def test_jobs_require_payment_with_a_facilitator(tmp_path: Path) -> None:
     async with run_facilitator() as facilitator:
         x402 = replace(PAID, facilitator=facilitator.url)
         async with (
-            run_coordinator(settings(tmp_path), OPEN, x402) as running,
+            run_coordinator(settings(tmp_path, **PRICED), OPEN, x402) as running,
             ClientSession() as session,
             session.post(
                 f"{running.url}/v1/jobs/commit/cheap", json=COMMIT
@@ -124,11 +125,58 @@ async def test_jobs_require_payment_with_a_facilitator(tmp_path: Path) -> None:
             assert "PAYMENT-REQUIRED" in response.headers
 
 
+async def test_payments_for_free_jobs_are_a_mistake(tmp_path: Path) -> None:
+    free = settings(tmp_path, price_call="$1")
+
+    with pytest.raises(ConfigError, match=r"all jobs are free.*--price-fast-inference"):
+        async with run_coordinator(free, OPEN, PAID):
+            pass
+
+
+async def test_nobody_owes_anything_until_an_operator_sets_prices(
+    tmp_path: Path,
+) -> None:
+    chat = {"model": "m1", "messages": [{"role": "user", "content": "hi"}]}
+    async with (
+        run_coordinator(settings(tmp_path)) as running,
+        ClientSession() as session,
+        provider(Pool(running.url, running.hub, session), price="$0.5") as worker,
+        Pool(running.url, running.hub, session).node() as node,
+    ):
+        headers = {"Authorization": f"Bearer {running.api_key}"}
+
+        async def ask(path: str, body: object = None) -> Any:
+            method = "GET" if body is None else "POST"
+            async with session.request(
+                method, f"{running.url}{path}", json=body, headers=headers
+            ) as response:
+                assert response.ok, await response.text()
+                return await response.json()
+
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(ask("/v1/chat/completions", chat))
+            await node.answer("hello")
+        job_id = (await ask("/v1/jobs/commit/cheap", COMMIT))["job_id"]
+        await worker.complete((await worker.job())["job_id"], {"ok": True})
+        job = await ask(f"/v1/jobs/{job_id}?wait=30")
+        quotes = [
+            await ask(f"/v1/quote?job_type={kind}") for kind in ("TASK", "LLM_INFER")
+        ]
+        receipts = await ask("/v1/receipts")
+        accounts = await ask("/admin/accounts")
+
+    assert asked.result()["choices"][0]["message"]["content"] == "hello"
+    assert (job["status"], job["price"]) == ("completed", "$0.000")
+    assert [each["price"] for each in quotes] == ["$0.000", "$0.000"]
+    assert [each["price"] for each in receipts["data"]] == [0, 0]
+    assert accounts["data"] == []
+
+
 async def test_unreachable_facilitator_at_start_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        async with run_coordinator(settings(tmp_path), OPEN, PAID):
+        async with run_coordinator(settings(tmp_path, **PRICED), OPEN, PAID):
             pass
 
     assert "no job can be paid for yet, so none is taken" in caplog.text
@@ -140,7 +188,7 @@ async def test_facilitator_without_the_network_prevents_the_start(
     async with run_facilitator() as facilitator:
         x402 = replace(PAID, facilitator=facilitator.url, network="solana:other")
         with pytest.raises(ConfigError, match="--x402-network"):
-            async with run_coordinator(settings(tmp_path), OPEN, x402):
+            async with run_coordinator(settings(tmp_path, **PRICED), OPEN, x402):
                 pass
 
 
@@ -150,8 +198,8 @@ async def test_missing_package_is_named_with_its_installation(
     monkeypatch.delitem(sys.modules, "shoal.gateway.jobs.x402", raising=False)
     monkeypatch.setitem(sys.modules, "x402", None)  # as if it were not installed
 
-    with pytest.raises(ConfigError, match=r"pip install 'shoal\[x402\]'"):
-        async with run_coordinator(settings(tmp_path), OPEN, PAID):
+    with pytest.raises(ConfigError, match=r"which is not installed: .*\[x402\]"):
+        async with run_coordinator(settings(tmp_path, **PRICED), OPEN, PAID):
             pass
 
 

@@ -184,7 +184,7 @@ def test_who_pretends_to_be_the_coordinator_gets_nothing(
     worker = join(programs, between, *model.flags)
 
     if token:
-        assert "Invalid token" in worker.event("left")["reason"]
+        assert "Invalid token" in worker.event("refused")["reason"]
     else:
         assert "not proved the join token" in worker.event("waiting")["reason"]
     assert pretender.workers() == []

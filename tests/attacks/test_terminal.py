@@ -40,7 +40,7 @@ async def test_control_characters_in_names_are_escaped_one_line_each(
 
     shown = capsys.readouterr().out
     check_shown(shown)
-    assert len(shown.splitlines()) == 3
+    assert len(shown.splitlines()) == 4 + 2 * 3  # a machine, its wires, its models
 
 
 async def test_control_characters_in_peer_names_are_escaped(
@@ -58,7 +58,7 @@ async def test_control_characters_in_peer_names_are_escaped(
 
     shown = capsys.readouterr().out
     check_shown(shown)
-    assert len(shown.splitlines()) == 2
+    assert len(shown.splitlines()) == 4 + 4  # and why it gets no jobs
 
 
 async def test_control_characters_in_errors_are_escaped(

@@ -4,7 +4,10 @@ import json
 import logging
 import sys
 
-from shoal.cli.command_loop import JsonFormatter, StrangerFilter
+import click
+from click.testing import CliRunner
+
+from shoal.cli.command_loop import JsonFormatter, StrangerFilter, log_options
 
 
 def written(record: logging.LogRecord) -> dict[str, object]:
@@ -83,3 +86,17 @@ def test_count_is_a_field_in_json() -> None:
 
     assert (last["status"], last["left_out"]) == (401, 1)
     assert fields == {"status": 401}
+
+
+def test_options_of_the_log_have_defaults_and_name_what_they_take() -> None:
+    @click.command()
+    @log_options("warning")
+    def command(log_level: str, log_format: str) -> None:
+        click.echo(f"{log_level} {log_format}")
+
+    assert CliRunner().invoke(command, []).output == "warning text\n"
+    given = ["--log-level", "DEBUG", "--log-format", "json"]
+    assert CliRunner().invoke(command, given).output == "debug json\n"
+    wrong = CliRunner().invoke(command, ["--log-level", "loud"])
+    assert wrong.exit_code == 2
+    assert "'debug', 'info', 'warning', 'error'" in wrong.output

@@ -2,12 +2,11 @@
 
 import io
 import json
-from argparse import Namespace
 
 import pytest
 
-from shoal.cli import api
-from shoal.cli.credentials import revoke_credential
+from shoal.cli.coordinator_api import CoordinatorApi
+from shoal.cli.main import main
 
 
 class Terminal(io.StringIO):
@@ -22,18 +21,17 @@ def revoked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that were deleted."""
     paths: list[str] = []
 
-    def request(args: Namespace, path: str, *, method: str) -> dict[str, str]:
+    def request(api: CoordinatorApi, path: str, *, method: str) -> dict[str, str]:
         assert method == "DELETE"
         paths.append(path)
         return {"name": "alice", "id": "k1"}
 
-    monkeypatch.setattr(api, "request", request)
+    monkeypatch.setattr(CoordinatorApi, "request", request)
     return paths
 
 
-def revoke(*, yes: bool) -> int:
-    args = Namespace(name="al/ice", yes=yes, json=True)
-    return revoke_credential(args, "/admin/keys", "It ends.")
+def revoke(*flags: str) -> int:
+    return main(["keys", "revoke", "al/ice", "--json", *flags])
 
 
 @pytest.mark.parametrize(
@@ -49,10 +47,11 @@ def test_terminal_requires_confirmation(
 ) -> None:
     monkeypatch.setattr("sys.stdin", Terminal(typed))
 
-    assert revoke(yes=False) == status
+    assert revoke() == status
 
     assert revoked == ["/admin/keys/al%2Fice"][status:]
-    assert capsys.readouterr().err == "Revoke al/ice?  It ends.  [y/N] "
+    asked = "Revoke al/ice?  Requests that use it are cancelled. [y/N]:"
+    assert capsys.readouterr().err.strip() == asked
 
 
 def test_flag_and_pipe_need_no_confirmation(
@@ -61,9 +60,9 @@ def test_flag_and_pipe_need_no_confirmation(
     revoked: list[str],
 ) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
-    assert revoke(yes=True) == 0
+    assert revoke("--yes") == 0
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    assert revoke(yes=False) == 0
+    assert revoke() == 0
 
     output = capsys.readouterr()
     assert output.err == ""

@@ -12,7 +12,7 @@ import pytest
 
 from protocols.macfleet.recorded import case_of
 from shoal.app.fleet_files import FILE, load_fleet, with_fleet
-from shoal.cli.fleet import qr_lines
+from shoal.cli.access.fleet import qr_lines
 from shoal.cli.main import main
 from shoal.config.secret_files import TOKEN_FILE
 from shoal.domain.errors import ConfigError

@@ -1,16 +1,17 @@
 """The commands for jobs, quotes and pairings at a complete coordinator."""
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from cli.commands import shoal
 from gateway.providers import provider
-from gateway.serving import KEY, Pool, serving
+from gateway.serving import Pool, serving
 from protocols.dispatch.recorded import SIGNERS
-from shoal.cli.main import main
 from shoal.protocols.dispatch import Config
 
 A = SIGNERS["A"].public_key.hex()
@@ -20,12 +21,6 @@ A = SIGNERS["A"].public_key.hex()
 async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
     async with serving(tmp_path, wires={"dispatch": Config(open=True)}) as running:
         yield running
-
-
-async def shoal(pool: Pool, *arguments: str) -> int:
-    """Run a command; return its exit status."""
-    address = ("--url", pool.url, "--api-key", KEY)
-    return await asyncio.to_thread(main, [*arguments, *address])
 
 
 async def test_submitted_job_is_awaited_and_its_result_printed(
@@ -66,6 +61,18 @@ async def test_whole_payload_can_be_given(
         text = json.dumps(payload)
         assert await shoal(pool, "jobs", "submit", "--payload", text) == 0
         assert (await worker.job())["payload"] == payload
+
+
+async def test_input_is_read_from_a_pipe(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("a long\nprompt"))
+    async with provider(pool) as worker:
+        assert await shoal(pool, "jobs", "submit", "-", "--policy", "fast") == 0
+        job = await worker.job()
+
+    assert job["payload"] == {"prompt": "a long\nprompt"}
+    assert job["policy"] == "FAST"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Arguments of the join command."""
 
 import pytest
+from click.testing import CliRunner
 
-from shoal.cli.join import normalize_url, parse_privacy
+from shoal.cli.pool.join import command, normalize_url, parse_privacy
 from shoal.domain.errors import ConfigError
 
 
@@ -12,6 +13,11 @@ from shoal.domain.errors import ConfigError
         ("", "auto", ""),
         ("127.0.0.1:4010", "auto", "http://127.0.0.1:4010"),
         ("localhost:4010", "auto", "http://localhost:4010"),
+        ("localhost", "auto", "http://localhost:4010"),
+        ("localhost", "macfleet", "localhost"),
+        ("192.0.2.7", "auto", "http://192.0.2.7:4010"),
+        ("::1", "auto", "http://[::1]:4010"),
+        ("[::1]:4011", "auto", "http://[::1]:4011"),
         ("https://host", "auto", "https://host"),
         ("nonsense", "auto", "nonsense"),
         ("192.0.2.7:50051", "macfleet", "192.0.2.7:50051"),
@@ -19,6 +25,14 @@ from shoal.domain.errors import ConfigError
 )
 def test_bare_address_means_a_coordinator(url: str, wire: str, meant: str) -> None:
     assert normalize_url(url, wire) == meant
+
+
+@pytest.mark.parametrize(
+    "url", ["http://", "http://[::1", "http://host:99999", "http://h:x"]
+)
+def test_invalid_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected http://HOST:PORT"):
+        normalize_url(url, "auto")
 
 
 @pytest.mark.parametrize("given", ["private", "PRIVATE"])
@@ -29,3 +43,22 @@ def test_privacy_class_is_read_in_any_case(given: str) -> None:
 def test_unknown_privacy_class_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected any, public or private"):
         parse_privacy("secret")
+
+
+def test_short_help_has_what_a_first_user_needs() -> None:
+    short = CliRunner().invoke(command, ["--help"]).output
+
+    for option in ("URL", "--model", "--engine", "--token", "--tasks", "--throttle"):
+        assert f"  {option}" in short or f"[{option}]" in short
+    assert "--wire" not in short
+    assert "--macfleet-port" not in short
+
+
+def test_long_help_has_the_settings_of_fleets_in_a_section_of_their_own() -> None:
+    everything = CliRunner().invoke(command, ["--help-all"]).output
+
+    assert "  --wire WIRE" in everything
+    assert (
+        "  --macfleet-token TOKEN"
+        in everything.partition("\nmacfleet: MacFleet's nodes:\n")[2]
+    )

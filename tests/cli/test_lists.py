@@ -1,13 +1,12 @@
 """Lists that are longer than a page."""
 
-import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
-from gateway.serving import KEY, Pool, serving
-from shoal.cli.main import main
+from cli.commands import shoal
+from gateway.serving import serving
 from shoal.domain.facts import Fact, JobCancelled, JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
@@ -16,12 +15,6 @@ from shoal.ledger import accounts
 from shoal.store.sqlite.store import SqliteStore
 
 ACCOUNTS = 1500  # more than one page
-
-
-async def shoal(pool: Pool, *arguments: str) -> int:
-    """Run a command; return its exit status."""
-    address = ("--url", pool.url, "--api-key", KEY)
-    return await asyncio.to_thread(main, [*arguments, *address])
 
 
 async def test_lists_are_complete_or_name_the_next_page(

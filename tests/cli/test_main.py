@@ -3,11 +3,13 @@
 import gc
 import subprocess
 import sys
+from collections.abc import Iterator
 
+import click
 import pytest
 
 from harness.speed import scaled
-from shoal.cli.main import main
+from shoal.cli.main import main, shoal
 
 INTERRUPTED = """
 import importlib.abc, os, signal, sys
@@ -15,7 +17,7 @@ from shoal.cli.main import main
 
 class Interrupting(importlib.abc.MetaPathFinder):
     def find_spec(self, name, *rest):
-        if name == "shoal.cli.version":
+        if name == "shoal.cli.local.version":
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupting())
@@ -43,3 +45,40 @@ def test_garbage_is_collected_once_a_command_is_imported(
 
     assert gc.isenabled()
     assert capsys.readouterr().out.startswith("shoal")
+
+
+# What they print is for people, or is a file's content.
+WITHOUT_JSON = {"completion", "demo", "help", "run"}
+
+
+def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Yield all commands below a group, by their names."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", command
+
+
+def test_every_command_prints_json_on_request() -> None:
+    without = {
+        name
+        for name, command in commands(shoal)
+        if not any("--json" in each.opts for each in command.params)
+    }
+
+    assert without <= WITHOUT_JSON
+
+
+def test_every_parameter_says_what_it_is() -> None:
+    silent = {
+        f"{name} {each.opts[0]}"
+        for name, command in commands(shoal)
+        for each in command.params
+        if isinstance(each, click.Option) and not each.help
+    }
+
+    assert silent == set()

@@ -1,15 +1,12 @@
 """The models command without a peer."""
 
-import argparse
 import asyncio
 import json
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 from cli.coordinators import Sites
-from shoal.cli import models
 from shoal.cli.main import main
 
 
@@ -60,7 +57,7 @@ def test_listing_is_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     (line,) = [
         line for line in capsys.readouterr().out.splitlines() if "org/name " in line
     ][1:]
-    assert line.split() == ["org/name", "4", "MB", "2", str(folder / "org" / "name")]
+    assert line.split() == ["org/name", "4.0", "MB", "2", str(folder / "org" / "name")]
 
 
 def test_empty_folder_has_a_hint(
@@ -76,14 +73,19 @@ def test_empty_folder_has_a_hint(
 
 
 @pytest.mark.parametrize(
-    "peer", ["here", "here:", "here:x", ":4000", "http://here:80", "here:99999", "[::1"]
+    "where",
+    [
+        *("here", "here:", "here:x", ":4000", "here:99999", "[::1"),
+        *("tls://here", "http://", "https://:4010", "http://here:x", "ws://here:80"),
+    ],
 )
-def test_peer_address_requires_host_and_port(
-    peer: str, capsys: pytest.CaptureFixture[str]
+def test_source_requires_a_host_and_a_peer_its_port(
+    where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["models", "get", "m", "--from", peer]) == 1
+    assert main(["models", "get", "m", "--from", where]) == 1
 
-    assert f"--from {peer}: expected HOST:PORT" in capsys.readouterr().err
+    reason = f"--from {where}: expected the URL of a coordinator, such as http://"
+    assert reason in capsys.readouterr().err
 
 
 def test_invalid_model_name_is_rejected_locally(
@@ -132,10 +134,8 @@ async def find(
     found = {"model": "org/m", "asked": 3, "data": copies}
     health = {"status": "ok", "shoal": "1", "direct": {"tealenet": {"tcp": 4011}}}
     url = await sites({"/admin/models/org/m": found, "/healthz": health})
-    parser = argparse.ArgumentParser()
-    models.add_arguments(parser)
     given = ["find", "org/m", "--url", url, "--api-key", "sk-test", *more]
-    return await asyncio.to_thread(models.run, parser.parse_args(given)), url
+    return await asyncio.to_thread(main, ["models", *given]), url
 
 
 async def test_found_copies_are_listed_with_the_addresses_to_copy_from(
@@ -143,17 +143,16 @@ async def test_found_copies_are_listed_with_the_addresses_to_copy_from(
 ) -> None:
     code, url = await find(sites, [OWN, WORKER, STUDIO, DIALLING])
 
-    host = urlsplit(url).hostname
     assert code == 0
     assert [each.split() for each in capsys.readouterr().out.splitlines()] == [
         ["PEER", "SIZE", "FROM"],
-        ["this", "coordinator", f"{host}:4011"],
-        ["tealenet:w", "4.83", "GB", f"{host}:4011"],
-        ["Studio", "(tealenet:AB)", "4.83", "GB", "192.0.2.1:41234"],
-        ["tealenet:CD", "4.83", "GB"],
+        ["this", "coordinator", url],
+        ["tealenet:w", "4.8", "GB", url],
+        ["Studio", "(tealenet:AB)", "4.8", "GB", "192.0.2.1:41234"],
+        ["tealenet:CD", "4.8", "GB"],
         [
             *("to", "copy", "it:", "shoal", "models", "get", "org/m"),
-            *("--from", f"{host}:4011", "--token", "JOIN_TOKEN"),
+            *("--from", url, "--token", "JOIN_TOKEN"),
         ],
     ]
 

@@ -116,6 +116,31 @@ def test_numbers_may_have_separators(value: str, wanted: float) -> None:
     assert settings({"drain": value}).drain == wanted
 
 
+def test_secret_may_be_in_a_file_that_a_variable_names(file: Path) -> None:
+    file.write_text("s3cret\n")
+    environment = {"SHOAL_JOIN_TOKEN_FILE": str(file), "SHOAL_PORT_FILE": str(file)}
+
+    assert settings(environment=environment) == ServeConfig(join_token="s3cret")
+    both = environment | {"SHOAL_JOIN_TOKEN": "given"}
+    assert settings(environment=both).join_token == "given"
+    assert settings({"join_token": "flag"}, environment).join_token == "flag"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [(None, "No such file"), ("\n", "the file is empty")]
+)
+def test_error_names_a_variable_whose_file_has_no_secret(
+    file: Path, text: str | None, said: str
+) -> None:
+    if text is not None:
+        file.write_text(text)
+
+    with pytest.raises(ConfigError, match=said) as caught:
+        settings(environment={"SHOAL_API_KEY_FILE": str(file)})
+
+    assert f"SHOAL_API_KEY_FILE={file}" in str(caught.value)
+
+
 def test_tilde_is_expanded_in_paths() -> None:
     assert settings({"data_dir": "~/x"}).data_dir == Path.home() / "x"
 

@@ -1,18 +1,27 @@
-"""What `shoal status` prints of workers."""
+"""What `shoal status` prints of machines."""
 
-import argparse
 import asyncio
-from collections.abc import Mapping
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.coordinators import Sites
-from shoal.cli import status
+from harness.terminal import at_terminal
+from shoal.cli.main import main
+from shoal.cli.pool.status_view import status_lines
+
+NOW = 1_000_000.0
+KEY = "8a88e3dd7409f195fd52db2d3cba5d72ca6709bf1d94121bf3748801b40f6f5c"
+HEAD = "MACHINE  STATE   BUSY  TOKENS/S  CPU  MEM  TEMP  UP"
 
 WORKER: Mapping[str, Any] = {
     "id": "wire:w/m",
     "models": ["m"],
+    "kinds": ["chat"],
     "slots": 2,
     "busy": 1,
     "draining": "",
@@ -21,256 +30,197 @@ WORKER: Mapping[str, Any] = {
     "points": 0,
     "cpu": None,
     "memory": None,
+    "temperature": None,
+    "tokens_per_second": None,
     "unfit": "",
     "queued": 0,
     "speed": 1.0,
     "thermal": "nominal",
     "throttle": 100,
     "tasks": [],
+    "public_key": None,
+    "proven": False,
     "peer": None,
     "peer_name": "",
     "protection": None,
+    "connected_at": None,
 }
-
-
-REFUSED: Mapping[str, Any] = {
-    "id": "wire:ab\n",
-    "name": "",
-    "hardware": None,
-    "remark": "",
-}
-STUDIO: Mapping[str, Any] = {
+PEER: Mapping[str, Any] = {
+    "pending": False,
     "id": "wire:ab",
-    "name": "Studio",
-    "remark": "speaks version 2",
-    "hardware": {
-        "chip": "Apple M2 Pro",
-        "memory_gb": 32.0,
-        "gpu_memory_gb": None,
-        "tier": 2,
-    },
-}
-SERVER: Mapping[str, Any] = {
-    "id": "wire:cd",
-    "name": "Linux Server",
+    "name": "",
     "remark": "",
-    "hardware": {
-        "chip": "NVIDIA RTX 4090",
-        "memory_gb": 64.0,
-        "gpu_memory_gb": 24.0,
-        "tier": 1,
-    },
+    "release": "",
+    "hardware": None,
+    "protection": "noise",
+}
+STUDIO = {"chip": "Apple M2 Pro", "memory_gb": 32.0, "gpu_memory_gb": None}
+SERVER = {"chip": "NVIDIA RTX 4090", "memory_gb": 64.0, "gpu_memory_gb": 24.0}
+STATUS: Mapping[str, Any] = {
+    "version": "1.2.3",
+    "started_at": NOW - 7300,
+    "ready": True,
+    "why_not": "",
+    "models": ["m"],
+    "jobs": {"running": 1, "queued": 0},
+    "workers": [],
+    "nodes": [],
+    "peers": [],
+    "orders": [],
+    "relays": [],
+    "unencrypted": {},
+    "refused": [],
 }
 
 
-async def printed(
-    sites: Sites, capsys: pytest.CaptureFixture[str], **said: object
-) -> str:
-    """Return the line of a worker with these fields."""
-    told = {
-        "ready": True,
-        "why_not": "",
-        "jobs": {"running": 1, "queued": 0},
-        "workers": [{**WORKER, **said}],
-        "nodes": [],
-        "peers": [],
-        "orders": [],
-        "relays": [],
-        "unencrypted": {},
-        "refused": [],
+def shown(**said: object) -> list[str]:
+    """Return the lines after the two of the pool as a whole."""
+    return [*status_lines({**STATUS, **said}, "http://pool:1", NOW)][2:]
+
+
+def test_the_head_tells_of_the_whole_pool() -> None:
+    said = {**STATUS, "workers": [WORKER], "ready": False, "why_not": "disk\nfull"}
+
+    lines = [*status_lines(said, "http://pool:1", NOW)]
+
+    assert lines[:3] == [
+        "Shoal 1.2.3 at http://pool:1, up 2 h",
+        "1 machine, 1 model, 1 job running, 0 waiting",
+        "no jobs are accepted: disk\nfull",
+    ]
+
+
+def test_a_machine_has_a_row_and_beneath_it_its_wires_and_models() -> None:
+    measured = {"cpu": 12.4, "memory": 40.0, "temperature": 54.2}
+    worker = {
+        **WORKER,
+        **measured,
+        "id": "wire:ab/m",
+        "peer_name": "studio",
+        "protection": "noise",
+        "tokens_per_second": 35.2,
+        "connected_at": NOW - 90,
     }
-    parser = argparse.ArgumentParser()
-    status.add_arguments(parser)
-    url = await sites({"/admin/status": told})
-    args = parser.parse_args(["--url", url, "--api-key", "sk-test"])
-    assert await asyncio.to_thread(status.run, args) == 0
-    return capsys.readouterr().out.splitlines()[1]
+    other = {**worker, "id": "wire:ab/n", "models": ["n"], "busy": 0}
+    peer = {**PEER, "name": "studio", "hardware": STUDIO, "release": "1.2.3"}
+
+    assert shown(workers=[worker, other], peers=[peer]) == [
+        "",
+        "MACHINE  STATE   BUSY  TOKENS/S  CPU  MEM  TEMP   UP",
+        "studio   active  1/4   35.2      12%  40%  54 °C  1 min",
+        "  Apple M2 Pro, 32 GB; wire (Noise); Shoal 1.2.3",
+        "  m, n",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("said", "end"),
+    ("said", "state", "remark"),
     [
-        ({}, "1 of 2 busy"),
-        ({"cpu": 45.2, "memory": 62.1}, "cpu 45%, memory 62%"),
-        ({"protection": "plain"}, "plaintext"),
-        ({"protection": "noise", "unfit": "is too hot"}, "Noise  is too hot"),
-        (
-            {"protection": "teale", "queued": 2},
-            "encrypted  jobs of other coordinators: 2",
-        ),
-        ({"protection": "tls", "speed": 0.5}, "TLS  at 50% of its speed"),
+        ({"unfit": "is too hot"}, "unfit", "is too hot"),
+        ({"queued": 2}, "active", "jobs of other coordinators: 2"),
+        ({"speed": 0.5}, "active", "at 50% of its speed"),
         (
             {"speed": 0.4, "thermal": "fair", "throttle": 50},
+            "active",
             "at 40% of its speed, thermal level fair, its owner lends 50% of its speed",
         ),
         (
             {"speed": 0.5, "throttle": 50},
-            "1 of 2 busy  its owner lends 50% of its speed",
+            "active",
+            "its owner lends 50% of its speed",
         ),
-        ({"draining": "going home", "unfit": "is paused"}, "going home"),
-        ({"suspension": "draining", "draining": "bye"}, "drained by an operator"),
-        ({"points": 3, "unfit": "is paused"}, "3 penalty points"),
-        ({"remark": "odd\nname"}, "odd\\nname"),
+        ({"draining": "going home", "unfit": "is paused"}, "leaving", "going home"),
+        (
+            {"suspension": "draining", "draining": "bye"},
+            "draining",
+            "drained by an operator",
+        ),
+        ({"points": 3, "unfit": "is paused"}, "unfit", "3 penalty points"),
+        ({"remark": "odd\nname"}, "active", "odd\\nname"),
     ],
 )
-async def test_worker_line_shows_its_state(
-    sites: Sites,
-    capsys: pytest.CaptureFixture[str],
-    said: Mapping[str, object],
-    end: str,
+def test_what_is_wrong_with_a_machine_is_beneath_it(
+    said: Mapping[str, object], state: str, remark: str
 ) -> None:
-    line = await printed(sites, capsys, **said)
+    row, wires, models, *wrong = shown(workers=[{**WORKER, **said}])[2:]
 
-    assert line.startswith("  wire:w/m  m  1 of 2 busy")
-    assert line.endswith(end)
+    assert row.split() == ["w", state, "1/2"]
+    assert (wires, models) == ("  wire", "  m")
+    assert wrong == [f"  {remark}"]
 
 
-async def test_nodes_of_a_wire_have_their_own_table(
-    sites: Sites, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ids_of_64_digits_are_cut() -> None:
+    worker = {**WORKER, "id": f"wire:{KEY}/m", "remark": f"was {KEY}"}
+
+    lines = shown(workers=[worker])
+
+    assert lines[2].startswith("8a88e3dd…")
+    assert lines[-1] == "  was 8a88e3dd…"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "told"), [(["f"], "1 function"), (["f", "g"], "2 functions")]
+)
+def test_functions_are_counted(tasks: list[str], told: str) -> None:
+    worker = {**WORKER, "models": [], "kinds": ["call"], "tasks": tasks}
+
+    assert shown(workers=[worker])[-1] == f"  {told}"
+
+
+def test_nodes_of_a_wire_have_their_own_table() -> None:
     node = {
         "wire": "wire",
         "name": "n1",
         "address": "192.0.2.1:5",
         "state": "alive",
         "since": 0.0,
-        "score": 316.0,
         "rank": 0,
         "weight": 0.25,
         "coordinator": True,
         "remark": "",
-        "hardware": {"chip": "M2", "memory_gb": 24.0, "gpu_cores": 10},
     }
     unknown = {**node, "name": "", "rank": None, "coordinator": False, "remark": "why"}
-    unknown["hardware"] = None
-    told = {
-        "ready": True,
-        "why_not": "",
-        "jobs": {"running": 0, "queued": 0},
-        "workers": [],
-        "peers": [],
-        "orders": [],
-        "relays": [],
-        "unencrypted": {},
-        "refused": [],
-        "nodes": [node, {**unknown, "since": None, "state": "no answer"}],
-    }
-    parser = argparse.ArgumentParser()
-    status.add_arguments(parser)
-    url = await sites({"/admin/status": told})
-    args = parser.parse_args(["--url", url, "--api-key", "sk-test"])
-    assert await asyncio.to_thread(status.run, args) == 0
 
-    *_, head, first, second = capsys.readouterr().out.splitlines()
-    columns = ["node", "address", "state", "since", "rank", "weight", "hardware"]
-    assert head.split() == columns
-    assert first == (
-        "wire:n1  192.0.2.1:5  alive      1970-01-01 00:00Z  0     25%     M2, 24 GB  "
-        "coordinator"
-    )
+    *_, head, first, second = shown(nodes=[node, {**unknown, "state": "no answer"}])
+
+    assert head.split() == ["NODE", "ADDRESS", "STATE", "RANK", "WEIGHT"]
+    assert first == "wire:n1  192.0.2.1:5  alive      0     25%     coordinator"
     assert second.split() == ["wire", "192.0.2.1:5", "no", "answer", "why"]
 
 
-async def test_a_peer_that_is_not_admitted_is_shown_with_the_reason(
-    sites: Sites, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = {
-        "ready": True,
-        "why_not": "",
-        "jobs": {"running": 0, "queued": 0},
-        "workers": [],
-        "nodes": [],
-        "peers": [],
-        "orders": [],
-        "relays": [],
-        "unencrypted": {},
-        "refused": [{**REFUSED, "reason": "start it with --open"}],
-    }
-    parser = argparse.ArgumentParser()
-    status.add_arguments(parser)
-    url = await sites({"/admin/status": told})
-    args = parser.parse_args(["--url", url, "--api-key", "sk-test"])
-    assert await asyncio.to_thread(status.run, args) == 0
+def test_a_peer_that_is_not_admitted_is_shown_with_the_reason() -> None:
+    refused = {**PEER, "id": "wire:ab\n", "reason": "start it with --open"}
 
-    *_, line = capsys.readouterr().out.splitlines()
-    assert line == "  wire:ab\\n  not admitted: start it with --open"
+    lines = shown(refused=[refused])
 
-
-async def test_peers_are_shown_by_their_names_with_their_machines(
-    sites: Sites, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = {
-        "ready": True,
-        "why_not": "",
-        "jobs": {"running": 0, "queued": 0},
-        "workers": [{**WORKER, "id": "wire:ab/m", "peer_name": "Studio"}],
-        "nodes": [],
-        "peers": [STUDIO, SERVER],
-        "orders": [],
-        "relays": [],
-        "unencrypted": {},
-        "refused": [{**SERVER, "id": "wire:ef", "reason": "start it with --open"}],
-    }
-    parser = argparse.ArgumentParser()
-    status.add_arguments(parser)
-    url = await sites({"/admin/status": told})
-    args = parser.parse_args(["--url", url, "--api-key", "sk-test"])
-    assert await asyncio.to_thread(status.run, args) == 0
-
-    server = "NVIDIA RTX 4090, 64 GB, 24 GB VRAM, tier 1"
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "  Studio (wire:ab/m)  m  1 of 2 busy  Apple M2 Pro, 32 GB, tier 2"
-        "  speaks version 2",
-        f"  Linux Server (wire:cd)  {server}  no models",
-        f"  Linux Server (wire:ef)  {server}  not admitted: start it with --open",
+    assert lines[-3:] == [
+        "ab\\n     not admitted",
+        "  wire (Noise)",
+        "  start it with --open",
     ]
 
 
-async def test_a_removed_worker_that_is_gone_is_shown(
-    sites: Sites, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_peers_without_models_are_machines_too() -> None:
+    server = {**PEER, "name": "Linux Server", "hardware": SERVER, "remark": "is new"}
+
+    assert [each for each in shown(peers=[server]) if each.startswith("  ")] == [
+        "  NVIDIA RTX 4090, 64 GB, 24 GB VRAM; wire (Noise)",
+        "  is new",
+    ]
+
+
+def test_a_removed_worker_that_is_gone_is_shown() -> None:
     order = {"name": "wire:w", "by": "al", "since": 0.0, "running": 0}
-    told = {
-        "ready": True,
-        "why_not": "",
-        "jobs": {"running": 0, "queued": 0},
-        "workers": [],
-        "nodes": [],
-        "peers": [],
-        "refused": [],
-        "unencrypted": {"wire": "nodes", "other": "workers"},
-        "orders": [
-            {**order, "state": "removed", "workers": []},
-            {**order, "state": "paused", "workers": ["wire:w/m"]},
-        ],
-        "relays": [],
-    }
-    parser = argparse.ArgumentParser()
-    status.add_arguments(parser)
-    url = await sites({"/admin/status": told})
-    args = parser.parse_args(["--url", url, "--api-key", "sk-test"])
-    assert await asyncio.to_thread(status.run, args) == 0
+    orders = [{**order, "state": "removed", "workers": []}]
 
-    _, unencrypted, advice, line = capsys.readouterr().out.splitlines()
-    assert unencrypted == (
-        "connections without encryption: nodes (wire), workers (other)"
+    lines = shown(orders=orders, unencrypted={"wire": "nodes", "other": "workers"})
+
+    assert lines[0] == "connections without encryption: nodes (wire), workers (other)"
+    assert any(each.startswith("no workers: run") for each in lines)
+    assert lines[-1] == (
+        "  removed with the key al, 1970-01-01 00:00Z; to resume: shoal nodes resume "
+        "wire:w"
     )
-    assert advice.startswith("no workers: run")
-    assert line == (
-        "  wire:w  removed with the key al, 1970-01-01 00:00Z; to resume: shoal "
-        "workers resume wire:w"
-    )
-
-
-@pytest.mark.parametrize(
-    ("tasks", "shown"), [(["f"], "1 function"), (["f", "g"], "2 functions")]
-)
-async def test_functions_of_a_worker_without_models_are_counted(
-    sites: Sites, capsys: pytest.CaptureFixture[str], tasks: list[str], shown: str
-) -> None:
-    line = await printed(sites, capsys, models=[], tasks=tasks)
-
-    assert line == f"  wire:w/m  {shown}  1 of 2 busy"
 
 
 @pytest.mark.parametrize(
@@ -294,29 +244,63 @@ async def test_functions_of_a_worker_without_models_are_counted(
         ),
     ],
 )
-async def test_the_relay_is_shown_if_it_is_open_or_used(
-    sites: Sites,
-    capsys: pytest.CaptureFixture[str],
-    relay: tuple[bool, int, int, int],
-    lines: list[str],
+def test_the_relay_is_shown_if_it_is_open_or_used(
+    relay: tuple[bool, int, int, int], lines: Sequence[str]
 ) -> None:
     fields = ("open", "members", "guests", "strangers")
-    told = {
-        "ready": True,
-        "why_not": "",
-        "jobs": {"running": 0, "queued": 0},
-        "workers": [WORKER],
-        "nodes": [],
-        "peers": [],
-        "refused": [],
-        "orders": [],
-        "unencrypted": {},
-        "relays": [{"wire": "wire", **dict(zip(fields, relay, strict=True))}],
-    }
-    parser = argparse.ArgumentParser()
-    status.add_arguments(parser)
-    url = await sites({"/admin/status": told})
-    args = parser.parse_args(["--url", url, "--api-key", "sk-test"])
-    assert await asyncio.to_thread(status.run, args) == 0
+    told = {"wire": "wire", **dict(zip(fields, relay, strict=True))}
 
-    assert capsys.readouterr().out.splitlines()[2:] == lines
+    found = shown(relays=[told])
+
+    assert [each for each in found if each.startswith("relay:")] == lines
+
+
+async def test_json_is_the_coordinators_own(
+    sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = await sites({"/admin/status": STATUS})
+    place = ("--url", url, "--api-key", "sk-test")
+
+    assert await asyncio.to_thread(main, ["status", "--json", *place]) == 0
+    assert json.loads(capsys.readouterr().out) == STATUS
+
+
+def test_watching_needs_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--watch"]) == 2
+    assert "--watch needs a terminal, or --json" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pty")
+async def test_watching_tells_when_the_coordinator_is_away(
+    sites: Sites, tmp_path: Path
+) -> None:
+    import pexpect
+
+    url = await sites({"/admin/status": {**STATUS, "workers": [WORKER]}})
+
+    def watch() -> None:
+        for address, told in (
+            (url, "1 machine, 1 model"),
+            ("http://127.0.0.1:1", "trying again"),
+        ):
+            arguments = ["status", "--watch", "--url", address, "--api-key", "sk-test"]
+            terminal = at_terminal(arguments, columns=80)
+            terminal.expect_exact(told)
+            terminal.sendintr()
+            terminal.expect(pexpect.EOF)
+            terminal.wait()
+            assert terminal.exitstatus == 130
+
+    await asyncio.to_thread(watch)
+
+
+@pytest.mark.parametrize("title", ["studio", "wire:other", ""])
+def test_the_command_that_approves_a_machine_is_shown_whole(title: str) -> None:
+    key = "8a" * 32
+    peer = {**PEER, "id": f"wire:{key}", "name": title, "pending": True}
+
+    (row, _, remark) = shown(peers=[peer])[3:]
+
+    name = title if title == "studio" else key
+    assert "pending" in row
+    assert remark == f"  an operator has to approve it: shoal nodes approve {name}"

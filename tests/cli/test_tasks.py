@@ -1,6 +1,5 @@
 """``shoal tasks``: the list of functions, and their results."""
 
-import argparse
 import json
 from typing import Any
 
@@ -9,15 +8,13 @@ import pytest
 
 from client.coordinator import KEY
 from client.coordinator_thread import CoordinatorThread
-from shoal.cli import tasks
-from shoal.domain.errors import ConfigError, UnknownTask
+from shoal.cli.main import main
 
 
 def run(there: CoordinatorThread, *words: str) -> int:
-    parser = argparse.ArgumentParser()
-    tasks.add_arguments(parser)
-    reach = ("--url", there.coordinator.url, "--api-key", KEY)
-    return tasks.run(parser.parse_args([*words, *reach]))
+    action, *rest = words
+    address = ("--url", there.coordinator.url, "--api-key", KEY)
+    return main(["tasks", action, *address, *rest])
 
 
 def test_functions_are_listed(
@@ -50,6 +47,8 @@ def test_functions_are_listed_as_json(
         (["1", "2"], "[[1, 2], {}]"),
         (["text", '"1"', "[1, null]"], '[["text", "1", [1, null]], {}]'),
         (["--kwarg", "x=1", "--kwarg", "name=a=b"], '[[], {"x": 1, "name": "a=b"}]'),
+        (["-1", "--kwarg", "x=-1", "-2.5e3"], '[[-1, -2500.0], {"x": -1}]'),
+        (["--", "--timeout", "-x", "-0"], '[["--timeout", "-x", 0], {}]'),
     ],
 )
 def test_arguments_are_json_or_text(
@@ -105,11 +104,21 @@ def test_function_error_prints_only_its_traceback(
     assert told.endswith("ValueError: zap\n")
 
 
-def test_unknown_function_is_named(beside: CoordinatorThread) -> None:
-    with pytest.raises(UnknownTask, match="nobody"):
-        run(beside, "run", "nobody")
+@pytest.mark.parametrize(
+    ("words", "status", "reason"),
+    [
+        (["nobody"], 1, "nobody"),
+        (["echo", "--kwarg", "5"], 1, "--kwarg 5: expected NAME=VALUE"),
+        (["echo", "--tiemout", "5"], 2, "Did you mean '--timeout'?"),
+    ],
+)
+def test_call_that_cannot_be_made_says_why(
+    beside: CoordinatorThread,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    status: int,
+    reason: str,
+) -> None:
+    assert run(beside, "run", *words) == status
 
-
-def test_keyword_argument_without_a_name_is_rejected(beside: CoordinatorThread) -> None:
-    with pytest.raises(ConfigError, match="NAME=VALUE"):
-        run(beside, "run", "echo", "--kwarg", "5")
+    assert reason in capsys.readouterr().err

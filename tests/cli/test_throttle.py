@@ -1,13 +1,11 @@
 """``shoal throttle``: the owner's word to the workers of this machine."""
 
-import argparse
 from pathlib import Path
 
 import pytest
 
-from shoal.cli import throttle
+from shoal.cli.main import main
 from shoal.config.throttle_file import ThrottleFile
-from shoal.domain.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +15,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    throttle.add_arguments(parser)
-    return throttle.run(parser.parse_args(words))
+    return main(["throttle", *words])
 
 
 def test_the_throttle_is_set_and_printed(
@@ -41,18 +37,18 @@ def test_the_throttle_is_set_and_printed(
 def test_an_impossible_share_is_refused(
     share: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        run(share)
+    assert run(share) == 2
 
     assert f"from 0 to 100, got {share!r}" in capsys.readouterr().err
     assert ThrottleFile(folder).read() is None
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "file").touch()
     monkeypatch.setenv("SHOAL_DATA_DIR", str(folder / "file"))
 
-    with pytest.raises(ConfigError, match="cannot be stored"):
-        run("50")
+    assert run("50") == 1
+
+    assert "shoal throttle: the throttle cannot be stored" in capsys.readouterr().err

@@ -1,14 +1,14 @@
 """``shoal train``: its options, and what it shows."""
 
-import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shoal.cli import train
-from shoal.cli.train import script_arguments
-from shoal.cli.train.run_display import (
+from shoal.cli.main import main
+from shoal.cli.use import train
+from shoal.cli.use.train.run_display import (
     JsonDisplay,
     LineDisplay,
     RunStatus,
@@ -16,67 +16,71 @@ from shoal.cli.train.run_display import (
     event_lines,
     rank_table,
 )
-from shoal.domain.errors import ConfigError
 from shoal.training.run_events import Message
 
 
-def parsed(*words: str) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser()
-    train.add_arguments(parser)
-    args = parser.parse_args([*words])
-    return args, script_arguments(args)
+def parsed(*words: str) -> dict[str, Any]:
+    return train.command.make_context("train", [*words]).params
 
 
 @pytest.mark.parametrize(
     ("words", "arguments"),
     [
-        (["--nodes", "3", "t.py"], []),
-        (["t.py", "--nodes", "3"], []),
-        (["--nodes", "3", "t.py", "--epochs", "2", "data"], ["--epochs", "2", "data"]),
-        (["t.py", "--epochs", "2", "--nodes", "3", "data"], ["--epochs", "2", "data"]),
-        (["--nodes=3", "t.py", "--", "--nodes", "5"], ["--nodes", "5"]),
-        (["t.py", "--nodes", "3", "--", "--", "-x"], ["--", "-x"]),
-        (
-            ["--nodes", "3", "t.py", "--node", "5", "--env-file", "x"],
-            ["--node", "5", "--env-file", "x"],
-        ),
+        ("--nodes 3 t.py", ""),
+        ("t.py --nodes 3", ""),
+        ("--nodes 3 t.py --epochs 2 data", "--epochs 2 data"),
+        ("t.py --epochs 2 --nodes 3 data", "--epochs 2 data"),
+        ("--nodes=3 t.py -- --nodes 5", "--nodes 5"),
+        ("t.py --nodes 3 -- -- -x", "-- -x"),
+        ("--nodes 3 t.py --node 5 --env-file x", "--node 5 --env-file x"),
+        ("--nodes 2 t.py --lr=0.1 -vh --nodes=3 --help", "--lr=0.1 -vh --help"),
+        ("--nodes 3 -- t.py -x", "-x"),
+        ("t.py -1 - --nodes 3", "-1 -"),
     ],
 )
-def test_options_stand_before_or_after_the_script(
-    words: list[str], arguments: list[str]
-) -> None:
-    args, rest = parsed(*words)
+def test_options_stand_before_or_after_the_script(words: str, arguments: str) -> None:
+    given = parsed(*words.split())
 
-    assert (args.command[0], args.nodes, rest) == ("t.py", 3, arguments)
+    assert (given["script"], given["nodes"]) == ("t.py", 3)
+    assert " ".join(given["arguments"]) == arguments
+
+
+def test_everything_after_two_dashes_is_the_scripts() -> None:
+    words = "--nodes 2 train.py --epochs 3 --output out -- --env x"
+
+    given = parsed(*words.split())
+
+    assert (given["script"], given["nodes"]) == ("train.py", 2)
+    assert given["arguments"] == ("--epochs", "3", "--env", "x")
+    assert (given["output"], given["variables"]) == (Path("out"), ())
 
 
 def test_repeated_options_add_up() -> None:
-    args, _ = parsed("--with", "a", "t.py", "--with", "b", "--env", "X=1")
+    given = parsed("--with", "a", "t.py", "--with", "b", "--env", "X=1", "--json")
 
-    assert args.files == [Path("a"), Path("b")]
-    assert args.env == ["X=1"]
-
-
-def test_environment_variable_needs_a_name(tmp_path: Path) -> None:
-    args, _ = parsed("t.py", "--env", "=1")
-
-    with pytest.raises(ConfigError, match="NAME=VALUE"):
-        train.run(args)
+    assert given["files"] == (Path("a"), Path("b"))
+    assert given["variables"] == ("X=1",)
+    assert given["as_json"] is True
 
 
-def test_script_is_required() -> None:
-    args = argparse.ArgumentParser()
-    train.add_arguments(args)
+@pytest.mark.parametrize(
+    ("words", "status", "reason"),
+    [
+        (["t.py", "--env", "=1"], 1, "--env =1: expected NAME=VALUE"),
+        (["--nodes", "2"], 2, "Missing argument 'SCRIPT'"),
+        (["--epochs", "2", "t.py"], 2, "No such option '--epochs'"),
+        (["t.py", "--nodes", "two"], 2, "'two' is not a valid integer"),
+        (["t.py", "--detach", "--output", "out"], 1, "--output: the files of a det"),
+    ],
+)
+def test_unusable_options_are_named(
+    capsys: pytest.CaptureFixture[str], words: list[str], status: int, reason: str
+) -> None:
+    assert main(["train", *words]) == status
 
-    with pytest.raises(ConfigError, match="SCRIPT"):
-        train.run(args.parse_args(["--nodes", "2"]))
-
-
-def test_files_of_a_detached_run_are_not_fetched() -> None:
-    args, _ = parsed("t.py", "--detach", "--output", "out")
-
-    with pytest.raises(ConfigError, match="--output"):
-        train.run(args)
+    error = capsys.readouterr().err
+    assert error.startswith("shoal train: ")
+    assert reason in error
 
 
 OUTPUT: Message = {"event": "output", "rank": 2, "lines": ["a", "\x1b[31mb"]}

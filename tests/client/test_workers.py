@@ -51,6 +51,28 @@ async def test_blocking_pool_has_the_same_methods(tmp_path: Path) -> None:
     assert states == ["paused", "active", "active", "draining", "removed"]
 
 
+async def test_worker_is_approved(tmp_path: Path) -> None:
+    def approve(url: str) -> tuple[str, ...]:
+        with Pool(url, KEY) as pool:
+            return pool.workers.approve(NAME).approved
+
+    async with (
+        serving(tmp_path, approve_nodes=True) as running,
+        running.node(path=QUERY),
+        AsyncPool(running.url, KEY) as pool,
+    ):
+        await running.wait_joined()
+        (before,) = await pool.workers.connected()
+        pending = await pool.workers.show(NAME)
+        approved = await pool.workers.approve(NAME)
+        (after,) = await pool.workers.connected()
+        assert await asyncio.to_thread(approve, running.url) == (NAME,)
+
+    assert (before.suspension, after.suspension) == ("pending", None)
+    assert (pending.state, pending.approved) == ("pending", ())
+    assert (approved.state, approved.approved) == ("active", (NAME,))
+
+
 async def test_unknown_worker_is_an_error(tmp_path: Path) -> None:
     async with serving(tmp_path) as running, AsyncPool(running.url, KEY) as pool:
         with pytest.raises(NotFound, match="no worker grandsage:none is connected"):

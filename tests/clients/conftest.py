@@ -8,13 +8,11 @@ import pytest
 
 from clients.page import CHAT_MODEL, TOOL_MODEL, VECTOR_MODEL
 from engines.conftest import vectors
-from live.programs import TINY, Pool, Programs
+from live.programs import TINY, Pool, Programs, eventually
+from models.tool_answers import TOOLS_GGUF
 
 __all__ = ["vectors"]
 
-
-TOOLS = TINY.parent / "tools" / "tools.gguf"
-"""A model that calls tools, and reads images with the projector beside it."""
 
 INSTALLED = Path(__file__).parents[2] / ".venv-clients"
 """Where `make test-long` installs the clients."""
@@ -35,12 +33,13 @@ def pool(
     tmp_path_factory: pytest.TempPathFactory, vectors: Path, vocabulary: None
 ) -> Iterator[Pool]:
     """A coordinator, and a worker with the models that the page names."""
-    models = {CHAT_MODEL: TINY, TOOL_MODEL: TOOLS, VECTOR_MODEL: vectors}
+    models = {CHAT_MODEL: TINY, TOOL_MODEL: TOOLS_GGUF, VECTOR_MODEL: vectors}
     running = Programs(tmp_path_factory.mktemp("pool"))
     try:
         pool = running.serve()
         offers = [("--model", f"{name}={file}") for name, file in models.items()]
         pool.joined("one", *chain.from_iterable(offers))
+        eventually(lambda: {*models} <= {*pool.admin("status")["models"]}, "all load")
         yield pool
     finally:
         running.close()

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from harness.synced import needs_folder_sync, synced_files
 from shoal.config.secret_files import (
     CERTIFICATE_FILE,
     KEY_FILE,
+    SEED_FILE,
     TOKEN_FILE,
     first_key,
     first_token,
     new_secret,
+    signing_seed,
     store_certificate,
 )
 from shoal.domain.credentials import with_fingerprint
@@ -22,6 +25,17 @@ def test_secrets_are_created_once(tmp_path: Path) -> None:
     assert first_key(tmp_path, "") == first_key(tmp_path, "")
     assert first_token(tmp_path, None) == first_token(tmp_path, None)
     assert first_key(tmp_path, "").startswith("sk-shoal-")
+
+
+@needs_folder_sync
+def test_signing_key_and_its_name_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = synced_files(monkeypatch)
+
+    signing_seed(tmp_path)
+
+    assert synced == {SEED_FILE}
 
 
 def test_secrets_are_readable_by_the_owner_only(tmp_path: Path) -> None:

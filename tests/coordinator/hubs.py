@@ -279,6 +279,8 @@ async def running_coordinator(
     queue_max: int = 1000,
     hedge_after: float | None = None,
     fee: int = 0,
+    *,
+    approve_nodes: bool = False,
 ) -> AsyncIterator[Coordinator]:
     """Run a hub within the block; then end it as ``kill -9`` does.
 
@@ -290,13 +292,18 @@ async def running_coordinator(
             await store.open()
             resources.push_async_callback(store.close)
         yield await resources.enter_async_context(
-            _run_hub(store, queue_max, hedge_after, fee)
+            _run_hub(store, queue_max, hedge_after, fee, approve_nodes=approve_nodes)
         )
 
 
 @asynccontextmanager
 async def _run_hub(
-    store: SlowStore, queue_max: int, hedge_after: float | None, fee: int
+    store: SlowStore,
+    queue_max: int,
+    hedge_after: float | None,
+    fee: int,
+    *,
+    approve_nodes: bool,
 ) -> AsyncIterator[Coordinator]:
     # Ids continue from one coordinator to the next on the same store.
     numbers = count(1 + len((await store.recent(JobFilter(), JOBS_MAX)).jobs))
@@ -310,6 +317,7 @@ async def _run_hub(
         queue_max,
         hedge_after,
         fee,
+        approve_nodes=approve_nodes,
     )
     await hub.restore()
     task = asyncio.create_task(hub.run())

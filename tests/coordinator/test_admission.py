@@ -432,7 +432,7 @@ async def test_invitation_is_accepted_as_pasted(
     name: str,
     command: str,
 ) -> None:
-    admission.url = "URL"
+    admission.urls = lambda: ["URL"]
     admission.fingerprint = fingerprint
 
     assert admission.invitation(token, name) == command

@@ -19,6 +19,7 @@ from shoal.domain.facts import (
     JobUnhedged,
     LateResult,
     PassedOver,
+    WorkerApproved,
     WorkerDraining,
     WorkerJoined,
     WorkerLeft,
@@ -101,6 +102,10 @@ CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
         (
             WorkerResumed("wire:w", "al"),
             "fact=WorkerResumed name='wire:w' by='al'",
+        ),
+        (
+            WorkerApproved("wire:w", "al", "8a"),
+            "fact=WorkerApproved name='wire:w' by='al' public_key='8a'",
         ),
         (WorkerLeft(W, "reset"), "fact=WorkerLost worker='wire:w/m' reason='reset'"),
     ],

@@ -1,5 +1,6 @@
 """Operators' orders about workers, as the hub carries them out."""
 
+import logging
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -17,10 +18,16 @@ from shoal.domain.facts import JobRequeued, WorkerDismissed
 from shoal.domain.job import TimeLimits
 from shoal.domain.vocabulary import Dismiss, RunJob
 from shoal.domain.worker import Suspension
-from shoal.pool.inputs import HubInput, WorkerResumption, WorkerSuspension
+from shoal.pool.inputs import (
+    HubInput,
+    WorkerApproval,
+    WorkerResumption,
+    WorkerSuspension,
+)
 from simulation import virtual
 
-PAUSED, DRAINING, REMOVED = Suspension
+_, PAUSED, DRAINING, REMOVED = Suspension
+KEY = "8a" * 32
 DEAF: frozenset[type] = frozenset({RunJob})
 
 
@@ -187,6 +194,59 @@ def test_orders_survive_a_restart() -> None:
         await store.open()
         for script in (before, after):
             async with running_coordinator(store) as coordinator:
+                await script(coordinator)
+        await store.close()
+
+    virtual.run(scenario())
+
+
+def test_pending_worker_is_logged_and_gets_the_job_once_it_is_approved(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with running_coordinator(approve_nodes=True) as coordinator:
+            worker = await coordinator.join()
+            client = await coordinator.request()
+            assert not worker.runs
+
+            await process(coordinator, WorkerApproval("wire:w", "al"))
+
+            worker.complete()
+            await run_pending()
+            assert client.outcome is not None
+
+    with caplog.at_level(logging.INFO, "shoal.coordinator"):
+        virtual.run(scenario())
+
+    assert "pending worker='wire:w': see `shoal nodes approve --help`" in caplog.text
+
+
+def test_approvals_survive_a_restart() -> None:
+    async def before(coordinator: Coordinator) -> None:
+        await coordinator.join(public_key=KEY, proven=True)
+        await process(coordinator, WorkerApproval("wire:w", "al"))
+        await process(coordinator, WorkerApproval("wire:later", "al"))
+        await coordinator.join("removed")
+        await process(coordinator, WorkerApproval("wire:removed", "al"))
+        await order(coordinator, REMOVED, "removed")
+        await process(coordinator, WorkerResumption("wire:removed", "al"))
+
+    async def after(coordinator: Coordinator) -> None:
+        await coordinator.join("renamed", public_key=KEY, proven=True)
+        await coordinator.join("w")
+        await coordinator.join("later")
+        await coordinator.join("removed")
+        workers = coordinator.hub.pool.workers.values()
+        assert [each.id for each in workers if each.suspension is None] == [
+            "wire:renamed",
+            "wire:later",
+        ]
+
+    async def scenario() -> None:
+        store = SlowStore()
+        await store.open()
+        for script in (before, after, after):
+            async with running_coordinator(store, approve_nodes=True) as coordinator:
                 await script(coordinator)
         await store.close()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engines.outputs import TINY, ask, pieces_of
+from engines.outputs import ask, pieces_of
 from models.images import png_of
 from models.tool_answers import (
     BOTH,
@@ -20,6 +20,7 @@ from models.tool_answers import (
     PLANNED,
     SWIMS,
     THOUGHT,
+    TOOLS_GGUF,
     WEATHER,
     question,
 )
@@ -28,8 +29,7 @@ from shoal.domain.outcome import Delta, Outcome
 from shoal.domain.work import JSON, Chat, Feature
 from shoal.engines.llama_engine import LlamaEngine
 
-TOOLS = TINY.parent / "tools" / "tools.gguf"
-PROJECTOR = TOOLS.with_name("mmproj-tools.gguf")
+PROJECTOR = TOOLS_GGUF.with_name("mmproj-tools.gguf")
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
 
@@ -38,7 +38,7 @@ PARIS, LIMA = '{"city": "Paris"}', '{"city": "Lima"}'
 
 @pytest.fixture
 async def engine() -> AsyncIterator[LlamaEngine]:
-    engine = LlamaEngine("tools", TOOLS, projector=PROJECTOR)
+    engine = LlamaEngine("tools", TOOLS_GGUF, projector=PROJECTOR)
     await engine.start()
     yield engine
     await engine.close()
@@ -174,7 +174,7 @@ async def test_damaged_image_fails_and_runs_no_program(
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/was-run\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    engine = LlamaEngine("tools", TOOLS, projector=PROJECTOR)
+    engine = LlamaEngine("tools", TOOLS_GGUF, projector=PROJECTOR)
     url = f"data:image/png;base64,{base64.b64encode(b'no image').decode()}"
     part: JSON = {"type": "image_url", "image_url": {"url": url}}
 
@@ -189,7 +189,7 @@ async def test_damaged_image_fails_and_runs_no_program(
 async def test_error_names_an_unloadable_projector(tmp_path: Path) -> None:
     broken = tmp_path / "mmproj.gguf"
     broken.write_bytes(PROJECTOR.read_bytes()[:5000])
-    engine = LlamaEngine("tools", TOOLS, projector=broken)
+    engine = LlamaEngine("tools", TOOLS_GGUF, projector=broken)
 
     with pytest.raises(ConfigError, match=r"with .*mmproj.gguf cannot be loaded"):
         await engine.start()

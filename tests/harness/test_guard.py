@@ -111,6 +111,7 @@ def run(folder: Path, *flags: str, **tests: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_only_hanging_tests_fail(tmp_path: Path) -> None:
     hanging = {kind.replace(" ", "_"): test for kind, test in HANGS.items()}
 

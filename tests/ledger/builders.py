@@ -9,6 +9,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 
 from shoal.domain.ids import JobId
+from shoal.domain.money import Micros
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.ledger import bundle, consistency, merkle
 from shoal.ledger.bundle import ReceiptBundle
@@ -16,12 +17,15 @@ from shoal.ledger.consistency import ConsistencyProof
 from shoal.ledger.keys import Signer
 from shoal.ledger.merkle import EMPTY_ROOT, Frontier
 from shoal.ledger.notary import Notary, SealedBatch, SealedReceipt
+from shoal.ledger.prices import PriceList
 from shoal.ledger.receipts import Claims
 from shoal.ledger.worker_receipts import output_hash_of
 
 COORDINATOR = Signer.from_seed(b"c" * 32)
 WORKER = Signer.from_seed(b"w" * 32)
 KEY = COORDINATOR.public_key
+PRICES = PriceList(Micros(10_000), Micros(3_000), Micros(5_000), Micros(1_000))
+"""Those of Dispatch's own coordinator."""
 
 OUTPUT = '{"text":"Gr\u00fc\u00dfe","model":"m"}'
 JOB = JobId("job-1")

@@ -1,9 +1,16 @@
 import pytest
 
+from ledger.builders import PRICES
 from shoal.domain.job import Policy
 from shoal.domain.money import Micros, dollars
 from shoal.domain.work import JobKind
 from shoal.ledger.prices import PriceList
+
+
+def test_jobs_are_free_until_an_operator_sets_prices() -> None:
+    prices = PriceList()
+
+    assert {prices.price(policy, kind) for policy in Policy for kind in JobKind} == {0}
 
 
 @pytest.mark.parametrize(
@@ -20,8 +27,10 @@ from shoal.ledger.prices import PriceList
         (Policy.FAST, JobKind.CALL, "$0.000"),
     ],
 )
-def test_prices_match_the_documents(policy: Policy, kind: JobKind, price: str) -> None:
-    assert dollars(PriceList().price(policy, kind)) == price
+def test_each_kind_of_job_has_its_price(
+    policy: Policy, kind: JobKind, price: str
+) -> None:
+    assert dollars(PRICES.price(policy, kind)) == price
 
 
 def test_configured_price_applies_to_every_job() -> None:

@@ -25,6 +25,11 @@ TESTS = Path(__file__).parents[1]
 TINY = TESTS / "models" / "tiny.gguf"
 PATIENCE = scaled(60.0)  # seconds until what should happen is taken not to
 TOKEN = "9f2c71d4e8a6b03597c1d5e2"
+PRICES = (
+    *("--price-fast-inference", "0.01", "--price-fast-task", "0.003"),
+    *("--price-cheap-inference", "0.005", "--price-cheap-task", "0.001"),
+)
+"""Flags of a coordinator whose jobs are not free."""
 KEY = "sk-live-uZ5kq2Xv8RbN4tYw7Hc3"
 
 

@@ -15,7 +15,7 @@ from aiohttp import ClientSession, TCPConnector
 from harness.speed import scaled
 from live import checker
 from live.clients import Clients, History
-from live.programs import KEY, TINY, Pool, Program, Programs, eventually
+from live.programs import KEY, PRICES, TINY, Pool, Program, Programs, eventually
 
 KILLS = 60
 PAUSE = (0.1, 0.9)  # seconds between kills, from and to
@@ -30,7 +30,7 @@ CHATS = 0.3  # the share of jobs that are for a model
 END = scaled(60.0)  # seconds for what is open to end, when nobody is killed any more
 
 PORTS = range(10_000, 32_768)  # below those that systems give to clients
-FLAGS = ("--hedge-after", "0.004")  # some jobs have two workers at a time
+FLAGS = ("--hedge-after", "0.004", *PRICES)  # some jobs have two workers at a time
 SIGNING = {f"plain{number}": () for number in range(3)} | {
     f"ours{number}": ("--slots", "4") for number in range(2)
 }

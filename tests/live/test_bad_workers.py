@@ -7,7 +7,15 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from live.programs import KEY, PATIENCE, Pool, Program, Programs, eventually
+from live.programs import (
+    KEY,
+    PATIENCE,
+    PRICES,
+    Pool,
+    Program,
+    Programs,
+    eventually,
+)
 from live.signing_worker import key_of, public_hex
 from shoal.pool.react import WORKERS_LOST_MAX
 
@@ -18,7 +26,7 @@ TEN_MEGABYTES = 10_000_000
 
 @pytest.fixture
 def pool(programs: Programs) -> Pool:
-    return programs.serve("--queue-wait", "2", "--dispatch-silence", "5")
+    return programs.serve(*PRICES, "--queue-wait", "2", "--dispatch-silence", "5")
 
 
 def ask(pool: Pool, path: str, body: object = None, **headers: str) -> Any:
@@ -145,7 +153,7 @@ def test_client_gets_an_error_without_another_worker(
 
 def test_job_that_crashes_its_workers_is_abandoned(programs: Programs) -> None:
     # The job waits for the next one to start, however long that takes.
-    pool = programs.serve("--queue-wait", str(PATIENCE))
+    pool = programs.serve(*PRICES, "--queue-wait", str(PATIENCE))
     job_id = commit(pool)
     for number in range(WORKERS_LOST_MAX):
         victim = pool.signing(f"victim{number}", *SILENT)

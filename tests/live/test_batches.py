@@ -3,7 +3,7 @@
 import json
 import shutil
 import sqlite3
-import time
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,24 +13,40 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 
+from gateway.batches.uploads import CHAT_PATH, ENDED, chat_line, jsonl
 from harness.speed import scaled
 from live.databases import NAME, copied
 from live.laws import LAWS, POSTED, prepare
-from live.programs import GatedModel, Pool, Program, Programs, eventually
+from live.programs import PRICES, GatedModel, Pool, Program, Programs, eventually
 from live.siege import free_port
 
 LINES = 1000
 WORKERS = ("one", "two", "three")
 SLOTS = ("--slots", "4")
 WITHIN = scaled(120.0)  # seconds until a batch of LINES has ended
-ENDED = ("completed", "failed", "expired", "cancelled")
+FLOWING = 100  # lines that the model answers while a program is killed
 
 
 class Echo(Mapping[str, Sequence[str]]):
-    """A model that repeats each question after a moment."""
+    """Answers that repeat the question, once its line is allowed.
+
+    A batch then outlives every kill, however fast it runs.
+    """
+
+    def __init__(self) -> None:
+        self._allowed = 0
+        self._changed = threading.Condition()
+
+    def allow(self, lines: int) -> None:
+        """Answer the first ``lines`` lines of the batch."""
+        with self._changed:
+            self._allowed = lines
+            self._changed.notify_all()
 
     def __getitem__(self, question: str) -> Sequence[str]:
-        time.sleep(0.03)  # the model's own time: a batch is to outlive some kills
+        number = int(question.removeprefix("q"))
+        with self._changed:
+            self._changed.wait_for(lambda: number < self._allowed)
         return [question, "!"]
 
     def __iter__(self) -> Iterator[str]:
@@ -41,30 +57,25 @@ class Echo(Mapping[str, Sequence[str]]):
 
 
 @pytest.fixture
-def echo() -> Iterator[GatedModel]:
-    model = GatedModel(-1, Echo())
+def echo() -> Iterator[Echo]:
+    answers = Echo()
+    yield answers
+    answers.allow(LINES)
+
+
+@pytest.fixture
+def model(echo: Echo) -> Iterator[GatedModel]:
+    model = GatedModel(-1, echo)
     yield model
     model.close()
 
 
-def chat_line(number: int) -> dict[str, Any]:
-    messages = [{"role": "user", "content": f"line {number}"}]
-    return {
-        "custom_id": str(number),
-        "method": "POST",
-        "url": "/v1/chat/completions",
-        "body": {"model": "tiny", "messages": messages},
-    }
-
-
-def created(client: OpenAI, lines: Sequence[object]) -> Batch:
-    """Upload the lines, and create a batch of chats."""
-    text = "".join(json.dumps(each) + "\n" for each in lines)
-    file = client.files.create(file=("in.jsonl", text.encode()), purpose="batch")
+def created(client: OpenAI, count: int) -> Batch:
+    """Upload that many lines, and create a batch of chats."""
+    lines = jsonl([chat_line(number, "tiny") for number in range(count)])
+    file = client.files.create(file=("in.jsonl", lines), purpose="batch")
     return client.batches.create(
-        input_file_id=file.id,
-        endpoint="/v1/chat/completions",
-        completion_window="24h",
+        input_file_id=file.id, endpoint=CHAT_PATH, completion_window="24h"
     )
 
 
@@ -92,11 +103,11 @@ def results(client: OpenAI, batch: Batch) -> dict[str, Any]:
 
 def test_batch_runs_on_a_real_model(pool: Pool) -> None:
     with pool.client() as client:
-        batch = ended(client, created(client, [chat_line(n) for n in range(20)]))
+        batch = ended(client, created(client, 20))
 
         assert batch.status == "completed", batch
         found = results(client, batch)
-        assert found.keys() == {str(number) for number in range(20)}
+        assert found.keys() == {f"c{number}" for number in range(20)}
         for each in found.values():
             body = each["response"]["body"]
             assert each["response"]["status_code"] == 200
@@ -116,7 +127,7 @@ class BatchSite:
         self._programs = programs
         self._flags = (*model.flags, *SLOTS)
         self._workers: dict[str, Program] = {}
-        self.pool = programs.serve(port=free_port())
+        self.pool = programs.serve(*PRICES, port=free_port())
         self.open_at_kills: list[int] = []
         for name in WORKERS:
             self.enlist(name)
@@ -134,7 +145,7 @@ class BatchSite:
         with closing(sqlite3.connect(self.database("killed"))) as sql:
             query = "SELECT count(*) FROM jobs WHERE ended_at IS NULL"
             self.open_at_kills.append(sql.execute(query).fetchone()[0])
-        self.pool = self._programs.serve(port=self.pool.port)
+        self.pool = self._programs.serve(*PRICES, port=self.pool.port)
 
     def database(self, name: str) -> Path:
         """Copy the database; return where the copy is."""
@@ -143,51 +154,52 @@ class BatchSite:
             shutil.rmtree(folder)
         return copied(self._programs.data, folder)
 
-    def wait_for(self, client: OpenAI, batch: Batch, enough: int) -> None:
-        """Wait until a number of lines are done, and others are not."""
 
-        def done() -> int:
-            counts = client.batches.retrieve(batch.id).request_counts
-            assert counts is not None
-            return counts.completed
+def wait_for(client: OpenAI, batch: Batch, enough: int) -> None:
+    """Wait until a number of lines are done."""
 
-        eventually(lambda: done() >= enough, f"{enough} lines", WITHIN)
-        assert done() < LINES, "there was nothing left to lose"
+    def are_done() -> bool:
+        counts = client.batches.retrieve(batch.id).request_counts
+        return counts is not None and counts.completed >= enough
+
+    eventually(are_done, f"{enough} lines", WITHIN)
 
 
 def test_no_line_is_lost_or_done_twice_in_any_kill(
-    programs: Programs, echo: GatedModel
+    programs: Programs, model: GatedModel, echo: Echo
 ) -> None:
-    site = BatchSite(programs, echo)
+    site = BatchSite(programs, model)
     eventually(lambda: len(site.pool.workers()) == len(WORKERS), "the workers")
 
     with site.pool.client() as client:
-        batch = created(client, [chat_line(number) for number in range(LINES)])
-        for share, name in (
-            (0.1, "one"),
-            (0.25, "coordinator"),
-            (0.4, "two"),
-            (0.55, "coordinator"),
-            (0.65, "three"),
-            (0.8, "coordinator"),
+        batch = created(client, LINES)
+        for enough, name in (
+            (100, "one"),
+            (250, "coordinator"),
+            (400, "two"),
+            (550, "coordinator"),
+            (650, "three"),
+            (800, "coordinator"),
         ):
-            site.wait_for(client, batch, int(share * LINES))
+            echo.allow(enough + FLOWING)
+            wait_for(client, batch, enough)
             site.kill(name)
+        echo.allow(LINES)
         batch = ended(client, batch)
 
         assert (batch.status, batch.error_file_id) == ("completed", None), batch
         found = results(client, batch)
-    assert found.keys() == {str(number) for number in range(LINES)}
-    for number, each in found.items():
+    assert found.keys() == {f"c{number}" for number in range(LINES)}
+    for name, each in found.items():
         message = each["response"]["body"]["choices"][0]["message"]
-        assert message["content"] == f"line {number}!"
+        assert message["content"] == name.replace("c", "q") + "!"
     # What is in files is deleted from the database soon.
     eventually(lambda: not results_in(programs.data / NAME), "its results are gone")
     site.pool.program.terminate()
     check_books(site.database("end"))
     # The control: the kills did interrupt lines, and these ran again.
     assert sum(site.open_at_kills) > 0
-    assert echo.requests > LINES
+    assert model.requests > LINES
 
 
 def check_books(database: Path) -> None:

@@ -10,12 +10,18 @@ import pytest
 from anthropic import Anthropic
 
 from harness.speed import PATIENCE
-from live.programs import KEY, TINY, Pool, Programs
+from live.programs import KEY, Pool, Programs
 from models.images import png_of
-from models.tool_answers import COLOUR, SWIMS, THOUGHT, WEATHER, question
+from models.tool_answers import (
+    COLOUR,
+    SWIMS,
+    THOUGHT,
+    TOOLS_GGUF,
+    WEATHER,
+    question,
+)
 
 MODEL = "tools"
-FILE = TINY.parent / "tools" / "tools.gguf"
 PARIS = {"city": "Paris"}
 CANNOT, SUNNY = "I cannot know.", "It is sunny in Paris."
 RED = base64.b64encode(png_of("r")).decode()
@@ -30,7 +36,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     running = Programs(tmp_path_factory.mktemp("dialects"))
     try:
         pool = running.serve()
-        pool.joined("one", "--model", f"{MODEL}={FILE}")
+        pool.joined("one", "--model", f"{MODEL}={TOOLS_GGUF}")
         yield pool
     finally:
         running.close()

@@ -16,6 +16,7 @@ from urllib.request import urlopen
 import pytest
 from openai import InternalServerError
 
+from gateway.batches.uploads import CHAT_PATH, chat_line, jsonl
 from live.programs import (
     KEY,
     TINY,
@@ -150,23 +151,11 @@ def test_a_batch_waits_for_a_full_disk(
 ) -> None:
     pool.joined("one", *slow_model.flags)
     disk = Disk(programs.data, pool.program)
-    messages = [{"role": "user", "content": STORY}]
-    lines = [
-        {
-            "custom_id": str(number),
-            "method": "POST",
-            "url": "/v1/chat/completions",
-            "body": {"model": "tiny", "messages": messages},
-        }
-        for number in range(3)
-    ]
-    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    lines = jsonl([chat_line(number, "tiny", STORY) for number in range(3)])
     with pool.client() as client:
-        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+        file = client.files.create(file=("in.jsonl", lines), purpose="batch")
         batch = client.batches.create(
-            input_file_id=file.id,
-            endpoint="/v1/chat/completions",
-            completion_window="24h",
+            input_file_id=file.id, endpoint=CHAT_PATH, completion_window="24h"
         )
         eventually(lambda: slow_model.requests, "a line runs")
         disk.fill()

@@ -1,5 +1,7 @@
 """``shoal join`` as a process: real workers, killed and restarted."""
 
+import json
+import signal
 import socket
 import sqlite3
 import threading
@@ -11,6 +13,7 @@ from openai import APIStatusError
 
 from live import laws
 from live.programs import (
+    KEY,
     TINY,
     TOKEN,
     GatedModel,
@@ -49,10 +52,11 @@ def test_unstreamed_answer_is_the_same(pool: Pool) -> None:
 def test_wrong_token_ends_the_worker_with_a_hint(pool: Pool) -> None:
     worker = pool.join("two", token="wrong")
 
-    left = worker.event("left")
+    refused = json.loads(worker.line() or "{}")  # first: no model was loaded
 
+    assert refused["event"] == "refused"
     assert worker.wait() == 1
-    assert "--token" in left["reason"]
+    assert "--token" in refused["reason"]
     assert "Traceback" not in worker.errors
 
 
@@ -82,6 +86,39 @@ def test_wrong_argument_is_an_error_that_names_it(
     assert worker.wait() == 1
     assert said in worker.errors
     assert "Traceback" not in worker.errors
+
+
+@pytest.mark.parametrize("tls", ["off", "auto"])
+def test_url_of_this_machines_coordinator_needs_no_token(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, tls: str
+) -> None:
+    # The token is one that the coordinator has made.
+    data = ("--data-dir", str(programs.data))
+    flags = ("--json", "--port", "0", "--api-key", KEY, "--tls", tls)
+    url = programs.run("serve", *flags, *data).event("ready")["url"]
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(programs.data))
+
+    for number, host in enumerate(("127.0.0.1", "localhost")):
+        name = f"worker{number}"
+        typed = url.replace("127.0.0.1", host)
+        worker = programs.run(
+            *("join", typed, "--json", "--name", name, "--model", f"tiny={TINY}")
+        )
+        assert worker.event("joined")["name"] == name
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_worker_that_is_stopped_before_it_has_joined_says_nothing_more(
+    programs: Programs, sign: signal.Signals
+) -> None:
+    worker = programs.run("join", "http://127.0.0.1:1", "--model", f"tiny={TINY}")
+    waiting = "waiting for http://127.0.0.1:1: connection refused (check the address"
+    eventually(lambda: waiting in worker.errors, "it says that it waits")
+
+    worker.process.send_signal(sign)
+
+    assert worker.wait() == 0
+    assert worker.errors.count("\n") == 1
 
 
 def test_stopped_worker_leaves_the_pool(programs: Programs) -> None:

@@ -204,7 +204,7 @@ def test_wrong_passcode_ends_the_worker_with_a_hint(programs: Programs) -> None:
         *TINY_MODEL,
     )
 
-    left = worker.event("left")
+    refused = worker.event("refused")
 
     assert worker.wait() == 1
-    assert "--passcode" in left["reason"] or "--token" in left["reason"]
+    assert "--passcode" in refused["reason"] or "--token" in refused["reason"]

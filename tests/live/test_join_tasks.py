@@ -189,7 +189,7 @@ def test_coordinator_without_the_wire_is_an_error(programs: Programs) -> None:
 def test_wrong_token_ends_the_worker_with_a_hint(coordinator: Pool) -> None:
     worker = coordinator.join("x", *DEMO, "--slots", "1", token="not-the-token")
 
-    assert "--token" in worker.event("left")["reason"]
+    assert "--token" in worker.event("refused")["reason"]
     assert worker.wait() == 1
 
 
@@ -215,7 +215,7 @@ def test_wrong_token_in_an_open_fleet_ends_the_worker_with_a_hint(
     coordinator = programs.serve(*FLAGS, *FLEET, "--macfleet-open")
     worker = coordinator.join("x", *DEMO, "--slots", "1", token="not-the-token")
 
-    assert "--token" in worker.event("left")["reason"]
+    assert "--token" in worker.event("refused")["reason"]
     assert worker.wait() == 1
 
 
@@ -257,7 +257,7 @@ def test_second_machine_with_a_name_is_rejected(
             *slot,
         )
 
-        assert "--name" in second.event("left")["reason"]
+        assert "--name" in second.event("refused")["reason"]
         assert second.wait() == 1
         assert client.submit(add, 20, 22).result(PATIENCE) == 42
     finally:

@@ -1,10 +1,12 @@
 """Models copied between processes, some of which are killed in the middle."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from live.programs import KEY, PATIENCE, TINY, TOKEN, Program, Programs, eventually
@@ -63,22 +65,48 @@ def test_model_of_a_worker_is_found_and_copied_from_the_coordinator(
 ) -> None:
     pool = programs.serve()
     pool.joined("otter")
-    peer = f"127.0.0.1:{pool.ready['ports']['tealenet']}"
 
     find = programs.run("models", "find", "tiny", "--url", pool.url, "--api-key", KEY)
     lines = [(find.line() or "").rstrip() for _ in range(3)]
     to = programs.folder / "ours"
     get = programs.run(
-        *("models", "get", "tiny", "--from", peer, "--token", TOKEN, "--to", str(to))
+        *("models", "get", "tiny", "--from", pool.url, "--token", TOKEN),
+        *("--to", str(to)),
     )
 
     assert lines[1].startswith("tealenet:otter "), find.errors
     assert (
         lines[2]
-        == f"to copy it: shoal models get tiny --from {peer} --token JOIN_TOKEN"
+        == f"to copy it: shoal models get tiny --from {pool.url} --token JOIN_TOKEN"
     )
     assert get.wait() == 0, get.errors
     assert (to / "tiny" / TINY.name).read_bytes() == TINY.read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pty")
+def test_download_shows_its_progress_at_a_terminal(
+    programs: Programs, model: Path
+) -> None:
+    _, peer = share(programs, model)
+    ours = programs.folder / "ours"
+
+    terminal = pexpect.spawn(
+        sys.executable,
+        [
+            *("-m", "shoal", "models", "get", "org/name", "--from", peer),
+            *("--token", TOKEN, "--to", str(ours)),
+        ],
+        encoding="utf-8",
+        timeout=PATIENCE,
+        dimensions=(24, 100),
+        env={**os.environ, "TERM": "xterm"},
+    )
+
+    terminal.expect(r"org/name.*/300\.0 MB.*MB/s")
+    terminal.expect_exact(f"{ours / 'org' / 'name'} (2 files, 300.0 MB)")
+    terminal.expect(pexpect.EOF)
+    terminal.wait()
+    assert terminal.exitstatus == 0
 
 
 def test_unauthenticated_peers_get_no_model(programs: Programs, model: Path) -> None:

@@ -10,13 +10,14 @@ import ollama
 import pytest
 
 from live.programs import PATIENCE, Programs
-from live.test_dialects import FILE, MODEL
+from live.test_dialects import MODEL
 from models.tool_answers import (
     BOTH,
     PLAN,
     PLANNED,
     SWIMS,
     THOUGHT,
+    TOOLS_GGUF,
     WEATHER,
 )
 
@@ -27,7 +28,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ollama.Client]:
     programs = Programs(tmp_path_factory.mktemp("ollama"))
     try:
         pool = programs.serve("--ollama-port", "0", "--ollama-open")
-        pool.joined("one", "--model", f"{MODEL}={FILE}")
+        pool.joined("one", "--model", f"{MODEL}={TOOLS_GGUF}")
         url = f"http://127.0.0.1:{pool.ready['ports']['ollama']}"
         with ollama.Client(url, timeout=PATIENCE) as client:
             yield client

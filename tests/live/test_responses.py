@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
-from live.programs import TINY, GatedModel, Programs, eventually
+from live.programs import GatedModel, Programs, eventually
 from models.tiny_answers import ANSWERS
-from models.tool_answers import SWIMS, THOUGHT, WEATHER, question
+from models.tool_answers import SWIMS, THOUGHT, TOOLS_GGUF, WEATHER, question
 from shoal.gateway.responses.events import NUMBERS_PER_START
 
-TOOLS = TINY.parent / "tools" / "tools.gguf"
 WEATHER_TOOL: Any = {"type": "function", **WEATHER["function"], "strict": False}
 STORY = "Tell me a story."
 
@@ -23,7 +22,7 @@ def text_in(events: Sequence[Any]) -> str:
 
 def test_tools_and_thoughts_are_streamed_and_continued(programs: Programs) -> None:
     pool = programs.serve()
-    pool.joined("w", "--model", f"tools={TOOLS}", "--context", "512")
+    pool.joined("w", "--model", f"tools={TOOLS_GGUF}", "--context", "512")
     asked: Any = {"model": "tools", "temperature": 0}
     with pool.client() as client:
         thinking = client.responses.create(input=SWIMS, **asked)

@@ -1,15 +1,24 @@
 """``shoal serve`` as a process: how it starts, refuses to start, and stops."""
 
 import json
+import os
+import re
 import socket
 import stat
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
+import pexpect
 import pytest
 from openai import AuthenticationError, OpenAI
 
 from live.programs import (
     KEY,
+    PATIENCE,
     GatedModel,
     Programs,
     answer_to,
@@ -19,6 +28,33 @@ from live.programs import (
 from models.tiny_answers import ANSWERS
 
 STORY = "Tell me a story."
+
+REFUSED = "path='/v1/models' status=401"  # a line of the log
+
+Terminal = Callable[..., "pexpect.spawn[str]"]
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    """Starts a coordinator at a terminal; its data folder is ``data``."""
+    running: list[pexpect.spawn[str]] = []
+
+    def start(*flags: str) -> "pexpect.spawn[str]":
+        folder = ["--data-dir", str(tmp_path / "data")]
+        serve = pexpect.spawn(
+            sys.executable,
+            ["-m", "shoal", "serve", "--port", "0", *folder, *flags],
+            encoding="utf-8",
+            timeout=PATIENCE,
+            dimensions=(50, 200),
+            env={**os.environ, "TERM": "xterm"},
+        )
+        running.append(serve)
+        return serve
+
+    yield start
+    for each in running:
+        each.close(force=True)
 
 
 @pytest.mark.short
@@ -115,6 +151,57 @@ def test_second_coordinator_on_the_same_data_is_rejected(programs: Programs) -> 
     assert "Traceback" not in second.errors
 
 
+@pytest.mark.short
+@pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pty")
+def test_log_leaves_the_join_command_in_sight(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    log = tmp_path / "data" / "serve.log"
+
+    serve = terminal()
+    url = _url(serve)
+    serve.expect_exact(f"shoal join {url} --token ")
+    serve.expect_exact(f"Log: {log}\r\n")
+    _request_without_key(url)
+    serve.sendintr()
+    serve.expect_exact("stopping")
+    serve.expect(pexpect.EOF)
+
+    assert REFUSED not in str(serve.before)
+    assert REFUSED in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pty")
+@pytest.mark.parametrize("flags", [["--log-file", "-"], ["--log-level", "info"]])
+def test_log_is_shown_at_the_terminal_if_asked_for(
+    tmp_path: Path, terminal: Terminal, flags: list[str]
+) -> None:
+    serve = terminal(*flags)
+    _request_without_key(_url(serve))
+
+    serve.expect_exact(REFUSED)
+
+    assert not (tmp_path / "data" / "serve.log").exists()
+
+
+def test_log_may_go_to_a_file_of_the_users_choice(
+    programs: Programs, tmp_path: Path
+) -> None:
+    log = tmp_path / "mine.log"
+    data = ("--data-dir", str(programs.data))
+    serve = programs.run(
+        "serve", "--json", "--port", "0", *data, "--log-file", str(log)
+    )
+    url = serve.event("ready")["url"]
+
+    _request_without_key(url)
+
+    assert serve.terminate() == 0
+    assert REFUSED in log.read_text()
+    assert REFUSED not in serve.errors
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -123,9 +210,9 @@ def test_second_coordinator_on_the_same_data_is_rejected(programs: Programs) -> 
         (["--port", "-1"], "--port"),
         (["--queue-wait", "nan"], "--queue-wait: expected a number"),
         (["--host", "host.invalid"], "cannot listen on host.invalid"),
-        (["--log-level", "loud"], "--log-level loud: expected debug, info"),
         (["--config", "/none.toml"], "--config /none.toml: no such file"),
         (["--data-dir", "/dev/null/x"], "--data-dir /dev/null/x: Not a directory"),
+        (["--log-file", "/none/x"], "--log-file /none/x: No such file"),
         (["--moderation", "/none"], "--moderation /none"),
         (["--grandsage-silence", "x"], "--grandsage-silence: expected a number"),
     ],
@@ -235,3 +322,16 @@ def test_wrong_key_is_refused(programs: Programs) -> None:
 def _whole(client: OpenAI) -> str:
     with answer_to(client, STORY) as chunks:
         return "".join(text_in(chunks))
+
+
+def _url(serve: "pexpect.spawn[str]") -> str:
+    """Wait until a coordinator at a terminal announces its URL."""
+    serve.expect(r"Shoal is ready at (http://\S+)\r")
+    assert isinstance(serve.match, re.Match)
+    return serve.match[1]
+
+
+def _request_without_key(url: str) -> None:
+    """Have the coordinator log a request."""
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(f"{url}/v1/models", timeout=PATIENCE)

@@ -11,7 +11,7 @@ from aiohttp import ClientSession, TCPConnector
 
 from live import checker, laws
 from live.clients import Clients, History
-from live.programs import KEY, Pool, Programs
+from live.programs import KEY, PRICES, Pool, Programs
 from live.siege import free_port
 
 SPENDERS = 100
@@ -89,7 +89,7 @@ def spent(
 def test_hundred_concurrent_jobs_cannot_overspend(
     programs: Programs, jobs: int
 ) -> None:
-    pool = programs.serve()
+    pool = programs.serve(*PRICES)
     credit(programs, pool, jobs)
     pool.signing("honest", "--mood", "honest").event("joined")
 
@@ -108,7 +108,7 @@ def test_hundred_concurrent_jobs_cannot_overspend(
 def test_retries_do_not_spend_twice(programs: Programs) -> None:
     jobs = SPENDERS * TRIES // 2
     chance, port = Random(7), free_port()
-    pool = programs.serve(port=port)
+    pool = programs.serve(*PRICES, port=port)
     credit(programs, pool, jobs)
     for name in ("one", "two"):
         pool.signing(name, "--mood", "honest", "--slots", "8").event("joined")
@@ -125,7 +125,7 @@ def test_retries_do_not_spend_twice(programs: Programs) -> None:
             )
             looked_at += commits
             found.extend(wrong)
-            pool = await asyncio.to_thread(programs.serve, port=port)
+            pool = await asyncio.to_thread(programs.serve, *PRICES, port=port)
 
     history = History()
 

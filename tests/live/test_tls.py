@@ -148,7 +148,7 @@ def test_plaintext_requests_are_ignored(pool: Pool) -> None:
     )
 
     assert plain.returncode == 1
-    assert "cannot reach" in plain.stderr
+    assert "if it serves TLS, its URL begins with https://" in plain.stderr
     assert pool.program.terminate() == 0
     assert "Traceback" not in pool.program.errors
     assert "ERROR" not in pool.program.errors

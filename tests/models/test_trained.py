@@ -66,9 +66,9 @@ def test_without_the_extra_a_model_that_exists_stays(
     stored = add_trained_model(models, "mine", trained, of_bytes=True)
     monkeypatch.setitem(sys.modules, "gguf", None)
 
-    with pytest.raises(ConfigError, match=r"pip install 'shoal\[train\]'"):
+    with pytest.raises(ConfigError, match=r"to write models: .*\[train\]"):
         add_trained_model(models, "mine", trained, of_bytes=True, replace=True)
-    with pytest.raises(ConfigError, match=r"pip install 'shoal\[train\]'"):
+    with pytest.raises(ConfigError, match=r"to write models: .*\[train\]"):
         add_trained_model(models, "other", trained, of_bytes=True)
 
     assert [each.name for each in models.iterdir()] == ["mine"]

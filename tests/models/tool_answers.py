@@ -1,6 +1,10 @@
 """The tool model's training chats: each prompt, and what the model writes after it."""
 
+from pathlib import Path
 from typing import Any, Final
+
+TOOLS_GGUF: Final = Path(__file__).parent / "tools" / "tools.gguf"
+"""The model, which also reads images with the projector beside it."""
 
 WEATHER: Final[dict[str, Any]] = {
     "type": "function",

@@ -42,7 +42,7 @@ from shoal.peers.inbound_jobs import WaitForRoom
 from shoal.peers.peer_directory import PROFILES_MAX, REFUSED_MAX
 from shoal.peers.peer_models import MODELS_MAX, NAME_MAX
 from shoal.peers.remote_peer import MAY_NOT_SUBMIT, PENDING_MAX
-from shoal.pool.inputs import WorkerResumption, WorkerSuspension
+from shoal.pool.inputs import WorkerApproval, WorkerResumption, WorkerSuspension
 from shoal.protocols.seam.admission import AdmissionGrant
 from shoal.protocols.seam.peer_session import (
     ALL_PEERS,
@@ -964,35 +964,67 @@ def test_models_are_not_shared_by_default() -> None:
     play(script)
 
 
+class Library:
+    """Records what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, ModelMessage]] = []
+        self.joined: list[tuple[str, bool]] = []
+        self.left: list[str] = []
+
+    def on_message(
+        self,
+        peer: str,
+        word: ModelMessage,
+        say: Callable[[ModelMessage], bool],
+        room: WaitForRoom,
+    ) -> None:
+        self.heard.append((peer, word))
+        self.say = say
+
+    def on_peer_joined(
+        self,
+        peer: str,
+        say: Callable[[ModelMessage], bool],
+        *,
+        passed_on: bool = False,
+    ) -> None:
+        self.joined.append((peer, passed_on))
+
+    def on_peer_left(self, peer: str) -> None:
+        self.left.append(peer)
+
+
+def test_peer_exchanges_models_while_it_is_approved() -> None:
+    refused = ModelAnswer("m", available=False)
+
+    async def scenario() -> None:
+        async with running_coordinator(approve_nodes=True) as coordinator:
+            library, hub = Library(), coordinator.hub
+            peers = await accept_peers(coordinator, share=library)
+            line = await peers.connect()
+            mac = PeerJoined("mac", public_key="8a")
+            await send(line, "a", mac, ModelQuery("m"), refused)
+            await send(line, "b", PeerJoined("other", public_key="5e"))
+            assert (library.heard, library.joined, library.left) == ([], [], [])
+            assert line.received("a", ModelAnswer) == [refused]
+
+            await hub.process(WorkerApproval("wire:mac", "al", "8a"))
+            await send(line, "a", ModelQuery("n"))
+            assert library.heard == [("wire:mac", ModelQuery("n"))]
+            assert library.joined == [("wire:mac", False)]
+
+            # The removal ends the approval of a key, under any name.
+            await send(line, "c", PeerJoined("also", public_key="8a"))
+            await hub.process(WorkerSuspension("wire:mac", Suspension.REMOVED, "al"))
+            await send(line, "c", ModelQuery("m"))
+            assert library.left == ["wire:mac", "wire:also"]
+            assert line.received("c", ModelAnswer) == [refused]
+
+    virtual.run(scenario())
+
+
 def test_model_messages_go_to_the_model_sharing() -> None:
-    class Library:
-        def __init__(self) -> None:
-            self.heard: list[tuple[str, ModelMessage]] = []
-            self.joined: list[tuple[str, bool]] = []
-            self.left: list[str] = []
-
-        def on_message(
-            self,
-            peer: str,
-            word: ModelMessage,
-            say: Callable[[ModelMessage], bool],
-            room: WaitForRoom,
-        ) -> None:
-            self.heard.append((peer, word))
-            self.say = say
-
-        def on_peer_joined(
-            self,
-            peer: str,
-            say: Callable[[ModelMessage], bool],
-            *,
-            passed_on: bool = False,
-        ) -> None:
-            self.joined.append((peer, passed_on))
-
-        def on_peer_left(self, peer: str) -> None:
-            self.left.append(peer)
-
     async def scenario() -> None:
         async with running_coordinator() as coordinator:
             library = Library()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.hubs import ScriptedWorker, run_pending, running_coordinator
+from ledger.builders import PRICES
 from peers.scripted_peers import (
     PeerCoordinator,
     ScriptedConnection,
@@ -34,7 +35,7 @@ from shoal.domain.errors import (
 )
 from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.job import Job, Policy, TimeLimits
+from shoal.domain.job import Job, TimeLimits
 from shoal.domain.moderation import UNCHECKED_MAX, Moderation
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
@@ -126,11 +127,11 @@ def test_job_of_a_peer_has_its_owner_price_and_limits() -> None:
         (job,) = [fact.job for fact in facts if isinstance(fact, JobSubmitted)]
         assert job.owner == "wire:mac"
         assert job.terms.near
-        assert job.terms.price == DEFAULT_POLICY.prices.price(Policy.FAST, JobKind.CHAT)
+        assert job.terms.price == PRICES.fast_inference
         assert job.limits == DEFAULT_POLICY.limits
         assert job.id != "theirs"
 
-    play(script)
+    play(script, policy=PeerJobPolicy(prices=PRICES))
 
 
 def test_job_of_a_peer_has_what_remains_of_its_limit_there() -> None:

@@ -39,6 +39,7 @@ from shoal.domain.work import Call, CallStream, Feature, JobKind, Work
 from shoal.domain.worker import Offer
 from shoal.peers.inbound_jobs import JOBS_MAX
 from shoal.pool.functions import CALL_GRACE_SECONDS, call_limits
+from shoal.pool.inputs import WorkerApproval
 from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.transports.clock import LoopClock
 
@@ -253,6 +254,25 @@ def test_idle_call_stream_ends_when_its_worker_reports() -> None:
         assert coordinator.hub.pool.jobs == {}
 
     with_a_peer(script, cancels=False)
+
+
+def test_worker_whose_approval_has_ended_gets_the_values_of_its_jobs() -> None:
+    async def script(
+        coordinator: Coordinator, there: PeerCoordinator, line: ScriptedConnection
+    ) -> None:
+        hub = coordinator.hub
+        hub.blobs._store.keep(BLOB)  # as a thread would, which virtual time lacks
+        await ask(coordinator, Call("add", pack([]), pack({}), blobs=(DIGEST,)))
+        hub.pool.approvals.required = True
+        await hub.process(WorkerApproval("wire:another", "al"))
+        assert all(peer.is_pending for peer in there.connections._peers.values())
+
+        line.emit("1", BlobMissing(DIGEST))
+        await run_pending()
+
+        assert len(line.received("1", SendBlob)) == 2
+
+    with_a_peer(script)
 
 
 def test_referenced_value_is_sent_first_and_again_if_missing() -> None:

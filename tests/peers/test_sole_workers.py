@@ -146,7 +146,7 @@ def test_removed_worker_is_refused_until_it_is_resumed() -> None:
         await run_pending()
 
         assert refused.sent == [
-            "Dismiss removed by an operator; `shoal workers resume wire:w` at the "
+            "Dismiss removed by an operator; `shoal nodes resume wire:w` at the "
             "coordinator admits it again"
         ]
         assert facts == []  # some workers come back every few seconds

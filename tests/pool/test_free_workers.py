@@ -97,6 +97,17 @@ def test_cheap_job_goes_to_a_worker_above_its_price_only_if_no_other_is_free() -
     assert worker_of(alone, Policy.CHEAP) == "above"
 
 
+def test_free_job_goes_to_a_worker_that_asks_nothing_and_else_to_the_least() -> None:
+    asks = {"dear": "$0.004", "least": "$0.001", "none": ""}
+    workers = [joined(name, price=ask) for name, ask in asks.items()]
+    pool, asking = pool_after(*workers), pool_after(*workers[:2])
+    with_pace(asking, "dear", 64.0)
+    with_pace(asking, "least", 16.0)
+
+    assert worker_of(pool, Policy.CHEAP, price=0) == "none"
+    assert worker_of(asking, Policy.CHEAP, price=0) == "least"
+
+
 def test_cheap_job_at_equal_prices_goes_to_the_quicker_worker() -> None:
     pool = pool_after(joined("slow", price="0.001"), joined("quick", price="$0.001"))
     with_pace(pool, "slow", 16.0)

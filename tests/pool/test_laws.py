@@ -27,6 +27,8 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
+    WorkerApproved,
+    WorkerDisapproved,
     WorkerLeft,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
@@ -48,6 +50,7 @@ from shoal.pool.inputs import (
     LimitReached,
     LoadReported,
     Submission,
+    WorkerApproval,
     WorkerConnected,
     WorkerDisconnected,
     WorkerResumption,
@@ -57,13 +60,16 @@ from shoal.pool.lifecycle import ENDED, JobState
 from shoal.pool.plan import plan
 from shoal.pool.react import react, revocations
 from shoal.pool.state import PoolState
-from shoal.pool.worker import CostLevel
+from shoal.pool.suspensions import Approvals
+from shoal.pool.worker import CostLevel, Worker
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
 WORKERS = st.sampled_from([WorkerId(name) for name in ("s/x", "s/y", "t", "u/x")])
 NAMES = st.sampled_from(["s", "s/x", "s/y", "t", "u", "u/x"])  # also of machines
 GANGS = st.sampled_from(["a" * 32, "b" * 32, "c" * 32])
 LIMITS = st.sampled_from([None, 0.0, 10.0])
+PENDING, *ORDERS = Suspension
+KEYS = st.sampled_from(["", "k1", "k2"])
 MODELS = st.sampled_from("xy")
 OWNERS = st.sampled_from(["al", "bo", "cy"])
 OFFERS = st.builds(
@@ -74,6 +80,8 @@ OFFERS = st.builds(
     st.frozensets(st.sampled_from([Feature.CONTINUE, Feature.STOP])),
     st.sampled_from([0, 100, 10_000]),
     st.just(frozenset[str]()) | st.frozensets(OWNERS),
+    public_key=KEYS,
+    proven=st.booleans(),
     neighbour=st.booleans(),
 )
 CONDITIONS = st.builds(
@@ -98,9 +106,10 @@ JOBS = st.builds(
 class PoolLaws(RuleBasedStateMachine):
     """A pool beside a simple model of the leases."""
 
-    @initialize()
-    def begin(self) -> None:
-        self.pool = PoolState()
+    @initialize(approve_nodes=st.booleans())
+    def begin(self, approve_nodes: bool) -> None:
+        self.pool = PoolState(approvals=Approvals(required=approve_nodes))
+        self.approved: set[tuple[str, str | None]] = set()  # names and keys
         self.now = 0.0
         self.submitted = 0
         self.ends: Counter[JobId] = Counter()
@@ -158,15 +167,32 @@ class PoolLaws(RuleBasedStateMachine):
     def retire(self, worker_id: WorkerId) -> None:
         self.handle(DrainAnnounced(worker_id, Draining("")))
 
-    @rule(name=NAMES, how=st.sampled_from(Suspension), within=LIMITS)
+    @rule(name=NAMES, how=st.sampled_from(ORDERS), within=LIMITS)
     def suspend(self, name: str, how: Suspension, within: float | None) -> None:
+        machine = [*map(self.pool.workers.get, self.pool.workers_named(name))]
         self.handle(WorkerSuspension(name, how, "al", within))
+        if how is Suspension.REMOVED:
+            assert all(each != name for each, _ in self.approved)
+            proven = {each.offer.proven_key for each in machine if each} - {""}
+            if "/" not in name:
+                assert all(key not in proven for _, key in self.approved)
+
+    @rule(name=NAMES)
+    def approve(self, name: str) -> None:
+        self.handle(WorkerApproval(name, "al"))
+        assert react(self.pool, WorkerApproval(name, "al")) == [], "approved twice"
+        named = [self.pool.workers[each] for each in self.pool.workers_named(name)]
+        keyless = not any(each.offer.proven_key for each in named)
+        for worker in named:
+            if keyless or worker.offer.proven_key:
+                assert worker.suspension is not PENDING
 
     @rule(name=NAMES)
     def resume(self, name: str) -> None:
         self.handle(WorkerResumption(name, "al"))
         for worker in self.pool.workers.values():
-            assert name != peer_of(worker.id) or worker.suspension is None
+            ended = worker.suspension in (None, PENDING)
+            assert name != peer_of(worker.id) or ended
 
     @rule()
     def end_drains(self) -> None:
@@ -337,7 +363,10 @@ class PoolLaws(RuleBasedStateMachine):
     def suspended_workers_leave_when_they_are_idle(self) -> None:
         suspensions = self.pool.suspensions
         for worker in self.pool.workers.values():
-            assert worker.suspension == suspensions.of(worker.id)
+            expected = suspensions.of(worker.id)
+            if expected is None and not self.may_work(worker):
+                expected = PENDING
+            assert worker.suspension is expected
             goes = any(
                 order.may_disconnect(worker.id, shared=worker.shared)
                 and not any(any(self.pool.leases_of(each)) for each in order.workers)
@@ -414,12 +443,27 @@ class PoolLaws(RuleBasedStateMachine):
                 self.handed_over.add(job_id)
             case WorkerLeft(worker_id):
                 self.at_work = {each for each in self.at_work if each[0] != worker_id}
+            case WorkerApproved(name, public_key=key):
+                self.approved.discard((name, None))
+                self.approved.add((name, key))
+            case WorkerDisapproved(name, public_key=key):
+                self.approved.remove((name, key))
             case JobSubmitted(each):
                 assert each.id in self.pool.jobs
             case JobStarted(job_id, lease) | JobUnhedged(job_id, lease):
                 assert len(list(self.pool.jobs[job_id].holders)) == 1
             case _:
                 pass
+
+    def may_work(self, worker: Worker) -> bool:
+        if not self.pool.approvals.required:
+            return True
+        names, key = (worker.id, peer_of(worker.id)), worker.offer.proven_key
+        assert self.approved.isdisjoint((each, None) for each in names)
+        return any(
+            given == key and (key != "" or name in names)
+            for name, given in self.approved
+        )
 
     def check_is_new(self, fact: JobLeased | JobHedged) -> None:
         numbers = {each.lease for each in self.leases if each.job_id == fact.job_id}

@@ -36,7 +36,7 @@ from shoal.domain.vocabulary import (
     Rejected,
 )
 from shoal.domain.work import CALL_QUEUE, Call, JobKind
-from shoal.domain.worker import WorkerLoad
+from shoal.domain.worker import HANDED_OVER, WorkerLoad
 from shoal.pool.inputs import (
     AnswerDisputed,
     AnswerRejected,
@@ -289,6 +289,26 @@ def test_refusal_in_mid_answer_counts_like_a_lost_worker() -> None:
     assert ends[-1] == [
         JobFailed(J, "lost 3 workers, the last one: the server died", lost=True)
     ]
+
+
+def test_answer_that_is_handed_over_for_an_owner_is_nobodys_loss() -> None:
+    pool = pool_after(JobSubmitted(job()))
+    reason = f"{HANDED_OVER}its user is active"
+
+    for number in range(WORKERS_LOST_MAX + 1):
+        pool.apply(joined(f"w{number}"), 0.0)
+        ((_, worker),) = assign(pool)
+        lease = pool.jobs[J].lease
+        handle(pool, FirstOutput(J, lease))
+        given_back = LeaseResult(WorkerId(worker), Rejected(J, lease, reason))
+        facts = handle(pool, given_back)
+
+        assert facts == [
+            JobRequeued(J, lease, reason, WorkerId(worker), handed_over=True)
+        ]
+
+    assert pool.jobs[J].lost == 0
+    assert assign(pool) == [], "those who have no time for it are not asked at once"
 
 
 def test_jobs_of_a_lost_worker_are_requeued() -> None:

@@ -39,19 +39,24 @@ def test_a_processor_is_hot_near_its_critical_temperature(
     reading = read_thermal_level("linux", nothing, lambda: found)
 
     assert reading.level is level
+    assert reading.celsius == current
     if level is not NOMINAL:
         assert reading.sensor == f"processor at {current:.0f} of 100 °C"
 
 
-@pytest.mark.parametrize(
-    ("driver", "critical"), [("k10temp", None), ("nvme", 80.0), ("acpitz", 80.0)]
-)
-def test_sensors_without_a_limit_or_a_processor_do_not_count(
-    driver: str, critical: float | None
-) -> None:
-    found = {driver: [sensor(99.0, critical)]}
+@pytest.mark.parametrize("driver", ["nvme", "acpitz"])
+def test_sensors_of_no_processor_do_not_count(driver: str) -> None:
+    found = {driver: [sensor(99.0, 80.0)]}
 
     assert read_thermal_level("linux", nothing, lambda: found) == ThermalReading()
+
+
+def test_a_processor_without_a_limit_has_a_temperature_and_no_level() -> None:
+    found = {"k10temp": [sensor(99.0, None)]}
+
+    reading = read_thermal_level("linux", nothing, lambda: found)
+
+    assert reading == ThermalReading(celsius=99.0)
 
 
 @pytest.mark.parametrize("error", [OSError("no such device"), ValueError("NaN")])
@@ -63,25 +68,28 @@ def test_a_faulty_driver_does_not_count(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reasons", "level"),
+    ("reasons", "level", "celsius"),
     [
-        ("0x0000000000000001\n", NOMINAL),  # idle
-        ("0x0000000000000004\n", NOMINAL),  # the power limit
-        ("0x0000000000000024\n", FAIR),
-        ("0x0000000000000000\n0x0000000000000048\n", SERIOUS),
-        ("[N/A]\n", NOMINAL),
+        ("0x0000000000000001, 31\n", NOMINAL, 31),  # idle
+        ("0x0000000000000004, 70\n", NOMINAL, 70),  # the power limit
+        ("0x0000000000000024, 85\n", FAIR, 85),
+        ("0x0000000000000000, 60\n0x0000000000000048, 91\n", SERIOUS, 91),
+        ("0x0000000000000024, [N/A]\n", FAIR, None),
+        ("[N/A], [N/A]\n", NOMINAL, None),
     ],
 )
 @pytest.mark.parametrize("prefix", ["clocks_event_reasons", "clocks_throttle_reasons"])
 def test_a_gpu_that_lowers_its_clocks_is_hot(
-    prefix: str, reasons: str, level: ThermalLevel
+    prefix: str, reasons: str, level: ThermalLevel, celsius: float | None
 ) -> None:
     def run(command: Sequence[str]) -> str:
         # Drivers refuse a field that they do not know.
-        return reasons if f"--query-gpu={prefix}.active" in command else ""
+        query = f"--query-gpu={prefix}.active,temperature.gpu"
+        return reasons if query in command else ""
 
     for system in ("linux", "win32"):
-        assert read_thermal_level(system, run, dict).level is level
+        reading = read_thermal_level(system, run, dict)
+        assert (reading.level, reading.celsius) == (level, celsius)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from random import Random
 from shoal.domain.errors import StoreError
 from shoal.domain.ids import peer_of
 from shoal.domain.worker import Suspension
-from shoal.pool.inputs import WorkerResumption, WorkerSuspension
+from shoal.pool.inputs import WorkerApproval, WorkerResumption, WorkerSuspension
 from simulation.world import World
+
+ORDERS = (Suspension.PAUSED, Suspension.DRAINING, Suspension.REMOVED)
 
 
 class Fleet:
@@ -111,7 +113,10 @@ WITH_FULL_DISKS = FAULTS | {fill_the_disk: 24}
 
 
 async def give_orders(world: World, fleet: Fleet, orders: int, seconds: float) -> None:
-    """Pause, drain, remove and resume so many workers in so many seconds, about."""
+    """Pause, drain, remove and resume so many workers in so many seconds, about.
+
+    Operators approve new workers, and those that they have removed, now and then.
+    """
     random, loop = world.random, asyncio.get_running_loop()
 
     def resume(name: str) -> None:
@@ -122,17 +127,29 @@ async def give_orders(world: World, fleet: Fleet, orders: int, seconds: float) -
         await asyncio.sleep(random.expovariate(orders / seconds))
         if not (world.up and world.hub.pool.workers):
             continue
+        approve_pending(world)
         worker_id = random.choice(list(world.hub.pool.workers))
         name = random.choice([worker_id, peer_of(worker_id)])
         within = random.choice([None, 0.0, random.uniform(0.0, 10.0)])
-        how = random.choice(list(Suspension))
+        how = random.choice(ORDERS)
         world.hub.post(WorkerSuspension(name, how, "operator", within))
         loop.call_later(random.uniform(0.0, 20.0), resume, name)
 
 
+def approve_pending(world: World) -> None:
+    """Approve most of the workers that wait for it, some with their machines."""
+    for worker in list(world.hub.pool.workers.values()):
+        world.approved.add(peer_of(worker.id))
+        if worker.suspension is Suspension.PENDING and world.random.random() < 0.8:
+            name = world.random.choice([worker.id, peer_of(worker.id)])
+            world.hub.post(WorkerApproval(name, "operator"))
+
+
 async def end_orders(world: World, fleet: Fleet) -> None:
-    """Resume all workers, and launch those that were told to go."""
+    """Approve and resume all workers, and launch those that were told to go."""
     await asyncio.sleep(25.0)  # for the last of ``give_orders``
+    for name in sorted(world.approved):
+        await world.hub.process(WorkerApproval(name, "operator"))
     for order in list(world.hub.pool.suspensions):
         await world.hub.process(WorkerResumption(order.name, "operator"))
     fleet.launch_dismissed()

@@ -279,7 +279,7 @@ async def live_through(
     orders: int = 0,
     kinds: Mapping[Fault, int] = FAULTS,
 ) -> Clients:
-    world = World(protocol, seed, token=TOKEN)
+    world = World(protocol, seed, token=TOKEN, approve_nodes=orders > 0)
     await world.open()
     made = Made()
     clients = Clients(world, made)

@@ -54,9 +54,15 @@ async def live_through(
     """Let clients ask ``jobs`` questions while ``faults`` faults happen.
 
     ``stalls`` is the share of jobs at which a worker is silent for long, and operators
-    give so many ``orders`` about workers.
+    give so many ``orders`` about workers, which they have to approve then.
     """
-    world = World(protocol, seed, stalls=stalls, hedge_after=hedge_after, price=price)
+    world = World(
+        *(protocol, seed),
+        stalls=stalls,
+        hedge_after=hedge_after,
+        price=price,
+        approve_nodes=orders > 0,
+    )
     await world.open()
     fleet = fleet_of(world, workers)
     await asyncio.sleep(1.0)

@@ -100,7 +100,10 @@ class World:
         hedge_after: float | None = None,
         token: str = "",
         price: int = 0,
+        approve_nodes: bool = False,
     ) -> None:
+        self._approve_nodes = approve_nodes
+        self.approved: set[str] = set()  # machines that operators have seen
         self._price = price
         self._refusals = refusals
         self._token = token  # that workers present, if there is one
@@ -137,7 +140,12 @@ class World:
     async def start(self) -> None:
         """Start the coordinator, on what its predecessor left in the store."""
         self.hub = Hub(
-            self.store, self.clock, self.new_id, SIGNER, hedge_after=self._hedge_after
+            self.store,
+            self.clock,
+            self.new_id,
+            SIGNER,
+            hedge_after=self._hedge_after,
+            approve_nodes=self._approve_nodes,
         )
         self.calls = self.hub.carried = DurableCalls(self.hub, self.store, self.clock)
         await self.hub.restore()

@@ -47,7 +47,7 @@ async def add_batch(store: Store, batch: StoredBatch = BATCH) -> None:
     """Add a batch, and before it its input file if it is not there."""
     if await store.files.find(batch.input_file) is None:
         await store.files.add(file(batch.input_file), 1000)
-    await store.batches.add(batch)
+    await store.batches.add(batch, 1000)
 
 
 async def test_files_of_an_owner_are_listed_in_order(store: Store) -> None:
@@ -77,6 +77,33 @@ async def test_file_beyond_the_limit_of_its_owner_is_not_added(store: Store) -> 
         await store.files.add(file("c"), 199)
 
     assert await store.files.find("c") is None
+
+
+async def test_batch_of_an_owner_at_its_limit_is_not_added(store: Store) -> None:
+    await store.files.add(file("file-in"), 100)
+
+    with pytest.raises(TooLarge, match="limit of 100 bytes: delete some first"):
+        await store.batches.add(BATCH, 100)
+
+    assert await store.batches.find(BATCH.id) is None
+    await store.batches.add(BATCH, 101)
+
+
+async def test_files_that_open_batches_may_write_count(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.store.sqlite.files.FILES_MAX", 4)
+    await add_batch(store)
+    more = replace(BATCH, id=f"{BATCH.id}1")
+
+    with pytest.raises(TooLarge, match="limit is 4: delete some first"):
+        await store.batches.add(more, 1000)
+    await store.files.add(file("a"), 1000)
+    with pytest.raises(TooLarge, match="limit is 4: delete some first"):
+        await store.files.add(file("b"), 1000)
+
+    await store.batches.change(BATCH.id, BatchChange(BatchStatus.FAILED, 11.0), OPEN)
+    await store.batches.add(more, 1000)
 
 
 async def test_file_of_an_open_batch_stays(store: Store) -> None:
@@ -179,7 +206,7 @@ async def test_batch_whose_file_was_deleted_is_not_added(store: Store) -> None:
     await store.files.remove("file-in")
 
     with pytest.raises(NotFound, match="file-in"):
-        await store.batches.add(BATCH)
+        await store.batches.add(BATCH, 1000)
 
     assert await store.batches.find(BATCH.id) is None
 

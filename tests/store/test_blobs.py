@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.synced import needs_folder_sync, synced_files
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
 from shoal.domain.facts import JobCancelled, JobCompleted, JobLeased, JobSubmitted
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
@@ -46,6 +47,19 @@ def test_stored_value_can_be_read(blobs: BlobStore, data: bytes) -> None:
 
     assert blobs.has(digest(data))
     assert bytes(blobs.read(digest(data))) == data
+
+
+@needs_folder_sync
+def test_value_and_its_name_are_synced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = opened(folder)
+    synced = synced_files(monkeypatch)
+
+    files.keep(LARGE)
+
+    name = digest(LARGE).hex()
+    assert synced == {name[:2], name[2:]}
 
 
 def test_missing_value_is_named_by_its_digest(blobs: BlobStore) -> None:

@@ -29,6 +29,8 @@ from shoal.domain.facts import (
     LateResult,
     PassedOver,
     ReceiptPresented,
+    WorkerApproved,
+    WorkerDisapproved,
     WorkerDismissed,
     WorkerDistrusted,
     WorkerDraining,
@@ -167,6 +169,8 @@ OF_WORKERS: list[Fact] = [
     WorkerDraining(W, "bye"),
     WorkerSuspended("wire:w", Suspension.DRAINING, "al", 60.0),
     WorkerResumed("wire:w", "al"),
+    WorkerApproved("wire:w", "al", "8a" * 32),
+    WorkerDisapproved("wire:w", "al"),
     WorkerDismissed(W, "drained by an operator"),
     WorkerLoadChanged(W, WorkerLoad("is too hot", 3, 0.5), fitness_changed=True),
     WorkerLeft(W, "reset"),
@@ -288,6 +292,24 @@ async def test_resumed_worker_is_no_machine_of_others(store: Store) -> None:
     await store.append([WorkerResumed("wire:w/org", "al")], 3.0)
 
     assert await store.suspensions() == [(other, 2.0)]
+
+
+async def test_approvals_hold_until_they_are_withdrawn(store: Store) -> None:
+    waiting = WorkerApproved("wire:w", "al")
+    keyless = WorkerApproved("wire:w", "al", "")
+    keyed = [WorkerApproved(name, "bo", "8a" * 32) for name in ("wire:w", "wire:x")]
+    await store.append([waiting, keyed[1]], 1.0)
+    await store.prune(1e12)
+    assert await store.approvals() == [waiting, keyed[1]]
+
+    await store.append([keyless], 2.0)
+    await store.append([keyed[0], replace(keyed[0], by="cy")], 3.0)
+    await store.append([WorkerDisapproved("wire:x", "al", "8a" * 32)], 4.0)
+    await store.append([WorkerDisapproved("wire:w", "al")], 5.0)
+
+    assert await store.approvals() == [keyless, replace(keyed[0], by="cy")]
+    await store.append([WorkerDisapproved("wire:w", "al", "")], 6.0)
+    assert await store.approvals() == [replace(keyed[0], by="cy")]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())

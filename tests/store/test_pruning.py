@@ -32,6 +32,7 @@ from shoal.store.sqlite.store import SqliteStore
 T = TypeVar("T")
 
 JOBS = 10 * JOBS_AT_ONCE + 1
+FACTS = FACTS_AT_ONCE + 1  # of workers
 TEXT = random.Random(0).randbytes(5000).hex()  # hard to compress
 INPUT = StoredFile("file-in", "al", "in.jsonl", FilePurpose.BATCH, 100, 1.0, None)
 BATCH = StoredBatch(
@@ -56,7 +57,7 @@ async def filled(path: Path) -> SqliteStore:
     await store.open()
     stories = [fact for number in range(JOBS) for fact in story(f"j{number}")]
     await store.append(stories, 1.0)
-    left = [WorkerLeft(WorkerId("w"), "reset")] * (FACTS_AT_ONCE + 1)
+    left = [WorkerLeft(WorkerId("w"), "reset")] * FACTS
     await store.append(left, 1.0)
     return store
 
@@ -85,7 +86,7 @@ async def test_jobs_of_an_open_batch_are_examined_once(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "shoal.db")
     await store.open()
     await store.files.add(INPUT, 1000)
-    await store.batches.add(BATCH)
+    await store.batches.add(BATCH, 1000)
     work = Chat("m", ({"role": "user", "content": "hi"},))
     for at, key in ((1.0, BATCH.id), (2.0, "no batch")):
         facts: list[Fact] = []
@@ -137,7 +138,7 @@ async def test_free_pages_are_given_back_many_at_once(tmp_path: Path) -> None:
 
     freed = pages - await value(store, "PRAGMA page_count")
     assert freed > 2 * pruning.PAGES_AT_ONCE
-    deleting = JOBS // JOBS_AT_ONCE + FACTS_AT_ONCE // FACTS_AT_ONCE
+    deleting = JOBS // JOBS_AT_ONCE + FACTS // FACTS_AT_ONCE
     assert transactions <= freed // pruning.PAGES_AT_ONCE + deleting + 10
     await store.close()
 

@@ -15,6 +15,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     LateResult,
     PassedOver,
+    WorkerApproved,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import JobTerms, Priority, TimeLimits, Webhook
@@ -33,6 +34,7 @@ VERSIONS = range(1, len(MIGRATIONS) + 1)
 WITH_CALLS = 5  # versions from which on there are calls and deliveries
 WITH_PACKED = 10  # and from which on there is a job with compressed texts
 WITH_PARTS = 12  # and one with a large work, in parts
+WITH_APPROVALS = 13  # and approvals of workers
 
 W = WorkerId("w")
 STATES = {
@@ -272,4 +274,13 @@ async def test_migration_keeps_suspensions(version: int, tmp_path: Path) -> None
     ((suspended, at),) = await store.suspensions()
     assert (suspended.name, suspended.how) == ("w", Suspension.PAUSED)
     assert at == 12.0
+    await store.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_migration_keeps_approvals(version: int, tmp_path: Path) -> None:
+    store = await opened(version, tmp_path)
+
+    kept = [WorkerApproved("w", "admin", "8a"), WorkerApproved("x", "admin")]
+    assert await store.approvals() == (kept if version >= WITH_APPROVALS else [])
     await store.close()

@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from harness.synced import needs_folder_sync, synced_files
 from shoal.domain.errors import ConfigError
 from shoal.transports.local_authority import (
     AUTHORITY_FILE,
@@ -85,6 +86,17 @@ def test_client_that_trusts_the_authority_accepts_each_name(
 
     assert refused(made, name, made.authority) is None
     assert "not valid for" in (refused(made, "other.local", made.authority) or "")
+
+
+@needs_folder_sync
+def test_files_and_their_names_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = synced_files(monkeypatch)
+
+    issued(tmp_path)
+
+    assert synced == {AUTHORITY_FILE, AUTHORITY_KEY_FILE, SERVER_FILE, SERVER_KEY_FILE}
 
 
 def test_files_are_private(tmp_path: Path) -> None:

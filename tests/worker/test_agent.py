@@ -548,7 +548,7 @@ def test_worker_that_leaves_while_dialling_does_not_join() -> None:
 
         async with asyncio.timeout(scaled(10.0)):
             assert await its.task == "stopped here"
-        assert its.events == ["left"]
+        assert its.events == []
 
     play(script, Network(pause=5.0))
 
@@ -786,6 +786,72 @@ def test_a_paused_worker_finishes_its_jobs_and_starts_no_others() -> None:
         offers=(replace(OFFER, slots=4),),
         throttle=throttle,
     )
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_running_jobs_are_handed_over_for_the_owners_rules(*, connected: bool) -> None:
+    throttle = OwnerThrottle()
+
+    async def script(its: Membership) -> None:
+        mine = replace(run_job("mine", "a b c d"), returnable=False)
+        its.network.receive(run_job("j", "a b c d"), mine)
+        await asyncio.sleep(1.5)
+        if not connected:
+            its.network.down = True
+            its.network.links[-1].cut()
+            await asyncio.sleep(0.1)
+        its.network.sent.clear()
+
+        throttle.pause("its user is active")
+        await asyncio.sleep(0.1)
+
+        assert its.engine.running == 1, "nobody else can do the other job"
+        if connected:
+            its.network.receive(run_job("k", "fine"))
+            await asyncio.sleep(0.1)
+            assert its.network.sent == [
+                Rejected(JobId("j"), ONE, "handed over: its user is active"),
+                Rejected(JobId("k"), ONE, "paused: its user is active"),
+            ]
+            await asyncio.sleep(5.0)
+            assert isinstance(its.network.sent[-1], Completed)
+            assert its.network.sent[-1].job_id == "mine"
+        else:
+            assert its.network.sent == []  # the coordinator has requeued it
+
+    play(script, throttle=throttle)
+
+
+def test_jobs_that_no_message_gives_back_are_finished() -> None:
+    throttle = OwnerThrottle()
+
+    async def script(its: Membership) -> None:
+        its.network.receive(run_job("j", "a b"))
+        await asyncio.sleep(1.5)
+        throttle.pause("on battery")
+        await asyncio.sleep(5.0)
+
+        assert isinstance(its.network.sent[-1], Completed)
+
+    play(script, Network(accepts=MUTE), throttle=throttle)
+
+
+def test_a_job_that_was_handed_over_may_come_back() -> None:
+    throttle = OwnerThrottle()
+
+    async def script(its: Membership) -> None:
+        its.network.receive(run_job("j", "a b c d"))
+        await asyncio.sleep(1.5)
+        throttle.pause("on battery")
+        throttle.pause("")
+        its.network.sent.clear()
+
+        its.network.receive(run_job("j", "fine"))
+        await asyncio.sleep(2.0)
+
+        assert isinstance(its.network.sent[-1], Completed)
+
+    play(script, throttle=throttle)
 
 
 def test_a_throttle_that_changes_between_connections_is_sent_on_the_next() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.synced import needs_folder_sync, synced_files
 from shoal.domain.errors import ConfigError
 from shoal.ledger.keys import Signer, verify
 from shoal.worker.identity import created_at, identity_file, load_identity
@@ -39,6 +40,17 @@ def test_key_is_created_once(file: Path) -> None:
 
     assert first.public_key == second.public_key
     assert verify(first.public_key, second.sign(b"said"), b"said")
+
+
+@needs_folder_sync
+def test_key_and_its_name_are_synced(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = synced_files(monkeypatch)
+
+    load_identity(file)
+
+    assert file.name in synced
 
 
 def test_no_temporary_file_remains(file: Path) -> None:

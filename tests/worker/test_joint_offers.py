@@ -5,6 +5,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+import pytest
+
+from shoal.domain.errors import ConfigError
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import (
     Completed,
@@ -37,6 +40,19 @@ ONE = LeaseNumber(1)
 EMBEDS = frozenset({JobKind.EMBEDDING})
 
 
+class Large(Engine):
+    """An engine whose model takes a minute to load."""
+
+    loads = 0  # that began
+    damage = ""
+
+    async def start(self) -> None:
+        self.loads += 1
+        await asyncio.sleep(60.0)
+        if self.damage:
+            raise ConfigError(self.damage)
+
+
 class Patient(Engine):
     """An engine that takes five seconds for any job."""
 
@@ -63,6 +79,9 @@ class Stage:
     reasons: dict[str, str] = field(default_factory=dict)
     """Why models left, by name."""
 
+    unloaded: Sequence[Engine] = ()
+    """Those of the engines that have to be loaded."""
+
     slots: list[EngineSlots] = field(default_factory=list)
     began_with: tuple[Offer, ...] = ()
 
@@ -71,6 +90,7 @@ class Stage:
         find: FindModel,
         offers: tuple[Offer, ...],
         report: Callable[[WorkerEvent], None],
+        on_admitted: Callable[[], None],
     ) -> Agent:
         self.began_with = offers
         return Agent(
@@ -82,6 +102,7 @@ class Stage:
             report,
             offers=offers,
             slots=self.slots,
+            on_admitted=on_admitted,
         )
 
     def on_event(self, item: OfferedModel | None, event: WorkerEvent) -> None:
@@ -94,7 +115,11 @@ class Stage:
         self.slots = [EngineSlots(self.size) for _ in self.engines]
         offered_engines = [
             OfferedEngine(
-                EngineMonitor(engine, self._on_engine_event),
+                EngineMonitor(
+                    engine,
+                    self._on_engine_event,
+                    engine.start if engine in self.unloaded else None,
+                ),
                 lambda models: models,
                 slots,
             )
@@ -382,3 +407,99 @@ def test_the_load_says_whether_a_slot_is_free_and_how_many_jobs_wait() -> None:
 
     accepts = (ALL - {Rejected}) | {OffersChanged, LoadChanged}
     play(Stage([Patient("a", "b")], Network(accepts=accepts, welcomes=True)), script)
+
+
+def loading(*engines: Engine, network: Network | None = None) -> Stage:
+    """Return a stage whose large engines have to be loaded."""
+    unloaded = [each for each in engines if isinstance(each, Large)]
+    stage = Stage(engines, unloaded=unloaded)
+    stage.network = network or stage.network
+    return stage
+
+
+def test_a_model_is_loaded_once_the_worker_is_admitted() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        assert its.offered == {"b": 2}
+        assert its.reports == [("joined", "b")]
+        its.submit("early", chat("a"))
+        await asyncio.sleep(1.0)
+        assert its.answers(Rejected) == ["early"]
+
+        await asyncio.sleep(58.25)
+        assert its.offered == {"a": 2, "b": 2}
+        assert its.reports == [("joined", "b")]  # the coordinator may not know it yet
+        await asyncio.sleep(1.0)
+        assert its.reports == [("joined", "b"), ("joined", "a")]
+        its.submit("late", chat("a"))
+        await asyncio.sleep(5.0)
+        assert its.answers(Completed) == ["late"]
+
+    play(loading(Large("a"), Engine("b")), script)
+
+
+def test_a_refused_worker_loads_nothing() -> None:
+    large = Large("a")
+
+    async def script(its: Stage, _: JointOffers, task: "asyncio.Task[None]") -> None:
+        its.network.links[-1].deliver("go away")
+        async with asyncio.timeout(SOON):
+            await task
+
+        assert its.reports == [("refused", "")]
+        assert large.loads == 0
+
+    network = Network(accepts=ALL | {OffersChanged}, farewell="check --token")
+    play(loading(large, network=network), script)
+
+
+def test_a_worker_that_is_stopped_while_it_loads_has_not_joined() -> None:
+    async def script(
+        its: Stage, offering: JointOffers, task: "asyncio.Task[None]"
+    ) -> None:
+        offering.leave()
+        async with asyncio.timeout(1.0):
+            await task
+
+        assert its.reports == []
+
+    play(loading(Large("a")), script)
+
+
+def test_a_worker_that_is_stopped_before_it_is_reported_has_not_joined() -> None:
+    async def script(
+        its: Stage, offering: JointOffers, task: "asyncio.Task[None]"
+    ) -> None:
+        await asyncio.sleep(59.25)
+        assert its.offered == {"a": 2}
+        offering.leave()
+        await task
+
+        assert its.reports == []
+
+    play(loading(Large("a")), script)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_worker() -> None:
+    large = Large("a")
+    large.damage = "a.gguf cannot be loaded"
+
+    async def script(its: Stage, _: JointOffers, task: "asyncio.Task[None]") -> None:
+        with pytest.raises(ExceptionGroup) as caught:
+            await task
+        assert caught.group_contains(ConfigError, match="cannot be loaded")
+        assert its.reports == []
+
+    play(loading(large), script)
+
+
+def test_a_connection_that_is_lost_while_a_model_loads_is_reported() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.network.links[-1].cut()
+        await asyncio.sleep(5.0)
+        assert its.reports == [("lost", "")]
+
+        await asyncio.sleep(60.0)
+        assert its.reports == [("lost", ""), ("joined", "a")]
+        assert its.offered == {"a": 2}
+
+    play(loading(Large("a")), script)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,12 @@ from shoal.transports.clock import LoopClock
 from shoal.worker.blob_cache import BlobCache
 from shoal.worker.calls import FunctionBackend, RunningCalls
 from shoal.worker.jobs import EngineSlots
-from shoal.worker.owner_throttle import WATCH_INTERVAL, OwnerThrottle
+from shoal.worker.owner_rules import OwnerPause, OwnerReadings, OwnerRules
+from shoal.worker.owner_throttle import (
+    RULES_INTERVAL,
+    WATCH_INTERVAL,
+    OwnerThrottle,
+)
 from simulation import virtual
 
 
@@ -227,7 +233,11 @@ def test_the_owners_file_is_followed(tmp_path: Path) -> None:
 
         with throttle.observed(lambda: heard.append(throttle.percent)):
             watching = asyncio.create_task(
-                throttle.watch(file, lambda: reported.append(throttle.percent))
+                throttle.watch(
+                    file,
+                    OwnerPause(OwnerRules()),
+                    lambda: reported.append(throttle.percent),
+                )
             )
             for percent in (0, 50, 50):
                 ThrottleFile(tmp_path).write(percent)
@@ -235,5 +245,50 @@ def test_the_owners_file_is_followed(tmp_path: Path) -> None:
             watching.cancel()
 
         assert heard == reported == [0, 50]
+
+    virtual.run(scenario())
+
+
+def test_owners_rules_pause_and_their_orders_resume(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file, throttle = ThrottleFile(tmp_path), OwnerThrottle(50)
+        pause = OwnerPause(OwnerRules(active_within=60.0))
+        idle = 0.0
+        reported: list[str] = []
+
+        async def read() -> OwnerReadings:
+            return OwnerReadings(datetime(2026, 1, 5), idle)
+
+        def report() -> None:
+            reported.append(throttle.why_paused or f"{throttle.percent}%")
+
+        now = asyncio.get_running_loop().time
+        following = [
+            asyncio.create_task(throttle.follow_rules(pause, read, now, report)),
+            asyncio.create_task(throttle.watch(file, pause, report)),
+        ]
+        await asyncio.sleep(2 * RULES_INTERVAL)
+        assert reported == ["paused: its user is active"]  # once
+
+        ThrottleFile(tmp_path).write(0)
+        await asyncio.sleep(2 * WATCH_INTERVAL)
+        assert throttle.why_paused == "paused by its owner"
+        ThrottleFile(tmp_path).write(50)
+        await asyncio.sleep(2 * RULES_INTERVAL)
+        assert not throttle.paused, "its owner says so, at the keyboard"
+
+        idle = 99.0
+        await asyncio.sleep(2 * RULES_INTERVAL)
+        idle = 0.0
+        await asyncio.sleep(2 * RULES_INTERVAL)
+        assert throttle.paused
+        idle = 99.0
+        await asyncio.sleep(2 * RULES_INTERVAL)
+        assert reported[1:] == [
+            *("paused by its owner", "50%"),
+            *("paused: its user is active", "50%"),
+        ]
+        for each in following:
+            each.cancel()
 
     virtual.run(scenario())

@@ -277,5 +277,5 @@ async def test_final_refusal_ends_the_worker(tmp_path: Path) -> None:
     async with worker_at(Server(serve), tmp_path, reports):
         await eventually(lambda: bool(reports))
 
-    assert reports[-1].kind == "left"
+    assert reports[-1].kind == "refused"
     assert "no more room" in reports[-1].reason

@@ -261,4 +261,4 @@ async def test_refusal_is_final(code: int, advice: str) -> None:
         reason = await running
 
     assert advice in reason
-    assert reports == [WorkerEvent("left", reason)]
+    assert reports == [WorkerEvent("refused", reason)]

@@ -41,9 +41,10 @@ class Shelf:
         self.trouble: str | None = None
         self.hangs = False
         self.checks = 0
+        self.loads = 0.0  # seconds
 
     async def start(self) -> None:
-        pass
+        await asyncio.sleep(self.loads)
 
     async def refresh(self) -> None:
         self.checks += 1
@@ -81,10 +82,13 @@ class Stage:
     throttle: OwnerThrottle = field(default_factory=OwnerThrottle)
     slots: EngineSlots = field(init=False)
     sizes: list[int] = field(default_factory=list)  # slots that agents offered
+    admits: bool = True
+    asked: list[str] = field(default_factory=list)  # about models to load
 
     def __post_init__(self) -> None:
         self.slots = EngineSlots(4, self.throttle)
-        self.watch = EngineMonitor(self.engine, self.reports.append)
+        load = self.engine.start if self.engine.loads else None
+        self.watch = EngineMonitor(self.engine, self.reports.append, load)
 
     def enlist(self, model: ServedModel) -> Agent:
         network, told = Network(farewell=self.farewell), list[WorkerEvent]()
@@ -99,6 +103,10 @@ class Stage:
         )
         self.agents.append((model.name, agent, network, told))
         return agent
+
+    async def is_admitted(self, model: ServedModel) -> bool:
+        self.asked.append(model.name)
+        return self.admits
 
     @property
     def offered(self) -> list[str]:
@@ -129,7 +137,12 @@ Script = Callable[[Stage, SeparateOffers, "asyncio.Task[None]"], Awaitable[None]
 def play(stage: Stage, script: Script) -> None:
     async def scenario() -> None:
         offering = SeparateOffers(
-            stage.watch, stage.names, stage.enlist, stage.slots, stage.throttle
+            stage.watch,
+            stage.names,
+            stage.enlist,
+            stage.is_admitted,
+            stage.slots,
+            stage.throttle,
         )
         task = asyncio.create_task(offering.run())
         await asyncio.sleep(1.0)
@@ -366,3 +379,41 @@ def test_refused_model_stays_withdrawn_and_others_stay() -> None:
         assert not task.done()
 
     play(Stage(Shelf("a", "b"), farewell="choose another --name"), script)
+
+
+def large(*names: str) -> Shelf:
+    """Return an engine that has to be loaded."""
+    shelf = Shelf(*names)
+    shelf.loads = 60.0
+    return shelf
+
+
+def test_a_model_is_loaded_once_the_coordinator_admits_it() -> None:
+    async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
+        assert its.asked == ["a"]
+        assert its.offered == []
+
+        await asyncio.sleep(61.0)
+        assert its.offered == ["a"]
+
+    play(Stage(large("a")), script)
+
+
+def test_a_model_that_the_coordinator_refuses_is_not_loaded() -> None:
+    async def script(its: Stage, _: SeparateOffers, task: "asyncio.Task[None]") -> None:
+        assert task.done()
+        assert its.watch.expected_models
+
+    play(Stage(large("a"), admits=False), script)
+
+
+def test_loading_ends_when_the_worker_leaves() -> None:
+    async def script(
+        its: Stage, offering: SeparateOffers, task: "asyncio.Task[None]"
+    ) -> None:
+        offering.leave()
+        async with asyncio.timeout(1.0):
+            await task
+        assert its.offered == []
+
+    play(Stage(large("a")), script)

@@ -70,11 +70,11 @@ from shoal.peers.inbound_jobs import PeerJobPolicy
 from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.protocols.seam.relay import RelayRoute
 from shoal.store.blobs import BlobFiles
-from shoal.store.file_folder import FileFolder
+from shoal.store.file_folder import FILES_FOLDER, FileFolder
 from shoal.store.port import Store
 from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
-from shoal.transports.http_server import http_listener, public_url
+from shoal.transports.http_server import http_listener, public_urls
 from shoal.transports.strangers import Strangers, bounded_strangers
 from shoal.worker.hardware import this_machine
 
@@ -151,12 +151,14 @@ async def run_coordinator(
         hub.carried = calls
         if restored := await hub.restore():
             log.info("restored jobs=%d", restored)
-        contents = FileFolder(config.data_dir / "files")
+        contents = FileFolder(config.data_dir / FILES_FOLDER)
         uploads = ClientFiles(
             store.files, contents, new_id, settings.file_max, settings.files_max
         )
         await uploads.open()
-        payments = await finally_.enter_async_context(open_payments(x402))
+        payments = await finally_.enter_async_context(
+            open_payments(x402, settings.prices)
+        )
         unencrypted = _unencrypted(config, wires, https)
         gateway = await _gateway(
             config,
@@ -240,7 +242,9 @@ async def run_coordinator(
                 tasks.create_task(_end_if_broken(hub.store_health)),
                 tasks.create_task(trim_memory_regularly()),
             ]
-            admission.url = public_url(config.host, port, secure=https is not None)
+            urls = partial(public_urls, config.host, port, secure=https is not None)
+            admission.urls = urls
+            admission.join_token = stored.token
             admission.loopback_only = is_own_host(config.host)
             async with open_network(endpoints, network) as admission.ports:
                 websockets.open(tasks)
@@ -252,7 +256,7 @@ async def run_coordinator(
                 )
                 yield RunningCoordinator(
                     hub,
-                    admission.url,
+                    urls()[0],
                     port,
                     ollama_port,
                     admission.ports,
@@ -322,6 +326,7 @@ def _hub(
         fee=settings.fee,
         aside=SIGNATURES_INLINE_MAX,
         blobs=blobs,
+        approve_nodes=config.approve_nodes,
     )
 
 
@@ -389,6 +394,7 @@ async def _gateway(
         bodies=bodies,
         sharing=LibraryServer(settings.library),
         created_at=signing_key_created_at(config.data_dir),
+        started_at=clock.wall(),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal.config import ServeConfig, X402Config
+from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, PaymentsDown
 from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
@@ -18,7 +19,7 @@ from shoal.gateway.http.proxies import TrustedProxies, trusted_proxies
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.ledger.accounts import BASIS_POINTS
-from shoal.ledger.prices import PriceList
+from shoal.ledger.prices import FREE, PriceList
 from shoal.models.library import Library, open_library
 from shoal.protocols.seam.peer_addresses import PeerAddress
 
@@ -80,22 +81,31 @@ def read_settings(config: ServeConfig) -> CoordinatorSettings:
 
 
 @asynccontextmanager
-async def open_payments(config: X402Config) -> AsyncIterator[Payments]:
+async def open_payments(
+    config: X402Config, prices: PriceList
+) -> AsyncIterator[Payments]:
     """Collect payments for the length of the block, if that is wanted.
 
     An unreachable facilitator is logged, and tried again with each job.
 
-    Raises ConfigError if one is wanted that cannot collect them.
+    Raises ConfigError if one is wanted that cannot collect them, or if no job that is
+    paid for has a price.
     """
     if config == NO_X402:
         yield NO_PAYMENTS
         return
+    if replace(prices, call=FREE) == PriceList():  # calls are not paid for by x402
+        raise ConfigError(
+            "--x402-facilitator: all jobs are free, so there is nothing to pay for: "
+            "set their prices with --price-fast-inference, --price-fast-task, "
+            "--price-cheap-inference and --price-cheap-task, such as 0.01"
+        )
     try:
         from shoal.gateway.jobs.x402 import Seller, X402Payments
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"--x402-facilitator: payments need the package {error.name}, which is not "
-            "installed: pip install 'shoal[x402]'"
+            f"installed: {install_extra('x402')}"
         ) from error
     domain = {"name": config.name, "version": config.version} if config.name else {}
     payments = X402Payments(

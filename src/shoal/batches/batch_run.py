@@ -5,12 +5,9 @@ All that it has to know after a restart is in the store.
 
 import asyncio
 import logging
-import math
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
 
 from shoal.batches.client_files import ClientFiles
 from shoal.batches.input_lines import InputLines
@@ -19,10 +16,12 @@ from shoal.batches.line_jobs import (
     LineJobs,
     LinePostponed,
     LineRequest,
-    OwnerGone,
+    LineUnauthorized,
 )
+from shoal.batches.line_room import LineQueue, LineRoom
 from shoal.batches.progress import (
     AwaitChange,
+    BatchAction,
     BatchProgress,
     CancelLines,
     FinalizeBatch,
@@ -45,33 +44,24 @@ from shoal.store.batches import (
 from shoal.transports.clock import Clock
 from shoal.transports.loop_share import LoopShare
 
-RETRY = 5.0  # seconds until files are read or written again after an error
+RETRY_MIN = 5.0  # seconds until files are read or written again after an error
+RETRY_MAX = 60.0  # seconds until then, as each pause doubles the last
 CANCEL_EVERY = 1.0  # seconds until jobs that were just being accepted are cancelled
 OPEN = frozenset(BatchStatus) - BATCH_ENDED
-
-LineQueue: TypeAlias = tuple[str, str]
-"""The owner and the model of lines."""
 
 log = logging.getLogger("shoal.batches")
 
 
 @dataclass(slots=True)
 class BatchContext:
-    """What all batches share.
-
-    ``share`` is the part of the loop in which lines are checked.  By owner and model,
-    ``in_flight`` counts the lines that run, and ``waiting`` has the batches with lines
-    that could begin, which share the room.  None begins when they are ``stopped``.
-    """
+    """What all batches share; ``share`` is the part of the loop to check lines in."""
 
     store: BatchStore
     files: ClientFiles
     clock: Clock
     health: StoreHealth
     share: LoopShare
-    in_flight: Counter[LineQueue] = field(default_factory=Counter)
-    waiting: dict[LineQueue, dict[str, asyncio.Event]] = field(default_factory=dict)
-    stopped: bool = False
+    room: LineRoom = field(default_factory=LineRoom)
 
     async def pause(self, seconds: float) -> None:
         """Wait for some seconds."""
@@ -106,6 +96,7 @@ class BatchRun:
 
     async def run(self) -> None:
         """Run it to its end.  Raises StoreError if the store is broken."""
+        pause = RETRY_MIN
         while True:
             try:
                 lines = await self._input()
@@ -117,7 +108,8 @@ class BatchRun:
                     raise
                 # As of a full disk, or a folder that is not there.
                 log.error("batch=%s waits: %s", self.batch.id, error.located)
-            await self._context.pause(RETRY)
+            await self._context.pause(pause)
+            pause = min(2 * pause, RETRY_MAX)
 
     # Its status.
 
@@ -197,7 +189,7 @@ class BatchRun:
             async with asyncio.TaskGroup() as tasks:
                 status = await self._drive(progress, lines, tasks)
         finally:
-            self._set_waiting(False)
+            context.room.leave(self._queue, batch.id)
         await self._end(progress, lines, status)
 
     async def _drive(
@@ -213,13 +205,10 @@ class BatchRun:
                 self.ending = BatchStatus.EXPIRED
             progress.ending = self.ending
             action = progress.next_action(clock.now(), self._room(progress.running))
-            self._set_waiting(
-                isinstance(action, StartLines)
-                or (isinstance(action, AwaitChange) and action.for_room)
-            )
+            self._note_waiting(action)
             match action:
                 case StartLines(started):
-                    self._context.in_flight[self._queue] += len(started)
+                    self._context.room.begin(self._queue, len(started))
                     for line in started:
                         tasks.create_task(self._run_line(progress, lines, line))
                 case CancelLines():
@@ -240,33 +229,22 @@ class BatchRun:
 
     def _room(self, running: int) -> int:
         """Return how many lines may begin while some of them are running."""
-        context, queue = self._context, self._queue
-        if context.stopped:
-            return 0
-        room = self._jobs.room(*queue)
-        sharing = len(context.waiting.get(queue, {}).keys() | {self.batch.id})
-        fair = math.ceil(room / sharing) - running
-        return min(room - context.in_flight[queue], fair)
+        queue = self._queue
+        total = self._jobs.room(*queue)
+        return self._context.room.share(queue, total, self.batch.id, running)
 
-    def _set_waiting(self, waiting: bool) -> None:
+    def _note_waiting(self, action: BatchAction) -> None:
         """Note whether it has lines that could begin."""
-        others = self._context.waiting.setdefault(self._queue, {})
-        if waiting:
-            others[self.batch.id] = self.wake
+        room = self._context.room
+        for_room = isinstance(action, AwaitChange) and action.for_room
+        if for_room or isinstance(action, StartLines):
+            room.wait(self._queue, self.batch.id, self.wake)
         else:
-            others.pop(self.batch.id, None)
-        if not others:
-            del self._context.waiting[self._queue]
+            room.leave(self._queue, self.batch.id)
 
     def _on_room(self) -> None:
         self._awaits_room = False
         self.wake.set()
-
-    def _leave(self) -> None:
-        """Note that a line has ended, which makes room for another."""
-        self._context.in_flight[self._queue] -= 1
-        for wake in self._context.waiting.get(self._queue, {}).values():
-            wake.set()
 
     async def _record(self, progress: BatchProgress) -> None:
         """Record the results that have come.  Raises StoreError."""
@@ -277,7 +255,7 @@ class BatchRun:
             )
             for each in page:
                 progress.record(each.line)
-                self._leave()
+                context.room.end(self._queue)
 
     def _next_results(self) -> list[LineResult]:
         """Take results that have come, of about RESULTS_AT_ONCE bytes."""
@@ -291,7 +269,7 @@ class BatchRun:
     async def _run_line(
         self, progress: BatchProgress, lines: InputLines, line: int
     ) -> None:
-        clock, batch = self._context.clock, self.batch
+        clock, room, batch = self._context.clock, self._context.room, self.batch
         left = max(1.0, batch.expires_at - clock.wall())
         may_begin = self.ending is None
         read = partial(asyncio.to_thread, lines.read, line)
@@ -305,13 +283,13 @@ class BatchRun:
                 progress.postpone(line, until)
                 if not alone:
                     progress.pause(until)
-                self._leave()
+                room.end(self._queue)
             case LineGivenUp():
                 progress.give_up(line)
-                self._leave()
-            case OwnerGone(reason):
+                room.end(self._queue)
+            case LineUnauthorized(reason):
                 progress.give_up(line)
-                self._leave()
+                room.end(self._queue)
                 if self.ending is None:
                     self.ending = BatchStatus.CANCELLED
                     errors = (BatchError("key_revoked", reason),)
@@ -346,5 +324,5 @@ class BatchRun:
             await asyncio.to_thread(files.discard)
             raise
         # If this fails or is cancelled, the store may describe the files all the same:
-        # they stay, and the next start deletes them if it does not.
+        # they stay, and the next start sets them aside if it does not.
         await self._change(status, files=files)

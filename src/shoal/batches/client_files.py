@@ -1,20 +1,22 @@
 """The files of clients: what describes them in the store, and their contents."""
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from shoal.domain.errors import InvalidRequest, NotFound, TooLarge
+from shoal.domain.errors import InvalidRequest, NotFound, QueueFull, TooLarge
 from shoal.store.file_folder import ContentWriter, FileFolder
 from shoal.store.files import FileFilter, FilePurpose, FileStore, StoredFile
 from shoal.store.run_to_end import run_to_end
 
-SIZE_MAX = 200 << 20  # bytes of one file, by default; as of a batch with OpenAI
-TOTAL_MAX = 10 << 30  # bytes of all files of one key, by default
+UPLOADS_MAX = 16  # of one owner at a time: each has an open file and a connection
 EXPIRED_AT_ONCE = 100
+
+log = logging.getLogger("shoal.batches")
 
 
 class UploadedFile:
@@ -48,15 +50,24 @@ class ClientFiles:
     store: FileStore
     folder: FileFolder
     new_id: Callable[[], str]
-    size_max: int = SIZE_MAX
-    total_max: int = TOTAL_MAX
-    _arriving: Counter[str] = field(default_factory=Counter)  # bytes, by owner
+    size_max: int
+    total_max: int
+    _uploads: Counter[str] = field(default_factory=Counter)  # their number, by owner
+    _arriving: Counter[str] = field(default_factory=Counter)  # their bytes, by owner
 
     async def open(self) -> None:
-        """Delete the contents that no file describes.  Raises StoreError."""
+        """Set the contents aside that are not in the store.  Raises StoreError.
+
+        They are of a commit that was interrupted, or of a newer database than this one.
+        """
         found = await asyncio.to_thread(self.folder.open)
-        for each in {*found} - await self.store.known(found):
-            await asyncio.to_thread(self.folder.remove, each)
+        if unknown := {*found} - await self.store.known(found):
+            aside = await asyncio.to_thread(self.folder.set_aside, unknown)
+            log.warning(
+                "files=%d are not in the database: moved to %s; delete them, or move "
+                "them back if you put back a database that has them",
+                *(len(unknown), aside),
+            )
 
     def next_id(self) -> str:
         """Return the id of a new file."""
@@ -67,8 +78,29 @@ class ClientFiles:
         """Receive a file within the block; it is deleted unless ``keep`` keeps it.
 
         Raises TooLarge as soon as the owner has too many bytes, with those that are
-        arriving, StoreError.
+        arriving, QueueFull if too many files are, StoreError.
         """
+        with self._counted(owner):
+            async with self._receiving(owner) as uploaded:
+                yield uploaded
+
+    @contextmanager
+    def _counted(self, owner: str) -> Iterator[None]:
+        """Count an upload within the block.  Raises QueueFull."""
+        if self._uploads[owner] >= UPLOADS_MAX:
+            raise QueueFull(
+                f"{UPLOADS_MAX} uploads of this key have not ended yet: wait for one"
+            )
+        self._uploads[owner] += 1
+        try:
+            yield
+        finally:
+            self._uploads[owner] -= 1
+            if not self._uploads[owner]:
+                del self._uploads[owner]
+
+    @asynccontextmanager
+    async def _receiving(self, owner: str) -> AsyncIterator[UploadedFile]:
         stored = await self.store.size_of(owner)
         claimed = 0
 

@@ -51,13 +51,13 @@ class LineGivenUp:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerGone:
+class LineUnauthorized:
     """The key of the batch is no longer valid."""
 
     reason: str
 
 
-LineEnd: TypeAlias = LineResult | LinePostponed | LineGivenUp | OwnerGone
+LineEnd: TypeAlias = LineResult | LinePostponed | LineGivenUp | LineUnauthorized
 
 
 class LineJobs(Protocol):
@@ -84,7 +84,7 @@ class LineJobs(Protocol):
         ...
 
     def cancel(self, batch: StoredBatch) -> None:
-        """Cancel the open jobs of a batch."""
+        """Cancel the open jobs of the lines that run."""
         ...
 
     def left_out(

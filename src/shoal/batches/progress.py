@@ -91,7 +91,7 @@ class BatchProgress:
 
     def next_action(self, now: float, room: int) -> BatchAction:
         """Return what to do next; ``room`` is how many lines may be started."""
-        if lines := self._take(now, room):
+        if lines := self._next_lines(now, room):
             self._running.update(lines)
             return StartLines(lines)
         if not self.left and self.ending is not BatchStatus.CANCELLED:
@@ -124,21 +124,21 @@ class BatchProgress:
         """Leave a running line without a result, because the batch ends."""
         self._running.remove(line)
 
-    def _take(self, now: float, room: int) -> tuple[int, ...]:
-        """Take the lines to start: those of before a restart need no room."""
-        taken = [*self._begun]
+    def _next_lines(self, now: float, room: int) -> tuple[int, ...]:
+        """Remove and return the lines to start: those begun before need no room."""
+        lines = [*self._begun]
         self._begun.clear()
         if self.ending is not None or now < self._paused:
-            return tuple(taken)
-        while len(taken) < room and self._postponed and self._postponed[0][0] <= now:
-            taken.append(heapq.heappop(self._postponed)[1])
-        while len(taken) < room:
+            return tuple(lines)
+        while len(lines) < room and self._postponed and self._postponed[0][0] <= now:
+            lines.append(heapq.heappop(self._postponed)[1])
+        while len(lines) < room:
             self._skip()
             if self._next > self.lines:
                 break
-            taken.append(self._next)
+            lines.append(self._next)
             self._next += 1
-        return tuple(taken)
+        return tuple(lines)
 
     def _skip(self) -> None:
         """Go on to the next line that was not begun before a restart."""

@@ -45,10 +45,14 @@ class BatchRunner:
     # For clients.
 
     async def add(self, new: StoredBatch) -> None:
-        """Store a batch, and run it.  Raises QueueFull, NotFound, StoreError."""
+        """Store a batch, and run it.
+
+        Raises QueueFull, TooLarge, NotFound, StoreError.
+        """
 
         async def add() -> None:
-            await self._context.store.add(new)
+            context = self._context
+            await context.store.add(new, context.files.total_max)
             self._added.put_nowait(new)
 
         await run_to_end(add())
@@ -75,7 +79,7 @@ class BatchRunner:
 
     def stop(self) -> None:
         """Begin no more lines; those that run go on, also after the next start."""
-        self._context.stopped = True
+        self._context.room.stopped = True
 
     async def run(self, jobs: LineJobs) -> None:
         """Run all batches until cancelled, or until the store is broken."""

@@ -1,21 +1,33 @@
 """Runs a command's coroutine until it ends or the process receives a stop signal."""
 
-import argparse
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from shoal.domain.errors import ConfigError
+import click
+
 from shoal.transports.clock import fast_loop_factory
 
+F = TypeVar("F", bound=Callable[..., Any])
+H = TypeVar("H", bound=logging.Handler)
+
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+LEVELS = ("debug", "info", "warning", "error")
 STRANGER_INTERVAL = 1.0  # seconds between lines that strangers cause
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_WITH_STDIN = "SHOAL_STOP_WITH_STDIN"
+"""The variable of a command that stops when its standard input ends.
+
+The parent holds the other end of that pipe: even where it is killed, the child ends.
+"""
 
 
 def run_loop(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
@@ -31,40 +43,49 @@ def run_loop(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
         raise _cause(group) from group
 
 
-def add_log_arguments(parser: argparse.ArgumentParser, level: str) -> None:
-    """Add the flags of the log; ``level`` is the default level."""
-    parser.add_argument(
-        "--log-level",
-        default=level,
-        metavar="LEVEL",
-        help="log level: debug, info, warning or error; debug also writes every line "
-        "that strangers cause, not one a second (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--log-format",
-        default="text",
-        choices=("text", "json"),
-        help="log format; json: one object per line (default: %(default)s)",
-    )
+def child_environment() -> dict[str, str]:
+    """Return the environment of a command that ends with this process."""
+    return {**os.environ, STOP_WITH_STDIN: "1"}
 
 
-def log_to_stderr(args: argparse.Namespace) -> None:
-    """Log to standard error, as the flags configure.
+def log_options(level: str) -> Callable[[F], F]:
+    """Return a decorator that adds the options of the log; ``level`` is the default.
 
-    Raises ConfigError for an unknown level.
+    The command gets them as ``log_level`` and ``log_format``, for ``log_to_stderr``.
     """
-    level = args.log_level
-    if level.upper() not in logging.getLevelNamesMapping():
-        raise ConfigError(
-            f"--log-level {level}: expected debug, info, warning or error"
-        )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonFormatter() if args.log_format == "json" else logging.Formatter(TEXT)
-    )
+
+    def add(function: F) -> F:
+        function = click.option(
+            "--log-format",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            show_default=True,
+            help="Format of the log; json: one object per line.",
+        )(function)
+        return click.option(
+            "--log-level",
+            type=click.Choice(LEVELS, case_sensitive=False),
+            default=level,
+            show_default=True,
+            help="Level of the log; debug also writes every line that strangers "
+            "cause, not one a second.",
+        )(function)
+
+    return add
+
+
+def log_to_stderr(level: str, form: str) -> None:
+    """Log to standard error; ``level`` and ``form`` are values of ``log_options``."""
+    handler = prepared(logging.StreamHandler(sys.stderr), level, form)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def prepared(handler: H, level: str, form: str) -> H:
+    """Return a handler with what ``log_options`` ask for."""
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT))
     if level.upper() != "DEBUG":
         handler.addFilter(StrangerFilter())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    return handler
 
 
 class StrangerFilter(logging.Filter):
@@ -140,7 +161,20 @@ async def _with_signals(
         except NotImplementedError:
             # Windows delivers signals outside the loop.
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(on_signal))
+    if os.environ.get(STOP_WITH_STDIN):
+        _call_at_end_of_stdin(lambda: loop.call_soon_threadsafe(on_signal))
     try:
         return await main(stop)
     except asyncio.CancelledError:
         return 130
+
+
+def _call_at_end_of_stdin(stop: Callable[[], object]) -> None:
+    """Call ``stop`` in another thread when the standard input ends."""
+
+    def wait() -> None:
+        os.read(sys.stdin.fileno(), 1)  # nothing is written to it
+        with suppress(RuntimeError):  # the loop has ended
+            stop()
+
+    threading.Thread(target=wait, daemon=True).start()

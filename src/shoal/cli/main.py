@@ -10,81 +10,173 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from shoal import __version__
+import click
+from click.shell_completion import CompletionItem
 
-COMMANDS = {
-    "serve": "run a coordinator",
-    "join": "offer this machine's models and functions to a coordinator",
-    "throttle": "pause this machine's workers, or lend part of their speed",
-    "chat": "chat with a model of the pool",
-    "keys": "create, list and revoke API keys",
-    "tokens": "create, list and revoke join tokens of workers",
-    "fleet": "pair machines into a fleet, by a URL or QR code",
-    "models": "copy models from peers, and list local ones",
-    "jobs": "submit, list, explain and cancel jobs",
-    "quote": "show the price of a job",
-    "pair": "pair workers with users, for private jobs",
-    "train": "run a script on several machines, as torchrun does on one",
-    "tasks": "list and call the functions of workers",
-    "accounts": "show accounts, and credit them",
-    "receipts": "list, export and verify receipts",
-    "workers": "pause, resume, drain and remove workers",
-    "db": "check, back up and compact a coordinator's database",
-    "status": "show a pool's workers and jobs",
-    "demo": "demonstrate failover of a worker, on this machine",
-    "version": "print the version",
+from shoal import __version__
+from shoal.domain.errors import ShoalError, StoreBroken, StoreError
+
+SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "pool": {
+        "serve": "run a coordinator",
+        "join": "offer this machine's models and functions to a coordinator",
+        "join-line": "print the command that adds a machine",
+        "service": "run serve or join in the background, from login on",
+        "status": "show a pool's workers and jobs",
+        "nodes": "list, approve, pause, drain and remove machines",
+        "throttle": "pause this machine's workers, or lend part of their speed",
+    },
+    "use": {
+        "run": "chat with a model, and start what is missing for that",
+        "chat": "chat with a model of the pool",
+        "models": "pull models from the hub, copy those of peers, and list them",
+        "jobs": "submit, list, explain and cancel jobs",
+        "tasks": "list and call the functions of workers",
+        "train": "run a script on several machines, as torchrun does on one",
+        "quote": "show the price of a job",
+    },
+    "access": {
+        "keys": "create, list and revoke API keys",
+        "tokens": "create, list and revoke join tokens of workers",
+        "fleet": "pair machines into a fleet, by a URL or QR code",
+        "pair": "pair workers with users, for private jobs",
+        "accounts": "show accounts, and credit them",
+        "receipts": "list, export and verify receipts",
+    },
+    "local": {
+        "doctor": "examine this machine and its coordinator",
+        "config": "show the settings in effect, and where files are",
+        "db": "check, back up and compact a coordinator's database",
+        "demo": "demonstrate failover of a worker, on this machine",
+        "completion": "print the completion script of a shell",
+        "help": "describe a command",
+        "version": "print the version",
+    },
+}
+"""What each command does, by its section, which is a folder here, and its name."""
+
+HEADINGS = {
+    "pool": "Run a pool",
+    "use": "Use it",
+    "access": "Access and accounts",
+    "local": "This program",
 }
 
-EXIT_USAGE = 2
+MODULES = {
+    name: f"shoal.cli.{section}.{name.replace('-', '_')}"
+    for section, commands in SECTIONS.items()
+    for name in commands
+}
+"""The module of each command, whose ``command`` it is."""
+
 EXIT_STORE_BROKEN = 74  # EX_IOERR of sysexits.h: a restart alone does not help
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+COMPLETION = "_SHOAL_COMPLETE"  # variable by which a shell asks for completions
+
+
+class LazyGroup(click.Group):
+    """The commands of ``SECTIONS``, each imported when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in MODULES:
+            return None
+        with _quiet_interrupt(), _uncollected():
+            module = importlib.import_module(MODULES[cmd_name])
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in MODULES and not args[0].startswith("-"):
+            raise click.NoSuchCommand(args[0], possibilities=MODULES, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[CompletionItem]:
+        # From the table: else each command that begins so would be imported.
+        named = [
+            CompletionItem(name, help=does)
+            for commands in SECTIONS.values()
+            for name, does in commands.items()
+            if name.startswith(incomplete)
+        ]
+        return named or super().shell_complete(ctx, incomplete)
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        width = max(map(len, MODULES))
+        for section, commands in SECTIONS.items():
+            with formatter.section(HEADINGS[section]):
+                formatter.write_dl(
+                    [(name.ljust(width), does) for name, does in commands.items()]
+                )
+
+
+shoal = LazyGroup(
+    "shoal",
+    help="Turns the machines you have into one AI computer.",
+    epilog="To begin: shoal serve.  `shoal COMMAND --help` describes a command.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+)
+shoal = click.version_option(
+    __version__, "-V", "--version", message="shoal %(version)s"
+)(shoal)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that ``arguments`` name; return the exit status."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    name, *rest = argv or ["--help"]
-    if name in ("-h", "--help", "help"):
-        print(_usage())
-        return 0
-    if name in ("-V", "--version"):
-        print(f"shoal {__version__}")
-        return 0
-    if name in COMMANDS:
-        return _run(name, rest)
-    print(f"shoal: unknown command {name!r}\n\n{_usage()}", file=sys.stderr)
-    return EXIT_USAGE
-
-
-def _run(name: str, arguments: list[str]) -> int:
-    with _quiet_interrupt():
-        from argparse import ArgumentParser
-
-        from shoal.cli.terminal import printable
-        from shoal.domain.errors import ShoalError, StoreBroken, StoreError
-
-        with _uncollected():
-            module = importlib.import_module(f"shoal.cli.{name}")
-            parser = ArgumentParser(f"shoal {name}", description=module.__doc__)
-            module.add_arguments(parser)
+    if COMPLETION in os.environ:
+        shoal.main(argv, "shoal", complete_var=COMPLETION)
     try:
-        status: int = module.run(parser.parse_args(arguments))
+        # Shells expand patterns; others, such as those of --model, are not for files.
+        status: int | None = shoal.main(
+            argv, "shoal", standalone_mode=False, windows_expand_args=False
+        )
+    except click.ClickException as error:
+        return _report_usage(error)
+    except click.Abort:
+        return EXIT_INTERRUPTED
     except StoreError as error:
-        print(f"shoal {name}: {printable(error.located)}", file=sys.stderr)
+        _report(argv[0], error.located)
         return EXIT_STORE_BROKEN if isinstance(error, StoreBroken) else 1
     except ShoalError as error:
-        print(f"shoal {name}: {printable(str(error))}", file=sys.stderr)
+        _report(argv[0], str(error))
         return 1
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader closed the pipe; Python would report it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    return status
+    return status or 0
+
+
+def _report_usage(error: click.ClickException) -> int:
+    """Report what is wrong with the arguments, in the form of all other errors."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        if context is None or context.parent is None:  # `shoal` alone asks for help
+            print(error.format_message())
+            return 0
+        print(error.format_message(), file=sys.stderr)
+        return error.exit_code
+    path = context.command_path if context is not None else "shoal"
+    print(f"{path}: {error.format_message()}", file=sys.stderr)
+    if context is not None:
+        print(f"`{path} --help` lists what it takes", file=sys.stderr)
+    return error.exit_code
+
+
+def _report(name: str, error: str) -> None:
+    from shoal.cli.terminal import printable
+
+    print(f"shoal {name}: {printable(error)}", file=sys.stderr)
 
 
 @contextmanager
@@ -115,13 +207,3 @@ def _uncollected() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _usage() -> str:
-    commands = "\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())
-    return (
-        "usage: shoal COMMAND ...\n\n"
-        "Turns the machines you have into one AI computer.\n\n"
-        f"{commands}\n\n"
-        "shoal COMMAND --help describes a command.  To begin: shoal serve"
-    )

@@ -1,7 +1,15 @@
 """Terminal output: tables, and texts from peers without control characters."""
 
+import re
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNLIMITED = 1 << 16  # columns where no terminal has an edge
 
 _CONTROLS = {
     code: f"\\x{code:02x}"
@@ -10,25 +18,69 @@ _CONTROLS = {
 }
 
 
+_LONG_ID = re.compile(r"[0-9a-f]{32,}")
+
+
+def shortened(text: str) -> str:
+    """Return a text in which ids of 32 digits and more are cut to eight."""
+    return _LONG_ID.sub(lambda found: f"{found[0][:8]}…", text)
+
+
 def printable(text: str) -> str:
     """Escape control characters, which texts from peers may contain."""
     return text.translate(_CONTROLS)
 
 
+def console(*, stderr: bool = False) -> "Console":
+    """Return what prints to the terminal in colour; elsewhere lines of any length."""
+    from rich.console import Console  # most commands print plain lines
+
+    file = sys.stderr if stderr else sys.stdout
+    width = None if file.isatty() else UNLIMITED
+    return Console(file=file, width=width, highlight=False, soft_wrap=False)
+
+
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under their head, with control characters escaped."""
-    cells = [
-        [printable(cell).replace("\n", "\\n") for cell in row] for row in (head, *rows)
-    ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(padded).rstrip())
+    """Print rows under their head, with control characters escaped.
+
+    On a terminal, long cells are folded into its width.
+    """
+    for line in table_lines(head, rows):
+        print(line)
+
+
+def table_lines(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = True
+) -> list[str]:
+    """Return the lines of a table; without ``wrap``, one a row, cut on a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for each in head:
+        table.add_column(
+            each, no_wrap=not wrap, overflow="fold" if wrap else "ellipsis"
+        )
+    for row in rows:
+        cells = (printable(cell).replace("\n", "\\n") for cell in row)
+        table.add_row(*map(Text, cells))
+    printed = console()
+    with printed.capture() as captured:
+        printed.print(table)
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def format_day(at: float | None) -> str:
     """Return a Unix time as date and minute in UTC; empty for None."""
     return "" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%MZ}"
+
+
+def format_age(seconds: float) -> str:
+    """Return a duration in its largest unit, such as ``3 h``."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
 
 
 def format_peer(name: str, id_: str) -> str:

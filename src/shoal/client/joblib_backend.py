@@ -45,7 +45,7 @@ def register_joblib() -> None:
     pool to use.  The workers need ``--trust-code`` and the same libraries.  The backend
     unpickles what they return, so that workers can run any code in this process.
 
-    Without joblib (``pip install 'shoal[joblib]'``), ``shoal.register_joblib`` raises
+    Without joblib (``pip install joblib``), ``shoal.register_joblib`` raises
     ImportError.
     """
     register_parallel_backend(NAME, PoolBackend)

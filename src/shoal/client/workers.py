@@ -15,8 +15,9 @@ STATUS_PATH = "/admin/status"
 class ConnectedWorker(msgspec.Struct, frozen=True):
     """A connected worker.
 
-    ``busy`` is the number of its jobs, and ``suspension`` what an operator did to it:
-    ``paused``, ``draining``, ``removed``, or None.
+    ``busy`` is the number of its jobs, and ``suspension`` why operators give it none:
+    ``pending`` (no operator has approved it), ``paused``, ``draining``, ``removed``; or
+    None.
     """
 
     id: str
@@ -29,17 +30,18 @@ class ConnectedWorker(msgspec.Struct, frozen=True):
 class WorkerOrder(msgspec.Struct, frozen=True):
     """The order in force for a worker, or a machine with all its workers.
 
-    ``by`` is the operator's key, empty if it is active, and ``since`` a Unix time in
-    seconds.  ``workers`` are the connected ones, and ``running`` is the number of their
-    jobs.
+    ``by`` is the operator's key, empty if there is no order, and ``since`` a Unix time
+    in seconds.  ``workers`` are the connected ones, and ``running`` is the number of
+    their jobs.  ``approved`` is what operators have approved: public keys, or the name.
     """
 
     name: str
-    state: Literal["active", "paused", "draining", "removed"]
+    state: Literal["active", "pending", "paused", "draining", "removed"]
     by: str
     since: float | None
     workers: tuple[str, ...]
     running: int
+    approved: tuple[str, ...]
 
 
 class _Status(msgspec.Struct):
@@ -75,6 +77,16 @@ class Workers:
             ShoalError: the coordinator refuses to answer, or is unreachable.
         """
         return self._send(_request(name))
+
+    def approve(self, name: str) -> WorkerOrder:
+        """Approve a worker, which gets no jobs before, with `--approve-nodes`.
+
+        ``remove`` ends it.
+
+        Raises:
+            ShoalError: the coordinator refuses it, or is unreachable.
+        """
+        return self._send(_request(name, "approve"))
 
     def pause(self, name: str) -> WorkerOrder:
         """Give a worker no new jobs.  It finishes those that it runs, and stays.
@@ -133,6 +145,10 @@ class AsyncWorkers:
     async def show(self, name: str) -> WorkerOrder:
         """Return the state of a worker."""
         return await self._send(_request(name))
+
+    async def approve(self, name: str) -> WorkerOrder:
+        """Approve a worker, which gets no jobs before, with `--approve-nodes`."""
+        return await self._send(_request(name, "approve"))
 
     async def pause(self, name: str) -> WorkerOrder:
         """Give a worker no new jobs."""

@@ -15,12 +15,17 @@ USER_DATA = platformdirs.user_data_path("shoal", appauthor=False)
 class ServeConfig:
     """Settings of ``shoal serve``."""
 
-    host: str = setting("address to listen on", "127.0.0.1")
-    port: int = setting("port to listen on; 0: any free port", 4010)
+    host: str = setting(
+        "address to listen on; 0.0.0.0: any, for other machines",
+        "127.0.0.1",
+        everyday=True,
+    )
+    port: int = setting("port to listen on; 0: any free port", 4010, everyday=True)
     ollama_port: int | None = setting(
         "further port, with Ollama's API as its clients expect it (Ollama's own is "
         "11434); 0: any free port (default: none)",
         None,
+        everyday=True,
     )
     ollama_open: bool = setting(
         "access to Ollama's API without a key, for anyone who reaches it; web pages "
@@ -30,25 +35,32 @@ class ServeConfig:
     name: str = setting(
         "name of this machine, as peers see it (default: the host name)",
         "",
+        everyday=True,
     )
     data_dir: Path = setting(
-        "folder of the database, the keys and other data", USER_DATA
+        "folder of the database, the keys and other data",
+        USER_DATA,
+        everyday=True,
     )
     api_key: str = setting(
         "first API key (default: a random one, stored in the data folder)",
         "",
         secret=True,
+        everyday=True,
     )
     join_token: str | None = setting(
         "join token of workers; empty: none required (default: a random one, stored in "
         "the data folder)",
         None,
         secret=True,
+        everyday=True,
     )
     tls: str = setting(
         "encryption of HTTP: off, or auto: HTTPS with a certificate of a local "
         "authority, created at first use; --tls-cert names one from elsewhere",
         "off",
+        "off|auto",
+        everyday=True,
     )
     tls_cert: Path | None = setting(
         "PEM file with the HTTPS certificate, followed by its intermediate "
@@ -66,6 +78,12 @@ class ServeConfig:
     )
     open_loopback: bool = setting(
         "access without a key for programs on this machine; web pages are refused",
+        False,
+        everyday=True,
+    )
+    approve_nodes: bool = setting(
+        "approval of each machine by an operator before it gets work: shoal nodes "
+        "approve NAME",
         False,
     )
     relay_open: bool = setting(
@@ -94,6 +112,7 @@ class ServeConfig:
         "address of a peer to connect to, on any wire; repeatable",
         (),
         "HOST:PORT",
+        everyday=True,
     )
     no_discovery: bool = setting(
         "neither announcements nor searches on the local network", False
@@ -112,12 +131,14 @@ class ServeConfig:
         "file of regular expressions; prompts and answers that match are blocked",
         None,
         "FILE",
+        everyday=True,
     )
     share: tuple[str, ...] = setting(
         "model that peers on the local network may copy: a GGUF file or a folder; "
         "repeatable",
         (),
         "NAME=PATH",
+        everyday=True,
     )
     blobs_max: float = setting(
         "limit of stored large values of calls; the least recently used are evicted "
@@ -131,18 +152,18 @@ class ServeConfig:
     files_max: float = setting("limit of all files of a key", 10.0, "GB")
     keep_days: float = setting("retention of ended jobs, in days", 7.0)
     price_fast_inference: str = setting(
-        "price of a chat or a completion with the policy FAST", "$0.010", "DOLLARS"
+        "price of a chat or a completion with the policy FAST", "$0", "DOLLARS"
     )
     price_fast_task: str = setting(
-        "price of a task or an embedding with the policy FAST", "$0.003", "DOLLARS"
+        "price of a task or an embedding with the policy FAST", "$0", "DOLLARS"
     )
     price_cheap_inference: str = setting(
-        "price of a chat or a completion with the policy CHEAP", "$0.005", "DOLLARS"
+        "price of a chat or a completion with the policy CHEAP", "$0", "DOLLARS"
     )
     price_cheap_task: str = setting(
-        "price of a task or an embedding with any other policy", "$0.001", "DOLLARS"
+        "price of a task or an embedding with any other policy", "$0", "DOLLARS"
     )
-    price_call: str = setting("price of a function call", "$0")
+    price_call: str = setting("price of a function call", "$0", "DOLLARS")
     fee: float = setting("share of each price that the pool keeps", 5.0, "PERCENT")
     spot_checks: float = setting(
         "share of deterministic jobs, from 0 to 1, that a second worker repeats for "
@@ -152,7 +173,10 @@ class ServeConfig:
     )
     webhooks: str = setting("permitted webhook addresses: public, any or off", "public")
     drain: float = setting(
-        "time for open jobs to complete on shutdown", 30.0, "SECONDS"
+        "time for open jobs to complete on shutdown",
+        30.0,
+        "SECONDS",
+        everyday=True,
     )
 
 
@@ -189,41 +213,77 @@ class JoinConfig:
         "embedded, the URL of an OpenAI-compatible server, or ray: a Ray cluster, "
         "which also runs the tasks; repeatable",
         (),
+        everyday=True,
     )
     ray_address: str = setting(
         "address of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (the one running "
         "on this machine) or local (one that ends with this worker)",
         "auto",
     )
-    name: str = setting("name of the worker (default: the host name)", "")
+    name: str = setting(
+        "name of the worker (default: the host name)", "", everyday=True
+    )
     tasks: tuple[str, ...] = setting(
         "Python module with @shoal.task functions, as a name or a file (FILE.py); "
         "repeatable",
         (),
         "MODULE",
+        everyday=True,
     )
     trust_code: bool = setting(
         "execution of functions that clients send; they have all rights of this user",
         False,
+        everyday=True,
     )
     slots: int = setting(
         "concurrent jobs of each engine, and concurrent function calls; 0: the "
         "engine's own number, and one call per core",
         0,
         "N",
+        everyday=True,
     )
     throttle: int | None = setting(
         "share of this machine's speed to lend, from 0 (paused) to 100; `shoal "
         "throttle` changes it later (default: the share that was set last, else 100)",
         None,
         "PERCENT",
+        everyday=True,
     )
-    token: str = setting("join token of the coordinator", "", secret=True)
+    pause_when_active: float = setting(
+        "minutes since the user of this machine last typed or moved the mouse, within "
+        "which the worker pauses and hands its running jobs over; 0: never",
+        0.0,
+        "MINUTES",
+        everyday=True,
+    )
+    pause_on_battery: bool = setting(
+        "pause, in the same way, while this machine runs on battery",
+        False,
+        everyday=True,
+    )
+    pause_above: float = setting(
+        "temperature of the hottest processor or GPU from which the worker pauses in "
+        "the same way; 0: never",
+        0.0,
+        "CELSIUS",
+    )
+    schedule: tuple[str, ...] = setting(
+        "time of this machine's clock at which the worker may work, such as "
+        "22:00-07:00 or 'mon-fri 18:00-08:00'; at others it pauses in the same way; "
+        "repeatable (default: always)",
+        (),
+        "TIME",
+        everyday=True,
+    )
+    token: str = setting(
+        "join token of the coordinator", "", secret=True, everyday=True
+    )
     plain: bool = setting(
         "connections to other machines without encryption: to coordinators of other "
         "programs, and of `shoal serve --plain`; the token, prompts and answers can be "
         "read on the network",
         False,
+        everyday=True,
     )
     passcode: str = setting(
         "passcode of the cluster, on wires that require one", "", secret=True
@@ -244,11 +304,13 @@ class JoinConfig:
         "coordinators of other programs: users, where their jobs name one",
         (),
         "KEYS",
+        everyday=True,
     )
     privacy: str = setting(
         "privacy class of the jobs to accept: any, public, or private (those of users "
         "who are paired with this worker)",
         "any",
+        everyday=True,
     )
     price: str = setting(
         "price to ask for a job, such as $0.001; CHEAP jobs prefer the workers that "
@@ -264,9 +326,10 @@ class JoinConfig:
         "model's own if that is shorter",
         0,
         "TOKENS",
+        everyday=True,
     )
     threads: int = setting(
-        "threads of the embedded engine; 0: all cores but one", 0, "N"
+        "threads of the embedded engine; 0: all cores but one", 0, "N", everyday=True
     )
     provider_type: str = setting(
         "kind of this machine, on wires that report it: DESKTOP or SEEKER (a phone)",

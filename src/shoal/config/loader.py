@@ -6,7 +6,8 @@ import os
 import tomllib
 import typing
 from collections.abc import Collection, Mapping
-from dataclasses import Field, field, fields
+from dataclasses import Field, dataclass, field, fields
+from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar
@@ -22,18 +23,31 @@ T = TypeVar("T")
 log = logging.getLogger("shoal.config")
 
 ENVIRONMENT = "SHOAL_"  # prefix of variables
+SECRET_FILE = "_FILE"  # suffix of those that name the file of a secret
+SECRET_MAX = 64 << 10  # bytes of such a file
 USER_FILE = platformdirs.user_config_path("shoal", appauthor=False) / "shoal.toml"
 
 
 def setting(
-    help: str, default: object, metavar: str = "", *, secret: bool = False
+    help: str,
+    default: object,
+    metavar: str = "",
+    *,
+    secret: bool = False,
+    everyday: bool = False,
 ) -> Any:
     """Declare a field of a configuration, with the help text of its flag.
 
     The default ``metavar`` is the last word of the field's name.  A ``secret`` admits
     whoever presents it, see ``check_secrets``, and should be readable only to its user.
+    ``everyday``: its flag is in the short help.
     """
-    metadata = {"help": help, "metavar": metavar, "secret": secret}
+    metadata = {
+        "help": help,
+        "metavar": metavar,
+        "secret": secret,
+        "everyday": everyday,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -49,29 +63,78 @@ def load(
     ``flags`` holds the command line's values by field name.  A variable is
     ``SHOAL_`` and the field's name in capitals (``SHOAL_SECTION_TOKEN`` for a
     field of another section than ``serve`` and ``join``); the file has a table for
-    each section.
+    each section.  For a secret, a variable that ends with ``_FILE`` names a file with
+    the value, as container engines mount secrets.
 
     Raises ConfigError naming the invalid flag, variable or line.
     """
+    found = load_settings(config, section, flags, file, environment)
+    return config(
+        **{
+            each.declared.name: each.value
+            for each in found
+            if each.source is not SettingSource.DEFAULT
+        }
+    )
+
+
+class SettingSource(Enum):
+    """Where the value of a setting comes from."""
+
+    FLAG = "flag"
+    VARIABLE = "variable"
+    FILE = "file"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSetting:
+    """The value of a setting, and its source; ``origin`` names the source for people.
+
+    A default has no origin.
+    """
+
+    declared: "Field[Any]"
+    value: object
+    source: SettingSource
+    origin: str = ""
+
+
+def load_settings(
+    config: type[Any],
+    section: str,
+    flags: Mapping[str, object],
+    file: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> list[LoadedSetting]:
+    """Return each setting of a configuration, as ``load`` takes it.
+
+    Raises ConfigError as ``load`` does, except for that of the configuration itself.
+    """
     table = _section(file, section)
-    values: dict[str, Any] = {}
     types = typing.get_type_hints(config)
-    for each in fields(config):  # type: ignore[arg-type]  # T is a dataclass
+    found = []
+    for each in fields(config):
         name = variable(section, each)
+        source, origin, value = SettingSource.DEFAULT, "", each.default
         if flags.get(each.name) is not None:
-            values[each.name] = _convert(
-                flags[each.name], types[each.name], flag(section, each)
-            )
+            source, origin = SettingSource.FLAG, flag(section, each)
+            value = _convert(flags[each.name], types[each.name], origin)
         elif name in environment:
-            values[each.name] = _convert(environment[name], types[each.name], name)
+            source, origin = SettingSource.VARIABLE, name
+            value = _convert(environment[name], types[each.name], origin)
+        elif each.metadata.get("secret") and name + SECRET_FILE in environment:
+            source, origin = SettingSource.VARIABLE, name + SECRET_FILE
+            value = _read_secret(origin, Path(environment[origin]))
         elif each.name in table:
-            where = f"{file}: [{section}] {each.name}"
-            values[each.name] = _convert(table.pop(each.name), types[each.name], where)
+            source, origin = SettingSource.FILE, f"{file}: [{section}] {each.name}"
+            value = _convert(table[each.name], types[each.name], origin)
             if each.metadata.get("secret"):
                 _warn_if_readable(file)
-    if unknown := sorted(table.keys() - {each.name for each in fields(config)}):  # type: ignore[arg-type]  # T is a dataclass
+        found.append(LoadedSetting(each, value, source, origin))
+    if unknown := sorted(table.keys() - {each.name for each in fields(config)}):
         raise ConfigError(f"{file}: [{section}]: unknown setting {unknown[0]}")
-    return config(**values)
+    return found
 
 
 def check_file(file: Path, sections: Collection[str]) -> None:
@@ -115,6 +178,18 @@ def variable(section: str, each: "Field[Any]") -> str:
     """Return the environment variable that sets a field."""
     prefix = "" if section in ("serve", "join") else f"{section.upper()}_"
     return f"{ENVIRONMENT}{prefix}{each.name.upper()}"
+
+
+def _read_secret(name: str, file: Path) -> str:
+    """Return the secret in a file that a variable names.  Raises ConfigError."""
+    try:
+        with open(file, encoding="utf-8") as opened:
+            secret = opened.read(SECRET_MAX).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name}={file}: {error}") from error
+    if not secret:  # some of them admit anyone if they are empty
+        raise ConfigError(f"{name}={file}: the file is empty")
+    return secret
 
 
 def _warn_if_readable(file: Path | None) -> None:

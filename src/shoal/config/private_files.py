@@ -9,6 +9,7 @@ import stat
 import sys
 from pathlib import Path
 
+from shoal.config.folder_sync import sync_folder
 from shoal.domain.errors import ConfigError
 
 FILE_MODE = 0o600
@@ -79,13 +80,16 @@ def open_private(path: str, flags: int) -> int:
 
 
 def create_with(file: Path, text: str) -> None:
-    """Create a file that only its owner can read, with a text.
+    """Create a file that only its owner can read, with a text, and sync it to disk.
 
     Raises FileExistsError, and OSError, as on a full disk; then there is no file.
     """
     try:
         with open(file, "x", encoding="utf-8", opener=open_private) as new:
             new.write(text)
+            new.flush()
+            os.fsync(new.fileno())
+        sync_folder(file.parent)
     except FileExistsError:
         raise
     except OSError:

@@ -1,7 +1,8 @@
 """Admits workers by join token, and disconnects those whose token is revoked."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
@@ -49,10 +50,12 @@ async def load_join_tokens(store: KeyStore) -> CredentialCache[JoinToken]:
 class WorkerAdmission:
     """Decides which workers may join, and disconnects those whose token is revoked.
 
-    ``url`` and ``fingerprint`` (of the TLS key, if there is one) are part of
-    invitations.  ``ports`` has the ports beside HTTP, by wire and by ``tcp`` or
-    ``tls``; ``loopback_only`` says that only this machine can reach them.  The
-    coordinator sets them when its ports are open.
+    ``urls`` returns the coordinator's current URLs, the best one first; that one and
+    ``fingerprint`` (of the TLS key, if there is one) are part of invitations.
+    ``join_token`` is the coordinator's own token; empty: none required.  ``ports`` has
+    the ports beside HTTP, by wire and by ``tcp`` or ``tls``; ``loopback_only`` says
+    that only this machine can reach them.  The coordinator sets them when its ports are
+    open.
     """
 
     def __init__(
@@ -64,7 +67,8 @@ class WorkerAdmission:
     ) -> None:
         """``failures`` is shared with those who check other kinds of secrets."""
         self.tokens = book
-        self.url = ""
+        self.urls: Callable[[], Sequence[str]] = lambda: ("",)
+        self.join_token = ""
         self.fingerprint: bytes | None = None
         self.ports: Mapping[str, Mapping[str, int]] = {}
         self.loopback_only = False
@@ -175,9 +179,14 @@ class WorkerAdmission:
 
     def invitation(self, token: str, name: str = "") -> str:
         """Return the command that joins by a token, as a worker of that name."""
+        url, shown = self.urls()[0], self.shown_token(token)
+        option = f" --token {shlex.quote(shown)}" if shown else ""
+        return f"shoal join {url}{option}" + (f" --name {name}" if name else "")
+
+    def shown_token(self, token: str) -> str:
+        """Return what workers give for a token, with the fingerprint, if any."""
         shown = token or (ANY_TOKEN if self.fingerprint else "")
-        option = f" --token {self.with_fingerprint(shown)}" if shown else ""
-        return f"shoal join {self.url}{option}" + (f" --name {name}" if name else "")
+        return self.with_fingerprint(shown) if shown else ""
 
     def with_fingerprint(self, secret: str) -> str:
         """Return a token or API key with the fingerprint of the coordinator, if any."""

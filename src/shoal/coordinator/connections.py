@@ -34,11 +34,12 @@ class PeerRoute:
 class WorkerRegistration:
     """A connection and its worker, if that has joined.
 
-    ``via`` is set if the worker is a model of a peer.
+    ``via`` is set if the worker is a model of a peer; ``opened_at`` is monotonic.
     """
 
     connection: WorkerConnection
     wire: str
+    opened_at: float
     worker_id: WorkerId | None = None
     via: PeerRoute | None = None
 
@@ -111,6 +112,11 @@ class WorkerConnections:
         """Return the peer that the worker is a model of, if it is one."""
         entered = self._in_pool.get(worker_id)  # None: not in the pool yet
         return None if entered is None else entered.via
+
+    def opened_at(self, worker_id: WorkerId) -> float | None:
+        """Return the time at which the worker's connection was opened."""
+        entered = self._in_pool.get(worker_id)
+        return None if entered is None else entered.opened_at
 
 
 def _dismiss(peer: WorkerConnection, dismissal: Dismiss) -> None:

@@ -1,5 +1,6 @@
 """Carries out what follows from a fact once it is stored."""
 
+import logging
 from collections.abc import Callable, Iterable
 
 from shoal.coordinator.answer import UnusableOutput
@@ -24,6 +25,8 @@ from shoal.domain.facts import (
     JobUnhedged,
     LateResult,
     ReceiptPresented,
+    WorkerApproved,
+    WorkerDisapproved,
     WorkerDismissed,
     WorkerDistrusted,
     WorkerDraining,
@@ -38,9 +41,12 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.vocabulary import CancelJob, RunJob
 from shoal.domain.work import INDIVISIBLE_FEATURES, Call, Feature
+from shoal.domain.worker import Suspension
 from shoal.pool.inputs import AnswerRejected, HubInput
 from shoal.pool.react import Revocation
 from shoal.pool.state import PoolState
+
+log = logging.getLogger("shoal.coordinator")
 
 
 class Effects:
@@ -89,6 +95,7 @@ class Effects:
                 self.forget(fact.job_id)
             case WorkerJoined(worker_id=worker_id):
                 self._connections.on_worker_joined(worker_id)
+                self._note_pending(worker_id)
             case WorkerLeft(worker_id=worker_id):
                 self._connections.on_worker_left(worker_id)
             case WorkerDismissed(worker_id, reason):
@@ -97,6 +104,8 @@ class Effects:
                 WorkerDraining()
                 | WorkerSuspended()
                 | WorkerResumed()
+                | WorkerApproved()
+                | WorkerDisapproved()
                 | WorkerLoadChanged()
                 | WorkerMarked()
                 | WorkerTrusted()
@@ -113,6 +122,11 @@ class Effects:
                 worker_id, cancel.job_id
             ):
                 peer.send(cancel)
+
+    def _note_pending(self, worker_id: WorkerId) -> None:
+        worker = self._pool.workers.get(worker_id)  # it may have left again
+        if worker is not None and worker.suspension is Suspension.PENDING:
+            log.info("pending worker=%r: see `shoal nodes approve --help`", worker_id)
 
     def forget(self, job_id: JobId) -> None:
         """Release the resources of a job that has ended or was rejected."""

@@ -51,6 +51,7 @@ from shoal.pool.job_admission import permanent_rejection, queue_rejection, queue
 from shoal.pool.plan import plan
 from shoal.pool.react import Revocation, react, revocations
 from shoal.pool.state import PoolState
+from shoal.pool.suspensions import Approvals
 from shoal.protocols.seam.session import CloseCode
 from shoal.store.blobs import MemoryBlobs
 from shoal.store.large_works import is_large
@@ -85,6 +86,7 @@ class Hub:
         signer: countersigns receipts.
         fee, aside: as in ``Bookkeeper``.
         blobs: the values that calls refer to.
+        approve_nodes: as in ``ServeConfig``.
     """
 
     def __init__(
@@ -98,8 +100,10 @@ class Hub:
         fee: int = 0,
         aside: float = math.inf,
         blobs: BlobTransfer | None = None,
+        *,
+        approve_nodes: bool = False,
     ) -> None:
-        self.pool = PoolState()
+        self.pool = PoolState(approvals=Approvals(required=approve_nodes))
         self.blobs = blobs or BlobTransfer(MemoryBlobs())
         self.new_id = new_id
         self.carried: CarriedJobs = NoCarriedJobs()
@@ -304,6 +308,10 @@ class Hub:
         """Return the peer that a worker belongs to, if that has several."""
         return self._connections.route_of(worker_id)
 
+    def connected_at(self, worker_id: WorkerId) -> float | None:
+        """Return the monotonic time at which a worker connected."""
+        return self._connections.opened_at(worker_id)
+
     def subscribe(self, listener: Callable[[Fact], None]) -> None:
         """Call ``listener`` with every fact from now on, once it is stored."""
         self._listeners.append(listener)
@@ -319,9 +327,8 @@ class Hub:
         self, connection: WorkerConnection, wire: str, via: PeerRoute | None = None
     ) -> WorkerPort:
         """Register a connection; its events and its end go to the returned port."""
-        return WorkerPort(
-            self._worker_events, WorkerRegistration(connection, wire, via=via)
-        )
+        opened = WorkerRegistration(connection, wire, self._clock.now(), via=via)
+        return WorkerPort(self._worker_events, opened)
 
     # For the owner of the hub.
 

@@ -31,6 +31,8 @@ async def restore_pool(pool: PoolState, store: Store, clock: Clock) -> list[Stor
         pool.apply(trusted, now)
     for suspended, _ in await store.suspensions():
         pool.apply(suspended, now)
+    for approved in await store.approvals():
+        pool.apply(approved, now)
     for marked in await store.penalties_since(at - PENALTY_SECONDS):
         pool.apply(marked.fact, now - (at - marked.at))
     for each in stored:

@@ -59,6 +59,29 @@ class WorkerResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerApproved:
+    """An operator approved a worker, or a machine; ``name`` is as in WorkerSuspended.
+
+    ``public_key`` is the key that it has proved, which is approved under any name;
+    empty: it proves none, so its name is approved.  None: no worker of the name is
+    connected, and the first to connect decides.
+    """
+
+    name: str
+    by: str
+    public_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDisapproved:
+    """An operator withdrew an approval, by a removal."""
+
+    name: str
+    by: str
+    public_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerDismissed:
     """The coordinator disconnects a worker that was drained or removed."""
 
@@ -178,7 +201,8 @@ class JobStarted:
 class JobRequeued:
     """The job waits again; ``refused_by`` is a worker not to ask again at once.
 
-    ``handed_over``: an operator took it from a worker, which may still be running it.
+    ``handed_over``: an operator took it from a worker, which may still be running it,
+    or the worker gave it back for the sake of its owner.
     """
 
     job_id: JobId
@@ -303,6 +327,8 @@ WorkerFact: TypeAlias = (
     | WorkerLeft
     | WorkerSuspended
     | WorkerResumed
+    | WorkerApproved
+    | WorkerDisapproved
     | WorkerDismissed
     | WorkerMarked
     | WorkerTrusted
@@ -330,6 +356,8 @@ FACT_NAMES: Mapping[type[Fact], str] = {
     WorkerLeft: "WorkerLost",
     WorkerSuspended: "WorkerSuspended",
     WorkerResumed: "WorkerResumed",
+    WorkerApproved: "WorkerApproved",
+    WorkerDisapproved: "WorkerDisapproved",
     WorkerDismissed: "WorkerDismissed",
     WorkerMarked: "WorkerMarked",
     WorkerTrusted: "WorkerTrusted",

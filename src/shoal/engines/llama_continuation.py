@@ -39,7 +39,7 @@ async def continue_answer(
     It generates nothing if the beginning reaches ``max_tokens``, even 0, which the
     server would exceed by a token.
     """
-    prompt = await prompt_of(server, work)
+    prompt = await templated_prompt(server, work)
     prompt_tokens = await count_tokens(server, prompt)
     prefilled = await count_tokens(server, prompt + beginning) - prompt_tokens
     remaining = None
@@ -82,7 +82,7 @@ def begun_work(work: TextWork, prompt: str, beginning: str) -> TextWork:
     return replace(work, messages=(*work.messages, answer))
 
 
-async def prompt_of(server: OpenAIEngine, work: TextWork) -> str:
+async def templated_prompt(server: OpenAIEngine, work: TextWork) -> str:
     """Return the text that the model reads."""
     if isinstance(work, Completion):
         # Others than texts are never continued (domain.work.INDIVISIBLE_FEATURES).

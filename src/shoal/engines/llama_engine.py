@@ -12,8 +12,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
-from shoal.domain.work import Feature, Inference, InputWork
+from shoal.domain.work import Feature, Inference, InputWork, JobKind
 from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Finished, Item
 from shoal.engines.llama_child import MODEL, ModelToOpen
@@ -41,6 +42,7 @@ class LlamaEngine:
         slots: concurrent jobs; each has its own share of memory.
         context: maximum tokens of a prompt and its answer together.
         threads: CPU threads; None: the engine's choice for this machine.
+        kinds: the kinds of work that the file declares; loading it tells the rest.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class LlamaEngine:
         slots: int = 4,
         context: int = CONTEXT,
         threads: int | None = None,
+        kinds: frozenset[JobKind] = TEXT,
     ) -> None:
         self.model = model
         self.slots = slots
@@ -64,7 +67,7 @@ class LlamaEngine:
             threads=threads or threads_for(*processors()),
             requests=JOBS_PER_SLOT * slots + OTHER_REQUESTS,
         )
-        self._served = ServedModel(model, TEXT, context=context)
+        self._served = ServedModel(model, kinds, context=context)
         self._jobs = 0
         self._process: LlamaProcess | None = None
         self._server: OpenAIEngine | None = None
@@ -200,7 +203,7 @@ def check_installed(path: Path) -> None:
     """Raise ConfigError if the engine or the model file is missing."""
     if find_spec("xllamacpp") is None:
         raise ConfigError(
-            "the embedded engine is not installed: pip install 'shoal[llm]'"
+            f"the embedded engine is not installed: {install_extra('llm')}"
         )
     try:
         with path.open("rb") as file:
@@ -210,4 +213,6 @@ def check_installed(path: Path) -> None:
             f"{path} cannot be read: {error.strerror}. Give the path of a GGUF file."
         ) from error
     if magic != b"GGUF":
-        raise ConfigError(f"{path} is no GGUF file: it begins with {magic!r}")
+        raise ConfigError(
+            f"{path} is no GGUF file: it begins with {magic!r}. Give the path of one."
+        )

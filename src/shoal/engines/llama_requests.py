@@ -1,4 +1,4 @@
-"""Puts a job as llama.cpp's server understands it, or refuses what it would ignore."""
+"""Adapts a job to the embedded engine, or refuses what its server would ignore."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
@@ -14,34 +14,6 @@ from shoal.domain.work import (
 )
 
 KNOWN_PARTS = frozenset({"text", "image_url", "input_audio"})
-
-
-def with_chosen_tools(work: Inference) -> Inference:
-    """Return the job with the tools that its ``tool_choice`` leaves, for llama-server.
-
-    That ignores the name of one tool: it gets this one alone, and must call one.  For
-    "none", it would show the tools to the model and pass on its calls as text.
-    """
-    choice, tools = work.options.get("tool_choice"), work.options.get("tools")
-    if not isinstance(tools, Sequence) or choice in (None, "auto", "required"):
-        return work
-    options = dict(work.options)
-    if isinstance(choice, Mapping):
-        chosen = function_name(choice)
-        options["tools"] = [tool for tool in tools if function_name(tool) == chosen]
-        options["tool_choice"] = "required"
-    else:
-        del options["tools"], options["tool_choice"]
-    return replace(work, options=options)
-
-
-def function_name(tool: JSON) -> str | None:
-    """Return the name of the function in a tool, or in the choice of one."""
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    return name if isinstance(name, str) else None
-
-
 LACKING = {
     Feature.TOOLS: ("calls no tools: its chat template has none", "tools"),
     Feature.IMAGES: ("reads no images", "messages"),

@@ -32,13 +32,13 @@ from shoal.engines.catalog import (
 )
 from shoal.engines.engine import Finished, Item
 from shoal.engines.input_answers import INPUT_ANSWER_MAX, decode_input_answer
-from shoal.engines.llama_requests import with_chosen_tools
 from shoal.engines.requests import (
     AudioForm,
     choice_count,
     openai_request,
     prompt_count,
     reject_ignored_options,
+    with_chosen_tools,
 )
 from shoal.engines.server_errors import (
     NotServed,

@@ -8,7 +8,7 @@ and others share.
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -133,6 +133,32 @@ def reject_ignored_options(work: Inference, server: ServerKind) -> None:
         value = work.options[option]
         if value is True or value not in (None, False, "", 1, {}):
             raise InvalidRequest(f"{server.name} does not know {option!r}", option)
+
+
+def with_chosen_tools(work: Inference) -> Inference:
+    """Return the job with the tools that its ``tool_choice`` leaves, for llama-server.
+
+    That ignores the name of one tool: it gets this one alone, and must call one.  For
+    "none", it would show the tools to the model and pass on its calls as text.
+    """
+    choice, tools = work.options.get("tool_choice"), work.options.get("tools")
+    if not isinstance(tools, Sequence) or choice in (None, "auto", "required"):
+        return work
+    options = dict(work.options)
+    if isinstance(choice, Mapping):
+        chosen = function_name(choice)
+        options["tools"] = [tool for tool in tools if function_name(tool) == chosen]
+        options["tool_choice"] = "required"
+    else:
+        del options["tools"], options["tool_choice"]
+    return replace(work, options=options)
+
+
+def function_name(tool: JSON) -> str | None:
+    """Return the name of the function in a tool, or in the choice of one."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 ROLES = frozenset({"system", "developer", "user", "assistant"})

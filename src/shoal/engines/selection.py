@@ -1,4 +1,4 @@
-"""Starts the engines given on the command line, or those found on this machine."""
+"""Finds the engines given on the command line, or those of this machine."""
 
 import asyncio
 import logging
@@ -16,12 +16,12 @@ from shoal.domain.worker import ServedModel
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.engine import Engine
 from shoal.engines.gguf_files import (
-    DEMO_INSTALL,
     DEMO_MODEL,
     demo_model_path,
     has_demo_model,
+    install_demo_model,
 )
-from shoal.engines.llama_engine import CONTEXT, LlamaEngine
+from shoal.engines.llama_engine import CONTEXT, LlamaEngine, check_installed
 from shoal.engines.openai_server import LATEST, OpenAIEngine
 
 AUTO = "auto"
@@ -56,11 +56,17 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineSource:
-    """A started engine, the names of its models to offer, and a unique label."""
+    """An engine, the names of its models to offer, and a unique label.
+
+    It is started, unless it ``is_unloaded``: then its start loads ``file``, which may
+    take minutes.
+    """
 
     label: str
     engine: Engine
     names: tuple[str, ...] = ()
+    file: Path | None = None
+    is_unloaded: bool = False
 
     def offered_models(self, models: Sequence[ServedModel]) -> Sequence[ServedModel]:
         """Return the models to offer, under the requested names."""
@@ -75,10 +81,13 @@ class SearchLocations:
     files: tuple[gguf_files.ModelFolder, ...]
 
 
-async def open_engines(
+async def find_engines(
     options: EngineOptions, locations: SearchLocations, stack: AsyncExitStack
 ) -> list[EngineSource]:
-    """Start the requested engines; leaving ``stack`` closes them.
+    """Find the requested engines; leaving ``stack`` closes them.
+
+    Servers are asked for their models, and files opened, but no file is loaded: that
+    may take minutes.
 
     Raises ConfigError if there is none, one fails, or one lacks a named model.
     """
@@ -199,6 +208,7 @@ async def _open_server(
 async def _open_file(
     name: str, path: Path, options: EngineOptions, stack: AsyncExitStack
 ) -> EngineSource:
+    await asyncio.to_thread(check_installed, path)
     engine = LlamaEngine(
         name,
         path,
@@ -206,10 +216,10 @@ async def _open_file(
         slots=options.slots or SLOTS,
         context=options.context or CONTEXT,
         threads=options.threads or None,
+        kinds=await asyncio.to_thread(gguf_files.kinds_of, path),
     )
     stack.push_async_callback(engine.close)
-    await engine.start()
-    return EngineSource(EMBEDDED, engine)
+    return EngineSource(EMBEDDED, engine, file=path, is_unloaded=True)
 
 
 def _is_pattern(name: str) -> bool:
@@ -256,6 +266,6 @@ def _local_model(locations: SearchLocations) -> tuple[str, Path]:
         f"nothing here runs models: no server at the usual ports ({ports}), no GGUF "
         f"file that fits into memory in {locations.files[0].folder} or other programs' "
         "folders. Start a server, or name a file with --model NAME=FILE.gguf, or "
-        f"install a small model: {DEMO_INSTALL}; to call Python functions "
+        f"install a small model: {install_demo_model()}; to call Python functions "
         "instead, give --tasks MODULE"
     )

@@ -10,13 +10,13 @@ from shoal.coordinator.admission import WorkerAdmission
 from shoal.coordinator.hub import Hub
 from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
+from shoal.gateway.generation.token_texts import TokenTexts
 from shoal.gateway.http.access import Access
 from shoal.gateway.http.body import BodyReader
 from shoal.gateway.http.pages import PagePolicy
 from shoal.gateway.http.proxies import TrustedProxies
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
-from shoal.gateway.openai.token_texts import TokenTexts
 from shoal.ledger.prices import PriceList
 from shoal.models.library import Library
 from shoal.models.library_server import LibraryServer
@@ -43,7 +43,7 @@ class Gateway:
     send in place of texts.  ``directory`` lists the peers, and ``sharing`` shares
     models with them.  ``probers`` are the membership probers and ``relays`` the
     coordinator's relays, each with the name of its protocol.  ``created_at`` is the
-    Unix time at which the coordinator was set up.
+    Unix time at which the coordinator was set up, ``started_at`` that of its start.
     """
 
     hub: Hub
@@ -73,6 +73,7 @@ class Gateway:
     probers: list[tuple[str, MembershipProber]] = field(default_factory=list)
     relays: list[tuple[str, RelayMachine]] = field(default_factory=list)
     created_at: float = 0.0
+    started_at: float = 0.0
 
     @property
     def models(self) -> Collection[str]:

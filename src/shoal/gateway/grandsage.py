@@ -42,9 +42,11 @@ from shoal.domain.outcome import AnswerPiece
 from shoal.domain.work import INSTRUCTIONS, JSON, Chat, message_text
 from shoal.gateway import javascript
 from shoal.gateway.context import Gateway
+from shoal.gateway.generation.messages import MESSAGES_MAX
+from shoal.gateway.generation.moderation import answer_moderator
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import MODEL_MAX, TOKENS_MAX
+from shoal.gateway.http.decoding import MODEL_MAX, TOKENS_MAX, missing
 from shoal.gateway.http.media_types import NDJSON_TYPE
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import (
@@ -55,8 +57,11 @@ from shoal.gateway.http.responses import (
     write,
 )
 from shoal.gateway.jobs.job_options import build_job
-from shoal.gateway.ollama.endpoints import OllamaElsewhere
-from shoal.gateway.openai.chat_body import MESSAGES_MAX
+from shoal.gateway.ollama.misdirected import (
+    OLLAMA_FIELDS,
+    OllamaMisdirected,
+    is_ollama_client,
+)
 
 MODEL = "openbuddy-13b-v1.3-fp16"
 SYSTEM = "You are a helpful assistant name Buddy."
@@ -100,18 +105,9 @@ ERRORS: Mapping[type[ShoalError], str] = {
 }
 
 
-OLLAMA_AGENT = "ollama"  # begins the user agent of Ollama's own clients
-
-OLLAMA_FIELDS = frozenset(
-    {"stream", "options", "keep_alive", "format", "think", "tools"}
-)
-"""Fields of Ollama's chats that GrandSage's do not have."""
-
-
 async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    agent = request.headers.get("User-Agent", "")
-    if agent.lower().startswith(OLLAMA_AGENT):
-        raise OllamaElsewhere
+    if is_ollama_client(request):
+        raise OllamaMisdirected
     try:
         caller = await gateway.access.authorize(request, Scope.USE, exact=True)
     except ShoalError as error:
@@ -128,7 +124,7 @@ async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamRespo
     except ClientGone:
         record.error = "client_gone"
         return response
-    except OllamaElsewhere:
+    except OllamaMisdirected:
         raise  # an error in Ollama's form, not a line
     except ShoalError as error:
         record.error = errors.error_status(error).code
@@ -156,9 +152,9 @@ async def _stream_answer(
         record = record_of(request)
         record.set_reader(reader)
         await response.prepare(request)
-        watch = moderation.moderate_answer() if moderation else None
+        moderator = answer_moderator(gateway, caller.name)
         if not await forward_pieces(
-            request, response, reader, _encode_pieces, watch=watch
+            request, response, reader, _encode_pieces, watch=moderator
         ):
             gateway.hub.cancel(reader.job_id, BLOCKED)
             return MODERATED
@@ -181,7 +177,7 @@ async def _finish(
 def decode_chat(data: bytes) -> Chat:
     """Decode a body as the original does.
 
-    Raises InvalidRequest, or OllamaElsewhere.
+    Raises InvalidRequest, or OllamaMisdirected.
     """
     try:
         body = javascript.parse_json(data)
@@ -190,7 +186,7 @@ def decode_chat(data: bytes) -> Chat:
     if not isinstance(body, dict):
         raise InvalidRequest("the body: expected an object")
     if not OLLAMA_FIELDS.isdisjoint(body):
-        raise OllamaElsewhere
+        raise OllamaMisdirected
     model = _given(body, "model", MODEL)
     system = _text(_given(body, "system", SYSTEM), "system")
     max_new_tokens = javascript.parse_int(body.get("max_new_tokens"), TOKENS_MAX)
@@ -226,7 +222,7 @@ def _temperature(given: Any) -> float:
 def _messages(given: Any) -> list[Mapping[str, JSON]]:
     """Decode the messages, with the original's coercions."""
     if given is None:
-        raise InvalidRequest("messages: required, but missing")
+        raise missing("messages")
     messages = [_message(message) for message in _items(given)]
     if messages and all(each["role"] in INSTRUCTIONS for each in messages):
         # For real nodes, all but the assistant's messages are questions.

@@ -3,9 +3,11 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, UnknownModel
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.work import Feature, JobKind
+from shoal.gateway.http.access import ApiCaller
 from shoal.pool.job_admission import unknown_model
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
@@ -45,6 +47,11 @@ def summarize_model(name: str, workers: Collection[Worker]) -> ModelSummary:
         len(slots),
         sum(slots),
     )
+
+
+def seen_by(caller: ApiCaller) -> str | None:
+    """Return the owner whose models a caller sees; None: it sees all."""
+    return None if caller.has_scope(Scope.ADMIN) else caller.name
 
 
 def model_summaries(pool: PoolState, owner: str | None) -> list[ModelSummary]:

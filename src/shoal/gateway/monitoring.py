@@ -18,6 +18,7 @@ from shoal.calls.durable import DurableCalls
 from shoal.coordinator.admission import WorkerAdmission
 from shoal.domain.facts import FACT_NAMES, Fact
 from shoal.domain.work import JobKind
+from shoal.domain.worker import Suspension
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.authentication import is_local
@@ -160,9 +161,9 @@ class _PoolCollector(Collector):
         offered = sum(worker.offer.slots for worker in workers)
         draining = sum(bool(worker.draining) for worker in workers)
         serving = sum(worker.accepts_jobs for worker in workers)
-        suspended = sum(
-            bool(worker.suspension) and not worker.draining for worker in workers
-        )
+        staying = [worker.suspension for worker in workers if not worker.draining]
+        pending = staying.count(Suspension.PENDING)
+        suspended = len(staying) - staying.count(None) - pending
         yield _gauge(
             "shoal_jobs",
             "Open jobs",
@@ -175,7 +176,8 @@ class _PoolCollector(Collector):
                 "serving": serving,
                 "draining": draining,
                 "suspended": suspended,
-                "unfit": len(pool.workers) - serving - draining - suspended,
+                "pending": pending,
+                "unfit": len(pool.workers) - serving - draining - suspended - pending,
             },
         )
         yield _gauge(

@@ -14,15 +14,15 @@ from shoal.gateway.anthropic.message_answer import AnsweredMessage
 from shoal.gateway.anthropic.message_body import CountMessageTokens, CreateMessage
 from shoal.gateway.batches import endpoints as batches
 from shoal.gateway.batches import files
-from shoal.gateway.http.ids import CHAT_ID_PREFIX, COMPLETION_ID_PREFIX
 from shoal.gateway.http.media_types import BYTES_TYPE, SSE_TYPE, TEXT_TYPE
 from shoal.gateway.http.operation import Authorized, Operation, opened
 from shoal.gateway.jobs import endpoints as jobs
 from shoal.gateway.jobs import events, pairing, receipts, submit_job
 from shoal.gateway.jobs.job_request import CommitJob
 from shoal.gateway.jobs.job_view import JobInfo
+from shoal.gateway.ollama.misdirected import misdirected_operations
 from shoal.gateway.ollama.operations import API as OLLAMA_API
-from shoal.gateway.ollama.operations import misdirected_operations, ollama_operations
+from shoal.gateway.ollama.operations import ollama_operations
 from shoal.gateway.openai import endpoints as openai
 from shoal.gateway.openai import models as openai_models
 from shoal.gateway.openai.chat_answer import ChatCompletion
@@ -70,7 +70,7 @@ OPENAI = (
     ),
     Operation(
         *("GET", "/v1/chat/completions/{id}", "Fetch a chat completion"),
-        read(partial(openai.show_result, prefix=CHAT_ID_PREFIX, type_=Chat)),
+        read(partial(openai.show_result, type_=Chat)),
         answer=ChatCompletion,
     ),
     Operation(
@@ -82,9 +82,7 @@ OPENAI = (
     ),
     Operation(
         *("GET", "/v1/completions/{id}", "Fetch a text completion"),
-        read(
-            partial(openai.show_result, prefix=COMPLETION_ID_PREFIX, type_=Completion)
-        ),
+        read(partial(openai.show_result, type_=Completion)),
         answer=TextCompletion,
     ),
     Operation(
@@ -398,6 +396,11 @@ ADMIN = (
         answer=workers.SuspensionInfo,
     ),
     Operation(
+        *("POST", "/admin/workers/{name}/approve", "Approve a new worker"),
+        admin(workers.approve_worker),
+        answer=workers.SuspensionInfo,
+    ),
+    Operation(
         *("POST", "/admin/workers/{name}/resume", "Give a worker jobs again"),
         admin(workers.resume_worker),
         answer=workers.SuspensionInfo,
@@ -454,6 +457,11 @@ ADMIN = (
         *("DELETE", "/admin/keys/{name}", "Revoke an API key"),
         admin(credentials.revoke_key),
         answer=credentials.KeyInfo,
+    ),
+    Operation(
+        *("GET", "/admin/join", "Show how workers join"),
+        admin(credentials.show_invitation),
+        answer=credentials.Invitation,
     ),
     Operation(
         *("GET", "/admin/tokens", "List the join tokens"),

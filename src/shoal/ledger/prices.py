@@ -7,25 +7,21 @@ from shoal.domain.job_kinds import FUNCTION_KINDS, TEXT_KINDS
 from shoal.domain.money import Micros
 from shoal.domain.work import JobKind
 
-FAST_INFERENCE = Micros(10_000)
-FAST_TASK = Micros(3_000)
-CHEAP_INFERENCE = Micros(5_000)
-CHEAP_TASK = Micros(1_000)
-CALL = Micros(0)
+FREE = Micros(0)
 
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """Prices of one job each, in micro-dollars.
+    """Prices of one job each, in micro-dollars; free without an operator's prices.
 
     The price of a task applies to all jobs except inference and function calls.
     """
 
-    fast_inference: Micros = FAST_INFERENCE
-    fast_task: Micros = FAST_TASK
-    cheap_inference: Micros = CHEAP_INFERENCE
-    cheap_task: Micros = CHEAP_TASK
-    call: Micros = CALL
+    fast_inference: Micros = FREE
+    fast_task: Micros = FREE
+    cheap_inference: Micros = FREE
+    cheap_task: Micros = FREE
+    call: Micros = FREE
 
     def price(self, policy: Policy, kind: JobKind) -> Micros:
         """Return the price of a job."""

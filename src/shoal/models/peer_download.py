@@ -132,8 +132,8 @@ def _end_reason(end: ConnectionEnd) -> str:
         return f"{end.reason}; the peer may require a passcode"
     if end.code == CloseCode.PROTOCOL_ERROR:
         return (
-            f"{end.reason}; the port serves another protocol: a coordinator reports "
-            "its port for peers under `direct` at /healthz"
+            f"{end.reason}; the port serves another protocol: give the URL of a "
+            "coordinator, http://HOST:PORT, or the port of another peer"
         )
     return end.reason
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, InvalidRequest
 from shoal.engines.gguf_export import write_gguf_of_folder
 from shoal.engines.gguf_vocabulary import byte_vocabulary
@@ -45,7 +46,7 @@ def add_trained_model(
 
 def _reason(error: Exception, folder: Path) -> str:
     if isinstance(error, ImportError):
-        return f"{error}; to write models: pip install 'shoal[train]'"
+        return f"{error}; to write models: {install_extra('train')}"
     if isinstance(error, OSError):
         return f"cannot write to {folder}: {error.strerror or error}"
     return str(error)

@@ -7,7 +7,13 @@ from collections.abc import Collection
 from shoal.coordinator.admission import WorkerAdmission
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import NotAdmitted, StoreError
-from shoal.domain.facts import Fact, WorkerFact, WorkerLoadChanged
+from shoal.domain.facts import (
+    Fact,
+    WorkerApproved,
+    WorkerDisapproved,
+    WorkerFact,
+    WorkerLoadChanged,
+)
 from shoal.domain.vocabulary import (
     AnswerChunk,
     Dismiss,
@@ -178,6 +184,9 @@ class PeerConnections:
     def _on_fact(self, fact: Fact) -> None:
         for peer in [peer for peer in self.rejoining if peer.rejoin_models()]:
             self.rejoining.discard(peer)
+        if isinstance(fact, WorkerApproved | WorkerDisapproved):
+            for peer in self._peers.values():
+                peer.update_approval()
         self._loads.clear()
         if isinstance(fact, WorkerLoadChanged):
             return

@@ -21,8 +21,8 @@ from shoal.domain.errors import (
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job, JobTerms, Policy, TimeLimits
-from shoal.domain.moderation import AnswerModerator, Moderation
-from shoal.domain.outcome import Fault, Outcome
+from shoal.domain.moderation import FILTERED, AnswerModerator, Moderation
+from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
     AnswerChunk,
     CancelJob,
@@ -45,7 +45,6 @@ from shoal.pool.own_offers import own_slots
 
 JOBS_MAX = 64  # open jobs per peer, or as many as the pool offers slots
 CALLS_MAX = 4096  # open jobs per peer, for function calls
-FILTERED_OUTCOME = Outcome("", "content_filter")
 
 WaitForRoom: TypeAlias = Callable[[], Awaitable[None]]
 """Waits until a peer has read most of what was sent to it, or has left."""
@@ -162,7 +161,7 @@ class InboundJobs:
                 else:
                     outcome = await reader.outcome()
             if moderator is not None and (moderator.blocked or moderator.blocks_end()):
-                outcome = FILTERED_OUTCOME
+                outcome = FILTERED
         except ShoalError as error:
             self._send(rejection_of(command, error))
             release_frames(error)

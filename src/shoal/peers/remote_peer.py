@@ -6,7 +6,12 @@ from typing import Protocol
 
 from shoal.coordinator.connections import PeerRoute
 from shoal.coordinator.hub import Hub
-from shoal.domain.model_messages import ModelAnswer, ModelMessage, ModelQuery
+from shoal.domain.model_messages import (
+    ModelAnswer,
+    ModelMessage,
+    ModelQuery,
+    ModelRequest,
+)
 from shoal.domain.vocabulary import (
     AnswerChunk,
     BlobMissing,
@@ -161,6 +166,8 @@ class RemotePeer:
         self.identity = joined
         self.accepts: frozenset[type] = driver.accepts & commands
         self.admitted = False
+        self._approvals = context.hub.pool.approvals
+        self._gets_models = False  # while it is approved
         self._blobs = context.hub.blobs
         self._sharing = context.sharing
         self._offer_limiter = context.offer_limiter
@@ -190,16 +197,30 @@ class RemotePeer:
         """Admit the peer, and process the messages that were held."""
         self.admitted = True
         self._driver.admit()
-        if ModelQuery in self._driver.accepts:
-            joined = self.identity
+        self.update_approval()
+        pending, self._pending = self._pending, []
+        for message in pending:
+            self.on_message(message)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether an operator has to approve the peer."""
+        return self._approvals.is_pending(self.name, self.identity.public_key)
+
+    def update_approval(self) -> None:
+        """Exchange models with the admitted peer as long as it is approved."""
+        approved, joined = not self.is_pending, self.identity
+        if approved == self._gets_models:
+            return
+        self._gets_models = approved
+        if not approved:
+            self._sharing.on_peer_left(self.name)
+        elif ModelQuery in self._driver.accepts:
             self._sharing.on_peer_joined(
                 self.name,
                 self._send,
                 passed_on=joined.exclusive and joined.paces_models,
             )
-        pending, self._pending = self._pending, []
-        for message in pending:
-            self.on_message(message)
 
     def on_message(self, message: Event | Command) -> None:
         """Process a message of the peer."""
@@ -240,6 +261,9 @@ class RemotePeer:
                 self._blobs.resend(self, digest)
             case CallMessage():
                 pass  # call streams are for Shoal's own workers
+            case ModelMessage() if not self._gets_models:
+                if isinstance(message, ModelQuery | ModelRequest):
+                    self._send(ModelAnswer(message.model, available=False))
             case ModelMessage():
                 self._sharing.on_message(
                     self.name, message, self._send, self._driver.wait_for_room
@@ -258,7 +282,8 @@ class RemotePeer:
         if self.admitted:
             self.admitted = False
             self._inbound_jobs.close()
-            self._sharing.on_peer_left(self.name)
+            if self._gets_models:
+                self._sharing.on_peer_left(self.name)
             self._offer_limiter.on_peer_left(self.name)
             self._models.close(reason)
         self._on_left(self, reason)

@@ -1,4 +1,4 @@
-"""What operators' orders mean for workers' jobs and connections."""
+"""What operators' orders and approvals mean for workers, their jobs and connections."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -10,22 +10,38 @@ from shoal.domain.facts import (
     WorkerDismissed,
     WorkerSuspended,
 )
-from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.worker import Suspension
-from shoal.pool.inputs import WorkerSuspension
+from shoal.pool.inputs import WorkerApproval, WorkerSuspension
 from shoal.pool.state import PoolState
 
 
 def suspension_facts(pool: PoolState, request: WorkerSuspension) -> list[Fact]:
-    """Return the facts of an operator's order; a removal hands over jobs at once."""
+    """Return the facts of an operator's order.
+
+    A removal hands over jobs at once.  It ends approvals, too: otherwise the machine
+    could come back under another name.
+    """
     name, how = request.name, request.how
+    withdrawn: list[Fact] = []
+    if how is Suspension.REMOVED:
+        keys = _proven_keys(pool, name) if name == peer_of(WorkerId(name)) else ()
+        withdrawn += pool.approvals.ended_by(name, request.by, keys)
     known = pool.suspensions.get(name)
     if known is not None and known.how is how and request.within is None:
-        return []
+        return withdrawn
     suspended = WorkerSuspended(name, how, request.by, request.within)
     if how is not Suspension.REMOVED:
         return [suspended]
-    return [suspended, *_hand_over(pool, pool.workers_named(name))]
+    return [*withdrawn, suspended, *_hand_over(pool, pool.workers_named(name))]
+
+
+def approval_facts(pool: PoolState, request: WorkerApproval) -> list[Fact]:
+    """Return the facts of an operator's approval; none if it is in force."""
+    keys = _proven_keys(pool, request.name)
+    if not keys and request.peer_key is not None:
+        keys = {request.peer_key}
+    return [*pool.approvals.missing(request.name, request.by, keys)]
 
 
 def overdue_drains(pool: PoolState, now: float) -> list[Fact]:
@@ -44,6 +60,11 @@ def departures(pool: PoolState) -> list[WorkerDismissed]:
     return [
         WorkerDismissed(worker_id, reason) for worker_id, reason in pool.leaving.items()
     ]
+
+
+def _proven_keys(pool: PoolState, name: str) -> set[str]:
+    workers = (pool.workers[each] for each in pool.workers_named(name))
+    return {worker.offer.proven_key for worker in workers}
 
 
 def _hand_over(pool: PoolState, workers: Collection[WorkerId]) -> list[Fact]:

@@ -21,6 +21,8 @@ from shoal.domain.facts import (
     LateResult,
     PassedOver,
     ReceiptPresented,
+    WorkerApproved,
+    WorkerDisapproved,
     WorkerDismissed,
     WorkerDistrusted,
     WorkerDraining,
@@ -116,6 +118,10 @@ def _describe(fact: Fact) -> Iterator[str]:
             yield f"{name} {how.value} by {by}"
         case WorkerResumed(name, by):
             yield f"{name} resumed by {by}"
+        case WorkerApproved(name, by):
+            yield f"{name} approved by {by}"
+        case WorkerDisapproved(name, by):
+            yield f"{name} no longer approved, by {by}"
         case WorkerDismissed(worker_id, reason):
             yield f"{worker_id} disconnected: {reason}"
         case ReceiptPresented(_, worker_id, verdict):

@@ -1,6 +1,7 @@
 """The workers with a free slot for a model, and the best of them for a job."""
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -289,17 +290,20 @@ def _preferences(
     """Yield the preferences for a worker, the best first, with their descriptions.
 
     A CHEAP job prefers the workers that ask the least, and comes to those that ask more
-    than its price only if nobody else can take it.
+    than its price only if no other worker can take it: again to those that ask least.
     """
     terms, asks = job.job.terms, pool.roster.asks
     if terms.policy is not Policy.CHEAP or not asks:
         yield from _preferences_beside_price(job, pool)
         return
-    lowest = sorted(ask for ask in asks if ask <= terms.price)[:ASKS_MAX]
-    for ask in () if job.started else lowest:
+    ascending = [] if job.started else sorted(asks)
+    above = bisect_right(ascending, terms.price)
+    for ask in ascending[:above][:ASKS_MAX]:
         yield partial(_asks, ask), f"asks the least, {dollars(ask)}"
     for wish, reason in _preferences_beside_price(job, pool):
         yield partial(_is_affordable, terms.price, wish), reason
+    for ask in ascending[above:][:ASKS_MAX]:
+        yield partial(_asks, ask), f"asks the least above its price, {dollars(ask)}"
     yield from _preferences_beside_price(job, pool)
 
 

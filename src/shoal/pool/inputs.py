@@ -143,7 +143,10 @@ class LoadReported:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSuspension:
-    """An operator pauses, drains or removes a worker; as in ``WorkerSuspended``."""
+    """An operator pauses, drains or removes a worker; as in ``WorkerSuspended``.
+
+    ``how`` is not PENDING, which is no order.
+    """
 
     name: str
     how: Suspension
@@ -157,6 +160,19 @@ class WorkerResumption:
 
     name: str
     by: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerApproval:
+    """An operator approves a worker; ``name`` is as in ``WorkerSuspended``.
+
+    ``peer_key`` is the key that a connected peer of the name has proved, which may have
+    no workers; empty: it proves none; None: no peer of the name is connected.
+    """
+
+    name: str
+    by: str
+    peer_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +210,7 @@ HubInput: TypeAlias = (
     | WorkerUnpaired
     | WorkerSuspension
     | WorkerResumption
+    | WorkerApproval
     | AccountTopUp
     | BudgetSet
 )

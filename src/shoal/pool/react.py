@@ -37,7 +37,8 @@ from shoal.domain.vocabulary import (
     Rejected,
 )
 from shoal.domain.work import JobKind
-from shoal.pool.departures import suspension_facts
+from shoal.domain.worker import HANDED_OVER
+from shoal.pool.departures import approval_facts, suspension_facts
 from shoal.pool.eligibility import no_worker_reason
 from shoal.pool.functions import no_call_result
 from shoal.pool.gang_rules import gang_ends, gang_rejection, waiting_reason
@@ -55,6 +56,7 @@ from shoal.pool.inputs import (
     LoadReported,
     ReceiptVerified,
     Submission,
+    WorkerApproval,
     WorkerConnected,
     WorkerDisconnected,
     WorkerPaired,
@@ -127,7 +129,11 @@ def _react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
                 if worker_id in pool.workers
                 else []
             )
-            return [*older, WorkerJoined(worker_id, offer, cancels, shared)]
+            return [
+                *older,
+                *pool.approvals.decided_by(worker_id, offer),
+                WorkerJoined(worker_id, offer, cancels, shared),
+            ]
         case WorkerDisconnected(worker_id, reason):
             return (
                 _worker_left(pool, worker_id, reason)
@@ -160,6 +166,8 @@ def _react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
             return suspension_facts(pool, hub_input)
         case WorkerResumption(name, by):
             return [WorkerResumed(name, by)] if pool.suspensions.ended_by(name) else []
+        case WorkerApproval():
+            return approval_facts(pool, hub_input)
         case AccountTopUp(account, amount, by):
             return [AccountCredited(account, amount, by)]
         case BudgetSet(account, budget, by):
@@ -198,9 +206,7 @@ def _mark(
     pool: PoolState, worker_id: WorkerId, points: int, reason: str, about: JobId
 ) -> WorkerMarked:
     worker = pool.workers.get(worker_id)
-    key = ""
-    if worker is not None and worker.offer.proven:
-        key = worker.offer.public_key
+    key = "" if worker is None else worker.offer.proven_key
     return WorkerMarked(worker_id, points, reason, about, key)
 
 
@@ -235,8 +241,13 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
 def _gave_up(job: OpenJob, worker_id: WorkerId, reason: str) -> Fact:
     """Requeue a job whose worker stopped in the middle of the answer.
 
-    Counted like a lost worker, so that an answer that no worker finishes has an end.
+    Counted like a lost worker, so that an answer that no worker finishes has an end:
+    unless the worker hands it over because its owner needs the machine.
     """
+    if reason.startswith(HANDED_OVER):
+        return JobRequeued(
+            job.job.id, job.lease, reason, refused_by=worker_id, handed_over=True
+        )
     limit = WORKERS_LOST_MAX if job.gang is None else _workers_lost_max(job)
     if job.lost + 1 >= limit:
         error = f"lost {job.lost + 1} workers, the last one: {reason}"

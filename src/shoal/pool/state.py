@@ -23,6 +23,8 @@ from shoal.domain.facts import (
     JobUnhedged,
     LateResult,
     ReceiptPresented,
+    WorkerApproved,
+    WorkerDisapproved,
     WorkerDismissed,
     WorkerDistrusted,
     WorkerDraining,
@@ -37,6 +39,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.job import Job, Privacy
 from shoal.domain.work import JobKind
+from shoal.domain.worker import Suspension
 from shoal.pool.fair_shares import FairShares
 from shoal.pool.gangs import Gangs
 from shoal.pool.lifecycle import ENDED, JobState, after
@@ -46,6 +49,7 @@ from shoal.pool.roster import Roster
 from shoal.pool.speed import SpeedEstimates
 from shoal.pool.suspensions import (
     LEAVING,
+    Approvals,
     SuspensionOrder,
     Suspensions,
     refusal_of,
@@ -104,6 +108,7 @@ class PoolState:
     """Public keys of the workers that an owner's user trusts with private jobs."""
 
     suspensions: Suspensions = field(default_factory=Suspensions)
+    approvals: Approvals = field(default_factory=Approvals)
     leaving: dict[WorkerId, str] = field(default_factory=dict)
     """The drained and removed workers to disconnect, with the reasons."""
 
@@ -199,7 +204,7 @@ class PoolState:
             case WorkerJoined(worker_id, offer, cancels, shared):
                 assert worker_id not in self.workers, f"{worker_id} joined twice"
                 worker = Worker(worker_id, offer, cancels, shared)
-                worker.suspension = self.suspensions.of(worker_id)
+                worker.suspension = self._suspension_of(worker)
                 self.workers[worker_id] = worker
                 worker.points = sum(
                     mark.points for mark in self.penalties if mark.applies_to(worker)
@@ -231,6 +236,12 @@ class PoolState:
                 self._find_leaving([order])
             case WorkerResumed():
                 self._update_suspensions(self.suspensions.resume(fact))
+            case WorkerApproved():
+                self.approvals.approve(fact)
+                self._update_pending()
+            case WorkerDisapproved():
+                self.approvals.disapprove(fact)
+                self._update_pending()
             case WorkerDismissed(worker_id):
                 self.workers[worker_id].dismissed = True
                 del self.leaving[worker_id]
@@ -473,10 +484,25 @@ class PoolState:
     def _is_busy(self, worker_id: WorkerId) -> bool:
         return next(self.leases_of(worker_id), None) is not None
 
+    def _suspension_of(self, worker: Worker) -> Suspension | None:
+        suspension = self.suspensions.of(worker.id)
+        if suspension is None and self.approvals.is_pending(
+            worker.id, worker.offer.proven_key
+        ):
+            return Suspension.PENDING
+        return suspension
+
+    def _update_pending(self) -> None:
+        # Rare enough to examine all workers.
+        for worker in self.workers.values():
+            suspension = self._suspension_of(worker)
+            if suspension is not worker.suspension:
+                self.roster.suspend(worker, suspension)
+
     def _update_suspensions(self, workers: Iterable[WorkerId]) -> None:
         for worker_id in workers:
             worker = self.workers[worker_id]
-            self.roster.suspend(worker, self.suspensions.of(worker_id))
+            self.roster.suspend(worker, self._suspension_of(worker))
             # A milder order may have replaced the one that disconnects it.
             if not any(
                 order.may_disconnect(worker_id, shared=worker.shared)

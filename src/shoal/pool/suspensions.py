@@ -1,18 +1,29 @@
-"""The workers that operators paused, drained or removed, until they resume them.
+"""What operators decided about workers: suspensions, and approvals of new ones.
 
-An order names a worker, or a machine: the part of the names of its workers before the
-slash.  It outlives their connections.
+Both outlive connections.  An order names a worker, or a machine: the part of the names
+of its workers before the slash.  It suspends them until a resume.
+
+An approval, on coordinators that require it, is of the key that a worker has proved,
+whatever its name; of the name, where it proves none.  An approval of a name without a
+connected worker waits for the first to connect, which decides.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from shoal.domain.facts import WorkerResumed, WorkerSuspended
+from shoal.domain.facts import (
+    WorkerApproved,
+    WorkerDisapproved,
+    WorkerResumed,
+    WorkerSuspended,
+)
 from shoal.domain.ids import WorkerId, peer_of
-from shoal.domain.worker import Suspension
+from shoal.domain.worker import Offer, Suspension
 
 SUSPENDED: Mapping[Suspension, str] = {
+    Suspension.PENDING: "not approved by an operator yet",
     Suspension.PAUSED: "paused by an operator",
     Suspension.DRAINING: "drained by an operator",
     Suspension.REMOVED: "removed by an operator",
@@ -72,8 +83,7 @@ class Suspensions:
 
     def about(self, worker_id: WorkerId) -> list[SuspensionOrder]:
         """Return the orders about a worker."""
-        names = dict.fromkeys((worker_id, peer_of(worker_id)))
-        found = (self._orders.get(name) for name in names)
+        found = (self._orders.get(name) for name in _names(worker_id))
         return [order for order in found if order is not None]
 
     def of(self, worker_id: WorkerId) -> Suspension | None:
@@ -154,9 +164,107 @@ class Suspensions:
             self._first_due = min(dues, default=math.inf)
 
 
+@dataclass(slots=True)
+class Approvals:
+    """The approvals in force.  Without ``required``, they are kept but not needed."""
+
+    required: bool = False
+    _approved: dict[str, dict[str | None, str]] = field(default_factory=dict)
+    """By name: the keys, as in ``WorkerApproved``, each with who approved it."""
+
+    _keys: Counter[str] = field(default_factory=Counter)
+    """Proven keys, each with the number of names that it is approved under."""
+
+    def is_pending(self, name: str, proven_key: str) -> bool:
+        """Return whether a worker, or a peer with all its workers, is not approved.
+
+        ``proven_key`` is as in ``Offer``.
+        """
+        if not self.required or self._covers(name, proven_key):
+            return False
+        return all(None not in self._approved.get(each, ()) for each in _names(name))
+
+    def of(self, name: str) -> list[str]:
+        """Return what is approved of a name: public keys, or the name itself."""
+        return sorted(key or name for key in self._approved.get(name, ()))
+
+    def missing(
+        self, name: str, by: str, proven_keys: Collection[str]
+    ) -> list[WorkerApproved]:
+        """Return the approvals of a name that are not in force.
+
+        ``proven_keys`` are those of its connected workers, each as in ``Offer``.  If
+        one of them proved a key, others without are not approved with it: they may be
+        another machine, which uses its name.
+        """
+        if not proven_keys:
+            return [] if name in self._approved else [WorkerApproved(name, by)]
+        return [
+            WorkerApproved(name, by, key)
+            for key in sorted({*proven_keys} - {""} or {""})
+            if not self._covers(name, key)
+        ]
+
+    def decided_by(self, worker_id: WorkerId, offer: Offer) -> list[WorkerApproved]:
+        """Return what a worker that connects makes of approvals that waited for it."""
+        return [
+            WorkerApproved(name, self._approved[name][None], offer.proven_key)
+            for name in _names(worker_id)
+            if None in self._approved.get(name, ())
+        ]
+
+    def ended_by(
+        self, name: str, by: str, proven_keys: Collection[str]
+    ) -> list[WorkerDisapproved]:
+        """Return the ends of all approvals of a name, and of ``proven_keys``.
+
+        A key that is approved under the name loses its other approvals as well, or it
+        would still be approved.
+        """
+        found = [(each, key) for each, keys in self._approved.items() for key in keys]
+        ended = {key for each, key in found if name in _names(each)}
+        ended = {*ended, *proven_keys} - {"", None}
+        return [
+            WorkerDisapproved(each, by, key)
+            for each, key in found
+            if name in _names(each) or key in ended
+        ]
+
+    # For the pool.
+
+    def approve(self, fact: WorkerApproved) -> None:
+        """Add an approval; one of a name that waited for a worker is replaced."""
+        keys = self._approved.setdefault(fact.name, {})
+        keys.pop(None, None)
+        if fact.public_key and fact.public_key not in keys:
+            self._keys[fact.public_key] += 1
+        keys[fact.public_key] = fact.by
+
+    def disapprove(self, fact: WorkerDisapproved) -> None:
+        """End an approval."""
+        keys = self._approved[fact.name]
+        del keys[fact.public_key]
+        if not keys:
+            del self._approved[fact.name]
+        if fact.public_key:
+            self._keys[fact.public_key] -= 1
+            if not self._keys[fact.public_key]:
+                del self._keys[fact.public_key]
+
+    def _covers(self, name: str, proven_key: str) -> bool:
+        if proven_key:
+            return proven_key in self._keys
+        return any("" in self._approved.get(each, ()) for each in _names(name))
+
+
 def refusal_of(order: SuspensionOrder) -> str:
     """Return the reason that a worker is disconnected or refused for."""
     return (
-        f"{SUSPENDED[order.how]}; `shoal workers resume {order.name}` at the "
+        f"{SUSPENDED[order.how]}; `shoal nodes resume {order.name}` at the "
         "coordinator admits it again"
     )
+
+
+def _names(name: str) -> Iterable[str]:
+    """Return the names of a worker in orders and approvals: its own, its machine's."""
+    return dict.fromkeys((name, peer_of(WorkerId(name))))

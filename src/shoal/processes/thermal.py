@@ -10,7 +10,7 @@ read does not count.
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -35,6 +35,8 @@ SOFTWARE_SLOWDOWN = 0x20  # NVIDIA: the driver lowers the clocks
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 """NVIDIA's names for the reasons; drivers before 535 know only the second one."""
 
+_GPU_READING = re.compile(r"\b(0x[0-9a-fA-F]{1,16})(?:, (\d{1,3})\b)?")
+
 MAC_PRESSURE = "com.apple.system.thermalpressurelevel"
 MAC_LEVELS = (
     ThermalLevel.NOMINAL,
@@ -49,10 +51,14 @@ MAC_LEVELS = (
 
 @dataclass(frozen=True, slots=True)
 class ThermalReading:
-    """A level, and the sensor that shows it, for people; empty: nothing is known."""
+    """A level, and the sensor that shows it, for people; empty: nothing is known.
+
+    ``celsius`` is the highest temperature of a processor or GPU.
+    """
 
     level: ThermalLevel = ThermalLevel.NOMINAL
     sensor: str = ""
+    celsius: float | None = None
 
 
 ReadSensors = Callable[[], Mapping[str, Sequence[Any]]]
@@ -80,9 +86,11 @@ def read_thermal_level(
     else:
         readings += _processors(sensors)
     order = [*ThermalLevel]
-    return max(
+    worst = max(
         readings, key=lambda each: order.index(each.level), default=ThermalReading()
     )
+    measured = (each.celsius for each in readings if each.celsius is not None)
+    return replace(worst, celsius=max(measured, default=None))
 
 
 def _processors(sensors: ReadSensors) -> Iterable[ThermalReading]:
@@ -92,14 +100,16 @@ def _processors(sensors: ReadSensors) -> Iterable[ThermalReading]:
         return  # a faulty driver
     for driver in PROCESSOR_SENSORS & measured.keys():
         for each in measured[driver]:
-            if each.critical:
+            if not each.critical:
+                yield ThermalReading(celsius=each.current)
+            else:
                 margin = each.critical - each.current
                 level = next(
                     (level for limit, level in LEVEL_BY_MARGIN if margin <= limit),
                     ThermalLevel.NOMINAL,
                 )
                 text = f"processor at {each.current:.0f} of {each.critical:.0f} °C"
-                yield ThermalReading(level, text)
+                yield ThermalReading(level, text, each.current)
 
 
 def _gpus(run: RunProgram) -> Iterable[ThermalReading]:
@@ -107,16 +117,20 @@ def _gpus(run: RunProgram) -> Iterable[ThermalReading]:
         output = run(
             [
                 "nvidia-smi",
-                f"--query-gpu={field}",
+                f"--query-gpu={field},temperature.gpu",
                 "--format=csv,noheader,nounits",
             ]
         )
-        found = [int(each, 16) for each in re.findall(r"\b0x[0-9a-fA-F]{1,16}", output)]
-        for reasons in found:
-            if reasons & HARDWARE_SLOWDOWN:
-                yield ThermalReading(ThermalLevel.SERIOUS, "the GPU protects itself")
-            elif reasons & SOFTWARE_SLOWDOWN:
-                yield ThermalReading(ThermalLevel.FAIR, "the GPU lowers its clocks")
+        found = _GPU_READING.findall(output)
+        for reasons, degrees in found:
+            celsius = float(degrees) if degrees else None
+            if int(reasons, 16) & HARDWARE_SLOWDOWN:
+                level, text = ThermalLevel.SERIOUS, "the GPU protects itself"
+            elif int(reasons, 16) & SOFTWARE_SLOWDOWN:
+                level, text = ThermalLevel.FAIR, "the GPU lowers its clocks"
+            else:
+                level, text = ThermalLevel.NOMINAL, ""
+            yield ThermalReading(level, text, celsius)
         if found:
             return
 

@@ -106,11 +106,12 @@ class LineResult:
 class BatchStore(Protocol):
     """The batches of all owners.  All methods raise StoreError."""
 
-    async def add(self, new: StoredBatch) -> None:
+    async def add(self, new: StoredBatch, total_max: int) -> None:
         """Add a batch.
 
-        Raises QueueFull if the owner has BATCHES_OPEN_MAX open, or NotFound if its
-        input file was deleted meanwhile.
+        Raises QueueFull if the owner has BATCHES_OPEN_MAX open, TooLarge if its files
+        have ``total_max`` bytes already, or would be more than FILES_MAX with results,
+        or NotFound if the input file was deleted meanwhile.
         """
         ...
 

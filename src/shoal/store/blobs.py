@@ -8,11 +8,13 @@ import hashlib
 import os
 import threading
 from collections import Counter, OrderedDict
+from contextlib import suppress
 from itertools import count
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Protocol
 
+from shoal.config.folder_sync import sync_folder
 from shoal.config.private_files import FOLDER_MODE, open_private, restrict
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
 
@@ -163,7 +165,9 @@ class BlobFiles:
                 del self._pins[digest]
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
-        path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        with suppress(FileExistsError):
+            path.parent.mkdir(mode=FOLDER_MODE)
+            sync_folder(self._folder)
         part = path.with_name(f"{next(self._numbers)}{PART}")
         try:
             with open(part, "xb", opener=open_private) as file:
@@ -172,6 +176,7 @@ class BlobFiles:
                 # An accepted job is on disk together with its large values.
                 os.fsync(file.fileno())
             part.rename(path)
+            sync_folder(path.parent)
         except OSError:
             part.unlink(missing_ok=True)
             raise

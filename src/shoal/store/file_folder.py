@@ -2,6 +2,8 @@
 
 import logging
 import os
+import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -10,6 +12,10 @@ from shoal.config.folder_sync import sync_folder
 from shoal.config.private_files import FOLDER_MODE, open_private, restrict
 from shoal.domain.errors import StoreError
 from shoal.store.blobs import PART, TEMPORARY
+
+FILES_FOLDER = "files"  # in the data folder
+UNKNOWN = "unknown"  # the folder for contents that the database does not describe
+SPACE_KEPT = 16 << 20  # bytes of the disk that are left to the commits of the database
 
 log = logging.getLogger("shoal.store")
 
@@ -35,11 +41,23 @@ class FileFolder:
             for path in self._folder.iterdir():
                 if path.name.endswith(PART):
                     path.unlink()
-                else:
+                elif path.name != UNKNOWN:
                     found.append(path.name)
         except OSError as error:
             raise _store_error(error, self._folder) from error
         return found
+
+    def set_aside(self, file_ids: Iterable[str]) -> Path:
+        """Move files to the folder UNKNOWN, and return it.  Raises StoreError."""
+        # Within this folder, which may be a file system of its own.
+        aside = self._folder / UNKNOWN
+        try:
+            aside.mkdir(mode=FOLDER_MODE, exist_ok=True)
+            for each in file_ids:
+                (self._folder / each).replace(aside / each)
+        except OSError as error:
+            raise _store_error(error, aside) from error
+        return aside
 
     def begin(self, file_id: str) -> "ContentWriter":
         """Create a file.  Raises StoreError."""
@@ -58,12 +76,12 @@ class FileFolder:
             raise _store_error(error, path) from error
 
     def remove(self, file_id: str) -> None:
-        """Delete a file, or leave it to the next start."""
+        """Delete a file; if that fails, the next start sets it aside."""
         path = self._folder / file_id
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("%s is left until the next start: %s", path, error)
+            log.warning("%s could not be deleted: %s", path, error)
 
 
 class ContentWriter:
@@ -84,8 +102,21 @@ class ContentWriter:
             raise _store_error(error, path) from error
 
     def write(self, data: bytes) -> None:
-        """Append to the file.  Raises StoreError; then discard it."""
+        """Append to the file.
+
+        Raises StoreError, also while the disk has less than SPACE_KEPT left; then
+        discard it.
+        """
         try:
+            free = shutil.disk_usage(self._path.parent).free
+            if free < SPACE_KEPT + len(data):
+                # If files used it up, no job could be accepted or completed.
+                raise StoreError(
+                    f"{free} bytes are free on the disk, of which {SPACE_KEPT} are "
+                    "left to the database: free some space",
+                    str(self._path),
+                    temporary=True,
+                )
             self._file.write(data)
         except OSError as error:
             raise _store_error(error, self._path) from error

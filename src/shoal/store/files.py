@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Protocol
 
 FILES_MAX = 10_000  # of one owner: a list of them is read at once
+RESULT_FILES = 2  # that a batch writes at most: they count while it is open
 
 
 class FilePurpose(Enum):
@@ -48,7 +49,7 @@ class FileStore(Protocol):
         """Add a file.
 
         Raises TooLarge if the owner would have more than ``total_max`` bytes, or more
-        than FILES_MAX files.
+        than FILES_MAX files with those that its open batches may write.
         """
         ...
 

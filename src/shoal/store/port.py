@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from shoal.domain.credentials import JoinToken, Key, KeyUsage
-from shoal.domain.facts import Fact, WorkerSuspended, WorkerTrusted
+from shoal.domain.facts import Fact, WorkerApproved, WorkerSuspended, WorkerTrusted
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job, JobTerms, Priority
 from shoal.domain.outcome import Outcome
@@ -269,6 +269,10 @@ class Store(Protocol):
 
         They have no limits: a limit means nothing after a restart.
         """
+        ...
+
+    async def approvals(self) -> list[WorkerApproved]:
+        """Return the approvals in force, the oldest first."""
         ...
 
     async def penalties_since(self, since: float) -> list[RecordedFact]:

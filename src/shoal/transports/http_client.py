@@ -76,21 +76,29 @@ class NotHttp(Unavailable):
     """What answers is no web server."""
 
 
+class NotTls(Unavailable):
+    """What answers does not speak TLS."""
+
+
 async def request_json(
     url: str,
     body: Mapping[str, object] | None = None,
     *,
     fingerprint: bytes | None = None,
+    named: str = "",
 ) -> object:
     """Return the JSON that a server answers; None if it is none.
 
     With a ``body`` the request is a POST.  The answer's HTTP status does not matter,
     unless it is a server error.  The caller limits the time.
-    ``fingerprint`` is as in ``connect_websocket``.
+    ``fingerprint`` is as in ``connect_websocket``.  Errors begin with ``named``, or
+    else the URL.
 
-    Raises Unavailable if the server cannot be asked now, NotTrusted if that is because
-    of its certificate, and NotHttp if it is something else that answers.
+    Raises Unavailable if the server cannot be asked now: CertificateNotTrusted if that
+    is because of its certificate, NotTls if it has none, and NotHttp if it is something
+    else that answers.
     """
+    named = named or url
     async with ClientSession(timeout=ClientTimeout(total=None)) as session:
         try:
             async with session.request(
@@ -102,16 +110,18 @@ async def request_json(
                 ssl=True if fingerprint is None else context_pinning(fingerprint),
             ) as response:
                 if response.status >= SERVER_ERRORS:
-                    raise Unavailable(f"{url} answers with HTTP {response.status}")
+                    raise Unavailable(f"{named}: it answers HTTP {response.status}")
                 answer = await read_body(response, ANSWER_MAX)
         except ClientConnectorCertificateError as error:
             raise CertificateNotTrusted(
-                f"{url}: {describe_http_error(error)}"
+                f"{named}: {describe_http_error(error)}"
             ) from error
+        except ClientConnectorSSLError as error:
+            raise NotTls(f"{named}: {describe_http_error(error)}") from error
         except ClientResponseError as error:  # raised only if the response is not HTTP
-            raise NotHttp(f"{url}: what answers there speaks no HTTP") from error
+            raise NotHttp(f"{named}: what answers there speaks no HTTP") from error
         except (ClientError, OSError, ValueError) as error:
-            raise Unavailable(f"{url}: {describe_http_error(error)}") from error
+            raise Unavailable(f"{named}: {describe_http_error(error)}") from error
         except LimitExceeded:
             return None
     try:

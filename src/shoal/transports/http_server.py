@@ -5,7 +5,7 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +16,9 @@ from aiohttp.http import HttpProcessingError
 
 from shoal.domain.addresses import network_key
 from shoal.domain.errors import ConfigError
+from shoal.processes.port_user import port_user
 from shoal.transports.acceptor import accepted, listen
 from shoal.transports.mdns import addresses_of
-from shoal.transports.port_user import port_user
 from shoal.transports.strangers import (
     MESSAGE_TIMEOUT,
     REQUEST_COST,
@@ -236,6 +236,16 @@ def describe_bind_error(error: OSError, port: int) -> str:
     """Return why a port cannot be opened, with its user if known."""
     user = port_user(port) if error.errno == errno.EADDRINUSE else None
     return f"it is used by {user}" if user else error.strerror or str(error)
+
+
+def public_urls(host: str, port: int, *, secure: bool) -> Sequence[str]:
+    """Return the URLs at which other machines may find what listens on ``host``.
+
+    The first one is that of ``public_url``.
+    """
+    addresses = addresses_of(host) if host in ("0.0.0.0", "::") else ()
+    urls = [public_url(each, port, secure=secure) for each in (host, *addresses)]
+    return list(dict.fromkeys(urls))
 
 
 def public_url(host: str, port: int, *, secure: bool) -> str:

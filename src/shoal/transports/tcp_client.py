@@ -34,9 +34,18 @@ class Scheme(Enum):
 
 _WITHOUT_TLS = frozenset({Scheme.PLAIN, Scheme.NOISE})
 _NOISE = frozenset({Scheme.NOISE, Scheme.NOISE_VERIFIED})
+_GIVEN = {Scheme.NOISE: Scheme.PLAIN, Scheme.NOISE_VERIFIED: Scheme.VERIFIED}
 
 
 SCHEMES = frozenset(each.value for each in Scheme)
+
+
+def shown_url(url: str) -> str:
+    """Return a URL as its user wrote it: which connections Noise encrypts is ours."""
+    for noise, given in _GIVEN.items():
+        if url.startswith(f"{noise.value}://"):
+            return f"{given.value}{url.removeprefix(noise.value)}"
+    return url
 
 
 @asynccontextmanager
@@ -53,8 +62,9 @@ async def connect_tcp(
     scheme, host, port = _address_in(url)
     if scheme in _WITHOUT_TLS and fingerprint is not None:
         raise LinkClosed(
-            f"{url} has no certificate to compare with the token's fingerprint: give "
-            "the coordinator's https:// address, or a token without one"
+            f"{shown_url(url)} has no certificate to compare with the token's "
+            "fingerprint: give the coordinator's https:// address, or a token without "
+            "one"
         )
     context = None
     if fingerprint is not None:
@@ -86,23 +96,23 @@ async def _connect(
             )
             return link
     except WrongServerKey as error:
-        reason = f"{url}: {error}"
+        reason = f"{shown_url(url)}: {error}"
         raise LinkClosed(reason, WRONG_CERTIFICATE, reason) from error
     except ssl.SSLCertVerificationError as error:
         raise LinkClosed(
-            f"the certificate of {url} is not signed by a trusted authority "
+            f"the certificate of {shown_url(url)} is not signed by a trusted authority "
             f"({error.verify_message}); a token that the coordinator prints names its "
             "certificate"
         ) from error
     except ssl.SSLError as error:
-        raise LinkClosed(f"{url} does not speak TLS here") from error
+        raise LinkClosed(f"{shown_url(url)} does not speak TLS here") from error
     except TimeoutError as error:
-        raise LinkClosed(f"cannot connect to {url}: no answer") from error
+        raise LinkClosed(f"cannot connect to {shown_url(url)}: no answer") from error
     except (OSError, ValueError) as error:
         reason = describe_socket_error(error)
         if context is not None and isinstance(error, ConnectionResetError):
             reason += ": without TLS it is tcp://HOST:PORT"
-        raise LinkClosed(f"cannot connect to {url}: {reason}") from error
+        raise LinkClosed(f"cannot connect to {shown_url(url)}: {reason}") from error
 
 
 async def _encrypt(link: TcpLink, url: str) -> None:
@@ -113,8 +123,8 @@ async def _encrypt(link: TcpLink, url: str) -> None:
     except (LinkClosed, PeerError, TimeoutError) as error:
         reason = str(error) or f"no answer within {ENCRYPTION_TIMEOUT:g} s"
         raise LinkClosed(
-            f"{url} does not encrypt the connection ({reason}); to connect to a peer "
-            "that cannot, give --plain"
+            f"what answers at {shown_url(url)} does not encrypt the connection "
+            f"({reason}): check the port, or give --plain for a peer that cannot"
         ) from error
 
 
@@ -124,10 +134,10 @@ def _address_in(url: str) -> tuple[Scheme, str, int]:
         parts = urlsplit(url)
         scheme, host, port = Scheme(parts.scheme), parts.hostname, parts.port
     except ValueError as error:
-        raise LinkClosed(f"cannot connect to {url}: {error}") from error
+        raise LinkClosed(f"cannot connect to {shown_url(url)}: {error}") from error
     if not host or not port:
         raise LinkClosed(
-            f"cannot connect to {url}: expected {scheme.value}://HOST:PORT"
+            f"cannot connect to {shown_url(url)}: expected {scheme.value}://HOST:PORT"
         )
     # The zone of a link-local address: % is escaped in URLs (RFC 6874).
     return scheme, host.replace("%25", "%"), port

@@ -31,12 +31,13 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.worker import PAUSED, MachineHealth, Offer, WorkerLoad
+from shoal.domain.worker import HANDED_OVER, MachineHealth, Offer, WorkerLoad
 from shoal.protocols.seam.context import Dialer
 from shoal.protocols.seam.session import Admitted, CloseCode
 from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import WRONG_CERTIFICATE, Link, LinkClosed
+from shoal.transports.tcp_client import shown_url
 from shoal.worker.calls import FunctionBackend, RunningCalls
 from shoal.worker.jobs import EngineSlots, FindModel, RunningJobs
 from shoal.worker.owner_throttle import OwnerThrottle
@@ -59,6 +60,10 @@ def decline_sharing(
     """Answer that no model is shared here."""
     if isinstance(message, (ModelQuery, ModelRequest)):
         send(ModelAnswer(message.model, available=False))
+
+
+def _ignore() -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +90,9 @@ log = logging.getLogger("shoal.worker")
 class WorkerEvent:
     """An event in the life of a worker, reported to its operator."""
 
-    kind: str  # joined, lost, waiting (never connected yet), leaving (draining), left;
-    # of an engine: unavailable, available; of pairing: paired, unpaired; of the
-    # throttle: paused, throttled, resumed
+    kind: str  # joined, lost, leaving (draining), left; before it joined: waiting (for
+    # the coordinator), refused (for good); of an engine: unavailable, available; of
+    # pairing: paired, unpaired; of the throttle: paused, throttled, resumed
     reason: str = ""
 
 
@@ -107,6 +112,8 @@ class Agent:
         slots: the slots of all engines, on wires that report whether they are taken.
         throttle: the owner's, which limits the offers and pauses the worker; None:
             full speed.
+        on_admitted: called on each admission, on wires that confirm it: before the
+            event, since the coordinator may still refuse.
         redials: False: ``run`` ends with the first connection, and returns why that
             ended.
     """
@@ -126,6 +133,7 @@ class Agent:
         functions: FunctionBackend | None = None,
         slots: Sequence[EngineSlots] = (),
         throttle: OwnerThrottle | None = None,
+        on_admitted: Callable[[], None] = _ignore,
         redials: bool = True,
     ) -> None:
         self._dialer = dialer
@@ -137,6 +145,7 @@ class Agent:
         self._share = share
         self._offers = offers
         self._throttle = throttle or OwnerThrottle()
+        self._on_admitted = on_admitted
         self._redials = redials
         self._load = WorkerLoad()  # as reported last
         self._slots = slots
@@ -169,7 +178,10 @@ class Agent:
             self._jobs.cancel_all()
             if self._calls is not None:
                 self._calls.cancel_all()
-        self._report(WorkerEvent("left", reason))
+        if self._joined_before:
+            self._report(WorkerEvent("left", reason))
+        elif not self._leaving.is_set():
+            self._report(WorkerEvent("refused", reason))
         return reason
 
     @property
@@ -208,10 +220,24 @@ class Agent:
             self._send_load(self._load)
 
     def _on_throttle(self) -> None:
-        """Report what the owner lends now."""
+        """Report what the owner lends now; hand jobs over if their rules say so."""
         self._send_offers()
         if self._machine is not None and not self._waiting and self._joined_before:
             self._send_load(self._machine.load())
+        if self._throttle.pause_reason:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give the running jobs back to a coordinator that gives them to others.
+
+        Without a connection it has done so already.
+        """
+        handed_over = self._jobs.hand_over()
+        if self._calls is not None:
+            handed_over += self._calls.hand_over()
+        reason = f"{HANDED_OVER}{self._throttle.pause_reason}"
+        for job_id, lease in handed_over:
+            self._try_send(Rejected(job_id, lease, reason))
 
     async def _stay_connected(self) -> str:
         delay = RETRY_FIRST
@@ -230,7 +256,8 @@ class Agent:
                 return final
             if end.code == CloseCode.MOVED and not end.by_peer:
                 continue
-            next_url = self._dialer.url.partition("?")[0]  # the query may hold a token
+            # The query may hold a token.
+            next_url = shown_url(self._dialer.url.partition("?")[0])
             next_ = "again" if self._dialer.url == url else next_url
             if self._clock.now() - began > STABLE_AFTER:
                 delay = RETRY_FIRST
@@ -351,14 +378,17 @@ class Agent:
                     self._timer.cancel()
                     # The coordinator may still refuse, after storing the admission.
                     self._call_after(ADMISSION_DELAY, self._on_joined)
+                    self._on_admitted()
             case RunJob(job_id, lease) if (
                 self._throttle.paused and Rejected in driver.accepts
             ):
-                self._try_send(Rejected(job_id, lease, PAUSED))
+                self._try_send(Rejected(job_id, lease, self._throttle.why_paused))
             case RunJob() if self._calls is not None and self._calls.accepts(
                 command.work
             ):
-                if (refusal := self._calls.start(command)) is not None:
+                can_refuse = Rejected in driver.accepts
+                refusal = self._calls.start(command, can_refuse=can_refuse)
+                if refusal is not None:
                     self._try_send(refusal)
             case RunJob(job_id, lease):
                 can_refuse = Rejected in driver.accepts

@@ -60,8 +60,9 @@ CallEnd: TypeAlias = Callable[[JobId, LeaseNumber], Event]
 class _RunningCall:
     """A call that runs, and the command under which it is reported."""
 
-    def __init__(self, command: RunJob) -> None:
+    def __init__(self, command: RunJob, *, returnable: bool) -> None:
         self.command = command
+        self.returnable = returnable
         self.task: asyncio.Task[None] | None = None
         self.attached = asyncio.Event()  # whether a connection has its command
         self.attached.set()
@@ -120,6 +121,7 @@ class RunningCalls:
         self._detached: list[_RunningCall] = []  # members without a connection
         self._timer: Timer | None = None  # until they are cancelled
         self._streams: dict[JobId, CallStreamSlot] = {}
+        self._returnable: dict[JobId, LeaseNumber] = {}  # streams
 
     def __len__(self) -> int:
         """Count calls, and streams that are not idle."""
@@ -137,16 +139,20 @@ class RunningCalls:
             return work.name in self._caller.names
         return isinstance(work, Call | CallStream)
 
-    def start(self, command: RunJob) -> Event | None:
-        """Start a call or open a stream; return the event of a failure, else None."""
+    def start(self, command: RunJob, *, can_refuse: bool = True) -> Event | None:
+        """Start a call or open a stream; return the event of a failure, else None.
+
+        ``can_refuse`` is as in ``RunningJobs.start``.
+        """
         job_id, lease = command.job_id, command.lease
         if len(self._calls) >= CALLS_MAX:
             return Rejected(job_id, lease, f"{CALLS_MAX} calls are waiting already")
+        returnable = can_refuse and command.returnable
         if isinstance(command.work, CallStream):
-            return self._open(command, command.work)
+            return self._open(command, command.work, returnable=returnable)
         if self._detached and _is_member(command.work):
             return self._attach(command)
-        running = _RunningCall(command)
+        running = _RunningCall(command, returnable=returnable)
         self._calls[job_id] = running
         running.task = self._tasks.create_task(self._run(running))
         running.task.add_done_callback(lambda _: self._on_task_done(running))
@@ -171,8 +177,32 @@ class RunningCalls:
         if (running := self._calls.get(job_id)) is not None:
             running.cancel()
         if (stream := self._streams.pop(job_id, None)) is not None:
+            self._returnable.pop(job_id, None)
             stream.close()
             self._on_ended()
+
+    def hand_over(self) -> list[tuple[JobId, LeaseNumber]]:
+        """Cancel the calls that others can take over; return them, to be rejected.
+
+        A stream goes with its calls.  An idle one stays: its coordinator sends no calls
+        to a worker that is paused.
+        """
+        streams = {
+            job_id: lease
+            for job_id, lease in self._returnable.items()
+            if not self._streams[job_id].idle
+        }
+        calls = {
+            job_id: running.command.lease
+            for job_id, running in self._calls.items()
+            if running.returnable
+        }
+        for job_id in calls:
+            self._calls[job_id].returnable = False
+        for job_id in (*streams, *calls):
+            self.cancel(job_id)
+        self._cancel_detached()
+        return [*streams.items(), *calls.items()]
 
     def cancel_all(self) -> None:
         """Cancel all calls, and close all streams."""
@@ -219,7 +249,9 @@ class RunningCalls:
         reason = "this worker still runs another member of a training run"
         return Rejected(command.job_id, command.lease, reason)
 
-    def _open(self, command: RunJob, work: CallStream) -> Event | None:
+    def _open(
+        self, command: RunJob, work: CallStream, *, returnable: bool
+    ) -> Event | None:
         job_id, lease = command.job_id, command.lease
 
         def on_returned(returns: list[CallResult]) -> None:
@@ -233,6 +265,8 @@ class RunningCalls:
         except (Unavailable, ClientError) as error:
             return failure_event(job_id, lease, error)
         self._streams[job_id] = stream
+        if returnable:
+            self._returnable[job_id] = lease
         return None
 
     def _on_task_done(self, running: "_RunningCall") -> None:

@@ -1,7 +1,7 @@
-"""Monitors an engine: its models, or why it is unavailable."""
+"""Monitors an engine: its models, whether they are loaded, or why it is unavailable."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from shoal.domain.errors import Unavailable
@@ -19,21 +19,41 @@ class EngineMonitor:
     """Checks one engine periodically, and after it refused a job.
 
     Args:
-        engine: started; the caller closes it.
+        engine: started, unless ``load`` is given; the caller closes it.
         report: receives the events unavailable and available.
+        load: starts the engine, which takes long; None: it is started.
     """
 
-    def __init__(self, engine: Engine, report: Callable[[WorkerEvent], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        report: Callable[[WorkerEvent], None],
+        load: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.engine = engine
         self.unavailable_reason: str | None = None
+        self._load = load
         self._report = report
         self._check_requested = asyncio.Event()
         self._timeouts = 0  # consecutive checks without an answer
 
     @property
     def models(self) -> Sequence[ServedModel]:
-        """The engine's models; none while it is unavailable."""
-        return self.engine.models if self.unavailable_reason is None else ()
+        """The engine's models; none until it is loaded, and while it is unavailable."""
+        if self._load is not None or self.unavailable_reason is not None:
+            return ()
+        return self.engine.models
+
+    @property
+    def expected_models(self) -> Sequence[ServedModel]:
+        """The models that the engine has once it is loaded; none afterwards."""
+        return () if self._load is None else self.engine.models
+
+    async def load(self) -> None:
+        """Start the engine, unless it is started.  Raises ConfigError if it fails."""
+        if self._load is not None:
+            await self._load()
+            self._load = None
 
     def request_check(self) -> None:
         """Request a check soon."""

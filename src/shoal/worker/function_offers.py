@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Protocol
 
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.domain.worker import PAUSED
 from shoal.tasks.function_caller import FunctionCaller
 from shoal.worker.agent import Agent, WorkerEvent
 from shoal.worker.model_offers import CHANGED
@@ -92,7 +91,7 @@ class SeparateFunctionOffer:
             self._changed.set()
         elif paused or self._throttle.lent(self._slots) != self._offered:
             self._changed.set()
-            self._agent.leave(PAUSED if paused else CHANGED)
+            self._agent.leave(self._throttle.why_paused or CHANGED)
 
 
 class FunctionOffers:

@@ -36,7 +36,7 @@ class HealthMeter:
         self._thermal = await asyncio.to_thread(self._read)
 
     def measure(self) -> MachineHealth:
-        """Return the load; None for values that the system hides, as Android does."""
+        """Return the health; None for values that the system hides, as Android does."""
         try:
             cpu = psutil.cpu_percent(None)
         except OSError:
@@ -45,8 +45,17 @@ class HealthMeter:
             memory = psutil.virtual_memory().percent
         except OSError:
             memory = None
-        return MachineHealth(cpu, memory)
+        return MachineHealth(cpu, memory, temperature=self._thermal.celsius)
 
-    def load(self, throttle: int = THROTTLE_MAX) -> WorkerLoad:
-        """Return the load by the last reading, and the owner's throttle in percent."""
-        return machine_load(self._thermal.level, throttle, sensor=self._thermal.sensor)
+    @property
+    def celsius(self) -> float | None:
+        """The highest temperature of the last reading; None: unknown."""
+        return self._thermal.celsius
+
+    def load(self, throttle: int = THROTTLE_MAX, paused: str = "") -> WorkerLoad:
+        """Return the load by the last reading, and the owner's throttle in percent.
+
+        ``paused`` is as in ``machine_load``.
+        """
+        sensor = self._thermal.sensor
+        return machine_load(self._thermal.level, throttle, sensor=sensor, paused=paused)

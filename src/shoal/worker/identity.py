@@ -19,6 +19,7 @@ from urllib.parse import quote
 import msgspec
 
 from shoal.config.file_lock import open_lock_file, try_lock
+from shoal.config.folder_sync import sync_folder
 from shoal.config.private_files import FOLDER_MODE
 from shoal.domain.errors import ConfigError
 from shoal.ledger.keys import KEY_SIZE, Signer
@@ -116,6 +117,7 @@ def _create(file: Path) -> None:
         except OSError:
             # Some file systems, and Android, have no hard links.
             os.replace(name, file)
+        sync_folder(file.parent)
     finally:
         Path(name).unlink(missing_ok=True)
 

@@ -200,6 +200,7 @@ class RunningJobs:
         self._on_ended = on_ended
         self._tasks = tasks
         self._running: dict[JobId, asyncio.Task[None]] = {}
+        self._returnable: dict[JobId, LeaseNumber] = {}
 
     def __len__(self) -> int:
         return len(self._running)
@@ -221,6 +222,9 @@ class RunningJobs:
         job_id = command.job_id
         task = self._tasks.create_task(self._run(command, backend))
         self._running[job_id] = task
+        self._returnable.pop(job_id, None)
+        if can_refuse and command.returnable:
+            self._returnable[job_id] = command.lease
         backend.jobs += 1
         slots.jobs += 1
         task.add_done_callback(lambda task: self._on_task_done(job_id, backend, task))
@@ -230,6 +234,14 @@ class RunningJobs:
         """Cancel a job, if it still runs; it reports nothing more."""
         if job_id in self._running:
             self._running[job_id].cancel()
+
+    def hand_over(self) -> list[tuple[JobId, LeaseNumber]]:
+        """Cancel the jobs that others can take over; return them, to be rejected."""
+        handed_over = [*self._returnable.items()]
+        for job_id, _ in handed_over:
+            self._running[job_id].cancel()
+        self._returnable.clear()
+        return handed_over
 
     def cancel_all(self) -> None:
         """Cancel all jobs."""
@@ -244,6 +256,7 @@ class RunningJobs:
         if self._running.get(job_id) is task:
             # Else it was cancelled, and started again since.
             del self._running[job_id]
+            self._returnable.pop(job_id, None)
         self._on_ended()
 
     async def _run(self, command: RunJob, backend: ModelBackend) -> None:

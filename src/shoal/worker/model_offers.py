@@ -1,18 +1,20 @@
 """Keeps the offered models in step with the engines' models.
 
 On a wire that carries many models, one agent offers all of them (``JointOffers``);
-elsewhere each model has an agent of its own (``SeparateOffers``).
+elsewhere each model has an agent of its own (``SeparateOffers``).  An engine is loaded
+once the coordinator has admitted the worker: a wrong token costs no minutes.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.domain.work import ANY_MODEL, JobKind, Task, Work
-from shoal.domain.worker import PAUSED, Offer, ServedModel
+from shoal.domain.worker import Offer, ServedModel
 from shoal.engines.text_tasks import TaskRunner
-from shoal.worker.agent import STOPPED, Agent, WorkerEvent
+from shoal.worker.agent import ADMISSION_DELAY, STOPPED, Agent, WorkerEvent
 from shoal.worker.engine_monitor import EngineMonitor
+from shoal.worker.interruptible import until_stopped
 from shoal.worker.jobs import EngineSlots, FindModel, ModelBackend
 from shoal.worker.owner_throttle import OwnerThrottle
 
@@ -46,6 +48,8 @@ class SeparateOffers:
     Args:
         choose: selects the models to offer, and their names.
         create_agent: creates the agent for a model, which offers the ``slots``.
+        is_admitted: asks whether the coordinator admits a worker with a model, before
+            that is loaded.
         throttle: the owner's; while the worker is paused, no model is offered, because
             these wires cannot say more.
     """
@@ -55,12 +59,14 @@ class SeparateOffers:
         monitor: EngineMonitor,
         choose: Callable[[Sequence[ServedModel]], Sequence[ServedModel]],
         create_agent: Callable[[ServedModel], Agent],
+        is_admitted: Callable[[ServedModel], Awaitable[bool]],
         slots: EngineSlots,
         throttle: OwnerThrottle,
     ) -> None:
         self._monitor = monitor
         self._choose = choose
         self._create_agent = create_agent
+        self._is_admitted = is_admitted
         self._slots = slots
         self._throttle = throttle
         self._members: dict[str, ModelMembership] = {}
@@ -68,7 +74,12 @@ class SeparateOffers:
         self._leaving = asyncio.Event()
 
     async def run(self) -> None:
-        """Offer models until ``leave`` or a final refusal."""
+        """Offer models until ``leave`` or a final refusal.
+
+        Raises ConfigError if a model cannot be loaded.
+        """
+        if not await until_stopped(self._leaving, self._load()):
+            return
         with self._throttle.observed(self._monitor.request_check):
             async with asyncio.TaskGroup() as tasks:
                 while self._synchronize(tasks):
@@ -83,13 +94,21 @@ class SeparateOffers:
         for member in self._members.values():
             member.leave(STOPPED)
 
+    async def _load(self) -> bool:
+        """Load the engine; return False if the coordinator refuses its models."""
+        for model in self._choose(self._monitor.expected_models):
+            if not await self._is_admitted(model):
+                return False
+        await self._monitor.load()
+        return True
+
     def _synchronize(self, tasks: asyncio.TaskGroup) -> bool:
         """Start and stop agents; return False once all models are refused."""
         self._remove_ended()
         if self._leaving.is_set():
             return False
         paused = self._throttle.paused
-        unavailable = PAUSED if paused else self._monitor.unavailable_reason
+        unavailable = self._throttle.why_paused or self._monitor.unavailable_reason
         models = () if paused else self._choose(self._monitor.models)[:AGENTS_MAX]
         wanted = {each.name: each for each in models}
         slots = self._slots.size
@@ -149,12 +168,13 @@ class JointOffers:
     """Offers the models of engines to one coordinator, by one agent.
 
     The offers follow the engines' lists of models; those of an engine are withdrawn
-    while it does not answer.
+    while it does not answer, and those that have to be loaded follow once the agent is
+    admitted.
 
     Args:
         describe: returns the offer of a model with a number of slots.
-        create_agent: creates the agent from a finder of models, the first offers, and a
-            receiver of events.
+        create_agent: creates the agent from a finder of models, the first offers, a
+            receiver of events, and what it calls when it is admitted.
         on_event: receives the events of a model, or of None if there is no model.
     """
 
@@ -163,7 +183,13 @@ class JointOffers:
         engines: Sequence[OfferedEngine],
         describe: Callable[[ServedModel, int], Offer],
         create_agent: Callable[
-            [FindModel, tuple[Offer, ...], Callable[[WorkerEvent], None]], Agent
+            [
+                FindModel,
+                tuple[Offer, ...],
+                Callable[[WorkerEvent], None],
+                Callable[[], None],
+            ],
+            Agent,
         ],
         on_event: Callable[[OfferedModel | None, WorkerEvent], None],
     ) -> None:
@@ -173,11 +199,19 @@ class JointOffers:
         self._backends: dict[tuple[int, ServedModel], ModelBackend] = {}
         self._offered: Mapping[str, OfferedModel] = self._current_models()
         self._joined = False  # whether the agent has joined
+        self._admitted = asyncio.Event()  # it was, once
+        # Models to load: their joining is reported once they are.
+        self._unreported = {name for each in engines for name in _expected(each)}
         self._leaving = asyncio.Event()
-        self._agent = create_agent(self._find, self._offers(), self._report)
+        self._agent = create_agent(
+            self._find, self._offers(), self._report, self._admitted.set
+        )
 
     async def run(self) -> None:
-        """Offer models until ``leave`` or a final refusal."""
+        """Offer models until ``leave`` or a final refusal.
+
+        Raises ConfigError if a model cannot be loaded.
+        """
         async with asyncio.TaskGroup() as tasks:
             polls = [tasks.create_task(self._poll(each)) for each in self._engines]
             await self._agent.run()
@@ -190,11 +224,27 @@ class JointOffers:
         self._agent.leave(STOPPED)
 
     async def _poll(self, engine: OfferedEngine) -> None:
+        if expected := _expected(engine):
+            await self._admitted.wait()
+            await until_stopped(self._leaving, engine.monitor.load())
+            self._synchronize()
+            await self._report_loaded(expected)
         while not self._leaving.is_set():
             await engine.monitor.wait(self._leaving)
             if not self._leaving.is_set():
                 await engine.monitor.check()
                 self._synchronize()
+
+    async def _report_loaded(self, loaded: frozenset[str]) -> None:
+        """Report models that are offered since they were loaded.
+
+        Not at once: the coordinator has to get the offer.  If the agent is disconnected
+        by then, they are reported when it has joined again.
+        """
+        await asyncio.sleep(ADMISSION_DELAY)
+        self._unreported -= loaded
+        for name in loaded & self._offered.keys() if self._joined else ():
+            self._on_event(self._offered[name], WorkerEvent("joined"))
 
     def _synchronize(self) -> None:
         """Report added and removed models to the coordinator and the user."""
@@ -204,11 +254,11 @@ class JointOffers:
         self._agent.update_offers(self._offers())
         if not self._joined:
             return
-        for name in before.keys() - self._offered.keys():
+        for name in before.keys() - self._offered.keys() - self._unreported:
             self._on_event(
                 before[name], WorkerEvent("left", self._removal_reason(before[name]))
             )
-        for name in self._offered.keys() - before.keys():
+        for name in self._offered.keys() - before.keys() - self._unreported:
             self._on_event(self._offered[name], WorkerEvent("joined"))
 
     def _removal_reason(self, offered: OfferedModel) -> str:
@@ -223,7 +273,12 @@ class JointOffers:
     def _report(self, event: WorkerEvent) -> None:
         """Report an event of the agent for each offered model."""
         self._joined = event.kind == "joined"
-        for offered in self._offered.values() or (None,):
+        reported = [
+            each for name, each in self._offered.items() if name not in self._unreported
+        ]
+        if not reported and self._unreported and event.kind in ("joined", "left"):
+            return  # it has joined once a model is loaded
+        for offered in reported or (None,):
             self._on_event(offered, event)
 
     def _offers(self) -> tuple[Offer, ...]:
@@ -264,6 +319,12 @@ class JointOffers:
             offered = self._offered.get(work.model)
             backends = [] if offered is None else list(offered.backends)
         return max(backends, key=lambda backend: backend.free_slots, default=None)
+
+
+def _expected(engine: OfferedEngine) -> frozenset[str]:
+    """Return the names of the models that an engine has once it is loaded."""
+    models = engine.select(engine.monitor.expected_models)
+    return frozenset(model.name for model in models)
 
 
 def _backend(engine: OfferedEngine, model: ServedModel) -> ModelBackend:

@@ -151,7 +151,7 @@ async def test_unknown_coordinator_gets_tasks_on_the_wire_that_is_named(
     down = await resolve_call_target("http://127.0.0.1:1", "dispatch", "", tmp_path)
 
     assert target.protocol.name == down.protocol.name == "dispatch"
-    with pytest.raises(ConfigError, match="not a coordinator that Shoal recognises"):
+    with pytest.raises(ConfigError, match="no coordinator that Shoal recognises"):
         await resolve_call_target(url, "auto", "", tmp_path)
 
 

@@ -14,6 +14,7 @@ from cli.coordinators import Sites
 from shoal.cli.worker import join_models as memberships_module
 from shoal.cli.worker.join_models import WorkerContext, model_memberships
 from shoal.cli.worker.join_target import JoinTarget
+from shoal.cli.worker.model_loader import ModelLoader
 from shoal.config import JoinConfig
 from shoal.domain.job import Privacy
 from shoal.domain.work import Feature, Inference, JobKind
@@ -104,6 +105,7 @@ def worker(joined: list[WorkerProfile], *, joint: bool, **config: Any) -> Worker
         decline_sharing,
         _ignore_event,
         lambda: None,
+        ModelLoader(as_json=True),
     )
 
 

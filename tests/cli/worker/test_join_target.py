@@ -1,11 +1,14 @@
 """Resolution of the coordinator to join."""
 
-import argparse
 import asyncio
+import socket
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import trustme
@@ -13,18 +16,20 @@ import trustme
 from cli.coordinators import NEVER, ORIGINAL, Answers, Sites
 from gateway.serving import serving
 from shoal.app.fleet_files import save_fleet
-from shoal.cli import join
 from shoal.cli.worker import join_target
 from shoal.cli.worker.join_target import (
+    ListeningTarget,
     listening_target,
     resolve_direct,
     resolve_target,
 )
 from shoal.config import JoinConfig
+from shoal.config.loader import USER_FILE
 from shoal.config.runtime_file import URL_FILE, publish_url
 from shoal.domain.credentials import with_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols import discover
+from shoal.transports.mdns import ANY_ADDRESS, addresses_of
 from shoal.transports.tls import fingerprint_of
 
 HEALTH = {"status": "ok", "shoal": "0.2"}
@@ -81,6 +86,108 @@ async def test_stored_token_is_sent_to_no_other_coordinator(tmp_path: Path) -> N
     ).token == ""
 
 
+@pytest.fixture
+def own_address() -> str:
+    """An address of this machine that is not loopback."""
+    for anywhere in ANY_ADDRESS:
+        for each in addresses_of(anywhere):
+            if "%" not in each:
+                return f"[{each}]" if ":" in each else each
+    pytest.skip("this machine has no network")
+
+
+def published(data: Path, url: str, certificate: str = "") -> None:
+    """Leave what a running coordinator leaves in its folder."""
+    (data / "join-token").write_text("secret\n")
+    (data / URL_FILE).write_text(url)
+    if certificate:
+        (data / "certificate.pem").write_text(certificate)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_url_of_this_machines_coordinator_needs_no_token(
+    sites: Sites, tmp_path: Path, host: str
+) -> None:
+    url = await sites({"/healthz": HEALTH})
+    published(tmp_path, url)
+
+    target = await resolve_target(url.replace("127.0.0.1", host), "auto", "", tmp_path)
+
+    assert target.token == "secret"
+    assert target.token_file == tmp_path / "join-token"
+
+
+async def test_own_address_of_a_coordinator_that_is_down_needs_no_token(
+    tmp_path: Path, own_address: str
+) -> None:
+    published(tmp_path, "http://127.0.0.1:1")
+
+    for host in (own_address, socket.gethostname()):
+        target = await resolve_target(f"http://{host}:1", "auto", "", tmp_path)
+        assert target.token == "secret", host
+    given = await resolve_target("http://127.0.0.1:1", "auto", "mine", tmp_path)
+    assert (given.token, given.token_file) == ("mine", None)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://192.0.2.77:1", "http://127.0.0.1:2", "http://no.invalid:1"]
+)
+async def test_other_coordinators_do_not_get_the_token_of_this_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setattr(join_target, "HEALTH_TIMEOUT", 0.05)
+    published(tmp_path, "http://127.0.0.1:1")
+
+    target = await resolve_target(url, "auto", "", tmp_path)
+
+    assert (target.token, target.token_file) == ("", None)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere loopback has one address"
+)
+async def test_what_else_listens_on_this_machine_does_not_get_the_token(
+    sites: Sites, tmp_path: Path
+) -> None:
+    url = await sites({"/healthz": {**HEALTH, "direct": {}}})
+    published(tmp_path, url)
+    body = b'{"shoal": "0.2"}'
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        length = b"Content-Length: %d" % len(body)
+        writer.write(b"\r\n".join([b"HTTP/1.1 200 OK", length, b"", body]))
+        await writer.drain()
+        writer.close()
+
+    other, port = "127.0.0.2", urlsplit(url).port
+    async with await asyncio.start_server(answer, other, port):
+        target = await resolve_target(f"http://{other}:{port}", "auto", "", tmp_path)
+
+    assert target.token == ""
+
+
+async def test_own_coordinator_with_a_certificate_is_joined_by_https(
+    tmp_path: Path, certificate: str
+) -> None:
+    published(tmp_path, "https://127.0.0.1:1", certificate)
+
+    target = await resolve_target("https://localhost:1", "auto", "", tmp_path)
+
+    assert target.fingerprint == fingerprint_of(certificate)
+    assert target.token == "secret"
+    with pytest.raises(ConfigError, match="join https://localhost:1"):
+        await resolve_target("http://localhost:1", "auto", "", tmp_path)
+
+
+async def test_https_to_a_port_without_tls_is_an_error(
+    sites: Sites, tmp_path: Path
+) -> None:
+    url = await sites({"/healthz": HEALTH})
+
+    with pytest.raises(ConfigError, match="begins with http://"):
+        await resolve_target(url.replace("http:", "https:"), "auto", "", tmp_path)
+
+
 async def test_without_a_data_folder_the_lan_is_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,9 +212,7 @@ async def test_without_a_data_folder_the_lan_is_searched(
     assert plain.protocol.preferred
 
 
-async def test_local_coordinator_that_is_down_is_awaited(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_local_coordinator_that_is_down_is_awaited(tmp_path: Path) -> None:
     (tmp_path / "join-token").write_text("secret\n")
     (tmp_path / URL_FILE).write_text("http://127.0.0.1:1")
 
@@ -116,7 +221,7 @@ async def test_local_coordinator_that_is_down_is_awaited(
     assert target.url == "http://127.0.0.1:1"
     assert target.protocol.preferred
     assert target.direct, "its other port is asked for once it is there"
-    assert "shoal join http://HOST:4010" in caplog.text
+    assert "shoal join http://HOST:4010" in target.advice
 
 
 async def test_local_coordinator_is_found_by_its_runtime_file(
@@ -367,7 +472,7 @@ async def test_other_servers_are_not_coordinators(
 ) -> None:
     url = await sites(answers)
 
-    with pytest.raises(ConfigError, match="--wire grandsage or dispatch"):
+    with pytest.raises(ConfigError, match="no coordinator that Shoal recognises"):
         await resolve_target(url, "auto", "", tmp_path)
 
 
@@ -383,39 +488,40 @@ async def test_redirect_is_not_followed(sites: Sites, tmp_path: Path) -> None:
     elsewhere = await sites({"/healthz": {"shoal": "0.1"}})
     url = await sites({"/healthz": elsewhere + "/healthz"}, redirects=True)
 
-    with pytest.raises(ConfigError, match="not a coordinator that Shoal recognises"):
+    with pytest.raises(ConfigError, match="no coordinator that Shoal recognises"):
         await resolve_target(url, "auto", "", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("http://127.0.0.1:1", "give --wire for a coordinator of another program"),
+        ("http://no.invalid", "the URL names no port, so it is 80"),
+    ],
+)
 async def test_unreachable_coordinator_is_assumed_to_be_shoal(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, url: str, advice: str
 ) -> None:
-    target = await resolve_target("http://127.0.0.1:1", "auto", "", tmp_path)
+    target = await resolve_target(url, "auto", "", tmp_path)
 
     assert target.protocol.preferred
-    assert (
-        "http://127.0.0.1:1 is unreachable; waiting for a Shoal coordinator"
-        in caplog.text
-    )
-    assert "--wire" in caplog.text
+    assert advice in target.advice
+    assert target.unreachable.startswith(f"{url}: ")
 
 
 async def test_unhealthy_coordinator_is_assumed_to_be_shoal(
-    sites: Sites, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    sites: Sites, tmp_path: Path
 ) -> None:
     url = await sites({"/healthz": {"error": "starting"}}, status=503)
 
     target = await resolve_target(url, "auto", "", tmp_path)
 
     assert target.protocol.preferred
-    assert "waiting for a Shoal coordinator" in caplog.text
+    assert "check the address" in target.advice
 
 
 async def test_silent_server_times_out(
-    sites: Sites,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(join_target, "HEALTH_TIMEOUT", 0.05)
 
@@ -424,7 +530,7 @@ async def test_silent_server_times_out(
     )
 
     assert target.protocol.preferred
-    assert "waiting for a Shoal coordinator" in caplog.text
+    assert "check the address" in target.advice
 
 
 async def test_server_without_http_is_rejected_at_once(tmp_path: Path) -> None:
@@ -465,52 +571,58 @@ async def test_coordinator_is_queried_over_http(
     assert (await resolve_target(url, "dispatch", "", tmp_path)).http_url == web
 
 
-def arguments(*flags: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    join.add_arguments(parser)
-    return parser.parse_args(flags)
+def listen(
+    config: JoinConfig, data: Path, url: str = "", **given: object
+) -> ListeningTarget | None:
+    """Return the fleet to listen in, with values of the wire's own options."""
+    options = dict.fromkeys(
+        (each.name for each in fields(discover()["macfleet"].config)), None
+    )
+    flags = {"macfleet": {**options, **given}}
+    return listening_target(url, config, flags, USER_FILE, data)
 
 
 LISTENING = JoinConfig(listen=True, token="a-fleet-token")
 
 
 @pytest.mark.parametrize(
-    ("config", "flags", "url", "token"),
+    ("config", "given", "token"),
     [
-        (LISTENING, (), "", "a-fleet-token"),
-        (LISTENING, ("192.0.2.7:50051",), "192.0.2.7:50051", "a-fleet-token"),
-        (LISTENING, ("--macfleet-token", "another-one"), "", "another-one"),
-        (LISTENING, ("--macfleet-open",), "", ""),
-        (replace(LISTENING, token=""), (), "", "of the pairing"),
-        (replace(LISTENING, token=""), ("--macfleet-open",), "", ""),
+        (LISTENING, {}, "a-fleet-token"),
+        (LISTENING, {"url": "192.0.2.7:50051"}, "a-fleet-token"),
+        (LISTENING, {"token": "another-one"}, "another-one"),
+        (LISTENING, {"open": True}, ""),
+        (replace(LISTENING, token=""), {}, "of the pairing"),
+        (replace(LISTENING, token=""), {"open": True}, ""),
     ],
 )
 def test_listening_worker_has_the_token_of_its_fleet(
-    config: JoinConfig, flags: tuple[str, ...], url: str, token: str, tmp_path: Path
+    config: JoinConfig, given: dict[str, Any], token: str, tmp_path: Path
 ) -> None:
     fleets = discover()["macfleet"].fleets
     assert fleets is not None
     save_fleet(tmp_path, fleets, "of the pairing", "lab")
 
-    listening = listening_target(arguments(*flags), config, tmp_path)
+    listening = listen(config, tmp_path, **given)
 
     assert listening is not None
     assert listening.target.protocol.name == "macfleet"
-    assert (listening.target.url, listening.target.token) == (url, token)
+    assert listening.target.url == given.get("url", "")
+    assert listening.target.token == token
 
 
 @pytest.mark.parametrize(
-    ("config", "flags", "message"),
+    ("config", "given", "message"),
     [
-        (LISTENING, ("http://192.0.2.7:4010",), "expected HOST:PORT of a node"),
-        (LISTENING, ("192.0.2.7",), "expected HOST:PORT of a node"),
-        (replace(LISTENING, wire="tealenet"), (), "use --wire macfleet"),
-        (JoinConfig(), ("--macfleet-open",), "--macfleet-open has an effect with"),
+        (LISTENING, {"url": "http://192.0.2.7:4010"}, "expected HOST:PORT of a node"),
+        (LISTENING, {"url": "192.0.2.7"}, "expected HOST:PORT of a node"),
+        (replace(LISTENING, wire="tealenet"), {}, "use --wire macfleet"),
+        (JoinConfig(), {"open": True}, "--macfleet-open has an effect with"),
     ],
 )
 def test_contradictory_flags_of_a_listening_worker_are_rejected(
-    config: JoinConfig, flags: tuple[str, ...], message: str, tmp_path: Path
+    config: JoinConfig, given: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        listening_target(arguments(*flags), config, tmp_path)
-    assert listening_target(arguments(), JoinConfig(), tmp_path) is None
+        listen(config, tmp_path, **given)
+    assert listen(JoinConfig(), tmp_path) is None

@@ -1,5 +1,8 @@
 """Reports of a worker to the user."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from shoal.cli.worker.join_target import JoinTarget
@@ -7,7 +10,8 @@ from shoal.cli.worker.worker_report import worker_reporter
 from shoal.protocols import discover
 from shoal.worker.agent import WorkerEvent
 
-THERE = JoinTarget("http://host", next(iter(discover().values())), "", None)
+WIRE = next(iter(discover().values()))
+THERE = JoinTarget("http://host", WIRE, "", None)
 TASKS = [f"sums.t{number}" for number in range(13)]
 
 
@@ -22,7 +26,7 @@ TASKS = [f"sums.t{number}" for number in range(13)]
         (
             {"tasks": TASKS},
             WorkerEvent("lost", "cut off"),
-            "lost vm with 13 tasks: cut off",
+            "lost vm: cut off",
         ),
         (
             {"tasks": ["sums.add"]},
@@ -36,6 +40,14 @@ TASKS = [f"sums.t{number}" for number in range(13)]
         ),
         ({"model": "qwen"}, WorkerEvent("left", "why"), "left vm with qwen: why"),
         ({"public_key": "ab"}, WorkerEvent("x"), "x vm with public key ab"),
+        (
+            {"throttle": 0},
+            WorkerEvent("paused", "its user is active"),
+            "paused vm: its user is active",
+        ),
+        ({"throttle": 0}, WorkerEvent("paused"), "paused vm"),
+        ({"throttle": 50}, WorkerEvent("throttled"), "throttled vm with throttle 50"),
+        ({"throttle": 100}, WorkerEvent("resumed"), "resumed vm"),
     ],
 )
 def test_line_names_what_joins_and_later_the_reason(
@@ -47,3 +59,57 @@ def test_line_names_what_joins_and_later_the_reason(
     worker_reporter(THERE, as_json=False)("vm", about, happening)
 
     assert capsys.readouterr().err == f"{line}\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "event", "line"),
+    [
+        (
+            THERE,
+            WorkerEvent("refused", "the token has expired: check --token"),
+            "shoal join: http://host: the token has expired: check --token",
+        ),
+        (
+            replace(THERE, token_file=Path("/data/join-token")),
+            WorkerEvent("refused", "Invalid token: check --token"),
+            "shoal join: http://host: Invalid token: check --token (that of "
+            "/data/join-token)",
+        ),
+        (
+            replace(THERE, advice="check the address"),
+            WorkerEvent("waiting", "http://host: connection refused; trying again"),
+            "waiting for http://host: connection refused; trying again (check the "
+            "address)",
+        ),
+        (
+            THERE,
+            WorkerEvent("waiting", "cannot connect to http://host: no route to host"),
+            "waiting for http://host: no route to host",
+        ),
+        (THERE, WorkerEvent("lost", "cut off"), "lost vm: cut off"),
+    ],
+)
+def test_line_about_a_connection_is_printed_once(
+    capsys: pytest.CaptureFixture[str],
+    target: JoinTarget,
+    event: WorkerEvent,
+    line: str,
+) -> None:
+    report = worker_reporter(target, as_json=False)
+
+    for model in ("qwen", "llama"):
+        report("vm", {"model": model}, event)
+
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_only_the_first_reason_to_wait_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = worker_reporter(THERE, as_json=False)
+
+    for reason in ("no answer", "connection refused"):
+        report("vm", {"model": "qwen"}, WorkerEvent("waiting", reason))
+        report("vm", {"model": "llama"}, WorkerEvent("waiting", reason))
+
+    assert capsys.readouterr().err == "waiting for http://host: no answer\n"

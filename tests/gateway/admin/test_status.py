@@ -1,13 +1,14 @@
 """Operators' requests to a complete coordinator."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession
 
-from gateway.serving import KEY, Pool, eventually
+from gateway.serving import KEY, WAIT_MAX, Pool, eventually
 from peers.scripted_peers import ScriptedPeerSession, offer
 from shoal import __version__
 from shoal.app.server import run_coordinator
@@ -64,6 +65,8 @@ async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
     assert status["ready"] is True
     assert status["models"] == ["m1"]
     assert status["jobs"] == {"queued": 1, "running": 2}
+    (connected_at,) = (each.pop("connected_at") for each in status["workers"])
+    assert 0.0 <= time.time() - connected_at < WAIT_MAX
     assert status["workers"] == [
         {
             "id": "grandsage:n1/m1",
@@ -91,6 +94,7 @@ async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
             "unfit": "",
             "queued": 0,
             "speed": 1.0,
+            "temperature": None,
             "thermal": "nominal",
             "throttle": 100,
             "neighbour": False,
@@ -343,6 +347,7 @@ async def test_the_status_shows_who_is_connected_and_not_admitted(pool: Pool) ->
             "protocol_version": None,
             "registered_at": None,
             "remark": "",
+            "release": "",
             "reason": "relay nodes do not authenticate",
         }
     ]

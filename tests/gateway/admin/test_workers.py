@@ -1,14 +1,21 @@
-"""Operators pause, drain, remove and resume workers over HTTP."""
+"""Operators approve, pause, drain, remove and resume workers over HTTP."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.keys import CHAT, make_key, request
-from gateway.serving import Pool, eventually
+from gateway.providers import provider
+from gateway.serving import Pool, eventually, serving
+from protocols.dispatch.recorded import SIGNERS
+from shoal.protocols.dispatch import Config
 
 N1 = "/admin/workers/grandsage%3An1%2Fm1"
+KEY = SIGNERS["A"].public_key.hex()
+PROVIDER = f"dispatch:{KEY}"
 
 
 async def order(pool: Pool, action: str, path: str = N1) -> dict[str, Any]:
@@ -45,6 +52,7 @@ async def test_paused_worker_finishes_its_job_and_is_resumed(pool: Pool) -> None
         "by": "default",
         "workers": ["grandsage:n1/m1"],
         "running": 1,
+        "approved": [],
     }
     assert (resumed["state"], resumed["by"], resumed["since"]) == ("active", "", None)
 
@@ -86,7 +94,7 @@ async def test_drained_node_is_disconnected_and_refused(pool: Pool) -> None:
     assert node.closed is not None
     code, text = node.closed
     assert code == 4000
-    assert text.startswith("drained by an operator; `shoal workers resume")
+    assert text.startswith("drained by an operator; `shoal nodes resume")
     async with pool.node() as again:
         await eventually(lambda: again.closed is not None)
         assert again.closed == node.closed
@@ -171,6 +179,121 @@ async def test_worker_of_a_paused_machine_is_resumed_with_it(pool: Pool) -> None
 async def test_orders_take_the_scope_admin(pool: Pool) -> None:
     key = await make_key(pool, scope="use")
 
-    for action in ("pause", "resume", "drain", "remove"):
+    for action in ("approve", "pause", "resume", "drain", "remove"):
         status, _ = await request(pool, "POST", f"{N1}/{action}", key=key)
         assert status == 403
+
+
+@pytest.fixture
+async def strict_pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    """A pool that anyone may join, and whose operator approves machines."""
+    wires = {"dispatch": Config(open=True)}
+    async with serving(tmp_path, wires=wires, approve_nodes=True) as running:
+        yield running
+
+
+async def suspensions(pool: Pool) -> list[str | None]:
+    _, status = await request(pool, "GET", "/admin/status")
+    return [each["suspension"] for each in status["workers"]]
+
+
+async def test_new_machine_gets_jobs_after_its_approval(strict_pool: Pool) -> None:
+    pool = strict_pool
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.wait_joined()
+        asked = tasks.create_task(chat(pool))
+        await eventually(lambda: pool.hub.pool.queued == 1)
+        _, shown = await request(pool, "GET", N1)
+        assert (shown["state"], shown["approved"]) == ("pending", [])
+        assert await suspensions(pool) == ["pending"]
+        metrics_url = f"{pool.url}/metrics"
+        async with pool.session.get(metrics_url, headers=pool.headers()) as response:
+            metrics = await response.text()
+        status, body = await request(pool, "POST", f"{N1}/resume")
+        assert status == 404
+        assert "it waits for an approval" in body["error"]["message"]
+
+        approved = await order(pool, "approve", "/admin/workers/grandsage%3An1")
+
+        await node.answer("a")
+        assert (await asked)[0] == 200
+    assert approved.pop("running") in (0, 1)
+    assert 'shoal_workers{state="pending"} 1.0' in metrics
+    assert 'shoal_workers{state="suspended"} 0.0' in metrics
+    assert 'shoal_workers{state="unfit"} 0.0' in metrics
+    assert approved == {
+        "name": "grandsage:n1",
+        "state": "active",
+        "by": "",
+        "since": None,
+        "workers": ["grandsage:n1/m1"],
+        "approved": ["grandsage:n1"],
+    }
+
+
+async def test_history_of_a_job_names_the_pending_machine(strict_pool: Pool) -> None:
+    pool = strict_pool
+    await order(pool, "approve", "/admin/workers/grandsage%3An2")
+    async with pool.node(), pool.node("n2") as approved:
+        await pool.wait_joined(2)
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(chat(pool))
+            await approved.answer("a")
+        assert asked.result()[0] == 200
+
+        _, told = await request(pool, "GET", "/admin/jobs/job1/explain")
+
+    reason = "passed over: grandsage:n1/m1: not approved by an operator yet"
+    assert any(line.endswith(reason) for line in told["lines"])
+
+
+async def test_stranger_with_the_key_of_another_is_not_approved(
+    strict_pool: Pool,
+) -> None:
+    pool = strict_pool
+    async with provider(pool, SIGNERS["A"], proven=True):
+        assert await suspensions(pool) == ["pending"]
+        approved = await order(pool, "approve", f"/admin/workers/{PROVIDER}")
+        assert await suspensions(pool) == [None]
+    await pool.wait_joined(0)
+
+    async with provider(pool, SIGNERS["A"]):
+        assert await suspensions(pool) == ["pending"]
+    await pool.wait_joined(0)
+    async with provider(pool, SIGNERS["B"], proven=True):
+        assert await suspensions(pool) == ["pending"]
+    await pool.wait_joined(0)
+    async with provider(pool, SIGNERS["A"], proven=True):
+        assert await suspensions(pool) == [None]
+    assert approved["approved"] == [KEY]
+
+
+async def test_approval_waits_for_the_machine(strict_pool: Pool) -> None:
+    pool = strict_pool
+    approved = await order(pool, "approve")
+    assert await order(pool, "approve") == approved
+    assert (approved["state"], approved["workers"]) == ("active", [])
+    assert approved["approved"] == ["grandsage:n1/m1"]
+    assert (await request(pool, "GET", N1))[1] == approved
+
+    async with pool.node():
+        await pool.wait_joined()
+        assert await suspensions(pool) == [None]
+
+
+async def test_removed_machine_has_to_be_approved_again(strict_pool: Pool) -> None:
+    pool = strict_pool
+    await order(pool, "approve")
+    removed = await order(pool, "remove")
+    approved = await order(pool, "approve")
+    await order(pool, "remove")
+    await order(pool, "resume")
+
+    async with pool.node():
+        await pool.wait_joined()
+        assert await suspensions(pool) == ["pending"]
+    assert (removed["state"], removed["approved"]) == ("removed", [])
+    assert (approved["state"], approved["approved"]) == (
+        "removed",
+        ["grandsage:n1/m1"],
+    )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,16 @@ async def test_tokens_are_counted(pool: Pool) -> None:
 
     assert response.status == 200
     assert json.loads(data) == {"input_tokens": 101}
+
+
+async def test_tokens_of_a_model_of_other_keys_are_not_counted(pool: Pool) -> None:
+    other = await make_key(pool, "other")
+    async with pool.node():
+        await pool.wait_joined()
+        (worker,) = pool.hub.pool.workers.values()
+        worker.offer = replace(worker.offer, only_for=frozenset({"ada"}))
+
+        response, data = await post(pool, "/v1/messages/count_tokens", other)
+
+    assert response.status == 403
+    assert b"work for other keys only" in data

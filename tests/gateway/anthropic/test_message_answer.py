@@ -39,7 +39,7 @@ def call(index: int, arguments: str, **first: str) -> Delta:
 
 
 def events_in(data: bytes) -> list[dict[str, Any]]:
-    """Read the whole events of a stream, which may be cut anywhere."""
+    """Read the events of a stream."""
     events = []
     for block in data.split(b"\n\n")[:-1]:
         name, line = block.decode().splitlines()
@@ -181,6 +181,9 @@ def test_answer_that_came_at_once_is_streamed_whole() -> None:
     assert read(events_in(stream().encode_end(outcome)))["content"] == BLOCKS
 
 
+CALLS = [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]
+
+
 @pytest.mark.parametrize(
     ("fields", "finish_reason", "reason"),
     [
@@ -190,18 +193,14 @@ def test_answer_that_came_at_once_is_streamed_whole() -> None:
         ({"content": "a"}, "tool_calls", "end_turn"),
         ({"content": "a"}, "something_new", "end_turn"),
         ({"refusal": "No."}, "stop", "refusal"),
-        # Some servers say so.
-        ({"tool_calls": [{"id": "c"}]}, "stop", "tool_use"),
-        ({"tool_calls": [{"id": "c"}]}, "tool_calls", "tool_use"),
-        ({"tool_calls": [{"id": "c"}]}, "length", "max_tokens"),
+        ({"tool_calls": CALLS}, "stop", "tool_use"),  # some servers say so
+        ({"tool_calls": CALLS}, "tool_calls", "tool_use"),
+        ({"tool_calls": CALLS}, "length", "max_tokens"),
     ],
 )
 def test_stop_reason_follows_from_the_answer(
     fields: dict[str, Any], finish_reason: str, reason: str
 ) -> None:
-    if "tool_calls" in fields:
-        function = {"name": "f", "arguments": "{}"}
-        fields = {"tool_calls": [{"id": "c", "function": function}]}
     outcome = Outcome("", finish_reason, None, (Choice(fields, finish_reason),))
 
     assert whole(outcome)["stop_reason"] == reason
@@ -209,7 +208,7 @@ def test_stop_reason_follows_from_the_answer(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "given"),
+    ("arguments", "decoded"),
     [
         ("", {}),
         (" ", {}),
@@ -217,12 +216,13 @@ def test_stop_reason_follows_from_the_answer(
         ('{"a":', {"INVALID_JSON": '{"a":'}),
         ("[1]", {"INVALID_JSON": "[1]"}),
         ("[" * 5000, {"INVALID_JSON": "[" * 5000}),
+        ('{"a":"\ud800"}', {"a": "\ufffd"}),
     ],
 )
-def test_input_of_a_tool_is_an_object(arguments: str, given: dict[str, Any]) -> None:
+def test_input_of_a_tool_is_an_object(arguments: str, decoded: dict[str, Any]) -> None:
     outcome = assemble([call(0, arguments, id="c", name="f")], "tool_calls")
 
-    assert whole(outcome)["content"][0]["input"] == given
+    assert whole(outcome)["content"][0]["input"] == decoded
 
 
 def test_calls_without_an_id_get_one() -> None:
@@ -271,16 +271,19 @@ PIECE = st.one_of(
 
 
 # Unique: a second call with the same index would continue the first.
-@given(st.lists(PIECE, max_size=8, unique_by=str), st.booleans(), st.floats(0, 1))
-def test_events_are_in_order_wherever_a_stream_is_cut(
-    pieces: list[AnswerPiece], shown: bool, share: float
+@given(st.lists(PIECE, max_size=8, unique_by=str), st.booleans(), st.integers(1, 8))
+def test_stream_adds_up_to_the_whole_answer_however_its_pieces_come(
+    pieces: list[AnswerPiece], shown: bool, at_once: int
 ) -> None:
     outcome = assemble(pieces, "stop", Usage(1, 1))
-    sent = streamed(pieces, outcome, shows_thinking=shown)
-    part = sent[: int(share * len(sent))]
+    encoder = stream(shows_thinking=shown)
 
-    assert events_in(part) == events_in(sent)[: part.count(b"\n\n")]
-    assert read(events_in(sent))["stop_reason"] in ("end_turn", "tool_use", "refusal")
+    sent = b"".join(
+        encoder.encode(pieces[start : start + at_once])
+        for start in range(0, len(pieces), at_once)
+    ) + encoder.encode_end(outcome)
+
+    assert read(events_in(sent)) == whole(outcome, shows_thinking=shown)
 
 
 @given(st.lists(TEXTS, min_size=1))

@@ -24,12 +24,14 @@ from gateway.batches.uploads import (
 from gateway.extended_node import extended_node
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, WAIT_MAX, Pool, eventually, serving
+from shoal.batches.batch_run import RETRY_MAX, BatchContext
 from shoal.batches.runner import BatchRunner
 from shoal.domain.moderation import Moderation
 from shoal.gateway.batches.dialects import DIALECTS, DecodedLine, LineDecoder
 from shoal.gateway.batches.line_runner import AHEAD_MIN, PoolLineJobs
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
+from shoal.store import file_folder
 from shoal.store.batches import BatchChange, BatchStatus, StoredBatch
 from shoal.store.files import FileFilter, FilePurpose
 from shoal.store.port import JobFilter
@@ -412,6 +414,39 @@ async def test_batch_without_its_input_fails_after_a_restart(tmp_path: Path) -> 
     assert failed.errors is not None
     assert failed.errors.data is not None
     assert [each.code for each in failed.errors.data] == ["file_missing"]
+
+
+async def test_batch_whose_output_does_not_fit_waits_for_space(
+    pool: Pool,
+    openai: AsyncOpenAI,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pauses = []
+    pause = BatchContext.pause
+
+    async def short_pause(context: BatchContext, seconds: float) -> None:
+        if seconds > RETRY_MAX:  # deleting what has expired
+            return await pause(context, seconds)
+        pauses.append(seconds)
+        return await pause(context, seconds / 1000)
+
+    monkeypatch.setattr(BatchContext, "pause", short_pause)
+    async with pool.node() as node:
+        await pool.wait_joined()
+        batch = await create(openai, [chat_line(1)])
+        with monkeypatch.context() as full:
+            full.setattr(file_folder, "SPACE_KEPT", 1 << 62)
+            await node.answer("yes")
+            await eventually(lambda: len(pauses) >= 6)
+            waiting = await openai.batches.retrieve(batch.id)
+        done = await ended(openai, batch.id)
+
+    assert waiting.status == "finalizing"
+    assert pauses[:6] == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+    assert f"{batch.id} waits: " in caplog.text
+    assert done.status == "completed"
+    assert len(await read_lines(openai, done.output_file_id)) == 1
 
 
 async def test_cancelled_batch_keeps_its_results_and_frees_its_workers(

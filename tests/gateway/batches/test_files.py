@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from aiohttp import FormData
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
 
-from gateway.batches.uploads import create, jsonl, upload
+from gateway.batches.uploads import CHAT_PATH, create, jsonl, upload
 from gateway.keys import client, make_key, request
 from gateway.serving import KEY, Pool, eventually, serving
-from shoal.domain.errors import TooLarge
+from shoal.batches.client_files import UPLOADS_MAX
+from shoal.domain.errors import QueueFull, TooLarge
 from shoal.store.batches import StoredBatch
 from shoal.store.files import FileFilter
 
@@ -58,32 +60,26 @@ async def test_files_are_listed_in_pages(openai: AsyncOpenAI) -> None:
 async def test_files_and_batches_of_a_key_are_not_found_by_others(pool: Pool) -> None:
     keys = [await make_key(pool, name) for name in ("ada", "bob")]
     async with client(pool, keys[0]) as ada, client(pool, keys[1]) as bob:
-        await check_hidden(ada, bob)
+        file = await upload(ada, [1])
+        batch = await create(ada, [1])
 
-
-async def check_hidden(ada: AsyncOpenAI, bob: AsyncOpenAI) -> None:
-    file = await upload(ada, [1])
-    batch = await create(ada, [1])
-
-    for attempt in (
-        bob.files.retrieve(file),
-        bob.files.content(file),
-        bob.files.delete(file),
-        bob.batches.retrieve(batch.id),
-        bob.batches.cancel(batch.id),
-        bob.batches.create(
-            input_file_id=file,
-            endpoint="/v1/chat/completions",
-            completion_window="24h",
-        ),
-        bob.files.list(after=file),
-        bob.batches.list(after=batch.id),
-    ):
-        with pytest.raises(NotFoundError):
-            await attempt
-    assert (await bob.files.list()).data == []
-    assert (await bob.batches.list()).data == []
-    assert (await ada.files.retrieve(file)).id == file
+        for attempt in (
+            bob.files.retrieve(file),
+            bob.files.content(file),
+            bob.files.delete(file),
+            bob.batches.retrieve(batch.id),
+            bob.batches.cancel(batch.id),
+            bob.batches.create(
+                input_file_id=file, endpoint=CHAT_PATH, completion_window="24h"
+            ),
+            bob.files.list(after=file),
+            bob.batches.list(after=batch.id),
+        ):
+            with pytest.raises(NotFoundError):
+                await attempt
+        assert (await bob.files.list()).data == []
+        assert (await bob.batches.list()).data == []
+        assert (await ada.files.retrieve(file)).id == file
 
 
 async def test_expired_file_is_gone(pool: Pool, openai: AsyncOpenAI) -> None:
@@ -125,7 +121,7 @@ async def test_file_that_a_batch_takes_as_it_expires_stays(
     async def expired_before_the_batch(at: float, limit: int) -> list[str]:
         found = await expired(at, limit)
         if found:
-            await gateway.store.batches.add(new)
+            await gateway.store.batches.add(new, 1000)
         return found
 
     monkeypatch.setattr(store, "expired", expired_before_the_batch)
@@ -173,6 +169,36 @@ async def test_files_that_are_arriving_count(small: Pool) -> None:
 
     async with files.uploading("al") as again:  # the others were not kept
         await again.write(b"x" * 1000)
+
+
+async def test_owner_has_few_uploads_at_a_time(small: Pool) -> None:
+    assert small.gateway is not None
+    files = small.gateway.files
+    async with AsyncExitStack() as uploads:
+        for _ in range(UPLOADS_MAX):
+            await uploads.enter_async_context(files.uploading("al"))
+
+        with pytest.raises(QueueFull, match="wait for one"):
+            await uploads.enter_async_context(files.uploading("al"))
+        await uploads.enter_async_context(files.uploading("bo"))
+
+    async with files.uploading("al") as again:  # the others have ended
+        await again.write(b"x")
+
+
+async def test_key_at_its_limit_begins_no_batch(alice: AsyncOpenAI) -> None:
+    first = await alice.files.create(file=b"x" * 1000, purpose="batch")
+    await alice.files.create(file=b"x" * 500, purpose="batch")
+    batch = {
+        "input_file_id": first.id,
+        "endpoint": CHAT_PATH,
+        "completion_window": "24h",
+    }
+
+    with pytest.raises(APIStatusError, match="delete some first") as full:
+        await alice.post("/batches", body=batch, cast_to=object)
+
+    assert full.value.status_code == 413
 
 
 async def test_files_beyond_the_limits_are_refused(
@@ -259,13 +285,21 @@ async def test_upload_that_breaks_off_leaves_nothing(
     await eventually(lambda: not any(folder.iterdir()))
 
 
-async def test_start_deletes_what_no_file_describes(tmp_path: Path) -> None:
+async def test_start_sets_aside_what_no_file_describes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(tmp_path) as pool, client(pool, KEY) as openai:
         file = await upload(openai, [1])
-    for stray in ("file-none", "file-half.part"):
+    for stray in ("file-newer", "file-half.part"):
         (tmp_path / "files" / stray).write_bytes(b"1")
 
-    async with serving(tmp_path) as pool:
-        assert [each.name for each in (tmp_path / "files").iterdir()] == [file]
-        status, _ = await request(pool, "GET", f"/v1/files/{file}")
-        assert status == 200
+    for _ in range(2):  # the second start leaves what the first has set aside
+        async with serving(tmp_path) as pool:
+            status, _ = await request(pool, "GET", f"/v1/files/{file}")
+
+    aside = tmp_path / "files" / "unknown"
+    assert status == 200
+    assert {each.name for each in (tmp_path / "files").iterdir()} == {file, "unknown"}
+    assert [each.name for each in aside.iterdir()] == ["file-newer"]
+    assert aside.stat().st_mode & 0o777 == 0o700
+    assert caplog.text.count(f"files=1 are not in the database: moved to {aside}") == 1

@@ -4,26 +4,28 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 from openai import AsyncOpenAI
 from openai.types import Batch
 
 from gateway.serving import WAIT_MAX, Node, Pool
 
-CHAT_PATH = "/v1/chat/completions"
+CHAT_PATH: Final = "/v1/chat/completions"
 ENDED = {"completed", "failed", "expired", "cancelled"}
 
 
-def chat_line(number: int, **more: Any) -> dict[str, Any]:
-    """Return the request of a line, whose text is its number."""
-    body = {"model": "m1", "messages": [{"role": "user", "content": f"q{number}"}]}
+def chat_line(
+    number: int, model: str = "m1", question: str = "", **more: Any
+) -> dict[str, Any]:
+    """Return a line with a question, by default its number."""
+    messages = [{"role": "user", "content": question or f"q{number}"}]
     return {
         "custom_id": f"c{number}",
         "method": "POST",
         "url": CHAT_PATH,
-        "body": body,
-    } | (more)
+        "body": {"model": model, "messages": messages},
+    } | more
 
 
 def jsonl(lines: list[Any]) -> bytes:
@@ -42,7 +44,7 @@ async def create(openai: AsyncOpenAI, lines: list[Any], **more: Any) -> Batch:
     """Create a batch of chats."""
     return await openai.batches.create(
         input_file_id=await upload(openai, lines),
-        endpoint="/v1/chat/completions",
+        endpoint=CHAT_PATH,
         completion_window="24h",
         **more,
     )
@@ -83,9 +85,9 @@ async def answering(pool: Pool, slots: str = "4") -> AsyncIterator[list[str]]:
     seen: list[str] = []
     async with pool.node(slots=slots) as node:
         await pool.wait_joined()
-        answering = asyncio.create_task(answer_all(node, seen))
+        worker = asyncio.create_task(answer_all(node, seen))
         try:
             yield seen
         finally:
-            answering.cancel()
-            await asyncio.wait([answering])
+            worker.cancel()
+            await asyncio.wait([worker])

@@ -2,16 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import pytest
 
 from gateway.keys import make_key
-from gateway.serving import KEY, Pool, eventually
+from gateway.serving import KEY, Node, Pool, eventually
 
-KEYED = {"Idempotency-Key": "k"}
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -38,10 +39,10 @@ DIALECTS = {
     "messages": Dialect(
         "/v1/messages", {"model": "m1", "messages": HI, "max_tokens": 9}
     ),
-    "ollama chat": Dialect(
+    "ollama-chat": Dialect(
         "/ollama/api/chat", {"model": "m1", "messages": HI}, ("error",)
     ),
-    "ollama generate": Dialect(
+    "ollama-generate": Dialect(
         "/ollama/api/generate",
         # Without it, the text is continued, which is no chat.
         {"model": "m1", "prompt": "hi", "system": "Be kind."},
@@ -49,7 +50,14 @@ DIALECTS = {
     ),
 }
 
-every_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+
+@asynccontextmanager
+async def alone(pool: Pool) -> AsyncIterator[Node]:
+    """Join within the block as the only node."""
+    async with pool.node() as node:
+        await pool.wait_joined()
+        yield node
+    await pool.wait_joined(0)
 
 
 async def ask(
@@ -68,85 +76,99 @@ async def ask(
         return response.status, response.headers, await response.read()
 
 
-@every_dialect
 async def test_answer_names_its_job_which_is_explained(
-    pool: Pool, dialect: Dialect
+    pool: Pool, subtests: pytest.Subtests
 ) -> None:
-    async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        tasks.create_task(node.answer("Hello"))
-        status, headers, body = await ask(pool, dialect)
+    for name, dialect in DIALECTS.items():
+        with subtests.test(name):
+            async with alone(pool) as node, asyncio.TaskGroup() as tasks:
+                tasks.create_task(node.answer("Hello"))
+                status, headers, body = await ask(pool, dialect)
 
-    assert status == 200
-    assert b"Hello" in body
-    path = f"{pool.url}/admin/jobs/{headers['x-shoal-job']}/explain"
-    async with pool.session.get(path, headers=pool.headers()) as response:
-        assert response.status == 200
+            assert status == 200
+            assert b"Hello" in body
+            path = f"{pool.url}/admin/jobs/{headers['x-shoal-job']}/explain"
+            async with pool.session.get(path, headers=pool.headers()) as response:
+                assert response.status == 200
 
 
-@every_dialect
 async def test_repeated_request_attaches_to_its_job(
-    pool: Pool, dialect: Dialect
+    pool: Pool, subtests: pytest.Subtests
 ) -> None:
-    async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        tasks.create_task(node.answer("Hello"))
-        _, first, _ = await ask(pool, dialect, headers=KEYED)
-        _, again, body = await ask(pool, dialect, headers=KEYED)
+    for name, dialect in DIALECTS.items():
+        with subtests.test(name):
+            keyed = {"Idempotency-Key": name}
+            async with alone(pool) as node, asyncio.TaskGroup() as tasks:
+                tasks.create_task(node.answer("Hello"))
+                _, first, _ = await ask(pool, dialect, headers=keyed)
+                _, again, body = await ask(pool, dialect, headers=keyed)
 
-    assert first["x-shoal-job"] == again["x-shoal-job"]
-    assert b"Hello" in body
-    assert len(node.tasks) == 1
-
-
-@every_dialect
-async def test_usage_counts_for_the_key(pool: Pool, dialect: Dialect) -> None:
-    key = await make_key(pool, name="al")
-    async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        tasks.create_task(node.answer("Hello"))
-        await ask(pool, dialect, key=key)
-
-    path = f"{pool.url}/admin/keys"
-    async with pool.session.get(path, headers=pool.headers()) as response:
-        listed = (await response.json())["data"]
-    (shown,) = (each for each in listed if each["name"] == "al")
-    assert shown["requests"] == 1
-    assert shown["completion_tokens"] > 0
+            assert first["x-shoal-job"] == again["x-shoal-job"]
+            assert b"Hello" in body
+            assert len(node.tasks) == 1
 
 
-@every_dialect
+async def test_usage_counts_for_the_key(pool: Pool, subtests: pytest.Subtests) -> None:
+    for name, dialect in DIALECTS.items():
+        with subtests.test(name):
+            key = await make_key(pool, name=name)
+            async with alone(pool) as node, asyncio.TaskGroup() as tasks:
+                tasks.create_task(node.answer("Hello"))
+                await ask(pool, dialect, key=key)
+
+            path = f"{pool.url}/admin/keys"
+            async with pool.session.get(path, headers=pool.headers()) as response:
+                listed = (await response.json())["data"]
+            (shown,) = (each for each in listed if each["name"] == name)
+            assert shown["requests"] == 1
+            assert shown["completion_tokens"] > 0
+
+
 async def test_limit_of_a_key_is_an_error_in_its_form(
-    pool: Pool, dialect: Dialect
+    pool: Pool, subtests: pytest.Subtests
 ) -> None:
-    key = await make_key(pool, requests_per_minute=1)
-    async with pool.node() as node, asyncio.TaskGroup() as tasks:
-        tasks.create_task(node.answer("Hello"))
-        await ask(pool, dialect, key=key)
-        status, headers, body = await ask(pool, dialect, key=key)
+    for name, dialect in DIALECTS.items():
+        with subtests.test(name):
+            key = await make_key(pool, name=name, requests_per_minute=1)
+            async with alone(pool) as node, asyncio.TaskGroup() as tasks:
+                tasks.create_task(node.answer("Hello"))
+                await ask(pool, dialect, key=key)
+                status, headers, body = await ask(pool, dialect, key=key)
 
-    assert status == 429
-    assert int(headers["Retry-After"]) > 0
-    assert "requests a minute" in dialect.error_in(json.loads(body))
+            assert status == 429
+            assert int(headers["Retry-After"]) > 0
+            assert "requests a minute" in dialect.error_in(json.loads(body))
 
 
-@every_dialect
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_client_that_leaves_frees_its_worker(
-    pool: Pool, dialect: Dialect, stream: bool
+    pool: Pool, subtests: pytest.Subtests
 ) -> None:
-    async with pool.node() as node:
-        asking = asyncio.create_task(ask(pool, dialect, stream=stream))
-        task = await node.task()
-        await node.write(task["id"], "He")
+    for (name, dialect), stream in product(DIALECTS.items(), (False, True)):
+        with subtests.test(name, stream=stream):
+            async with alone(pool) as node:
+                asking = asyncio.create_task(ask(pool, dialect, stream=stream))
+                task = await node.task()
+                await node.write(task["id"], "He")
 
-        asking.cancel()
+                asking.cancel()
 
-        await node.wait_stopped(task["id"])
-        await eventually(lambda: not pool.hub.pool.jobs)
+                await node.wait_stopped(task["id"])
+                await eventually(lambda: not pool.hub.pool.jobs)
 
 
-@every_dialect
 async def test_another_worker_takes_over_in_the_middle(
-    pool: Pool, dialect: Dialect
+    pool: Pool, subtests: pytest.Subtests
 ) -> None:
+    for name, dialect in DIALECTS.items():
+        with subtests.test(name):
+            status, body = await taken_over(pool, dialect)
+
+            assert status == 200
+            assert text_in(body) == "Hello"
+
+
+async def taken_over(pool: Pool, dialect: Dialect) -> tuple[int, bytes]:
+    """Return the answer that one worker begins, and another ends."""
     async with pool.node("n1") as one, pool.node("n2") as two:
         await pool.wait_joined(2)
         asking = asyncio.create_task(ask(pool, dialect, stream=True))
@@ -160,9 +182,8 @@ async def test_another_worker_takes_over_in_the_middle(
         lost.abort()
         await heir.answer("He", "llo")
         status, _, body = await asking
-
-    assert status == 200
-    assert text_in(body) == "Hello"
+    await pool.wait_joined(0)
+    return status, body
 
 
 def text_in(stream: bytes) -> str:
@@ -189,14 +210,14 @@ def text_in(stream: bytes) -> str:
     return "".join(texts)
 
 
-@every_dialect
 async def test_unknown_model_is_an_error_in_its_form(
-    pool: Pool, dialect: Dialect
+    pool: Pool, subtests: pytest.Subtests
 ) -> None:
-    unknown = replace(dialect, body={**dialect.body, "model": "m2"})
-    async with pool.node():
-        await pool.wait_joined()
-        status, _, body = await ask(pool, unknown)
+    async with alone(pool):
+        for name, dialect in DIALECTS.items():
+            unknown = replace(dialect, body={**dialect.body, "model": "m2"})
+            status, _, body = await ask(pool, unknown)
 
-    assert status == 404
-    assert "did you mean m1?" in dialect.error_in(json.loads(body))
+            with subtests.test(name):
+                assert status == 404
+                assert "did you mean m1?" in dialect.error_in(json.loads(body))

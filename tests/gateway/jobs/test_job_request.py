@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledger.builders import PRICES
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.job import JobTerms, Policy, Privacy, Webhook
 from shoal.domain.json_limits import NESTING_MAX
@@ -21,7 +22,6 @@ from shoal.gateway.jobs.job_request import (
     VALUES_MAX,
     decode_commit,
 )
-from shoal.ledger.prices import CHEAP_TASK, FAST_INFERENCE, PriceList
 from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX
 
 TASK = '{"task_type":"classify","input":"great"}'
@@ -32,7 +32,7 @@ def read(
     body: bytes | str, policy: Policy = Policy.CHEAP
 ) -> tuple[Chat | Task, JobTerms]:
     data = body.encode() if isinstance(body, str) else body
-    return decode_commit(data, policy, PriceList())
+    return decode_commit(data, policy, PRICES)
 
 
 def task(payload: str = TASK, **fields: Any) -> str:
@@ -50,7 +50,7 @@ def test_task_is_decoded() -> None:
 
     assert work == Task("classify", json.loads(TASK))
     assert terms == JobTerms(
-        Policy.CHEAP, Privacy.PUBLIC, "u1", CHEAP_TASK, form=TASK, detached=True
+        Policy.CHEAP, Privacy.PUBLIC, "u1", PRICES.cheap_task, form=TASK, detached=True
     )
 
 
@@ -58,7 +58,7 @@ def test_inference_becomes_a_chat_of_one_message() -> None:
     work, terms = read(inference(prompt="hi", max_tokens=8), Policy.FAST)
 
     assert work == Chat(ANY_MODEL, ({"role": "user", "content": "hi"},), 8)
-    assert terms.price == FAST_INFERENCE
+    assert terms.price == PRICES.fast_inference
 
 
 def test_inference_without_a_limit_has_256_tokens() -> None:

@@ -209,27 +209,38 @@ def test_a_silent_stream_has_a_line_that_adds_nothing() -> None:
 
 
 texts = st.text(st.characters(codec=None), max_size=4)
-pieces = st.lists(
-    texts
-    | st.builds(lambda text: Delta(fields={"reasoning_content": text}), texts)
-    | st.builds(call, st.just("f"), st.just("{}") | texts, st.integers(0, 2))
-)
+thoughts = st.builds(lambda text: Delta(fields={"reasoning_content": text}), texts)
+arguments = st.tuples(st.just("{}") | texts)
 
 
-@given(pieces, st.data())
-def test_a_stream_cut_at_any_byte_parses(
-    given: list[AnswerPiece], data: st.DataObject
+def numbered(drawn: list[str | Delta | tuple[str]]) -> list[AnswerPiece]:
+    """Make calls of arguments; one with the index of another would continue it."""
+    return [
+        call("f", *each, index) if isinstance(each, tuple) else each
+        for index, each in enumerate(drawn)
+    ]
+
+
+@given(st.lists(texts | thoughts | arguments).map(numbered), st.integers(1, 4))
+def test_stream_adds_up_to_the_whole_answer_however_its_pieces_come(
+    pieces: list[AnswerPiece], at_once: int
 ) -> None:
+    outcome = assemble(pieces)
     stream = OllamaStream(answer(), CREATED)
-    whole = stream.encode(given) + stream.encode_end(assemble(given))
-    cut = data.draw(st.integers(0, len(whole)))
 
-    received: list[Any] = []
-    rest = b""
-    for part in (whole[:cut], whole[cut:]):
-        *lines, rest = (rest + part).split(b"\n")
-        received += [json.loads(line) for line in lines]
+    data = b"".join(
+        stream.encode(pieces[start : start + at_once])
+        for start in range(0, len(pieces), at_once)
+    ) + stream.encode_end(outcome)
 
-    assert rest == b""
-    assert whole.decode().splitlines() == whole.decode().split("\n")[:-1]
-    assert [line["done"] for line in received] == [False] * (len(received) - 1) + [True]
+    sent = data.decode()
+    assert sent.splitlines() == sent.split("\n")[:-1]  # no other ends of lines
+    lines = [json.loads(line) for line in sent.splitlines()]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    messages = [line["message"] for line in lines]
+    whole = json.loads(answer().encode(JobId("j"), outcome, CREATED))["message"]
+    for field in ("content", "thinking"):
+        text = "".join(each.get(field, "") for each in messages)
+        assert text == whole.get(field, "")
+    calls = [call for each in messages for call in each.get("tool_calls", ())]
+    assert calls == whole.get("tool_calls", [])

@@ -163,6 +163,11 @@ def calls(*names: str) -> dict[str, Any]:
         (["a", "b"], [{"tool_name": "b"}, {"tool_name": "a"}], ["call_1", "call_0"]),
         (["a", "a"], [{"tool_name": "a"}] * 2, ["call_0", "call_1"]),
         (["a", "b"], [{"tool_call_id": "call_1"}, {}], ["call_1", "call_0"]),
+        (
+            ["a", "b", "a"],
+            [{"tool_call_id": "call_0", "tool_name": "a"}, {"tool_name": "a"}, {}],
+            ["call_0", "call_2", "call_1"],
+        ),
     ],
 )
 def test_results_of_tools_belong_to_their_calls(
@@ -184,6 +189,23 @@ def test_results_of_tools_belong_to_their_calls(
     ]
     assert [each["tool_call_id"] for each in work.messages[2:]] == answered
     assert work.options["tools"] == [WEATHER]
+
+
+def test_result_belongs_to_the_last_call_with_its_id() -> None:
+    """A client may count its ids anew in each turn, and leave a call unanswered."""
+    again = calls("a", "b")
+    again["tool_calls"][1]["id"] = "call_0"
+    result = {"tool_call_id": "call_0", "tool_name": "b"}
+    told = [{"role": "tool", "content": "5", **each} for each in (result, {})]
+    first = {"role": "tool", "content": "5"}
+
+    with pytest.raises(InvalidRequest, match="no call before it is without one"):
+        chat(messages=[*HI, again, *told])
+    work = chat(messages=[*HI, again, told[0], calls("c"), first]).work
+
+    assert isinstance(work, Chat)
+    answered = [each.get("tool_call_id") for each in work.messages]
+    assert [each for each in answered if each] == ["call_0", "call_2"]
 
 
 def test_a_prompt_is_a_question_after_its_instructions() -> None:
@@ -242,6 +264,15 @@ def test_nothing_to_answer_is_a_model_to_load(
             r"messages\[1\]: .* but no call of 'b'",
         ),
         (
+            {
+                "messages": [
+                    *(calls("a"), calls("b")),
+                    {"role": "tool", "tool_call_id": "call_0", "tool_name": "b"},
+                ]
+            },
+            r"messages\[2\]: .* but no call of 'b'",
+        ),
+        (
             {"messages": [{**calls("a"), "role": "user"}]},
             r"messages\[0\].tool_calls: only an assistant",
         ),
@@ -292,7 +323,7 @@ def test_an_invalid_prompt_is_refused_by_name(
 def test_what_is_invalid_is_refused_where_nothing_is_asked(fields: Any) -> None:
     body = json.dumps({"model": "m1", **fields}).encode()
     for decode in (decode_ollama_chat, decode_ollama_prompt):
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequest, match=f"^{next(iter(fields))}: "):
             decode(body)
 
 

@@ -11,9 +11,9 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.json_limits import NESTING_MAX
 from shoal.domain.options import CHAT_OPTIONS, OptionType
 from shoal.domain.work import Chat, Feature
+from shoal.gateway.generation.messages import MESSAGES_MAX
 from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.http.decoding import OBJECT_MAX, SURROGATES_MAX
-from shoal.gateway.openai.chat_body import MESSAGES_MAX
 from shoal.gateway.openai.chat_request import (
     UNSUPPORTED,
     decode_chat_request,

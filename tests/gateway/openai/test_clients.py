@@ -181,9 +181,10 @@ async def test_other_paths_and_methods_have_openai_errors(
             assert response.headers["Allow"]
 
 
-@pytest.mark.parametrize(
-    ("path", "meant"),
-    [
+async def test_path_of_a_wrong_base_url_is_corrected(
+    pool: Pool, subtests: pytest.Subtests
+) -> None:
+    for path, meant in (
         ("/chat/completions", "/v1/chat/completions"),
         ("/v1/v1/messages", "/v1/messages"),
         ("/v1/nothing", None),
@@ -191,17 +192,14 @@ async def test_other_paths_and_methods_have_openai_errors(
         ("/models", "/v1/models"),
         ("/v1", None),
         ("/", None),
-    ],
-)
-async def test_path_of_a_wrong_base_url_is_corrected(
-    pool: Pool, path: str, meant: str | None
-) -> None:
-    async with pool.session.get(pool.url + path) as response:
-        message = (await response.json())["error"]["message"]
+    ):
+        async with pool.session.get(pool.url + path) as response:
+            message = (await response.json())["error"]["message"]
 
-    assert response.status == 404
-    assert ("did you mean" in message) is (meant is not None)
-    assert meant is None or f"did you mean {meant}? Check the base URL" in message
+        with subtests.test(path=path):
+            assert response.status == 404
+            assert ("did you mean" in message) is (meant is not None)
+            assert meant is None or f"did you mean {meant}? Check the base" in message
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from shoal.domain.errors import InvalidRequest, JobError
 from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.work import Embedding
+from shoal.gateway.generation.embeddings import INPUTS_MAX
 from shoal.gateway.openai.embeddings import (
-    INPUTS_MAX,
     EmbeddingRequest,
     decode_embedding_request,
     encode_embeddings,

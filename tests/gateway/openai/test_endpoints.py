@@ -8,7 +8,7 @@ import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.conftest import client
+from gateway.keys import client
 from gateway.serving import Node, Pool, eventually, serving
 from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
@@ -301,7 +301,7 @@ async def test_an_error_after_text_is_an_event_without_done(tmp_path: Path) -> N
 async def test_long_wait_has_keepalive_comments(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.gateway.generation.answering.HEADERS_AFTER", 0.01)
+    monkeypatch.setattr("shoal.gateway.generation.job_answers.HEADERS_AFTER", 0.01)
     monkeypatch.setattr("shoal.gateway.http.responses.KEEPALIVE_EVERY", 0.01)
     body = {"model": "m1", "messages": HI, "stream": True}
     async with (

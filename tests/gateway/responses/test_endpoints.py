@@ -10,9 +10,8 @@ import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.conftest import client
 from gateway.extended_node import extended_node
-from gateway.keys import make_key, request
+from gateway.keys import client, make_key, request
 from gateway.serving import Pool, eventually, serving
 from shoal.domain.errors import StoreError
 from shoal.domain.moderation import Moderation

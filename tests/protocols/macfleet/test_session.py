@@ -95,6 +95,7 @@ def refused(
 def test_shoal_nodes_authenticate_by_a_token_over_tls() -> None:
     member = replace(MEMBER, hardware=Hardware("Apple M2", gpu_cores=8, memory_gb=16.0))
 
+    assert member.identity is not None
     met, described, offered = connect(PROTOCOL, member).events
 
     assert met == PeerJoined(
@@ -104,6 +105,7 @@ def test_shoal_nodes_authenticate_by_a_token_over_tls() -> None:
         protection=Protection.TLS,
         exclusive=True,
         respects_offers=True,
+        public_key=member.identity.public_key.hex(),
     )
     assert isinstance(described, PeerDescribed)
     assert described.profile == PeerProfile(

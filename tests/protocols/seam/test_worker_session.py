@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelAnswer, ModelQuery
 from shoal.domain.vocabulary import (
@@ -251,3 +253,14 @@ def test_only_messages_of_the_inner_session_are_accepted() -> None:
     worker, _ = connected()
 
     assert worker.accepts == ACCEPTS - {RunJob}
+
+
+@pytest.mark.parametrize("respects", [True, False])
+def test_only_a_coordinator_of_shoal_takes_a_job_back(*, respects: bool) -> None:
+    worker, inner = connected()
+    joined = PeerMessage("1", PeerJoined("one", respects_offers=respects))
+
+    *_, run = replay(worker, inner, joined, PeerMessage("1", RUN))
+
+    assert isinstance(run, RunJob)
+    assert run.returnable is respects

@@ -91,3 +91,12 @@ def test_too_many_wrong_tokens_are_a_reason_to_refuse() -> None:
 def test_anonymous_nodes_are_admitted_where_nothing_is_required() -> None:
     assert admits_anonymous(local_coordinator(Config(open=True)))
     assert not admits_anonymous(local_coordinator(admission=require_token("tok")))
+
+
+def test_worker_without_a_token_learns_that_one_is_required() -> None:
+    local = local_coordinator(admission=require_token("tok"))
+
+    with pytest.raises(NotAdmitted, match="a join token is required: give --token"):
+        admit(local, PeerCredentials("p", is_worker=True))
+    with pytest.raises(NotAdmitted, match="--tealenet-passcode or --tealenet-open"):
+        admit(local, PeerCredentials("p"))

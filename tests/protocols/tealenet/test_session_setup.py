@@ -575,3 +575,38 @@ def test_a_token_in_the_clear_does_not_admit_on_an_encrypted_connection() -> Non
 
     (_, payload) = coordinator.drain()[0]
     assert "refusal" in payload["shoal"]
+
+
+EXPECTING = replace(local_worker("w", "tok"), offers=(), expected_models=("m",))
+"""A worker that has not loaded its model yet."""
+
+
+def test_worker_is_refused_before_it_loads_a_model_that_its_token_does_not_permit() -> (
+    None
+):
+    refused: list[str] = []
+
+    def for_another_model(applicant: JoinRequest) -> AdmissionGrant:
+        if "m" in applicant.models:
+            raise NotAdmitted("The token is not for this model")
+        return AdmissionGrant()
+
+    PeerPair(
+        replace(EXPECTING, on_rejected=refused.append),
+        local_coordinator("a", admission=for_another_model),
+    ).settle()
+
+    assert refused == ["The token is not for this model: check --token"]
+
+
+def test_model_that_a_worker_has_loaded_is_offered_at_once() -> None:
+    pair = PeerPair(
+        EXPECTING, local_coordinator("a", admission=require_token("tok"))
+    ).settle()
+    assert pair.acceptor.messages(OffersChanged) == [OffersChanged(())]
+
+    pair.dialler.send(OffersChanged((OFFER,)), pair.now)
+    pair.settle()
+
+    *_, changed = pair.acceptor.messages(OffersChanged)
+    assert [offer.models for offer in changed.offers] == [{"m"}]

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from shoal.cli.worker.join_target import JoinTarget, resolve_direct
+from shoal.cli.worker.model_loader import ModelLoader
 from shoal.config import JoinConfig
 from shoal.domain.errors import Unavailable
 from shoal.domain.job import PRIVACY_CLASSES, Privacy
-from shoal.domain.work import JobKind
+from shoal.domain.work import JobKind, Work
 from shoal.domain.worker import DeviceKind, Hardware, Offer, ServedModel
 from shoal.engines.selection import EngineSource
 from shoal.engines.text_tasks import TASK_NAMES, TaskRunner
@@ -37,6 +38,7 @@ from shoal.worker.owner_throttle import OwnerThrottle
 
 NO_TASKS = frozenset[str]()
 DIRECT_TIMEOUT = 3.0  # seconds to connect where there is another way
+LOADING = "the worker is loading its model"
 ABRUPT = 1006  # close code for an abnormal closure (RFC 6455, section 7.4.1)
 AWAY = 1012  # close code for a service restart (IANA registry, RFC 6455, section 7.4)
 
@@ -47,9 +49,10 @@ class WorkerContext:
 
     ``signer`` is None on wires that identify workers by name.  ``on_event`` receives
     the worker's name, details of the offer, and the event; ``joined`` is called when a
-    coordinator has admitted the worker.  ``registered_at`` is the Unix time at which
-    the signer was made.  ``functions`` run tasks on the connection of each model; None:
-    the wire has better ways for them, or there are none.
+    coordinator has admitted the worker.  ``loader`` loads models.  ``registered_at`` is
+    the Unix time at which the signer was made.  ``functions`` run tasks on the
+    connection of each model; None: the wire has better ways for them, or there are
+    none.
     """
 
     name: str
@@ -63,6 +66,7 @@ class WorkerContext:
     share: OnModelMessage
     on_event: Callable[[str, Mapping[str, object], WorkerEvent], None]
     joined: Callable[[], None]
+    loader: ModelLoader
     registered_at: float | None = None
     functions: FunctionBackend | None = None
 
@@ -122,11 +126,28 @@ def _joint_offers(
         find: FindModel,
         offers: tuple[Offer, ...],
         report: Callable[[WorkerEvent], None],
+        on_admitted: Callable[[], None],
     ) -> Agent:
-        lent = worker.throttle.limit(offers)
-        profile = replace(base_profile(worker, worker.name), offers=lent)
+        profile = replace(
+            base_profile(worker, worker.name),
+            offers=worker.throttle.limit(offers),
+            expected_models=tuple(
+                model.name
+                for each in sources
+                if each.is_unloaded
+                for model in each.offered_models(each.engine.models)
+            ),
+        )
         slots = [engine.slots for engine in engines]
-        return make_agent(worker, profile, find, report, offers, slots=slots)
+        return make_agent(
+            worker,
+            profile,
+            find,
+            report,
+            offers,
+            slots=slots,
+            on_admitted=on_admitted,
+        )
 
     def on_event(offered: OfferedModel | None, event: WorkerEvent) -> None:
         about: dict[str, object] = {"wire": worker.target.protocol.name}
@@ -171,8 +192,38 @@ def _separate_offers(
         return make_agent(worker, profile, find, report, functions=functions)
 
     return SeparateOffers(
-        monitor, source.offered_models, create_agent, slots, worker.throttle
+        monitor,
+        source.offered_models,
+        create_agent,
+        partial(_is_admitted, worker, name),
+        slots,
+        worker.throttle,
     )
+
+
+async def _is_admitted(worker: WorkerContext, name: str, model: ServedModel) -> bool:
+    """Return whether a Shoal coordinator admits a worker with a model; wait for it.
+
+    The worker joins without slots, so that it gets no jobs, and leaves at once.
+    """
+    admitted = False
+
+    def report(event: WorkerEvent) -> None:
+        nonlocal admitted
+        if event.kind == "joined":
+            admitted = True
+            agent.leave(LOADING)
+        elif event.kind != "left":
+            worker.report(name, {"model": model.name}, event)
+
+    profile = replace(base_profile(worker, name), model=model, slots=0)
+    agent = make_agent(worker, profile, _decline, report)
+    await agent.run()
+    return admitted
+
+
+def _decline(work: Work) -> None:
+    """Decline work: the model is not loaded."""
 
 
 def base_profile(worker: WorkerContext, name: str) -> WorkerProfile:
@@ -207,6 +258,7 @@ def make_agent(
     offers: tuple[Offer, ...] | None = None,
     functions: FunctionBackend | None = None,
     slots: Sequence[EngineSlots] = (),
+    on_admitted: Callable[[], None] = lambda: None,
 ) -> Agent:
     """Return the agent for a member; the caller runs it."""
     target = worker.target
@@ -223,6 +275,7 @@ def make_agent(
         offers=offers,
         functions=functions,
         slots=slots,
+        on_admitted=on_admitted,
     )
 
 
@@ -274,7 +327,8 @@ def _slots(worker: WorkerContext, source: EngineSource) -> EngineSlots:
 
 def _monitor(worker: WorkerContext, source: EngineSource, name: str) -> EngineMonitor:
     about = {"engine": source.label}
-    return EngineMonitor(source.engine, partial(worker.on_event, name, about))
+    load = partial(worker.loader.load, source) if source.is_unloaded else None
+    return EngineMonitor(source.engine, partial(worker.on_event, name, about), load)
 
 
 def _about(worker: WorkerContext, model: ServedModel, slots: int) -> dict[str, object]:

@@ -1,31 +1,34 @@
 """Resolves the coordinator or fleet that a worker joins: its URL, wire and token."""
 
-import argparse
 import asyncio
-import logging
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeGuard
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from shoal.app.fleet_files import with_fleet
 from shoal.app.worker_ports import listening_wires
-from shoal.cli.arguments import given_flags
 from shoal.cli.worker.lan_discovery import find_lan_coordinator
 from shoal.config import JoinConfig
 from shoal.config.loader import flag, load
 from shoal.config.runtime_file import local_url
 from shoal.config.secret_files import CERTIFICATE_FILE, TOKEN_FILE
 from shoal.coordinator.admission import ANY_TOKEN
-from shoal.domain.addresses import is_own_host
+from shoal.domain.addresses import is_loopback, is_own_host
 from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols import discover
 from shoal.protocols.seam.protocol import AnyWireProtocol
-from shoal.transports.http_client import CertificateNotTrusted, NotHttp, request_json
+from shoal.transports.http_client import (
+    CertificateNotTrusted,
+    NotHttp,
+    NotTls,
+    request_json,
+)
+from shoal.transports.mdns import ANY_ADDRESS, addresses_of
 from shoal.transports.tcp_client import Scheme
 from shoal.transports.tls import fingerprint_of
 
@@ -43,7 +46,10 @@ DIRECT_KEY = "direct"  # in that report: other ports, by wire
 ADDRESS = re.compile(r"[^/@\s]+:[0-9]+")  # HOST:PORT
 HEALTH_TIMEOUT = 5.0  # seconds to identify the server at a URL
 
-log = logging.getLogger("shoal.cli")
+START = (
+    "start it with `shoal serve`, or give the address of another: shoal join "
+    "http://HOST:4010"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,10 @@ class JoinTarget:
 
     ``direct`` is its address without HTTP, if it has one.  While the coordinator is
     unreachable it is a placeholder, which is resolved before each connection.
-    ``plain``: connections need not be encrypted.
+    ``plain``: connections need not be encrypted.  ``is_shoal``: it is a coordinator of
+    Shoal's, as far as is known.  ``unreachable`` is why nothing answered at the URL, if
+    so, and ``advice`` what the user can do then.  ``token_file`` is where the token was
+    found, if it was not given.
     """
 
     url: str
@@ -61,6 +70,10 @@ class JoinTarget:
     fingerprint: bytes | None
     direct: str = ""
     plain: bool = False
+    is_shoal: bool = False
+    unreachable: str = ""
+    advice: str = ""
+    token_file: Path | None = None
 
     @property
     def direct_url(self) -> str:
@@ -73,6 +86,15 @@ class JoinTarget:
             return direct
         scheme, separator, rest = direct.partition("://")
         return f"{ENCRYPTED.get(scheme, scheme)}{separator}{rest}"
+
+    @property
+    def tells_admission(self) -> bool:
+        """Whether a worker learns whether it is admitted without getting jobs.
+
+        Coordinators of other programs have no word for that.  Only Shoal's have join
+        tokens on the preferred wire.
+        """
+        return self.is_shoal or (self.protocol.preferred and bool(self.token))
 
     @property
     def display_url(self) -> str:
@@ -88,9 +110,9 @@ class JoinTarget:
 async def resolve_target(url: str, wire: str, token: str, data: Path) -> JoinTarget:
     """Return the coordinator to join; without a ``url``, that of this machine.
 
-    Its token and certificate are read from its ``data`` folder.  If this machine never
-    ran a coordinator, or it is down and the token is another one, the result is the
-    coordinator on the local network.
+    Its token and certificate are read from its ``data`` folder, also if the URL is its
+    own.  If this machine never ran a coordinator, or it is down and the token is
+    another one, the result is the coordinator on the local network.
 
     Raises ConfigError if the wire is unknown, the token does not fit the URL, or the
     local network has no coordinator or several.
@@ -104,7 +126,11 @@ async def resolve_target(url: str, wire: str, token: str, data: Path) -> JoinTar
             f"{url.partition('?')[0]}: the token is for a coordinator with a "
             "certificate, whose URL begins with https:// or wss://"
         )
-    return await _at_url(url, chosen, token, fingerprint)
+    if token or fingerprint is not None:
+        return await _at_url(url, chosen, token, fingerprint)
+    token, fingerprint = await _own_credentials(url, data)
+    target = await _at_url(url, chosen, token, fingerprint)
+    return replace(target, token_file=data / TOKEN_FILE) if token else target
 
 
 def split_token(token: str) -> tuple[str, bytes | None]:
@@ -122,6 +148,7 @@ async def _on_this_machine(
     stored_token = _read(data / TOKEN_FILE)
     certificate = _read(data / CERTIFICATE_FILE)
     plain_token, fingerprint = split_token(token or stored_token)
+    token_file = data / TOKEN_FILE if stored_token and not token else None
     if certificate and fingerprint is None:
         fingerprint = fingerprint_of(certificate)
     url = local_url(data)
@@ -129,7 +156,7 @@ async def _on_this_machine(
         url = url.replace("http://", "https://", 1)
     wire = chosen or _preferred() or _by_scheme(url)
     if not wire.preferred:
-        return JoinTarget(url, wire, plain_token, fingerprint)
+        return JoinTarget(url, wire, plain_token, fingerprint, is_shoal=True)
     try:
         health = await _health(url, fingerprint)
     except Unavailable as error:
@@ -139,14 +166,81 @@ async def _on_this_machine(
             # The token may be for this machine's coordinator after all.
             with suppress(ConfigError):
                 return await _on_local_network(wire, token, str(error))
-        # The agent reports the reason with each attempt.
-        log.warning(
-            "waiting for the coordinator of this machine, which is down; to join "
-            "another: shoal join http://HOST:4010"
+        return JoinTarget(
+            url,
+            wire,
+            plain_token,
+            fingerprint,
+            placeholder_direct(url),
+            is_shoal=True,
+            unreachable=str(error),
+            advice=START,
+            token_file=token_file,
         )
-        return JoinTarget(url, wire, plain_token, fingerprint, placeholder_direct(url))
     direct = direct_address(url, wire, health)
-    return JoinTarget(url, wire, plain_token, fingerprint, direct)
+    return JoinTarget(
+        url,
+        wire,
+        plain_token,
+        fingerprint,
+        direct,
+        is_shoal=True,
+        token_file=token_file,
+    )
+
+
+async def _own_credentials(url: str, data: Path) -> tuple[str, bytes | None]:
+    """Return the token and the fingerprint of this machine's coordinator.
+
+    Both are absent if the URL is not its own: if the port is another one, the host is
+    not this machine, or something else answers there.
+
+    Raises ConfigError if the coordinator has a certificate, and the URL no TLS.
+    """
+    token, certificate = _read(data / TOKEN_FILE), _read(data / CERTIFICATE_FILE)
+    local = local_url(data)
+    given, own = urlsplit(url), urlsplit(local)
+    if (
+        not (token or certificate)
+        or given.scheme not in HTTP
+        or _port(given) != own.port
+        or not await _is_this_machine(given.hostname or "")
+    ):
+        return "", None
+    fingerprint = fingerprint_of(certificate) if certificate else None
+    if own.scheme in SECURE and given.scheme not in SECURE:
+        raise ConfigError(
+            f"{url.partition('?')[0]}: the coordinator of this machine has a "
+            f"certificate: join https://{given.netloc}"
+        )
+    with suppress(Unavailable):
+        if await _health(_web_url(url), fingerprint) != await _health(
+            local, fingerprint
+        ):
+            return "", None
+    return split_token(token)[0], fingerprint
+
+
+def _port(url: SplitResult) -> int | None:
+    """Return the port of a URL; None if it is invalid."""
+    try:
+        return url.port or (443 if url.scheme in SECURE else 80)
+    except ValueError:
+        return None
+
+
+async def _is_this_machine(host: str) -> bool:
+    """Return whether a name or an address is one of this machine."""
+    if is_own_host(host):
+        return True
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(HEALTH_TIMEOUT):
+            found = await loop.getaddrinfo(host, None)
+    except (OSError, UnicodeError, TimeoutError):
+        return False
+    own = {address for each in ANY_ADDRESS for address in addresses_of(each)}
+    return any(is_loopback(str(each[4][0])) or each[4][0] in own for each in found)
 
 
 async def _on_local_network(
@@ -157,7 +251,7 @@ async def _on_local_network(
     url = await find_lan_coordinator(
         wire.service, secure=secure, local_error=local_error
     )
-    return JoinTarget(url, wire, token, fingerprint)
+    return JoinTarget(url, wire, token, fingerprint, is_shoal=True)
 
 
 async def _at_url(
@@ -174,34 +268,62 @@ async def _at_url(
     parts = urlsplit(url)
     detects = chosen is None or chosen.preferred
     if not detects or parts.scheme not in WEB or not parts.netloc:
-        return JoinTarget(url, by_scheme, token, fingerprint)
+        known = parts.scheme in HTTP and await _answers_as_shoal(url, fingerprint)
+        return JoinTarget(url, by_scheme, token, fingerprint, is_shoal=known)
     preferred = chosen or _preferred() or by_scheme
-    direct = ""
     try:
         health = await _health(url, fingerprint)
         if _is_shoal(health):
             direct = direct_address(url, preferred, health)
-            return JoinTarget(url, preferred, token, fingerprint, direct)
+            return JoinTarget(url, preferred, token, fingerprint, direct, is_shoal=True)
         if chosen is None and fingerprint is None:
             wire = await _by_probe(url, preferred)
             return JoinTarget(url, wire, token, fingerprint)
     except Unavailable as error:
-        if isinstance(error, CertificateNotTrusted):
+        if isinstance(error, CertificateNotTrusted | NotTls):
             raise ConfigError(str(error)) from error
         if isinstance(error, NotHttp):
             raise ConfigError(
-                f"{_web_url(url)} does not speak HTTP; give the address that `shoal "
-                "serve` printed, or another wire with --wire"
+                f"{_web_url(url)}: what answers there does not speak HTTP; give the "
+                "address that `shoal serve` printed"
             ) from error
         direct = placeholder_direct(url) if preferred.preferred else ""
         # Only Shoal's tokens name a certificate.
-        if chosen is None and fingerprint is None:
-            log.warning(
-                "%s is unreachable; waiting for a Shoal coordinator there; check the "
-                "address, and give --wire for a coordinator of another program",
-                _web_url(url),
-            )
-    return JoinTarget(url, preferred, token, fingerprint, direct)
+        guessed = chosen is None and fingerprint is None
+        advice = _advice(parts, guessed=guessed)
+        return JoinTarget(
+            url,
+            preferred,
+            token,
+            fingerprint,
+            direct,
+            is_shoal=preferred.preferred,
+            unreachable=str(error),
+            advice=advice,
+        )
+    return JoinTarget(url, preferred, token, fingerprint)
+
+
+def _advice(url: SplitResult, *, guessed: bool) -> str:
+    """Return what to do if a coordinator stays unreachable.
+
+    ``guessed``: it may be another program's.
+    """
+    if url.port is None:
+        return (
+            f"the URL names no port, so it is {_port(url)}; that of `shoal serve` is "
+            f"{DEFAULT_PORT}"
+        )
+    other = ", and give --wire for a coordinator of another program"
+    return f"check the address{other if guessed else ''}"
+
+
+async def _answers_as_shoal(url: str, fingerprint: bytes | None) -> bool:
+    """Return whether a coordinator of Shoal's answers at a URL now."""
+    try:
+        return _is_shoal(await _health(_web_url(url), fingerprint))
+    except Unavailable:
+        return False
 
 
 async def _health(url: str, fingerprint: bytes | None) -> object:
@@ -213,10 +335,12 @@ async def _health(url: str, fingerprint: bytes | None) -> object:
     try:
         async with asyncio.timeout(HEALTH_TIMEOUT):
             return await request_json(
-                f"{parts.scheme}://{parts.netloc}{HEALTH}", fingerprint=fingerprint
+                f"{parts.scheme}://{parts.netloc}{HEALTH}",
+                fingerprint=fingerprint,
+                named=url,
             )
     except TimeoutError as error:
-        raise Unavailable(f"no answer within {HEALTH_TIMEOUT:g} s") from error
+        raise Unavailable(f"{url}: no answer within {HEALTH_TIMEOUT:g} s") from error
 
 
 async def _by_probe(url: str, preferred: AnyWireProtocol) -> AnyWireProtocol:
@@ -229,17 +353,19 @@ async def _by_probe(url: str, preferred: AnyWireProtocol) -> AnyWireProtocol:
         assert protocol.coordinator_probe is not None
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT):
-                answer = await request_json(web + protocol.coordinator_probe.path)
+                answer = await request_json(
+                    web + protocol.coordinator_probe.path, named=web
+                )
         except TimeoutError as error:
-            raise Unavailable(f"no answer within {HEALTH_TIMEOUT:g} s") from error
+            reason = f"{web}: no answer within {HEALTH_TIMEOUT:g} s"
+            raise Unavailable(reason) from error
         if _is_shoal(answer):
             return preferred  # behind a proxy that hides its health report
         if protocol.coordinator_probe.is_theirs(answer):
             return protocol
-    names = " or ".join([_by_scheme(url).name, *(each.name for each in probed)])
     raise ConfigError(
-        f"{web} is not a coordinator that Shoal recognises; if it is one, give its "
-        f"wire with --wire {names}"
+        f"{web}: what answers there is no coordinator that Shoal recognises; give the "
+        "address that `shoal serve` printed, or --wire for another program's"
     )
 
 
@@ -383,37 +509,37 @@ class ListeningTarget:
 
 
 def listening_target(
-    args: argparse.Namespace, config: JoinConfig, data: Path
+    url: str,
+    config: JoinConfig,
+    flags: Mapping[str, Mapping[str, object]],
+    config_file: Path,
+    data: Path,
 ) -> ListeningTarget | None:
     """Return the fleet in which to listen; None without ``--listen``.
 
-    Its token is that of the wire's settings, else of ``--token``, else of the fleet
-    that this machine is paired with.
+    ``flags`` are the command line's values for the wires' own configurations.  The
+    token is that of the wire's settings, else of ``--token``, else of the fleet that
+    this machine is paired with.
 
     Raises ConfigError if the settings contradict each other.
     """
     wires = listening_wires()
     if not config.listen:
-        _reject_fleet_flags(args, wires)
+        _reject_fleet_flags(flags, wires)
         return None
     if config.wire != "auto" and config.wire not in wires:
         raise ConfigError(
             f"--listen: workers only dial on the wire {config.wire}; use --wire "
             f"{' or '.join(wires)}"
         )
-    if args.url and not ADDRESS.fullmatch(args.url):
+    if url and not ADDRESS.fullmatch(url):
         raise ConfigError(
-            f"--listen: {args.url.partition('?')[0]}: expected HOST:PORT of a node of "
+            f"--listen: {url.partition('?')[0]}: expected HOST:PORT of a node of "
             "the fleet, or no URL; a worker that joins a coordinator of `shoal serve` "
             "by its URL needs no port"
         )
     protocol = wires.get(config.wire) or next(iter(wires.values()))
-    settings = load(
-        protocol.config,
-        protocol.name,
-        given_flags(args, protocol.config, protocol.name),
-        args.config,
-    )
+    settings = load(protocol.config, protocol.name, flags[protocol.name], config_file)
     token, _ = without_fingerprint(config.token)
     fleets = protocol.fleets
     if fleets is not None:
@@ -421,18 +547,17 @@ def listening_target(
             settings = with_fleet(settings, fleets, data)
         token = "" if fleets.is_open(settings) else token
         token = fleets.credentials(settings)[0] or token
-    target = JoinTarget(args.url, protocol, token, None)
+    target = JoinTarget(url, protocol, token, None)
     return ListeningTarget(target, settings)
 
 
 def _reject_fleet_flags(
-    args: argparse.Namespace, wires: Mapping[str, AnyWireProtocol]
+    flags: Mapping[str, Mapping[str, object]], wires: Mapping[str, AnyWireProtocol]
 ) -> None:
     """Raise ConfigError if a flag of a fleet is given without ``--listen``."""
     for name, protocol in wires.items():
-        given = given_flags(args, protocol.config, name)
         for each in fields(protocol.config):
-            if given[each.name] is not None:
+            if flags[name][each.name] is not None:
                 raise ConfigError(
                     f"{flag(name, each)} has an effect with --listen only"
                 )

@@ -10,6 +10,7 @@ from shoal.worker.agent import WorkerEvent
 
 LISTED_MAX = 10  # models that a message names
 JOINED = "joined"
+OF_CONNECTION = frozenset({"waiting", "refused", "lost", "leaving"})  # kinds of events
 
 
 def worker_reporter(
@@ -18,7 +19,9 @@ def worker_reporter(
     """Return a function that prints an event of a worker.
 
     The line for people names the first entry of ``about``: a model, an engine or a key.
+    What is the same for all models of a connection is printed once.
     """
+    last = ""  # what was told last
 
     def report(name: str, about: Mapping[str, object], event: WorkerEvent) -> None:
         if as_json:
@@ -31,19 +34,48 @@ def worker_reporter(
                 fields["reason"] = event.reason
             print(json.dumps({**fields, **about}), flush=True)
             return
-        kind, subject = next(iter(about.items()))
-        # The first line listed them; later ones are read for the reason.
-        if isinstance(subject, list) and event.kind != JOINED and len(subject) > 1:
-            subject = f"{len(subject)} {kind}"
-        elif isinstance(subject, list):
-            subject = f"{kind} {_some(subject) or 'that clients send'}"
-        elif kind != "model":
-            subject = f"{kind.replace('_', ' ')} {subject}"
-        reason = f": {event.reason}" if event.reason else ""
-        line = f"{event.kind} {name} with {subject}{reason}"
-        print(printable(line), file=sys.stderr, flush=True)
+        nonlocal last
+        line = printable(_line(target, name, about, event))
+        # Only the first reason to wait: others follow from it.
+        told = event.kind if event.kind == "waiting" else line
+        if event.kind not in OF_CONNECTION or told != last:
+            print(line, file=sys.stderr, flush=True)
+        last = told
 
     return report
+
+
+def _line(
+    target: JoinTarget, name: str, about: Mapping[str, object], event: WorkerEvent
+) -> str:
+    """Return an event as a line for people."""
+    url = target.display_url or "its fleet"
+    reason = event.reason
+    for known in (f"{url}: ", f"{url} ", f"cannot connect to {url}: "):
+        reason = reason.removeprefix(known)
+    if event.kind == "refused":
+        found = target.token_file
+        source = f" (that of {found})" if found and "--token" in reason else ""
+        return f"shoal join: {url}: {reason}{source}"
+    if event.kind == "waiting":
+        advice = f" ({target.advice})" if target.advice else ""
+        return f"waiting for {url}: {reason}{advice}"
+    if event.kind in ("paused", "resumed"):
+        return f"{event.kind} {name}{f': {reason}' if reason else ''}"
+    if event.kind in OF_CONNECTION:
+        aborting = event.kind == "leaving" and sys.stderr.isatty()
+        hint = "; Ctrl-C again aborts that" if aborting else ""
+        return f"{event.kind} {name}: {event.reason}{hint}"
+    kind, subject = next(iter(about.items()))
+    # The first line listed them; later ones are read for the reason.
+    if isinstance(subject, list) and event.kind != JOINED and len(subject) > 1:
+        subject = f"{len(subject)} {kind}"
+    elif isinstance(subject, list):
+        subject = f"{kind} {_some(subject) or 'that clients send'}"
+    elif kind != "model":
+        subject = f"{kind.replace('_', ' ')} {subject}"
+    reason = f": {event.reason}" if event.reason else ""
+    return f"{event.kind} {name} with {subject}{reason}"
 
 
 def report_omitted_models(offered: Sequence[str], others: Sequence[str]) -> None:

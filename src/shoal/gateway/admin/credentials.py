@@ -1,6 +1,7 @@
 """The API of API keys and join tokens: create, list, show and revoke."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -22,14 +23,13 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.job import PRIORITIES, Priority
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import RESERVED_NAMES, ApiCaller
+from shoal.gateway.http.authentication import KEY_PREFIX, shown_start
 from shoal.gateway.http.decoding import decode, read_query
 from shoal.gateway.http.responses import json_response
 
 T = TypeVar("T")
 C = TypeVar("C", Key, JoinToken)
 
-KEY_PREFIX = "sk-shoal-"
-KEY_START = len(KEY_PREFIX) + 4  # stored characters, to recognise a key by
 ID_LENGTH = 12  # characters
 LIMIT_MAX = 2**53 - 1  # what JavaScript can count to
 LISTED_MAX = 1000  # keys or tokens in one response
@@ -98,7 +98,10 @@ class CredentialQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyList(msgspec.Struct, frozen=True):
-    """Keys, the oldest first; ``next`` is the ``after`` of the next page."""
+    """Keys, the oldest first; ``next`` is the ``after`` of the next page.
+
+    The first of all is the key of the coordinator itself, whose id is its name.
+    """
 
     data: list[KeyInfo]
     next: str | None
@@ -116,7 +119,12 @@ _new_key = Decoder(NewKey)
 async def list_keys(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    page, more = _page(gateway.access.keyring.cache, request)
+    keyring = gateway.access.keyring
+    first = [
+        replace(each, id=each.name, created_at=gateway.created_at)
+        for each in keyring.first
+    ]
+    page, more = _page([*first, *keyring.cache], request)
     used = await gateway.store.keys.usage_by_owner(
         day_of(gateway.clock.wall()), {key.name for key in page}
     )
@@ -135,7 +143,7 @@ async def create_key(
         f"key_{gateway.new_secret()[:ID_LENGTH]}",
         wanted.name,
         digest_of(secret),
-        secret[:KEY_START],
+        shown_start(secret),
         Scope(wanted.scope),
         now,
         _expiry(wanted, now),
@@ -257,7 +265,34 @@ class TokenList(msgspec.Struct, frozen=True):
     next: str | None
 
 
+class Invitation(msgspec.Struct, frozen=True):
+    """How a worker joins: by ``join``, a command with the first of the URLs.
+
+    ``urls`` are this coordinator's addresses on each network that it listens on;
+    ``loopback_only``: only its own machine can reach them.  ``token`` is empty if none
+    is required.
+    """
+
+    join: str
+    token: str
+    urls: list[str]
+    loopback_only: bool
+
+
 _new_token = Decoder(NewToken)
+
+
+async def show_invitation(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    admission = gateway.admission
+    invitation = Invitation(
+        admission.invitation(admission.join_token),
+        admission.shown_token(admission.join_token),
+        list(admission.urls()),
+        admission.loopback_only,
+    )
+    return json_response(invitation, secret=True)
 
 
 async def list_tokens(

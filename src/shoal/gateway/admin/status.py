@@ -15,9 +15,11 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.responses import json_response, without_keys
 from shoal.peers.peer_directory import PeerDirectory
+from shoal.pool.suspensions import Approvals
 from shoal.pool.worker import Worker
 from shoal.protocols.seam.endpoints import ListedNode
 from shoal.protocols.seam.relay import RelayMachine, RelayStanding
+from shoal.transports.clock import Clock
 
 
 class NodeHardware(msgspec.Struct, frozen=True):
@@ -70,14 +72,12 @@ async def list_nodes(
 
 
 def _node_status(gateway: Gateway, wire: str, node: ListedNode) -> NodeStatus:
-    clock = gateway.clock
-    ago = None if node.since is None else clock.now() - node.since
     return NodeStatus(
         wire,
         node.name,
         node.address,
         node.state,
-        None if ago is None else clock.wall() - ago,
+        _wall_time(gateway.clock, node.since),
         node.score,
         node.rank,
         round(node.weight, 4),
@@ -89,6 +89,11 @@ def _node_status(gateway: Gateway, wire: str, node: ListedNode) -> NodeStatus:
     )
 
 
+def _wall_time(clock: Clock, at: float | None) -> float | None:
+    """Return a monotonic time in Unix seconds."""
+    return None if at is None else clock.wall() - (clock.now() - at)
+
+
 UNKNOWN_HEALTH = MachineHealth()
 
 
@@ -98,7 +103,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     slots: int
     busy: int
     draining: str  # why, or empty
-    suspension: str | None  # by an operator: paused, draining or removed
+    suspension: str | None  # by operators: pending, paused, draining or removed
     remark: str
     kinds: list[str]
     features: list[str]
@@ -118,12 +123,14 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     unfit: str  # why it gets no jobs for now, or empty
     queued: int  # jobs of others there
     speed: float  # share of its full speed, at most 1
+    temperature: float | None  # °C, of its hottest processor or GPU, as reported
     thermal: str  # nominal, fair, serious or critical; nominal if it is not reported
     throttle: int  # percent of its speed that its owner lends; 0: paused
     neighbour: bool  # whether it is another pool
     peer: str | None  # its peer, where one peer is several workers
     peer_name: str  # what that calls itself, or empty
     protection: str | None  # of its connection: plain, noise, teale or tls
+    connected_at: float | None  # Unix seconds
 
 
 class HardwareStatus(msgspec.Struct, frozen=True):
@@ -151,6 +158,7 @@ class PeerDetails(msgspec.Struct, frozen=True):
     protocol_version: int | None
     registered_at: float | None  # Unix seconds
     remark: str  # if its protocol is newer
+    release: str  # of its program, if that is Shoal's
 
 
 class PeerStatus(PeerDetails, frozen=True):
@@ -158,6 +166,7 @@ class PeerStatus(PeerDetails, frozen=True):
 
     protection: str
     submits_jobs: bool
+    pending: bool  # whether an operator has to approve it
 
 
 class RefusedPeerStatus(PeerDetails, frozen=True):
@@ -185,6 +194,7 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
     """The status; without the scope ``admin``, ``nodes`` to ``relays`` are empty."""
 
     version: str
+    started_at: float  # Unix seconds
     ready: bool
     why_not: str  # empty if it is ready
     models: list[str]
@@ -208,6 +218,7 @@ async def show_status(
     running = len(pool.jobs) - pool.queued
     status = CoordinatorStatus(
         shoal.__version__,
+        gateway.started_at,
         why_not is None,
         why_not or "",
         sorted(gateway.models),
@@ -217,12 +228,13 @@ async def show_status(
                 gateway.hub.health.get(worker.id, UNKNOWN_HEALTH),
                 gateway.hub.peer_route_of(worker.id),
                 gateway.directory,
+                _wall_time(gateway.clock, gateway.hub.connected_at(worker.id)),
             )
             for worker in pool.workers.values()
         ],
         JobCounts(pool.queued, running),
         node_statuses(gateway),
-        _peer_statuses(gateway.directory),
+        _peer_statuses(gateway.directory, pool.approvals),
         _refused_peer_statuses(gateway.directory),
         await list_orders(gateway),
         [_relay_status(wire, relay) for wire, relay in gateway.relays],
@@ -269,12 +281,13 @@ def _relay_status(wire: str, relay: RelayMachine) -> RelayStatus:
     )
 
 
-def _peer_statuses(directory: PeerDirectory) -> list[PeerStatus]:
+def _peer_statuses(directory: PeerDirectory, approvals: Approvals) -> list[PeerStatus]:
     return [
         PeerStatus(
             **_details(peer, directory),
             protection=joined.protection.value,
             submits_jobs=joined.submits_jobs,
+            pending=approvals.is_pending(peer, joined.public_key),
         )
         for peer, joined in directory.connected.items()
     ]
@@ -302,6 +315,7 @@ def _details(peer: str, directory: PeerDirectory) -> dict[str, Any]:
         "protocol_version": profile.protocol_version,
         "registered_at": profile.registered_at,
         "remark": profile.remark,
+        "release": profile.release,
     }
 
 
@@ -310,6 +324,7 @@ def _worker_status(
     health: MachineHealth,
     via: PeerRoute | None,
     directory: PeerDirectory,
+    connected_at: float | None,
 ) -> WorkerStatus:
     offer, condition = worker.offer, worker.load
     return WorkerStatus(
@@ -338,10 +353,12 @@ def _worker_status(
         condition.unfit,
         condition.queued,
         condition.speed,
+        health.temperature,
         condition.thermal.value,
         condition.throttle,
         offer.neighbour,
         None if via is None else via.name,
         "" if via is None else directory.profile_of(peer_of(worker.id)).name,
         None if via is None else via.protection.value,
+        connected_at,
     )

@@ -1,4 +1,4 @@
-"""The operators' API of single workers: pause, resume, drain and remove."""
+"""The operators' API of single workers: approve, pause, resume, drain and remove."""
 
 from typing import Annotated, Literal
 from urllib.parse import unquote
@@ -14,13 +14,14 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import read_query
 from shoal.gateway.http.responses import json_response
-from shoal.pool.inputs import WorkerResumption, WorkerSuspension
+from shoal.pool.inputs import WorkerApproval, WorkerResumption, WorkerSuspension
 from shoal.pool.suggestions import suggest_names
 
 NAME_MAX = 1024  # characters of a worker's id
 LIMIT_MAX = 7 * 86_400  # seconds: a week
 
-StateName = Literal["active", "paused", "draining", "removed"]
+PENDING = Suspension.PENDING
+StateName = Literal["active", "pending", "paused", "draining", "removed"]
 
 
 class DrainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,15 +36,17 @@ class SuspensionInfo(msgspec.Struct, frozen=True):
     """The order in force for a worker, or a machine with all its workers.
 
     ``since`` is in Unix seconds.  ``workers`` are the connected ones, and ``running``
-    is the number of their jobs.
+    is the number of their jobs.  ``approved`` is what operators have approved: public
+    keys, or the name.
     """
 
     name: str
     state: StateName
-    by: str  # the key of the operator; empty if it is active
+    by: str  # the key of the operator; empty if there is no order
     since: float | None
     workers: list[WorkerId]
     running: int
+    approved: list[str]
 
 
 async def list_orders(gateway: Gateway) -> list[SuspensionInfo]:
@@ -59,7 +62,7 @@ async def show_worker(
 ) -> web.Response:
     name = _worker_name(gateway, request)
     order = await _order_of(gateway, name)
-    if order.state == "active" and not order.workers:
+    if order.state == "active" and not (order.workers or order.approved):
         raise NotFound(f"no worker {name} is connected; `shoal status` lists all")
     return json_response(order)
 
@@ -86,8 +89,21 @@ async def resume_worker(
             raise InvalidRequest(
                 f"the order is about the whole machine: resume {machine}"
             )
-        raise NotFound(f"{name} is neither paused, nor drained or removed")
+        reason = f"{name} is neither paused, nor drained or removed"
+        if _is_pending(gateway, name):
+            reason += "; it waits for an approval: shoal nodes approve"
+        raise NotFound(reason)
     await gateway.hub.process(WorkerResumption(name, caller.name))
+    return json_response(await _order_of(gateway, name))
+
+
+async def approve_worker(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    name = _worker_name(gateway, request)
+    peer = gateway.directory.connected.get(name)
+    key = None if peer is None else peer.public_key
+    await gateway.hub.process(WorkerApproval(name, caller.name, key))
     return json_response(await _order_of(gateway, name))
 
 
@@ -125,5 +141,20 @@ def _order(
     # There may be thousands of both, so the workers are not searched for each order.
     workers = pool.workers_named(name) if order is None else sorted(order.workers)
     running = sum(len(pool.workers[each].leases) for each in workers)
-    state: StateName = "active" if how is None else how.value
-    return SuspensionInfo(name, state, by, since, workers, running)
+    state: StateName
+    if how is not None:
+        state = how.value
+    else:
+        state = "pending" if _is_pending(gateway, name) else "active"
+    approved = pool.approvals.of(name)
+    return SuspensionInfo(name, state, by, since, workers, running, approved)
+
+
+def _is_pending(gateway: Gateway, name: str) -> bool:
+    """Return whether a worker of a name, or a peer without workers, is pending."""
+    pool, peer = gateway.hub.pool, gateway.directory.connected.get(name)
+    if not pool.approvals.required:
+        return False
+    if workers := pool.workers_named(name):
+        return any(pool.workers[each].suspension is PENDING for each in workers)
+    return peer is not None and pool.approvals.is_pending(name, peer.public_key)

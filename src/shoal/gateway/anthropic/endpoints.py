@@ -6,18 +6,17 @@ Source: Anthropic's API reference, "Create a Message" and "Count tokens in a Mes
 import msgspec
 from aiohttp import web
 
-from shoal.domain.errors import UnknownModel
 from shoal.gateway.anthropic.message_answer import message_form
 from shoal.gateway.anthropic.message_request import (
     decode_count_request,
     decode_message_request,
 )
 from shoal.gateway.context import Gateway
-from shoal.gateway.generation.answering import answer
+from shoal.gateway.generation.job_answers import answer
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_response
-from shoal.pool.job_admission import unknown_model
+from shoal.gateway.model_summaries import model_summary, seen_by
 
 REQUEST_ID = "request-id"  # where Anthropic's clients look for it
 
@@ -44,6 +43,5 @@ async def count_message_tokens(
 ) -> web.Response:
     caller.headers[REQUEST_ID] = record_of(request).id
     counted = await gateway.bodies.decode(request, caller.name, decode_count_request)
-    if counted.model not in gateway.models:
-        raise UnknownModel(unknown_model(gateway.hub.pool, counted.model))
+    model_summary(gateway.hub.pool, counted.model, seen_by(caller))
     return json_response(MessageTokens(counted.tokens))

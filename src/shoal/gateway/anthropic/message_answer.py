@@ -24,10 +24,11 @@ from shoal.gateway.generation.parts import (
     PartGrown,
     PartKind,
     PartReader,
+    call_arguments,
     parts_of,
 )
+from shoal.gateway.http.answer_ids import MESSAGE_ID_PREFIX
 from shoal.gateway.http.errors import error_body
-from shoal.gateway.http.ids import MESSAGE_ID_PREFIX
 from shoal.gateway.http.responses import encode_event_text, encode_json
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -227,20 +228,10 @@ def _block(part: Part) -> TextBlock | ThinkingBlock | ToolUseBlock:
         case PartKind.REASONING:
             return ThinkingBlock(part.text)
         case PartKind.TOOL_CALL:
-            return ToolUseBlock(part.call_id, part.name, _input(part.text))
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object."""
-    if not arguments.strip():
-        return {}
-    try:
-        return _objects.decode(arguments)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return {UNPARSED: arguments}
-
-
-_objects = msgspec.json.Decoder(dict[str, Any])
+            arguments = call_arguments(part.text)
+            if arguments is None:
+                arguments = {UNPARSED: part.text}
+            return ToolUseBlock(part.call_id, part.name, arguments)
 
 
 def _usage(chat: Chat, outcome: Outcome) -> MessageUsage:

@@ -9,17 +9,16 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.options import CHAT_OPTIONS
+from shoal.gateway.generation.messages import MESSAGES_MAX
 from shoal.gateway.generation.options import body_type
+from shoal.gateway.generation.tools import CALL_ID_MAX, FunctionName
 from shoal.gateway.http.decoding import FreeObject, ModelName, TokenCount
 
-MESSAGES_MAX = 16_384  # far more than any context holds
 TOOLS_MAX = 1024  # programs that offer the tools of many servers have hundreds
-NAME_MAX = 128  # characters of a tool's name
 STOP_SEQUENCES_MAX = 16
 
 BlockType = Annotated[str, Meta(min_length=1, max_length=64)]
-ToolName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
-ToolCallId = Annotated[str, Meta(min_length=1, max_length=256)]
+ToolCallId = Annotated[str, Meta(min_length=1, max_length=CALL_ID_MAX)]
 
 
 class PlainBlock(msgspec.Struct, frozen=True):
@@ -65,7 +64,7 @@ class MessageBlock(ReadableBlock, frozen=True):
 
     content: str | list[ResultBlock] | UnsetType = UNSET
     id: ToolCallId | UnsetType = UNSET
-    name: ToolName | UnsetType = UNSET
+    name: FunctionName | UnsetType = UNSET
     input: FreeObject | UnsetType = UNSET
     tool_use_id: ToolCallId | UnsetType = UNSET
     is_error: bool | None = None
@@ -78,7 +77,7 @@ class MessageParam(msgspec.Struct, frozen=True):
 
 
 class ToolParam(msgspec.Struct, frozen=True):
-    name: ToolName | UnsetType = UNSET
+    name: FunctionName | UnsetType = UNSET
     type: BlockType | None = None
     description: str | None = None
     input_schema: FreeObject | UnsetType = UNSET
@@ -87,7 +86,7 @@ class ToolParam(msgspec.Struct, frozen=True):
 
 class ToolChoiceParam(msgspec.Struct, frozen=True):
     type: Literal["auto", "any", "tool", "none"]
-    name: ToolName | UnsetType = UNSET
+    name: FunctionName | UnsetType = UNSET
     disable_parallel_tool_use: bool | None = None
 
 

@@ -30,7 +30,13 @@ from shoal.gateway.generation.messages import (
     text_part,
     tool_call,
 )
-from shoal.gateway.http.decoding import decode_object, is_given, unsupported
+from shoal.gateway.http.decoding import (
+    decode_object,
+    is_given,
+    missing,
+    required,
+    unsupported,
+)
 from shoal.gateway.http.responses import encode_json
 
 MessagePart = Message  # of a message's content
@@ -126,9 +132,9 @@ def _assistant_message(content: str | list[MessageBlock], path: str) -> Message:
         at = f"{path}[{index}]"
         match block.type:
             case "text":
-                texts.append(_required(block.text, f"{at}.text"))
+                texts.append(required(block.text, f"{at}.text"))
             case "thinking":
-                thoughts.append(_required(block.thinking, f"{at}.thinking"))
+                thoughts.append(required(block.thinking, f"{at}.thinking"))
             case "redacted_thinking":
                 pass  # encrypted: only Anthropic can read it
             case "tool_use":
@@ -142,15 +148,15 @@ def _assistant_message(content: str | list[MessageBlock], path: str) -> Message:
 def _tool_call(block: MessageBlock, at: str) -> Message:
     given = decode_object(block.input, f"{at}.input") if is_given(block.input) else {}
     return tool_call(
-        _required(block.id, f"{at}.id"),
-        _required(block.name, f"{at}.name"),
+        required(block.id, f"{at}.id"),
+        required(block.name, f"{at}.name"),
         encode_json(given).decode(),
     )
 
 
 def _tool_result(block: MessageBlock, at: str) -> tuple[Message, list[MessagePart]]:
     """Return the message with the text of a result, and the parts of its images."""
-    call_id = _required(block.tool_use_id, f"{at}.tool_use_id")
+    call_id = required(block.tool_use_id, f"{at}.tool_use_id")
     parts = [] if block.content is UNSET else _parts(block.content, f"{at}.content")
     text = _joined_texts(parts)
     if block.is_error:
@@ -171,7 +177,7 @@ def _parts(
 def _part(block: MessageBlock | ResultBlock, at: str) -> MessagePart:
     match block.type:
         case "text":
-            return text_part(_required(block.text, f"{at}.text"))
+            return text_part(required(block.text, f"{at}.text"))
         case "image":
             return image_part(_image_url(_source(block, at), f"{at}.source"))
         case "document":
@@ -185,10 +191,10 @@ def _part(block: MessageBlock | ResultBlock, at: str) -> MessagePart:
 def _image_url(source: BlockSource, at: str) -> str:
     match source.type:
         case "base64":
-            media_type = _required(source.media_type, f"{at}.media_type")
-            return data_url(media_type, _required(source.data, f"{at}.data"))
+            media_type = required(source.media_type, f"{at}.media_type")
+            return data_url(media_type, required(source.data, f"{at}.data"))
         case "url":
-            return _required(source.url, f"{at}.url")
+            return required(source.url, f"{at}.url")
         case _:
             raise unsupported(f"{at}.type", source.type)
 
@@ -199,7 +205,7 @@ def _document_text(block: ReadableBlock, at: str) -> str:
     source, path = _source(block, at), f"{at}.source"
     match source.type:
         case "text":
-            text = _required(source.data, f"{path}.data")
+            text = required(source.data, f"{path}.data")
         case "content":
             text = _plain_text(source.content, f"{path}.content")
         case _:
@@ -231,7 +237,7 @@ def _plain_text(
     content: str | Sequence[PlainBlock | ResultBlock] | UnsetType, path: str
 ) -> str:
     if isinstance(content, UnsetType):
-        raise _missing(path)
+        raise missing(path)
     if isinstance(content, str):
         return content
     return joined(
@@ -243,7 +249,7 @@ def _plain_text(
 def _plain_block_text(block: PlainBlock | ResultBlock, at: str) -> str:
     if block.type != "text":
         raise unsupported(f"{at}.type", block.type)
-    return _required(block.text, f"{at}.text")
+    return required(block.text, f"{at}.text")
 
 
 def _text_of(parts: Sequence[MessagePart], path: str) -> str:
@@ -262,13 +268,3 @@ def _content_of(parts: list[MessagePart]) -> JSON:
 def _joined_texts(parts: Sequence[MessagePart]) -> str:
     texts = [part.get("text") for part in parts]
     return joined(text for text in texts if isinstance(text, str))
-
-
-def _required(value: str | UnsetType, field: str) -> str:
-    if isinstance(value, UnsetType):
-        raise _missing(field)
-    return value
-
-
-def _missing(field: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: required, but missing", field)

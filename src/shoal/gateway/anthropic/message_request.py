@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shoal.domain.errors import InvalidRequest
 from shoal.domain.options import CHAT_OPTIONS
 from shoal.domain.work import JSON, Chat
 from shoal.gateway.anthropic.message_body import (
@@ -21,16 +20,22 @@ from shoal.gateway.anthropic.message_body import (
 )
 from shoal.gateway.anthropic.message_content import chat_messages
 from shoal.gateway.anthropic.token_count import estimated_input_tokens
-from shoal.gateway.generation.messages import check_tools, chosen_tool, function_tool
 from shoal.gateway.generation.options import requested_options, stop_strings
 from shoal.gateway.generation.request import GenerationRequest
+from shoal.gateway.generation.tools import (
+    RequestedFunction,
+    check_chosen,
+    chosen_tool,
+    function_tools,
+    no_tools,
+)
 from shoal.gateway.http.decoding import (
-    OBJECT_MAX,
     decode,
     decode_object,
     is_given,
     is_requested,
-    size_of,
+    missing,
+    required,
     unsupported,
 )
 from shoal.gateway.jobs.job_options import SESSION_MAX
@@ -133,9 +138,7 @@ def _options(body: CountMessageTokens) -> dict[str, JSON]:
         given, field = body.output_format, "output_format"
     if given is not None:
         if not is_given(given.schema):
-            raise InvalidRequest(
-                f"{field}.schema: required, but missing", f"{field}.schema"
-            )
+            raise missing(f"{field}.schema")
         schema = decode_object(given.schema, f"{field}.schema")
         named: JSON = {"name": "output", "schema": schema, "strict": True}
         options["response_format"] = {"type": "json_schema", "json_schema": named}
@@ -151,49 +154,39 @@ def _tool_options(
 ) -> dict[str, JSON]:
     if not tools:
         if choice is not None and choice.type in ("any", "tool"):
-            raise InvalidRequest("tool_choice: there are no tools", "tool_choice")
+            raise no_tools()
         return {}
-    if sum(size_of(tool.input_schema) for tool in tools) > OBJECT_MAX:
-        raise InvalidRequest(f"tools: more than {OBJECT_MAX} bytes", "tools")
-    encoded = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    names = [tool.name for tool in tools if isinstance(tool.name, str)]
-    options: dict[str, JSON] = {"tools": encoded}
-    chosen = None
+    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    options: dict[str, JSON] = {"tools": function_tools(functions)}
     match choice:
         case ToolChoiceParam(type="any"):
             options["tool_choice"] = "required"
         case ToolChoiceParam(type="tool", name=str(name)):
-            chosen = name
+            check_chosen(name, [each.name for each in functions])
             options["tool_choice"] = chosen_tool(name)
         case ToolChoiceParam(type="tool"):
-            field = "tool_choice.name"
-            raise InvalidRequest(f"{field}: required, but missing", field)
+            raise missing("tool_choice.name")
         case ToolChoiceParam(type="auto" | "none" as same):
             options["tool_choice"] = same
         case _:
             pass
     if choice is not None and choice.disable_parallel_tool_use:
         options["parallel_tool_calls"] = False
-    check_tools(names, chosen)
     return options
 
 
-def _tool(tool: ToolParam, at: str) -> JSON:
+def _function(tool: ToolParam, at: str) -> RequestedFunction:
     if tool.type not in CUSTOM:
         kind = tool.type or ""
         if kind.startswith(SERVER_TOOLS):
             kind += ", which Anthropic's servers run,"
         raise unsupported(f"{at}.type", kind)
-    if not isinstance(tool.name, str):
-        raise InvalidRequest(f"{at}.name: required, but missing", f"{at}.name")
+    path = f"{at}.input_schema"
     if not is_given(tool.input_schema):
-        field = f"{at}.input_schema"
-        raise InvalidRequest(f"{field}: required, but missing", field)
-    return function_tool(
-        tool.name,
-        description=tool.description,
-        parameters=decode_object(tool.input_schema, f"{at}.input_schema"),
-        strict=tool.strict,
+        raise missing(path)
+    return RequestedFunction(
+        *(required(tool.name, f"{at}.name"), path, tool.input_schema),
+        *(tool.description, tool.strict),
     )
 
 

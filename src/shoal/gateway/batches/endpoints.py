@@ -18,6 +18,7 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import (
     Ignored,
+    Metadata,
     decode,
     is_given,
     read_query,
@@ -29,16 +30,9 @@ from shoal.store.batches import BatchStatus, StoredBatch
 
 LISTED_MAX = 100  # batches in one response
 WINDOW_MAX = 7 * DAY  # seconds
-METADATA_MAX = 16  # pairs, as with OpenAI
 HOUR = 3600
 
 _WINDOW = re.compile(r"([1-9][0-9]{0,3})([hd])", re.ASCII)
-
-MetadataName = Annotated[str, Meta(max_length=64)]
-MetadataValue = Annotated[str, Meta(max_length=512)]
-BatchMetadata = Annotated[
-    dict[MetadataName, MetadataValue], Meta(max_length=METADATA_MAX)
-]
 
 
 class CreateBatch(msgspec.Struct, frozen=True):
@@ -47,7 +41,7 @@ class CreateBatch(msgspec.Struct, frozen=True):
     input_file_id: FileId
     endpoint: str
     completion_window: str
-    metadata: BatchMetadata | None = None
+    metadata: Metadata | None = None
     output_expires_after: Ignored | UnsetType = UNSET
 
 

@@ -4,7 +4,7 @@ Source: OpenAI's API reference, "Files".
 """
 
 import asyncio
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
@@ -14,7 +14,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, NotFound
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import read_query, unsupported
+from shoal.gateway.http.decoding import read_query, required, unsupported
 from shoal.gateway.http.forms import (
     PIECE,
     PIECE_TIMEOUT,
@@ -22,7 +22,13 @@ from shoal.gateway.http.forms import (
     receive_form,
 )
 from shoal.gateway.http.media_types import BYTES_TYPE
-from shoal.gateway.http.responses import json_response, well_formed
+from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.responses import (
+    ClientGone,
+    json_response,
+    well_formed,
+    write,
+)
 from shoal.store.files import FILES_MAX, FileFilter, FilePurpose, StoredFile
 
 EXPIRES_MIN, EXPIRES_MAX = 3600, 2_592_000  # seconds, as with OpenAI
@@ -147,12 +153,11 @@ async def fetch_content(
         response.content_length = found.size
         await response.prepare(request)
         try:
-            await _write(response, content)
-        except TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
-        except ConnectionError:
-            pass  # the client left
+            while piece := await asyncio.to_thread(content.read, PIECE):
+                await write(request, response, piece, timeout=PIECE_TIMEOUT)
+            await write(request, response, b"", last=True, timeout=PIECE_TIMEOUT)
+        except ClientGone:
+            record_of(request).error = "client_gone"
     return response
 
 
@@ -165,19 +170,10 @@ async def owned_file(gateway: Gateway, file_id: str, caller: ApiCaller) -> Store
     return found
 
 
-async def _write(response: web.StreamResponse, content: BinaryIO) -> None:
-    while piece := await asyncio.to_thread(content.read, PIECE):
-        async with asyncio.timeout(PIECE_TIMEOUT):
-            await response.write(piece)
-    await response.write_eof()
-
-
 def _check_fields(form: ReceivedForm) -> None:
     for name in (form.fields.keys() | form.lists.keys()) - FIELDS:
         raise unsupported(name[:80])
-    purpose = form.fields.get("purpose")
-    if purpose is None:
-        raise InvalidRequest("purpose: required, but missing", "purpose")
+    purpose = required(form.fields.get("purpose"), "purpose")
     if purpose != FilePurpose.BATCH.value:
         raise InvalidRequest(
             f"purpose: expected {FilePurpose.BATCH.value}, got {purpose[:40]!r}: files "

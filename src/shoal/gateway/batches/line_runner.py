@@ -3,8 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 
 from shoal.batches.line_jobs import (
@@ -13,7 +13,7 @@ from shoal.batches.line_jobs import (
     LineGivenUp,
     LinePostponed,
     LineRequest,
-    OwnerGone,
+    LineUnauthorized,
 )
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.errors import (
@@ -36,7 +36,6 @@ from shoal.domain.errors import (
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, Policy, Priority
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Embedding
 from shoal.gateway.batches.dialects import DIALECTS, DecodedLine
 from shoal.gateway.batches.lines import (
     decode_line,
@@ -46,7 +45,7 @@ from shoal.gateway.batches.lines import (
     model_of,
 )
 from shoal.gateway.context import Gateway
-from shoal.gateway.generation.answering import check_work
+from shoal.gateway.generation.moderation import check_work, shown_outcome
 from shoal.gateway.http.access import ApiCaller
 from shoal.pool.job_admission import unknown_model
 from shoal.pool.roster import SPECIAL_QUEUES
@@ -75,6 +74,8 @@ class PoolLineJobs:
     """Runs lines on the workers of the pool, when they have nothing better to do."""
 
     gateway: Gateway
+    # Jobs of the lines that run, by the id of their batch.
+    _open: dict[str, set[JobId]] = field(default_factory=dict)
     _lost: Counter[str] = field(default_factory=Counter)  # by idempotency key
     # A line has up to 17 MiB until only its job is left of it.
     _reading: asyncio.Semaphore = field(
@@ -117,13 +118,8 @@ class PoolLineJobs:
         return end
 
     def cancel(self, batch: StoredBatch) -> None:
-        # Open jobs are few, and this is rare.
-        hub = self.gateway.hub
-        for opened in list(hub.pool.jobs.values()):
-            job = opened.job
-            mine = job.idempotency_key.startswith(f"{batch.id}/")
-            if mine and job.owner == batch.owner:
-                hub.cancel(job.id, WITH_BATCH)
+        for job_id in self._open.get(batch.id, ()):
+            self.gateway.hub.cancel(job_id, WITH_BATCH)
 
     def left_out(
         self, batch: StoredBatch, line: int, data: bytes, status: BatchStatus
@@ -139,10 +135,11 @@ class PoolLineJobs:
                 return LineGivenUp()
             async with running as reader:
                 line.job_id = reader.job_id
-                outcome = await reader.outcome()
+                with self._cancellable(line.request.batch.id, reader.job_id):
+                    outcome = await reader.outcome()
             return await self._result(line, asked, reader.job_id, outcome)
         except Unauthorized as error:
-            return OwnerGone(str(error))
+            return LineUnauthorized(str(error))
         except ShoalError as error:
             return self._end_by(error, line)
 
@@ -157,7 +154,7 @@ class PoolLineJobs:
             line.custom_id = decoded.custom_id
             decode = DIALECTS[decoded.url]
             asked = await decode(self.gateway, caller, bytes(decoded.body))
-        check_work(self.gateway, caller, asked.work, asked.field)
+        check_work(self.gateway, caller.name, asked.work, asked.field)
         return asked
 
     def _job(self, line: "_RunningLine", asked: DecodedLine, caller: ApiCaller) -> Job:
@@ -192,17 +189,28 @@ class PoolLineJobs:
             return self.gateway.access.submit(job, caller)
         return None
 
+    @contextmanager
+    def _cancellable(self, batch_id: str, job_id: JobId) -> Iterator[None]:
+        """Let a job be cancelled with its batch within the block."""
+        jobs = self._open.setdefault(batch_id, set())
+        jobs.add(job_id)
+        try:
+            yield
+        finally:
+            jobs.remove(job_id)
+            if not jobs:
+                del self._open[batch_id]
+
     async def _result(
         self, line: "_RunningLine", asked: DecodedLine, job_id: JobId, outcome: Outcome
     ) -> LineResult:
         """Return the result of a job that is done.  Raises JobError."""
-        moderation = self.gateway.moderation_for(line.request.batch.owner)
-        if moderation is not None and not isinstance(asked.work, Embedding):
-            outcome = moderation.filter_outcome(outcome)
+        owner = line.request.batch.owner
+        shown = shown_outcome(self.gateway, owner, asked.work, outcome)
         created = int(self.gateway.clock.wall())
 
         def encode() -> bytes:
-            body = asked.encode(job_id, outcome, created)
+            body = asked.encode(job_id, shown, created)
             return encode_response(line.custom_id, job_id, body)
 
         return LineResult(line.request.line, await asyncio.to_thread(encode))

@@ -1,12 +1,13 @@
-"""Messages, tools and tool calls in the form of ``Chat``, which dialects translate to.
+"""Messages and tool calls in the form of ``Chat``, which dialects translate to.
 
 Source: OpenAI's API reference, "Create chat completion".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON
+
+MESSAGES_MAX = 16_384  # far more than any context holds
 
 Message = Mapping[str, JSON]
 
@@ -82,41 +83,6 @@ def result_with_images(
     shown = text_part(f"Image in the result of {call_id}:")
     text = text or "The result is the image in the next message."
     return tool_result(call_id, text), [shown, *images]
-
-
-def function_tool(
-    name: str,
-    *,
-    description: str | None = None,
-    parameters: Mapping[str, JSON] | None = None,
-    strict: bool | None = None,
-) -> Mapping[str, JSON]:
-    """Return a function that the model may call; ``parameters`` is a JSON schema."""
-    function: dict[str, JSON] = {"name": name}
-    for field, value in (
-        ("description", description),
-        ("parameters", parameters),
-        ("strict", strict),
-    ):
-        if value is not None:
-            function[field] = value
-    return {"type": "function", "function": function}
-
-
-def chosen_tool(name: str) -> Mapping[str, JSON]:
-    """Return the option ``tool_choice`` that makes the model call one function."""
-    return {"type": "function", "function": {"name": name}}
-
-
-def check_tools(names: Sequence[str], chosen: str | None) -> None:
-    """Check that the functions differ, and include the ``chosen`` one.
-
-    Raises InvalidRequest.
-    """
-    if len(set(names)) < len(names):
-        raise InvalidRequest("tools: two functions have the same name", "tools")
-    if chosen is not None and chosen not in names:
-        raise InvalidRequest(f"tool_choice: there is no tool {chosen!r}", "tool_choice")
 
 
 def joined(texts: Iterable[str]) -> str:

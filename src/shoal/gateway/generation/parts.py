@@ -196,8 +196,10 @@ class PartReader:
 def call_arguments(text: str) -> dict[str, JSON] | None:
     """Return the arguments of a tool call; None if the text is no object, or not yet.
 
-    Lone surrogates become U+FFFD.
+    Without text there are none.  Lone surrogates become U+FFFD.
     """
+    if not text.strip():
+        return {}
     try:
         arguments = msgspec.json.decode(well_formed(text))
     except (msgspec.DecodeError, RecursionError):

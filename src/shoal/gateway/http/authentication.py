@@ -1,6 +1,6 @@
 """Authenticates callers: by API key, or as a program on this machine."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from multidict import CIMultiDictProxy
 
@@ -41,6 +41,15 @@ def authorization_in(headers: Mapping[str, str]) -> str | None:
     return f"Bearer {bare}"
 
 
+KEY_PREFIX = "sk-shoal-"
+KEY_START = len(KEY_PREFIX) + 4  # characters that are shown, to recognise a key by
+
+
+def shown_start(secret: str) -> str:
+    """Return the start of a key for people; empty for one that an operator chose."""
+    return secret[:KEY_START] if secret.startswith(KEY_PREFIX) else ""
+
+
 class Keyring:
     """The keys that the coordinator was started with, and those created since.
 
@@ -58,9 +67,16 @@ class Keyring:
             raise ConfigError(f"the API key {empty[0]} is empty")
         self.cache = book
         self._first = {
-            digest_of(key): Key("", name, digest_of(key), "", Scope.ADMIN, 0.0)
+            digest_of(key): Key(
+                "", name, digest_of(key), shown_start(key), Scope.ADMIN, 0.0
+            )
             for name, key in first.items()
         }
+
+    @property
+    def first(self) -> Collection[Key]:
+        """The keys that the coordinator was started with."""
+        return self._first.values()
 
     def authenticate(
         self, authorization: str | None, at: float, *, exact: bool = False

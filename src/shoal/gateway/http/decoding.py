@@ -18,7 +18,7 @@ from shoal.domain.json_limits import (
     is_too_deep,
 )
 from shoal.domain.work import JSON
-from shoal.gateway.http.ids import job_id_of
+from shoal.gateway.http.answer_ids import job_id_of
 from shoal.gateway.http.responses import well_formed
 
 T = TypeVar("T")
@@ -37,6 +37,15 @@ FreeObject = Annotated[
 
 Few bytes can make many values, so free objects have a limit of their own.
 """
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, Meta(max_length=64)],
+        Annotated[str, Meta(max_length=512)],
+    ],
+    Meta(max_length=16),
+]
+"""What clients note about an object of OpenAI's API, with its limits."""
 
 Ignored = msgspec.Raw
 """A field that is never read."""
@@ -136,12 +145,23 @@ def validation_error(text: str, within: str = "") -> InvalidRequest:
     assert found is not None  # it matches anything
     what, path = found["what"], (found["path"] or "").removeprefix("$")
     path = f"{within}{path}".lstrip(".")
-    if missing := _MISSING.match(what):
-        path = f"{path}.{missing['field']}".lstrip(".")
-        what = "required, but missing"
+    if lacking := _MISSING.match(what):
+        return missing(f"{path}.{lacking['field']}".lstrip("."))
     if not path:
         return InvalidRequest(f"the body: {what[0].lower()}{what[1:]}")
     return InvalidRequest(f"{path}: {what[0].lower()}{what[1:]}", path)
+
+
+def missing(field: str) -> InvalidRequest:
+    """Return the error for a field that a request has to have."""
+    return InvalidRequest(f"{field}: required, but missing", field)
+
+
+def required(value: T | UnsetType | None, field: str) -> T:
+    """Return the value of a field.  Raises InvalidRequest if it is missing or null."""
+    if value is None or isinstance(value, UnsetType):
+        raise missing(field)
+    return value
 
 
 def unsupported(field: str, value: str = "") -> InvalidRequest:

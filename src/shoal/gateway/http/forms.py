@@ -4,8 +4,8 @@ Source: RFC 7578.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,10 +13,12 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from shoal.domain.errors import InvalidRequest, TooSlow
+from shoal.gateway.http.decoding import missing
 from shoal.gateway.http.media_types import FORM_TYPE
 
 PIECE = 1 << 18  # bytes that are passed on at a time
 PIECE_TIMEOUT = 60.0  # seconds for a client to send a piece
+RATE_MIN = 16 << 10  # bytes a second of a whole form, which has PIECE_TIMEOUT besides
 FIELD_MAX = 4096  # bytes of a field that is not the file
 FIELDS_MAX = 32
 NAME_MAX = 255  # characters of a file's name
@@ -43,6 +45,20 @@ class ReceivedForm:
     lists: dict[str, list[str]] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class SendingPace:
+    """How slowly a client may send a form: seconds waited for the bytes received."""
+
+    waited: float = 0.0
+    received: int = 0
+
+    @property
+    def allowance(self) -> float:
+        """The seconds that may pass until more of it comes."""
+        left = PIECE_TIMEOUT + self.received / RATE_MIN - self.waited
+        return min(PIECE_TIMEOUT, left)
+
+
 async def receive_form(request: web.Request, file: FileWriter) -> ReceivedForm:
     """Receive a form; its field ``file`` is written to ``file``.
 
@@ -51,57 +67,70 @@ async def receive_form(request: web.Request, file: FileWriter) -> ReceivedForm:
     if request.content_type != FORM_TYPE or "Content-Encoding" in request.headers:
         raise InvalidRequest(f"expected {FORM_TYPE} without a Content-Encoding")
     form = ReceivedForm()
-    received = 0
-    with _reading():
+    pace = SendingPace()
+    count = 0
+    async with _reading(pace):
         reader = await request.multipart()
-    while (part := await _next_part(reader)) is not None:
-        received += 1
-        if received > FIELDS_MAX:
+    while (part := await _next_part(reader, pace)) is not None:
+        count += 1
+        if count > FIELDS_MAX:
             raise InvalidRequest(f"the form has more than {FIELDS_MAX} fields")
-        await _receive_part(part, form, file)
+        await _receive_part(part, form, file, pace)
     if not form.file_name:
-        raise InvalidRequest("file: required, but missing", "file")
+        raise missing("file")
     return form
 
 
-@contextmanager
-def _reading() -> Iterator[None]:
-    """Translate the errors of aiohttp's reader, and of no other code."""
+@asynccontextmanager
+async def _reading(pace: SendingPace) -> AsyncIterator[None]:
+    """Wait for the client within the block, which has aiohttp's reader alone.
+
+    Raises InvalidRequest in place of the reader's errors, TooSlow.
+    """
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
     try:
-        yield
+        async with asyncio.timeout(pace.allowance):
+            yield
     except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
         raise InvalidRequest(f"the form is malformed: {error}") from error
     except web.RequestPayloadError as error:
         raise InvalidRequest(f"the body is damaged: {error}") from error
     except TimeoutError:
-        raise TooSlow(f"no more of the body came for {PIECE_TIMEOUT:g} s") from None
+        raise TooSlow(
+            f"the body came too slowly, {pace.received} bytes of it: send at least "
+            f"{RATE_MIN} bytes a second, and some every {PIECE_TIMEOUT:g} s"
+        ) from None
+    finally:
+        pace.waited += loop.time() - begun
 
 
-async def _next_part(reader: MultipartReader) -> BodyPartReader | None:
-    with _reading():
-        async with asyncio.timeout(PIECE_TIMEOUT):
-            part = await reader.next()
+async def _next_part(
+    reader: MultipartReader, pace: SendingPace
+) -> BodyPartReader | None:
+    async with _reading(pace):
+        part = await reader.next()
     if isinstance(part, MultipartReader):
         raise InvalidRequest("the form has a form in it")
     return part
 
 
 async def _receive_part(
-    part: BodyPartReader, form: ReceivedForm, file: FileWriter
+    part: BodyPartReader, form: ReceivedForm, file: FileWriter, pace: SendingPace
 ) -> None:
     name = part.name or ""
     if name == "file":
         if form.file_name:
             raise InvalidRequest("file: given more than once", "file")
         form.file_name = (part.filename or "file")[:NAME_MAX]
-        while piece := await _read(part):
+        while piece := await _read(part, pace):
             await file.write(piece)
         return
     shown = name[:80]
     if name in form.fields:
         raise InvalidRequest(f"{shown}: given more than once", shown)
     text = bytearray()
-    while piece := await _read(part):
+    while piece := await _read(part, pace):
         text += piece
         if len(text) > FIELD_MAX:
             raise InvalidRequest(f"{shown}: more than {FIELD_MAX} bytes", shown)
@@ -115,7 +144,8 @@ async def _receive_part(
         form.fields[name] = value
 
 
-async def _read(part: BodyPartReader) -> bytes:
-    with _reading():
-        async with asyncio.timeout(PIECE_TIMEOUT):
-            return bytes(await part.read_chunk(PIECE))
+async def _read(part: BodyPartReader, pace: SendingPace) -> bytes:
+    async with _reading(pace):
+        piece = bytes(await part.read_chunk(PIECE))
+    pace.received += len(piece)
+    return piece

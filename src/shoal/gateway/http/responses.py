@@ -168,13 +168,14 @@ async def write(
     data: bytes,
     *,
     last: bool = False,
+    timeout: float = WRITE_TIMEOUT,
 ) -> None:
     """Write ``data``, and the end of the response if it is the ``last``.
 
-    Raises ClientGone.
+    Raises ClientGone, also if the client does not read it within ``timeout`` seconds.
     """
     try:
-        async with asyncio.timeout(WRITE_TIMEOUT):
+        async with asyncio.timeout(timeout):
             await (response.write_eof(data) if last else response.write(data))
     except TimeoutError:
         raise _abort(request) from None

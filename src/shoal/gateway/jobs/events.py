@@ -29,6 +29,8 @@ from shoal.domain.facts import (
     JobUnhedged,
     LateResult,
     ReceiptPresented,
+    WorkerApproved,
+    WorkerDisapproved,
     WorkerDismissed,
     WorkerDistrusted,
     WorkerDraining,
@@ -253,6 +255,8 @@ def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:
             | WorkerLeft()
             | WorkerSuspended()
             | WorkerResumed()
+            | WorkerApproved()
+            | WorkerDisapproved()
             | WorkerDismissed()
             | WorkerMarked()
             | WorkerTrusted()

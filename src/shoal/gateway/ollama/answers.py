@@ -208,7 +208,7 @@ class OllamaStream:
     def _ended(self, part: Part) -> bytes:
         if part.kind is not PartKind.TOOL_CALL:
             return b""
-        if _arguments(part) is None:
+        if call_arguments(part.text) is None:
             fields = self._answer.shape.fields(part.text)
         else:
             fields = self._answer.shape.fields("", calls=[_call(part, self._calls)])
@@ -224,25 +224,21 @@ def _is_text(part: Part) -> bool:
         case PartKind.REASONING:
             return False
         case PartKind.TOOL_CALL:
-            return _arguments(part) is None
+            return call_arguments(part.text) is None
 
 
 def _calls(parts: Sequence[Part]) -> list[Part]:
     return [
         part
         for part in parts
-        if part.kind is PartKind.TOOL_CALL and _arguments(part) is not None
+        if part.kind is PartKind.TOOL_CALL and call_arguments(part.text) is not None
     ]
 
 
 def _call(part: Part, index: int) -> dict[str, Any]:
-    function = {"index": index, "name": part.name, "arguments": _arguments(part)}
+    arguments = call_arguments(part.text)
+    function = {"index": index, "name": part.name, "arguments": arguments}
     return {"id": part.call_id, "function": function}
-
-
-def _arguments(part: Part) -> dict[str, Any] | None:
-    """Return the arguments of a call; None if the model wrote no object."""
-    return call_arguments(part.text or "{}")
 
 
 def _nanoseconds(seconds: float) -> int:

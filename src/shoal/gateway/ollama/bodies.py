@@ -10,15 +10,19 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.options import CHAT_OPTIONS
+from shoal.gateway.generation.embeddings import DIMENSIONS_MAX
+from shoal.gateway.generation.messages import MESSAGES_MAX
 from shoal.gateway.generation.options import body_type
+from shoal.gateway.generation.tools import (
+    CALL_ID_MAX,
+    CALLS_MAX,
+    TOOLS_MAX,
+    FunctionName,
+)
 from shoal.gateway.http.decoding import FreeObject, Ignored, ModelName, Temperature
 
-MESSAGES_MAX = 16_384  # far more than any context holds
-TOOLS_MAX = 128
-CALLS_MAX = 1024
 IMAGES_MAX = 64
 STOPS_MAX = 16
-FUNCTION_NAME_MAX = 128  # characters
 PREDICT_MAX = 2**31 - 1
 
 SHARED_OPTIONS = (
@@ -58,13 +62,13 @@ OllamaOptions = body_type("OllamaOptions", ModelOptions, OPTIONS)
 
 
 class CalledOllamaFunction(msgspec.Struct, frozen=True):
-    name: Annotated[str, Meta(min_length=1, max_length=FUNCTION_NAME_MAX)]
+    name: FunctionName
     arguments: FreeObject | UnsetType = UNSET
 
 
 class OllamaToolCall(msgspec.Struct, frozen=True):
     function: CalledOllamaFunction
-    id: Annotated[str, Meta(max_length=256)] | None = None
+    id: Annotated[str, Meta(max_length=CALL_ID_MAX)] | None = None
 
 
 class OllamaMessage(msgspec.Struct, frozen=True):
@@ -76,11 +80,11 @@ class OllamaMessage(msgspec.Struct, frozen=True):
         None
     )
     tool_name: str | None = None
-    tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
+    tool_call_id: Annotated[str, Meta(max_length=CALL_ID_MAX)] | None = None
 
 
 class OllamaFunction(msgspec.Struct, frozen=True):
-    name: Annotated[str, Meta(min_length=1, max_length=FUNCTION_NAME_MAX)]
+    name: FunctionName
     description: str | None = None
     parameters: FreeObject | UnsetType = UNSET
 
@@ -129,7 +133,7 @@ class OllamaEmbed(msgspec.Struct, frozen=True):
 
     model: ModelName
     input: str | list[str] | None = None
-    dimensions: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=DIMENSIONS_MAX)] | None = None
     truncate: bool | None = None
     options: Ignored | UnsetType = UNSET
     keep_alive: Ignored | UnsetType = UNSET

@@ -10,10 +10,10 @@ import msgspec
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import Embedding
+from shoal.gateway.generation.embeddings import INPUTS_MAX
 from shoal.gateway.http.decoding import decode
 from shoal.gateway.ollama.answers import Stopwatch
 from shoal.gateway.ollama.bodies import OllamaEmbed, OllamaEmbedOne
-from shoal.gateway.openai.embeddings import INPUTS_MAX
 
 _several = msgspec.json.Decoder(OllamaEmbed)
 _one = msgspec.json.Decoder(OllamaEmbedOne)

@@ -9,17 +9,17 @@ from dataclasses import replace
 import msgspec
 from aiohttp import web
 
-from shoal.domain.errors import CannotDo, InvalidRequest, NotFound, UnknownModel
+from shoal.domain.errors import CannotDo, UnknownModel
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Embedding
 from shoal.gateway.context import Gateway
-from shoal.gateway.generation.answering import answer, run_whole
-from shoal.gateway.generation.vectors import LARGE_ANSWER, vectors_of
+from shoal.gateway.generation.embeddings import LARGE_ANSWER, vectors_of
+from shoal.gateway.generation.job_answers import answer, answer_inputs
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.decoding import decode
+from shoal.gateway.http.decoding import decode, missing
 from shoal.gateway.http.media_types import NDJSON_TYPE, TEXT_TYPE
 from shoal.gateway.http.responses import json_bytes_response, json_response
-from shoal.gateway.model_summaries import model_summaries, model_summary
+from shoal.gateway.model_summaries import model_summaries, model_summary, seen_by
 from shoal.gateway.ollama.answers import AnswerShape, OllamaAnswer, Stopwatch
 from shoal.gateway.ollama.bodies import OllamaModelName
 from shoal.gateway.ollama.embeddings import (
@@ -44,7 +44,6 @@ from shoal.gateway.ollama.requests import (
     decode_ollama_chat,
     decode_ollama_prompt,
 )
-from shoal.gateway.openai.models import seen_by
 from shoal.ledger.canonical import to_time
 
 RUNNING = "Ollama is running"  # clients compare it
@@ -150,20 +149,6 @@ async def refuse_management(
     )
 
 
-class OllamaElsewhere(NotFound):
-    """A request for this API came to the root of the other port."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "Ollama's API is not at the root of this port: add /ollama to the address "
-            "(http://HOST:PORT/ollama), or use the port of `shoal serve --ollama-port`"
-        )
-
-
-async def tell_address(gateway: Gateway, request: web.Request) -> web.Response:
-    raise OllamaElsewhere
-
-
 async def show_version(gateway: Gateway, request: web.Request) -> web.Response:
     return json_response(OllamaVersion())
 
@@ -182,7 +167,7 @@ def decode_model_name(data: bytes) -> OllamaModelName:
     """
     body = decode(_names, data)
     if not (name := body.model or body.name):
-        raise InvalidRequest("model: required, but missing", "model")
+        raise missing("model")
     return msgspec.structs.replace(body, model=name)
 
 
@@ -234,7 +219,7 @@ async def _embed(
         model_summary(gateway.hub.pool, name, seen_by(caller))
         return Outcome(""), 0
     work: Embedding = replace(asked.work, model=name)
-    _, outcome, usage = await run_whole(gateway, request, caller, work, field=field)
+    _, outcome, usage = await answer_inputs(gateway, request, caller, work, field=field)
     return outcome, usage.prompt_tokens
 
 

@@ -6,29 +6,24 @@ each result belongs to the first call without one.
 Source: Ollama's API reference, "Generate a chat completion".
 """
 
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON
 from shoal.gateway.generation.messages import (
     Message,
     assistant_message,
-    check_tools,
     content_of,
     data_url,
-    function_tool,
     image_part,
     text_part,
     tool_call,
     tool_result,
 )
-from shoal.gateway.http.decoding import (
-    OBJECT_MAX,
-    decode_object,
-    is_given,
-    size_of,
-    unsupported,
-)
+from shoal.gateway.generation.tools import RequestedFunction, function_tools
+from shoal.gateway.http.decoding import unsupported
 from shoal.gateway.ollama.bodies import OllamaMessage, OllamaTool
 from shoal.gateway.ollama.options import decoded_arguments
 
@@ -61,10 +56,9 @@ def translate_tools(tools: Sequence[OllamaTool]) -> list[JSON]:
 
     Raises InvalidRequest.
     """
-    if sum(size_of(tool.function.parameters) for tool in tools) > OBJECT_MAX:
-        raise InvalidRequest(f"tools: more than {OBJECT_MAX} bytes", "tools")
-    check_tools([tool.function.name for tool in tools], None)
-    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    return function_tools(
+        [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    )
 
 
 def user_content(text: str, images: Sequence[str], path: str) -> JSON:
@@ -78,12 +72,25 @@ def user_content(text: str, images: Sequence[str], path: str) -> JSON:
     return content_of([*parts, text_part(text)])
 
 
+@dataclass(slots=True)
+class _Call:
+    """A call, which at most one result follows."""
+
+    id: str
+    function: str
+    answered: bool = False
+
+
 class _Translator:
     """Translates the messages of one chat, in their order."""
 
     def __init__(self) -> None:
         self._calls = 0  # so far
-        self._unanswered: dict[str, str] = {}  # functions by the calls' ids
+        # All calls in order, and those of a function.  A call is in several: once it is
+        # answered, each drops it when it is the first.
+        self._all: deque[_Call] = deque()
+        self._by_function: defaultdict[str, deque[_Call]] = defaultdict(deque)
+        self._by_id: dict[str, _Call] = {}  # the last of each id
 
     def translate(self, message: OllamaMessage, path: str) -> Message:
         text = message.content or ""
@@ -127,18 +134,25 @@ class _Translator:
         given = message.tool_calls[number]
         name = given.function.name
         at = f"{path}.tool_calls[{number}].function.arguments"
-        call_id = given.id or f"call_{self._calls}"
+        call = _Call(given.id or f"call_{self._calls}", name)
         self._calls += 1
-        self._unanswered[call_id] = name
-        return tool_call(call_id, name, decoded_arguments(given.function.arguments, at))
+        if (replaced := self._by_id.get(call.id)) is not None:
+            replaced.answered = True  # a result of this id is the new one's
+        self._by_id[call.id] = call
+        self._all.append(call)
+        self._by_function[name].append(call)
+        return tool_call(call.id, name, decoded_arguments(given.function.arguments, at))
 
     def _answered_call(self, message: OllamaMessage, path: str) -> str:
         """Return the id of the call that a message has the result of."""
         named, call_id = message.tool_name, message.tool_call_id
-        for each, function in self._unanswered.items():
-            if (not call_id or each == call_id) and (not named or function == named):
-                del self._unanswered[each]
-                return each
+        if call_id:
+            call = self._by_id.get(call_id)
+        else:
+            call = _first_open(self._by_function[named] if named else self._all)
+        if call and not call.answered and named in ("", None, call.function):
+            call.answered = True
+            return call.id
         called = f" of {named[:40]!r}" if named else ""
         raise InvalidRequest(
             f"{path}: the result of a tool, but no call{called} before it is without "
@@ -147,17 +161,19 @@ class _Translator:
         )
 
 
-def _tool(tool: OllamaTool, path: str) -> Mapping[str, JSON]:
+def _first_open(calls: "deque[_Call]") -> _Call | None:
+    """Return the first call without a result; drops those before it."""
+    while calls and calls[0].answered:
+        calls.popleft()
+    return calls[0] if calls else None
+
+
+def _function(tool: OllamaTool, path: str) -> RequestedFunction:
     if tool.type != "function":
         raise unsupported(f"{path}.type", tool.type[:40])
     given = tool.function
-    parameters = None
-    if is_given(given.parameters):
-        at = f"{path}.function.parameters"
-        parameters = decode_object(given.parameters, at)
-    return function_tool(
-        given.name, description=given.description, parameters=parameters
-    )
+    at = f"{path}.function.parameters"
+    return RequestedFunction(given.name, at, given.parameters, given.description)
 
 
 def _image_url(base64: str, path: str) -> str:

@@ -1,6 +1,5 @@
 """The table of Ollama's operations, below a path."""
 
-from collections.abc import Container
 from functools import partial
 
 from shoal.domain.credentials import Scope
@@ -111,20 +110,4 @@ def ollama_operations(prefix: str) -> tuple[Operation, ...]:
             )
             for method, path in MANAGEMENT
         ),
-    )
-
-
-def misdirected_operations(taken: Container[str]) -> tuple[Operation, ...]:
-    """Return operations that tell the address to clients without the prefix.
-
-    Those at paths that are ``taken`` are left out.
-    """
-    return tuple(
-        Operation(
-            *(each.method, each.path, "Tell the address of Ollama's API"),
-            endpoints.tell_address,
-            documented=False,
-        )
-        for each in ollama_operations("")
-        if each.documented and each.path not in taken
     )

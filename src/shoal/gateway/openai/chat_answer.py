@@ -13,7 +13,7 @@ from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome
 from shoal.domain.work import JSON, Chat
-from shoal.gateway.http.ids import CHAT_ID_PREFIX
+from shoal.gateway.http.answer_ids import CHAT_ID_PREFIX
 from shoal.gateway.http.responses import encode_event_text, encode_json
 from shoal.gateway.openai.generation import (
     FINISH_REASONS,

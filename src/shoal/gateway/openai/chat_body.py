@@ -9,7 +9,15 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.options import CHAT_OPTIONS
+from shoal.gateway.generation.messages import MESSAGES_MAX
 from shoal.gateway.generation.options import StopStrings, body_type
+from shoal.gateway.generation.tools import (
+    CALL_ID_MAX,
+    CALLS_MAX,
+    FUNCTION_NAME_MAX,
+    TOOLS_MAX,
+    FunctionName,
+)
 from shoal.gateway.http.decoding import (
     FreeObject,
     Ignored,
@@ -18,10 +26,6 @@ from shoal.gateway.http.decoding import (
     TokenCount,
 )
 from shoal.gateway.openai.generation import StreamOptions
-
-MESSAGES_MAX = 16_384  # far more than any context holds
-TOOLS_MAX = 128
-NAME_MAX = 128  # characters of a function's name
 
 
 class ImageUrl(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -43,12 +47,12 @@ class ContentPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
-    name: Annotated[str, Meta(max_length=NAME_MAX)]
+    name: Annotated[str, Meta(max_length=FUNCTION_NAME_MAX)]
     arguments: str
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    id: Annotated[str, Meta(max_length=256)]
+    id: Annotated[str, Meta(max_length=CALL_ID_MAX)]
     function: CalledFunction
     type: Literal["function"] = "function"
 
@@ -59,16 +63,16 @@ class ChatRequestMessage(msgspec.Struct, frozen=True):
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
-    tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=CALLS_MAX)] | None = None
+    tool_call_id: Annotated[str, Meta(max_length=CALL_ID_MAX)] | None = None
     function_call: Raw | UnsetType = UNSET
 
 
-class FunctionDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
-    name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
-    description: str | UnsetType = UNSET
+class FunctionDefinition(msgspec.Struct, frozen=True):
+    name: FunctionName
+    description: str | None = None
     parameters: FreeObject | UnsetType = UNSET
-    strict: bool | UnsetType | None = UNSET
+    strict: bool | None = None
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -77,7 +81,7 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class ChosenFunction(msgspec.Struct, frozen=True):
-    name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+    name: FunctionName
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -86,7 +90,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class JsonSchema(msgspec.Struct, frozen=True, omit_defaults=True):
-    name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+    name: FunctionName  # of the same length as a function's
     schema: FreeObject | UnsetType = UNSET
     description: str | UnsetType = UNSET
     strict: bool | UnsetType | None = UNSET

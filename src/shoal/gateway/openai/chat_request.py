@@ -11,16 +11,21 @@ from msgspec import UNSET
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.options import CHAT_OPTIONS
 from shoal.domain.work import JSON, Chat
-from shoal.gateway.generation.messages import check_tools
 from shoal.gateway.generation.options import Encoder, requested_options, stop_strings
 from shoal.gateway.generation.request import GenerationRequest
+from shoal.gateway.generation.tools import (
+    RequestedFunction,
+    check_chosen,
+    function_tools,
+    no_tools,
+)
 from shoal.gateway.http.decoding import (
-    OBJECT_MAX,
     decode,
     decode_object,
     is_given,
     is_requested,
-    size_of,
+    missing,
+    required,
     unsupported,
 )
 from shoal.gateway.openai.chat_body import (
@@ -88,7 +93,7 @@ def decode_chat_request(data: bytes) -> GenerationRequest[Chat]:
 
 def _options(body: ChatBody) -> Mapping[str, JSON]:
     options = requested_options(body, CHAT_OPTIONS, OPTION_ENCODERS)
-    _check_tools(body, options)
+    _check_tool_choice(body, options)
     if options.get("top_logprobs") and not options.get("logprobs"):
         raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
     if not options.get("logprobs"):
@@ -97,27 +102,25 @@ def _options(body: ChatBody) -> Mapping[str, JSON]:
 
 
 def _tools(tools: list[Tool]) -> list[JSON]:
-    sizes = (size_of(tool.function.parameters) for tool in tools)
-    if sum(sizes) > OBJECT_MAX:
-        raise InvalidRequest(f"tools: more than {OBJECT_MAX} bytes", "tools")
-    encoded: list[JSON] = []
-    for index, tool in enumerate(tools):
-        given = tool.function
-        function = msgspec.to_builtins(msgspec.structs.replace(given, parameters=UNSET))
-        if is_given(given.parameters):
-            path = f"tools[{index}].function.parameters"
-            function["parameters"] = decode_object(given.parameters, path)
-        encoded.append({"function": function, "type": tool.type})
-    return encoded
+    return function_tools(
+        [
+            RequestedFunction(
+                tool.function.name,
+                f"tools[{index}].function.parameters",
+                tool.function.parameters,
+                tool.function.description,
+                tool.function.strict,
+            )
+            for index, tool in enumerate(tools)
+        ]
+    )
 
 
 def _format(format: ResponseFormat) -> JSON:
     if format.type != "json_schema":
         return {"type": format.type}
     field = "response_format.json_schema"
-    given = format.json_schema
-    if given is UNSET:
-        raise InvalidRequest(f"{field}: required, but missing", field)
+    given = required(format.json_schema, field)
     described = msgspec.to_builtins(msgspec.structs.replace(given, schema=UNSET))
     if is_given(given.schema):
         described["schema"] = decode_object(given.schema, f"{field}.schema")
@@ -131,17 +134,15 @@ OPTION_ENCODERS: Mapping[str, Encoder] = {
 }
 
 
-def _check_tools(body: ChatBody, options: dict[str, JSON]) -> None:
+def _check_tool_choice(body: ChatBody, options: dict[str, JSON]) -> None:
     if not body.tools:
         options.pop("parallel_tool_calls", None)
         if options.pop("tool_choice", "none") not in ("none", "auto"):
-            raise InvalidRequest("tool_choice: there are no tools", "tool_choice")
+            raise no_tools()
         return
-    chosen = body.tool_choice
-    check_tools(
-        [tool.function.name for tool in body.tools],
-        chosen.function.name if isinstance(chosen, ToolChoice) else None,
-    )
+    if isinstance(body.tool_choice, ToolChoice):
+        names = [tool.function.name for tool in body.tools]
+        check_chosen(body.tool_choice.function.name, names)
 
 
 def _message(message: ChatRequestMessage, path: str) -> Mapping[str, JSON]:
@@ -163,8 +164,7 @@ def _message(message: ChatRequestMessage, path: str) -> Mapping[str, JSON]:
         decoded["name"] = message.name
     if message.role == "tool":
         if not message.tool_call_id:
-            field = f"{path}.tool_call_id"
-            raise InvalidRequest(f"{field}: required, but missing", field)
+            raise missing(f"{path}.tool_call_id")
         decoded["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         if message.role != "assistant":
@@ -198,8 +198,5 @@ def _part(part: ContentPart, path: str, index: int) -> dict[str, JSON]:
         return {"type": "text", "text": part.refusal}
     if part.type not in ("text", "image_url", "input_audio"):
         raise unsupported(f"{path}[{index}].type", part.type[:40])
-    value = getattr(part, part.type)
-    if value is UNSET:
-        field = f"{path}[{index}].{part.type}"
-        raise InvalidRequest(f"{field}: required, but missing", field)
+    value = required(getattr(part, part.type), f"{path}[{index}].{part.type}")
     return {"type": part.type, part.type: msgspec.to_builtins(value)}

@@ -13,7 +13,11 @@ from msgspec import UNSET, Meta, UnsetType
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import JSON, Embedding
-from shoal.gateway.generation.vectors import vectors_of
+from shoal.gateway.generation.embeddings import (
+    DIMENSIONS_MAX,
+    INPUTS_MAX,
+    vectors_of,
+)
 from shoal.gateway.http.decoding import Ignored, ModelName, decode
 from shoal.gateway.openai.text_or_tokens import (
     BODY_VALUES_MAX,
@@ -21,9 +25,6 @@ from shoal.gateway.openai.text_or_tokens import (
     TextOrTokens,
     decode_text_or_tokens,
 )
-
-INPUTS_MAX = 2048  # texts in one request, as with OpenAI
-DIMENSIONS_MAX = 1 << 16
 
 
 class CreateEmbedding(msgspec.Struct, frozen=True):

@@ -17,9 +17,11 @@ from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Completion
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.answer_form import AnswerForm
-from shoal.gateway.generation.answering import answer, run_whole, stored_error
-from shoal.gateway.generation.vectors import LARGE_ANSWER
+from shoal.gateway.generation.embeddings import LARGE_ANSWER
+from shoal.gateway.generation.job_answers import answer, answer_inputs
+from shoal.gateway.generation.stored_ends import stored_end
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_bytes_response
 from shoal.gateway.openai.chat_answer import ChatChunkEncoder, encode_chat_completion
@@ -66,7 +68,9 @@ async def create_embeddings(
     if asked.tokens:
         texts = await gateway.token_texts.decode(asked.tokens, "input")
     work = asked.work(texts)
-    _, outcome, usage = await run_whole(gateway, request, caller, work, field="input")
+    _, outcome, usage = await answer_inputs(
+        gateway, request, caller, work, field="input"
+    )
     if len(outcome.choices) <= LARGE_ANSWER:
         return json_bytes_response(encode_embeddings(asked, outcome, usage))
     return json_bytes_response(
@@ -78,7 +82,7 @@ async def create_rerank(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     asked = await gateway.bodies.decode(request, caller.name, decode_rerank_request)
-    job_id, outcome, usage = await run_whole(
+    job_id, outcome, usage = await answer_inputs(
         gateway, request, caller, asked.work, field="documents"
     )
     return json_bytes_response(encode_ranking(job_id, asked, outcome, usage))
@@ -90,7 +94,7 @@ async def create_transcription(
     form, audio = await gateway.bodies.receive_form(request, caller.name, AUDIO_MAX)
     decode = partial(decode_transcription_request, form)
     asked = await gateway.bodies.decode_bytes(audio, caller.name, decode)
-    _, outcome, usage = await run_whole(
+    _, outcome, usage = await answer_inputs(
         gateway, request, caller, asked.work, field="prompt"
     )
     encoded = encode_transcription(asked.answer_format, outcome, usage)
@@ -128,22 +132,19 @@ async def show_result(
     request: web.Request,
     caller: ApiCaller,
     *,
-    prefix: str,
     type_: type[Chat | Completion],
 ) -> web.Response:
-    job_id = JobId(request.match_info["id"].removeprefix(prefix))
+    job_id = job_id_in(request)
     stored = await _ended_job(gateway, job_id, caller)
     record_of(request).job_id = job_id
     work = stored.job.work
     if not isinstance(work, type_):
         raise NotFound(f"job {job_id} is of another kind: {stored.job.kind.value}")
-    if stored.outcome is None:
-        raise stored_error(stored)
-    outcome, moderation = stored.outcome, gateway.moderation_for(stored.job.owner)
-    if moderation is not None:
-        outcome = moderation.filter_outcome(outcome)
+    end = stored_end(gateway, stored)
+    if isinstance(end, ShoalError):
+        raise end
     return json_bytes_response(
-        answer_form(work).encode(job_id, outcome, int(stored.submitted_at))
+        answer_form(work).encode(job_id, end, int(stored.submitted_at))
     )
 
 

@@ -12,7 +12,6 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from shoal.domain.credentials import Scope
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.responses import json_response
@@ -20,6 +19,7 @@ from shoal.gateway.model_summaries import (
     ModelSummary,
     model_summaries,
     model_summary,
+    seen_by,
 )
 
 
@@ -63,11 +63,6 @@ async def show_model(
     name = request.match_info["model"]
     shown = model_summary(gateway.hub.pool, name, seen_by(caller))
     return json_response(_model_object(gateway, shown))
-
-
-def seen_by(caller: ApiCaller) -> str | None:
-    """Return the owner whose models a caller sees; None: it sees all."""
-    return None if caller.has_scope(Scope.ADMIN) else caller.name
 
 
 def _model_object(gateway: Gateway, model: ModelSummary) -> ModelObject:

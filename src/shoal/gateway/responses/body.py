@@ -9,31 +9,21 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.options import CHAT_OPTIONS
+from shoal.gateway.generation.messages import MESSAGES_MAX
 from shoal.gateway.generation.options import StopStrings, body_type
+from shoal.gateway.generation.tools import CALL_ID_MAX, FUNCTION_NAME_MAX, TOOLS_MAX
 from shoal.gateway.http.decoding import (
     FreeObject,
     Ignored,
+    Metadata,
     ModelName,
     Temperature,
     TokenCount,
 )
 
-ITEMS_MAX = 16_384  # far more than any context holds
-TOOLS_MAX = 128
-NAME_MAX = 128  # characters of a function's name
-ID_MAX = 256  # characters
-
-Id = Annotated[str, Meta(max_length=ID_MAX)]
-Name = Annotated[str, Meta(max_length=NAME_MAX)]
+Id = Annotated[str, Meta(max_length=CALL_ID_MAX)]
+Name = Annotated[str, Meta(max_length=FUNCTION_NAME_MAX)]
 Word = Annotated[str, Meta(max_length=64)]
-
-Metadata = Annotated[
-    dict[
-        Annotated[str, Meta(max_length=64)],
-        Annotated[str, Meta(max_length=512)],
-    ],
-    Meta(max_length=16),
-]
 
 
 class ResponseInputPart(msgspec.Struct, frozen=True):
@@ -108,7 +98,7 @@ class ResponseBody(msgspec.Struct, frozen=True):
     # Its other options are added from the table ``CHAT_OPTIONS``.
 
     model: ModelName
-    input: str | Annotated[list[ResponseInputItem], Meta(max_length=ITEMS_MAX)]
+    input: str | Annotated[list[ResponseInputItem], Meta(max_length=MESSAGES_MAX)]
     instructions: str | None = None
     previous_response_id: Id | None = None
     max_output_tokens: TokenCount | None = None

@@ -18,11 +18,8 @@ from shoal.domain.job import Job
 from shoal.domain.work import Chat
 from shoal.gateway.context import Gateway
 from shoal.gateway.generation.answer_form import AnswerForm
-from shoal.gateway.generation.answering import (
-    answer_whole,
-    check_work,
-    stream_answer,
-)
+from shoal.gateway.generation.job_answers import answer_whole, stream_answer
+from shoal.gateway.generation.moderation import check_work
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import read_query
 from shoal.gateway.http.request_record import record_of
@@ -83,7 +80,7 @@ async def create_response(
     decode = partial(decode_response_request, created=created)
     asked = storable(caller, await gateway.bodies.decode(request, caller.name, decode))
     chat = await chat_of(gateway, caller, asked)
-    moderation = check_work(gateway, caller, chat, "input")
+    check_work(gateway, caller.name, chat, "input")
     job = build_job(
         *(gateway, request, chat, caller),
         session=asked.fields.prompt_cache_key or "",
@@ -95,12 +92,12 @@ async def create_response(
             job.terms, api_fields=asked.fields.encode(), detached=background
         )
         job = replace(job, terms=terms)
-    form = _answer_form(asked, job)
     if asked.fields.background:
         return await _run_in_background(gateway, request, caller, job, asked)
+    form = _answer_form(asked, job)
     if asked.stream:
-        return await stream_answer(gateway, request, caller, job, form, moderation)
-    return await answer_whole(gateway, request, caller, job, form, moderation)
+        return await stream_answer(gateway, request, caller, job, form)
+    return await answer_whole(gateway, request, caller, job, form)
 
 
 async def show_response(

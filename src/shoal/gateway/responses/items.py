@@ -23,7 +23,7 @@ from shoal.gateway.generation.messages import (
     tool_result,
 )
 from shoal.gateway.generation.parts import Part, PartKind
-from shoal.gateway.http.decoding import unsupported
+from shoal.gateway.http.decoding import required, unsupported
 from shoal.gateway.responses.body import ResponseInputItem, ResponseInputPart
 
 ROLES: Mapping[str, str] = {
@@ -68,16 +68,16 @@ def decode_item(item: ResponseInputItem, path: str) -> Sequence[InputItem]:
         case "message" | None:
             return _decode_message(item, path)
         case "function_call":
-            name = _required(item.name, f"{path}.name")
-            call_id = _required(item.call_id, f"{path}.call_id")
-            arguments = _required(item.arguments, f"{path}.arguments")
+            name = required(item.name, f"{path}.name")
+            call_id = required(item.call_id, f"{path}.call_id")
+            arguments = required(item.arguments, f"{path}.arguments")
             return [Part(PartKind.TOOL_CALL, arguments, call_id, name)]
         case "function_call_output":
             return _decode_output(item, path)
         case "reasoning":
             return [Part(PartKind.REASONING, _reasoning_text(item))]
         case "item_reference":
-            return [ItemReference(_required(item.id, f"{path}.id"), path)]
+            return [ItemReference(required(item.id, f"{path}.id"), path)]
         case _:
             raise unsupported(f"{path}.type", item.type[:40])
 
@@ -172,7 +172,7 @@ def _call_part(call: Mapping[str, JSON]) -> Part:
 
 
 def _decode_message(item: ResponseInputItem, path: str) -> Sequence[InputItem]:
-    role = _required(item.role, f"{path}.role")
+    role = required(item.role, f"{path}.role")
     content = item.content if item.content is not None else ""
     if role == "assistant":
         return list(_assistant_parts(content, f"{path}.content"))
@@ -204,21 +204,21 @@ def _assistant_parts(
     for index, part in enumerate(content):
         field = f"{path}[{index}]"
         if part.type == "refusal":
-            yield Part(PartKind.REFUSAL, _required(part.refusal, f"{field}.refusal"))
+            yield Part(PartKind.REFUSAL, required(part.refusal, f"{field}.refusal"))
         else:
             yield Part(PartKind.TEXT, _text(part, field))
 
 
 def _decode_part(part: ResponseInputPart, path: str) -> Mapping[str, JSON]:
     if part.type == "input_image":
-        return image_part(_required(part.image_url, f"{path}.image_url"), part.detail)
+        return image_part(required(part.image_url, f"{path}.image_url"), part.detail)
     return text_part(_text(part, path))
 
 
 def _decode_output(item: ResponseInputItem, path: str) -> Sequence[ChatItem]:
-    call_id, output = _required(item.call_id, f"{path}.call_id"), item.output
+    call_id, output = required(item.call_id, f"{path}.call_id"), item.output
     if output is None or isinstance(output, str):
-        return [tool_result(call_id, _required(output, f"{path}.output"))]
+        return [tool_result(call_id, required(output, f"{path}.output"))]
     parts = [
         _decode_part(part, f"{path}.output[{index}]")
         for index, part in enumerate(output)
@@ -241,10 +241,4 @@ def _reasoning_text(item: ResponseInputItem) -> str:
 def _text(part: ResponseInputPart, path: str) -> str:
     if part.type not in TEXT_PARTS:
         raise unsupported(f"{path}.type", part.type[:40])
-    return _required(part.text, f"{path}.text")
-
-
-def _required(value: str | None, path: str) -> str:
-    if value is None:
-        raise InvalidRequest(f"{path}: required, but missing", path)
-    return value
+    return required(part.text, f"{path}.text")

@@ -11,24 +11,27 @@ import msgspec
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON, Chat
 from shoal.gateway.generation.messages import (
+    MESSAGES_MAX,
     Message,
-    check_tools,
-    chosen_tool,
-    function_tool,
 )
 from shoal.gateway.generation.options import requested_options, stop_strings
 from shoal.gateway.generation.parts import Part
+from shoal.gateway.generation.tools import (
+    RequestedFunction,
+    check_chosen,
+    chosen_tool,
+    function_tools,
+    no_tools,
+)
 from shoal.gateway.http.decoding import (
-    OBJECT_MAX,
     decode,
     decode_object,
     is_given,
     is_requested,
-    size_of,
+    missing,
     unsupported,
 )
 from shoal.gateway.responses.body import (
-    ITEMS_MAX,
     RESPONSE_OPTIONS,
     CreateResponse,
     ResponseBody,
@@ -102,8 +105,8 @@ class ResponseRequest:
         messages = [*earlier, *messages_of(items)]
         if not messages:
             raise InvalidRequest("input: there is no message in it", "input")
-        if len(messages) > ITEMS_MAX:
-            text = f"previous_response_id: more than {ITEMS_MAX} messages with it"
+        if len(messages) > MESSAGES_MAX:
+            text = f"previous_response_id: more than {MESSAGES_MAX} messages with it"
             raise InvalidRequest(text, "previous_response_id")
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
@@ -190,16 +193,12 @@ def _tool_options(body: ResponseBody, parallel: JSON) -> Mapping[str, JSON]:
     if isinstance(choice, ResponseToolChoice):
         if allowed is None and choice.type != "function":
             raise unsupported("tool_choice.type", choice.type[:40])
-        for name in [choice.name] if allowed is None else allowed:
-            check_tools(names, name or "")
-    else:
-        check_tools(names, None)
+        for name in [choice.name or ""] if allowed is None else allowed:
+            check_chosen(name, names)
     if not tools:
         if choice == "required":
-            raise InvalidRequest("tool_choice: there are no tools", "tool_choice")
+            raise no_tools()
         return {}
-    if sum(size_of(tool.parameters) for tool in tools) > OBJECT_MAX:
-        raise InvalidRequest(f"tools: more than {OBJECT_MAX} bytes", "tools")
     options: dict[str, JSON] = {}
     if isinstance(choice, ResponseToolChoice):
         options["tool_choice"] = (
@@ -210,12 +209,15 @@ def _tool_options(body: ResponseBody, parallel: JSON) -> Mapping[str, JSON]:
     if parallel is not None:
         options["parallel_tool_calls"] = parallel
     functions = [
-        _function(tool, name, index)
+        RequestedFunction(
+            *(name, f"tools[{index}].parameters", tool.parameters),
+            *(tool.description, tool.strict),
+        )
         for index, (tool, name) in enumerate(zip(tools, names, strict=True))
     ]
     options["tools"] = [
         function
-        for function, name in zip(functions, names, strict=True)
+        for function, name in zip(function_tools(functions), names, strict=True)
         if allowed is None or name in allowed
     ]
     return options
@@ -242,21 +244,8 @@ def _function_name(tool: ResponseFunction, index: int) -> str:
     if tool.type != "function":
         raise unsupported(f"tools[{index}].type", tool.type[:40])
     if not tool.name:
-        field = f"tools[{index}].name"
-        raise InvalidRequest(f"{field}: required, but missing", field)
+        raise missing(f"tools[{index}].name")
     return tool.name
-
-
-def _function(tool: ResponseFunction, name: str, index: int) -> JSON:
-    parameters = None
-    if is_given(tool.parameters):
-        parameters = decode_object(tool.parameters, f"tools[{index}].parameters")
-    return function_tool(
-        name,
-        description=tool.description,
-        parameters=parameters,
-        strict=tool.strict,
-    )
 
 
 def _format(format: ResponseTextFormat) -> JSON:
@@ -267,8 +256,7 @@ def _format(format: ResponseTextFormat) -> JSON:
     if format.type != "json_schema":
         return None if format.type == "text" else {"type": format.type}
     if not format.name:
-        field = "text.format.name"
-        raise InvalidRequest(f"{field}: required, but missing", field)
+        raise missing("text.format.name")
     schema: dict[str, JSON] = {"name": format.name}
     if format.description is not None:
         schema["description"] = format.description

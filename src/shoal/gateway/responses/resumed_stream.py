@@ -4,9 +4,10 @@ from aiohttp import web
 
 from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.errors import InvalidRequest, ShoalError, release_frames
-from shoal.domain.moderation import BLOCKED
+from shoal.domain.moderation import BLOCKED, FILTERED
 from shoal.domain.outcome import Outcome
 from shoal.gateway.context import Gateway
+from shoal.gateway.generation.moderation import answer_moderator
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.errors import error_status
 from shoal.gateway.http.request_record import record_of
@@ -19,7 +20,6 @@ from shoal.gateway.http.responses import (
 )
 from shoal.gateway.responses.events import NUMBERS_PER_START, ResponseEventEncoder
 from shoal.gateway.responses.stored_responses import (
-    FILTERED,
     StoredResponse,
     find_response,
     starts_of,
@@ -73,14 +73,13 @@ async def _follow(
     encoder: ResponseEventEncoder,
 ) -> bytes:
     """Write what a job writes; return the end of the stream."""
-    moderation = gateway.moderation_for(found.owner)
     whole = await forward_pieces(
         request,
         response,
         reader,
         encoder.encode,
         keepalive=SSE_KEEPALIVE,
-        watch=moderation.moderate_answer() if moderation else None,
+        watch=answer_moderator(gateway, found.owner),
     )
     if not whole:
         gateway.hub.cancel(reader.job_id, BLOCKED)

@@ -9,16 +9,16 @@ from shoal.domain.errors import InvalidRequest, NotFound, ShoalError
 from shoal.domain.facts import JobRequeued
 from shoal.domain.ids import JobId
 from shoal.domain.json_limits import characters_in
-from shoal.domain.moderation import BLOCKED
+from shoal.domain.moderation import BLOCKED, FILTERED
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Chat
 from shoal.gateway.context import Gateway
-from shoal.gateway.generation.answering import stored_error
 from shoal.gateway.generation.messages import Message
 from shoal.gateway.generation.parts import Part, parts_of
+from shoal.gateway.generation.stored_ends import stored_end
 from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.answer_ids import RESPONSE_ID_PREFIX, job_id_of
 from shoal.gateway.http.body import BODY_MAX
-from shoal.gateway.http.ids import RESPONSE_ID_PREFIX, job_id_of
 from shoal.gateway.responses.items import ItemReference, messages_of
 from shoal.gateway.responses.request import ResponseRequest
 from shoal.gateway.responses.response_fields import decode_fields
@@ -32,9 +32,6 @@ from shoal.store.port import StoredJob
 
 REFERRED_MAX = 512  # responses that one request refers to: each is read from the store
 TAKEN_MAX = BODY_MAX  # characters of earlier responses in one request
-
-FILTERED = Outcome("", "content_filter")
-"""Stands for an answer that the moderation withheld."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +241,6 @@ def _stored_response(gateway: Gateway, stored: StoredJob) -> StoredResponse | No
 def _end(gateway: Gateway, stored: StoredJob) -> Outcome | ShoalError | None:
     if stored.ended_at is None:
         return None
-    outcome = stored.outcome
-    if outcome is None:
-        if stored.error == BLOCKED:
-            return FILTERED
-        return stored_error(stored)
-    moderation = gateway.moderation_for(stored.job.owner)
-    return outcome if moderation is None else moderation.filter_outcome(outcome)
+    if stored.outcome is None and stored.error == BLOCKED:
+        return FILTERED
+    return stored_end(gateway, stored)

@@ -46,6 +46,7 @@ PROTOCOL = WireProtocol(
     token=lambda config: config.token,
     schemes=frozenset({"http", "https"}),
     dial=ProviderDialer,
+    peers="Dispatch's phones and desktops",
     models_max=1,
     signs=True,
     coordinator_probe=PROBE,

@@ -68,6 +68,7 @@ PROTOCOL = WireProtocol(
     token=lambda config: config.token,
     schemes=frozenset({"ws", "wss", "http", "https"}),
     dial=GrandSageNodeDialer,
+    peers="GrandSage's nodes",
     kinds=INFERENCE_KINDS,
     plain_peers=lambda config, tls: "" if tls else "nodes",
 )

@@ -28,7 +28,7 @@ from shoal.domain.work import (
     message_text,
 )
 from shoal.protocols.grandsage.codec import TaskId, validation_error, well_formed
-from shoal.protocols.seam.input_work import input_work, inputs_of, prompt_of
+from shoal.protocols.seam.input_work import input_prompt, input_work, inputs_of
 from shoal.protocols.seam.session import without_calls
 
 # Limits for real nodes: a token limit below 1 crashes them, as does a temperature that
@@ -255,7 +255,7 @@ def _extension_fields(
             extension |= {"max_tokens": limit, "temperature": temperature}
         case Embedding() | Rerank() | Transcription():
             extension |= {"kind": work.kind.value, "inputs": inputs_of(work)}
-            if prompt := prompt_of(work):
+            if prompt := input_prompt(work):
                 extension["prompt"] = prompt
     if work.options:
         extension["options"] = work.options

@@ -23,6 +23,7 @@ PROTOCOL = WireProtocol(
         {SECURE_SCHEME}
     ),  # other schemes belong to other protocols unless this one is named
     dial=FleetDialer,
+    peers="MacFleet's nodes",
     kinds=CARRIED_KINDS,
     signs=True,
     joint=True,

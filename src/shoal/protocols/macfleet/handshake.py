@@ -159,7 +159,7 @@ class HandshakeRefused(PeerError):
     ``counts_as_failure``: the peer presented a wrong secret, or may have, so its
     address is rate-limited.  ``final``: dialling again with the same settings is
     useless; the text says what to change.  ``id_conflict``: the peer has this node's
-    id.
+    id.  ``verdict``: the peer's own words, if it has refused.
     """
 
     def __init__(
@@ -169,12 +169,14 @@ class HandshakeRefused(PeerError):
         counts_as_failure: bool = False,
         final: bool = False,
         id_conflict: bool = False,
+        verdict: str = "",
         send: tuple[bytes, ...] = (),
     ) -> None:
         super().__init__(reason)
         self.counts_as_failure = counts_as_failure
         self.final = final
         self.id_conflict = id_conflict
+        self.verdict = verdict
         self.send = send
 
 

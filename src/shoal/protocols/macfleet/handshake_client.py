@@ -82,10 +82,11 @@ class StrongClientHandshake:
         except PeerError as error:
             raise HandshakeRefused(f"{self._server}: {error}") from error
         if body.refusal:
+            verdict = _printable(body.refusal)
             raise HandshakeRefused(
-                f"{self._server} refuses {settings.node_id!a}: "
-                f"{_printable(body.refusal)}",
+                f"{self._server} refuses {settings.node_id!a}: {verdict}",
                 final=not body.later,
+                verdict=verdict,
             )
         proves_token = body.proves and sealed.proves_token(
             settings.digest, HandshakeRole.SERVER

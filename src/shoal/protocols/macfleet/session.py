@@ -102,6 +102,7 @@ def joined(peer: FleetPeer, connection: FleetConnectionInfo) -> PeerJoined:
         protection=connection.protection,
         exclusive=peer.is_shoal and peer.is_worker,
         respects_offers=peer.is_shoal,
+        public_key=peer.public_key.hex(),
     )
 
 
@@ -358,7 +359,7 @@ class FleetSession:
         local, address = self._local, self._info.address
         if self._info.dialled:
             if refusal.final:
-                local.on_refused(str(refusal))
+                local.on_refused(refusal.verdict or str(refusal))
         elif refusal.counts_as_failure:
             local.limiter.on_failure(address, now)
         else:

@@ -85,7 +85,9 @@ class WorkerProfile:
     ``identity`` is set if the wire ``signs``.  ``epoch`` is the Unix time at which the
     clock passed as ``now`` was at 0.  ``offers`` lists what the worker can run at the
     start, if one connection carries all models.  ``direct_url`` is an address without
-    HTTP that the coordinator advertises (``tcp://HOST:PORT``).  ``random_bytes``
+    HTTP that the coordinator advertises (``tcp://HOST:PORT``).  ``expected_models`` are
+    names of models that it offers once they are loaded: the wire tells the coordinator,
+    so that it can refuse the worker before that.  ``random_bytes``
     returns that many random bytes, and ``passcode`` is the cluster's, on wires that
     have one.  ``owner`` is the id of the user that the machine belongs to, on wires
     that tell it, and ``registered_at`` and ``plain`` are as in ``ProtocolContext``.
@@ -110,6 +112,7 @@ class WorkerProfile:
     privacy: Privacy | None = None
     plain: bool = False
     price: str = ""
+    expected_models: tuple[str, ...] = ()
 
     @property
     def restriction(self) -> str:

@@ -13,7 +13,7 @@ from shoal.domain.work import (
 )
 
 
-def prompt_of(work: InputWork) -> str:
+def input_prompt(work: InputWork) -> str:
     """Return the field ``prompt``: a reranking's query, or the format of audio."""
     match work:
         case Embedding():

@@ -39,6 +39,9 @@ class PeerJoined:
     offered on its connection: neither to the peer itself, nor to the others of a relay,
     which can use it directly.
 
+    ``public_key`` is the key that it has proved, in hexadecimal; empty if none, or for
+    a sole worker, whose offer has it.
+
     The models of a peer that ``paces_models`` can be passed on to others: it sends them
     as fast as they are read.
 
@@ -56,6 +59,7 @@ class PeerJoined:
     exclusive: bool = False
     respects_offers: bool = False
     paces_models: bool = False
+    public_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,8 @@ class WireProtocol(Generic[C]):
     """The URL schemes that select this wire if none is named."""
     dial: Callable[[str, WorkerProfile], Dialer]
     """Takes the coordinator's URL; raises ConfigError if it is invalid."""
+    peers: str = ""
+    """The programs that speak the wire, as the heading of its settings names them."""
     kinds: frozenset[JobKind] = INFERENCE_KINDS | {JobKind.TASK}
     """The kinds of jobs that the wire supports."""
     models_max: int | None = None

@@ -172,7 +172,8 @@ class PeerProfile:
     ``name`` is the one that its owner gave it, ``owner`` the id of the user that it
     belongs to, and ``organization`` that of a group; empty if it tells none.
     ``registered_at`` is the Unix time at which it first registered, in its own words.
-    ``remark``: what an operator should know about its protocol's version.
+    ``remark``: what an operator should know about its protocol's version.  ``release``
+    is that of its program, if that is Shoal's.
     """
 
     name: str = ""
@@ -182,6 +183,7 @@ class PeerProfile:
     protocol_version: int | None = None
     registered_at: float | None = None
     remark: str = ""
+    release: str = ""
 
 
 UNDESCRIBED = PeerProfile()

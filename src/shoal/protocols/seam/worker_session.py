@@ -308,7 +308,8 @@ class WorkerSession:
         job_id = self._jobs.add(peer, request)
         if job_id is None:
             return (Notice(f"ignored duplicate job {request.job_id!a}"),)
-        return (replace(request, job_id=job_id),)
+        returnable = peer in self._respectful  # only Shoal's coordinators requeue it
+        return (replace(request, job_id=job_id, returnable=returnable),)
 
     def _cancel(self, job_id: JobId) -> CancelJob:
         lease = self._jobs.running[job_id].request.lease

@@ -188,6 +188,7 @@ PROTOCOL = WireProtocol(
     token=lambda config: config.token,
     schemes=frozenset({"http", "https", "ws", "wss", "tcp", "tls"}),
     dial=TealeDialer,
+    peers="Macs, other pools and relays",
     signs=True,
     joint=True,
     preferred=True,

@@ -25,6 +25,10 @@ CREDENTIALS_REQUIRED = (
     "a peer needs a passcode or a join token here: start the coordinator with "
     "--tealenet-passcode or --tealenet-open, or join as a worker with --token"
 )
+TOKEN_REQUIRED = (
+    "a join token is required: give --token, as the line that `shoal serve` prints for "
+    "another machine has it"
+)
 PASSCODE_ERRORS: Mapping[tuple[bool, bool], str] = {
     (True, True): "the cluster has another passcode: check --passcode",
     (True, False): "the cluster requires a passcode (--passcode) or a join token "
@@ -47,7 +51,7 @@ class PeerCredentials:
     ``passcode`` is the hash that it presents, or None.  ``proves_token``: this end has
     proved its token to the peer, and the peer has proved the same.  ``configured``: its
     address comes from the configuration.  ``sends_hello``: it starts with a hello, in
-    which it could have presented a passcode.
+    which it could have presented a passcode.  ``is_worker``: it is a worker of Shoal's.
     """
 
     name: str
@@ -58,6 +62,7 @@ class PeerCredentials:
     address: str = ""
     configured: bool = False
     sends_hello: bool = True
+    is_worker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,5 +178,6 @@ def _admit_anonymous(
     except (NotAdmitted, Unavailable) as error:
         if peer.configured:
             return PeerPermissions(submits_jobs=False)
-        raise NotAdmitted(CREDENTIALS_REQUIRED) from error
+        required = TOKEN_REQUIRED if peer.is_worker else CREDENTIALS_REQUIRED
+        raise NotAdmitted(required) from error
     return PeerPermissions(submits_jobs=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from msgspec import Raw
 
+from shoal import __version__
 from shoal.domain.credentials import digest_of
 from shoal.domain.worker import Offer
 from shoal.protocols.seam.session import PeerProfile
@@ -114,12 +115,13 @@ class Greeting:
 
 def read_greeting(message: Hello | HelloAck) -> Greeting:
     """Read a peer's introduction."""
+    introduction = read_introduction(message.shoal)
     return Greeting(
         device_key(message.device_info.id),
         message.loaded_models,
         message.cluster_passcode_hash,
-        read_introduction(message.shoal),
-        _profile(message),
+        introduction,
+        _profile(message, introduction),
     )
 
 
@@ -130,12 +132,15 @@ def describe_newer_version(greeting: Greeting) -> str:
     return f"{greeting.label} {greeting.profile.remark}"
 
 
-def _profile(message: Hello | HelloAck) -> PeerProfile:
+def _profile(
+    message: Hello | HelloAck, introduction: IntroductionExtension | None
+) -> PeerProfile:
     device, version = message.device_info, message.protocol_version
     newer = f"speaks version {version} of the protocol; this end speaks"
     return PeerProfile(
         shown_name(device.name),
         read_hardware(device.hardware),
+        release="" if introduction is None else well_formed(introduction.release),
         owner=well_formed(message.owner_user_id or ""),
         protocol_version=version,
         registered_at=from_date(device.registered_at),
@@ -157,7 +162,7 @@ def hello(
         token_proof = prove_token(digest, ProofRole.WORKER, binding)
     elif local.plain:
         token = well_formed(local.token)
-    models = model_names(offers)
+    models = model_names(offers, local.expected_models)
     return Hello(
         _device(local, models, now),
         PROTOCOL_VERSION,
@@ -220,13 +225,16 @@ def prove_key(local: TealeLocalNode, peer: Greeting, binding: bytes) -> str:
     return encode_base64(local.identity.sign(proof))
 
 
-def model_names(offers: Sequence[Offer]) -> tuple[str, ...]:
-    """Return the names of the offered models, for peers without Shoal's extension."""
+def model_names(
+    offers: Sequence[Offer], expected: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the names of the offered models, for peers without Shoal's extension.
+
+    To those with it, the ``expected`` ones show what the offers will be.
+    """
+    offered = [name for offer in offers for name in sorted(offer.models)]
     names = dict.fromkeys(
-        well_formed(name)
-        for offer in offers
-        for name in sorted(offer.models)
-        if len(name) <= NAME_MAX
+        well_formed(name) for name in (*offered, *expected) if len(name) <= NAME_MAX
     )
     return tuple(names)[:MODELS_MAX]
 
@@ -251,6 +259,7 @@ def _introduction(
         key="" if local.identity is None else local.identity.public_key.hex(),
         challenge=encode_base64(challenge) if challenge else "",
         proof=proof,
+        release=__version__,
     )
     return write_extension(introduction)
 

@@ -378,6 +378,7 @@ class HelloHandshake:
             proves_token=proves_token,
             address=connection.address,
             configured=connection.configured,
+            is_worker=greeting.is_worker,
         )
 
     def _refuse(

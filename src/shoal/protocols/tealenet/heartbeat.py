@@ -153,6 +153,7 @@ class HeartbeatSender:
             jobs=machine.jobs,
             cpu=machine.cpu,
             memory=machine.memory,
+            temperature=machine.temperature,
             queued=self.load.queued or None,
             unfit=_truncated(unfit) if unfit else None,
         )

@@ -36,7 +36,8 @@ class TealeLocalNode:
     ``admission``, as at a worker, every dialled peer may submit jobs; without
     ``verify`` no peer has to prove its key.  ``on_rejected`` gets the reason when a
     peer refuses this end or closes the session, and ``throttle`` counts wrong
-    passcodes.  ``offers`` are the first ones.  ``owner`` is a UUID in upper case, or
+    passcodes.  ``offers`` are the first ones, and ``expected_models`` are named before
+    they are offered.  ``owner`` is a UUID in upper case, or
     None, and ``registered_at`` the Unix time of the identity; None: the current time.
     """
 
@@ -59,6 +60,7 @@ class TealeLocalNode:
     offers: tuple[Offer, ...] = ()
     owner: str | None = None
     registered_at: float | None = None
+    expected_models: tuple[str, ...] = ()
 
 
 def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode:
@@ -86,6 +88,7 @@ def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode
 def worker_node(profile: WorkerProfile) -> TealeLocalNode:
     """Return a worker's end.  Raises ConfigError for an owner that is no UUID."""
     check_owner(profile.owner, "--owner")
+    default = () if profile.expected_models else (_default_offer(profile),)
     return TealeLocalNode(
         role=TealeRole.WORKER,
         name=profile.name,
@@ -97,9 +100,10 @@ def worker_node(profile: WorkerProfile) -> TealeLocalNode:
         passcode=passcode_hash(profile.passcode) if profile.passcode else None,
         token=profile.token,
         plain=profile.plain,
-        offers=profile.offers or (_default_offer(profile),),
+        offers=profile.offers or default,
         owner=profile.owner.upper() or None,
         registered_at=profile.registered_at,
+        expected_models=profile.expected_models,
     )
 
 

@@ -57,7 +57,7 @@ from shoal.protocols.tealenet.greeting import read_greeting
 from shoal.protocols.tealenet.handshake import DeviceConnections
 from shoal.protocols.tealenet.heartbeat import HeartbeatSender
 from shoal.protocols.tealenet.link_profile import LinkProfile
-from shoal.protocols.tealenet.local_node import TealeLocalNode
+from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
 from shoal.protocols.tealenet.model_exchange import ModelExchange
 from shoal.protocols.tealenet.payload_form import PayloadForm
 from shoal.protocols.tealenet.peer import PeerDescription, TealeConnection, TealePeer
@@ -216,8 +216,12 @@ class TealePeerSession:
             case Dismiss(reason):
                 return self._dismiss(reason, now)
             case OffersChanged(offers):
+                before = self._heartbeats.models
                 self._heartbeats.set_offers(offers)
-                return self._send_change(now)
+                # Jobs may wait for a model that a worker has loaded.
+                added = not self._heartbeats.models <= before
+                is_worker = self._local.role is TealeRole.WORKER
+                return self._send_change(now, at_once=added and is_worker)
             case LoadChanged(load):
                 self._heartbeats.load = load
                 return self._send_change(now)
@@ -288,6 +292,7 @@ class TealePeerSession:
             exclusive=peer.is_shoal_worker,
             respects_offers=peer.runs_shoal,
             paces_models=ShoalFeature.PULL in peer.features,
+            public_key=peer.public_key.hex(),
         )
 
     # Receiving.
@@ -390,14 +395,16 @@ class TealePeerSession:
             return ()
         return [Send(each) for each in self._heartbeats.heartbeat(peer, now)]
 
-    def _send_change(self, now: float) -> Sequence[Output]:
-        """Announce a change to a peer that may submit jobs."""
+    def _send_change(self, now: float, *, at_once: bool = False) -> Sequence[Output]:
+        """Announce a change, soon or ``at_once``, to a peer that may submit jobs."""
         peer = self._setup.peer
         if peer is None or not peer.submits_jobs:
             return ()
         self._heartbeats.schedule_change(now)
         due = self._heartbeats.due
-        return self._send_heartbeat(now) if due is not None and due <= now else ()
+        if due is None or not (at_once or due <= now):
+            return ()
+        return self._send_heartbeat(now)
 
     def _dismiss(self, reason: str, now: float) -> Sequence[Output]:
         """Close the session; a Shoal peer gets the reason first."""

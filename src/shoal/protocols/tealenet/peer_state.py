@@ -317,7 +317,9 @@ class TealePeerState:
             events.append(Draining(self._draining))
         if extension.farewell is not None:
             self.farewell = well_formed(extension.farewell[:REASON_MAX])
-        health = MachineHealth(extension.cpu, extension.memory, extension.jobs)
+        health = MachineHealth(
+            extension.cpu, extension.memory, extension.jobs, extension.temperature
+        )
         if health != self._machine_health:
             self._machine_health = health
             events.append(HealthReported(health))

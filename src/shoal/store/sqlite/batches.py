@@ -18,9 +18,10 @@ from shoal.store.batches import (
     StoredBatch,
     line_of,
 )
+from shoal.store.files import RESULT_FILES
 from shoal.store.packing import pack, unpack
 from shoal.store.sqlite.database import SqlRunner
-from shoal.store.sqlite.files import write_file
+from shoal.store.sqlite.files import OPEN_BATCHES, check_room, write_file
 
 COLUMNS = """id, owner, endpoint, input_file, time_window, created_at, expires_at,
              metadata, status, model, lines, completed, failed, errors, output_file,
@@ -33,14 +34,18 @@ class SqliteBatches:
     def __init__(self, database: SqlRunner) -> None:
         self._database = database
 
-    async def add(self, new: StoredBatch) -> None:
-        mine = "SELECT count(*) FROM batches WHERE owner = ? AND ended_at IS NULL"
+    async def add(self, new: StoredBatch, total_max: int) -> None:
         file = "SELECT 1 FROM files WHERE id = ?"
 
         def add(sql: sqlite3.Connection) -> None:
-            ((count,),) = sql.execute(mine, (new.owner,))
+            ((count,),) = sql.execute(OPEN_BATCHES, (new.owner,))
             if count >= BATCHES_OPEN_MAX:
-                raise QueueFull(f"{count} batches of this key have not ended yet")
+                raise QueueFull(
+                    f"{count} batches of this key have not ended yet: wait for one, or "
+                    "cancel it"
+                )
+            # At the limit itself there is no room for any result.
+            check_room(sql, new.owner, RESULT_FILES, 1, total_max)
             if sql.execute(file, (new.input_file,)).fetchone() is None:
                 raise NotFound(f"there is no file {new.input_file}")
             sql.execute(

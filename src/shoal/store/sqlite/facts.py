@@ -21,6 +21,8 @@ from shoal.domain.facts import (
     JobUnhedged,
     LateResult,
     ReceiptPresented,
+    WorkerApproved,
+    WorkerDisapproved,
     WorkerDismissed,
     WorkerDistrusted,
     WorkerDraining,
@@ -90,7 +92,7 @@ def write_facts(
 
     Raises StoreError for a fact about an unknown job.
     """
-    changes = _Batch(sql, apart)
+    changes = _FactBatch(sql, apart)
     for each in recorded:
         changes.add(each)
     changes.write()
@@ -112,7 +114,7 @@ class _RowChange:
 
 
 @dataclass(slots=True)
-class _Batch:
+class _FactBatch:
     """The changes of one batch of facts; each row is written once.
 
     A short job usually has several facts in one batch.
@@ -153,6 +155,20 @@ class _Batch:
                 query = """DELETE FROM suspensions
                            WHERE ? IN (name, substr(name, 1, instr(name, '/') - 1))"""
                 self.sql.execute(query, (name,))
+                self._facts.append(fact_row(recorded, None))
+                return
+            case WorkerApproved(name, by, public_key):
+                # It replaces one that waited for a worker.
+                query = """DELETE FROM approvals
+                           WHERE name = ? AND (public_key IS NULL OR public_key = ?)"""
+                self.sql.execute(query, (name, public_key))
+                query = "INSERT INTO approvals VALUES (?, ?, ?, ?)"
+                self.sql.execute(query, (name, public_key, by, at))
+                self._facts.append(fact_row(recorded, None))
+                return
+            case WorkerDisapproved(name, _, public_key):
+                query = "DELETE FROM approvals WHERE name = ? AND public_key IS ?"
+                self.sql.execute(query, (name, public_key))
                 self._facts.append(fact_row(recorded, None))
                 return
             case AccountLimited():

@@ -5,10 +5,17 @@ from collections.abc import Collection
 from typing import Any
 
 from shoal.domain.errors import InvalidRequest, TooLarge
-from shoal.store.files import FILES_MAX, FileFilter, FilePurpose, StoredFile
+from shoal.store.files import (
+    FILES_MAX,
+    RESULT_FILES,
+    FileFilter,
+    FilePurpose,
+    StoredFile,
+)
 from shoal.store.sqlite.database import SqlRunner
 
 COLUMNS = "id, owner, name, purpose, size, created_at, expires_at"
+OPEN_BATCHES = "SELECT count(*) FROM batches WHERE owner = ? AND ended_at IS NULL"
 
 
 class SqliteFiles:
@@ -19,14 +26,7 @@ class SqliteFiles:
 
     async def add(self, new: StoredFile, total_max: int) -> None:
         def add(sql: sqlite3.Connection) -> None:
-            count, total = _count(sql, new.owner)
-            if count >= FILES_MAX:
-                raise TooLarge(f"this key has {count} files: delete some first")
-            if total + new.size > total_max:
-                raise TooLarge(
-                    f"this key has files of {total} bytes, {new.size} more exceed its "
-                    f"limit of {total_max}: delete some first"
-                )
+            check_room(sql, new.owner, 1, new.size, total_max)
             write_file(sql, new)
 
         await self._database.transact(add)
@@ -85,6 +85,27 @@ class SqliteFiles:
         query = "SELECT 1 FROM files WHERE id = ?"
         return await self._database.read_list(
             lambda sql: {each for each in ids if sql.execute(query, (each,)).fetchone()}
+        )
+
+
+def check_room(
+    sql: sqlite3.Connection, owner: str, files: int, size: int, total_max: int
+) -> None:
+    """Raise TooLarge if an owner may not have so many more files, of ``size`` bytes.
+
+    The files that open batches may write count, but not their bytes.
+    """
+    count, total = _count(sql, owner)
+    ((batches,),) = sql.execute(OPEN_BATCHES, (owner,))
+    if count + RESULT_FILES * batches + files > FILES_MAX:
+        raise TooLarge(
+            f"this key has {count} files, its {batches} open batches may write "
+            f"{RESULT_FILES} each, and the limit is {FILES_MAX}: delete some first"
+        )
+    if total + size > total_max:
+        raise TooLarge(
+            f"the files of this key have {total} bytes, and {size} more would exceed "
+            f"its limit of {total_max} bytes: delete some first"
         )
 
 

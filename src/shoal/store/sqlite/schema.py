@@ -271,6 +271,16 @@ MIGRATIONS = (
         job_id TEXT PRIMARY KEY
     ) STRICT, WITHOUT ROWID;
     """,
+    # As in ``WorkerApproved``.  Facts are pruned; an approval holds until a removal.
+    """
+    CREATE TABLE approvals (
+        name TEXT NOT NULL,
+        public_key TEXT,
+        by TEXT NOT NULL,
+        at REAL NOT NULL
+    ) STRICT;
+    CREATE INDEX approvals_of_name ON approvals (name);
+    """,
 )
 
 

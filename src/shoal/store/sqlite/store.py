@@ -9,6 +9,7 @@ from typing import Any
 from shoal.domain.facts import (
     Fact,
     JobSubmitted,
+    WorkerApproved,
     WorkerSuspended,
     WorkerTrusted,
 )
@@ -145,6 +146,12 @@ class SqliteStore:
                 (WorkerSuspended(name, Suspension(how), by), at)
                 for at, name, how, by in sorted(sql.execute(query))
             ]
+        )
+
+    async def approvals(self) -> list[WorkerApproved]:
+        query = "SELECT name, by, public_key FROM approvals"
+        return await self.database.read(
+            lambda sql: [WorkerApproved(*row) for row in sql.execute(query)]
         )
 
     async def penalties_since(self, since: float) -> list[RecordedFact]:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.vocabulary import CallResult
 from shoal.domain.work import Call, CallStream
@@ -110,7 +111,6 @@ class RaySlot:
 
 
 DRIVER = "shoal.tasks.on_ray.driver"
-INSTALL = "pip install 'shoal[ray]'"
 
 
 class RayCaller:
@@ -147,7 +147,9 @@ class RayCaller:
         modules cannot be imported there, Unavailable if it does not answer.
         """
         if find_spec("ray") is None:
-            raise ConfigError(f"--engine ray: Ray is not installed: {INSTALL}")
+            raise ConfigError(
+                f"--engine ray: Ray is not installed: {install_extra('ray')}"
+            )
         self._driver = await ChildProcess.start(
             [*map(_driver_module, self._modules)],
             trust=self.trusts_code,

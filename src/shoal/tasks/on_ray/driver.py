@@ -16,6 +16,7 @@ import ray
 from ray import exceptions
 
 from shoal import __version__
+from shoal.config.installation import this_installation
 from shoal.tasks import process_messages
 from shoal.tasks.child import exit_with_parent, open_pipes
 from shoal.tasks.child_io import ChildPipes, ParentExited
@@ -78,8 +79,8 @@ def _unusable_message(address: str, error: Exception) -> str:
     """Return why a cluster is unusable, and a remedy."""
     if "No module named 'shoal'" in str(error):
         return (
-            f"the Ray cluster at {address} has no shoal to run calls: install it "
-            f"there: pip install 'shoal=={__version__}'"
+            f"the Ray cluster at {address} has no shoal to run calls; install on its "
+            f"nodes: {this_installation().same_elsewhere(__version__)}"
         )
     if isinstance(error, ConnectionError) and address == "auto":
         return (

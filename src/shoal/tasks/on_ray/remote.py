@@ -66,7 +66,7 @@ def list_tasks(tasks: RayTaskModules) -> dict[str, float | None] | str:
     if tasks.version != __version__:
         return (
             f"the Ray cluster has shoal {__version__}, and this is {tasks.version}; "
-            f"install the same there: pip install 'shoal=={tasks.version}'"
+            "install the same version on its nodes"
         )
     try:
         return load_tasks([*tasks.modules])

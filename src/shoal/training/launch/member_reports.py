@@ -154,7 +154,7 @@ class MemberReports:
                 if not lines:
                     del self._lines[rank]
                     break
-                taken, first = [*first, *_take(lines)], []
+                taken, first = [*first, *_next_lines(lines)], []
                 messages.append(
                     {"event": run_events.OUTPUT, "rank": rank, "lines": taken}
                 )
@@ -174,8 +174,8 @@ class MemberReports:
             self.flush()
 
 
-def _take(lines: deque[str]) -> Iterator[str]:
-    """Take the lines of one event."""
+def _next_lines(lines: deque[str]) -> Iterator[str]:
+    """Remove the lines of one event, and yield them."""
     size, count = 0, 0
     while lines and count < LINES_MAX - 1 and size + len(lines[0]) <= EVENT_SIZE:
         size, count = size + len(lines[0]), count + 1

@@ -34,8 +34,7 @@ from shoal.protocols.dispatch.codec.ecmascript_json import (
     well_formed,
 )
 from shoal.protocols.dispatch.codec.messages import JobIdText, JobType, Lease
-from shoal.protocols.seam.input_work import input_work, inputs_of
-from shoal.protocols.seam.input_work import prompt_of as prompt_of_inputs
+from shoal.protocols.seam.input_work import input_prompt, input_work, inputs_of
 from shoal.protocols.seam.session import without_calls
 
 NEW_TOKENS = 1024  # limit of other clients' jobs without one, at original workers
@@ -158,7 +157,7 @@ def decode_job(
     )
 
 
-def prompt_of(messages: Sequence[Mapping[str, JSON]]) -> str:
+def conversation_prompt(messages: Sequence[Mapping[str, JSON]]) -> str:
     """Return a conversation as one text, for workers that accept only a prompt."""
     if len(messages) == 1 and messages[0].get("role") == "user":
         return message_text(messages[0])
@@ -196,7 +195,7 @@ def _extended_payload(job: RunJob) -> tuple[JSON, JobExtension]:
     payload: dict[str, JSON] = {"job_type": JobType.LLM_INFER}
     match work:
         case Chat(messages=messages):
-            prompt = prompt_of(messages)
+            prompt = conversation_prompt(messages)
             carried: list[dict[str, Any]] | None = [dict(each) for each in messages]
             if carried == _user_message(prompt):
                 payload["prompt"] = prompt
@@ -208,7 +207,7 @@ def _extended_payload(job: RunJob) -> tuple[JSON, JobExtension]:
             return payload, JobExtension(
                 lease,
                 work.kind,
-                prompt=prompt_of_inputs(work),
+                prompt=input_prompt(work),
                 inputs=inputs_of(work),
                 options=dict(work.options),
             )
@@ -233,7 +232,7 @@ def _plain_payload(work: Work) -> JSON:
             fields = payload if isinstance(payload, Mapping) else {"input": payload}
             return {"job_type": JobType.TASK, "task_type": name, **fields}
         case Chat(messages=messages, max_tokens=limit):
-            prompt: JSON = prompt_of(messages)
+            prompt: JSON = conversation_prompt(messages)
         case Completion(prompt=prompt, max_tokens=limit):
             pass
         case Embedding() | Rerank() | Transcription():

@@ -153,7 +153,8 @@ class IntroductionExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     ``role`` is worker or coordinator.  ``token`` is a join token, on a connection that
     is not encrypted and need not be; on an encrypted one ``token_proof`` proves it: see
     ``token_proof`` of the seam.
-    ``refusal``: why the other peer is not admitted.
+    ``refusal``: why the other peer is not admitted.  ``release`` is that of the peer's
+    program.
     """
 
     version: Annotated[int, msgspec.Meta(ge=VERSION)]
@@ -169,6 +170,7 @@ class IntroductionExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     proof: _Base64 = ""
     noise: _Base64 = ""
     noise_proof: _Base64 = ""
+    release: _Word = ""
 
     @property
     def shoal_features(self) -> frozenset[ShoalFeature]:
@@ -181,7 +183,8 @@ class HeartbeatExtension(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``offers`` is present when they changed, and ``proof`` in the first heartbeat of the
     dialling peer.  ``farewell``: why the peer disconnects.  ``unfit`` and ``queued``
-    are as in ``WorkerLoad``; ``cpu`` and ``memory`` are in percent.
+    are as in ``WorkerLoad``; ``cpu`` and ``memory`` are in percent, ``temperature`` in
+    °C.
     """
 
     proof: _Base64 = ""
@@ -191,6 +194,7 @@ class HeartbeatExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     jobs: Count | None = None
     cpu: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     memory: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=-100, le=1000)] | None = None
     unfit: _Text | None = None
     queued: Count | None = None
 

@@ -24,7 +24,7 @@ from shoal.domain.work import (
     Transcription,
     Work,
 )
-from shoal.protocols.seam.input_work import input_work, inputs_of, prompt_of
+from shoal.protocols.seam.input_work import input_prompt, input_work, inputs_of
 from shoal.protocols.seam.session import without_calls
 from shoal.protocols.tealenet.codec.chats import read_chat, requested_model, write_chat
 from shoal.protocols.tealenet.codec.envelope import BadMessage
@@ -123,7 +123,7 @@ def _extended(job: RunJob) -> tuple[dict[str, Any], InferenceRequestExtension]:
             more = InferenceRequestExtension(lease, work.kind, prompt=prompt)
         case Embedding() | Rerank() | Transcription():
             return request, InferenceRequestExtension(
-                *(lease, work.kind, prompt_of(work) or None),
+                *(lease, work.kind, input_prompt(work) or None),
                 inputs=inputs_of(work),
                 options=dict(work.options),
             )

@@ -1,0 +1,109 @@
+"""``shoal pair``: pair workers with users, for private jobs."""
+
+import json
+import shlex
+from urllib.parse import quote, urlencode
+
+import click
+
+from shoal.cli.access.credentials import confirm_revocation
+from shoal.cli.coordinator_api import ApiError, CoordinatorApi, pass_api
+from shoal.cli.options import json_option, yes_option
+from shoal.cli.terminal import print_table, printable
+from shoal.cli.worker.pairing import pairing_wires
+
+PATH = "/v1/trust"
+HEAD = ("WORKER", "PAIRED")
+REFUSALS = {
+    "invalid_code": "there is no such code; a new one: shoal pair create USER",
+    "already_claimed": "the code has been used; a new one: shoal pair create USER",
+    "expired": "the code has expired; a new one: shoal pair create USER",
+}
+"""Explanations of the coordinator's refusals of a code."""
+
+
+@click.group("pair")
+def command() -> None:
+    """Pair workers with users: a paired worker may run a user's private jobs.
+
+    USER is one of this API key, as in the jobs' user_id.  PUBLIC_KEY is that of the
+    worker, 64 hexadecimal digits, as `shoal join` prints it.
+    """
+
+
+@command.command("create")
+@click.argument("user")
+@json_option
+@pass_api
+def create(api: CoordinatorApi, user: str, as_json: bool) -> None:
+    """Create a pairing code for one worker."""
+    created = api.request(f"{PATH}/create", {"user_id": user})
+    if as_json:
+        click.echo(json.dumps(created))
+        return
+    click.echo(
+        f"{created['pairing_code']}\n\n"
+        f"One worker can use this code until {created['expires_at']}:"
+    )
+    for wire in pairing_wires():
+        code = created["pairing_code"]
+        click.echo(f"  shoal join … --wire {wire} --pairing-code {code}")
+
+
+@command.command("claim")
+@click.argument("code")
+@click.argument("public_key")
+@json_option
+@pass_api
+def claim(api: CoordinatorApi, code: str, public_key: str, as_json: bool) -> None:
+    """Pair a worker by a code, as `shoal join --pairing-code` does."""
+    # Codes are upper case, and the coordinator compares the case.
+    body = {"pairing_code": code.upper(), "provider_pubkey": public_key}
+    try:
+        claimed = api.request(f"{PATH}/claim", body)
+    except ApiError as error:
+        raise ApiError(REFUSALS.get(str(error), str(error))) from error
+    if as_json:
+        click.echo(json.dumps(claimed))
+    else:
+        user = printable(claimed["user_id"])
+        click.echo(f"paired {printable(public_key)} with {user}")
+
+
+@command.command("ls")
+@click.argument("user")
+@json_option
+@pass_api
+def list_(api: CoordinatorApi, user: str, as_json: bool) -> None:
+    """List a user's workers."""
+    found = api.request(f"{PATH}/list?{urlencode({'user_id': user})}")
+    if as_json:
+        click.echo(json.dumps(found))
+    elif found["providers"]:
+        workers = found["providers"]
+        rows = [(each["provider_pubkey"], each["paired_at"]) for each in workers]
+        print_table(HEAD, rows)
+    else:
+        name = printable(shlex.quote(user))
+        click.echo(f"no paired worker; create a code with: shoal pair create {name}")
+
+
+@command.command("revoke")
+@click.argument("user")
+@click.argument("public_key")
+@yes_option
+@json_option
+@pass_api
+def revoke(
+    api: CoordinatorApi, user: str, public_key: str, yes: bool, as_json: bool
+) -> None:
+    """Unpair a worker; it gets no more private jobs of the user."""
+    if not yes:
+        confirm_revocation(public_key, "It gets no more private jobs of this user.")
+    query = urlencode({"user_id": user})
+    path = f"{PATH}/{quote(public_key, safe='')}?{query}"
+    revoked = api.request(path, method="DELETE")
+    if as_json:
+        click.echo(json.dumps(revoked))
+    else:
+        click.echo(f"revoked {revoked['provider_pubkey']}")

@@ -1,0 +1,1 @@
+"""Commands about this program and its files on this machine."""

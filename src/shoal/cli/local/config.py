@@ -1,0 +1,175 @@
+"""``shoal config``: the settings in effect, and where they and other files are."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shoal.app.fleet_files import FILE as FLEET_FILE
+from shoal.app.fleet_files import with_fleet
+from shoal.cli.log_file import LOG_FILE
+from shoal.cli.options import config_file_option, data_dir_option, json_option
+from shoal.cli.terminal import print_table
+from shoal.config import JoinConfig, ServeConfig, X402Config
+from shoal.config.loader import (
+    LoadedSetting,
+    SettingSource,
+    check_file,
+    flag,
+    load,
+    load_settings,
+    variable,
+)
+from shoal.engines.gguf_files import model_folders
+from shoal.protocols import discover
+
+CONFIGS = {"serve": ServeConfig, "join": JoinConfig} | {
+    **{name: protocol.config for name, protocol in discover().items()},
+    "x402": X402Config,
+}
+"""The configuration of each section."""
+
+MASK = "********"
+HEAD = ("SETTING", "VALUE", "FROM")
+
+
+@dataclass(frozen=True, slots=True)
+class _Effective:
+    section: str
+    setting: LoadedSetting
+    source: str
+    """What people call its source."""
+
+    @property
+    def value(self) -> object:
+        """The value as JSON has it, without a secret."""
+        value = self.setting.value
+        if self.setting.declared.metadata.get("secret"):
+            return MASK if value else value
+        if isinstance(value, Path):
+            return str(value)
+        return list(value) if isinstance(value, tuple) else value
+
+    @property
+    def text(self) -> str:
+        """The value as a flag, a variable or the file takes it."""
+        match self.value:
+            case None:
+                return ""
+            case bool() as value:
+                return str(value).lower()
+            case list() as values:
+                return ",".join(values)
+            case value:
+                return str(value)
+
+
+@click.group("config")
+def command() -> None:
+    """Show the settings in effect, and where they and other files are."""
+
+
+@command.command("show")
+@click.argument("sections", type=click.Choice([*CONFIGS]), nargs=-1)
+@click.option("--set", "given", is_flag=True, help="Only settings without a default.")
+@config_file_option
+@json_option
+def show(
+    sections: tuple[str, ...], given: bool, config_file: Path, as_json: bool
+) -> None:
+    """Show the settings of serve and join, of each wire, and of payments.
+
+    Each is shown with its source: the default, a variable, or the file.  A flag of
+    `shoal serve` or `shoal join` overrides all of them.  Secrets are masked.
+    """
+    check_file(config_file, CONFIGS.keys())
+    found = [
+        each
+        for section in sections or CONFIGS
+        for each in _effective(section, config_file)
+        if not given or each.source != SettingSource.DEFAULT.value
+    ]
+    if as_json:
+        settings = [_as_json(each) for each in found]
+        click.echo(json.dumps({"file": str(config_file), "settings": settings}))
+    elif found:
+        print_table(
+            HEAD,
+            [
+                (f"{each.section}.{each.setting.declared.name}", each.text, each.source)
+                for each in found
+            ],
+        )
+    else:
+        click.echo("all settings have their defaults")
+
+
+@command.command("path")
+@config_file_option
+@data_dir_option
+@json_option
+def path(config_file: Path, data_dir: Path, as_json: bool) -> None:
+    """Print the paths of the settings file, the data, the log and the models.
+
+    `clients` is the folder in which other commands than serve look for the key of a
+    coordinator, if it is not the folder of serve's settings.
+    """
+    serve = load(ServeConfig, "serve", {}, config_file)
+    paths = {
+        "config": [config_file],
+        "data": [serve.data_dir],
+        "clients": [data_dir] if data_dir != serve.data_dir else [],
+        "log": [serve.data_dir / LOG_FILE],
+        "models": [each.folder for each in model_folders(serve.data_dir)],
+    }
+    if as_json:
+        shown = {name: [str(each) for each in paths[name]] for name in paths}
+        click.echo(json.dumps(shown))
+        return
+    for name, found in paths.items():
+        for each in found:
+            remark = "" if each.exists() else "  (does not exist)"
+            click.echo(f"{name:8}{each}{remark}")
+
+
+def _effective(section: str, file: Path) -> Iterator[_Effective]:
+    """Yield the settings of a section.  Raises ConfigError."""
+    config: type[Any] = CONFIGS[section]
+    loaded = load_settings(config, section, {}, file)
+    paired = _paired(section, file)
+    for each in loaded:
+        source = each.origin or each.source.value
+        if each.declared.name in paired:
+            value, source = paired[each.declared.name]
+            each = replace(each, value=value)
+        yield _Effective(section, each, source)
+
+
+def _paired(section: str, file: Path) -> dict[str, tuple[object, str]]:
+    """Return the settings of a wire that its paired fleet gives, with their source."""
+    protocol = discover().get(section)
+    if protocol is None:
+        return {}
+    folder = load(ServeConfig, "serve", {}, file).data_dir
+    before = load(protocol.config, section, {}, file)
+    after = with_fleet(before, protocol.fleets, folder)
+    return {
+        each.name: (value, str(folder / FLEET_FILE))
+        for each in fields(protocol.config)
+        if (value := getattr(after, each.name)) != getattr(before, each.name)
+    }
+
+
+def _as_json(each: _Effective) -> dict[str, object]:
+    declared = each.setting.declared
+    return {
+        "section": each.section,
+        "name": declared.name,
+        "flag": flag(each.section, declared),
+        "variable": variable(each.section, declared),
+        "value": each.value,
+        "source": each.source,
+    }

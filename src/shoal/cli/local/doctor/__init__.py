@@ -1,0 +1,75 @@
+"""``shoal doctor``: examines this machine and its coordinator."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from shoal.cli.coordinator_api import CoordinatorApi, pass_api
+from shoal.cli.local.doctor.coordinator_checks import COORDINATOR_CHECKS, find_health
+from shoal.cli.local.doctor.findings import Examined, Finding, Severity, warning
+from shoal.cli.local.doctor.machine_checks import MACHINE_CHECKS
+from shoal.cli.options import config_file_option, json_option
+from shoal.cli.terminal import console, printable
+from shoal.config import ServeConfig
+from shoal.config.loader import load
+
+STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.FAILED: "bold red"}
+START = "to begin a pool here: shoal serve; for one elsewhere, give --url and --api-key"
+
+
+@click.command("doctor")
+@config_file_option
+@json_option
+@pass_api
+def command(api: CoordinatorApi, config_file: Path, as_json: bool) -> int:
+    """Examine this machine and its coordinator; each finding has its remedy.
+
+    The exit status is 1 if something does not work.
+    """
+    serve = load(ServeConfig, "serve", {"data_dir": str(api.data_dir)}, config_file)
+    worst = 0
+    for finding in examine(Examined(api, serve)):
+        worst |= finding.severity is Severity.FAILED
+        if as_json:
+            click.echo(json.dumps(_as_json(finding)))
+        else:
+            _print(finding)
+    return worst
+
+
+def examine(examined: Examined) -> Iterator[Finding]:
+    """Yield what is found, as it is found."""
+    health, why_not = find_health(examined.api)
+    examined = replace(examined, health=health)
+    for check in MACHINE_CHECKS:
+        yield from check(examined)
+    if health is None:
+        yield warning("coordinator", why_not, START)
+        return
+    for check in COORDINATOR_CHECKS:
+        yield from check(examined)
+
+
+def _print(finding: Finding) -> None:
+    out = console()
+    line = Text.assemble(
+        (f"{finding.severity.value:8}", STYLES[finding.severity]),
+        f"{finding.subject:12}",
+        printable(finding.text),
+    )
+    out.print(line, soft_wrap=True)
+    if finding.remedy:
+        out.print(f"{'':20}→ {printable(finding.remedy)}", markup=False, soft_wrap=True)
+
+
+def _as_json(finding: Finding) -> dict[str, str]:
+    return {
+        "severity": finding.severity.value,
+        "subject": finding.subject,
+        "text": finding.text,
+        "remedy": finding.remedy,
+    }

@@ -1,0 +1,221 @@
+"""Parts of the commands: options of settings, durations, and what many share.
+
+Each setting is declared once, in a configuration, and its option derived from that.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from shoal.config import USER_DATA
+from shoal.config.loader import USER_FILE, flag, variable
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+data_dir_option = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    default=USER_DATA,
+    show_default=True,
+    envvar="SHOAL_DATA_DIR",
+    show_envvar=True,
+    metavar="DIR",
+    help="Data folder of the coordinator on this machine.",
+)
+
+config_file_option = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    default=USER_FILE,
+    show_default=True,
+    metavar="FILE",
+    help="TOML file with a table for each group of settings.",
+)
+
+yes_option = click.option(
+    "--yes",
+    is_flag=True,
+    help="No confirmation; without a terminal there is none in any case.",
+)
+
+
+class Duration(click.ParamType[int]):
+    """A text such as ``12h``, as seconds."""
+
+    name = "duration"
+    SECONDS: Mapping[str, int] = {
+        "s": 1,
+        "m": 60,
+        "h": 3600,
+        "d": 86_400,
+        "w": 7 * 86_400,
+    }
+    _FORM = re.compile(r"([0-9]{1,9})([smhdw])", re.ASCII)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if isinstance(value, int):
+            return value
+        found = self._FORM.fullmatch(value)
+        if found is None or not int(found[1]):
+            self.fail(
+                f"expected a duration such as 12h or 30d, got {value!r}", param, ctx
+            )
+        return int(found[1]) * self.SECONDS[found[2]]
+
+
+DURATION = Duration()
+
+
+class SettingOption(click.Option):
+    """The option of a setting; ``section`` and ``about`` group it in the help.
+
+    Its value is None unless it is given: variables and the file are the loader's.
+    """
+
+    def __init__(
+        self,
+        param_decls: Sequence[str],
+        section: str,
+        about: str,
+        setting: "Field[Any]",
+    ) -> None:
+        self.section = section
+        self.heading = f"{section}: {about}" if about else section
+        self.everyday = bool(setting.metadata.get("everyday"))
+        self.secret = bool(setting.metadata.get("secret"))
+        self.variable = variable(section, setting)
+        last_word = setting.name.split("_")[-1].upper()
+        form: dict[str, Any] = {
+            "metavar": setting.metadata.get("metavar") or last_word,
+            "multiple": isinstance(setting.default, tuple),
+        }
+        if isinstance(setting.default, bool):
+            form = {"is_flag": True}
+        help_ = setting.metadata.get("help", "")
+        notes = [f"env var: {self.variable}"]
+        if _worth_showing(setting.default):
+            notes.append(f"default: {setting.default}")
+        super().__init__(
+            param_decls,
+            default=None,
+            help=f"{help_[:1].upper()}{help_[1:]}.  [{'; '.join(notes)}]",
+            **form,
+        )
+
+
+class SettingsCommand(click.Command):
+    """A command with many settings: the help shows those of every day.
+
+    ``--help-all`` shows all, in their sections.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._all = False
+        self.params.append(
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=self._show_all,
+                help="Show this message with all settings, and exit.",
+            )
+        )
+
+    def format_options(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        left_out: dict[str, int] = {}
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if record is None or isinstance(each, click.Argument):
+                continue
+            heading = "Options"
+            if isinstance(each, SettingOption):
+                if not (each.everyday or self._all):
+                    left_out[each.section] = left_out.get(each.section, 0) + 1
+                    continue
+                if self._all:
+                    heading = each.heading
+            sections.setdefault(heading, []).append(record)
+        for section, records in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(records)
+        if left_out:
+            formatter.write_paragraph()
+            counts = ", ".join(f"{name} {count}" for name, count in left_out.items())
+            formatter.write_text(f"Further settings, with --help-all: {counts}.")
+
+    def _show_all(self, ctx: click.Context, param: object, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            self._all = True
+            click.echo(self.get_help(ctx), color=ctx.color)
+            ctx.exit()
+
+
+def setting_options(
+    config: type[Any], section: str, about: str = ""
+) -> Callable[[F], F]:
+    """Return a decorator that adds an option for each field of ``config``.
+
+    ``about`` explains the section's name in the help.
+    """
+
+    def add(function: F) -> F:
+        for each in reversed(fields(config)):
+            long = flag(section, each)
+            if isinstance(each.default, bool) and not each.name.startswith("no_"):
+                long += f"/--no-{long.removeprefix('--')}"
+            function = click.option(
+                long,
+                parameter(section, each.name),
+                cls=SettingOption,
+                section=section,
+                about=about,
+                setting=each,
+            )(function)
+        return function
+
+    return add
+
+
+def given(
+    values: Mapping[str, object], config: type[Any], section: str
+) -> dict[str, object]:
+    """Return the command line's values for ``config``, by field name.
+
+    ``values`` are the parameters of the command.
+    """
+    return {
+        each.name: _given(values[parameter(section, each.name)])
+        for each in fields(config)
+    }
+
+
+def parameter(section: str, name: str) -> str:
+    """Return the name of a setting's parameter."""
+    return f"{section}__{name}"
+
+
+def _given(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value) or None
+    return value
+
+
+def _worth_showing(default: object) -> bool:
+    shown = isinstance(default, (str, int, float, Path)) and not isinstance(
+        default, bool
+    )
+    return shown and default != ""

@@ -1,0 +1,1 @@
+"""Commands that run a pool: its coordinator, its workers, and their state."""

@@ -1,0 +1,50 @@
+"""``shoal join-line``: print the command that adds a machine."""
+
+import json
+import shlex
+from urllib.parse import urlsplit
+
+import click
+
+from shoal.cli.coordinator_api import CoordinatorApi, pass_api
+from shoal.cli.options import json_option
+from shoal.cli.terminal import printable
+from shoal.domain.addresses import is_own_host
+
+PATH = "/admin/join"
+LOOPBACK_ONLY = (
+    "Only its own machine can reach this coordinator.  To add other machines, start it "
+    "with:\n  shoal serve --host 0.0.0.0 --tls auto"
+)
+
+
+@click.command("join-line")
+@json_option
+@pass_api
+def command(api: CoordinatorApi, as_json: bool) -> None:
+    """Print the command that adds a machine to the pool.
+
+    Standard output has the command alone, with the address that other machines can
+    reach: that of --url, if it is not this machine's own, else the coordinator's.
+    """
+    found = api.request(PATH)
+    urls, loopback_only = list(found["urls"]), found["loopback_only"]
+    asked = urlsplit(api.http_url)
+    if not is_own_host(asked.hostname or ""):
+        # It may be that of a proxy or a container, which the coordinator does not know.
+        url = asked.geturl()
+        urls, loopback_only = [url, *(each for each in urls if each != url)], False
+    words = ["shoal", "join", urls[0]]
+    if found["token"]:
+        words += ["--token", found["token"]]
+    join = shlex.join(words)
+    if as_json:
+        shown = {"join": join, "urls": urls, "loopback_only": loopback_only}
+        click.echo(json.dumps(found | shown))
+        return
+    click.echo(printable(join))
+    if loopback_only:
+        click.echo(LOOPBACK_ONLY, err=True)
+    elif len(urls) > 1:
+        others = "\n  ".join(map(printable, urls[1:]))
+        click.echo(f"Its addresses on other networks:\n  {others}", err=True)

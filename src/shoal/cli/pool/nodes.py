@@ -1,0 +1,232 @@
+"""``shoal nodes``: list the machines of a pool, approve them, and give orders."""
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import quote, urlencode
+
+import click
+
+from shoal.cli.coordinator_api import ApiError, CoordinatorApi, pass_api
+from shoal.cli.options import DURATION, json_option
+from shoal.cli.pool.machines import Machine, machines
+from shoal.cli.terminal import format_day, format_peer, print_table, printable
+from shoal.pool.suggestions import suggest_names
+
+F = TypeVar("F", bound=Callable[..., Any])
+Order: TypeAlias = dict[str, Any]
+"""The order in force for a node, as the API describes it."""
+
+PATH = "/admin/workers"
+HEAD = ("NAME", "STATE", "WIRES", "MODELS", "FUNCTIONS", "RUNNING", "SINCE")
+NO_NODES = "no nodes: run the `shoal join` line that `shoal serve` printed"
+NOT_CONNECTED = "no worker of this name is connected now"
+ABSENT = {
+    "approve": f"{NOT_CONNECTED}; the approval holds for the first that connects",
+    "pause": f"{NOT_CONNECTED}; the pause starts when it connects",
+    "resume": f"{NOT_CONNECTED}; if its `shoal join` has ended, start that again",
+    "drain": NOT_CONNECTED,
+    "remove": NOT_CONNECTED,
+}
+UNPROVEN = (
+    "workers of this name that prove no key are still pending: approve each by its "
+    "name in `shoal status --json`"
+)
+POLL_INTERVAL = 1.0  # seconds
+SUSPENDED_STATES = ("paused", "draining", "removed")
+ENDING_STATES = ("draining", "removed")  # a drain that reaches its limit removes
+
+
+@click.group("nodes")
+def command() -> None:
+    """List, approve, pause, resume, drain and remove the machines of a pool.
+
+    NAME is the name of a machine in `shoal nodes ls`; or that of one of its workers in
+    `shoal status`, such as WIRE:vm/qwen3-8b, where WIRE:vm stands for all its models.
+    """
+
+
+@command.command("ls")
+@json_option
+@pass_api
+def list_(api: CoordinatorApi, as_json: bool) -> None:
+    """List the machines of the pool."""
+    found = machines(api.request("/admin/status"))
+    if as_json:
+        click.echo(json.dumps({"data": [each.as_json() for each in found]}))
+    elif found:
+        print_table(HEAD, [_row(each) for each in found])
+        for each in found:
+            if each.remark:
+                click.echo(printable(f"{each.name}: {each.remark}"))
+    else:
+        click.echo(NO_NODES)
+
+
+def _order_parameters(function: F) -> F:
+    """Add the parameters of a command that gives an order about a node."""
+    name = click.argument("name", callback=_check_name)
+    return name(json_option(pass_api(function)))
+
+
+def _check_name(ctx: click.Context, param: click.Parameter, name: str) -> str:
+    if not name:
+        raise click.BadParameter("expected the name of a node, got ''")
+    return name
+
+
+@command.command("approve")
+@_order_parameters
+def approve(api: CoordinatorApi, name: str, as_json: bool) -> None:
+    """Approve a new node, for a coordinator with --approve-nodes.
+
+    Such a coordinator gives a node no jobs before.  The key that the node has proved is
+    approved, under any name; without one, its name.  `shoal nodes remove` refuses a
+    node, and ends its approval.
+    """
+    _print("approve", _give_orders(api, "approve", name), as_json=as_json)
+
+
+@command.command("pause")
+@_order_parameters
+def pause(api: CoordinatorApi, name: str, as_json: bool) -> None:
+    """Give a node no new jobs; it finishes those that it runs."""
+    _print("pause", _give_orders(api, "pause", name), as_json=as_json)
+
+
+@command.command("resume")
+@_order_parameters
+def resume(api: CoordinatorApi, name: str, as_json: bool) -> None:
+    """End a pause, drain or removal."""
+    _print("resume", _give_orders(api, "resume", name), as_json=as_json)
+
+
+@command.command("drain")
+@click.option(
+    "--within",
+    type=DURATION,
+    metavar="TIME",
+    help="Time until the jobs that still run are given to other nodes, such as 10m.  "
+    "Default: unlimited.",
+)
+@click.option("--wait", is_flag=True, help="Return when its jobs have ended.")
+@_order_parameters
+def drain(
+    api: CoordinatorApi, name: str, within: int | None, wait: bool, as_json: bool
+) -> None:
+    """Disconnect a node when its jobs have ended, and refuse it until a resume."""
+    orders = _give_orders(api, "drain", name, within)
+    if wait:
+        orders = [_drained(api, each) for each in orders]
+    _print("drain", orders, as_json=as_json)
+
+
+@command.command("remove")
+@_order_parameters
+def remove(api: CoordinatorApi, name: str, as_json: bool) -> None:
+    """Give the jobs of a node to others, and disconnect it.
+
+    It is refused until a resume.
+    """
+    _print("remove", _give_orders(api, "remove", name), as_json=as_json)
+
+
+def describe(action: str, order: Order) -> str:
+    """Return the result of an action in one line."""
+    count = order["running"]
+    done = {
+        "approve": "approved",
+        "pause": "paused",
+        "resume": "resumed",
+        "remove": "removed",
+    }
+    verb = done.get(action, "draining" if count else "drained")
+    remark = ""
+    if action == "approve" and order["state"] in SUSPENDED_STATES:
+        name = shlex.quote(order["name"])
+        remark = f": it is {order['state']}; to resume: shoal nodes resume {name}"
+    elif action == "approve" and (keys := _keys(order)):
+        remark = f": the key {', '.join(keys)}"
+        if order["state"] == "pending":
+            remark += f"; {UNPROVEN}"
+    elif not order["workers"]:
+        remark = f": {ABSENT[action]}"
+    elif count and action in ("pause", "drain"):
+        remark = f": it still runs {'1 job' if count == 1 else f'{count} jobs'}"
+    return f"{verb} {order['name']}{remark}"
+
+
+def _keys(order: Order) -> Sequence[str]:
+    return [each for each in order["approved"] if each != order["name"]]
+
+
+def _give_orders(
+    api: CoordinatorApi, action: str, name: str, within: int | None = None
+) -> Sequence[Order]:
+    """Order something of a node: for each of its names, if it is that of a machine.
+
+    Raises ApiError.
+    """
+    query = "" if within is None else f"?{urlencode({'within': within})}"
+    names = [name] if ":" in name else _names_of(api, action, name)
+    return [
+        api.request(f"{_path(each)}/{action}{query}", method="POST") for each in names
+    ]
+
+
+def _names_of(api: CoordinatorApi, action: str, name: str) -> Sequence[str]:
+    """Return the names, with their wires, of a machine that an action is about.
+
+    Raises ApiError if there is none, or several.
+    """
+    known = machines(api.request("/admin/status"))
+    found = [each for each in known if each.is_called(name)]
+    if len(found) > 1:
+        names = ", ".join(sorted(name for each in found for name in each.names))
+        raise ApiError(f"several nodes are called {name}: give one of {names}")
+    if not found:
+        names_known = {each for machine in known for each in machine.ids}
+        suggestion = suggest_names(name, names_known, "`shoal nodes ls` lists all")
+        raise ApiError(f"no node is called {name}; {suggestion or NO_NODES}")
+    if action == "resume" and found[0].orders:
+        return found[0].orders
+    return found[0].names
+
+
+def _drained(api: CoordinatorApi, order: Order) -> Order:
+    """Wait until the jobs of a node have ended; return the order as it is then.
+
+    Raises ApiError if another operator ends the drain.
+    """
+    while order["running"]:
+        time.sleep(POLL_INTERVAL)
+        order = api.request(_path(order["name"]))
+        if order["state"] not in ENDING_STATES:
+            raise ApiError(
+                f"{order['name']} is {order['state']} now: its drain was ended before "
+                "its jobs"
+            )
+    return order
+
+
+def _print(action: str, orders: Iterable[Order], *, as_json: bool) -> None:
+    for each in orders:
+        click.echo(json.dumps(each) if as_json else printable(describe(action, each)))
+
+
+def _path(name: str) -> str:
+    return f"{PATH}/{quote(name, safe='')}"
+
+
+def _row(node: Machine) -> tuple[str, ...]:
+    return (
+        format_peer(node.title, ", ".join(node.ids)),
+        ", ".join(node.states),
+        ", ".join(node.wires),
+        str(len(node.models)),
+        str(len(node.functions)),
+        f"{node.running}/{node.slots}",
+        format_day(node.since),
+    )

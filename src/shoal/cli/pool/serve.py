@@ -1,0 +1,244 @@
+"""``shoal serve``: run a coordinator, one endpoint for all workers that join it."""
+
+import asyncio
+import gc
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from shoal.app.fleet_files import with_fleet
+from shoal.app.free_space import wait_for_space
+from shoal.app.network import PortsByWire
+from shoal.app.server import RunningCoordinator, run_coordinator
+from shoal.cli.command_loop import log_options, log_to_stderr, run_loop
+from shoal.cli.log_file import LOG_FILE, log_to_file
+from shoal.cli.options import (
+    SettingsCommand,
+    config_file_option,
+    given,
+    setting_options,
+)
+from shoal.config import USER_DATA, ServeConfig, X402Config
+from shoal.config.loader import check_file, load
+from shoal.config.private_files import make_private_folder
+from shoal.domain.addresses import is_own_host
+from shoal.domain.errors import ConfigError
+from shoal.protocols import discover
+from shoal.protocols.seam.endpoints import ListenerTls, bare_label
+from shoal.transports.http_server import public_url
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PLAIN = ListenerTls.NONE.value  # the label of a wire's only port
+STDERR = "-"  # in place of a log file
+SWITCH_INTERVAL = 0.5e-3  # seconds for which other threads may keep the loop waiting
+
+
+def _wire_options(function: F) -> F:
+    """Add the options of all wires."""
+    for wire, protocol in discover().items():
+        function = setting_options(protocol.config, wire, protocol.peers)(function)
+    return function
+
+
+@click.command("serve", cls=SettingsCommand)
+@setting_options(ServeConfig, "serve", "this coordinator")
+@_wire_options
+@setting_options(X402Config, "x402", "payments for jobs")
+@config_file_option
+@log_options("info")
+@click.option(
+    "--log-file",
+    metavar="FILE",
+    envvar="SHOAL_LOG_FILE",
+    show_envvar=True,
+    help=f"File of the log, of 40 MB with the older ones beside it; {STDERR}: standard "
+    f"error.  Default: at a terminal {LOG_FILE} in the data folder, so that the "
+    "printed commands stay in sight, unless --log-level is given; elsewhere standard "
+    "error.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+def command(
+    config_file: Path,
+    log_level: str,
+    log_format: str,
+    log_file: str | None,
+    as_json: bool,
+    **values: object,
+) -> int:
+    """Run a coordinator: one endpoint for all workers that join it."""
+    log_to_stderr(log_level, log_format)
+    check_file(config_file, {"serve", "join", "x402", *discover()})
+    flags = given(values, ServeConfig, "serve")
+    config = load(ServeConfig, "serve", flags, config_file)
+    wires = {
+        name: with_fleet(
+            load(
+                protocol.config,
+                name,
+                given(values, protocol.config, name),
+                config_file,
+            ),
+            protocol.fleets,
+            config.data_dir,
+        )
+        for name, protocol in discover().items()
+    }
+    x402 = load(X402Config, "x402", given(values, X402Config, "x402"), config_file)
+
+    async def serve(stop: asyncio.Event) -> int:
+        await wait_for_space(config.data_dir, stop)
+        if stop.is_set():
+            return 0
+        log_path = _log_path(log_file, config, as_json=as_json)
+        if log_path is not None:
+            log_to_file(log_path, log_level, log_format)
+        async with run_coordinator(config, wires, x402) as running:
+            _tune_garbage_collector()
+            sys.setswitchinterval(SWITCH_INTERVAL)
+            _announce(running, config, log_path, as_json=as_json)
+            await stop.wait()
+            click.echo("stopping: waiting for open jobs", err=True)
+        return 0
+
+    return run_loop(serve)
+
+
+def _log_path(given: str | None, config: ServeConfig, *, as_json: bool) -> Path | None:
+    """Return the file of the log; None: standard error.
+
+    The one in the data folder needs the folder, which is created.  Raises ConfigError.
+    """
+    if given is not None:
+        return None if given == STDERR else Path(given).expanduser()
+    source = click.get_current_context().get_parameter_source("log_level")
+    watched = sys.stdout.isatty() and sys.stderr.isatty() and not as_json
+    if not watched or source is ParameterSource.COMMANDLINE:
+        return None
+    folder = config.data_dir
+    try:
+        make_private_folder(folder)
+    except OSError as error:
+        raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
+    return folder / LOG_FILE
+
+
+def _tune_garbage_collector() -> None:
+    """Collect garbage cycles less often, and not among permanent objects.
+
+    Requests leave few cycles; the default threshold, 700 objects, cost 4 % of the time.
+    A worker's connection leaves a hundred objects in cycles, and its buffers with them:
+    where the older generations wait for more objects, hundreds of megabytes of those
+    pile up.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 3, 5)
+
+
+def _further_ports(running: RunningCoordinator) -> dict[str, int]:
+    ports = _flat(running.ports)
+    if running.ollama_port is not None:
+        ports["ollama"] = running.ollama_port
+    return ports
+
+
+def _flat(ports: PortsByWire) -> dict[str, int]:
+    """Return the ports by wire, and by wire and label where a wire has several."""
+    return {
+        wire if label == PLAIN else f"{wire}_{bare_label(label)}": port
+        for wire, labelled in ports.items()
+        for label, port in labelled.items()
+    }
+
+
+def _announce(
+    running: RunningCoordinator,
+    config: ServeConfig,
+    log_path: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    if as_json:
+        ready = {
+            "event": "ready",
+            "url": running.url,
+            "api_key": running.api_key,
+            "join": running.join_command,
+            "ports": {"http": running.port, **_further_ports(running)},
+        }
+        if running.pinned_key:
+            ready["pinned_key"] = running.pinned_key
+        if running.authority is not None:
+            ready["authority"] = str(running.authority)
+        click.echo(json.dumps(ready))
+        return
+    # The folder in which `shoal chat` on this machine finds the key.
+    where = f" --data-dir {shlex.quote(str(config.data_dir))}"
+    if config.data_dir == USER_DATA:
+        where = ""
+    click.echo(
+        f"Shoal is ready at {running.url}\n\n"
+        f"  base URL   {running.url}/v1\n"
+        f"  API key    {running.api_key}\n"
+        f"{_ollama_line(running, config)}\n"
+        f"Add a machine:\n  {running.join_command}\n{_join_remark(config)}"
+        f"  `shoal join-line{where}` prints this command again.\n\n"
+        f"Chat with a model:\n  shoal chat{where}" + "".join(_trust_lines(running))
+    )
+    if config.ollama_open:
+        click.echo("\nAnyone may use Ollama's API without a key (--ollama-open).")
+    if config.approve_nodes:
+        click.echo("\nA new machine gets no work until `shoal nodes approve NAME`.")
+    if config.relay_open:
+        click.echo("\nAny node may use the relay (--relay-open).")
+    if log_path is not None:
+        click.echo(f"\nLog: {log_path}")
+
+
+def _join_remark(config: ServeConfig) -> str:
+    """Return the line about where the join command works; empty if anywhere."""
+    if not is_own_host(config.host):
+        return ""
+    return "  It works on this machine; for others: --host 0.0.0.0 --tls auto\n"
+
+
+def _ollama_line(running: RunningCoordinator, config: ServeConfig) -> str:
+    """Return the line about the port of Ollama's API; empty if there is none."""
+    if running.ollama_port is None:
+        return ""
+    port, secure = running.ollama_port, running.url.startswith("https:")
+    url = public_url(config.host, port, secure=secure)
+    return f"  Ollama     {url}{'' if config.ollama_open else ', with the same key'}\n"
+
+
+def _trust_lines(running: RunningCoordinator) -> Iterator[str]:
+    """Yield how clients on other machines trust the certificate, if there is one."""
+    if not running.pinned_key:
+        return
+    yield (
+        "\n\nUse it from another machine; the key names this coordinator's TLS key, "
+        "and no other server gets it:\n"
+        f"  export SHOAL_URL={running.url}\n"
+        f"  export SHOAL_API_KEY={running.pinned_key}"
+    )
+    if running.authority is None:
+        return
+    file = shlex.quote(str(running.authority))
+    name = running.authority.name
+    yield (
+        f"\n\nOther programs trust it by a copy of {file}:\n"
+        f"  curl       curl --cacert {name} {running.url}/v1/models "
+        '-H "Authorization: Bearer KEY"\n'
+        f"  OpenAI     SSL_CERT_FILE={name} python your_program.py\n"
+        f"             or OpenAI(http_client=httpx.Client(verify="
+        f'ssl.create_default_context(cafile="{name}")))\n'
+        f"  Node.js    NODE_EXTRA_CA_CERTS={name} node your_program.js\n"
+        f"  browsers   import {name} as an authority for web sites"
+    )

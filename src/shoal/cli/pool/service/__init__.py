@@ -1,0 +1,165 @@
+"""``shoal service``: run serve or join in the background, as a service of this user."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import click
+
+from shoal.cli.options import json_option
+from shoal.cli.pool.service.definition import (
+    ServiceDefinition,
+    define_service,
+    environment_text,
+)
+from shoal.cli.pool.service.files import write
+from shoal.cli.pool.service.launchd import Launchd
+from shoal.cli.pool.service.systemd import Systemd
+from shoal.cli.terminal import print_table
+from shoal.config.loader import USER_FILE
+from shoal.domain.errors import ConfigError
+
+COMMANDS = ("serve", "join")
+HEAD = ("SERVICE", "STATE", "FILE")
+ABSENT = "not installed"
+
+service_argument = click.argument("service", type=click.Choice(COMMANDS))
+
+
+class ServiceManager(Protocol):
+    """What starts the services of a user, and reads a file for each."""
+
+    def file(self, command: str) -> Path: ...
+    def logs(self, command: str) -> str: ...
+    def write(self, service: ServiceDefinition, environment: Path | None) -> None: ...
+    def start(self, command: str) -> None: ...
+    def remove(self, command: str) -> None: ...
+    def state(self, command: str) -> str: ...
+    def remarks(self) -> Iterator[str]: ...
+
+
+@click.group("service")
+def command() -> None:
+    """Run serve or join in the background, as a service of this user.
+
+    The service starts again if it fails, and with each login: by systemd on Linux, and
+    by launchd on macOS.
+    """
+
+
+@command.command("install")
+@service_argument
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--no-start", is_flag=True, help="Only write the files.")
+@json_option
+@click.pass_context
+def install(
+    context: click.Context,
+    service: str,
+    arguments: tuple[str, ...],
+    no_start: bool,
+    as_json: bool,
+) -> None:
+    """Install a service, and start it; one that is installed is replaced.
+
+    ARGUMENTS are those of `shoal serve` or `shoal join`, after `--`.  Secrets among
+    them, and SHOAL_ variables of this shell, are stored in a file that only you can
+    read.
+    """
+    root = context.find_root()
+    assert isinstance(root.command, click.Group)
+    wanted = root.command.get_command(root, service)
+    assert wanted is not None
+    definition = define_service(wanted, arguments)
+    manager = _manager(definition)
+    environment = _environment_file(service)
+    if definition.variables:
+        write(environment, environment_text(definition.variables))
+    else:
+        environment.unlink(missing_ok=True)
+    manager.write(definition, environment if definition.variables else None)
+    if not no_start:
+        manager.start(service)
+    if as_json:
+        shown = {
+            "service": service,
+            "file": str(manager.file(service)),
+            "environment_file": str(environment) if definition.variables else None,
+            "variables": [*definition.variables],
+            "started": not no_start,
+            "logs": manager.logs(service),
+        }
+        click.echo(json.dumps(shown))
+        return
+    click.echo(f"{'wrote' if no_start else 'started'} {manager.file(service)}")
+    if definition.variables:
+        names = ", ".join(definition.variables)
+        click.echo(f"{names}: in {environment}, which only you can read")
+    click.echo(f"log: {manager.logs(service)}")
+    for remark in manager.remarks():
+        click.echo(remark)
+
+
+@command.command("uninstall")
+@service_argument
+@json_option
+def uninstall(service: str, as_json: bool) -> None:
+    """Stop a service, and delete its files; its data stays."""
+    manager = _manager()
+    file = manager.file(service)
+    if not file.exists():
+        raise ConfigError(f"the service {service} is not installed: there is no {file}")
+    _environment_file(service).unlink(missing_ok=True)
+    manager.remove(service)
+    if as_json:
+        click.echo(json.dumps({"service": service, "file": str(file)}))
+    else:
+        click.echo(f"removed {file}")
+
+
+@command.command("status")
+@click.argument("services", type=click.Choice(COMMANDS), nargs=-1)
+@json_option
+def status(services: tuple[str, ...], as_json: bool) -> None:
+    """Show which services are installed and running."""
+    manager = _manager()
+    found = []
+    for each in services or COMMANDS:
+        file = manager.file(each)
+        state = manager.state(each) if file.exists() else ABSENT
+        found.append({"service": each, "state": state, "file": str(file)})
+    if as_json:
+        click.echo(json.dumps({"data": found}))
+        return
+    print_table(HEAD, [tuple(each.values()) for each in found])
+
+
+def _manager(definition: ServiceDefinition | None = None) -> ServiceManager:
+    """Return what manages services here; raises ConfigError if nothing does."""
+    if sys.platform == "win32":
+        task = "" if definition is None else f": {schtasks_command(definition)}"
+        raise ConfigError(
+            "there are no services of users on Windows; Task Scheduler starts a "
+            f"program at each logon{task}"
+        )
+    return Launchd() if sys.platform == "darwin" else Systemd()
+
+
+def schtasks_command(definition: ServiceDefinition) -> str:
+    """Return the command by which Windows' Task Scheduler starts a service.
+
+    Its secrets are left to the variables of the user.
+    """
+    run = subprocess.list2cmdline(definition.words)
+    name = f"Shoal {definition.command}"
+    words = ["schtasks", "/Create", "/SC", "ONLOGON", "/TN", name, "/TR", run]
+    created = subprocess.list2cmdline(words)
+    named = ", ".join(definition.variables)
+    return f"{created}; before, set {named} with setx" if named else created
+
+
+def _environment_file(service: str) -> Path:
+    return USER_FILE.parent / f"{service}.env"

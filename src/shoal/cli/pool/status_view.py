@@ -1,0 +1,238 @@
+"""The status of a pool as lines of text: each machine, its wires and models beneath."""
+
+import shlex
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from shoal.cli.pool.machines import NOT_ADMITTED, Machine, machines
+from shoal.cli.terminal import (
+    console,
+    format_age,
+    format_day,
+    printable,
+    shortened,
+    table_lines,
+)
+
+HEAD = ("MACHINE", "STATE", "BUSY", "TOKENS/S", "CPU", "MEM", "TEMP", "UP")
+NAME_MAX = 24  # characters of a machine's name
+STATE_MAX = 12
+INDENT = "  "
+NO_WORKERS = "no workers: run the `shoal join` line that `shoal serve` printed"
+PROTECTIONS = {
+    "plain": "plaintext",
+    "noise": "Noise",
+    "teale": "encrypted",
+    "tls": "TLS",
+}
+"""Display names of connections' encryption."""
+
+FULL_SPEED = 100  # percent
+STATES = {"paused": "paused", "draining": "drained", "removed": "removed"}
+"""Descriptions of what operators did to workers."""
+
+NODE_HEAD = ("NODE", "ADDRESS", "STATE", "RANK", "WEIGHT", "")
+
+
+def status_lines(status: Mapping[str, Any], url: str, now: float) -> Iterator[str]:
+    """Yield the lines; ``now`` is the Unix time."""
+    found = machines(status)
+    yield _head(status, url, now)
+    yield _counts(status, found)
+    if status["unencrypted"]:
+        listed = (f"{peers} ({wire})" for wire, peers in status["unencrypted"].items())
+        yield printable(f"connections without encryption: {', '.join(listed)}")
+    if not status["ready"]:
+        yield printable(f"no jobs are accepted: {status['why_not']}")
+    yield ""
+    if not status["workers"]:
+        yield NO_WORKERS
+    if found:
+        head, *rows = table_lines(HEAD, [_row(each, now) for each in found], wrap=False)
+        yield head
+        for row, machine in zip(rows, found, strict=True):
+            yield row
+            yield from _beneath(machine)
+            yield from _orders(machine, status)
+    for relay in status["relays"]:
+        if relay["open"] or relay["members"] or relay["strangers"]:
+            yield f"relay: {_relay(relay)}"
+    if status["nodes"]:
+        yield ""
+        yield from table_lines(NODE_HEAD, [_node(each) for each in status["nodes"]])
+
+
+def _head(status: Mapping[str, Any], url: str, now: float) -> str:
+    age = format_age(now - status["started_at"])
+    return f"Shoal {status['version']} at {url}, up {age}"
+
+
+def _counts(status: Mapping[str, Any], found: Sequence[Machine]) -> str:
+    jobs = status["jobs"]
+    admitted = [each for each in found if each.states != [NOT_ADMITTED]]
+    return ", ".join(
+        (
+            _count(len(admitted), "machine"),
+            _count(len(status["models"]), "model"),
+            f"{_count(jobs['running'], 'job')} running",
+            f"{jobs['queued']} waiting",
+        )
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _row(machine: Machine, now: float) -> tuple[str, ...]:
+    workers = machine.workers
+    paces = [each["tokens_per_second"] for each in workers]
+    speed = max((each for each in paces if each is not None), default=None)
+    temperature = _highest(workers, "temperature")
+    return (
+        _cut(shortened(machine.name), NAME_MAX),
+        _cut(" ".join(machine.states), STATE_MAX),
+        f"{machine.running}/{machine.slots}" if machine.slots else "",
+        "" if speed is None else f"{speed:.1f}",
+        _percent(_highest(workers, "cpu")),
+        _percent(_highest(workers, "memory")),
+        "" if temperature is None else f"{temperature:.0f} °C",
+        "" if machine.since is None else format_age(now - machine.since),
+    )
+
+
+def _beneath(machine: Machine) -> Iterator[str]:
+    """Yield the machine's hardware, connections and models, and what is wrong."""
+    connections = [
+        " ".join(part for part in (wire, _protection(machine, wire)) if part)
+        for wire in machine.wires
+    ]
+    peers = machine.peers
+    hardware = _unique(_hardware(each["hardware"]) for each in peers)
+    releases = _unique(f"Shoal {each['release']}" for each in peers if each["release"])
+    yield from _indented("; ".join([*hardware, *connections, *releases]))
+    offered = ", ".join(sorted(machine.models))
+    functions = len(machine.functions)
+    parts = [offered, _count(functions, "function") if functions else ""]
+    if any(parts):
+        yield from _indented("; ".join(part for part in parts if part))
+    remarks = [_remark(each) for each in machine.workers]
+    told = [each.get("reason", "") or each["remark"] for each in machine.peers]
+    if machine.remark:
+        yield from _indented(machine.remark, whole=True)
+    for remark in _unique([*remarks, *told]):
+        yield from _indented(remark)
+
+
+def _orders(machine: Machine, status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what operators ordered about a machine that is away."""
+    for order in status["orders"]:
+        if order["name"] in machine.orders and not order["workers"]:
+            at = format_day(order["since"])
+            name = shlex.quote(order["name"])
+            yield from _indented(
+                f"{STATES[order['state']]} with the key {order['by']}, {at}; "
+                f"to resume: shoal nodes resume {name}",
+                whole=True,
+            )
+
+
+def _indented(text: str, *, whole: bool = False) -> Iterator[str]:
+    """Yield a text beneath a machine, wrapped to the terminal's width.
+
+    Long ids are cut, unless it is ``whole``, as a command that people copy is.
+    """
+    line = printable(text if whole else shortened(text)).replace("\n", "\\n")
+    width = max(console().width, 40)
+    yield from textwrap.wrap(
+        line, width, initial_indent=INDENT, subsequent_indent=INDENT * 2
+    )
+
+
+def _protection(machine: Machine, wire: str) -> str:
+    found = {
+        each["protection"]
+        for each in (*machine.workers, *machine.peers)
+        if each["id"].startswith(f"{wire}:") and each.get("protection")
+    }
+    named = ", ".join(sorted(PROTECTIONS.get(each, each) for each in found))
+    return f"({named})" if named else ""
+
+
+def _relay(relay: Mapping[str, Any]) -> str:
+    """Return who may use a relay, and who does."""
+    nodes = [f"{relay['members']} of the pool"]
+    if relay["open"]:
+        nodes.append(f"{relay['guests']} other nodes")
+    if relay["strangers"]:
+        nodes.append(f"{relay['strangers']} not admitted")
+    audience = "any node" if relay["open"] else "this pool's workers"
+    return f"for {audience}; connected: {', '.join(nodes)}"
+
+
+def _hardware(hardware: Mapping[str, Any] | None) -> str:
+    """Return the hardware of a machine, as far as it reports that."""
+    if hardware is None:
+        return ""
+    vram = hardware["gpu_memory_gb"]
+    parts = (
+        "" if hardware["chip"] == "unknown" else hardware["chip"],
+        f"{hardware['memory_gb']:g} GB" if hardware["memory_gb"] else "",
+        f"{vram:g} GB VRAM" if vram else "",
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _node(node: Mapping[str, Any]) -> Sequence[str]:
+    """Return the row of a node that a wire's membership protocol tracks."""
+    counts = node["rank"] is not None
+    return (
+        f"{node['wire']}:{node['name']}" if node["name"] else node["wire"],
+        node["address"],
+        node["state"],
+        str(node["rank"]) if counts else "",
+        f"{node['weight']:.0%}" if counts else "",
+        "coordinator" if node["coordinator"] else node["remark"],
+    )
+
+
+def _remark(worker: Mapping[str, Any]) -> str:
+    """Return why a worker gets no jobs, else its load or a remark."""
+    if worker["suspension"] in STATES:
+        return f"{STATES[worker['suspension']]} by an operator"
+    points = f"{worker['points']} penalty points" if worker["points"] else ""
+    reason = worker["draining"] or points or worker["unfit"]
+    return str(reason or _slowdown(worker) or worker["remark"])
+
+
+def _slowdown(worker: Mapping[str, Any]) -> str:
+    """Return what slows a worker down."""
+    parts = []
+    if worker["queued"]:
+        parts.append(f"jobs of other coordinators: {worker['queued']}")
+    lent = worker["throttle"] / FULL_SPEED
+    if worker["speed"] < lent:
+        parts.append(f"at {worker['speed']:.0%} of its speed")
+    if worker["thermal"] != "nominal":
+        parts.append(f"thermal level {worker['thermal']}")
+    if lent < 1:
+        parts.append(f"its owner lends {lent:.0%} of its speed")
+    return ", ".join(parts)
+
+
+def _highest(workers: Sequence[Mapping[str, Any]], field: str) -> float | None:
+    measured = (each[field] for each in workers)
+    return max((each for each in measured if each is not None), default=None)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}%"
+
+
+def _cut(text: str, size: int) -> str:
+    return text if len(text) <= size else f"{text[: size - 1]}…"
+
+
+def _unique(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(text for text in texts if text))

@@ -1,0 +1,1 @@
+"""Commands that use a pool: chats, jobs, functions, training runs, models."""

@@ -1,0 +1,186 @@
+"""One streamed answer of a model, which survives the coordinator's restart.
+
+The request has an idempotency key: sent again, it attaches to the same job, whose
+stream begins anew.  What was shown before is skipped.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from shoal.cli.coordinator_api import ApiError, CoordinatorApi, EventStream, Unreachable
+
+PATH = "/v1/chat/completions"
+RECONNECT_TIMEOUT = 60.0  # seconds to wait for a coordinator that is down
+RETRY_DELAY = 0.5  # seconds between attempts
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+
+
+class ShownKind(Enum):
+    REASONING = "reasoning"
+    TEXT = "text"
+    RECONNECTING = "reconnecting"  # the text is why
+    RESTARTED = "restarted"  # the answer differs from what was shown, and begins anew
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPart:
+    """What to show next."""
+
+    kind: ShownKind
+    text: str = ""
+
+
+@dataclass(slots=True)
+class StreamedAnswer:
+    """What has arrived of an answer; times are in seconds of the given clock."""
+
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str | None = None
+    worker: str = ""
+    tokens: int | None = None
+    began: float = 0.0
+    first_part_at: float | None = None
+    ended: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The speed after the first token; None if it is unknown."""
+        if self.first_part_at is None or not self.tokens or self.tokens < 2:
+            return None
+        seconds = self.ended - self.first_part_at
+        return (self.tokens - 1) / seconds if seconds > 0 else None
+
+
+class ChatStream:
+    """Requests an answer, and goes on with it after a lost connection."""
+
+    def __init__(
+        self,
+        api: CoordinatorApi,
+        body: Mapping[str, Any],
+        key: str,
+        now: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._api = api
+        self._body = {
+            **body,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        self._headers = {"Idempotency-Key": key}
+        self._now, self._sleep = now, sleep
+        self._connected = False
+        self.answer = StreamedAnswer(began=now())
+
+    def parts(self) -> Generator[AnswerPart, None, None]:
+        """Yield the answer; closing the iterator cancels the request.
+
+        Raises ApiError; Unreachable if the coordinator was never reached, or is away
+        for a minute.
+        """
+        lost_at: float | None = None
+        while True:
+            try:
+                with self._api.stream_events(PATH, self._body, self._headers) as events:
+                    self._connected, lost_at = True, None
+                    yield from self._read(events)
+                    self.answer.ended = self._now()
+                    return
+            except Unreachable as error:
+                if not self._connected:
+                    raise
+                if lost_at is None:
+                    lost_at = self._now()
+                    yield AnswerPart(ShownKind.RECONNECTING, str(error))
+                if self._now() - lost_at > RECONNECT_TIMEOUT:
+                    raise
+            self._sleep(RETRY_DELAY)
+
+    def _read(self, events: EventStream) -> Iterator[AnswerPart]:
+        answer = self.answer
+        answer.worker = events.headers.get("x-shoal-worker", answer.worker)
+        shown = {
+            ShownKind.REASONING: _Replay(answer.reasoning),
+            ShownKind.TEXT: _Replay(answer.text),
+        }
+        for event in events:
+            if usage := event.get("usage"):
+                answer.tokens = usage["completion_tokens"]
+            for choice in event["choices"]:
+                answer.finish_reason = choice["finish_reason"] or answer.finish_reason
+                for kind, text in _texts(choice["delta"]):
+                    new = shown[kind].new_part(text)
+                    if new is None:
+                        new = shown[kind].restart()
+                        yield AnswerPart(ShownKind.RESTARTED)
+                    if new:
+                        self._add(kind, shown[kind].text)
+                        yield AnswerPart(kind, new)
+
+    def _add(self, kind: ShownKind, text: str) -> None:
+        answer = self.answer
+        if answer.first_part_at is None:
+            answer.first_part_at = self._now()
+        if kind is ShownKind.TEXT:
+            answer.text = text
+        else:
+            answer.reasoning = text
+
+
+class _Replay:
+    """A stream that begins anew, beside the part that was shown of it."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+        self.text = ""
+
+    def new_part(self, text: str) -> str | None:
+        """Return what was not shown yet; None: it differs from what was shown."""
+        before, self.text = len(self.text), self.text + text
+        if before >= len(self._shown):
+            return text
+        if not (self._shown.startswith(self.text) or self.text.startswith(self._shown)):
+            return None
+        return self.text[len(self._shown) :]
+
+    def restart(self) -> str:
+        """Forget what was shown; return all of the text so far."""
+        self._shown = ""
+        return self.text
+
+
+def _texts(delta: Mapping[str, Any]) -> Iterator[tuple[ShownKind, str]]:
+    for field in REASONING_FIELDS:
+        if reasoning := delta.get(field):
+            yield ShownKind.REASONING, reasoning
+            break
+    if content := delta.get("content"):
+        yield ShownKind.TEXT, content
+
+
+def first_chat_model(api: CoordinatorApi) -> str:
+    """Return the first model that chats, one with workers before others.
+
+    Raises ApiError if there is none.
+    """
+    models = chat_models(api)
+    if not models:
+        raise ApiError(
+            "the pool has no model that chats: on any machine, run the `shoal join` "
+            "command that `shoal serve` printed"
+        )
+    return next((each for each in models if models[each]), next(iter(models)))
+
+
+def chat_models(api: CoordinatorApi) -> dict[str, int]:
+    """Return the number of workers of each model that chats."""
+    listed = api.request("/v1/models")["data"]
+    return {
+        str(each["id"]): int(each.get("workers", 1))
+        for each in listed
+        if "chat" in each.get("kinds", ("chat",))
+    }

@@ -1,0 +1,324 @@
+"""``shoal jobs``: submit, list, explain and cancel jobs."""
+
+import getpass
+import json
+import shlex
+import sys
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import click
+
+from shoal.cli.coordinator_api import ApiError, CoordinatorApi, pass_api
+from shoal.cli.options import json_option
+from shoal.cli.terminal import format_day, print_table, printable
+from shoal.cli.use.quote import price_options
+from shoal.cli.use.quote import quote as price_quote
+from shoal.domain.errors import ConfigError
+from shoal.domain.job import Privacy
+from shoal.pool.trust import NO_TRUSTED_WORKER
+
+PATH = "/admin/jobs"
+HEAD = (
+    "ID",
+    "STATE",
+    "KIND",
+    "MODEL/FUNCTION",
+    "KEY",
+    "SUBMITTED",
+    "ATTEMPTS",
+    "ERROR",
+)
+STATES = (
+    *("queued", "leased", "streaming"),
+    *("done", "failed", "cancelled", "expired"),
+)
+PRIVACY = [each.name for each in Privacy]
+OPEN_STATUSES = ("pending", "assigned")
+WAIT_STEP = 60.0  # seconds that one request waits for the end of a job
+ERROR_MAX = 60  # characters of an error in the table
+
+
+@click.group("jobs")
+def command() -> None:
+    """Submit, list, explain and cancel jobs."""
+
+
+@command.command("submit")
+@click.argument("text", metavar="INPUT")
+@price_options
+@click.option(
+    "--task",
+    metavar="NAME",
+    help="Name of the task, which gets the input as `input`; required with --type "
+    "TASK, unless --payload names it.",
+)
+@click.option(
+    "--model", metavar="NAME", help="Model of an LLM_INFER job.  Default: any."
+)
+@click.option(
+    "--max-tokens",
+    type=int,
+    metavar="N",
+    help="Limit of an LLM_INFER job's answer, in tokens.  Default: 256.",
+)
+@click.option(
+    "--payload", is_flag=True, help="The input is the whole payload, in JSON."
+)
+@click.option(
+    "--privacy",
+    type=click.Choice(PRIVACY, case_sensitive=False),
+    default=Privacy.PUBLIC.name,
+    show_default=True,
+    metavar="|".join(PRIVACY),
+    help="Privacy class; PRIVATE: only for workers that are paired with the user.",
+)
+@click.option(
+    "--user",
+    help="User of the job, a sub-account of the API key.  Default: the login name.",
+)
+@click.option(
+    "--wait", is_flag=True, help="Wait for the end of the job, and print its result."
+)
+@json_option
+@pass_api
+def submit(
+    api: CoordinatorApi,
+    text: str,
+    job_type: str,
+    policy: str,
+    task: str | None,
+    model: str | None,
+    max_tokens: int | None,
+    payload: bool,
+    privacy: str,
+    user: str | None,
+    wait: bool,
+    as_json: bool,
+) -> int:
+    """Submit a job, and print its id.
+
+    INPUT is the prompt, or the input of the task; - reads it from standard input.
+    """
+    fields = {"--task": task, "--model": model, "--max-tokens": max_tokens}
+    _check_fields(job_type, fields, whole=payload)
+    if policy == "AUTO":
+        policy = price_quote(api, job_type, policy)["policy_resolved"]
+    body = {
+        "job_type": job_type,
+        "payload": _payload(job_type, _input(text), fields, whole=payload),
+        "user_id": user or _login_name(),
+        "privacy_class": privacy,
+    }
+    committed = _commit(api, policy, body)
+    if wait:
+        return _await_result(api, committed["job_id"], as_json=as_json)
+    click.echo(json.dumps(committed) if as_json else committed["job_id"])
+    return 0
+
+
+@command.command("ls")
+@click.option("--state", type=click.Choice(STATES), help="Filter by state.")
+@click.option("--key", metavar="NAME", help="Filter by API key.")
+@click.option(
+    "--limit",
+    type=int,
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Number of jobs.",
+)
+@click.option("--before", metavar="ID", help="Only jobs older than this one.")
+@json_option
+@pass_api
+def list_(
+    api: CoordinatorApi,
+    state: str | None,
+    key: str | None,
+    limit: int,
+    before: str | None,
+    as_json: bool,
+) -> None:
+    """List the newest jobs."""
+    filters = {"limit": limit, "state": state, "owner": key, "before": before}
+    query = urlencode({k: v for k, v in filters.items() if v is not None})
+    found = api.request(f"{PATH}?{query}")
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    if found["data"]:
+        print_table(HEAD, [_row(job) for job in found["data"]])
+    elif found["next"] is None:
+        click.echo("no such jobs")
+    if found["next"] is not None:
+        click.echo(f"older ones: --before {found['next']}", err=True)
+
+
+@command.command("show")
+@click.argument("id_", metavar="ID")
+@json_option
+@pass_api
+def show(api: CoordinatorApi, id_: str, as_json: bool) -> None:
+    """Show a job and its result.
+
+    ID is the id of the job, from a response or `shoal jobs ls`.
+    """
+    job = api.request(_path(id_))
+    if as_json:
+        click.echo(json.dumps(job))
+        return
+    outcome = job.pop("outcome")
+    for name, value in job.items():
+        if name.endswith("_at"):
+            value = format_day(value)
+        if name == "model" and job["kind"] == "call":
+            name = "function"
+        if name == "gang" and value is not None:
+            value = f"{value['id']}, rank {value['rank']} of {value['size']}"
+        if value not in (None, ""):
+            click.echo(f"{name:14}{printable(str(value))}")
+    if outcome is not None:
+        click.echo()
+        click.echo(printable(_format_outcome(job["kind"], outcome)))
+
+
+@command.command("explain")
+@click.argument("id_", metavar="ID")
+@json_option
+@pass_api
+def explain(api: CoordinatorApi, id_: str, as_json: bool) -> None:
+    """Explain the course of a job.
+
+    ID is the id of the job, or of a run of `shoal train`.
+    """
+    explanation = api.request(f"{_path(id_)}/explain")
+    if as_json:
+        click.echo(json.dumps(explanation))
+        return
+    for line in explanation["lines"]:
+        click.echo(printable(line))
+
+
+@command.command("cancel")
+@click.argument("id_", metavar="ID")
+@json_option
+@pass_api
+def cancel(api: CoordinatorApi, id_: str, as_json: bool) -> None:
+    """Cancel an open job.
+
+    ID is the id of the job, or of a run of `shoal train`.
+    """
+    cancelled = api.request(_path(id_), method="DELETE")
+    click.echo(json.dumps(cancelled) if as_json else f"cancelled {cancelled['id']}")
+
+
+def _check_fields(job_type: str, fields: dict[str, Any], *, whole: bool) -> None:
+    """Raise ConfigError for an option of the payload that does not fit the others."""
+    fitting = ("--task",) if job_type == "TASK" else ("--model", "--max-tokens")
+    for option, value in fields.items():
+        if value is not None and whole:
+            raise ConfigError(f"{option}: with --payload, give it in the payload")
+        if value is not None and option not in fitting:
+            other = "LLM_INFER" if job_type == "TASK" else "TASK"
+            raise ConfigError(f"{option}: only for --type {other}")
+    if job_type == "TASK" and fields["--task"] is None and not whole:
+        raise ConfigError("--type TASK: give the name of the task with --task")
+
+
+def _input(text: str) -> str:
+    return sys.stdin.read() if text == "-" else text
+
+
+def _payload(
+    job_type: str, text: str, fields: dict[str, Any], *, whole: bool
+) -> object:
+    """Return the payload of a job.
+
+    Raises ConfigError if it is to be JSON, and is not.
+    """
+    if whole:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"--payload: expected JSON: {error}") from error
+    if job_type == "TASK":
+        return {"task_type": fields["--task"], "input": text}
+    payload = {
+        "prompt": text,
+        "model": fields["--model"],
+        "max_tokens": fields["--max-tokens"],
+    }
+    return {name: value for name, value in payload.items() if value is not None}
+
+
+def _login_name() -> str:
+    """Return the name of this machine's user; raises ConfigError if it has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:  # as in some containers
+        raise ConfigError("no login name: give the user with --user") from error
+
+
+def _commit(api: CoordinatorApi, policy: str, body: dict[str, Any]) -> Any:
+    """Submit a job; raises ApiError, with advice if the user has no paired worker."""
+    try:
+        return api.request(f"/v1/jobs/commit/{policy.lower()}", body)
+    except ApiError as error:
+        if not str(error).startswith(NO_TRUSTED_WORKER):
+            raise
+        user = shlex.quote(body["user_id"])
+        advice = f"`shoal pair create {user}` makes a code that pairs one"
+        raise ApiError(f"{error}; {advice}") from error
+
+
+def _await_result(api: CoordinatorApi, id_: str, *, as_json: bool) -> int:
+    """Wait for the end of a job, and print its result; return the exit status."""
+    path = f"/v1/jobs/{quote(id_, safe='')}?wait={WAIT_STEP:g}"
+    while (job := api.request(path))["status"] in OPEN_STATUSES:
+        pass
+    failed = job["status"] != "completed"
+    if as_json:
+        click.echo(json.dumps(job))
+    elif failed:
+        raise ApiError(f"job {job['id']} failed: {job['detail']}")
+    else:
+        click.echo(printable(_format_result(job["result"])))
+    return int(failed)
+
+
+def _format_result(result: Any) -> str:
+    """Return the text of an answer, or the JSON of another output."""
+    text = result.get("text") if isinstance(result, dict) else None
+    if isinstance(text, str):
+        return text
+    return json.dumps(result, ensure_ascii=False)
+
+
+def _format_outcome(kind: str, outcome: dict[str, Any]) -> str:
+    """Return the result of a job: text, or the JSON of a function's value."""
+    if kind == "call":
+        return json.dumps(outcome["value"], ensure_ascii=False)
+    text: str = outcome["text"]
+    return json.dumps(outcome) if outcome["choices"] else text
+
+
+def _path(id_: str) -> str:
+    return f"{PATH}/{quote(id_, safe='')}"
+
+
+def _row(job: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        job["id"],
+        job["state"],
+        job["kind"],
+        job["model"],
+        job["owner"],
+        format_day(job["submitted_at"]),
+        str(job["attempts"]),
+        _last_line(job["error"] or "")[:ERROR_MAX],
+    )
+
+
+def _last_line(error: str) -> str:
+    """Return the last line of an error, which of a traceback is the message."""
+    return error.rstrip().rpartition("\n")[2]

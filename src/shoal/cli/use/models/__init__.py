@@ -1,0 +1,306 @@
+"""``shoal models``: pull, copy, add and list models."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import click
+from rich.filesize import decimal
+
+from shoal.cli.command_loop import log_options, log_to_stderr, run_loop
+from shoal.cli.coordinator_api import CoordinatorApi, pass_api
+from shoal.cli.options import json_option
+from shoal.cli.terminal import console, format_peer, print_table, printable
+from shoal.cli.use.models import pull
+from shoal.cli.use.models.source import CopySource, download_from, model_wire
+from shoal.cli.worker.join_target import direct_address
+from shoal.config import USER_DATA
+from shoal.domain.errors import ConfigError, InvalidRequest
+from shoal.models.download import DownloadedModel, DownloadRequest
+from shoal.models.library import StoredModel, stored_model, stored_models
+from shoal.models.names import check_model_name
+from shoal.models.trained import add_trained_model
+from shoal.transports.clock import LoopClock
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MODELS = "models"  # the folder of models, in the data folder
+FOUND_HEAD = ("PEER", "SIZE", "FROM")
+ADDRESSES_HINT = (
+    "these peers connected by themselves: `dns-sd -B _teale._tcp` or "
+    "`avahi-browse -rt _teale._tcp` lists their addresses, for shoal models get --from"
+)
+SHARE = "shoal serve --share NAME=PATH, or shoal join --model NAME=PATH, where it is"
+HEAD = ("NAME", "SIZE", "FILES", "WHERE")
+EXIT_STOPPED = 130
+
+
+@click.group("models")
+def command() -> None:
+    """Pull models from the hub, copy those of peers, add trained ones, and list them.
+
+    NAME is the name of a model, such as qwen3-8b or org/name.
+    """
+
+
+command.add_command(pull.command)
+
+
+def _folder_option(name: str) -> Callable[[F], F]:
+    return click.option(
+        name,
+        "folder",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Folder of models.  Default: models in the data folder.",
+    )
+
+
+@command.command("ls")
+@_folder_option("--in")
+@json_option
+def list_(folder: Path | None, as_json: bool) -> None:
+    """List the models in the folder."""
+    folder = _models_folder(folder)
+    stored = stored_models(folder)
+    if as_json:
+        click.echo(json.dumps({"data": [_as_json(each) for each in stored]}))
+    elif stored:
+        rows = [
+            (each.name, decimal(each.size), str(each.files), str(each.path))
+            for each in stored
+        ]
+        print_table(HEAD, rows)
+    else:
+        where = printable(str(folder))
+        click.echo(
+            f"no models in {where}: shoal models pull NAME, or "
+            "shoal models get NAME --from PEER"
+        )
+
+
+@command.command("find")
+@click.argument("name")
+@json_option
+@pass_api
+def find(api: CoordinatorApi, name: str, as_json: bool) -> int:
+    """Ask all peers of a coordinator for a model."""
+    name = _model_name(name)
+    found = api.request(f"/admin/models/{quote(name)}")
+    if as_json:
+        click.echo(json.dumps(found))
+    elif not found["data"]:
+        asked = "1 peer" if found["asked"] == 1 else f"{found['asked']} peers"
+        click.echo(f"no peer shares {name} ({asked} asked); to share it: {SHARE}")
+    else:
+        own = _own_address(api)
+        rows = [_found_row(each, own) for each in found["data"]]
+        print_table(FOUND_HEAD, rows)
+        first = next((address for _, _, address in rows if address), None)
+        copy = f"to copy it: shoal models get {name} --from {first}"
+        token = " --token JOIN_TOKEN" if first == own else ""
+        click.echo(ADDRESSES_HINT if first is None else copy + token)
+    return 0 if found["data"] else 1
+
+
+@command.command("get")
+@click.argument("name")
+@click.option(
+    "--from",
+    "where",
+    required=True,
+    metavar="WHERE",
+    help="URL of a coordinator, as `shoal join` takes it: http://HOST:PORT, or "
+    "https://.  Or HOST:PORT of another peer; tls://HOST:PORT if it has a certificate.",
+)
+@click.option(
+    "--passcode",
+    default="",
+    envvar="SHOAL_PASSCODE",
+    show_envvar=True,
+    metavar="PASSCODE",
+    help="Passcode of the peer's cluster, if it has one.",
+)
+@click.option(
+    "--token",
+    default="",
+    envvar="SHOAL_TOKEN",
+    show_envvar=True,
+    metavar="TOKEN",
+    help="Join token of the coordinator, as `shoal join` takes it.",
+)
+@click.option(
+    "--plain",
+    is_flag=True,
+    help="Connection without encryption, to a peer of another program.",
+)
+@click.option("--replace", is_flag=True, help="Replace an existing copy.")
+@_folder_option("--to")
+@json_option
+@log_options("warning")
+def get(
+    name: str,
+    where: str,
+    passcode: str,
+    token: str,
+    plain: bool,
+    replace: bool,
+    folder: Path | None,
+    as_json: bool,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Copy a model from a coordinator or another peer on the local network."""
+    log_to_stderr(log_level, log_format)
+    request = DownloadRequest(_model_name(name), _models_folder(folder), replace)
+    source = CopySource(where, passcode, token, plain=plain)
+    source.check()
+
+    async def copy(stop: asyncio.Event) -> int:
+        clock = LoopClock()
+        began = clock.now()
+        with _progress(request.model, hidden=as_json) as progress:
+            async with asyncio.TaskGroup() as tasks:
+                download = tasks.create_task(download_from(source, request, progress))
+                canceller = tasks.create_task(_cancel_on_stop(stop, download))
+                download.add_done_callback(lambda _: canceller.cancel())
+        if download.cancelled():
+            return EXIT_STOPPED
+        stored = stored_model(download.result().path, request.model)
+        if as_json:
+            seconds = round(clock.now() - began, 3)
+            click.echo(json.dumps(_as_json(stored) | {"seconds": seconds}))
+        else:
+            _print_stored(stored)
+        return 0
+
+    return run_loop(copy)
+
+
+@command.command("add")
+@click.argument("name")
+@click.argument("trained", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.option(
+    "--bytes", "of_bytes", is_flag=True, help="Tokens are bytes: no tokenizer.json."
+)
+@click.option("--replace", is_flag=True, help="Replace an existing model.")
+@_folder_option("--to")
+@json_option
+def add(
+    name: str,
+    trained: Path,
+    of_bytes: bool,
+    replace: bool,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Add a trained model, as a file for `shoal join`.
+
+    NAME is its name here; FOLDER is that of a Llama model: config.json, *.safetensors,
+    tokenizer.json.
+    """
+    added = add_trained_model(
+        _models_folder(folder),
+        _model_name(name),
+        trained.expanduser(),
+        of_bytes=of_bytes,
+        replace=replace,
+    )
+    if as_json:
+        click.echo(json.dumps(_as_json(added)))
+    else:
+        _print_stored(added)
+
+
+def _own_address(api: CoordinatorApi) -> str:
+    """Return the URL to copy models from; empty if it has no port for peers."""
+    url = api.http_url
+    return url if direct_address(url, model_wire(), api.request("/healthz")) else ""
+
+
+def _found_row(copy: dict[str, Any], own: str) -> tuple[str, str, str]:
+    """Return the row of a copy: its peer, size, and address to copy it from."""
+    size = "" if copy["size"] is None else decimal(copy["size"])
+    address = own if copy["passed_on"] else copy["address"]
+    peer = format_peer(copy["name"], copy["peer"]) or "this coordinator"
+    return peer, size, address.removeprefix("tcp://")
+
+
+async def _cancel_on_stop(
+    stop: asyncio.Event, download: asyncio.Task[DownloadedModel]
+) -> None:
+    await stop.wait()
+    download.cancel()
+
+
+@contextmanager
+def _progress(
+    name: str, *, hidden: bool
+) -> Iterator[Callable[[int, int | None], None]]:
+    """Show the progress of a download within the block, on a terminal.
+
+    The yielded function takes the bytes so far, and the size if it is known.
+    """
+    from rich.progress import (  # late: most downloads of tests have no terminal
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    shown = console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns,
+        console=shown,
+        transient=True,
+        disable=hidden or not shown.is_terminal,
+    ) as progress:
+        task = progress.add_task(name, total=None)
+        yield lambda done, size: progress.update(task, completed=done, total=size)
+
+
+def _model_name(name: str) -> str:
+    try:
+        return check_model_name(name)
+    except InvalidRequest as error:
+        raise ConfigError(str(error)) from error
+
+
+def _data_folder() -> Path:
+    return Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA)
+
+
+def _models_folder(given: Path | None) -> Path:
+    return (given or _data_folder() / MODELS).expanduser()
+
+
+def _print_stored(stored: StoredModel) -> None:
+    files = "1 file" if stored.files == 1 else f"{stored.files} files"
+    click.echo(printable(f"{stored.path} ({files}, {decimal(stored.size)})"))
+    if stored.gguf is not None:
+        offer = f"shoal join --model {stored.name}={stored.gguf}"
+        click.echo(printable(f"to offer it: {offer}"))
+
+
+def _as_json(stored: StoredModel) -> dict[str, object]:
+    return {
+        "name": stored.name,
+        "path": str(stored.path),
+        "size": stored.size,
+        "files": stored.files,
+        "gguf": None if stored.gguf is None else str(stored.gguf),
+    }

@@ -1,0 +1,112 @@
+"""``shoal models pull``: download a model from the hub of Hugging Face."""
+
+import json
+from pathlib import Path
+
+import click
+from rich.filesize import decimal
+
+from shoal.cli.options import json_option
+from shoal.cli.terminal import console, printable
+from shoal.domain.errors import ConfigError
+from shoal.engines.gguf_files import MEMORY_FACTOR
+from shoal.engines.resources import free_memory
+from shoal.models.model_hub import HubName, ModelHub, parse_hub_name
+from shoal.models.quantizations import GgufModel, choose_model
+
+
+@click.command("pull")
+@click.argument("name")
+@json_option
+def command(name: str, as_json: bool) -> None:
+    """Download a model from the hub of Hugging Face, or the mirror in HF_ENDPOINT.
+
+    NAME is ORGANIZATION/NAME[:QUANTIZATION], such as unsloth/Qwen3-8B-GGUF:Q4_K_M.
+    Without a quantization, it takes four bits, or fewer if those do not fit into the
+    memory of this machine.  The file goes to the hub's cache, where other programs and
+    `shoal join` find it.  HF_TOKEN gives access to private and gated models.
+    """
+    hub = ModelHub()
+    wanted = resolve_name(hub, name)
+    model = choose(hub, wanted)
+    notes = console(stderr=True)
+    if not as_json:
+        notes.print(printable(describe(wanted, model)), markup=False)
+    path = pull(hub, wanted, model, shown=not as_json)
+    if as_json:
+        about = {
+            "name": wanted.repository,
+            "quantization": model.quantization,
+            "path": str(path),
+            "size": model.size,
+        }
+        click.echo(json.dumps(about))
+        return
+    click.echo(printable(str(path)))
+    name = short_name(wanted.repository)
+    notes.print(
+        printable(f"to offer it: shoal join --model {name}={path}"), markup=False
+    )
+
+
+def short_name(repository: str) -> str:
+    """Return what a repository's model, or a file's, is called in the pool."""
+    name = repository.rpartition("/")[2]
+    for suffix in ("-GGUF", "-gguf", ".gguf"):
+        name = name.removesuffix(suffix)
+    return name.lower()
+
+
+def resolve_name(hub: ModelHub, name: str) -> HubName:
+    """Return what a name means; raises ConfigError with suggestions for a short one."""
+    found = parse_hub_name(name)
+    if found is None:
+        raise ConfigError(
+            f"{name}: expected ORGANIZATION/NAME[:QUANTIZATION]; {hub.suggest(name)}"
+        )
+    return found
+
+
+def choose(hub: ModelHub, name: HubName) -> GgufModel:
+    """Return the model of a repository that fits this machine.
+
+    Raises ConfigError, Unavailable.
+    """
+    free = free_memory()
+    memory = None if free is None else int(free / MEMORY_FACTOR)
+    return choose_model(hub.models(name.repository), memory, name.quantization)
+
+
+def describe(name: HubName, model: GgufModel) -> str:
+    """Return what will be downloaded, in one line."""
+    chosen = model.quantization or model.files[0].name
+    return f"{name.repository}, {chosen}, {decimal(model.size)}"
+
+
+def pull(hub: ModelHub, name: HubName, model: GgufModel, *, shown: bool) -> Path:
+    """Download a model, with its progress on a terminal; return the file to load.
+
+    Raises ConfigError, Unavailable.
+    """
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    notes = console(stderr=True)
+    with Progress(
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=notes,
+        transient=True,
+        disable=not (shown and notes.is_terminal),
+    ) as progress:
+        task = progress.add_task("", total=model.size)
+        return hub.download(
+            name.repository, model, lambda size: progress.advance(task, size)
+        )

@@ -1,0 +1,148 @@
+"""``shoal run``: chat with a model in one command; whatever is missing is started."""
+
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+from rich.status import Status
+
+from shoal.cli.child_programs import run_program
+from shoal.cli.coordinator_api import (
+    ApiError,
+    CoordinatorApi,
+    Unreachable,
+    pass_api,
+)
+from shoal.cli.terminal import console, printable
+from shoal.cli.use.chat import chat
+from shoal.cli.use.chat.answer import chat_models
+from shoal.cli.use.chat.conversation import Conversation
+from shoal.cli.worker.model_files import resolve_model
+from shoal.config.secret_files import KEY_FILE
+from shoal.domain.addresses import is_own_host
+from shoal.engines.gguf_files import DEMO_MODEL, has_demo_model
+
+MODELS = "/v1/models"
+LISTED_WITHIN = 10.0  # seconds after a worker has joined
+LOOK_EVERY = 0.1  # seconds
+
+
+@click.command("run")
+@click.argument("model", required=False)
+@click.argument("prompt", nargs=-1)
+@click.option("--yes", is_flag=True, help="Download without a question.")
+@click.option("--system", default="", metavar="TEXT", help="System prompt.")
+@pass_api
+def command(
+    api: CoordinatorApi,
+    model: str | None,
+    prompt: tuple[str, ...],
+    yes: bool,
+    system: str,
+) -> None:
+    """Chat with a model; start what is missing for that.
+
+    MODEL is the name of a model of the pool, of Ollama or another server on this
+    machine, a GGUF file, or a model of the hub: ORGANIZATION/NAME[:QUANTIZATION].  If
+    no coordinator runs on this machine, one is started; if the pool lacks the model, a
+    worker is.  Both end with this command: `shoal serve` and `shoal join` keep a pool.
+    """
+    if model is None:
+        if not has_demo_model():
+            raise click.UsageError("name a model: shoal run MODEL")
+        model = DEMO_MODEL
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
+        if not _is_running(api):
+            api = _start_coordinator(api, logs, stack)
+        if model not in chat_models(api):
+            model = _start_worker(api, model, logs, stack, yes=yes)
+        chat(api, Conversation(model, system), prompt)
+
+
+def _is_running(api: CoordinatorApi) -> bool:
+    """Return whether the coordinator answers.
+
+    Raises ApiError if it refuses, or does not answer at the URL that was given.
+    """
+    if not (api.url or (api.data_dir.expanduser() / KEY_FILE).exists()):
+        return False
+    try:
+        api.request(MODELS)
+    except Unreachable:
+        if api.url:
+            raise
+        return False
+    return True
+
+
+def _start_coordinator(
+    api: CoordinatorApi, logs: Path, stack: ExitStack
+) -> CoordinatorApi:
+    """Start a coordinator on this machine until the end of ``stack``."""
+    arguments = ["serve", "--data-dir", str(api.data_dir), "--no-discovery"]
+    with _status("starting a coordinator …"):
+        program = stack.enter_context(run_program("serve", arguments, logs))
+    report = program.report
+    started = CoordinatorApi(report["url"], report["api_key"], api.data_dir)
+    stack.callback(started.close)
+    return started
+
+
+def _start_worker(
+    api: CoordinatorApi, model: str, logs: Path, stack: ExitStack, *, yes: bool
+) -> str:
+    """Start a worker with a model until the end of ``stack``; return its name.
+
+    Raises ApiError if the coordinator is not of this machine.
+    """
+    before = chat_models(api)
+    host = urlsplit(api.base_url).hostname or ""
+    if not is_own_host(host):
+        known = ", ".join(before) or "none"
+        raise ApiError(
+            f"the pool at {api.base_url} has no model {model!r}; its models: {known}; "
+            "`shoal join` on a machine that has it adds it"
+        )
+    chosen = resolve_model(model, api.data_dir, yes=yes)
+    arguments = ["join", "--data-dir", str(api.data_dir), "--model", chosen]
+    with _status(f"starting {model} …") as status:
+        started = run_program(
+            "join",
+            arguments,
+            logs,
+            on_event=lambda event: status.update(_progress(event)),
+        )
+        stack.enter_context(started)
+        return _new_model(api, chosen.partition("=")[0], before)
+
+
+def _new_model(api: CoordinatorApi, name: str, before: Mapping[str, int]) -> str:
+    """Return the name of the model that a worker has just brought.
+
+    The coordinator lists it a moment after the worker has joined.
+    """
+    deadline = time.monotonic() + LISTED_WITHIN
+    while time.monotonic() < deadline:
+        models = chat_models(api)
+        if name in models:
+            return name
+        if new := [each for each in models if each not in before]:
+            return new[0]
+        time.sleep(LOOK_EVERY)
+    raise ApiError(f"{name} does not chat; `shoal status` shows what it can do")
+
+
+def _progress(event: Mapping[str, Any]) -> str:
+    """Return what a program that starts is doing."""
+    about = event.get("reason") or event.get("model") or ""
+    return printable(f"{event['event']} {about} …")
+
+
+def _status(text: str) -> AbstractContextManager[Status]:
+    return console(stderr=True).status(printable(text))

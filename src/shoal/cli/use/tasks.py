@@ -1,0 +1,139 @@
+"""``shoal tasks``: list and call the functions of a pool's workers."""
+
+import json
+import re
+from typing import Any
+
+import click
+import msgspec
+
+from shoal.cli.coordinator_api import CoordinatorApi, pass_api
+from shoal.cli.options import json_option
+from shoal.cli.terminal import print_table, printable
+from shoal.client.errors import remote_traceback
+from shoal.client.pool import Pool
+from shoal.domain.errors import ConfigError
+
+HEAD = ("NAME", "WORKERS", "SLOTS")
+NOTHING = (
+    "no worker offers functions: decorate them with @shoal.task in a module, and "
+    "start `shoal join --tasks MODULE`"
+)
+
+_NEGATIVE = re.compile(r"-(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
+
+
+class CallCommand(click.Command):
+    """A command whose arguments may be negative numbers, as JSON writes them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # After a space, which JSON ignores, they are not taken for options.
+        spaced = [f" {each}" if _NEGATIVE.fullmatch(each) else each for each in args]
+        return super().parse_args(ctx, spaced)
+
+
+@click.group("tasks")
+def command() -> None:
+    """List and call the functions of a pool's workers."""
+
+
+@command.command("ls")
+@json_option
+@pass_api
+def list_(api: CoordinatorApi, as_json: bool) -> None:
+    """List the functions of all workers."""
+    listing = api.request("/v1/tasks")
+    if as_json:
+        click.echo(json.dumps(listing))
+        return
+    if listing["tasks"]:
+        print_table(HEAD, [_row(each) for each in listing["tasks"]])
+    elif not listing["workers"]:
+        click.echo(NOTHING)
+    if listing["code"]:
+        click.echo(
+            f"{listing['code']} of {listing['workers']} workers run functions that "
+            "clients send"
+        )
+    if listing["unnamed"]:
+        click.echo(f"{listing['unnamed']} workers do not list their functions")
+
+
+@command.command("run", cls=CallCommand)
+@click.argument("name")
+@click.argument("args", nargs=-1, metavar="[ARG]...")
+@click.option(
+    "--kwarg",
+    "keywords",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Keyword argument; repeatable.",
+)
+@click.option(
+    "--timeout", type=float, metavar="SECONDS", help="Limit of the running time."
+)
+@json_option
+@pass_api
+def run(
+    api: CoordinatorApi,
+    name: str,
+    args: tuple[str, ...],
+    keywords: tuple[str, ...],
+    timeout: float | None,
+    as_json: bool,
+) -> int:
+    """Call a function and print its result.
+
+    NAME is the name of the function, from `shoal tasks ls`; ARG is a positional
+    argument: JSON, else text.
+    """
+    kwargs = dict(map(_parse_keyword, keywords))
+    pool = Pool(api.url, api.api_key, data_dir=api.data_dir, cacert=api.cacert)
+    with pool:
+        options = pool.with_options(timeout=timeout)
+        future = options.submit(name, *map(_value, args), **kwargs)
+        try:
+            value = future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+        except Exception as error:
+            if (remote := remote_traceback(error)) is None:
+                raise
+            click.echo(printable(remote.args[0].rstrip()), err=True)
+            return 1
+    click.echo(_text(value, as_json=as_json))
+    return 0
+
+
+def _row(task: dict[str, Any]) -> tuple[str, ...]:
+    return task["name"], str(task["workers"]), str(task["slots"])
+
+
+def _parse_keyword(argument: str) -> tuple[str, Any]:
+    name, equals, value = argument.partition("=")
+    if not name or not equals:
+        raise ConfigError(f"--kwarg {argument}: expected NAME=VALUE")
+    return name, _value(value)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _text(value: object, *, as_json: bool) -> str:
+    """Return a value for printing: text unchanged, anything else as JSON.
+
+    Values without a JSON form are printed as their ``repr``.
+    """
+    if isinstance(value, str) and not as_json:
+        return printable(value)
+    return msgspec.json.encode(value, enc_hook=_encode_unknown).decode()
+
+
+def _encode_unknown(value: Any) -> object:
+    """Convert an array to a list, and anything else to its ``repr``."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)

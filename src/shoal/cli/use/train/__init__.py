@@ -1,0 +1,210 @@
+"""``shoal train``: run a script on several machines, as torchrun does on one."""
+
+import json
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from shoal.cli.coordinator_api import CoordinatorApi, pass_api
+from shoal.cli.use.train.run_display import DONE, FAILED, SUBMITTED, RunDisplay, display
+from shoal.client.training_run import (
+    BACKENDS,
+    QUEUE_SECONDS,
+    RunFailed,
+    TrainingRun,
+    launch,
+)
+from shoal.domain.errors import ConfigError
+
+
+class ScriptCommand(click.Command):
+    """A command whose options may also stand among the arguments of a script.
+
+    Its last parameter is ``arguments``: all that follows the script.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = False  # --help after the script is the script's
+        rest = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing:
+            self._parse_arguments(ctx)
+        return rest
+
+    def _parse_arguments(self, ctx: click.Context) -> None:
+        """Read the options among the arguments, up to ``--``; leave the others."""
+        options = [each for each in self.params if isinstance(each, click.Option)]
+        among = click.Command(
+            self.name,
+            params=[*options],
+            add_help_option=False,
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        ).make_context(ctx.info_name, [*ctx.params["arguments"]], ctx.parent)
+        for each in options:
+            assert each.name is not None, "options have names"
+            if each.multiple:
+                ctx.params[each.name] += among.params[each.name]
+            elif among.get_parameter_source(each.name) is ParameterSource.COMMANDLINE:
+                ctx.params[each.name] = among.params[each.name]
+        ctx.params["arguments"] = (*among.args,)
+
+
+@click.command("train", cls=ScriptCommand)
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
+@click.option(
+    "--nodes",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of machines.",
+)
+@click.option(
+    "--min-nodes",
+    type=int,
+    metavar="M",
+    help="Number of machines below which the run ends.  Default: all.",
+)
+@click.option(
+    "--nproc-per-node",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="K",
+    help="Processes on each machine.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default=BACKENDS[0],
+    show_default=True,
+    help="Backend of torch.distributed that the script finds in $SHOAL_RUN_BACKEND.",
+)
+@click.option(
+    "--slots",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Slots of each worker that the script takes.  Default: whole machines.",
+)
+@click.option(
+    "--with",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="File or folder to place beside the script; repeatable.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder for the files that rank 0 leaves in $SHOAL_OUTPUT.",
+)
+@click.option(
+    "--env",
+    "variables",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Environment variable of the script; repeatable.",
+)
+@click.option(
+    "--name", default="", metavar="NAME", help="Name of the run.  Default: SCRIPT."
+)
+@click.option(
+    "--queue",
+    type=float,
+    default=QUEUE_SECONDS,
+    show_default=f"{QUEUE_SECONDS:g}",
+    metavar="SECONDS",
+    help="Limit of the wait for the machines.",
+)
+@click.option(
+    "--detach", is_flag=True, help="Print the id of the run, and leave it to itself."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object per event."
+)
+@pass_api
+def command(
+    api: CoordinatorApi,
+    script: str,
+    arguments: tuple[str, ...],
+    nodes: int,
+    min_nodes: int | None,
+    nproc_per_node: int,
+    backend: str,
+    slots: int,
+    files: tuple[Path, ...],
+    output: Path | None,
+    variables: tuple[str, ...],
+    name: str,
+    queue: float,
+    detach: bool,
+    as_json: bool,
+) -> int:
+    """Run a script on several machines at once, as torchrun does on one.
+
+    SCRIPT is the Python file to run.  Options may stand before or after it; whatever
+    else follows it, and all that follows `--`, are its arguments.
+    """
+    if detach and output is not None:
+        raise ConfigError("--output: the files of a detached run are not fetched")
+    run = launch(
+        script,
+        arguments,
+        nodes=nodes,
+        min_nodes=min_nodes,
+        processes=nproc_per_node,
+        backend=backend,
+        slots=slots,
+        files=files,
+        environment=dict(map(_parse_variable, variables)),
+        name=name,
+        queue=queue,
+        url=api.url,
+        api_key=api.api_key,
+        data_dir=api.data_dir,
+        cacert=api.cacert,
+    )
+    try:
+        if detach:
+            submitted = {"run": run.id, "jobs": run.jobs}
+            click.echo(json.dumps(submitted) if as_json else run.id)
+            return 0
+        with display(nodes, nproc_per_node, as_json=as_json) as shown:
+            return _watch(run, shown, output)
+    finally:
+        run.close()
+
+
+def _watch(run: TrainingRun, shown: RunDisplay, output: Path | None) -> int:
+    """Show a run until its end; Ctrl-C cancels it."""
+    try:
+        text = f"{run.id}: waiting for {len(run.jobs)} machines"
+        shown.show({"event": SUBMITTED, "run": run.id, "text": text})
+        for event in run.events():
+            if event is not None:
+                shown.show(event)
+        try:
+            if output is not None:
+                run.save_output(output)
+            results = run.result()
+        except RunFailed as error:
+            shown.show({"event": FAILED, "run": run.id, "text": str(error)})
+            raise
+        count = sum(each is not None for each in results)
+        text = f"done: {count} of {len(results)} machines"
+        shown.show({"event": DONE, "run": run.id, "text": text})
+    except KeyboardInterrupt:
+        run.cancel()
+        raise
+    return 0
+
+
+def _parse_variable(argument: str) -> tuple[str, str]:
+    name, equals, value = argument.partition("=")
+    if not name or not equals:
+        raise ConfigError(f"--env {argument}: expected NAME=VALUE")
+    return name, value

@@ -1,0 +1,72 @@
+"""Finds the file of a model that people name, and pulls it from the hub if need be."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import click
+import httpx2
+
+from shoal.cli.use.models.pull import choose, describe, pull, short_name
+from shoal.domain.errors import ConfigError
+from shoal.engines import gguf_files, local_servers
+from shoal.models.model_hub import HubName, ModelHub, parse_hub_name
+
+LIST_TIMEOUT = 2.0  # seconds for a server to list its models
+
+
+def resolve_model(name: str, folder: Path, *, yes: bool) -> str:
+    """Return the argument of ``shoal join --model`` for a model.
+
+    ``name`` is a GGUF file, a model of the hub, or the name of a model that an engine
+    or a folder of this machine has.  ``folder`` is the data folder.  A model of the hub
+    that is not here is pulled, after a question unless ``yes``.
+
+    Raises ConfigError, Unavailable.
+    """
+    file = Path(name).expanduser()
+    if name.lower().endswith(".gguf") and file.is_file():
+        return f"{short_name(file.name)}={file.absolute()}"
+    wanted = parse_hub_name(name)
+    if wanted is None or "=" in name or name in served_models():
+        return name
+    path = find_pulled(wanted, folder) or _pull(wanted, yes=yes)
+    return f"{short_name(wanted.repository)}={path}"
+
+
+def served_models() -> set[str]:
+    """Return the names of the models that servers on this machine have."""
+    found = local_servers.find_servers(local_servers.server_locations())
+    names: set[str] = set()
+    for url in asyncio.run(found):
+        with suppress(httpx2.TransportError, ValueError, KeyError, TypeError):
+            listed = httpx2.get(f"{url}/models", timeout=LIST_TIMEOUT).json()
+            names |= {str(each["id"]) for each in listed["data"]}
+    return names
+
+
+def find_pulled(name: HubName, folder: Path) -> Path | None:
+    """Return the file of a model that was pulled before; None if there is none."""
+    place = f"models--{name.repository.replace('/', '--')}"
+    found: Sequence[Path] = [
+        path
+        for path in gguf_files.find_models(gguf_files.model_folders(folder))
+        if place in path.parts and name.quantization.lower() in path.name.lower()
+    ]
+    return min(found, key=lambda path: path.name, default=None)
+
+
+def _pull(name: HubName, *, yes: bool) -> Path:
+    hub = ModelHub()
+    model = choose(hub, name)
+    question = f"Download {describe(name, model)} from {hub.endpoint}?"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError(
+                f"{name.repository} is not on this machine; to download it: --yes, or "
+                f"shoal models pull {name.repository}"
+            )
+        click.confirm(question, default=True, abort=True, err=True)
+    return pull(hub, name, model, shown=True)

@@ -1,0 +1,410 @@
+"""Runs a worker: starts its engines, and offers what they run to a coordinator."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from shoal.app.worker_ports import WorkerPorts
+from shoal.cli.worker.join_functions import (
+    RAY,
+    CreateMember,
+    check_task_options,
+    function_membership,
+    listening_membership,
+    ray_engines,
+    ray_membership,
+    resolve_call_target,
+    start_functions,
+    supports_calls,
+    task_membership,
+)
+from shoal.cli.worker.join_models import WorkerContext, base_profile, model_memberships
+from shoal.cli.worker.join_target import (
+    JoinTarget,
+    ListeningTarget,
+    check_encryption,
+    resolve_target,
+)
+from shoal.cli.worker.model_loader import ModelLoader
+from shoal.cli.worker.owner_control import OwnerControl, Watch, throttle_event
+from shoal.cli.worker.pairing import check_pairing, pair_worker
+from shoal.cli.worker.worker_report import report_omitted_models, worker_reporter
+from shoal.config import JoinConfig
+from shoal.domain.errors import ConfigError
+from shoal.domain.job_kinds import INFERENCE_KINDS
+from shoal.domain.worker import THROTTLE_MAX, DeviceKind
+from shoal.engines import gguf_files, local_servers
+from shoal.engines.selection import (
+    EngineOptions,
+    EngineSource,
+    SearchLocations,
+    find_engines,
+    limit_models,
+    parse_model_option,
+)
+from shoal.ledger.keys import Signer
+from shoal.models.library import shareable_library
+from shoal.models.library_server import LibraryServer
+from shoal.worker.agent import MachineProbe, WorkerEvent
+from shoal.worker.function_offers import FunctionMembership
+from shoal.worker.hardware import this_machine
+from shoal.worker.health import HealthMeter
+from shoal.worker.identity import (
+    chosen_name,
+    created_at,
+    identity_file,
+    load_identity,
+    unique_name,
+)
+from shoal.worker.interruptible import until_stopped
+from shoal.worker.model_offers import JointOffers, SeparateOffers
+
+Membership: TypeAlias = SeparateOffers | JointOffers | FunctionMembership
+
+DRAIN_TIMEOUT = 60.0  # seconds for running jobs to end after a stop signal
+IDENTITIES = "identities"  # the folder of workers' keys
+# Distinguishes a listening worker from a coordinator of this machine in their fleet.
+LISTENING_SUFFIX = "-worker"
+DEVICES = {"DESKTOP": DeviceKind.DESKTOP, "SEEKER": DeviceKind.PHONE}
+
+
+@dataclass(frozen=True, slots=True)
+class JoinArguments:
+    """What the command line asks for.
+
+    ``models`` are names, patterns or ``NAME=PATH``; ``data`` is Shoal's data folder.
+    ``listening`` is the fleet in which to listen, if any.
+    """
+
+    url: str
+    models: tuple[str, ...]
+    config: JoinConfig
+    data: Path
+    listening: ListeningTarget | None
+    as_json: bool
+
+    @property
+    def with_functions(self) -> bool:
+        """Whether functions are offered."""
+        return bool(self.config.tasks or self.config.trust_code)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinTargets:
+    """Where functions and models are offered; None: not offered."""
+
+    functions: JoinTarget | None
+    models: JoinTarget | None
+
+    @property
+    def main(self) -> JoinTarget:
+        """The target that names the worker."""
+        target = self.models or self.functions
+        assert target is not None, "models or functions are offered"
+        return target
+
+
+async def run_worker(arguments: JoinArguments, stop: asyncio.Event) -> int:
+    """Serve until ``stop`` is set, or no coordinator wants the worker.
+
+    Returns the exit status.  Raises ConfigError if an option cannot be met.
+    """
+    async with AsyncExitStack() as stack:
+        running = await until_stopped(stop, _start(arguments, stack))
+        return 0 if running is None else await _serve(running, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWorker:
+    """A worker with its offers, which are not made yet.
+
+    ``joined`` is set when a coordinator has admitted it; ``watches`` run beside the
+    offers.
+    """
+
+    context: WorkerContext
+    offered: Sequence[Membership]
+    joined: asyncio.Event
+    watches: Sequence[Watch]
+
+
+async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWorker:
+    """Find the coordinator and the engines; leaving ``stack`` releases them."""
+    config = arguments.config
+    engines = config.engine
+    if RAY in engines:
+        engines = await ray_engines(engines, tasks=arguments.with_functions)
+    with_models = bool(engines or arguments.models) or not arguments.with_functions
+    targets = await _targets(arguments, with_models=with_models)
+    if config.pairing_code:
+        check_pairing(targets.main)
+    for engine in config.engine:
+        _reject_coordinator_as_engine(engine, targets.main.url)
+    name = stack.enter_context(_name(arguments, targets))
+    if arguments.listening is not None and not config.name:
+        name += LISTENING_SUFFIX
+    sources: Sequence[EngineSource] = ()
+    if targets.models is not None:
+        sources = await _sources(arguments, targets.models, engines, stack)
+    meter, joined = HealthMeter(), asyncio.Event()
+    owner = OwnerControl(config, arguments.data, meter)
+    await owner.start()
+    throttle = owner.throttle
+    library = _library_server(arguments)
+    worker = WorkerContext(
+        name,
+        targets.main,
+        config,
+        DEVICES[config.provider_type],
+        await asyncio.to_thread(this_machine),
+        _signer(targets.main, config, name, arguments.data),
+        MachineProbe(
+            meter.measure, lambda: meter.load(throttle.percent, throttle.why_paused)
+        ),
+        throttle,
+        partial(library.on_message, targets.main.display_url),
+        worker_reporter(targets.main, as_json=arguments.as_json),
+        joined.set,
+        ModelLoader(as_json=arguments.as_json),
+        created_at(_key_file(targets.main, config, name, arguments.data)),
+    )
+    offered = await _memberships(worker, arguments, targets, sources, stack)
+    await stack.enter_async_context(library)
+    if targets.main.unreachable and not arguments.as_json:
+        # The attempts that follow may take seconds until they report it.
+        waiting = WorkerEvent("waiting", targets.main.unreachable)
+        worker.on_event(name, {}, waiting)
+    if throttle.paused or throttle.percent < THROTTLE_MAX:
+        _report_throttle(worker)
+    watches = owner.watches(partial(_report_throttle, worker))
+    return RunningWorker(worker, offered, joined, (meter.watch, *watches))
+
+
+async def _targets(arguments: JoinArguments, *, with_models: bool) -> JoinTargets:
+    """Resolve where to offer what.
+
+    Raises ConfigError if a wire cannot carry it, or is not encrypted.
+    """
+    config, listening = arguments.config, arguments.listening
+    functions = models = None
+    if listening is not None:
+        functions = listening.target if arguments.with_functions else None
+        models = listening.target if with_models else None
+    else:
+        place = (arguments.url, config.wire, config.token, arguments.data)
+        if arguments.with_functions:
+            functions = await resolve_call_target(*place)
+        if with_models:
+            models = await resolve_target(*place)
+    if models is not None and models.protocol.kinds.isdisjoint(INFERENCE_KINDS):
+        raise ConfigError(
+            f"the wire {models.protocol.name} carries no models; offer functions with "
+            "--tasks MODULE"
+        )
+    return JoinTargets(_checked(functions, config), _checked(models, config))
+
+
+def _checked(target: JoinTarget | None, config: JoinConfig) -> JoinTarget | None:
+    if target is None:
+        return None
+    target = replace(target, plain=config.plain)
+    check_encryption(target)
+    return target
+
+
+def _reject_coordinator_as_engine(engine: str, coordinator: str) -> None:
+    """Raise ConfigError if the engine's URL is the coordinator's own."""
+    place = urlsplit(coordinator).netloc.rpartition("@")[2]
+    if place and urlsplit(engine).netloc.rpartition("@")[2] == place:
+        raise ConfigError(
+            f"--engine: {place} is the coordinator itself; give the URL of an engine"
+        )
+
+
+def _name(
+    arguments: JoinArguments, targets: JoinTargets
+) -> AbstractContextManager[str]:
+    """Return the worker's name, which no other worker here has meanwhile."""
+    if not arguments.config.name:
+        return unique_name(arguments.data)
+    url = targets.main.display_url or "its fleet"
+    what = "functions" if targets.functions else "models"
+    return chosen_name(arguments.data, arguments.config.name, f"{url} with {what}")
+
+
+def _report_throttle(worker: WorkerContext) -> None:
+    percent, event = throttle_event(worker.throttle)
+    worker.on_event(worker.name, {"throttle": percent}, event)
+
+
+async def _sources(
+    arguments: JoinArguments,
+    target: JoinTarget,
+    engines: tuple[str, ...],
+    stack: AsyncExitStack,
+) -> Sequence[EngineSource]:
+    """Find the engines, with as many of their models as the wire carries."""
+    config = arguments.config
+    options = EngineOptions(
+        engines,
+        arguments.models,
+        config.slots,
+        config.engine_key,
+        config.context,
+        config.threads,
+    )
+    locations = SearchLocations(
+        local_servers.server_locations(), gguf_files.model_folders(arguments.data)
+    )
+    sources = await find_engines(options, locations, stack)
+    offered, omitted = limit_models(sources, target.protocol.models_max)
+    if omitted:
+        report_omitted_models(
+            [name for each in offered for name in each.names], omitted
+        )
+        await _close_others(sources, offered)
+    return offered
+
+
+async def _close_others(
+    sources: Sequence[EngineSource], offered: Sequence[EngineSource]
+) -> None:
+    """Free the memory of models that are not offered."""
+    for source in sources:
+        if all(each.engine is not source.engine for each in offered):
+            await source.engine.close()
+
+
+def _library_server(arguments: JoinArguments) -> LibraryServer:
+    """Return what sends local models to peers that copy them."""
+    named = map(parse_model_option, arguments.models)
+    files = [(name, path) for name, path in named if path is not None]
+    caches = [each.folder for each in gguf_files.model_folders(arguments.data)]
+    return LibraryServer(shareable_library(files, caches))
+
+
+def _signer(
+    target: JoinTarget, config: JoinConfig, name: str, data: Path
+) -> Signer | None:
+    """Return the worker's key, on a wire that signs or by --identity; else None."""
+    file = _key_file(target, config, name, data)
+    return None if file is None else load_identity(file)
+
+
+def _key_file(
+    target: JoinTarget, config: JoinConfig, name: str, data: Path
+) -> Path | None:
+    if config.identity is not None:
+        return config.identity
+    return identity_file(name, data / IDENTITIES) if target.protocol.signs else None
+
+
+async def _memberships(
+    worker: WorkerContext,
+    arguments: JoinArguments,
+    targets: JoinTargets,
+    sources: Sequence[EngineSource],
+    stack: AsyncExitStack,
+) -> Sequence[Membership]:
+    """Start the functions, and return the offers of functions and engines."""
+    config, functions = arguments.config, targets.functions
+    offered: list[Membership] = []
+    only_tasks = functions is not None and not supports_calls(functions.protocol)
+    if only_tasks:
+        check_task_options(config, targets.main, models=targets.models is not None)
+    if functions is not None and only_tasks and targets.models is not None:
+        # Over one connection.
+        backend = await start_functions(config, functions, stack)
+        worker = replace(worker, functions=backend)
+    elif functions is not None:
+        caller = replace(
+            worker,
+            target=functions,
+            signer=_signer(functions, config, worker.name, arguments.data),
+        )
+        create = _create_member(caller, arguments.listening, only_tasks=only_tasks)
+        offered.append(await _functions(caller, create, stack))
+    if targets.models is not None:
+        protocol = targets.models.protocol
+        protocol.dial(targets.models.url, base_profile(worker, worker.name))  # checks
+        if not targets.models.tells_admission:
+            sources = [await _loaded(worker.loader, each) for each in sources]
+        offered += model_memberships(worker, sources)
+    return offered
+
+
+async def _loaded(loader: ModelLoader, source: EngineSource) -> EngineSource:
+    """Return a source with its model loaded."""
+    if source.is_unloaded:
+        await loader.load(source)
+    return replace(source, is_unloaded=False)
+
+
+def _create_member(
+    caller: WorkerContext, listening: ListeningTarget | None, *, only_tasks: bool
+) -> CreateMember:
+    if listening is not None:
+        return partial(listening_membership, caller, _ports(caller, listening).open)
+    profile = base_profile(caller, caller.name)
+    caller.target.protocol.dial(caller.target.url, profile)  # checks the URL
+    return partial(task_membership if only_tasks else function_membership, caller)
+
+
+def _ports(worker: WorkerContext, listening: ListeningTarget) -> WorkerPorts:
+    assert worker.signer is not None, "the wires on which workers listen sign"
+    return WorkerPorts(
+        worker.target.protocol,
+        listening.settings,
+        worker.config.listen_host,
+        worker.target.token,
+        worker.target.url,
+        worker.name,
+        worker.hardware,
+        worker.signer,
+    )
+
+
+async def _functions(
+    worker: WorkerContext,
+    create_member: CreateMember,
+    stack: AsyncExitStack,
+) -> FunctionMembership:
+    """Start what runs the functions, and return their offer."""
+    if RAY in worker.config.engine:
+        on_event = partial(worker.on_event, worker.name, {"engine": RAY})
+        return await ray_membership(worker.config, stack, create_member, on_event)
+    functions = await start_functions(worker.config, worker.target, stack)
+    return create_member(functions)
+
+
+async def _serve(running: RunningWorker, stop: asyncio.Event) -> int:
+    """Serve until all offers end; return 0 if ``stop`` was set, else 1."""
+    worker, offered = running.context, running.offered
+
+    async def leave() -> None:
+        await stop.wait()
+        for each in offered:
+            each.leave()
+        await asyncio.sleep(DRAIN_TIMEOUT)
+        raise ConfigError(f"jobs were still running after {DRAIN_TIMEOUT:g} s: aborted")
+
+    async def pair() -> None:
+        code, signer = worker.config.pairing_code, worker.signer
+        if not code or signer is None:
+            return
+        await running.joined.wait()
+        paired = await pair_worker(worker.target, code, signer.public_key)
+        worker.on_event(worker.name, {"public_key": signer.public_key.hex()}, paired)
+
+    async with asyncio.TaskGroup() as tasks:
+        beside = (leave, pair, *running.watches)
+        background = [tasks.create_task(each()) for each in beside]
+        await asyncio.gather(*(each.run() for each in offered))
+        for each in background:
+            each.cancel()
+    return 0 if stop.is_set() else 1

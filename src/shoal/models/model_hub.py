@@ -1,0 +1,221 @@
+"""Downloads models from the hub of Hugging Face, or a mirror (``HF_ENDPOINT``).
+
+Files go to the hub's own cache, which other programs share and ``shoal join`` searches.
+A download that ended early is resumed, and each file is compared with its SHA-256.
+"""
+
+import hashlib
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.config.installation import this_installation
+from shoal.domain.errors import ConfigError, Unavailable
+from shoal.models.quantizations import GgufModel, HubFile, gguf_models
+
+if TYPE_CHECKING:
+    pass
+
+SPACE_RESERVE = 1 << 28  # bytes that a download leaves free
+SUGGESTED_MAX = 5  # repositories that a message names
+OFFLINE_WAYS = (
+    "without the hub: copy a GGUF file here, for shoal join --model NAME=FILE; or copy "
+    "a model of another machine: shoal models get NAME --from http://HOST:4010; or "
+    "name a mirror: HF_ENDPOINT=https://…"
+)
+_NAME = re.compile(
+    r"(?:(?:https?://)?(?:hf\.co|huggingface\.co)/)?"
+    r"([\w.-]+)/([\w.-]+)(?::([\w.-]+))?/?",
+    re.ASCII,
+)
+
+OnProgress = Callable[[int], None]
+"""Receives the number of bytes that arrived since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A repository, and the quantization that was asked for; empty: any."""
+
+    repository: str
+    quantization: str = ""
+
+
+def parse_hub_name(text: str) -> HubName | None:
+    """Return what ``ORGANIZATION/NAME[:QUANTIZATION]`` names; None if it is not one."""
+    found = _NAME.fullmatch(text)
+    if found is None:
+        return None
+    return HubName(f"{found[1]}/{found[2]}", found[3] or "")
+
+
+class ModelHub:
+    """The hub at ``endpoint``; by default that of ``HF_ENDPOINT``.
+
+    Raises ConfigError if its library is not installed.
+    """
+
+    def __init__(self, endpoint: str | None = None) -> None:
+        try:
+            from huggingface_hub import HfApi
+        except ImportError as error:
+            raise ConfigError(
+                "downloading models needs the package huggingface_hub: "
+                + this_installation().add_packages("huggingface_hub")
+            ) from error
+        self._api: HfApi = HfApi(endpoint, library_name="shoal")
+
+    @property
+    def endpoint(self) -> str:
+        """The URL of the hub."""
+        return str(self._api.endpoint)
+
+    def models(self, repository: str) -> list[GgufModel]:
+        """Return the models of a repository, the smallest first.
+
+        Raises ConfigError if it does not exist, is not accessible or has none;
+        Unavailable if the hub is unreachable.
+        """
+        with self._errors(repository):
+            about = self._api.model_info(repository, files_metadata=True)
+        files = [
+            HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else "")
+            for each in about.siblings or ()
+        ]
+        found = gguf_models(files)
+        if not found:
+            raise ConfigError(
+                f"{repository} has no GGUF files, which the embedded engine runs; "
+                + self._suggestions(repository.partition("/")[2])
+            )
+        return found
+
+    def suggest(self, text: str) -> str:
+        """Return a sentence with repositories that a name could mean.
+
+        Raises Unavailable if the hub is unreachable.
+        """
+        with self._errors(text):
+            return self._suggestions(text)
+
+    def download(self, repository: str, model: GgufModel, on: OnProgress) -> Path:
+        """Download the files of a model; return the one to load.
+
+        Raises ConfigError if the disk has no space or a file is damaged; Unavailable if
+        the hub is unreachable.
+        """
+        self._check_space(model)
+        paths = [self._file(repository, each, on) for each in model.files]
+        return paths[0]
+
+    def _file(self, repository: str, file: HubFile, on: OnProgress) -> Path:
+        from huggingface_hub import hf_hub_download
+
+        with self._errors(repository):
+            path = Path(
+                hf_hub_download(
+                    repository,
+                    file.name,
+                    endpoint=self.endpoint,
+                    tqdm_class=_progress_class(on),
+                )
+            )
+        if file.sha256:
+            with path.open("rb") as read:
+                digest = hashlib.file_digest(read, "sha256").hexdigest()
+            if digest != file.sha256:
+                path.resolve().unlink()
+                path.unlink(missing_ok=True)
+                raise ConfigError(
+                    f"{file.name} of {repository} arrived damaged: its SHA-256 is "
+                    f"{digest}, expected {file.sha256}; it is deleted, pull it again"
+                )
+        return path
+
+    def _check_space(self, model: GgufModel) -> None:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        folder = Path(HF_HUB_CACHE)
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if model.size + SPACE_RESERVE > free:
+            raise ConfigError(
+                f"{folder} has {free / 1e9:.1f} GB of free space, and the model has "
+                f"{model.size / 1e9:.1f} GB; make room, or choose another folder: "
+                "HF_HOME=FOLDER"
+            )
+
+    def _suggestions(self, text: str) -> str:
+        found = [
+            each.id
+            for each in self._api.list_models(
+                search=text, filter="gguf", sort="downloads", limit=SUGGESTED_MAX
+            )
+        ]
+        if not found:
+            return f"the hub has no GGUF models for {text!r}"
+        return f"models with GGUF files for {text!r}: {', '.join(found)}"
+
+    @contextmanager
+    def _errors(self, repository: str) -> Iterator[None]:
+        """Raise the errors of the hub's library as Shoal's own."""
+        import httpx2
+        from huggingface_hub import errors
+
+        try:
+            yield
+        except errors.GatedRepoError as error:
+            raise ConfigError(
+                f"{repository} is gated: accept its terms at "
+                f"{self.endpoint}/{repository}, and set HF_TOKEN"
+            ) from error
+        except errors.RepositoryNotFoundError as error:
+            raise ConfigError(
+                f"{self.endpoint} has no model {repository}, or it is private: check "
+                "the name, and set HF_TOKEN for a private one"
+            ) from error
+        except errors.OfflineModeIsEnabled as error:
+            raise Unavailable(f"HF_HUB_OFFLINE is set; {OFFLINE_WAYS}") from error
+        except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError) as error:
+            raise Unavailable(
+                f"{self.endpoint} does not give {repository}: {error}; {OFFLINE_WAYS}"
+            ) from error
+        except (httpx2.TransportError, OSError) as error:
+            raise Unavailable(
+                f"cannot reach {self.endpoint}: {error}; {OFFLINE_WAYS}"
+            ) from error
+
+
+def _progress_class(on: OnProgress) -> type[Any]:
+    """Return the class of progress bars by which the library reports what arrived."""
+    from tqdm import tqdm
+
+    class Progress(tqdm):  # type: ignore[type-arg]
+        """Shows nothing, and reports."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs |= {"file": _Nowhere(), "disable": False}
+            kwargs.pop("name", None)
+            super().__init__(*args, **kwargs)
+            if self.n:
+                on(int(self.n))  # the part that an earlier download left
+
+        def update(self, n: float | None = 1) -> bool | None:
+            on(int(n or 0))
+            return super().update(n)
+
+    return Progress
+
+
+class _Nowhere:
+    """A file to which bars are written."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass

@@ -1,0 +1,148 @@
+"""`shoal models pull`, against a server that speaks the hub's API."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from harness.speed import PATIENCE
+from live.programs import TINY
+from models.hub_server import GATED, HubServer, serving
+
+TINY_GGUF = TINY.read_bytes()
+FILES = {"README.md": b"# Tiny", "tiny-Q8_0.gguf": TINY_GGUF, "tiny-F16.gguf": b"GGUF?"}
+REPOSITORY = "org/Tiny-GGUF"
+# The library writes 10 MB at a time.
+BIG, BIG_GGUF = "org/big", b"GGUF" + bytes(24 << 20)
+
+
+def content(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def stored(cache: Path) -> list[Path]:
+    """Return the models in the hub's cache."""
+    return [*cache.glob("**/*.gguf")]
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[HubServer]:
+    async with serving(
+        HubServer(
+            {REPOSITORY: FILES, "org/plain": {}, BIG: {"big-Q8_0.gguf": BIG_GGUF}}
+        )
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def environment(hub: HubServer, tmp_path: Path) -> Mapping[str, str]:
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
+    return {**os.environ, **own}
+
+
+async def pull(
+    environment: Mapping[str, str], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shoal", "models", "pull", *arguments]
+    return await asyncio.to_thread(
+        subprocess.run,
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+async def test_the_fitting_file_is_downloaded_and_its_use_is_told(
+    environment: Mapping[str, str],
+) -> None:
+    done = await pull(environment, REPOSITORY)
+
+    path = done.stdout.strip()
+    assert done.returncode == 0, done.stderr
+    assert content(path) == TINY_GGUF
+    assert path.endswith("/tiny-Q8_0.gguf")
+    assert f"{REPOSITORY}, Q8_0, 2" in done.stderr
+    assert f"to offer it: shoal join --model tiny={path}" in done.stderr
+
+
+async def test_a_download_that_was_cut_is_resumed(
+    hub: HubServer, environment: Mapping[str, str]
+) -> None:
+    hub.cut_after = 12 << 20
+
+    await pull(environment, BIG, "--json")
+    done = await pull(environment, BIG, "--json")
+
+    about = json.loads(done.stdout)
+    assert content(about["path"]) == BIG_GGUF
+    assert about["quantization"] == "Q8_0"
+    assert hub.ranges
+    assert all(int(each[6:-1]) > 0 for each in hub.ranges)
+
+
+async def test_a_damaged_file_is_deleted(
+    hub: HubServer, environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    hub.damaged = True
+
+    done = await pull(environment, REPOSITORY)
+
+    assert done.returncode == 1
+    assert "arrived damaged: its SHA-256 is" in done.stderr
+    assert stored(tmp_path) == []
+    hub.damaged = False
+    assert (await pull(environment, REPOSITORY)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("tiny", "expected ORGANIZATION/NAME[:QUANTIZATION]; models with GGUF files"),
+        (f"{REPOSITORY}:Q4_K_M", "no quantization Q4_K_M; there are: F16"),
+        ("org/plain", "org/plain has no GGUF files"),
+        ("org/none", "has no model org/none, or it is private: check the name"),
+        (GATED, "org/gated is gated: accept its terms at http://127.0.0.1"),
+    ],
+)
+async def test_a_wrong_name_is_refused_with_what_to_do(
+    environment: Mapping[str, str], name: str, error: str
+) -> None:
+    done = await pull(environment, name)
+
+    assert done.returncode == 1
+    assert error in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"HF_ENDPOINT": "http://127.0.0.1:1"}, {"HF_HUB_OFFLINE": "1"}],
+)
+async def test_without_the_hub_other_ways_are_named(
+    environment: Mapping[str, str], variables: Mapping[str, str]
+) -> None:
+    done = await pull({**environment, **variables}, REPOSITORY)
+
+    assert done.returncode == 1
+    assert "shoal models get NAME --from" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_model_larger_than_the_disk_is_not_begun(
+    hub: HubServer, environment: Mapping[str, str]
+) -> None:
+    hub.claimed_size = 10**16
+
+    done = await pull(environment, f"{REPOSITORY}:Q8_0")
+
+    assert done.returncode == 1
+    assert "of free space, and the model has 10000000.0 GB; make room" in done.stderr

@@ -1,0 +1,50 @@
+"""Arguments of the serve command."""
+
+import pytest
+from click.testing import CliRunner
+
+from shoal.cli.pool.serve import command
+
+SECTIONS = {
+    "serve: this coordinator": "--queue-max JOBS",
+    "tealenet: Macs, other pools and relays": "--tealenet-passcode PASSCODE",
+    "macfleet: MacFleet's nodes": "--macfleet-slots N",
+    "grandsage: GrandSage's nodes": "--grandsage-token TOKEN",
+    "dispatch: Dispatch's phones and desktops": "--dispatch-open",
+    "x402: payments for jobs": "--x402-facilitator URL",
+}
+"""The headings of the long help, and an option of each."""
+
+
+def test_short_help_has_what_a_first_user_needs() -> None:
+    short = CliRunner().invoke(command, ["--help"]).output
+
+    for option in ("--host", "--port", "--tls", "--data-dir", "--api-key", "--config"):
+        assert f"  {option} " in short
+    assert len([line for line in short.splitlines() if line.startswith("  --")]) <= 20
+    assert not [option for option in SECTIONS.values() if option in short]
+
+
+def test_long_help_has_a_section_for_each_wire_that_says_what_it_is() -> None:
+    everything = CliRunner().invoke(command, ["--help-all"]).output
+
+    for heading, option in SECTIONS.items():
+        _, _, below = everything.partition(f"\n{heading}:\n")
+        assert f"\n  {option}" in "\n" + below.partition("\n\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--log-level", "loud"], "'debug', 'info', 'warning', 'error'"),
+        (["--prot", "1"], "--port"),
+        (["4010"], "unexpected extra argument"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_a_hint(
+    arguments: list[str], said: str
+) -> None:
+    refused = CliRunner().invoke(command, arguments)
+
+    assert refused.exit_code == 2
+    assert said in refused.output

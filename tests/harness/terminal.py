@@ -1,0 +1,37 @@
+"""Programs at a terminal of their own."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from harness.speed import PATIENCE
+
+if TYPE_CHECKING:
+    import pexpect
+
+
+def at_terminal(
+    arguments: Sequence[str], *, columns: int = 100
+) -> "pexpect.spawn[str]":
+    """Start ``shoal`` at a terminal; the caller closes it.
+
+    Ctrl-C interrupts it even where the tests run in the background, whose children
+    ignore it.
+    """
+    import pexpect  # not on Windows
+
+    return pexpect.spawn(
+        sys.executable,
+        ["-m", "shoal", *arguments],
+        encoding="utf-8",
+        timeout=PATIENCE,
+        dimensions=(24, columns),
+        env={**os.environ, "PROMPT_TOOLKIT_NO_CPR": "1", "TERM": "xterm"},
+        preexec_fn=_allow_interrupts,
+    )
+
+
+def _allow_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,0 +1,123 @@
+"""`shoal chat` at a terminal."""
+
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from harness.terminal import at_terminal
+from live.programs import KEY, GatedModel, Pool, Programs
+from models.tiny_answers import ANSWERS
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pexpect needs a pty")
+
+STORY = "Tell me a story."
+CTRL_C, CTRL_D = "\x03", "\x04"
+
+Chat = Callable[..., "pexpect.spawn[str]"]
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> Iterator[Chat]:
+    """Starts a conversation with a pool; its data folder is the test's."""
+    running: list[pexpect.spawn[str]] = []
+
+    def start(pool: Pool, *arguments: str) -> "pexpect.spawn[str]":
+        place = ["--url", pool.url, "--api-key", KEY, "--data-dir", str(tmp_path)]
+        terminal = at_terminal(["chat", "--temperature", "0", *place, *arguments])
+        running.append(terminal)
+        return terminal
+
+    yield start
+    for each in running:
+        each.close(force=True)
+
+
+def test_conversation_at_a_terminal(pool: Pool, tmp_path: Path, chat: Chat) -> None:
+    terminal = chat(pool)
+    terminal.expect_exact("Talking to tiny.")
+
+    terminal.send("ping\r")
+    terminal.expect_exact("pong")
+    terminal.expect(r"\d+ tokens, .*first after \d+\.\d s, on one")
+
+    terminal.send("/system be brief\r")
+    terminal.expect_exact("system prompt: be brief")
+    terminal.send("/model huge\r")
+    terminal.expect_exact("no model 'huge' that chats; those of the pool: tiny")
+    terminal.send("/swim\r")
+    terminal.expect_exact("no command /swim; /help lists them")
+    saved = tmp_path / "chat.md"
+    terminal.send(f"/save {saved}\r")
+    terminal.expect_exact("wrote")
+    terminal.send("/clear\r")
+    terminal.expect_exact("a new conversation begins")
+    terminal.send(CTRL_D)
+    terminal.expect(pexpect.EOF)
+    terminal.wait()
+
+    assert terminal.exitstatus == 0
+    assert saved.read_text() == (
+        "# Chat with tiny\n\n**system**\n\nbe brief\n\n"
+        "**user**\n\nping\n\n**assistant**\n\npong\n"
+    )
+    history = tmp_path / "chat-history"
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert "+ping" in history.read_text()
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_conversation(
+    programs: Programs, slow_model: GatedModel, chat: Chat
+) -> None:
+    pool = programs.serve()
+    pool.joined("slow", *slow_model.flags)
+    begun = "".join(ANSWERS[STORY][:5])
+    terminal = chat(pool)
+    terminal.expect_exact("Talking to tiny.")
+
+    terminal.send(f"{STORY}\r")
+    terminal.expect_exact(begun)
+    terminal.send(CTRL_C)
+    terminal.expect_exact("stopped")
+    slow_model.go_on.set()
+    terminal.send("ping\r")
+    terminal.expect_exact("pong")
+    terminal.send("/exit\r")
+    terminal.expect(pexpect.EOF)
+    terminal.wait()
+
+    assert terminal.exitstatus == 0
+
+
+def test_answer_goes_on_when_the_coordinator_comes_back(
+    programs: Programs, slow_model: GatedModel, chat: Chat
+) -> None:
+    pool = programs.serve()
+    pool.joined("slow", *slow_model.flags)
+    begun = "".join(ANSWERS[STORY][:5])
+    terminal = chat(pool, STORY)
+    terminal.expect_exact(begun)
+
+    pool.program.kill()
+    terminal.expect_exact("waiting for the coordinator")
+    programs.serve(port=pool.port)
+    slow_model.go_on.set()
+    terminal.expect_exact("on slow")
+    terminal.expect(pexpect.EOF)
+    terminal.wait()
+
+    assert terminal.exitstatus == 0
+    assert slow_model.requests == 2
+
+
+def test_unreachable_coordinator_is_reported_at_once(pool: Pool, chat: Chat) -> None:
+    terminal = chat(pool, "--url", "http://127.0.0.1:1", "ping")
+
+    terminal.expect_exact("shoal chat: cannot reach http://127.0.0.1:1")
+    terminal.expect(pexpect.EOF)
+    terminal.wait()
+
+    assert terminal.exitstatus == 1
