@@ -170,6 +170,20 @@ async def test_send_fails_after_the_end() -> None:
             await receiving
 
 
+async def test_oversized_message_ends_a_link_that_waits() -> None:
+    async with pair() as (ours, theirs):
+        await ours.send("one")
+        assert await theirs.receive() == ["one"]
+        receiving = asyncio.create_task(theirs.receive())
+        await asyncio.sleep(0)
+        await ours.send("x" * (MESSAGE_MAX + 1))
+
+        with pytest.raises(LinkClosed) as caught:
+            await receiving
+
+        assert "Message size 1001 exceeds limit 1000" in str(caught.value)
+
+
 async def test_oversized_message_ends_the_link() -> None:
     async with pair() as (ours, theirs):
         await ours.send("x" * (MESSAGE_MAX + 1))

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Coroutine, Generator
 from contextlib import suppress
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, cast
 
 from aiohttp import (
     ClientError,
@@ -84,14 +85,18 @@ class _WaitingReceive(Awaitable[WSMessage]):
         self._future = future
 
     def __await__(self) -> Generator[Any, Any, WSMessage]:
-        try:
-            yield self._future
-        except (
-            BaseException
-        ) as error:  # of a cancelled task, which is to end ``receive``
-            self._receive.throw(error)
-            raise
-        return (yield from self._receive.__await__())
+        future = self._future
+        while True:
+            try:
+                yield future
+            except BaseException as error:  # the future's, or a cancellation
+                step = partial(self._receive.throw, error)
+            else:
+                step = partial(self._receive.send, None)
+            try:
+                future = step()
+            except StopIteration as returned:
+                return cast(WSMessage, returned.value)
 
     def cancel(self) -> None:
         """End it, as a cancelled task would."""
