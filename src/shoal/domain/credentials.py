@@ -28,16 +28,24 @@ _FINGERPRINT = re.compile(r"(.*)\.sha256-([A-Za-z0-9_-]{43})", re.ASCII | re.DOT
 
 
 class Scope(Enum):
-    """The permissions of a key; each includes those before it."""
+    """The permissions of a key."""
 
     READ = "read"  # read models, workers and one's own jobs
     USE = "use"  # submit jobs
+    MONITOR = "monitor"  # read what belongs to all keys
     ADMIN = "admin"  # create and revoke keys, and read and cancel all jobs
 
     def covers(self, needed: "Scope") -> bool:
         """Return whether this scope includes ``needed``."""
-        order = list(Scope)
-        return order.index(self) >= order.index(needed)
+        return needed in _INCLUDED[self]
+
+
+_INCLUDED = {
+    Scope.READ: frozenset({Scope.READ}),
+    Scope.USE: frozenset({Scope.READ, Scope.USE}),
+    Scope.MONITOR: frozenset({Scope.READ, Scope.MONITOR}),
+    Scope.ADMIN: frozenset(Scope),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ read_open = partial(read, open_wire="dispatch")
 use_open = partial(use, open_wire="dispatch")
 read_list = partial(read, lists=True)
 read_list_open = partial(read_open, lists=True)
-admin_list = partial(admin, lists=True)
+monitor = partial(Authorized, Scope.MONITOR)
+monitor_list = partial(monitor, lists=True)
 
 # Patterns of parameters.
 ANYTHING = ".+"  # also slashes
@@ -376,18 +377,23 @@ ADMIN = (
         answer=status.CoordinatorStatus,
     ),
     Operation(
-        *("GET", "/admin/nodes", "List the nodes of fleets", admin(status.list_nodes)),
+        *(
+            "GET",
+            "/admin/nodes",
+            "List the nodes of fleets",
+            monitor(status.list_nodes),
+        ),
         answer=status.NodeList,
     ),
     Operation(
         *("GET", "/admin/models/{model}", "Find the peers that share a model"),
-        admin(models.find_model),
+        monitor(models.find_model),
         answer=models.ModelCopies,
         pattern=ANYTHING,
     ),
     Operation(
         *("GET", "/admin/workers/{name}", "Show a worker's state"),
-        admin(workers.show_worker),
+        monitor(workers.show_worker),
         answer=workers.SuspensionInfo,
     ),
     Operation(
@@ -440,7 +446,12 @@ ADMIN = (
         answer=admin_jobs.Explanation,
     ),
     Operation(
-        *("GET", "/admin/keys", "List the API keys", admin_list(credentials.list_keys)),
+        *(
+            "GET",
+            "/admin/keys",
+            "List the API keys",
+            monitor_list(credentials.list_keys),
+        ),
         answer=credentials.KeyList,
         query=credentials.CredentialQuery,
     ),
@@ -450,7 +461,8 @@ ADMIN = (
         body=credentials.NewKey,
     ),
     Operation(
-        *("GET", "/admin/keys/{name}", "Show an API key", admin(credentials.show_key)),
+        *("GET", "/admin/keys/{name}", "Show an API key"),
+        monitor(credentials.show_key),
         answer=credentials.KeyInfo,
     ),
     Operation(
@@ -465,7 +477,7 @@ ADMIN = (
     ),
     Operation(
         *("GET", "/admin/tokens", "List the join tokens"),
-        admin_list(credentials.list_tokens),
+        monitor_list(credentials.list_tokens),
         answer=credentials.TokenList,
         query=credentials.CredentialQuery,
     ),
