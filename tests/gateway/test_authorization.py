@@ -150,6 +150,13 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/healthz"): ALL,
     ("GET", "/readyz"): ALL,
     ("GET", "/openapi.json"): ALL,
+    ("GET", "/"): ALL,
+    ("GET", "/dashboard/{path}"): ALL,
+    ("GET", "/dashboard/session"): ANY_KEY,
+    # They lack the header of the dashboard's page.
+    ("POST", "/dashboard/session"): (403, 403, 403, 403, 403, 403),
+    ("DELETE", "/dashboard/session"): (403, 403, 403, 403, 403, 403),
+    ("POST", "/dashboard/links"): MANAGEMENT,
     ("GET", "/ollama/"): ALL,
     ("GET", "/ollama/api/version"): ALL,
     ("POST", "/ollama/api/chat"): SUBMISSION,
@@ -218,6 +225,7 @@ class Matrix:
             model="m1",
             file_id="none" if deletes else self.file_id,
             batch_id=self.batch_id,
+            path="index.html",
             name="nobodys" if deletes else OWNER,
         )
 

@@ -42,6 +42,7 @@ from shoal.config.secret_files import (
     signing_seed,
     store_certificate,
 )
+from shoal.config.session_file import SessionFile
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.auth_throttle import AuthThrottle
 from shoal.coordinator.blob_transfer import BlobTransfer
@@ -57,6 +58,7 @@ from shoal.gateway.batches.line_runner import PoolLineJobs
 from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
 from shoal.gateway.http.authentication import Keyring
 from shoal.gateway.http.body import BodyReader
+from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.gateway.http.ids import new_id
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.endpoints import encode_job
@@ -364,6 +366,8 @@ async def _gateway(
     tokens = await load_join_tokens(store.keys)
     admission = WorkerAdmission(tokens, store.keys, clock, failures)
     bodies = BodyReader()
+    sessions = BrowserSessions(settings.pages, SessionFile(config.data_dir))
+    await sessions.open()
     return Gateway(
         hub,
         calls,
@@ -376,6 +380,7 @@ async def _gateway(
             store.keys,
             open_loopback=config.open_loopback,
             failures=failures,
+            sessions=sessions,
         ),
         admission,
         settings.limits,

@@ -14,7 +14,14 @@ from shoal.gateway.anthropic.message_answer import AnsweredMessage
 from shoal.gateway.anthropic.message_body import CountMessageTokens, CreateMessage
 from shoal.gateway.batches import endpoints as batches
 from shoal.gateway.batches import files
-from shoal.gateway.http.media_types import BYTES_TYPE, SSE_TYPE, TEXT_TYPE
+from shoal.gateway.dashboard import files as dashboard_files
+from shoal.gateway.dashboard import sign_in
+from shoal.gateway.http.media_types import (
+    BYTES_TYPE,
+    HTML_TYPE,
+    SSE_TYPE,
+    TEXT_TYPE,
+)
 from shoal.gateway.http.operation import Authorized, Operation, opened
 from shoal.gateway.jobs import endpoints as jobs
 from shoal.gateway.jobs import events, pairing, receipts, submit_job
@@ -506,6 +513,41 @@ MONITORING = (
 
 OLLAMA = ollama_operations("/ollama")
 
+DASHBOARD = (
+    Operation(
+        *("GET", "/", "The dashboard", dashboard_files.show_dashboard),
+        media=HTML_TYPE,
+        documented=False,
+    ),
+    Operation(
+        *("GET", "/dashboard/session", "Show who is signed in"),
+        read(sign_in.show_session),
+        answer=sign_in.SessionInfo,
+    ),
+    # A key or a code in the body is the credential.
+    Operation(
+        *("POST", "/dashboard/session", "Sign a browser in", sign_in.begin_session),
+        answer=sign_in.SessionInfo,
+        body=sign_in.NewSession,
+    ),
+    Operation(
+        *("DELETE", "/dashboard/session", "Sign a browser out", sign_in.end_session),
+        status=204,
+    ),
+    Operation(
+        *("POST", "/dashboard/links", "Create a link that signs in once"),
+        admin(sign_in.create_link),
+        answer=sign_in.DashboardLink,
+    ),
+    Operation(
+        *("GET", "/dashboard/{path}", "A file of the dashboard"),
+        dashboard_files.show_file,
+        media=TEXT_TYPE,
+        documented=False,
+        pattern=ANYTHING,
+    ),
+)
+
 GRANDSAGE = (
     # It authorizes by itself: its errors have status 200.  Its answer is no JSON.
     Operation(
@@ -525,6 +567,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *RECEIPTS,
     *ADMIN,
     *MONITORING,
+    *DASHBOARD,
     *OLLAMA,
     *GRANDSAGE,
     *misdirected_operations({each.path for each in GRANDSAGE}),
