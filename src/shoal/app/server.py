@@ -55,6 +55,7 @@ from shoal.domain.errors import ConfigError, StoreBroken, StoreError
 from shoal.domain.ids import JobId
 from shoal.gateway.app import Gateway, make_app, make_ollama_app
 from shoal.gateway.batches.line_runner import PoolLineJobs
+from shoal.gateway.dashboard.sign_in import new_link
 from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
 from shoal.gateway.http.authentication import Keyring
 from shoal.gateway.http.body import BodyReader
@@ -108,6 +109,8 @@ class RunningCoordinator:
     """The API key with the fingerprint of the TLS key; empty without TLS."""
     authority: Path | None
     """The file of the local authority that signed the certificate."""
+    dashboard: str
+    """The link that opens the dashboard and signs in, once, as the first key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +269,7 @@ async def run_coordinator(
                     join,
                     "" if https is None else admission.with_fingerprint(stored.api_key),
                     None if https is None else https.authority,
+                    new_link(gateway, next(iter(gateway.access.keyring.first))).url,
                 )
                 peers.drain(STOPPING)
                 calls.stop()
