@@ -18,7 +18,7 @@ MODULES = {
 }
 
 # Where a connection or a line of a batch is supervised, and where somebody else's code
-# is run.
+# is run or gets the error.
 CATCHES_ALL = {
     "client/options.py",
     "gateway/batches/line_runner.py",
@@ -31,6 +31,7 @@ CATCHES_ALL = {
     "tasks/exception_record.py",
     "tasks/invocation.py",
     "training/pytorch/process_group.py",
+    "transports/websocket_messages.py",
     "worker/jobs.py",
 }
 
