@@ -65,6 +65,6 @@ class SessionFile:
                 os.fsync(new.fileno())
             os.replace(part, self.path)
         except OSError:
-            part.unlink(missing_ok=True)
             self.path.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise
