@@ -4,6 +4,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -48,6 +49,21 @@ def run(
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return Copy(tmp_path_factory.mktemp("installed"))
+
+
+def test_wheel_has_the_dashboard(copy: Copy) -> None:
+    folder = ROOT / "src" / "shoal" / "dashboard_files"
+    files = {
+        each.relative_to(folder.parent.parent).as_posix()
+        for each in folder.rglob("*")
+        if each.is_file()
+    }
+
+    with zipfile.ZipFile(copy.wheel) as opened:
+        packed = {each for each in opened.namelist() if "/dashboard_files/" in each}
+
+    assert packed == files
+    assert "shoal/dashboard_files/index.html" in packed
 
 
 def test_command_for_an_extra_works_as_printed(copy: Copy) -> None:
