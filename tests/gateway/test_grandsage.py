@@ -61,7 +61,7 @@ ROUTES: dict[str, tuple[str, int, str]] = {
     "route-options": ("a wrong method is an error", 405, "OPTIONS /api/chat"),
     "route-slash": ("an unknown path is an error", 404, "POST /api/chat/"),
     "route-unknown": ("an unknown path is an error", 404, "GET /nope"),
-    "route-root": ("there is no playground", 404, "GET /"),
+    "route-root": ("the dashboard is there", 200, "Shoal"),
     "route-css": ("there is no playground", 404, "GET /tailwind.min.css"),
     "route-query": ("a query changes nothing", 200, UNKNOWN),
 }

@@ -95,6 +95,7 @@ class Store:
             "digest": "00" * 32,
             "model": "m1",
             "run": "00" * 16,
+            "path": "index.html",
             "name": "dispatch:nobody" if "workers" in path else owner,
         }
         return path.format(**values) + QUERIES.get(path, "").format(user=data.user)
