@@ -57,12 +57,16 @@ EPOCH = 1_700_000_000.0  # Unix time at which the clock was at 0
 
 @dataclass(slots=True)
 class Pool:
-    """A running coordinator, and a client's session to talk to it."""
+    """A running coordinator, and a client's session to talk to it.
+
+    ``close`` closes its port.
+    """
 
     url: str
     hub: Hub
     session: ClientSession
     gateway: Gateway | None = None
+    close: Callable[[], Awaitable[None]] | None = None
 
     @property
     def access(self) -> Access:
@@ -258,7 +262,7 @@ async def serving(
     )
     try:
         async with ClientSession() as session:
-            yield Pool(url, hub, session, gateway)
+            yield Pool(url, hub, session, gateway, runner.cleanup)
     finally:
         await runner.cleanup()
         running.cancel()

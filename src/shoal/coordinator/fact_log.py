@@ -35,8 +35,8 @@ UNQUOTED = frozenset(
 log = logging.getLogger("shoal.coordinator")
 
 
-class FactLog:
-    """Logs facts at INFO, and frequent ones at DEBUG.
+class FrequentFacts:
+    """Recognizes the facts that are too frequent to be listed one by one.
 
     There may be thousands of function calls a second, and a worker's load changes with
     every job that another pool runs there.
@@ -45,14 +45,8 @@ class FactLog:
     def __init__(self) -> None:
         self._calls: set[JobId] = set()  # open calls
 
-    def on_fact(self, fact: Fact) -> None:
-        """Log a fact."""
-        level = logging.DEBUG if self._is_frequent(fact) else logging.INFO
-        if log.isEnabledFor(level):
-            named = fields_of(fact)
-            log.log(level, "%s", describe(named), extra={"fields": named})
-
-    def _is_frequent(self, fact: Fact) -> bool:
+    def is_frequent(self, fact: Fact) -> bool:
+        """Say whether a fact is frequent.  Call it with every fact, once."""
         match fact:
             case JobSubmitted(job) if job.model == CALL_QUEUE:
                 self._calls.add(job.id)
@@ -71,6 +65,21 @@ class FactLog:
                 return not turned
             case _:
                 return False
+
+
+class FactLog:
+    """Logs facts at INFO, and frequent ones at DEBUG."""
+
+    def __init__(self) -> None:
+        self._frequent = FrequentFacts()
+
+    def on_fact(self, fact: Fact) -> None:
+        """Log a fact."""
+        frequent = self._frequent.is_frequent(fact)
+        level = logging.DEBUG if frequent else logging.INFO
+        if log.isEnabledFor(level):
+            named = fields_of(fact)
+            log.log(level, "%s", describe(named), extra={"fields": named})
 
 
 def fields_of(fact: Fact) -> dict[str, object]:

@@ -300,6 +300,11 @@ class Hub:
         return self._bookkeeper.public_key
 
     @property
+    def answers(self) -> Mapping[JobId, Answer]:
+        """The answers of open jobs, read-only, for those who observe all of them."""
+        return self._answers
+
+    @property
     def health(self) -> Mapping[WorkerId, MachineHealth]:
         """The health of workers' machines, as far as they report it."""
         return self._worker_events.health

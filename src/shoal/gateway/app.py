@@ -10,7 +10,9 @@ from aiohttp import web
 from shoal.domain.errors import ShoalError, release_frames
 from shoal.gateway.calls import CALLS_PATH
 from shoal.gateway.context import Gateway
+from shoal.gateway.dashboard.event_log import EVENT_LOG, EventLog
 from shoal.gateway.dashboard.files import dashboard_files
+from shoal.gateway.dashboard.live_feed import LIVE_FEED, LiveFeed
 from shoal.gateway.error_forms import error_form, ollama_port_error_form
 from shoal.gateway.hosted_runs import HostedRuns
 from shoal.gateway.http import errors
@@ -59,12 +61,18 @@ def make_app(
     dashboard_files()  # read before the first request
     subscriptions = EventSubscriptions()
     gateway.hub.subscribe(subscriptions.on_fact)
+    events = EventLog(gateway.clock)
+    gateway.hub.subscribe(events.on_fact)
+    live = LiveFeed(gateway, events)
     everyone = Strangers() if strangers is None else strangers
     app = _application(
         gateway, _Port(OPERATIONS, error_form, upgrade), metrics, everyone
     )
     app[RUNS] = HostedRuns(gateway.hub, gateway.clock)
     app[SUBSCRIPTIONS] = subscriptions
+    app[EVENT_LOG] = events
+    app[LIVE_FEED] = live
+    app.on_shutdown.append(live.on_shutdown)
     app[DOCUMENT] = EncodedDocument(OPERATIONS)
     return app
 

@@ -15,7 +15,7 @@ from shoal.gateway.anthropic.message_body import CountMessageTokens, CreateMessa
 from shoal.gateway.batches import endpoints as batches
 from shoal.gateway.batches import files
 from shoal.gateway.dashboard import files as dashboard_files
-from shoal.gateway.dashboard import sign_in
+from shoal.gateway.dashboard import live, sign_in
 from shoal.gateway.http.media_types import (
     BYTES_TYPE,
     HTML_TYPE,
@@ -501,6 +501,15 @@ ADMIN = (
     ),
 )
 
+OVERVIEW = (
+    Operation(
+        *("GET", "/admin/live", "Stream the state of the pool"),
+        monitor(live.stream_live),
+        media=SSE_TYPE,
+        allow_head=False,
+    ),
+)
+
 MONITORING = (
     Operation(
         *("GET", "/metrics", "Metrics for Prometheus", read(monitoring.show_metrics)),
@@ -566,6 +575,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *JOBS,
     *RECEIPTS,
     *ADMIN,
+    *OVERVIEW,
     *MONITORING,
     *DASHBOARD,
     *OLLAMA,

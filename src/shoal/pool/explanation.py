@@ -62,6 +62,11 @@ def explain(history: Iterable[TimedFact]) -> list[str]:
     ]
 
 
+def explain_fact(fact: Fact) -> str:
+    """Return the first line about a fact, without its time."""
+    return next(_describe(fact))
+
+
 def explain_remark(at: float, text: str) -> str:
     """Return a line as ``explain`` does, for what is no fact; ``at`` is Unix time."""
     return f"{_time(at)}  {text}"

@@ -6,15 +6,15 @@ import msgspec
 from aiohttp import web
 
 import shoal
-from shoal.coordinator.connections import PeerRoute
 from shoal.domain.credentials import Scope
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.worker import MachineHealth
-from shoal.gateway.admin.workers import SuspensionInfo, list_orders
+from shoal.gateway.admin.workers import SuspensionInfo, order_infos, stored_orders
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.responses import json_response, without_keys
 from shoal.peers.peer_directory import PeerDirectory
+from shoal.pool.state import PoolState
 from shoal.pool.suspensions import Approvals
 from shoal.pool.worker import Worker
 from shoal.protocols.seam.endpoints import ListedNode
@@ -55,10 +55,19 @@ class NodeList(msgspec.Struct, frozen=True):
     data: list[NodeStatus]
 
 
-def node_statuses(gateway: Gateway) -> list[NodeStatus]:
-    """Return the nodes of each protocol that has others than this coordinator."""
+def clock_offset(clock: Clock) -> float:
+    """Return the seconds from monotonic to Unix time."""
+    return clock.wall() - clock.now()
+
+
+def node_statuses(gateway: Gateway, offset: float) -> list[NodeStatus]:
+    """Return the nodes of each protocol that has others than this coordinator.
+
+    ``offset`` is that of the clock: with the same one, the same state gives equal
+    values.
+    """
     return [
-        _node_status(gateway, wire, each)
+        _node_status(offset, wire, each)
         for wire, prober in gateway.probers
         if len(listed := prober.nodes()) > 1
         for each in listed
@@ -68,16 +77,17 @@ def node_statuses(gateway: Gateway) -> list[NodeStatus]:
 async def list_nodes(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    return json_response(NodeList(node_statuses(gateway)))
+    nodes = node_statuses(gateway, clock_offset(gateway.clock))
+    return json_response(NodeList(nodes))
 
 
-def _node_status(gateway: Gateway, wire: str, node: ListedNode) -> NodeStatus:
+def _node_status(offset: float, wire: str, node: ListedNode) -> NodeStatus:
     return NodeStatus(
         wire,
         node.name,
         node.address,
         node.state,
-        _wall_time(gateway.clock, node.since),
+        _wall_time(offset, node.since),
         node.score,
         node.rank,
         round(node.weight, 4),
@@ -89,9 +99,9 @@ def _node_status(gateway: Gateway, wire: str, node: ListedNode) -> NodeStatus:
     )
 
 
-def _wall_time(clock: Clock, at: float | None) -> float | None:
+def _wall_time(offset: float, at: float | None) -> float | None:
     """Return a monotonic time in Unix seconds."""
-    return None if at is None else clock.wall() - (clock.now() - at)
+    return None if at is None else offset + at
 
 
 UNKNOWN_HEALTH = MachineHealth()
@@ -215,29 +225,23 @@ async def show_status(
     failure = gateway.hub.store_health.failure
     if failure is not None and caller.has_scope(Scope.MONITOR):
         why_not = failure.located
-    running = len(pool.jobs) - pool.queued
+    offset = clock_offset(gateway.clock)
     status = CoordinatorStatus(
         shoal.__version__,
         gateway.started_at,
         why_not is None,
         why_not or "",
         sorted(gateway.models),
+        [worker_status(gateway, worker, offset) for worker in pool.workers.values()],
+        job_counts(pool),
+        node_statuses(gateway, offset),
         [
-            _worker_status(
-                worker,
-                gateway.hub.health.get(worker.id, UNKNOWN_HEALTH),
-                gateway.hub.peer_route_of(worker.id),
-                gateway.directory,
-                _wall_time(gateway.clock, gateway.hub.connected_at(worker.id)),
-            )
-            for worker in pool.workers.values()
+            peer_status(peer, gateway.directory, pool.approvals)
+            for peer in gateway.directory.connected
         ],
-        JobCounts(pool.queued, running),
-        node_statuses(gateway),
-        _peer_statuses(gateway.directory, pool.approvals),
-        _refused_peer_statuses(gateway.directory),
-        await list_orders(gateway),
-        [_relay_status(wire, relay) for wire, relay in gateway.relays],
+        refused_peer_statuses(gateway.directory),
+        order_infos(gateway, await stored_orders(gateway)),
+        relay_statuses(gateway),
         dict(gateway.unencrypted),
     )
     if not caller.has_scope(Scope.MONITOR):
@@ -270,6 +274,16 @@ def _as_seen_by(caller: ApiCaller, status: CoordinatorStatus) -> CoordinatorStat
     )
 
 
+def job_counts(pool: PoolState) -> JobCounts:
+    """Count the open jobs."""
+    return JobCounts(pool.queued, len(pool.jobs) - pool.queued)
+
+
+def relay_statuses(gateway: Gateway) -> list[RelayStatus]:
+    """Return the status of the coordinator's relays."""
+    return [_relay_status(wire, relay) for wire, relay in gateway.relays]
+
+
 def _relay_status(wire: str, relay: RelayMachine) -> RelayStatus:
     peers = relay.count_peers()
     return RelayStatus(
@@ -281,19 +295,21 @@ def _relay_status(wire: str, relay: RelayMachine) -> RelayStatus:
     )
 
 
-def _peer_statuses(directory: PeerDirectory, approvals: Approvals) -> list[PeerStatus]:
-    return [
-        PeerStatus(
-            **_details(peer, directory),
-            protection=joined.protection.value,
-            submits_jobs=joined.submits_jobs,
-            pending=approvals.is_pending(peer, joined.public_key),
-        )
-        for peer, joined in directory.connected.items()
-    ]
+def peer_status(
+    peer: str, directory: PeerDirectory, approvals: Approvals
+) -> PeerStatus:
+    """Return the status of a connected peer."""
+    joined = directory.connected[peer]
+    return PeerStatus(
+        **_details(peer, directory),
+        protection=joined.protection.value,
+        submits_jobs=joined.submits_jobs,
+        pending=approvals.is_pending(peer, joined.public_key),
+    )
 
 
-def _refused_peer_statuses(directory: PeerDirectory) -> list[RefusedPeerStatus]:
+def refused_peer_statuses(directory: PeerDirectory) -> list[RefusedPeerStatus]:
+    """Return the connected peers that are not admitted."""
     return [
         RefusedPeerStatus(**_details(peer, directory), reason=reason)
         for peer, reason in directory.refusals.items()
@@ -319,13 +335,11 @@ def _details(peer: str, directory: PeerDirectory) -> dict[str, Any]:
     }
 
 
-def _worker_status(
-    worker: Worker,
-    health: MachineHealth,
-    via: PeerRoute | None,
-    directory: PeerDirectory,
-    connected_at: float | None,
-) -> WorkerStatus:
+def worker_status(gateway: Gateway, worker: Worker, offset: float) -> WorkerStatus:
+    """Return the status of a connected worker; ``offset`` is that of the clock."""
+    hub, directory = gateway.hub, gateway.directory
+    health = hub.health.get(worker.id, UNKNOWN_HEALTH)
+    via = hub.peer_route_of(worker.id)
     offer, condition = worker.offer, worker.load
     return WorkerStatus(
         worker.id,
@@ -360,5 +374,5 @@ def _worker_status(
         None if via is None else via.name,
         "" if via is None else directory.profile_of(peer_of(worker.id)).name,
         None if via is None else via.protection.value,
-        connected_at,
+        _wall_time(offset, hub.connected_at(worker.id)),
     )

@@ -1,6 +1,7 @@
 """The operators' API of single workers: approve, pause, resume, drain and remove."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import Annotated, Literal, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
@@ -8,6 +9,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from shoal.domain.errors import InvalidRequest, NotFound
+from shoal.domain.facts import WorkerSuspended
 from shoal.domain.ids import WorkerId, peer_of
 from shoal.domain.worker import Suspension
 from shoal.gateway.context import Gateway
@@ -49,9 +51,19 @@ class SuspensionInfo(msgspec.Struct, frozen=True):
     approved: list[str]
 
 
-async def list_orders(gateway: Gateway) -> list[SuspensionInfo]:
+StoredOrder: TypeAlias = tuple[WorkerSuspended, float]
+"""An order, and the Unix time since which it is in force."""
+
+
+async def stored_orders(gateway: Gateway) -> list[StoredOrder]:
     """Return the orders in force, the oldest first.  Raises StoreError."""
-    stored = await gateway.store.suspensions()
+    return await gateway.store.suspensions()
+
+
+def order_infos(
+    gateway: Gateway, stored: Iterable[StoredOrder]
+) -> list[SuspensionInfo]:
+    """Return orders with the workers that they are about now."""
     return [
         _order(gateway, fact.name, fact.how, fact.by, since) for fact, since in stored
     ]

@@ -1,1 +1,1 @@
-"""The dashboard: its files, and the sessions of browsers that use it."""
+"""The dashboard: its files, the sessions of browsers, and the data that it shows."""

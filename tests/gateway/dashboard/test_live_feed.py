@@ -1,0 +1,107 @@
+"""One look for all clients, and none without; slow clients get snapshots."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.serving import Pool, eventually
+from shoal.domain.credentials import Key, Scope
+from shoal.gateway.context import Gateway
+from shoal.gateway.dashboard.event_log import EventLog, PoolEvent
+from shoal.gateway.dashboard.live_feed import UNREAD_MAX, LiveClient, LiveFeed
+from shoal.gateway.http.access import ApiCaller
+
+CALLER = ApiCaller(Key("", "default", b"", "", Scope.ADMIN, 0.0))
+
+
+def feed_of(pool: Pool, events: list[PoolEvent] | None = None) -> LiveFeed:
+    """Return a feed that looks only when it is told to, and collect its ``events``."""
+    gateway = pool.gateway
+    assert isinstance(gateway, Gateway)
+    log = EventLog(gateway.clock)
+    if events is not None:
+        log.subscribe(events.append)
+    gateway.hub.subscribe(log.on_fact)
+    feed = LiveFeed(gateway, log)
+    feed.interval = 1e6
+    return feed
+
+
+@asynccontextmanager
+async def reading(feed: LiveFeed) -> AsyncIterator[LiveClient]:
+    """A client that has read its snapshot."""
+    async with feed.subscribe(CALLER) as client:
+        assert (await feed.read(client)).startswith(b"event: snapshot\n")
+        yield client
+
+
+async def test_nothing_is_looked_at_without_clients(pool: Pool) -> None:
+    feed = feed_of(pool)
+
+    assert not feed.is_looking
+    async with reading(feed), reading(feed):
+        assert feed.is_looking
+    assert not feed.is_looking
+
+
+async def test_nothing_is_sent_while_nothing_changes(pool: Pool) -> None:
+    feed = feed_of(pool)
+    async with pool.node():
+        await pool.wait_joined()
+        async with reading(feed) as client:
+            feed.look()
+            feed.look()
+
+            assert not client.signal.is_set()
+            assert await feed.read(client) == b""
+
+
+async def test_clients_share_what_is_encoded(pool: Pool) -> None:
+    events: list[PoolEvent] = []
+    feed = feed_of(pool, events)
+    async with reading(feed) as one, reading(feed) as other, pool.node():
+        await eventually(lambda: bool(events))
+
+        feed.look()
+
+        assert one.unread[0] is other.unread[0]
+        text = (await feed.read(one)).decode()
+        changes, facts = text.strip().split("\n\n")
+        data = json.loads(changes.partition("data: ")[2])
+        assert [*data["workers"]] == ["grandsage:n1/m1"]
+        assert facts.startswith("event: facts\n")
+        # The state is that of the last look: a new client misses nothing.
+        async with feed.subscribe(CALLER) as late:
+            snapshot = (await feed.read(late)).decode()
+            assert '"id":"grandsage:n1/m1"' in snapshot
+
+
+async def test_client_that_does_not_read_gets_a_new_snapshot(pool: Pool) -> None:
+    feed = feed_of(pool)
+    async with reading(feed) as slow, reading(feed) as fast:
+        for number in range(UNREAD_MAX + 1):
+            async with pool.node(f"n{number}"):
+                await pool.wait_joined()
+                feed.look()
+                assert (await feed.read(fast)).startswith(b"event: changes\n")
+            await pool.wait_joined(0)
+
+        assert not slow.unread
+        assert (await feed.read(slow)).startswith(b"event: snapshot\n")
+        feed.look()
+        assert (await feed.read(slow)).startswith(b"event: changes\n")
+
+
+async def test_worker_that_returns_is_described_anew(pool: Pool) -> None:
+    feed = feed_of(pool)
+    async with reading(feed) as client:
+        async with pool.node(slots="2"):
+            await pool.wait_joined()
+            feed.look()
+            assert b'"slots":2' in await feed.read(client)
+        await pool.wait_joined(0)
+        async with pool.node(slots="3"):
+            await eventually(lambda: len(pool.hub.pool.workers) == 1)
+            feed.look()
+
+            assert b'"slots":3' in await feed.read(client)
