@@ -30,6 +30,7 @@ from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.batches.line_runner import PoolLineJobs
+from shoal.gateway.dashboard.event_log import EVENT_LOG, EventLog
 from shoal.gateway.http.access import Access, key_cache
 from shoal.gateway.http.authentication import Keyring
 from shoal.gateway.http.body import BodyReader
@@ -59,13 +60,14 @@ EPOCH = 1_700_000_000.0  # Unix time at which the clock was at 0
 class Pool:
     """A running coordinator, and a client's session to talk to it.
 
-    ``close`` closes its port.
+    ``log`` has its events; ``close`` closes its port.
     """
 
     url: str
     hub: Hub
     session: ClientSession
     gateway: Gateway | None = None
+    log: EventLog | None = None
     close: Callable[[], Awaitable[None]] | None = None
 
     @property
@@ -244,8 +246,9 @@ async def serving(
         payments=payments,
         bodies=bodies,
     )
+    app = make_app(gateway, _upgrades(hub, clock, admission, wires or {}))
     runner = web.AppRunner(
-        make_app(gateway, _upgrades(hub, clock, admission, wires or {})),
+        app,
         access_log=None,
         handler_cancellation=True,
         auto_decompress=False,
@@ -262,7 +265,7 @@ async def serving(
     )
     try:
         async with ClientSession() as session:
-            yield Pool(url, hub, session, gateway, runner.cleanup)
+            yield Pool(url, hub, session, gateway, app[EVENT_LOG], runner.cleanup)
     finally:
         await runner.cleanup()
         running.cancel()

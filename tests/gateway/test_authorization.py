@@ -146,6 +146,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/admin/tokens"): OVERVIEW,
     ("POST", "/admin/tokens"): CREATION,
     ("DELETE", "/admin/tokens/{name}"): (404, 403, 403, 403, 403, 401),
+    ("GET", "/admin/events"): OVERVIEW,
     ("GET", "/admin/live"): OVERVIEW,
     ("GET", "/metrics"): ANY_KEY,
     ("GET", "/healthz"): ALL,

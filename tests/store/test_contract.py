@@ -692,3 +692,24 @@ async def test_what_a_start_reads_is_in_order(store: Store) -> None:
     assert await store.trusted_workers() == [trusted]
     await store.append([WorkerDistrusted("al", "ada", "8a" * 32)], 2.0)
     assert await store.trusted_workers() == []
+
+
+async def test_facts_about_workers_are_listed_newest_first(store: Store) -> None:
+    joined, left = (
+        WorkerJoined(W, Offer(frozenset({JobKind.CHAT})), cancels=True),
+        WorkerLeft(W, "gone"),
+    )
+    await store.append([joined, JobSubmitted(job("a")), left], 1.0)
+    await store.append([AccountCredited("user:al", 5, "op"), joined], 2.0)
+
+    newest = await store.worker_facts(3)
+
+    assert [(each.at, type(each.fact)) for each in newest] == [
+        (2.0, WorkerJoined),
+        (2.0, AccountCredited),
+        (1.0, WorkerLeft),
+    ]
+    assert newest[0].fact == joined
+    (first,) = await store.worker_facts(3, newest[-1].number)
+    assert (first.at, first.fact) == (1.0, joined)
+    assert await store.worker_facts(9, skip=3) == [first]

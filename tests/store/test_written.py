@@ -16,6 +16,7 @@ from shoal.domain.facts import (
     LateResult,
     PassedOver,
     WorkerApproved,
+    WorkerJoined,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import JobTerms, Priority, TimeLimits, Webhook
@@ -115,6 +116,7 @@ async def test_database_of_an_earlier_version_is_complete(
     running = [each.job.id for each in await store.open_jobs()]
     assert running[:2] == ["running", "waiting"]
     assert await store.models_since(since=0.0) == {"m"}
+    assert WorkerJoined in {type(each.fact) for each in await store.worker_facts(9)}
     await store.close()
 
 

@@ -14,6 +14,7 @@ from shoal.gateway.anthropic.message_answer import AnsweredMessage
 from shoal.gateway.anthropic.message_body import CountMessageTokens, CreateMessage
 from shoal.gateway.batches import endpoints as batches
 from shoal.gateway.batches import files
+from shoal.gateway.dashboard import events as pool_events
 from shoal.gateway.dashboard import files as dashboard_files
 from shoal.gateway.dashboard import live, sign_in
 from shoal.gateway.http.media_types import (
@@ -502,6 +503,12 @@ ADMIN = (
 )
 
 OVERVIEW = (
+    Operation(
+        *("GET", "/admin/events", "List events, newest first"),
+        monitor_list(pool_events.list_events),
+        answer=pool_events.EventList,
+        query=pool_events.EventQuery,
+    ),
     Operation(
         *("GET", "/admin/live", "Stream the state of the pool"),
         monitor(live.stream_live),

@@ -235,6 +235,12 @@ def decode_marked(text: str) -> WorkerMarked:
     return msgspec.json.decode(text, type=WorkerMarked)
 
 
+def decode_worker_fact(name: str, text: str) -> Fact:
+    """Decode a fact that is about no job."""
+    fact: Fact = msgspec.json.decode(text, type=FACT_TYPES[name])
+    return fact
+
+
 def decode_fact(name: str, text: str, job: Job, outcome: Outcome | None) -> Fact:
     """Decode a fact about a job, and add the job and its outcome."""
     return _decode_fields(name, msgspec.json.decode(text), job, outcome)

@@ -94,6 +94,13 @@ class RecordedFact:
 
 
 @dataclass(frozen=True, slots=True)
+class NumberedFact(RecordedFact):
+    """A fact about a worker or an account, with its number in their order."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobFilter:
     """A filter for jobs; None, or an empty set of states, matches any."""
 
@@ -277,6 +284,15 @@ class Store(Protocol):
 
     async def penalties_since(self, since: float) -> list[RecordedFact]:
         """Return the ``WorkerMarked`` facts since a Unix time, the oldest first."""
+        ...
+
+    async def worker_facts(
+        self, limit: int, before: int | None = None, skip: int = 0
+    ) -> list[NumberedFact]:
+        """Return the newest facts about workers and accounts, the newest first.
+
+        Only those with a number less than ``before``, and without the first ``skip``.
+        """
         ...
 
     async def models_since(self, since: float) -> set[str]:

@@ -8,12 +8,13 @@ from aiohttp import web
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, InvalidRequest, NotFound
-from shoal.domain.facts import JobCompleted, JobHedged, JobLeased
+from shoal.domain.facts import FACT_NAMES, JobCompleted, JobHedged, JobLeased
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Gang
 from shoal.domain.outcome import Choice, Outcome
 from shoal.gateway.admin.runs import cancel_run, explain_run, find_members
 from shoal.gateway.context import Gateway
+from shoal.gateway.dashboard.fact_events import line_of, subjects
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in, read_query
 from shoal.gateway.http.responses import json_response, without_keys
@@ -88,9 +89,25 @@ class JobList(msgspec.Struct, frozen=True):
     next: JobId | None
 
 
+class ExplainedFact(msgspec.Struct, frozen=True):
+    """A fact about a job; ``at`` is in Unix seconds.
+
+    ``lease`` and ``worker`` are null where it is about none.
+    """
+
+    at: float
+    fact: str
+    lease: int | None
+    worker: str | None
+    text: str
+
+
 class Explanation(msgspec.Struct, frozen=True):
+    """The history of a job in plain lines, and its facts; of a run only the lines."""
+
     job: JobId
     lines: list[str]
+    events: list[ExplainedFact]
 
 
 class CancelledJob(msgspec.Struct, frozen=True):
@@ -150,7 +167,7 @@ async def explain_job(
         course = await explain_run(gateway, request, run_id, members)
         if not caller.has_scope(Scope.MONITOR):
             course = [*map(without_keys, course)]
-        return json_response(Explanation(JobId(run_id), course))
+        return json_response(Explanation(JobId(run_id), course, []))
     stored = await _visible_job(gateway, request, caller)
     history = await gateway.store.history(stored.job.id)
     lines = explain(history)
@@ -162,9 +179,11 @@ async def explain_job(
         lines.append(f"still waiting: {no_worker_reason(pool, opened)}")
     if (delivery := await gateway.store.webhooks.state_of(stored.job.id)) is not None:
         lines.append(describe_delivery(delivery))
+    events = _explained_facts(history)
     if not caller.has_scope(Scope.MONITOR):
         lines = [*map(without_keys, lines)]  # of workers that did not get the job, too
-    return json_response(Explanation(stored.job.id, lines))
+        events = [*map(_without_keys, events)]
+    return json_response(Explanation(stored.job.id, lines, events))
 
 
 async def cancel_job(
@@ -214,6 +233,24 @@ def _summary(job: StoredJobSummary) -> JobSummary:
         job.ended_at,
         job.error,
     )
+
+
+def _explained_facts(history: Sequence[RecordedFact]) -> list[ExplainedFact]:
+    return [
+        ExplainedFact(
+            each.at,
+            FACT_NAMES[type(each.fact)],
+            subject.lease,
+            subject.worker,
+            line_of(each.fact),
+        )
+        for each, subject in zip(history, subjects(history), strict=True)
+    ]
+
+
+def _without_keys(event: ExplainedFact) -> ExplainedFact:
+    worker = None if event.worker is None else without_keys(event.worker)
+    return msgspec.structs.replace(event, worker=worker, text=without_keys(event.text))
 
 
 def _last_worker(history: Sequence[RecordedFact]) -> WorkerId | None:

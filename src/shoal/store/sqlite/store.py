@@ -24,6 +24,7 @@ from shoal.store.port import (
     EXAMINED_MAX,
     OMITTED_WORK,
     JobFilter,
+    NumberedFact,
     RecordedFact,
     StoredJob,
     StoredJobPage,
@@ -41,6 +42,8 @@ from shoal.store.sqlite.pairing import SqlitePairing
 from shoal.store.sqlite.pruning import delete_job, prune
 from shoal.store.sqlite.webhooks import SqliteWebhooks, write_deliveries
 from shoal.store.sqlite.work_parts import WorkParts, read_work
+
+NUMBER_MAX = 2**63 - 1  # of a row
 
 JOB = """SELECT id, kind, owner, state, coalesce(packed_work, work), limits, priority,
                 idempotency_key, terms, lease, coalesce(packed_outcome, outcome), error,
@@ -162,6 +165,23 @@ class SqliteStore:
         def read(sql: sqlite3.Connection) -> list[RecordedFact]:
             rows = sql.execute(query, (since,))
             return [RecordedFact(at, codec.decode_marked(body)) for at, body in rows]
+
+        return await self.database.read_list(read)
+
+    async def worker_facts(
+        self, limit: int, before: int | None = None, skip: int = 0
+    ) -> list[NumberedFact]:
+        below = NUMBER_MAX if before is None else before
+        query = """SELECT at, type, body, number FROM facts
+                   WHERE +job_id IS NULL AND number < ?
+                   ORDER BY number DESC LIMIT ? OFFSET ?"""
+
+        def read(sql: sqlite3.Connection) -> list[NumberedFact]:
+            rows = sql.execute(query, (below, limit, skip))
+            return [
+                NumberedFact(at, codec.decode_worker_fact(type_, body), number)
+                for at, type_, body, number in rows
+            ]
 
         return await self.database.read_list(read)
 
