@@ -115,7 +115,7 @@ async def stream_answer(
             if first is not None:
                 record.first_output = gateway.clock.now()
             encoder = form.stream(reader.job_id, int(gateway.clock.wall()))
-            encode = encoder.encode
+            encode: Callable[[Sequence[AnswerPiece]], bytes] = encoder.encode
             if form.names_workers:
                 encode = _naming_workers(reader, encode)
             await response.prepare(request)
