@@ -78,11 +78,18 @@ function Column({ column, models, facts, alone }) {
     if (messages.at(-1)?.role === "user" || messages.at(-1)?.state === "waiting") follows.current = true;
     if (follows.current) box.current.scrollTop = box.current.scrollHeight;
   }, [messages]);
+  useEffect(() => {
+    const resized = new ResizeObserver(() => {
+      if (follows.current && box.current) box.current.scrollTop = box.current.scrollHeight;
+    });
+    resized.observe(box.current);
+    return () => resized.disconnect();
+  }, []);
   const found = models.find((each) => each.id === model);
   const answer = messages.at(-1);
   const open = answer?.role === "assistant" && isOpen(answer);
   const fact = open && answer.job ? facts.find((each) => each.job === answer.job) : null;
-  return html`<section class="column card" aria-label=${`Conversation with ${model}`}>
+  return html`<section class="column card" aria-label=${model}>
     <header>
       <select aria-label="Model" value=${model} disabled=${open} onChange=${(event) => store.setModel(id, event.target.value)}>
         ${!found && html`<option value=${model}>${model ? `${model} (gone)` : "…"}</option>`}
@@ -93,7 +100,7 @@ function Column({ column, models, facts, alone }) {
       ${!alone && html`<button type="button" class="quiet square" aria-label=${`Remove ${model}`} title="Remove" onClick=${() => store.removeColumn(id)}>
         <${Icon} name="cross" size=${16} /></button>`}
     </header>
-    <div class="messages" ref=${box} role="log" aria-live="off" aria-label=${`Messages with ${model}`} tabindex="0" onScroll=${scrolled}>
+    <div class="messages" ref=${box} role="log" aria-live="off" aria-label=${`Conversation with ${model}`} tabindex="0" onScroll=${scrolled}>
       ${messages.length === 0 && html`<${Introduction} model=${found} />`}
       ${messages.map((each, place) => (each.role === "user" ? html`<${UserMessage} key=${place} message=${each} />`
         : each.role === "tool" ? html`<${ToolMessage} key=${place} message=${each} />`
