@@ -18,7 +18,7 @@ MODULES = {
 }
 
 # Where a connection or a line of a batch is supervised, and where somebody else's code
-# is run.
+# is run or gets the error.
 CATCHES_ALL = {
     "client/options.py",
     "gateway/batches/line_runner.py",
@@ -31,6 +31,7 @@ CATCHES_ALL = {
     "tasks/exception_record.py",
     "tasks/invocation.py",
     "training/pytorch/process_group.py",
+    "transports/websocket_messages.py",
     "worker/jobs.py",
 }
 
@@ -247,6 +248,12 @@ SECRETS_LEAD_TO = {
         "protocols/macfleet/handshake_server.py matches",
         "protocols/macfleet/ranks/messages.py admission",
     },
+    "by_digest": {
+        "coordinator/credential_cache.py by_secret",
+        "gateway/http/access.py _redeem",
+        "gateway/http/access.py _signed_in",
+        "gateway/http/authentication.py by_digest",
+    },
     "by_secret": {
         "coordinator/admission.py _meant",
         "gateway/http/authentication.py authenticate",
@@ -260,6 +267,11 @@ COMPARES_NAMES = {
     # A hint is sent in the clear, and stands for a digest that it does not reveal.
     "coordinator/admission.py": "token_hint(each.digest) == presented.hint",
     "coordinator/receipt_verifier.py": "each.job_id in presented",  # jobs
+    # Digests of random cookies, which reveal nothing, and of keys that are presented no
+    # more.
+    "gateway/http/browser_sessions.py": (
+        "each.key_digest == key.digest, session.digest in self._sessions"
+    ),
     # Two of our own, after the peer has proved one of them.
     "protocols/macfleet/handshake_server.py": (
         "presented.digest == self._settings.digest"

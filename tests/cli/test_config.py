@@ -9,6 +9,7 @@ import pytest
 from shoal.app.fleet_files import FILE, save_fleet
 from shoal.cli.main import main
 from shoal.config.loader import USER_FILE
+from shoal.config.secret_files import KEY_FILE
 from shoal.protocols import discover
 from shoal.protocols.macfleet.addresses import FLEETS
 
@@ -134,7 +135,18 @@ def test_paths_are_printed_with_those_that_do_not_exist(
     assert str(data / "models") in paths["models"]
 
 
-def test_data_folder_of_the_file_is_not_that_of_other_commands(
+def test_data_folder_of_the_settings_is_that_of_all_commands(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shoal.config.USER_FILE", file)
+    folder = file.parent / "data"
+
+    assert main(["status"]) == 1
+
+    assert f"({folder / KEY_FILE}: No such file" in capsys.readouterr().err
+
+
+def test_data_folder_of_other_commands_may_be_another(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--config", str(file), "--data-dir", str(file.parent / "mine"), "--json"]

@@ -74,6 +74,7 @@ async def test_the_fitting_file_is_downloaded_and_its_use_is_told(
     assert f"to offer it: shoal join --model tiny={path}" in done.stderr
 
 
+@pytest.mark.long
 async def test_a_download_that_was_cut_is_resumed(
     hub: HubServer, environment: Mapping[str, str]
 ) -> None:
@@ -89,6 +90,7 @@ async def test_a_download_that_was_cut_is_resumed(
     assert all(int(each[6:-1]) > 0 for each in hub.ranges)
 
 
+@pytest.mark.long
 async def test_a_damaged_file_is_deleted(
     hub: HubServer, environment: Mapping[str, str], tmp_path: Path
 ) -> None:
@@ -103,6 +105,7 @@ async def test_a_damaged_file_is_deleted(
     assert (await pull(environment, REPOSITORY)).returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "error"),
     [
@@ -123,6 +126,7 @@ async def test_a_wrong_name_is_refused_with_what_to_do(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "variables",
     [{"HF_ENDPOINT": "http://127.0.0.1:1"}, {"HF_HUB_OFFLINE": "1"}],

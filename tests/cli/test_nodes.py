@@ -193,6 +193,20 @@ async def test_a_machine_is_paused_and_resumed_by_its_name_alone(
     assert json.loads(lines[5])["state"] == "active"
 
 
+async def test_a_removed_machine_of_two_wires_is_resumed_by_its_name_alone(
+    pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wire in ("grandsage", "tealenet"):
+        assert await shoal(pool, "nodes", "remove", f"{wire}:otter") == 0
+    assert await shoal(pool, "nodes", "resume", "otter", "--json") == 0
+
+    resumed = map(json.loads, capsys.readouterr().out.splitlines()[2:])
+    assert [(each["name"], each["state"]) for each in resumed] == [
+        ("grandsage:otter", "active"),
+        ("tealenet:otter", "active"),
+    ]
+
+
 async def test_an_unknown_name_is_answered_with_similar_ones(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:

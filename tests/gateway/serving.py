@@ -20,6 +20,7 @@ from shoal.batches.client_files import ClientFiles
 from shoal.batches.runner import BatchRunner
 from shoal.calls.durable import DurableCalls
 from shoal.config.secret_files import new_secret
+from shoal.config.session_file import SessionFile
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.hub import Hub
@@ -32,6 +33,7 @@ from shoal.gateway.batches.line_runner import PoolLineJobs
 from shoal.gateway.http.access import Access, key_cache
 from shoal.gateway.http.authentication import Keyring
 from shoal.gateway.http.body import BodyReader
+from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.gateway.http.ids import new_id
 from shoal.gateway.http.pages import PagePolicy
 from shoal.gateway.jobs.egress_policy import EgressPolicy
@@ -209,12 +211,21 @@ async def serving(
     )
     await uploads.open()
     bodies = BodyReader()
+    sessions = BrowserSessions(pages or PagePolicy(), SessionFile(folder))
+    await sessions.open()
     gateway = Gateway(
         hub,
         calls,
         store,
         clock,
-        Access(hub, clock, keyring, store.keys, open_loopback=open_loopback),
+        Access(
+            hub,
+            clock,
+            keyring,
+            store.keys,
+            open_loopback=open_loopback,
+            sessions=sessions,
+        ),
         admission,
         limits or TimeLimits(),
         uploads,

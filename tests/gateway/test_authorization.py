@@ -14,111 +14,149 @@ import pytest
 from gateway.batches.uploads import create, ended
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Pool
+from shoal.domain.credentials import Scope
 from shoal.gateway.http.operation import Operation
 from shoal.gateway.operations import OPERATIONS
 
-ADMIN, OWNER, OTHER, READER, NOBODY = ROLES = (
+ADMIN, MONITOR, OWNER, OTHER, READER, NOBODY = ROLES = (
     "admin",
+    "monitor",
     "owner",
     "other",
     "reader",
     "nobody",
 )
 
-# What the five get, in their order.  Requests have empty bodies: 400 is "permitted".
-ALL = (200, 200, 200, 200, 200)
-NOBODYS = (404, 404, 404, 404, 404)
-ANY_KEY = (200, 200, 200, 200, 401)
-BAD_QUERY = (400, 400, 400, 400, 401)
-SUBMISSION = (400, 400, 400, 403, 401)
-OWN = (200, 200, 404, 404, 401)
-OWN_SHOWN = (200, 200, 403, 403, 401)
-MANAGEMENT = (200, 403, 403, 403, 401)
-CREATION = (400, 403, 403, 403, 401)
+# What the six get, in their order.  Requests have empty bodies: 400 is "permitted".
+ALL = (200, 200, 200, 200, 200, 200)
+NOBODYS = (404, 404, 404, 404, 404, 404)
+ANY_KEY = (200, 200, 200, 200, 200, 401)
+BAD_QUERY = (400, 400, 400, 400, 400, 401)
+SUBMISSION = (400, 403, 400, 400, 403, 401)
+OWN = (200, 200, 200, 404, 404, 401)
+OWN_SHOWN = (200, 200, 200, 403, 403, 401)
+OVERVIEW = (200, 200, 403, 403, 403, 401)
+MANAGEMENT = (200, 403, 403, 403, 403, 401)
+CREATION = (400, 403, 403, 403, 403, 401)
 
 STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/v1/models"): ANY_KEY,
-    ("GET", "/v1/models/{model}"): (404, 404, 404, 404, 401),  # its worker has left
+    ("GET", "/v1/models/{model}"): (
+        404,
+        404,
+        404,
+        404,
+        404,
+        401,
+    ),  # its worker has left
     ("POST", "/v1/chat/completions"): SUBMISSION,
     ("GET", "/v1/chat/completions/{id}"): OWN,
     ("POST", "/v1/completions"): SUBMISSION,
-    ("GET", "/v1/completions/{id}"): (404, 404, 404, 404, 401),  # it is a chat
+    ("GET", "/v1/completions/{id}"): (404, 404, 404, 404, 404, 401),  # it is a chat
     ("POST", "/v1/embeddings"): SUBMISSION,
     ("POST", "/v1/rerank"): SUBMISSION,
     ("POST", "/v1/responses"): SUBMISSION,
     # The job is none of a response.
-    ("GET", "/v1/responses/{id}"): (404, 404, 404, 404, 401),
-    ("DELETE", "/v1/responses/{id}"): (404, 404, 404, 403, 401),
-    ("POST", "/v1/responses/{id}/cancel"): (404, 404, 404, 403, 401),
-    ("GET", "/v1/responses/{id}/input_items"): (404, 404, 404, 404, 401),
+    ("GET", "/v1/responses/{id}"): (404, 404, 404, 404, 404, 401),
+    ("DELETE", "/v1/responses/{id}"): (404, 403, 404, 404, 403, 401),
+    ("POST", "/v1/responses/{id}/cancel"): (404, 403, 404, 404, 403, 401),
+    ("GET", "/v1/responses/{id}/input_items"): (404, 404, 404, 404, 404, 401),
     ("POST", "/v1/audio/transcriptions"): SUBMISSION,
     ("POST", "/v1/files"): SUBMISSION,
     ("GET", "/v1/files"): ANY_KEY,
     ("GET", "/v1/files/{file_id}"): OWN,
-    ("DELETE", "/v1/files/{file_id}"): (404, 404, 404, 403, 401),  # there is none
+    ("DELETE", "/v1/files/{file_id}"): (404, 403, 404, 404, 403, 401),  # there is none
     ("GET", "/v1/files/{file_id}/content"): OWN,
     ("POST", "/v1/batches"): SUBMISSION,
     ("GET", "/v1/batches"): ANY_KEY,
     ("GET", "/v1/batches/{batch_id}"): OWN,
-    ("POST", "/v1/batches/{batch_id}/cancel"): (409, 409, 404, 403, 401),  # it ended
+    ("POST", "/v1/batches/{batch_id}/cancel"): (
+        409,
+        403,
+        409,
+        404,
+        403,
+        401,
+    ),  # it ended
     ("POST", "/v1/messages"): SUBMISSION,
     ("POST", "/v1/messages/count_tokens"): SUBMISSION,
     ("GET", "/v1/tasks"): ANY_KEY,
     ("GET", "/v1/calls"): SUBMISSION,
     # Content is addressed by its SHA-256: who knows it may read it.
-    ("HEAD", "/v1/blobs/{digest}"): (200, 200, 200, 403, 401),
+    ("HEAD", "/v1/blobs/{digest}"): (200, 403, 200, 200, 403, 401),
     ("GET", "/v1/blobs/{digest}"): ANY_KEY,
     ("PUT", "/v1/blobs/{digest}"): SUBMISSION,
     # The token of a run is its credential.
-    ("GET", "/v1/runs/{run}/ranks"): (404, 404, 404, 404, 404),
-    ("GET", "/v1/runs/{run}/events"): (404, 404, 404, 404, 404),
-    ("GET", "/v1/runs/{run}/relay"): (404, 404, 404, 404, 404),
+    ("GET", "/v1/runs/{run}/ranks"): (404, 404, 404, 404, 404, 404),
+    ("GET", "/v1/runs/{run}/events"): (404, 404, 404, 404, 404, 404),
+    ("GET", "/v1/runs/{run}/relay"): (404, 404, 404, 404, 404, 404),
     ("GET", "/v1/health"): ALL,
     ("GET", "/v1/quote"): BAD_QUERY,
     ("POST", "/v1/jobs/commit/fast"): SUBMISSION,
     ("POST", "/v1/jobs/commit/cheap"): SUBMISSION,
     ("GET", "/v1/jobs"): ANY_KEY,
     ("GET", "/v1/jobs/{id}"): OWN,
-    ("DELETE", "/v1/jobs/{id}"): (409, 409, 404, 403, 401),  # it has ended
+    ("DELETE", "/v1/jobs/{id}"): (409, 403, 409, 404, 403, 401),  # it has ended
     ("GET", "/v1/jobs/{id}/events"): OWN,
     ("POST", "/v1/trust/create"): SUBMISSION,
-    ("POST", "/v1/trust/claim"): (400, 400, 400, 400, 400),  # a code is its credential
+    ("POST", "/v1/trust/claim"): (
+        400,
+        400,
+        400,
+        400,
+        400,
+        400,
+    ),  # a code is its credential
     ("GET", "/v1/trust/list"): BAD_QUERY,
-    ("DELETE", "/v1/trust/{provider_pubkey}"): (400, 400, 400, 403, 401),  # no user
+    ("DELETE", "/v1/trust/{provider_pubkey}"): (
+        400,
+        403,
+        400,
+        400,
+        403,
+        401,
+    ),  # no user
     ("GET", "/v1/receipts"): ANY_KEY,
     ("GET", "/v1/receipts/{id}"): OWN_SHOWN,
     ("GET", "/v1/log"): ALL,
-    ("GET", "/v1/log/growth"): (400, 400, 400, 400, 400),
+    ("GET", "/v1/log/growth"): (400, 400, 400, 400, 400, 400),
     ("GET", "/admin/accounts"): ANY_KEY,
     ("GET", "/admin/accounts/{name}"): OWN_SHOWN,
     ("POST", "/admin/accounts/{name}/credit"): CREATION,
     ("PUT", "/admin/accounts/{name}/budget"): CREATION,
     ("GET", "/admin/status"): ANY_KEY,
     # The worker is unknown.
-    ("GET", "/admin/workers/{name}"): CREATION,
+    ("GET", "/admin/workers/{name}"): (400, 400, 403, 403, 403, 401),
     ("POST", "/admin/workers/{name}/approve"): CREATION,
     ("POST", "/admin/workers/{name}/drain"): CREATION,
     ("POST", "/admin/workers/{name}/pause"): CREATION,
     ("POST", "/admin/workers/{name}/resume"): CREATION,
     ("POST", "/admin/workers/{name}/remove"): CREATION,
-    ("GET", "/admin/nodes"): MANAGEMENT,
-    ("GET", "/admin/models/{model}"): MANAGEMENT,
+    ("GET", "/admin/nodes"): OVERVIEW,
+    ("GET", "/admin/models/{model}"): OVERVIEW,
     ("GET", "/admin/jobs"): ANY_KEY,
     ("GET", "/admin/jobs/{id}"): OWN_SHOWN,
-    ("DELETE", "/admin/jobs/{id}"): (400, 400, 403, 403, 401),  # it has ended
+    ("DELETE", "/admin/jobs/{id}"): (400, 403, 400, 403, 403, 401),  # it has ended
     ("GET", "/admin/jobs/{id}/explain"): OWN_SHOWN,
-    ("GET", "/admin/keys"): MANAGEMENT,
+    ("GET", "/admin/keys"): OVERVIEW,
     ("POST", "/admin/keys"): CREATION,
-    ("GET", "/admin/keys/{name}"): MANAGEMENT,
-    ("DELETE", "/admin/keys/{name}"): (404, 403, 403, 403, 401),
+    ("GET", "/admin/keys/{name}"): OVERVIEW,
+    ("DELETE", "/admin/keys/{name}"): (404, 403, 403, 403, 403, 401),
     ("GET", "/admin/join"): MANAGEMENT,
-    ("GET", "/admin/tokens"): MANAGEMENT,
+    ("GET", "/admin/tokens"): OVERVIEW,
     ("POST", "/admin/tokens"): CREATION,
-    ("DELETE", "/admin/tokens/{name}"): (404, 403, 403, 403, 401),
+    ("DELETE", "/admin/tokens/{name}"): (404, 403, 403, 403, 403, 401),
     ("GET", "/metrics"): ANY_KEY,
     ("GET", "/healthz"): ALL,
     ("GET", "/readyz"): ALL,
     ("GET", "/openapi.json"): ALL,
+    ("GET", "/"): ALL,
+    ("GET", "/dashboard/{path}"): ALL,
+    ("GET", "/dashboard/session"): ANY_KEY,
+    # They lack the header of the dashboard's page.
+    ("POST", "/dashboard/session"): (403, 403, 403, 403, 403, 403),
+    ("DELETE", "/dashboard/session"): (403, 403, 403, 403, 403, 403),
+    ("POST", "/dashboard/links"): MANAGEMENT,
     ("GET", "/ollama/"): ALL,
     ("GET", "/ollama/api/version"): ALL,
     ("POST", "/ollama/api/chat"): SUBMISSION,
@@ -187,6 +225,7 @@ class Matrix:
             model="m1",
             file_id="none" if deletes else self.file_id,
             batch_id=self.batch_id,
+            path="index.html",
             name="nobodys" if deletes else OWNER,
         )
 
@@ -214,6 +253,7 @@ async def a_finished_job(pool: Pool, key: str) -> tuple[str, str]:
 async def matrix(pool: Pool) -> Matrix:
     keys = {
         ADMIN: KEY,
+        MONITOR: await make_key(pool, MONITOR, scope="monitor"),
         OWNER: await make_key(pool, OWNER),
         OTHER: await make_key(pool, OTHER),
         READER: await make_key(pool, READER, scope="read"),
@@ -283,7 +323,39 @@ async def test_lists_show_a_key_its_own_alone(
         mark = marks.get(path, matrix.job_id)
         seen_by = {role for role, text in shown.items() if mark in text}
         with subtests.test(path=path):
-            assert seen_by - {ADMIN} == {OWNER}
+            assert seen_by - {ADMIN, MONITOR} == {OWNER}
+            assert (MONITOR in seen_by) == (ADMIN in seen_by)
+
+
+async def test_a_monitor_sees_what_an_admin_sees(
+    matrix: Matrix, subtests: pytest.Subtests
+) -> None:
+    paths = [
+        each
+        for (method, each), row in STATUSES.items()
+        if method == "GET" and row[:2] == (200, 200) and each.startswith("/admin/")
+    ]
+    for path in paths:
+        url = path.format(id=matrix.job_id, name=OWNER, model="m1")
+
+        with subtests.test(path=path):
+            assert await matrix.get(url, MONITOR) == await matrix.get(url, ADMIN)
+
+
+def test_a_monitor_changes_nothing() -> None:
+    """Whatever is no GET asks for more than it has, or for another credential."""
+    only_read = {("POST", "/ollama/api/show"), ("POST", "/ollama/api/pull")}
+
+    permitted = {
+        (each.method, each.path)
+        for each in OPERATIONS
+        if each.method not in ("GET", "HEAD")
+        and each.scope is not None
+        and Scope.MONITOR.covers(each.scope)
+    }
+
+    assert permitted == only_read
+    assert not Scope.MONITOR.covers(Scope.USE)
 
 
 async def test_what_everybody_sees_names_nobody(

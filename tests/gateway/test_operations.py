@@ -16,10 +16,14 @@ PARAMETERS = {
     "run": "none",
     **{"digest": "00" * 32, "provider_pubkey": "00" * 32},
     **{"file_id": "none", "batch_id": "none"},
-    **{"id": "none", "model": "m", "name": "none"},
+    **{"id": "none", "path": "none", "model": "m", "name": "none"},
 }
-LOWER = {Scope.USE: Scope.READ, Scope.ADMIN: Scope.USE}
-"""The next lower scope, for each scope that has one."""
+LOWER = {
+    Scope.USE: (Scope.READ, Scope.MONITOR),
+    Scope.MONITOR: (Scope.READ, Scope.USE),
+    Scope.ADMIN: (Scope.USE, Scope.MONITOR),
+}
+"""The scopes that do not cover a scope, as far as some do not."""
 
 
 async def test_router_has_the_rows_of_the_table(tmp_path: Path) -> None:
@@ -79,12 +83,12 @@ async def test_operation_with_a_scope_requires_a_key(pool: Pool) -> None:
 
 
 async def test_operation_rejects_a_key_of_a_lower_scope(pool: Pool) -> None:
-    keys = {scope: await _key(pool, scope) for scope in LOWER.values()}
+    keys = {scope: await _key(pool, scope) for scope in Scope}
 
     for each in _with_scope():
         assert each.scope is not None
-        if each.scope in LOWER:
-            answered = await _request(pool, each, keys[LOWER[each.scope]])
+        for lower in LOWER.get(each.scope, ()):
+            answered = await _request(pool, each, keys[lower])
 
             assert answered.status == 403, each.path
 

@@ -258,7 +258,6 @@ def test_worker_rejoins_a_restarted_coordinator(programs: Programs) -> None:
         assert "".join(text_in(stream)) == "pong"
 
 
-@pytest.mark.short
 def test_no_field_value_causes_a_server_error(pool: Pool) -> None:
     # Schemathesis combines them, in ``test_schema.py``.
     sound = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}

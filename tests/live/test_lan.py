@@ -36,7 +36,6 @@ def places(tmp_path: Path) -> Iterator[tuple[Site, Site]]:
             other.programs.close()
 
 
-@pytest.mark.short
 def test_machines_discover_each_other_and_share_models(
     places: tuple[Site, Site],
 ) -> None:

@@ -141,7 +141,6 @@ async def test_a_mac_with_another_passcode_is_disconnected(programs: Programs) -
     assert "passcode" in pool.program.errors
 
 
-@pytest.mark.short
 async def test_a_mac_submits_a_job(programs: Programs) -> None:
     pool = programs.serve("--tealenet-open")
     await asyncio.to_thread(pool.joined, "one")

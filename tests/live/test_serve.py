@@ -65,7 +65,9 @@ def test_ready_line_has_url_key_and_ports(programs: Programs) -> None:
 
     ready = serve.event("ready")
 
-    assert ready.keys() == {"event", "url", "api_key", "join", "ports"}
+    keys = {"event", "url", "api_key", "join", "dashboard", "ports"}
+    assert ready.keys() == keys
+    assert ready["dashboard"].startswith(f"{ready['url']}/#signin=")
     assert ready["url"] == f"http://127.0.0.1:{ready['ports']['http']}"
     assert all(isinstance(port, int) for port in ready["ports"].values())
     assert {"http", "ollama", "tealenet"} <= ready["ports"].keys()

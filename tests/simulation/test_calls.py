@@ -324,7 +324,7 @@ async def live_through(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("seed", some_long(range(50), short=2))
+@pytest.mark.parametrize("seed", some_long(range(50), short=1))
 def test_every_call_comes_to_its_right_end(
     protocol: AnyWireProtocol, seed: int, blobs: BlobCache
 ) -> None:

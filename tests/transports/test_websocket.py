@@ -170,6 +170,20 @@ async def test_send_fails_after_the_end() -> None:
             await receiving
 
 
+async def test_oversized_message_ends_a_link_that_waits() -> None:
+    async with pair() as (ours, theirs):
+        await ours.send("one")
+        assert await theirs.receive() == ["one"]
+        receiving = asyncio.create_task(theirs.receive())
+        await asyncio.sleep(0)
+        await ours.send("x" * (MESSAGE_MAX + 1))
+
+        with pytest.raises(LinkClosed) as caught:
+            await receiving
+
+        assert "Message size 1001 exceeds limit 1000" in str(caught.value)
+
+
 async def test_oversized_message_ends_the_link() -> None:
     async with pair() as (ours, theirs):
         await ours.send("x" * (MESSAGE_MAX + 1))
@@ -260,6 +274,37 @@ async def test_written_messages_arrive_before_the_close() -> None:
         await closing
         with pytest.raises(LinkClosed, match="connection lost"):
             theirs.write([theirs.pack("late")])
+
+
+async def test_message_before_a_close_frame_in_one_segment_is_answered() -> None:
+    async with listening() as server:
+        reader, writer = await upgraded(server.url)
+        link = await server.links.get()
+        writer.write(b"\x81\x84\0\0\0\0last" + b"\x88\x80\0\0\0\0")
+
+        assert await link.receive() == ["last"]
+        await link.send("answer")
+        with pytest.raises(LinkClosed, match="closed by peer: 1005"):
+            await link.receive()
+
+        assert await reader.readexactly(8) == b"\x81\x06answer"
+        assert await reader.readexactly(4) == b"\x88\x02\x03\xe8"  # 1000
+        writer.close()
+        server.done.set()
+
+
+async def test_close_does_not_wait_for_messages() -> None:
+    async with pair() as (ours, theirs):
+        await ours.send("one")
+        assert await theirs.receive() == ["one"]
+        closing = asyncio.create_task(theirs.close(4000, "bye"))
+
+        with pytest.raises(LinkClosed, match="4000 bye"):
+            await ours.receive()
+
+        await closing
+        with pytest.raises(LinkClosed, match="closed here: bye"):
+            await theirs.receive()
 
 
 async def test_unread_data_is_counted_until_disconnection() -> None:

@@ -1,6 +1,7 @@
 """The cache of large arguments."""
 
 import asyncio
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,34 @@ async def test_blob_is_in_a_file_until_close() -> None:
     assert path.read_bytes() == b"data"
     await blobs.close()
     assert not path.exists()
+
+
+def test_folder_of_a_killed_worker_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    alive = BlobCache()
+    (others,) = tmp_path.iterdir()
+    killed = tmp_path / f"{module.PREFIX}killed"
+    killed.mkdir()
+    (killed / module.LOCK_FILE).touch()
+    (killed / ONE.hex()).write_bytes(b"data")
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    (target / module.LOCK_FILE).touch()
+    (tmp_path / f"{module.PREFIX}link").symlink_to(target)
+
+    new = BlobCache()
+
+    assert not killed.exists()
+    assert others.exists()
+    assert target.exists()
+    for cache in (new, alive):
+        asyncio.run(cache.close())
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "elsewhere",
+        f"{module.PREFIX}link",
+    ]
 
 
 async def test_missing_blob_is_requested_once_and_awaited() -> None:

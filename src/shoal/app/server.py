@@ -42,6 +42,7 @@ from shoal.config.secret_files import (
     signing_seed,
     store_certificate,
 )
+from shoal.config.session_file import SessionFile
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.auth_throttle import AuthThrottle
 from shoal.coordinator.blob_transfer import BlobTransfer
@@ -54,9 +55,11 @@ from shoal.domain.errors import ConfigError, StoreBroken, StoreError
 from shoal.domain.ids import JobId
 from shoal.gateway.app import Gateway, make_app, make_ollama_app
 from shoal.gateway.batches.line_runner import PoolLineJobs
+from shoal.gateway.dashboard.sign_in import new_link
 from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
 from shoal.gateway.http.authentication import Keyring
 from shoal.gateway.http.body import BodyReader
+from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.gateway.http.ids import new_id
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.endpoints import encode_job
@@ -106,6 +109,8 @@ class RunningCoordinator:
     """The API key with the fingerprint of the TLS key; empty without TLS."""
     authority: Path | None
     """The file of the local authority that signed the certificate."""
+    dashboard: str
+    """The link that opens the dashboard and signs in, once, as the first key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +269,7 @@ async def run_coordinator(
                     join,
                     "" if https is None else admission.with_fingerprint(stored.api_key),
                     None if https is None else https.authority,
+                    new_link(gateway, next(iter(gateway.access.keyring.first))).url,
                 )
                 peers.drain(STOPPING)
                 calls.stop()
@@ -364,6 +370,8 @@ async def _gateway(
     tokens = await load_join_tokens(store.keys)
     admission = WorkerAdmission(tokens, store.keys, clock, failures)
     bodies = BodyReader()
+    sessions = BrowserSessions(settings.pages, SessionFile(config.data_dir))
+    await sessions.open()
     return Gateway(
         hub,
         calls,
@@ -376,6 +384,7 @@ async def _gateway(
             store.keys,
             open_loopback=config.open_loopback,
             failures=failures,
+            sessions=sessions,
         ),
         admission,
         settings.limits,

@@ -25,6 +25,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "join": "offer this machine's models and functions to a coordinator",
         "join-line": "print the command that adds a machine",
         "service": "run serve or join in the background, from login on",
+        "dashboard": "open the pool's dashboard in the browser, signed in",
         "status": "show a pool's workers and jobs",
         "nodes": "list, approve, pause, drain and remove machines",
         "throttle": "pause this machine's workers, or lend part of their speed",

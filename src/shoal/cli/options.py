@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from shoal.config import USER_DATA
+from shoal.config import USER_DATA, data_folder
 from shoal.config.loader import USER_FILE, flag, variable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,8 +21,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    default=USER_DATA,
-    show_default=True,
+    default=data_folder,
+    show_default=f"that of the settings file, else {USER_DATA}",
     envvar="SHOAL_DATA_DIR",
     show_envvar=True,
     metavar="DIR",

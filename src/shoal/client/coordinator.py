@@ -10,7 +10,6 @@ from http import HTTPStatus
 from itertools import chain, repeat
 from pathlib import Path
 
-import platformdirs
 from aiohttp import (
     ClientConnectorCertificateError,
     ClientError,
@@ -23,6 +22,7 @@ from aiohttp import (
 
 from shoal.client import messages
 from shoal.client.errors import ConnectionLost
+from shoal.config import data_folder
 from shoal.config.runtime_file import local_url
 from shoal.config.secret_files import KEY_FILE
 from shoal.domain.credentials import without_fingerprint
@@ -65,12 +65,12 @@ def find_coordinator(
 ) -> CoordinatorAddress:
     """Return the coordinator to call.
 
-    Defaults come from SHOAL_URL, SHOAL_API_KEY, SHOAL_DATA_DIR and SHOAL_CACERT, and
-    then from the data folder of the coordinator of this machine.
+    Defaults come from SHOAL_URL, SHOAL_API_KEY and SHOAL_CACERT, and then from the
+    data folder of the coordinator of this machine.
 
     Raises ConfigError naming what is missing or invalid.
     """
-    folder = Path(data_dir or os.environ.get("SHOAL_DATA_DIR") or _default_folder())
+    folder = Path(data_dir) if data_dir else data_folder()
     chosen_url = url or os.environ.get("SHOAL_URL")
     chosen_key = api_key or os.environ.get("SHOAL_API_KEY")
     authorities = cacert or os.environ.get("SHOAL_CACERT")
@@ -84,10 +84,6 @@ def find_coordinator(
     elif base.startswith("https:"):
         tls = _tls_context(folder, authorities, chosen_key)
     return CoordinatorAddress(base, key, tls, bool(chosen_url))
-
-
-def _default_folder() -> Path:
-    return platformdirs.user_data_path("shoal", appauthor=False)
 
 
 def _base_url(url: str, scheme: str) -> str:

@@ -60,7 +60,7 @@ class Pool(Executor):
             times as fast.
         trust_code: unpickle results, so that workers can run any code in this process.
         data_dir: data folder of the coordinator of this machine.  Default:
-            ``SHOAL_DATA_DIR``, else the user's.
+            ``SHOAL_DATA_DIR``, that of the settings file, or the user's.
         cacert: PEM file with the certificates of trusted authorities.  Default:
             ``SHOAL_CACERT``, else the system's.
 

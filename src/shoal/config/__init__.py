@@ -5,7 +5,7 @@ from pathlib import Path
 
 import platformdirs
 
-from shoal.config.loader import flag, setting
+from shoal.config.loader import USER_FILE, flag, load, setting
 from shoal.domain.errors import ConfigError
 
 USER_DATA = platformdirs.user_data_path("shoal", appauthor=False)
@@ -347,6 +347,15 @@ class JoinConfig:
         "CODE",
         secret=True,
     )
+
+
+def data_folder() -> Path:
+    """Return the data folder of this machine's coordinator, as its settings name it.
+
+    These are the variable ``SHOAL_DATA_DIR`` and the user's settings file.  Raises
+    ConfigError.
+    """
+    return load(ServeConfig, "serve", {}, USER_FILE).data_dir
 
 
 def check_x402(config: X402Config) -> None:

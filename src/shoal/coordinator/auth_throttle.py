@@ -36,6 +36,7 @@ class CredentialKind(Enum):
     JOIN_TOKEN = "join tokens"
     PASSCODE = "passcodes or fleet tokens"
     PAIRING_CODE = "pairing codes"
+    SIGN_IN_CODE = "sign-in codes"
 
 
 @dataclass(slots=True)

@@ -48,8 +48,12 @@ class CredentialCache(Generic[C]):
 
     def by_secret(self, secret: str) -> C | None:
         """Return the credential with this secret, even if it has ended."""
+        return self.by_digest(digest_of(secret))
+
+    def by_digest(self, digest: bytes) -> C | None:
+        """Return the credential whose secret has this digest, even if it has ended."""
         # Timing reveals something about digests, and digests reveal no secret.
-        id_ = self._by_digest.get(digest_of(secret))
+        id_ = self._by_digest.get(digest)
         return None if id_ is None else self._by_id[id_]
 
     def by_id(self, id_: str) -> C | None:

@@ -1,4 +1,4 @@
-"""API keys and join tokens, and their limits and usage.
+"""API keys, their sessions in browsers, and join tokens; their limits and usage.
 
 Only digests are stored.  Keys are long and random, so a plain SHA-256 is enough: a slow
 hash protects only guessable secrets.
@@ -28,16 +28,24 @@ _FINGERPRINT = re.compile(r"(.*)\.sha256-([A-Za-z0-9_-]{43})", re.ASCII | re.DOT
 
 
 class Scope(Enum):
-    """The permissions of a key; each includes those before it."""
+    """The permissions of a key."""
 
     READ = "read"  # read models, workers and one's own jobs
     USE = "use"  # submit jobs
+    MONITOR = "monitor"  # read what belongs to all keys
     ADMIN = "admin"  # create and revoke keys, and read and cancel all jobs
 
     def covers(self, needed: "Scope") -> bool:
         """Return whether this scope includes ``needed``."""
-        order = list(Scope)
-        return order.index(self) >= order.index(needed)
+        return needed in _INCLUDED[self]
+
+
+_INCLUDED = {
+    Scope.READ: frozenset({Scope.READ}),
+    Scope.USE: frozenset({Scope.READ, Scope.USE}),
+    Scope.MONITOR: frozenset({Scope.READ, Scope.MONITOR}),
+    Scope.ADMIN: frozenset(Scope),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +109,19 @@ class JoinToken:
 
 
 @dataclass(frozen=True, slots=True)
+class BrowserSession:
+    """A signed-in browser, which may do what a key may.
+
+    ``digest`` is that of its cookie's value, ``key_digest`` that of the key.  The
+    session ends at a Unix time, or before that with its key.
+    """
+
+    digest: bytes
+    key_digest: bytes
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class KeyUsage:
     """The usage of the keys of one name: in total, and today in UTC."""
 
@@ -123,7 +144,7 @@ def day_of(at: float) -> int:
 
 
 def digest_of(secret: str) -> bytes:
-    """Return the SHA-256 of a key or token, 32 bytes."""
+    """Return the SHA-256 of a key, token or cookie, 32 bytes."""
     # Bytes of a header that are not UTF-8 arrive as surrogates.
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 

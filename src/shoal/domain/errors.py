@@ -66,6 +66,10 @@ class KeyRevoked(Unauthorized):
     """The key was revoked."""
 
 
+class SessionEnded(Unauthorized):
+    """The browser is not signed in any more."""
+
+
 class Forbidden(ClientError):
     """The key is valid but lacks the permission."""
 

@@ -10,6 +10,7 @@ from aiohttp import web
 from shoal.domain.errors import ShoalError, release_frames
 from shoal.gateway.calls import CALLS_PATH
 from shoal.gateway.context import Gateway
+from shoal.gateway.dashboard.files import dashboard_files
 from shoal.gateway.error_forms import error_form, ollama_port_error_form
 from shoal.gateway.hosted_runs import HostedRuns
 from shoal.gateway.http import errors
@@ -37,6 +38,8 @@ SWITCHING_PROTOCOLS = 101
 NO_CONTENT = 204
 CLIENT_CLOSED = 499  # nginx's status for a client that left before the response
 
+NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
+
 OWN_WEBSOCKETS = (CALLS_PATH, RUNS_PATH)
 """Beginnings of the paths of operations that are WebSockets."""
 
@@ -53,6 +56,7 @@ def make_app(
     """
     metrics = PrometheusMetrics(gateway.hub.pool, gateway.calls)
     gateway.hub.subscribe(metrics.count_fact)
+    dashboard_files()  # read before the first request
     subscriptions = EventSubscriptions()
     gateway.hub.subscribe(subscriptions.on_fact)
     everyone = Strangers() if strangers is None else strangers
@@ -132,8 +136,12 @@ def _application(
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
         response.headers.update(record_of(request).headers)
         response.headers.update(gateway.pages.cors_headers(request.headers))
+        # What clients have stored is not run in the dashboard's name.
+        response.headers.update(NO_SNIFFING)
         if (caller := request.get(CALLER)) is not None:
             response.headers.update(caller.headers)
+            if caller.session is not None:
+                response.headers.setdefault("Cache-Control", "no-store")
 
     app = web.Application(middlewares=[answer])
     app[METRICS] = metrics

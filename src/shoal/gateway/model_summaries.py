@@ -51,7 +51,7 @@ def summarize_model(name: str, workers: Collection[Worker]) -> ModelSummary:
 
 def seen_by(caller: ApiCaller) -> str | None:
     """Return the owner whose models a caller sees; None: it sees all."""
-    return None if caller.has_scope(Scope.ADMIN) else caller.name
+    return None if caller.has_scope(Scope.MONITOR) else caller.name
 
 
 def model_summaries(pool: PoolState, owner: str | None) -> list[ModelSummary]:

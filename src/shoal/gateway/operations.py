@@ -14,7 +14,14 @@ from shoal.gateway.anthropic.message_answer import AnsweredMessage
 from shoal.gateway.anthropic.message_body import CountMessageTokens, CreateMessage
 from shoal.gateway.batches import endpoints as batches
 from shoal.gateway.batches import files
-from shoal.gateway.http.media_types import BYTES_TYPE, SSE_TYPE, TEXT_TYPE
+from shoal.gateway.dashboard import files as dashboard_files
+from shoal.gateway.dashboard import sign_in
+from shoal.gateway.http.media_types import (
+    BYTES_TYPE,
+    HTML_TYPE,
+    SSE_TYPE,
+    TEXT_TYPE,
+)
 from shoal.gateway.http.operation import Authorized, Operation, opened
 from shoal.gateway.jobs import endpoints as jobs
 from shoal.gateway.jobs import events, pairing, receipts, submit_job
@@ -45,7 +52,8 @@ read_open = partial(read, open_wire="dispatch")
 use_open = partial(use, open_wire="dispatch")
 read_list = partial(read, lists=True)
 read_list_open = partial(read_open, lists=True)
-admin_list = partial(admin, lists=True)
+monitor = partial(Authorized, Scope.MONITOR)
+monitor_list = partial(monitor, lists=True)
 
 # Patterns of parameters.
 ANYTHING = ".+"  # also slashes
@@ -376,18 +384,23 @@ ADMIN = (
         answer=status.CoordinatorStatus,
     ),
     Operation(
-        *("GET", "/admin/nodes", "List the nodes of fleets", admin(status.list_nodes)),
+        *(
+            "GET",
+            "/admin/nodes",
+            "List the nodes of fleets",
+            monitor(status.list_nodes),
+        ),
         answer=status.NodeList,
     ),
     Operation(
         *("GET", "/admin/models/{model}", "Find the peers that share a model"),
-        admin(models.find_model),
+        monitor(models.find_model),
         answer=models.ModelCopies,
         pattern=ANYTHING,
     ),
     Operation(
         *("GET", "/admin/workers/{name}", "Show a worker's state"),
-        admin(workers.show_worker),
+        monitor(workers.show_worker),
         answer=workers.SuspensionInfo,
     ),
     Operation(
@@ -440,7 +453,12 @@ ADMIN = (
         answer=admin_jobs.Explanation,
     ),
     Operation(
-        *("GET", "/admin/keys", "List the API keys", admin_list(credentials.list_keys)),
+        *(
+            "GET",
+            "/admin/keys",
+            "List the API keys",
+            monitor_list(credentials.list_keys),
+        ),
         answer=credentials.KeyList,
         query=credentials.CredentialQuery,
     ),
@@ -450,7 +468,8 @@ ADMIN = (
         body=credentials.NewKey,
     ),
     Operation(
-        *("GET", "/admin/keys/{name}", "Show an API key", admin(credentials.show_key)),
+        *("GET", "/admin/keys/{name}", "Show an API key"),
+        monitor(credentials.show_key),
         answer=credentials.KeyInfo,
     ),
     Operation(
@@ -465,7 +484,7 @@ ADMIN = (
     ),
     Operation(
         *("GET", "/admin/tokens", "List the join tokens"),
-        admin_list(credentials.list_tokens),
+        monitor_list(credentials.list_tokens),
         answer=credentials.TokenList,
         query=credentials.CredentialQuery,
     ),
@@ -494,6 +513,41 @@ MONITORING = (
 
 OLLAMA = ollama_operations("/ollama")
 
+DASHBOARD = (
+    Operation(
+        *("GET", "/", "The dashboard", dashboard_files.show_dashboard),
+        media=HTML_TYPE,
+        documented=False,
+    ),
+    Operation(
+        *("GET", "/dashboard/session", "Show who is signed in"),
+        read(sign_in.show_session),
+        answer=sign_in.SessionInfo,
+    ),
+    # A key or a code in the body is the credential.
+    Operation(
+        *("POST", "/dashboard/session", "Sign a browser in", sign_in.begin_session),
+        answer=sign_in.SessionInfo,
+        body=sign_in.NewSession,
+    ),
+    Operation(
+        *("DELETE", "/dashboard/session", "Sign a browser out", sign_in.end_session),
+        status=204,
+    ),
+    Operation(
+        *("POST", "/dashboard/links", "Create a link that signs in once"),
+        admin(sign_in.create_link),
+        answer=sign_in.DashboardLink,
+    ),
+    Operation(
+        *("GET", "/dashboard/{path}", "A file of the dashboard"),
+        dashboard_files.show_file,
+        media=TEXT_TYPE,
+        documented=False,
+        pattern=ANYTHING,
+    ),
+)
+
 GRANDSAGE = (
     # It authorizes by itself: its errors have status 200.  Its answer is no JSON.
     Operation(
@@ -513,6 +567,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *RECEIPTS,
     *ADMIN,
     *MONITORING,
+    *DASHBOARD,
     *OLLAMA,
     *GRANDSAGE,
     *misdirected_operations({each.path for each in GRANDSAGE}),

@@ -3,24 +3,33 @@
 import asyncio
 import contextlib
 import os
+import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
+from typing import IO
 
+from shoal.config.file_lock import open_lock_file, try_lock
 from shoal.domain.errors import Unavailable
 from shoal.tasks.limits import BLOB_TIMEOUT, BLOBS_MAX
+
+PREFIX = "shoal-blobs-"
+LOCK_FILE = "lock"  # locked for as long as its worker lives
 
 
 class BlobCache:
     """Files in a temporary folder, named by the SHA-256 digests of their content.
 
     All processes map the same file, which is in memory once.  The least recently used
-    file is evicted first; a process that has it mapped keeps it.
+    file is evicted first; a process that has it mapped keeps it.  The folders of killed
+    workers are deleted.
     """
 
     def __init__(self, size_max: int = BLOBS_MAX) -> None:
         self._size_max = size_max
-        self._folder = TemporaryDirectory(prefix="shoal-blobs-")
+        _delete_abandoned()
+        self._folder, self._lock = _locked_folder()
         self._sizes: dict[bytes, int] = {}  # the latest used is last
         self._size = 0
         self._writing: dict[bytes, asyncio.Task[Path]] = {}
@@ -50,6 +59,7 @@ class BlobCache:
         """Delete everything."""
         if self._writing:
             await asyncio.wait([*self._writing.values()])
+        self._lock.close()  # Windows deletes no open file
         await asyncio.to_thread(self._folder.cleanup)
 
     async def _wait_for_blob(
@@ -98,3 +108,38 @@ class BlobCache:
 
     def _path(self, digest: bytes) -> Path:
         return Path(self._folder.name) / digest.hex()
+
+
+def _locked_folder() -> tuple[TemporaryDirectory[str], IO[bytes]]:
+    """Make a folder, and lock it."""
+    while True:
+        folder = TemporaryDirectory(prefix=PREFIX)
+        lock = open_lock_file(Path(folder.name) / LOCK_FILE)
+        try_lock(lock)
+        if os.path.exists(lock.name):
+            return folder, lock
+        lock.close()  # another worker deleted it before it was locked
+
+
+def _delete_abandoned() -> None:
+    """Delete the folders of this user's workers that run no more."""
+    for folder in Path(gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if _is_own(folder) and (folder / LOCK_FILE).exists():
+                _delete_unlocked(folder)
+
+
+def _delete_unlocked(folder: Path) -> None:
+    with open_lock_file(folder / LOCK_FILE) as lock:
+        if not try_lock(lock):
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)  # on Windows, the lock file was left
+
+
+def _is_own(folder: Path) -> bool:
+    """Say whether a folder is this user's, and no link: others may write beside it."""
+    if os.name == "nt":  # each user has a temporary folder
+        return folder.is_dir()
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()

@@ -26,6 +26,7 @@ EXAMPLES: list[tuple[ShoalError, int, str]] = [
     (errors.Unauthorized("x"), 401, "invalid_api_key"),
     (errors.KeyExpired("x"), 401, "expired_api_key"),
     (errors.KeyRevoked("x"), 401, "revoked_api_key"),
+    (errors.SessionEnded("x"), 401, "session_ended"),
     (errors.Forbidden("x"), 403, "insufficient_permissions"),
     (errors.NotFound("x"), 404, "not_found"),
     (errors.UnknownModel("x"), 404, "model_not_found"),

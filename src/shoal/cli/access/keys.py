@@ -29,10 +29,11 @@ def command() -> None:
 @click.argument("name")
 @click.option(
     "--scope",
-    type=click.Choice(("read", "use", "admin")),
+    type=click.Choice(("read", "use", "monitor", "admin")),
     default="use",
     show_default=True,
-    help="Rights of the key: read only, jobs as well, or administration too.",
+    help="Rights of the key: read what is its own, run jobs as well, read what belongs "
+    "to all keys (monitor), or everything.",
 )
 @click.option(
     "--expires",

@@ -64,6 +64,11 @@ class Machine:
         """The wires by which it is connected."""
         return _unique(each.partition(":")[0] for each in self.names)
 
+    @property
+    def is_away(self) -> bool:
+        """Whether it is not connected, and only orders name it."""
+        return bool(self.orders) and not (self.workers or self.peers)
+
     def is_called(self, name: str) -> bool:
         """Return whether ``name`` is one of its names, without a wire."""
         return name == self.title or name in self.ids

@@ -171,6 +171,7 @@ def _announce(
             "url": running.url,
             "api_key": running.api_key,
             "join": running.join_command,
+            "dashboard": running.dashboard,
             "ports": {"http": running.port, **_further_ports(running)},
         }
         if running.pinned_key:
@@ -188,6 +189,9 @@ def _announce(
         f"  base URL   {running.url}/v1\n"
         f"  API key    {running.api_key}\n"
         f"{_ollama_line(running, config)}\n"
+        f"Dashboard: {running.dashboard}\n"
+        f"  The link signs in once, within an hour; `shoal dashboard{where}` makes "
+        "another.\n\n"
         f"Add a machine:\n  {running.join_command}\n{_join_remark(config)}"
         f"  `shoal join-line{where}` prints this command again.\n\n"
         f"Chat with a model:\n  shoal chat{where}" + "".join(_trust_lines(running))

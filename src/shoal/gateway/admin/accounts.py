@@ -115,7 +115,7 @@ async def list_accounts(
     query = read_query(request, AccountQuery)
     books = gateway.hub.books
     names = [name for name in books.account_names() if _may_see(caller, name)]
-    everything = caller.has_scope(Scope.ADMIN)
+    everything = caller.has_scope(Scope.MONITOR)
     total = books.total() if everything else sum(map(books.balance, names))
     first = bisect_right(names, query.after)
     page = names[first : first + query.limit]
@@ -130,10 +130,10 @@ async def show_account(
 ) -> web.Response:
     name = _account_name(request)
     if not _may_see(caller, name):
-        raise Forbidden(f"{name} is not yours: this takes a key with the scope admin")
+        raise Forbidden(f"{name} is not yours: this takes a key with the scope monitor")
     account = await _account_detail(gateway, name, read_query(request, TransferQuery))
     known = account.transfers or account.standing or account.budget is not None
-    if not known and caller.has_scope(Scope.ADMIN):
+    if not known and caller.has_scope(Scope.MONITOR):
         raise NotFound(
             f"there is nothing on the account {name}: `shoal accounts ls`, or GET "
             "/admin/accounts, lists all"
@@ -180,7 +180,7 @@ def _account_name(request: web.Request, *, new: bool = False) -> str:
 
 def _may_see(caller: ApiCaller, name: str) -> bool:
     own = accounts.user_account(caller.name)
-    return caller.has_scope(Scope.ADMIN) or own in (name, accounts.parent(name))
+    return caller.has_scope(Scope.MONITOR) or own in (name, accounts.parent(name))
 
 
 async def _account_detail(

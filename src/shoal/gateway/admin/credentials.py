@@ -41,7 +41,7 @@ NewName = Annotated[
 ]
 Lifetime = Annotated[float, Meta(gt=0, le=LIFETIME_MAX)]
 KeyLimit = Annotated[int, Meta(ge=1, le=LIMIT_MAX)]
-ScopeName = Literal["read", "use", "admin"]
+ScopeName = Literal["read", "use", "monitor", "admin"]
 PriorityName = Literal["low", "normal", "high"]
 
 

@@ -112,9 +112,11 @@ async def list_jobs(
 ) -> web.Response:
     query = read_query(request, AdminJobQuery)
     owner = query.owner or None
-    if not caller.has_scope(Scope.ADMIN):
+    if not caller.has_scope(Scope.MONITOR):
         if owner not in (None, caller.name):
-            raise Forbidden("jobs of other keys: this takes a key with the scope admin")
+            raise Forbidden(
+                "jobs of other keys: this takes a key with the scope monitor"
+            )
         owner = caller.name
     states = frozenset({query.state} if query.state else ())
     before = await find_cursor(gateway, query.before or None, caller)
@@ -146,7 +148,7 @@ async def explain_job(
     run_id = request.match_info["id"]
     if members := await find_members(gateway, request, run_id, caller):
         course = await explain_run(gateway, request, run_id, members)
-        if not caller.has_scope(Scope.ADMIN):
+        if not caller.has_scope(Scope.MONITOR):
             course = [*map(without_keys, course)]
         return json_response(Explanation(JobId(run_id), course))
     stored = await _visible_job(gateway, request, caller)
@@ -160,7 +162,7 @@ async def explain_job(
         lines.append(f"still waiting: {no_worker_reason(pool, opened)}")
     if (delivery := await gateway.store.webhooks.state_of(stored.job.id)) is not None:
         lines.append(describe_delivery(delivery))
-    if not caller.has_scope(Scope.ADMIN):
+    if not caller.has_scope(Scope.MONITOR):
         lines = [*map(without_keys, lines)]  # of workers that did not get the job, too
     return json_response(Explanation(stored.job.id, lines))
 
@@ -185,15 +187,16 @@ async def _visible_job(
 ) -> StoredJob:
     """Return the requested job.
 
-    Raises NotFound, or Forbidden if it is another key's and the caller is not admin.
+    Raises NotFound, or Forbidden if it is another key's and the caller may not see all.
     """
     job_id = job_id_in(request)
     stored = await gateway.store.job(job_id)
     if stored is None:
         raise NotFound(f"there is no job {job_id}: it never was, or was pruned")
-    if stored.job.owner != caller.name and not caller.has_scope(Scope.ADMIN):
+    if stored.job.owner != caller.name and not caller.has_scope(Scope.MONITOR):
         raise Forbidden(
-            f"job {job_id} belongs to another key: this takes one with the scope admin"
+            f"job {job_id} belongs to another key: a key with the scope monitor sees "
+            "it, and one with the scope admin cancels it"
         )
     return stored
 

@@ -24,15 +24,16 @@ async def find_members(
 ) -> Sequence[StoredJob]:
     """Return the jobs of a run's members; none: there is no such run of the caller.
 
-    Raises Forbidden if it is another key's and the caller is not admin.
+    Raises Forbidden if it is another key's and the caller may not see all.
     """
     if len(run_id) != ID_SIZE:
         return ()
     hosted = request.app[RUNS].find(run_id)
     owner = caller.name if hosted is None else hosted.owner
-    if owner != caller.name and not caller.has_scope(Scope.ADMIN):
+    if owner != caller.name and not caller.has_scope(Scope.MONITOR):
         raise Forbidden(
-            f"run {run_id} belongs to another key: this takes one with the scope admin"
+            f"run {run_id} belongs to another key: a key with the scope monitor sees "
+            "it, and one with the scope admin cancels it"
         )
     found: list[StoredJob] = []
     for node in range(GANG_MAX):

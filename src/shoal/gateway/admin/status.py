@@ -213,7 +213,7 @@ async def show_status(
 ) -> web.Response:
     pool, why_not = gateway.hub.pool, gateway.hub.unavailable_reason
     failure = gateway.hub.store_health.failure
-    if failure is not None and caller.has_scope(Scope.ADMIN):
+    if failure is not None and caller.has_scope(Scope.MONITOR):
         why_not = failure.located
     running = len(pool.jobs) - pool.queued
     status = CoordinatorStatus(
@@ -240,7 +240,7 @@ async def show_status(
         [_relay_status(wire, relay) for wire, relay in gateway.relays],
         dict(gateway.unencrypted),
     )
-    if not caller.has_scope(Scope.ADMIN):
+    if not caller.has_scope(Scope.MONITOR):
         status = _as_seen_by(caller, status)
     return json_response(status)
 

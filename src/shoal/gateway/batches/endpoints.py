@@ -180,7 +180,7 @@ async def _owned(gateway: Gateway, batch_id: str, caller: ApiCaller) -> StoredBa
     """Return a batch that the caller may see.  Raises NotFound."""
     found = await gateway.store.batches.find(batch_id)
     mine = found is not None and found.owner == caller.name
-    if found is None or not (mine or caller.has_scope(Scope.ADMIN)):
+    if found is None or not (mine or caller.has_scope(Scope.MONITOR)):
         raise NotFound(f"there is no batch {batch_id[:64]}")
     return found
 

@@ -165,7 +165,7 @@ async def owned_file(gateway: Gateway, file_id: str, caller: ApiCaller) -> Store
     """Return a file that the caller may read.  Raises NotFound."""
     found = await gateway.files.find(file_id, gateway.clock.wall())
     mine = found is not None and found.owner == caller.name
-    if found is None or not (mine or caller.has_scope(Scope.ADMIN)):
+    if found is None or not (mine or caller.has_scope(Scope.MONITOR)):
         raise _not_found(file_id)
     return found
 

@@ -14,6 +14,7 @@ from shoal.coordinator.credential_cache import CredentialCache
 from shoal.coordinator.hub import Hub
 from shoal.coordinator.spot_checks import CHECK_OWNER
 from shoal.domain.credentials import (
+    BrowserSession,
     Key,
     Scope,
     day_of,
@@ -26,6 +27,7 @@ from shoal.domain.errors import (
     Forbidden,
     KeyExpired,
     KeyRevoked,
+    SessionEnded,
     Unauthorized,
 )
 from shoal.domain.ids import JobId, WorkerId
@@ -49,6 +51,7 @@ from shoal.gateway.http.authentication import (
     carries_key,
     is_local,
 )
+from shoal.gateway.http.browser_sessions import BrowserSessions
 from shoal.gateway.http.list_limits import ListLimits
 from shoal.gateway.http.quotas import (
     DetachedReservations,
@@ -88,10 +91,14 @@ Pay: TypeAlias = Callable[[Job], Awaitable[Job]]
 
 @dataclass(frozen=True, slots=True)
 class ApiCaller:
-    """The sender of a request; ``headers`` are added to the response."""
+    """The sender of a request; ``headers`` are added to the response.
+
+    ``session`` is that of its browser, if that is what authorized it.
+    """
 
     key: Key
     headers: dict[str, str] = field(default_factory=dict)
+    session: BrowserSession | None = None
 
     @property
     def name(self) -> str:
@@ -123,9 +130,11 @@ class Access:
         *,
         open_loopback: bool = False,
         failures: AuthThrottle | None = None,
+        sessions: BrowserSessions | None = None,
     ) -> None:
         """``failures`` is shared with those who check other kinds of secrets."""
         self.keyring = keyring
+        self.sessions = sessions or BrowserSessions()
         self._hub = hub
         self._clock = clock
         self._store = store
@@ -151,15 +160,40 @@ class Access:
         Raises Unauthorized (for ``exact``, see ``Keyring.authenticate``), Forbidden, or
         TooManyFailures.
         """
-        caller = ApiCaller(await self._authenticate(request, anonymous, exact=exact))
-        request[CALLER] = caller
-        http_server.admit(request)
+        caller = await self._authenticate(request, anonymous, exact=exact)
+        self._admit(request, caller)
         if not caller.has_scope(needed):
             raise Forbidden(
                 f"the API key {caller.name} has the scope {caller.key.scope.value}; "
                 f"this takes one with the scope {needed.value}"
             )
         return caller
+
+    async def sign_in(
+        self, request: web.Request, value: str, *, api_key: str = "", code: str = ""
+    ) -> ApiCaller:
+        """Begin the session of a browser, by a key or by the code of a one-time link.
+
+        ``value`` is the new random value of its cookie.
+
+        Raises Unauthorized, TooManyFailures.
+        """
+        if code:
+            key = await self._redeem(request, code)
+        else:
+            key = await self._check_key(request, f"Bearer {api_key}")
+        at = self._clock.wall()
+        if (before := self.sessions.find(request, at)) is not None:
+            await self.sessions.end(before)
+        caller = ApiCaller(key, session=await self.sessions.begin(value, key, at))
+        self._admit(request, caller)
+        return caller
+
+    async def sign_out(self, request: web.Request) -> None:
+        """End the session of a browser, if it has one."""
+        session = self.sessions.find(request, self._clock.wall())
+        if session is not None:
+            await self.sessions.end(session)
 
     def caller_of(self, owner: str) -> ApiCaller:
         """Return the caller of jobs that run without a request of their owner.
@@ -177,7 +211,9 @@ class Access:
         """
         if not carries_key(request.headers):
             address = request.remote or ""
-            return self._open_loopback and is_local(address, request.headers)
+            if self._open_loopback and is_local(address, request.headers):
+                return True
+            return self.sessions.find(request, self._clock.wall()) is not None
         try:
             authorization = authorization_in(request.headers)
             self.keyring.authenticate(authorization, self._clock.wall())
@@ -245,8 +281,14 @@ class Access:
             yield
 
     def ensure_active(self, caller: ApiCaller) -> None:
-        """Raise KeyRevoked if an authorized caller's key has been revoked since."""
+        """Raise KeyRevoked if an authorized caller's key has been revoked since.
+
+        Raises SessionEnded if its browser has been signed out.
+        """
         self.keyring.ensure_active(caller.key)
+        session = caller.session
+        if session and not self.sessions.is_open(session, self._clock.wall()):
+            raise _session_ended()
 
     async def revoke(self, key: Key) -> Key:
         """Revoke a key and cancel its jobs; return the revoked key.
@@ -264,6 +306,7 @@ class Access:
         """Forget keys that were revoked or expired ``before`` a Unix time."""
         book = self.keyring.cache
         book.drop_ended(before)
+        self.sessions.drop_ended(self._clock.wall())
         self._limiters.retain(key.id for key in book)
         self._lists.retain({*(key.name for key in book), *RESERVED_NAMES})
 
@@ -290,20 +333,46 @@ class Access:
         delay = self._failures.record_failure(kind, request.remote or "", now)
         await asyncio.sleep(delay)
 
+    def _admit(self, request: web.Request, caller: ApiCaller) -> None:
+        request[CALLER] = caller
+        http_server.admit(request)
+
     async def _authenticate(
         self, request: web.Request, anonymous: Key | None, *, exact: bool
-    ) -> Key:
+    ) -> ApiCaller:
         authorization = authorization_in(request.headers)
-        address = request.remote or ""
-        if (
-            self._open_loopback
-            and authorization is None
-            and is_local(address, request.headers)
-        ):
-            return LOOPBACK_KEY
-        if anonymous is not None and authorization is None:
-            return anonymous
-        kind = CredentialKind.API_KEY
+        if authorization is not None:
+            return ApiCaller(await self._check_key(request, authorization, exact=exact))
+        if (signed_in := self._signed_in(request)) is not None:
+            return signed_in
+        if self._open_loopback and is_local(request.remote or "", request.headers):
+            return ApiCaller(LOOPBACK_KEY)
+        if anonymous is not None:
+            return ApiCaller(anonymous)
+        return ApiCaller(await self._check_key(request, None, exact=exact))
+
+    def _signed_in(self, request: web.Request) -> ApiCaller | None:
+        """Return the caller of a browser's session, if the request has one.
+
+        Raises KeyExpired or KeyRevoked, which ended it, and Forbidden if the request
+        may come from the page of another site.
+        """
+        at = self._clock.wall()
+        session = self.sessions.find(request, at)
+        if session is None:
+            return None
+        self.sessions.check_page(request)
+        key = self.keyring.by_digest(session.key_digest, at)
+        return ApiCaller(key, session=session)
+
+    async def _check_key(
+        self, request: web.Request, authorization: str | None, *, exact: bool = False
+    ) -> Key:
+        """Return the key that is presented; count a wrong one as a guess.
+
+        Raises Unauthorized, TooManyFailures.
+        """
+        kind, address = CredentialKind.API_KEY, request.remote or ""
         _, _, sent = (authorization or "").partition(" ")
         # Bare: a fingerprint would make a guess look like a random key.
         secret, _ = without_fingerprint(sent.strip())
@@ -318,6 +387,22 @@ class Access:
             if authorization:
                 await self._record_failure(kind, request)
             raise
+
+    async def _redeem(self, request: web.Request, code: str) -> Key:
+        """Return the key of a one-time link's code; count a wrong one as a guess.
+
+        Raises Unauthorized, TooManyFailures.
+        """
+        kind, at = CredentialKind.SIGN_IN_CODE, self._clock.wall()
+        self._failures.check(kind, request.remote or "", self._clock.now(), code)
+        digest = self.sessions.codes.redeem(code, at)
+        if digest is None:
+            await self._record_failure(kind, request)
+            raise Unauthorized(
+                "the link has been used, or has expired: `shoal dashboard` prints "
+                "another one"
+            )
+        return self.keyring.by_digest(digest, at)
 
     async def _reserve(
         self, limiter: KeyLimiter, work: Work, caller: ApiCaller
@@ -374,6 +459,10 @@ class _KeyReader:
             self._keyring.ensure_active(self._key)  # a clearer error
             raise
         return self.ended
+
+
+def _session_ended() -> SessionEnded:
+    return SessionEnded("the browser was signed out: sign in again")
 
 
 def _estimated_tokens(work: Work) -> int:

@@ -1,4 +1,7 @@
-"""Authenticates callers: by API key, or as a program on this machine."""
+"""Authenticates callers: by API key, or as a program on this machine.
+
+Browsers that are signed in are those of ``browser_sessions``.
+"""
 
 from collections.abc import Collection, Mapping
 
@@ -8,7 +11,7 @@ from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.addresses import is_loopback, is_own_host
 from shoal.domain.credentials import Key, Scope, digest_of, without_fingerprint
 from shoal.domain.errors import ConfigError, KeyExpired, KeyRevoked, Unauthorized
-from shoal.gateway.http.pages import host_name
+from shoal.gateway.http.pages import OWN_SITES, host_name
 
 AUTHORIZATION = "Authorization"
 BARE_KEY = "x-api-key"
@@ -104,11 +107,15 @@ class Keyring:
                 "incorrect API key: `shoal serve` prints the first one when it "
                 "starts, `shoal keys create` makes others"
             )
-        self.ensure_active(key)
-        if key.expires_at is not None and at >= key.expires_at:
-            raise KeyExpired(
-                f"the API key {key.name} has expired: ask the operator for a new one"
-            )
+        self._check_validity(key, at)
+        return key
+
+    def by_digest(self, digest: bytes, at: float) -> Key:
+        """Return the valid key with a digest at a Unix time.  Raises Unauthorized."""
+        key = self._first.get(digest) or self.cache.by_digest(digest)
+        if key is None:
+            raise KeyRevoked(REVOKED)  # long ago, or it was a first key
+        self._check_validity(key, at)
         return key
 
     def of_owner(self, name: str, at: float) -> Key:
@@ -127,11 +134,16 @@ class Keyring:
         if now is not None and now.revoked_at is not None:
             raise KeyRevoked(f"{REVOKED} ({key.name}): ask the operator for a new one")
 
+    def _check_validity(self, key: Key, at: float) -> None:
+        self.ensure_active(key)
+        if key.expires_at is not None and at >= key.expires_at:
+            raise KeyExpired(
+                f"the API key {key.name} has expired: ask the operator for a new one"
+            )
+
 
 FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 """Headers of proxies: behind a local one, every client comes from 127.0.0.1."""
-
-OWN_SITES = frozenset({"same-origin", "none"})
 
 
 def is_local(address: str, headers: CIMultiDictProxy[str]) -> bool:

@@ -26,6 +26,9 @@ PREFLIGHT_SECONDS = 7200  # that a browser may remember an answer; its own maxim
 METHODS = "GET, POST, DELETE"
 EXPOSED = "*, x-request-id, x-shoal-job, x-shoal-worker, x-shoal-attempts, Retry-After"
 
+OWN_SITES = frozenset({"same-origin", "none"})
+"""What browsers say in ``Sec-Fetch-Site`` of a coordinator's own pages, and of none."""
+
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
 
@@ -71,6 +74,28 @@ class PagePolicy:
             )
         if not self.allows_page(headers):
             raise _page_refused(headers)
+
+    def check_own_page(self, headers: CIMultiDictProxy[str]) -> None:
+        """Raise Forbidden if a request may come from a page of another site.
+
+        An allowed page is one of those: it has to have a key of its own.
+        """
+        if not self.names_us(headers):
+            raise Forbidden(
+                f"{_shown(headers, 'Host')} is no name of this coordinator: browsers "
+                "sign in at its addresses and its own names only; its operator adds a "
+                "name with `shoal serve --allowed-host NAME`"
+            )
+        host = headers.get("Host", "").lower()
+        own = (f"http://{host}", f"https://{host}")
+        if headers.get("Sec-Fetch-Site", "none") not in OWN_SITES or any(
+            origin.lower() not in own for origin in headers.getall("Origin", [])
+        ):
+            raise Forbidden(
+                f"web pages of {_shown(headers, 'Origin')} may not use the session of "
+                f"a browser at {ascii(host)[1:-1]}; a reverse proxy has to pass on the "
+                "header Host"
+            )
 
     def cors_headers(self, headers: CIMultiDictProxy[str]) -> Mapping[str, str]:
         """Return the headers that let an allowed page of another site read an answer.
@@ -129,14 +154,23 @@ def page_policy(
 
 def host_name(host: str) -> str | None:
     """Return the name in a ``Host`` header, in lower case; None if it is malformed."""
+    return _name_and_port(host)[0]
+
+
+def host_port(host: str) -> int | None:
+    """Return the port in a ``Host`` header; None: that of the scheme, or malformed."""
+    return _name_and_port(host)[1]
+
+
+def _name_and_port(host: str) -> tuple[str | None, int | None]:
     try:
         parts = urlsplit(f"//{host}")
-        name, _ = parts.hostname, parts.port  # the port raises if it is none
+        name, port = parts.hostname, parts.port  # the port raises if it is none
     except ValueError:
-        return None
+        return None, None
     if parts.netloc != host or "@" in host:
-        return None
-    return name
+        return None, None
+    return name, port
 
 
 def _is_address(name: str) -> bool:

@@ -80,7 +80,7 @@ async def list_receipts(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     query = read_query(request, ReceiptQuery)
-    owner = None if caller.has_scope(Scope.ADMIN) else caller.name
+    owner = None if caller.has_scope(Scope.MONITOR) else caller.name
     before = None if query.before is msgspec.UNSET else query.before
     filed = await gateway.store.ledger.recent_receipts(owner, query.limit, before)
     more = filed[-1].index if len(filed) == query.limit else None
@@ -129,11 +129,12 @@ async def export_bundle(
     ledger = gateway.store.ledger
     stored = await gateway.store.job(job_id)
     owner = await ledger.receipt_owner(job_id) if stored is None else stored.job.owner
-    if not (owner == caller.name or caller.has_scope(Scope.ADMIN)):
+    if not (owner == caller.name or caller.has_scope(Scope.MONITOR)):
         if owner is None:
             raise NotFound(f"there is no receipt for job {job_id}")
         raise Forbidden(
-            f"job {job_id} belongs to another key: this takes one with the scope admin"
+            f"job {job_id} belongs to another key: this takes one with the scope "
+            "monitor"
         )
     filed = await ledger.receipts_of(job_id)
     if not filed:

@@ -77,7 +77,7 @@ async def find_response(
         stored = await gateway.store.job(job_id_of(response_id))
     found = None if stored is None else _stored_response(gateway, stored)
     mine = found is not None and found.owner == caller.name
-    if found is None or not (mine or (not own and caller.has_scope(Scope.ADMIN))):
+    if found is None or not (mine or (not own and caller.has_scope(Scope.MONITOR))):
         raise NotFound(
             f"there is no response {response_id[:80]!r}: it never was, was not stored, "
             "or was deleted"

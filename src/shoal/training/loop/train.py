@@ -1,6 +1,5 @@
 """``shoal.train``: trains a model on all ranks of a group."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from shoal.config import USER_DATA
+from shoal.config import data_folder
 from shoal.domain.errors import ShoalError
 from shoal.tasks.progress import progress
 from shoal.training.checkpoints.group_checkpoints import GroupCheckpoints
@@ -107,7 +106,7 @@ def train(
     with ExitStack() as stack:
         if group is None:
             group = stack.enter_context(group_of_environment())
-        data = Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA)
+        data = data_folder()
         lent = stack.enter_context(closing(LentShare(data)))
         buckets = stack.enter_context(
             closing(GradientBuckets(model.parameters(), group, compression=compression))

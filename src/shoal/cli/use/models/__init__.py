@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from shoal.cli.terminal import console, format_peer, print_table, printable
 from shoal.cli.use.models import pull
 from shoal.cli.use.models.source import CopySource, download_from, model_wire
 from shoal.cli.worker.join_target import direct_address
-from shoal.config import USER_DATA
+from shoal.config import data_folder
 from shoal.domain.errors import ConfigError, InvalidRequest
 from shoal.models.download import DownloadedModel, DownloadRequest
 from shoal.models.library import StoredModel, stored_model, stored_models
@@ -280,12 +279,8 @@ def _model_name(name: str) -> str:
         raise ConfigError(str(error)) from error
 
 
-def _data_folder() -> Path:
-    return Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA)
-
-
 def _models_folder(given: Path | None) -> Path:
-    return (given or _data_folder() / MODELS).expanduser()
+    return (given or data_folder() / MODELS).expanduser()
 
 
 def _print_stored(stored: StoredModel) -> None:

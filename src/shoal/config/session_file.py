@@ -1,0 +1,70 @@
+"""The file that keeps browsers signed in while the coordinator restarts.
+
+It holds digests alone: who reads it cannot make a cookie of it.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from shoal.config.private_files import open_private
+from shoal.domain.credentials import BrowserSession
+
+FILE = "browser-sessions.json"
+SIZE_MAX = 1 << 20  # bytes
+
+
+class SessionFile:
+    """The sessions of browsers in a data directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+
+    def read(self) -> list[BrowserSession]:
+        """Return the sessions; none if there is no file.
+
+        Raises OSError, and ValueError if the file is damaged.
+        """
+        try:
+            with self.path.open("rb") as kept:
+                text = kept.read(SIZE_MAX)
+        except FileNotFoundError:
+            return []
+        try:
+            return [
+                BrowserSession(
+                    bytes.fromhex(each["session"]),
+                    bytes.fromhex(each["key"]),
+                    float(each["expires_at"]),
+                )
+                for each in json.loads(text)
+            ]
+        except (KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"it has no sessions: {error}") from error
+
+    def write(self, sessions: Iterable[BrowserSession]) -> None:
+        """Replace the file.  Raises OSError; then there is no file.
+
+        Sessions that have ended would otherwise begin again at the next start.
+        """
+        rows = [
+            {
+                "session": each.digest.hex(),
+                "key": each.key_digest.hex(),
+                "expires_at": each.expires_at,
+            }
+            for each in sessions
+        ]
+        part = self.path.with_suffix(".part")
+        try:
+            # Atomic: a coordinator that is killed leaves the old file or the new one.
+            with open(part, "w", encoding="utf-8", opener=open_private) as new:
+                json.dump(rows, new)
+                new.flush()
+                os.fsync(new.fileno())
+            os.replace(part, self.path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
+            raise
