@@ -33,7 +33,7 @@ REFUSED = re.compile(rb"HTTP/\d\.\d 4")
 ANSWERED = re.compile(rb"HTTP/\d\.\d [24]")
 
 GARBAGE = {
-    "HTTP/0.9": b"GET /\r\n",
+    "HTTP/0.9": b"GET /none\r\n",
     "HTTP/0.9 with a path": b"GET /v1/models\r\n\r\n",
     "HTTP/2 without asking": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "HTTP/9.9": request("GET / HTTP/9.9", AUTH),

@@ -33,13 +33,14 @@ KEY = Key("key_1", "alice", digest_of("sk"), "", Scope.USE, 0.0)
 
 
 def test_scope_includes_lower_scopes() -> None:
-    covered = [[each for each in Scope if scope.covers(each)] for scope in Scope]
+    covered = {scope: {each for each in Scope if scope.covers(each)} for scope in Scope}
 
-    assert covered == [
-        [Scope.READ],
-        [Scope.READ, Scope.USE],
-        [Scope.READ, Scope.USE, Scope.ADMIN],
-    ]
+    assert covered == {
+        Scope.READ: {Scope.READ},
+        Scope.USE: {Scope.READ, Scope.USE},
+        Scope.MONITOR: {Scope.READ, Scope.MONITOR},
+        Scope.ADMIN: {*Scope},
+    }
 
 
 @pytest.mark.parametrize("name", ["a", "Alice", "ci-7.2_x", "me@example.org", "9" * 64])
