@@ -58,6 +58,7 @@ monitor_list = partial(monitor, lists=True)
 
 # Patterns of parameters.
 ANYTHING = ".+"  # also slashes
+DASHBOARD_FILE = "(?!session$|links$).+"  # not the dashboard's own paths
 PUBLIC_KEY = "(?!create$|claim$|list$)[^{}/]+"  # not the API's other paths
 
 OPENAI = (
@@ -560,7 +561,7 @@ DASHBOARD = (
         dashboard_files.show_file,
         media=TEXT_TYPE,
         documented=False,
-        pattern=ANYTHING,
+        pattern=DASHBOARD_FILE,
     ),
 )
 
