@@ -50,10 +50,7 @@ function useRoute() {
   useEffect(() => {
     const changed = () => setRoute(routeOf(location.hash));
     addEventListener("hashchange", changed);
-<<<<<<< HEAD
-=======
     changed(); // it may have changed since the first rendering
->>>>>>> a2
     return () => removeEventListener("hashchange", changed);
   }, []);
   return route;
