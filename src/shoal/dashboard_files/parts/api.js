@@ -1,0 +1,106 @@
+// Requests to the coordinator.  The session's cookie authorizes them.
+
+const PAGE = { "x-shoal-page": "1" }; // what only a page of this coordinator can send
+
+/** An error of a request; `status` is 0 if the coordinator did not answer. */
+export class ApiError extends Error {
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+let onSignedOut = () => {};
+
+/** Calls `handler` whenever a request fails because the session has ended. */
+export function whenSignedOut(handler) {
+  onSignedOut = handler;
+}
+
+async function send(method, path, body, { signal, headers } = {}) {
+  const unsafe = method !== "GET";
+  const json = body !== undefined && !(body instanceof FormData || body instanceof Blob);
+  let response;
+  try {
+    response = await fetch(path, {
+      method,
+      signal,
+      credentials: "same-origin",
+      headers: {
+        ...(unsafe ? PAGE : {}),
+        ...(json ? { "content-type": "application/json" } : {}),
+        ...headers,
+      },
+      body: json ? JSON.stringify(body) : body,
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "unreachable",
+      "The coordinator does not answer. Check that `shoal serve` runs and that this device reaches it.");
+  }
+  if (!response.ok) throw await errorOf(response, path);
+  return response;
+}
+
+async function errorOf(response, path) {
+  let detail = {};
+  try {
+    const body = await response.json();
+    detail = typeof body.error === "string" ? { message: body.error } : body.error || {};
+  } catch { /* not JSON: the status has to do */ }
+  if (response.status === 401 && !path.startsWith("/dashboard/session")) onSignedOut();
+  return new ApiError(response.status, detail.code || "",
+    detail.message || `The request failed with status ${response.status}.`);
+}
+
+async function parsed(response) {
+  if (response.status === 204) return null;
+  const type = response.headers.get("content-type") || "";
+  return type.includes("json") ? response.json() : response.text();
+}
+
+/** The data of the server-sent events in a response's body, as text. */
+export async function* eventsOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let data = [];
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split(/\r\n|\n|\r(?!$)/);
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line === "" && data.length) {
+          yield data.join("\n");
+          data = [];
+        } else if (line.startsWith("data:")) {
+          data.push(line.slice(line[5] === " " ? 6 : 5));
+        }
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+export const api = {
+  get: async (path, options) => parsed(await send("GET", path, undefined, options)),
+  post: async (path, body, options) => parsed(await send("POST", path, body, options)),
+  put: async (path, body, options) => parsed(await send("PUT", path, body, options)),
+  delete: async (path, options) => parsed(await send("DELETE", path, undefined, options)),
+
+  /**
+   * Posts a body and yields the parsed data of each server-sent event, until `[DONE]` or the end.
+   * `onResponse` gets the response before the first event, for its headers.
+   */
+  async *stream(path, body, { signal, headers, onResponse } = {}) {
+    const response = await send("POST", path, body, { signal, headers });
+    onResponse?.(response);
+    for await (const data of eventsOf(response)) {
+      if (data === "[DONE]") return;
+      yield JSON.parse(data);
+    }
+  },
+};

@@ -1,0 +1,51 @@
+// What needs a human: the most urgent first.  A pure function of the status.
+
+import { plural } from "./format.js";
+import { NOT_ADMITTED, PENDING } from "./machines.js";
+
+const HOT = new Set(["serious", "critical"]);
+
+/** `[{tone, text, action, href}]`; empty: nothing needs anybody. */
+export function attention(status, machines) {
+  const found = [];
+  const add = (tone, text, action, href) => found.push({ tone, text, action, href });
+  if (!status.ready) add("bad", `No jobs are accepted: ${status.why_not}`, "See events", "#/events");
+  const inState = (state) => machines.filter((each) => each.states.includes(state));
+  const pending = inState(PENDING);
+  if (pending.length) {
+    add("warn", pending.length === 1 ? `${pending[0].name} waits for approval`
+      : `${plural(pending.length, "machine")} wait for approval`, "Review", "#/nodes?state=pending");
+  }
+  const refused = inState(NOT_ADMITTED);
+  if (refused.length) {
+    const why = refused.flatMap((each) => each.remarks)[0];
+    add("bad", refused.length === 1 ? `${refused[0].name} is not admitted${why ? `: ${why}` : ""}`
+      : `${plural(refused.length, "machine")} are not admitted${why ? `, such as: ${why}` : ""}`,
+    "Show", "#/nodes?state=not+admitted");
+  }
+  if (!status.workers.length) {
+    add("warn", pending.length ? "No machine runs jobs until one is approved"
+      : "No machine has joined yet", "Add a machine", "#/nodes?join");
+  } else if (status.workers.every((each) => each.suspension || each.draining || each.unfit)) {
+    add("bad", "No machine takes jobs: all are paused, leaving or unfit", "Show", "#/nodes");
+  } else if (status.jobs.queued && status.workers.every((each) => each.busy >= each.slots)) {
+    add("info", `${plural(status.jobs.queued, "job")} queued: all slots are busy`, "Show jobs",
+      "#/jobs?state=queued");
+  }
+  const hot = machines.filter((each) => each.workers.some((worker) => HOT.has(worker.thermal)));
+  if (hot.length) {
+    add("warn", hot.length === 1 ? `${hot[0].name} is too hot and slows down`
+      : `${plural(hot.length, "machine")} are too hot and slow down`, "Show", "#/nodes?state=hot");
+  }
+  const excluded = machines.filter((each) => each.workers.some((worker) => worker.points >= 3));
+  if (excluded.length) {
+    add("warn", `${plural(excluded.length, "machine")} excluded for a day by penalty points`,
+      "Show", "#/nodes");
+  }
+  const open = status.relays.filter((each) => each.open);
+  if (open.length) add("warn", "The relay is open: any node may use it", "Show", "#/nodes");
+  for (const [wire, peers] of Object.entries(status.unencrypted)) {
+    add("warn", `Connections without encryption (${wire}): ${peers}`, "", "");
+  }
+  return found;
+}

@@ -1,0 +1,6 @@
+import { html } from "../vendor/preact.js";
+import { Head } from "../parts/ui.js";
+
+export default function View() {
+  return html`<${Head} title="Keys" />`;
+}
