@@ -47,5 +47,6 @@ export function attention(status, machines) {
   for (const [wire, peers] of Object.entries(status.unencrypted)) {
     add("warn", `Connections without encryption (${wire}): ${peers}`, "", "");
   }
-  return found;
+  const urgency = ["bad", "warn", "info"];
+  return found.sort((a, b) => urgency.indexOf(a.tone) - urgency.indexOf(b.tone));
 }

@@ -1,0 +1,63 @@
+// How a machine joins: the command to copy, and its QR code.
+
+import { html, useState } from "../vendor/preact.js";
+import { api } from "./api.js";
+import { CopyField, Dialog, ErrorNote, Icon, Loading, useLoaded } from "./ui.js";
+
+/** The command of the coordinator's own join token; `bare`: without what surrounds it. */
+export function JoinPanel({ bare }) {
+  const [invitation, error, reload] = useLoaded(() => api.get("/admin/join"), []);
+  if (error) return html`<${ErrorNote} error=${error} retry=${reload} />`;
+  if (!invitation) return html`<${Loading} what="Fetching the join command" />`;
+  return html`<div class="join">
+    ${invitation.qr && html`<figure><img src=${`data:image/svg+xml;utf8,${encodeURIComponent(invitation.qr)}`} width="168" height="168"
+      alt="QR code of the join command" /><figcaption class="hint">The same command, for a phone to carry over</figcaption></figure>`}
+    <div class="join-text">
+      ${!bare && html`<p>Run this on the machine that shall join. It needs Shoal (<code>pipx install shoal</code>), and reaches this coordinator at
+        ${invitation.urls.map((each, n) => html`${n ? " or " : " "}<code>${each}</code>`)}.</p>`}
+      <${CopyField} text=${invitation.join} label="Copy" />
+      ${invitation.loopback_only && html`<div class="note warn"><${Icon} name="warn" /><p>Only this machine can reach the coordinator:
+        it listens on the loopback address. Start <code>shoal serve</code> with <code>--host 0.0.0.0</code> for others.</p></div>`}
+      <p class="hint">${invitation.token ? "The command contains a join token: whoever has it can join." : "No token is needed: anyone who reaches the coordinator can join."}</p>
+    </div>
+  </div>`;
+}
+
+export function JoinDialog({ onClose }) {
+  const [made, setMade] = useState(null);
+  return html`<${Dialog} title="Add a machine" wide onClose=${onClose}>
+    <${JoinPanel} />
+    <details><summary>A token of its own, for some machines or for some time</summary>
+      ${made ? html`<p>The token <b>${made.name}</b> is shown only now:</p><${CopyField} text=${made.join || made.token} />`
+        : html`<${NewToken} onMade=${setMade} />`}
+    </details>
+  <//>`;
+}
+
+const DAYS = [["", "never"], ["3600", "in 1 hour"], ["86400", "in 1 day"], ["604800", "in 1 week"], ["2592000", "in 30 days"]];
+
+/** A form that creates a join token. */
+export function NewToken({ onMade }) {
+  const [error, setError] = useState(null);
+  const submit = async (event) => {
+    event.preventDefault();
+    const form = new FormData(event.target);
+    const body = { name: form.get("name").trim() };
+    if (form.get("uses")) body.uses = +form.get("uses");
+    if (form.get("expires")) body.expires_in = +form.get("expires");
+    const models = form.get("models").split(/[\s,]+/).filter(Boolean);
+    if (models.length) body.models = models;
+    try { onMade(await api.post("/admin/tokens", body)); } catch (failure) { setError(failure); }
+  };
+  return html`<form class="stack" onSubmit=${submit}>
+    <div class="fields">
+      <div class="field"><label for="token-name">Name</label><input id="token-name" name="name" required maxlength="64" placeholder="office" /></div>
+      <div class="field"><label for="token-uses">Machines, at most</label><input id="token-uses" name="uses" type="number" min="1" max="10000" placeholder="any number" /></div>
+      <div class="field"><label for="token-expires">Expires</label><select id="token-expires" name="expires">
+        ${DAYS.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></div>
+      <div class="field"><label for="token-models">Models, as patterns</label><input id="token-models" name="models" placeholder="any, or qwen* llama*" /></div>
+    </div>
+    ${error && html`<${ErrorNote} error=${error} />`}
+    <button type="submit" class="primary">Create the token</button>
+  </form>`;
+}
