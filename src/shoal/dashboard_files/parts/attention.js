@@ -24,7 +24,7 @@ export function attention(status, machines) {
     "Show", "#/nodes?state=not+admitted");
   }
   if (!status.workers.length) {
-    add("warn", pending.length ? "No machine runs jobs until one is approved"
+    add("info", pending.length ? "No machine runs jobs until one is approved"
       : "No machine has joined yet", "Add a machine", "#/nodes?join");
   } else if (status.workers.every((each) => each.suspension || each.draining || each.unfit)) {
     add("bad", "No machine takes jobs: all are paused, leaving or unfit", "Show", "#/nodes");

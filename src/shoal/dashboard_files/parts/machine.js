@@ -23,8 +23,9 @@ export function ordersFor(machine) {
   if (states.includes(PENDING)) found.push("approve");
   if (machine.orders.length) found.push("resume");
   if (!machine.away) {
-    if (!machine.orders.length && !states.includes(PENDING)) found.push("pause");
-    if (!machine.ordered.some((each) => each.state !== "paused")) found.push("drain");
+    const pending = states.includes(PENDING);
+    if (!machine.orders.length && !pending) found.push("pause");
+    if (!pending && !machine.ordered.some((each) => each.state !== "paused")) found.push("drain");
     found.push("remove");
   }
   return found;

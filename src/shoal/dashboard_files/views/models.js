@@ -1,6 +1,93 @@
-import { html } from "../vendor/preact.js";
-import { Head } from "../parts/ui.js";
+// The models of the pool: where each is, and where it would fit.
 
-export default function View() {
-  return html`<${Head} title="Models" />`;
+import { html, useEffect, useMemo, useState } from "../vendor/preact.js";
+import { bytes, integer, NONE, plural } from "../parts/format.js";
+import { machinesOf } from "../parts/machines.js";
+import { CopyField, Dialog, Empty, ErrorNote, Head, Icon, Loading, Meter, useLoaded } from "../parts/ui.js";
+
+const SHOWN_MAX = 8; // machines of a card
+
+/** A model's workers as one entry for each machine; `machines`: the key of each peer's machine. */
+function places(model, machines) {
+  const found = new Map();
+  for (const { id, name, busy, slots } of model.workers) {
+    const peer = id.split("/", 1)[0];
+    const key = machines.get(peer) || peer;
+    const known = found.get(key) || { peer, name: name || peer.slice(peer.indexOf(":") + 1), busy: 0, slots: 0 };
+    known.busy += busy;
+    known.slots += slots;
+    found.set(key, known);
+  }
+  return [...found.values()];
 }
+
+/** What a model needs, in a line. */
+const traits = (model) => [
+  model.kinds.join(", "),
+  model.size ? bytes(model.size) : "",
+  model.context ? `context ${integer(model.context)}` : "",
+].filter(Boolean).join(" · ");
+
+function Card({ model, machines, open, playable }) {
+  const at = places(model, machines);
+  const busy = at.reduce((sum, each) => sum + each.busy, 0);
+  const slots = at.reduce((sum, each) => sum + each.slots, 0);
+  const fits = model.fits.filter((each) => each.fits).length;
+  return html`<article class="card model">
+    <header><h2><button type="button" class="tile-open" onClick=${() => open(model)}>${model.id}</button></h2>
+      ${playable && model.kinds.includes("chat") && html`<a class="button small" href=${`#/playground?model=${encodeURIComponent(model.id)}`} aria-label=${`Chat with ${model.id}`}>Chat</a>`}</header>
+    <p class="dim">${traits(model)}</p>
+    ${model.features.length > 0 && html`<p class="chips">${model.features.map((each) => html`<span class="chip">${each}</span>`)}</p>`}
+    <p class="model-slots"><${Meter} value=${slots ? busy / slots : 0} tone="" label=${`${busy} of ${slots} slots busy`} /> ${busy} of ${slots} slots busy on ${plural(at.length, "machine")}</p>
+    <p class="chips">${at.slice(0, SHOWN_MAX).map((each) => html`<span class=${`chip ${each.busy ? "on" : ""}`}>${each.name}</span>`)}
+      ${at.length > SHOWN_MAX && html`<span class="chip">+${at.length - SHOWN_MAX}</span>`}</p>
+    ${model.fits.length > 0 && html`<p class="hint">${fits ? `Would fit on ${plural(fits, "more machine")}` : "Fits on no other machine"}</p>`}
+  </article>`;
+}
+
+function Details({ model, machines, onClose, reader }) {
+  const at = places(model, machines);
+  return html`<${Dialog} title=${model.id} wide onClose=${onClose}>
+    <p class="dim">${traits(model)}${model.features.length ? ` · ${model.features.join(", ")}` : ""}</p>
+    <section><h3>Where it is</h3>
+      ${at.length ? html`<ul class="rows">${at.map((each) => html`<li>${reader ? html`<a href=${`#/nodes/${encodeURIComponent(each.peer)}`}>${each.name}</a>` : each.name}
+        <span><${Meter} value=${each.slots ? each.busy / each.slots : 0} tone="" label=${`${each.busy} of ${each.slots} slots busy`} /> ${each.busy}/${each.slots}</span></li>`)}</ul>`
+        : html`<p class="hint">No connected machine offers it now.</p>`}</section>
+    ${model.fits.length > 0 && html`<section><h3>Where it would fit</h3>
+      <ul class="rows">${[...model.fits].sort((a, b) => b.fits - a.fits).map((each) => html`<li><span><${Icon} name=${each.fits ? "check" : "cross"} size=${15} /><span class="unseen">${each.fits ? "fits:" : "does not fit:"}</span> ${each.node}</span>
+        <span class="dim">${each.why || (each.fits ? "fits" : NONE)}</span></li>`)}</ul></section>`}
+    <section><h3>On another machine</h3><${CopyField} text=${`shoal run ${model.id}`} /></section>
+  <//>`;
+}
+
+export default function Models({ api, live, session, route }) {
+  const [text, setText] = useState(route.query.get("q") || "");
+  const [opened, setOpened] = useState(null);
+  const [listed, error, reload] = useLoaded(() => api.get("/admin/models"), []);
+  useEffect(() => setText(route.query.get("q") || ""), [route]);
+  // What runs where changes by the second: again only when models or machines did.
+  const offered = live.status ? [live.status.models.join(), live.status.workers.length].join() : "";
+  useEffect(() => { if (offered) reload(); }, [offered]);
+  // The busy slots are known live.
+  const models = useMemo(() => {
+    const workers = new Map((live.status?.workers || []).map((each) => [each.id, each]));
+    return (listed?.data || []).map((model) => ({ ...model, workers: model.workers.map((each) => ({ ...each, ...pick(workers.get(each.id)) })) }));
+  }, [listed, live.status]);
+  const machines = useMemo(() => new Map(live.status ? machinesOf(live.status).flatMap((each) => each.names.map((name) => [name, each.key])) : []), [live.status]);
+  const shown = models.filter((each) => each.id.toLowerCase().includes(text.trim().toLowerCase()));
+  const model = opened && models.find((each) => each.id === opened);
+  const reader = session.scope === "admin" || session.scope === "monitor";
+  return html`
+    <${Head} title="Models" hint=${listed && plural(models.length, "model")}>
+      <input type="search" data-search placeholder="Filter models" aria-label="Filter models" value=${text} onInput=${(event) => setText(event.target.value)} />
+    <//>
+    ${error && html`<${ErrorNote} error=${error} retry=${reload} />`}
+    ${!listed && !error && html`<${Loading} />`}
+    ${listed && !shown.length && (models.length ? html`<${Empty} title="No model matches"><button type="button" onClick=${() => setText("")}>Show all</button><//>`
+      : html`<${Empty} title="No machine offers a model yet"><p>On a machine that has joined, or shall join, this fetches a model and offers it:</p>
+        <div class="narrow"><${CopyField} text="shoal run qwen3-8b" /></div><//>`)}
+    <div class="models">${shown.map((each) => html`<${Card} key=${each.id} model=${each} machines=${machines} open=${() => setOpened(each.id)} playable=${session.scope === "use" || session.scope === "admin"} />`)}</div>
+    ${model && html`<${Details} model=${model} machines=${machines} reader=${reader} onClose=${() => setOpened(null)} />`}`;
+}
+
+const pick = (worker) => worker && { busy: worker.busy, slots: worker.slots };

@@ -216,11 +216,6 @@ function Cells({ live, machines, doings, open }) {
   };
   return html`<div class="many">
     <${Picture} live=${live} machines=${machines} doings=${doings} lines=${false} routes=${routes} label="The machines of the pool">
-      <div class="legend" role="group" aria-label="Show only">
-        ${TONES.filter(([tone]) => counts[tone]).map(([tone, text]) => html`<button type="button" class="small"
-          aria-pressed=${only === tone} onClick=${() => setOnly(only === tone ? null : tone)}>
-          <i class=${`cell ${tone}`} aria-hidden="true"></i>${integer(counts[tone])} ${text}</button>`)}
-      </div>
       <div class=${`cells ${only ? `only-${only}` : ""}`} ref=${list} role="group" aria-label=${`${plural(machines.length, "machine")}; arrow keys move`}
         onKeyDown=${pressed} onMouseOver=${over} onFocusIn=${over} onClick=${(event) => {
           const n = event.target.dataset?.n;
@@ -233,7 +228,13 @@ function Cells({ live, machines, doings, open }) {
         })}
       </div>
     <//>
-    <div class="beside">${shown && html`<${Tile} key=${shown.key} machine=${shown} activity=${doings.get(shown.key)} open=${open} />`}</div>
+    <div class="beside">
+      <div class="legend" role="group" aria-label="Show only">
+        ${TONES.filter(([tone]) => counts[tone]).map(([tone, text]) => html`<button type="button" class="small"
+          aria-pressed=${only === tone} onClick=${() => setOnly(only === tone ? null : tone)}>
+          <i class=${`cell ${tone}`} aria-hidden="true"></i>${integer(counts[tone])} ${text}</button>`)}
+      </div>
+      ${shown && html`<${Tile} key=${shown.key} machine=${shown} activity=${doings.get(shown.key)} open=${open} />`}</div>
   </div>`;
 }
 
