@@ -50,6 +50,7 @@ function useRoute() {
   useEffect(() => {
     const changed = () => setRoute(routeOf(location.hash));
     addEventListener("hashchange", changed);
+    changed(); // it may have changed since the first rendering
     return () => removeEventListener("hashchange", changed);
   }, []);
   return route;

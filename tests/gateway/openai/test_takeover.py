@@ -49,6 +49,25 @@ async def test_text_is_complete_after_a_worker_dies_anywhere(
     assert usage["completion_tokens"] == -(-len(text.encode()) // 4)
 
 
+async def test_comment_names_the_worker_that_takes_over(pool: Pool) -> None:
+    async with pool.node("n1") as one, pool.node("n2") as two:
+        await pool.wait_joined(2)
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(_stream(pool))
+            victim, heir = await _holder(one, two)
+            await victim.write(victim.tasks[0]["id"], "one ")
+            await _wait_text(pool)
+            victim.abort()
+            await heir.answer("one ", "two")
+
+    before, _, after = asked.result().partition(": x-shoal-worker: ")
+    worker, attempts, *_ = after.splitlines()
+    assert '"content":"one "' in before
+    assert '"content":"two"' in after
+    assert worker.endswith("n2/m1" if heir is two else "n1/m1")
+    assert attempts == ": x-shoal-attempts: 2"
+
+
 async def test_stream_without_another_worker_ends_with_an_error(
     tmp_path: Path,
 ) -> None:
@@ -110,6 +129,9 @@ async def _wait_text(pool: Pool) -> None:
 
 
 def _events(text: str) -> list[Any]:
+    """Return the data of the events, without the comments."""
     return [
-        event.removeprefix("data: ") for event in text.split("\n\n") if event.strip()
+        event.removeprefix("data: ")
+        for event in text.split("\n\n")
+        if event.strip() and not event.startswith(":")
     ]

@@ -1,5 +1,7 @@
 // Requests to the coordinator.  The session's cookie authorizes them.
 
+import { sseEvents } from "./sse.js";
+
 const PAGE = { "x-shoal-page": "1" }; // what only a page of this coordinator can send
 
 /** An error of a request; `status` is 0 if the coordinator did not answer. */
@@ -60,47 +62,26 @@ async function parsed(response) {
   return type.includes("json") ? response.json() : response.text();
 }
 
-/** The data of the server-sent events in a response's body, as text. */
-export async function* eventsOf(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  let data = [];
-  try {
-    for (;;) {
-      const { value, done } = await reader.read();
-      if (done) return;
-      const lines = (rest + value).split(/\r\n|\n|\r(?!$)/);
-      rest = lines.pop();
-      for (const line of lines) {
-        if (line === "" && data.length) {
-          yield data.join("\n");
-          data = [];
-        } else if (line.startsWith("data:")) {
-          data.push(line.slice(line[5] === " " ? 6 : 5));
-        }
-      }
-    }
-  } finally {
-    reader.cancel().catch(() => {});
-  }
-}
-
 export const api = {
   get: async (path, options) => parsed(await send("GET", path, undefined, options)),
   post: async (path, body, options) => parsed(await send("POST", path, body, options)),
   put: async (path, body, options) => parsed(await send("PUT", path, body, options)),
   delete: async (path, options) => parsed(await send("DELETE", path, undefined, options)),
 
+  /** The response itself, for its bytes. */
+  fetch: (path, options) => send("GET", path, undefined, options),
+
   /**
    * Posts a body and yields the parsed data of each server-sent event, until `[DONE]` or the end.
-   * `onResponse` gets the response before the first event, for its headers.
+   * `onResponse` gets the response before the first event, for its headers; `onComment` gets comments.
    */
-  async *stream(path, body, { signal, headers, onResponse } = {}) {
+  async *stream(path, body, { signal, headers, onResponse, onComment } = {}) {
     const response = await send("POST", path, body, { signal, headers });
     onResponse?.(response);
-    for await (const data of eventsOf(response)) {
-      if (data === "[DONE]") return;
-      yield JSON.parse(data);
+    for await (const { data, comment } of sseEvents(response.body)) {
+      if (data === null) onComment?.(comment);
+      else if (data === "[DONE]") return;
+      else yield JSON.parse(data);
     }
   },
 };

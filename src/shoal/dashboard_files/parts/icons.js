@@ -34,6 +34,16 @@ const PATHS = {
   heat: "M12 3a2 2 0 0 0-2 2v9a4 4 0 1 0 4 0V5a2 2 0 0 0-2-2zM12 9v8",
   download: "M12 3v12M7 10l5 5 5-5M5 20h14",
   back: "M14 6l-6 6 6 6",
+  sliders: "M4 7h9M19 7h1M16 4.5v5M4 17h1M11 17h9M8 14.5v5",
+  swap: "M4 8h13M14 5l3 3-3 3M20 16H7M10 13l-3 3 3 3",
+  tool: "M14.5 6.5a4 4 0 0 0 5 5L12 19a2.5 2.5 0 0 1-3.5-3.5zM14.5 6.5L17 4",
+  code: "M9 7l-5 5 5 5M15 7l5 5-5 5",
+  again: "M20 12a8 8 0 1 1-2.5-5.8M20 4v4h-4",
+  stop: "M7 7h10v10H7z",
+  send: "M5 12h13M12 6l6 6-6 6",
+  image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15.5 9h.01",
+  shield: "M12 3l7 3v6c0 4-3 7-7 9-4-2-7-5-7-9V6zM9 12l2 2 4-4",
+  file: "M6 3h8l4 4v14H6zM14 3v4h4",
 };
 
 /** An icon; it says nothing to screen readers, so text or a label stands beside it. */

@@ -36,9 +36,12 @@ class AnswerForm:
 
     Both take the job's id and the time in Unix seconds.  A stream is of the type
     ``media``; ``keepalive`` is written where it has been silent, if it is not empty.
+    If it ``names_workers``, a comment precedes what another worker writes than the one
+    in the headers.
     """
 
     encode: Callable[[JobId, Outcome, int], bytes]
     stream: Callable[[JobId, int], StreamEncoder]
     media: str = SSE_TYPE
     keepalive: bytes = SSE_KEEPALIVE
+    names_workers: bool = False

@@ -1,6 +1,7 @@
 """Runs requests as jobs, and writes answers of text in the client's dialect."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
@@ -22,7 +23,7 @@ from shoal.gateway.generation.moderation import (
 from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
-from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.request_record import record_of, worker_headers
 from shoal.gateway.http.responses import (
     ClientGone,
     forward_pieces,
@@ -114,6 +115,9 @@ async def stream_answer(
             if first is not None:
                 record.first_output = gateway.clock.now()
             encoder = form.stream(reader.job_id, int(gateway.clock.wall()))
+            encode: Callable[[Sequence[AnswerPiece]], bytes] = encoder.encode
+            if form.names_workers:
+                encode = _naming_workers(reader, encode)
             await response.prepare(request)
             if first is None and form.keepalive:
                 await write(request, response, form.keepalive)
@@ -121,7 +125,7 @@ async def stream_answer(
                 request,
                 response,
                 reader,
-                encoder.encode,
+                encode,
                 first=first,
                 keepalive=form.keepalive,
                 watch=answer_moderator(gateway, job.owner),
@@ -161,6 +165,27 @@ async def _first_pieces(reader: AnswerStream) -> list[AnswerPiece] | None:
             return await reader.read()
     except TimeoutError:
         return None
+
+
+def _naming_workers(
+    reader: AnswerStream, encode: Callable[[Sequence[AnswerPiece]], bytes]
+) -> Callable[[Sequence[AnswerPiece]], bytes]:
+    """Return ``encode``, with a comment before what another worker writes.
+
+    Clients of server-sent events ignore comments.  The response's headers are written
+    next, and name the worker of now.
+    """
+    named = reader.worker_id, reader.attempts
+
+    def encode_named(pieces: Sequence[AnswerPiece]) -> bytes:
+        nonlocal named
+        if (writes := (reader.worker_id, reader.attempts)) == named:
+            return encode(pieces)
+        named = writes
+        lines = "".join(f": {name}: {text}\n" for name, text in worker_headers(reader))
+        return f"{lines}\n".encode() + encode(pieces)
+
+    return encode_named
 
 
 async def _encoded_end(

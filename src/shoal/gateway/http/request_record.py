@@ -56,12 +56,20 @@ class RequestRecord:
         headers = {REQUEST_ID: self.id}
         if self.job_id is not None:
             headers["x-shoal-job"] = self.job_id
-        if self.reader is not None and self.reader.worker_id is not None:
-            worker = self.reader.worker_id
-            # Workers choose their names; a header allows only some characters.
-            headers["x-shoal-worker"] = ascii(worker)[1:-1]
-            headers["x-shoal-attempts"] = str(self.reader.attempts)
+        if self.reader is not None:
+            headers.update(worker_headers(self.reader))
         return headers
+
+
+def worker_headers(reader: AnswerStream) -> list[tuple[str, str]]:
+    """Return the headers that name the worker of an answer; none if it has none."""
+    if reader.worker_id is None:
+        return []
+    return [
+        # Workers choose their names; a header allows only some characters.
+        ("x-shoal-worker", ascii(reader.worker_id)[1:-1]),
+        ("x-shoal-attempts", str(reader.attempts)),
+    ]
 
 
 RECORD = web.RequestKey("record", RequestRecord)

@@ -112,6 +112,7 @@ def answer_form(work: Chat | Completion, *, include_usage: bool = False) -> Answ
                 lambda job_id, created: ChatChunkEncoder(
                     job_id, work, created, include_usage=include_usage
                 ),
+                names_workers=True,
             )
         case Completion():
             return AnswerForm(
@@ -121,6 +122,7 @@ def answer_form(work: Chat | Completion, *, include_usage: bool = False) -> Answ
                 lambda job_id, created: CompletionChunkEncoder(
                     job_id, work, created, include_usage=include_usage
                 ),
+                names_workers=True,
             )
 
 

@@ -1,0 +1,108 @@
+// The playground's conversations, which go on while other views are open. They are kept
+// in this page alone: a reload forgets them.
+
+import {
+  bodyOf, isOpen, newAnswer, withChunk, withComment, withEnd, withError, withHeaders, withStop,
+} from "./answers.js";
+
+export const COLUMNS_MAX = 4;
+export const NO_SETTINGS = { system: "", temperature: "", max_tokens: "", seed: "", toolsText: "", tools: [] };
+
+let number = 0;
+const newColumn = (model) => ({ id: ++number, model, messages: [] });
+
+/** `seconds()` is a clock, and `soon(f)` calls `f` before the next picture. */
+export function createStore(api, seconds, soon) {
+  let state = { columns: [newColumn("")], settings: NO_SETTINGS };
+  const running = new Map(); // AbortControllers by column
+  const listeners = new Set();
+  let waits = false;
+
+  const show = () => {
+    waits = false;
+    for (const each of listeners) each(state);
+  };
+  const set = (changes) => {
+    state = { ...state, ...changes };
+    if (!waits) {
+      waits = true;
+      soon(show);
+    }
+  };
+  const find = (id) => state.columns.find((each) => each.id === id);
+  const change = (id, update) =>
+    set({ columns: state.columns.map((each) => (each.id === id ? { ...each, ...update(each) } : each)) });
+  const changeLast = (id, update) =>
+    change(id, ({ messages }) => ({ messages: [...messages.slice(0, -1), update(messages.at(-1))] }));
+  const add = (id, ...messages) => change(id, (column) => ({ messages: [...column.messages, ...messages] }));
+
+  async function run(id) {
+    const { model, messages } = find(id);
+    const body = bodyOf(model, messages, state.settings);
+    const controller = new AbortController();
+    running.set(id, controller);
+    // Only while the answer is this run's: the conversation may be cleared meanwhile.
+    const update = (f) => running.get(id) === controller && find(id) && changeLast(id, f);
+    add(id, newAnswer(body, seconds()));
+    try {
+      const chunks = api.stream("/v1/chat/completions", body, {
+        signal: controller.signal,
+        onResponse: ({ headers }) => update((answer) => withHeaders(answer, headers)),
+        onComment: (comment) => update((answer) => withComment(answer, comment)),
+      });
+      for await (const chunk of chunks) update((answer) => withChunk(answer, chunk, seconds()));
+      update((answer) => (answer.finish || answer.error ? withEnd(answer, seconds())
+        : withError(answer, { message: "The connection ended before the answer did.", code: "" }, seconds())));
+    } catch (error) {
+      update((answer) => (controller.signal.aborted ? withStop(answer, seconds())
+        : withError(answer, { message: error.message, code: error.code ?? "" }, seconds())));
+    } finally {
+      if (running.get(id) === controller) running.delete(id);
+    }
+  }
+
+  function stop(id) {
+    running.get(id)?.abort(); // the coordinator sees the client leave, and cancels the job
+  }
+
+  return {
+    get state() { return state; },
+    subscribe(listener) {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+    isRunning: () => state.columns.some(({ messages }) => messages.length && isOpen(messages.at(-1))),
+    setSettings: (settings) => set({ settings: { ...state.settings, ...settings } }),
+    setModel: (id, model) => change(id, () => ({ model })),
+    addColumn: (model) => state.columns.length < COLUMNS_MAX && set({ columns: [...state.columns, newColumn(model)] }),
+    removeColumn(id) {
+      stop(id);
+      set({ columns: state.columns.filter((each) => each.id !== id) });
+    },
+    /** Asks every model that is not writing. */
+    send(text, images) {
+      for (const { id, model, messages } of state.columns) {
+        if (!model || (messages.length && isOpen(messages.at(-1)))) continue;
+        add(id, { role: "user", text, images });
+        run(id);
+      }
+    },
+    /** Asks for the last answer once more. */
+    retry(id) {
+      change(id, ({ messages }) => ({ messages: messages.slice(0, -1) }));
+      run(id);
+    },
+    /** Goes on with the results of the tools that the model called. */
+    answerCalls(id, results) {
+      add(id, ...results.map(({ id: call, name, text }) => ({ role: "tool", id: call, name, text })));
+      run(id);
+    },
+    stop,
+    stopAll: () => running.forEach((each) => each.abort()),
+    clear() {
+      running.forEach((each) => each.abort());
+      running.clear();
+      set({ columns: state.columns.map((each) => ({ ...each, messages: [] })) });
+    },
+  };
+}
