@@ -66,7 +66,7 @@ export function toggleTheme() {
 /** One view: imported when it is first opened; its errors leave the shell standing. */
 function Outlet({ view, session, route }) {
   const live = useLive();
-  const [module, setModule] = useState(loaded.get(view.id));
+  const [module, setModule] = useState(() => loaded.get(view.id));
   const [failure, setFailure] = useState(null);
   const [crash, reset] = useErrorBoundary((error) => console.error(error));
   const load = () => {

@@ -2,6 +2,9 @@
 
 import uPlot from "../vendor/uplot.js";
 import { html, useEffect, useRef } from "../vendor/preact.js";
+import { clock } from "./format.js";
+
+const SPAN_MIN = 60; // seconds that a plot over time shows at least
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -29,10 +32,10 @@ export function Plot({ data, series, label, height = 160, steps = false, min }) 
         padding: [8, 8, 0, 0],
         cursor: { y: false, points: { size: 6 } },
         legend: { show: series.length > 1, live: true },
-        scales: { x: { time: !steps }, y: { range: (_, low, high) => [min ?? Math.min(0, low), top(high)] } },
-        axes: [{ ...axis, space: 90 }, { ...axis, size: 46, space: 34,
+        scales: { x: { time: !steps, range: (_, low, high) => (steps ? [low, high] : [Math.min(low, high - SPAN_MIN), high]) }, y: { range: (_, low, high) => [min ?? Math.min(0, low), top(high)] } },
+        axes: [{ ...axis, space: 90, size: 28, ...(steps ? {} : { values: (_, ticks) => ticks.map((each) => clock(each)) }) }, { ...axis, size: 46, space: 34,
           values: (_, ticks) => ticks.map((each) => axisValue(each)) }],
-        series: [{ label: steps ? "Step" : "Time" }, ...series.map((each) => ({
+        series: [steps ? { label: "Step" } : { label: "Time", value: (_, at) => (at == null ? "–" : clock(at)) }, ...series.map((each) => ({
           label: each.label,
           stroke: colour(each.colour || "--accent"),
           fill: each.fill ? `${colour(each.colour || "--accent")}22` : undefined,
@@ -64,7 +67,7 @@ const axisValue = (value) =>
 
 /** A line of the last values, small enough for a tile. */
 export function Sparkline({ values, width = 120, height = 26 }) {
-  if (values.length < 2) return html`<svg class="spark" width=${width} height=${height} aria-hidden="true"></svg>`;
+  if (values.length < 2) values = [0, 0];
   const highest = Math.max(...values, 1e-9);
   const step = width / (values.length - 1);
   const points = values.map((each, place) =>

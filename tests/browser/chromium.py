@@ -1,0 +1,120 @@
+"""Debian's Chromium under Playwright, and what a page must never do."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    sync_playwright,
+)
+
+ROOT = Path(__file__).parents[2]
+SHOTS = ROOT / "build" / "screenshots"
+AXE = ROOT / ".venv-clients" / "node_modules" / "axe-core" / "axe.min.js"
+"""Where `make test-long` installs axe-core."""
+SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
+SIGNED_OUT = "/dashboard/session"  # which answers 401 to those who are signed out
+SERIOUS = ("serious", "critical")
+
+
+def chromium() -> str:
+    """Return the path of the browser; `make test-long` installs it."""
+    named = os.environ.get("CHROMIUM")
+    found = named or shutil.which("chromium") or shutil.which("chromium-browser")
+    assert found is not None, "there is no chromium: apt-get install chromium"
+    return found
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """Run a browser without a window."""
+    with sync_playwright() as playwright:
+        # As root, as in containers, Chromium does not start with its sandbox.
+        running = playwright.chromium.launch(
+            executable_path=chromium(), args=["--no-sandbox"]
+        )
+        yield running
+        running.close()
+
+
+class Visitor:
+    """Somebody with a browser at a coordinator's dashboard.
+
+    ``faults`` are the errors on the console and in scripts, among them violations of
+    the Content-Security-Policy.
+    """
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        self.url = url
+        self.faults: list[str] = []
+        self.context = context
+        self.page = self.open_page()
+
+    def open_page(self) -> Page:
+        """Open a tab."""
+        page = self.context.new_page()
+        page.on("console", self._read)
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        return page
+
+    def go(self, fragment: str = "") -> None:
+        """Open a view, such as ``#/nodes``."""
+        self.page.goto(f"{self.url}/{fragment}")
+
+    def sign_in(self, key: str) -> None:
+        """Sign in with an API key, at the first page."""
+        self.go()
+        self.page.get_by_label("API key", exact=True).fill(key)
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.locator("main#main").wait_for()
+
+    def save(self, name: str) -> None:
+        """Save a picture of what is in sight in ``build/screenshots``."""
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SHOTS / f"{name}.png")
+
+    def barriers(self) -> list[str]:
+        """Return what axe-core finds serious about the page as it is."""
+        self.page.evaluate(AXE.read_text())  # not a script of the page: CSP permits it
+        found: list[dict[str, Any]] = self.page.evaluate(
+            "async () => (await axe.run()).violations"
+        )
+        return [
+            f"{each['id']}: {each['help']}: {node['target']} {node['html'][:200]}"
+            for each in found
+            if each["impact"] in SERIOUS
+            for node in each["nodes"]
+        ]
+
+    def _read(self, message: ConsoleMessage) -> None:
+        if message.type not in ("error", "warning"):
+            return
+        if message.location.get("url", "").endswith(SIGNED_OUT):
+            return  # how browsers log an answer of 401
+        self.faults.append(f"{message.text} ({message.location.get('url')})")
+
+
+@contextmanager
+def visitor(
+    browser: Browser, url: str, size: str = "desktop", **options: Any
+) -> Iterator[Visitor]:
+    """Visit a dashboard in a new profile; fail if the page does what it must not."""
+    width, height = SIZES[size]
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, **options
+    )
+    context.set_default_timeout(30_000)
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    visiting = Visitor(context, url)
+    try:
+        yield visiting
+    finally:
+        context.close()
+    assert visiting.faults == []

@@ -1,0 +1,119 @@
+"""The page for everybody: keyboards, screen readers, small screens, dark and light."""
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from browser.chromium import SIZES, Visitor, visitor
+from live.programs import KEY, Pool
+
+VIEWS = (
+    *("pool", "nodes", "models", "playground", "jobs", "runs"),
+    *("batches", "usage", "receipts", "keys", "events"),
+)
+
+
+def settle(visiting: Visitor, view: str) -> None:
+    visiting.go(f"#/{view}")
+    page = visiting.page
+    page.locator("main h1").wait_for()
+    expect(page.locator(".loading")).to_have_count(0)
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("size", SIZES)
+def test_views_are_accessible_and_fit(
+    engine: Browser, pool: Pool, size: str, theme: str
+) -> None:
+    with visitor(engine, pool.url, size, color_scheme=theme) as visiting:
+        visiting.go()
+        visiting.page.get_by_label("API key", exact=True).wait_for()
+        assert visiting.barriers() == []
+        visiting.sign_in(KEY)
+        found: dict[str, object] = {}
+        for view in VIEWS:
+            settle(visiting, view)
+            visiting.save(f"{view}-{size}-{theme}")
+            if barriers := visiting.barriers():
+                found[view] = barriers
+            beyond = visiting.page.evaluate(
+                "document.documentElement.scrollWidth - innerWidth"
+            )
+            if beyond > 0:
+                found[f"{view}, its width"] = beyond
+    assert found == {}
+
+
+def test_keyboard_reaches_everything(admin: Visitor) -> None:
+    page = admin.page
+    keyboard = page.keyboard
+
+    keyboard.press("?")
+    shortcuts = page.get_by_role("dialog", name="Shortcuts")
+    expect(shortcuts).to_be_visible()
+    keyboard.press("Escape")
+    expect(shortcuts).to_have_count(0)
+    keyboard.press("g")
+    keyboard.press("n")
+    expect(page.get_by_role("heading", name="Nodes")).to_be_visible()
+    keyboard.press("/")
+    expect(page.get_by_label("Filter machines")).to_be_focused()
+    keyboard.type("coll")
+    expect(page.get_by_role("button", name="beagle", exact=True)).to_have_count(0)
+    machine = page.get_by_role("button", name="collie", exact=True)
+    for _ in range(20):
+        keyboard.press("Tab")
+        if machine.evaluate("button => button === document.activeElement"):
+            break
+    width = machine.evaluate(
+        "button => parseFloat(getComputedStyle(button).outlineWidth)"
+    )
+    assert width >= 2  # the focus is visible
+    keyboard.press("Enter")
+    expect(page.get_by_role("dialog", name="collie")).to_be_visible()
+    keyboard.press("Escape")
+    expect(machine).to_be_focused()
+
+
+def test_palette_finds_machines_and_views(admin: Visitor) -> None:
+    page = admin.page
+
+    page.keyboard.press("Control+k")
+    page.get_by_role("combobox", name="Go to").fill("beag")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog", name="beagle")).to_be_visible()
+
+
+def test_theme_follows_the_system_until_it_is_chosen(
+    engine: Browser, pool: Pool
+) -> None:
+    with visitor(engine, pool.url, color_scheme="dark") as visiting:
+        visiting.sign_in(KEY)
+        root = visiting.page.locator("html")
+        expect(root).to_have_attribute("data-theme", "dark")
+        visiting.page.emulate_media(color_scheme="light")
+        expect(root).to_have_attribute("data-theme", "light")
+        visiting.page.get_by_role("button", name="Dark or light").click()
+        expect(root).to_have_attribute("data-theme", "dark")
+        visiting.page.reload()
+        expect(root).to_have_attribute("data-theme", "dark")
+
+
+def test_page_is_still_for_those_who_want_no_motion(
+    engine: Browser, pool: Pool
+) -> None:
+    with visitor(engine, pool.url, reduced_motion="reduce") as visiting:
+        visiting.sign_in(KEY)
+        picture = visiting.page.get_by_role("region", name="The machines of the pool")
+        expect(picture).to_be_visible()
+        frames = visiting.page.evaluate(
+            """() => new Promise((done) => {
+              let drawn = 0;
+              const clear = CanvasRenderingContext2D.prototype.clearRect;
+              CanvasRenderingContext2D.prototype.clearRect = function (...given) {
+                if (this.canvas.closest(".picture")) drawn += 1;
+                return clear.apply(this, given);
+              };
+              setTimeout(() => done(drawn), 1000);
+            })"""
+        )
+        assert frames < 5

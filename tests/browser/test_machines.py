@@ -1,0 +1,91 @@
+"""Machines on the page: how they join, are approved, paused and drained."""
+
+from playwright.sync_api import Browser, expect
+
+from browser.chromium import Visitor, visitor
+from live.programs import Pool, Programs, eventually
+
+
+def test_join_panel_has_the_command_and_its_code(admin: Visitor, pool: Pool) -> None:
+    admin.page.get_by_role("link", name="Add a machine").click()
+    panel = admin.page.get_by_role("dialog", name="Add a machine")
+
+    expect(panel.get_by_text(pool.ready["join"])).to_be_visible()
+    code = panel.get_by_role("img", name="QR code of the join command")
+    assert code.evaluate("image => image.complete && image.naturalWidth > 100")
+    panel.get_by_role("button", name="Copy").click()
+    copied = admin.page.evaluate("navigator.clipboard.readText()")
+    assert copied == pool.ready["join"]
+    admin.save("join")
+    admin.page.keyboard.press("Escape")
+    expect(panel).to_have_count(0)
+
+
+def test_machine_is_paused_and_resumed(admin: Visitor, pool: Pool) -> None:
+    admin.go("#/nodes")
+    page = admin.page
+    page.get_by_role("button", name="collie", exact=True).click()
+    machine = page.get_by_role("dialog", name="collie")
+
+    machine.get_by_role("button", name="Pause collie").click()
+    expect(machine.get_by_text("paused", exact=True)).to_be_visible()
+    machine.get_by_role("button", name="Resume collie").click()
+    expect(machine.get_by_text("active", exact=True)).to_be_visible()
+
+    assert [each["suspension"] for each in pool.workers()] == [None, None]
+
+
+def test_drained_machine_leaves(engine: Browser, programs: Programs) -> None:
+    pool = programs.serve()
+    leaving = pool.joined("beagle")
+
+    with visitor(engine, pool.url) as admin:
+        admin.page.goto(pool.ready["dashboard"])
+        admin.go("#/nodes")
+        page = admin.page
+        page.get_by_role("button", name="beagle", exact=True).click()
+        page.get_by_role("button", name="Drain beagle").click()
+        asked = page.get_by_role("dialog", name="Drain beagle?")
+        asked.get_by_role("button", name="Drain", exact=True).click()
+
+        expect(page.get_by_text("drained", exact=True).first).to_be_visible()
+        eventually(lambda: pool.workers() == [], "the worker leaves")
+        admin.save("drained")
+    leaving.close()
+
+
+def test_new_machine_waits_for_approval(engine: Browser, programs: Programs) -> None:
+    pool = programs.serve("--approve-nodes")
+    pool.joined("beagle")
+
+    with visitor(engine, pool.url) as admin:
+        admin.page.goto(pool.ready["dashboard"])
+        page = admin.page
+        expect(page.get_by_text("beagle waits for approval")).to_be_visible()
+        page.get_by_role("link", name="Review").click()
+        page.get_by_role("button", name="Approve beagle").first.click()
+
+        expect(page.get_by_role("button", name="Approve beagle")).to_have_count(0)
+        states = [each["suspension"] for each in pool.workers()]
+        assert states == [None] * len(states)
+
+
+def test_coordinator_that_is_away_is_told_and_comes_back(
+    engine: Browser, programs: Programs
+) -> None:
+    first = programs.serve()
+    with visitor(engine, first.url) as admin:
+        admin.page.goto(first.ready["dashboard"])
+        expect(admin.page.get_by_text("Live", exact=True)).to_be_visible()
+
+        first.program.kill()
+        expect(
+            admin.page.get_by_text("The coordinator does not answer")
+        ).to_be_visible()
+        admin.save("away")
+        second = programs.serve(port=first.port)
+        admin.page.get_by_role("button", name="Try now").click()
+        expect(admin.page.get_by_text("Live", exact=True)).to_be_visible()
+        second.joined("beagle")
+        expect(admin.page.get_by_role("button", name="beagle")).to_be_visible()
+        admin.faults.clear()  # connections that were refused meanwhile

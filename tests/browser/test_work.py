@@ -1,0 +1,104 @@
+"""Jobs, models, events and keys on the page."""
+
+import pytest
+from playwright.sync_api import expect
+
+from browser.chromium import Visitor
+from live.programs import Pool
+
+
+@pytest.fixture(scope="module")
+def job(pool: Pool) -> str:
+    """A chat that is done."""
+    with pool.client() as client:
+        answer = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "count"}], max_tokens=9
+        )
+    return answer.id.removeprefix("chatcmpl-")
+
+
+def test_job_has_a_timeline_and_an_explanation(admin: Visitor, job: str) -> None:
+    admin.go("#/jobs")
+    page = admin.page
+    page.get_by_role("button", name=f"Job {job}, done").click()
+
+    course = page.locator(".course li")
+    expect(course.filter(has_text="submitted").first).to_be_visible()
+    for step in ("leased", "first token", "done"):
+        expect(course.get_by_text(step, exact=True)).to_be_visible()
+    explained = page.locator(
+        "section", has=page.get_by_role("heading", name="Explanation")
+    )
+    expect(explained).to_contain_text("given to")
+    expect(page.get_by_role("img", name="queued")).to_be_visible()
+    admin.save("job")
+
+
+def test_new_job_appears_while_one_looks(admin: Visitor, pool: Pool) -> None:
+    admin.go("#/jobs?state=done")
+    rows = admin.page.locator("tbody tr:not(.spacer)")
+    expect(admin.page.get_by_role("heading", name="Jobs")).to_be_visible()
+    admin.page.locator("table, .empty").first.wait_for()
+    before = rows.count()
+
+    with pool.client() as client:
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=3
+        )
+
+    expect(rows).to_have_count(before + 1)
+
+
+def test_unknown_job_says_why(admin: Visitor) -> None:
+    admin.go("#/jobs/nothing-like-that")
+
+    expect(admin.page.get_by_role("alert")).to_contain_text("there is no job")
+    admin.faults.clear()  # how browsers log an answer of 404
+
+
+def test_events_come_live_and_can_be_filtered(admin: Visitor, job: str) -> None:
+    admin.go("#/events")
+    page = admin.page
+    rows = page.locator("tbody tr")
+
+    expect(rows.get_by_text("job completed", exact=True).first).to_be_visible()
+    expect(rows.get_by_text("worker joined", exact=True).first).to_be_visible()
+    page.get_by_label("Filter events").fill("joined")
+    expect(rows.get_by_text("job completed", exact=True)).to_have_count(0)
+    admin.go(f"#/events?job={job}")
+    page.get_by_label("Filter events").fill("")
+    expect(rows.get_by_text("worker joined", exact=True)).to_have_count(0)
+
+
+def test_models_say_where_they_are(admin: Visitor) -> None:
+    admin.go("#/models")
+    page = admin.page
+    page.get_by_role("button", name="tiny", exact=True).click()
+    details = page.get_by_role("dialog", name="tiny")
+
+    expect(details.get_by_role("link", name="beagle")).to_be_visible()
+    details.get_by_role("link", name="collie").click()
+    expect(page.get_by_role("dialog", name="collie")).to_be_visible()
+
+
+def test_key_is_made_shown_once_and_revoked(admin: Visitor, pool: Pool) -> None:
+    admin.go("#/keys")
+    page = admin.page
+    page.get_by_role("button", name="New key").click()
+    form = page.get_by_role("dialog", name="New API key")
+    form.get_by_label("Name").fill("laptop")
+    form.get_by_label("Tokens per day").fill("1000")
+    form.get_by_role("button", name="Create the key").click()
+
+    shown = page.get_by_text("The key laptop is shown only now")
+    expect(shown).to_be_visible()
+    page.get_by_role("button", name="Done").click()
+    expect(shown).to_have_count(0)
+    page.get_by_role("button", name="Revoke laptop").click()
+    asked = page.get_by_role("dialog", name="Revoke laptop?")
+    asked.get_by_role("button", name="Revoke", exact=True).click()
+    expect(page.get_by_role("button", name="Revoke laptop")).to_have_count(0)
+
+    stored = {each["name"]: each for each in pool.admin("keys")["data"]}
+    assert stored["laptop"]["tokens_per_day"] == 1000
+    assert stored["laptop"]["revoked_at"] is not None
