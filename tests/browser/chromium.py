@@ -117,4 +117,5 @@ def visitor(
         yield visiting
     finally:
         context.close()
-    assert visiting.faults == []
+    if visiting.faults:
+        raise AssertionError("\n".join(visiting.faults))
