@@ -1,8 +1,9 @@
-"""Frame times of the dashboard with 1,000 workers, half of which change each second, and 10,000 jobs.
+"""Frame times of the dashboard with 1,000 workers and 10,000 jobs.
 
-*pool*: the picture of the machines, for eight seconds.  *jobs*: scrolling through the list with
-all jobs loaded.  A frame of a screen with 60 Hz takes 16.7 ms.  The page runs in Chromium
-without a window, its data come from a small server of the bench.
+*pool*: the picture of the machines, for eight seconds, while half of them change each
+second.  *jobs*: scrolling through the list with all jobs loaded.  A frame of a screen
+with 60 Hz takes 16.7 ms.  The page runs in Chromium without a window, which draws on
+the processor; its data come from a small server of the bench.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from random import Random
 from typing import Any
 
 from aiohttp import web
+
 from report import Goal, Results
 from shoal.gateway.dashboard.files import SECURITY_HEADERS, dashboard_files
 
