@@ -15,6 +15,7 @@ from gateway.batches.uploads import create, ended
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Pool
 from shoal.domain.credentials import Scope
+from shoal.gateway.http.media_types import JSON_TYPE
 from shoal.gateway.http.operation import Operation
 from shoal.gateway.operations import OPERATIONS
 
@@ -333,9 +334,11 @@ async def test_a_monitor_sees_what_an_admin_sees(
     matrix: Matrix, subtests: pytest.Subtests
 ) -> None:
     paths = [
-        each
-        for (method, each), row in STATUSES.items()
-        if method == "GET" and row[:2] == (200, 200) and each.startswith("/admin/")
+        each.path
+        for each in OPERATIONS
+        if STATUSES[each.method, each.path][:2] == (200, 200)
+        and (each.method, each.media) == ("GET", JSON_TYPE)
+        and each.path.startswith("/admin/")
     ]
     for path in paths:
         url = path.format(id=matrix.job_id, name=OWNER, model="m1")

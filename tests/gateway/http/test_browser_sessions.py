@@ -42,6 +42,7 @@ def found(
 
 async def test_a_session_is_found_by_its_cookie() -> None:
     sessions = BrowserSessions()
+    await sessions.open()  # there is no file
     session = await sessions.begin("value", ADA, NOW)
 
     assert found(sessions, "shoal-session-4010=value") == session
@@ -70,7 +71,7 @@ async def test_a_session_ends_with_its_time_or_its_key() -> None:
     assert found(sessions, cookie, at=NOW + 59) == short
     assert found(sessions, cookie, at=NOW + 60) is None
     assert not sessions.is_open(short, NOW + 60)
-    sessions.drop_ended(NOW + 60)
+    await sessions.begin("3", ADA, NOW + 60)  # what has ended is forgotten
     assert not sessions.is_open(short, NOW)
     assert sessions.is_open(alone, NOW)
 

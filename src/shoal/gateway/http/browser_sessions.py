@@ -49,8 +49,8 @@ class SignInCodes:
 
     def redeem(self, code: str, at: float) -> bytes | None:
         """Return the digest of the key of a code, which ends by that; None: no code."""
-        key, expires_at = self._codes.pop(digest_of(code), (None, 0.0))
-        return key if at < expires_at else None
+        found = self._codes.pop(digest_of(code), None)
+        return found[0] if found is not None and at < found[1] else None
 
 
 class BrowserSessions:
