@@ -6,7 +6,13 @@ they describe has ended, so their times and ids are given.
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
+from opentelemetry.sdk.resources import (
+    SERVICE_INSTANCE_ID,
+    SERVICE_NAME,
+    SERVICE_VERSION,
+    OTELResourceDetector,
+    Resource,
+)
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
@@ -27,7 +33,6 @@ from shoal.transports.tracing.spans import Span
 TRACES_PATH = "/v1/traces"  # OTLP/HTTP
 EXPORT_TIMEOUT = 10.0  # seconds in which a collector must answer
 NANOSECONDS = 1_000_000_000
-UNNAMED = "unknown_service"  # beginning of the SDK's name of a service without one
 
 
 class OtlpSpans:
@@ -105,11 +110,12 @@ class _GivenIds(IdGenerator):
 
 def _resource(service: str, instance: str) -> Resource:
     """Return the names of this program; the standard variables have precedence."""
-    given = Resource.create()
-    if str(given.attributes[SERVICE_NAME]).startswith(UNNAMED):
-        given = given.merge(Resource({SERVICE_NAME: service}))
-    named = Resource({SERVICE_INSTANCE_ID: instance, "service.version": __version__})
-    return named.merge(given)
+    own = {
+        SERVICE_NAME: service,
+        SERVICE_INSTANCE_ID: instance,
+        SERVICE_VERSION: __version__,
+    }
+    return Resource.create(own).merge(OTELResourceDetector().detect())
 
 
 def _context(parent: TraceContext | None) -> Context:
