@@ -60,7 +60,9 @@ async def test_every_operation_leaves_one_line(
 
         fields = await line_of(lines, request_id)
         assert (fields["method"], fields["path"]) == (operation.method, path)
-        assert fields["status"] == status, path
+        # The client leaves a stream, which may have ended by then.
+        streams = got.content_type == "text/event-stream"
+        assert fields["status"] in ((status, 499) if streams else (status,)), path
 
 
 async def test_web_sockets_leave_one_line(
