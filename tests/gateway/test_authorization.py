@@ -149,6 +149,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("DELETE", "/admin/tokens/{name}"): (404, 403, 403, 403, 403, 401),
     ("GET", "/admin/events"): OVERVIEW,
     ("GET", "/admin/live"): OVERVIEW,
+    ("GET", "/admin/usage"): ANY_KEY,
     ("GET", "/metrics"): ANY_KEY,
     ("GET", "/healthz"): ALL,
     ("GET", "/readyz"): ALL,
@@ -197,6 +198,7 @@ LISTS = [
     "/v1/receipts",
     "/admin/jobs",
     "/admin/accounts",
+    "/admin/usage",
 ]
 
 VALUE = b"a value of the owner" * 100
@@ -316,6 +318,7 @@ async def test_lists_show_a_key_its_own_alone(
     await request(matrix.pool, "POST", f"/admin/accounts/{OWNER}/credit", credit)
     marks = {
         "/admin/accounts": OWNER,
+        "/admin/usage": OWNER,
         "/v1/files": matrix.file_id,
         "/v1/batches": matrix.batch_id,
     }

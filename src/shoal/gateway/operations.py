@@ -16,7 +16,7 @@ from shoal.gateway.batches import endpoints as batches
 from shoal.gateway.batches import files
 from shoal.gateway.dashboard import events as pool_events
 from shoal.gateway.dashboard import files as dashboard_files
-from shoal.gateway.dashboard import live, sign_in
+from shoal.gateway.dashboard import live, sign_in, usage
 from shoal.gateway.http.media_types import (
     BYTES_TYPE,
     HTML_TYPE,
@@ -515,6 +515,11 @@ OVERVIEW = (
         monitor(live.stream_live),
         media=SSE_TYPE,
         allow_head=False,
+    ),
+    Operation(
+        *("GET", "/admin/usage", "Add up usage and cost", read_list(usage.list_usage)),
+        answer=usage.UsageList,
+        query=usage.UsageQuery,
     ),
 )
 
