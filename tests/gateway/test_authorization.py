@@ -147,6 +147,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/admin/tokens"): OVERVIEW,
     ("POST", "/admin/tokens"): CREATION,
     ("DELETE", "/admin/tokens/{name}"): (404, 403, 403, 403, 403, 401),
+    ("GET", "/admin/batches"): ANY_KEY,
     ("GET", "/admin/events"): OVERVIEW,
     ("GET", "/admin/live"): OVERVIEW,
     ("GET", "/admin/usage"): ANY_KEY,
@@ -199,6 +200,7 @@ LISTS = [
     "/admin/jobs",
     "/admin/accounts",
     "/admin/usage",
+    "/admin/batches",
 ]
 
 VALUE = b"a value of the owner" * 100
@@ -319,6 +321,7 @@ async def test_lists_show_a_key_its_own_alone(
     marks = {
         "/admin/accounts": OWNER,
         "/admin/usage": OWNER,
+        "/admin/batches": matrix.batch_id,
         "/v1/files": matrix.file_id,
         "/v1/batches": matrix.batch_id,
     }

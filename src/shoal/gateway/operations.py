@@ -14,6 +14,7 @@ from shoal.gateway.anthropic.message_answer import AnsweredMessage
 from shoal.gateway.anthropic.message_body import CountMessageTokens, CreateMessage
 from shoal.gateway.batches import endpoints as batches
 from shoal.gateway.batches import files
+from shoal.gateway.dashboard import batches as owned_batches
 from shoal.gateway.dashboard import events as pool_events
 from shoal.gateway.dashboard import files as dashboard_files
 from shoal.gateway.dashboard import live, sign_in, usage
@@ -504,6 +505,12 @@ ADMIN = (
 )
 
 OVERVIEW = (
+    Operation(
+        *("GET", "/admin/batches", "List the batches of all keys, newest first"),
+        read_list(owned_batches.list_batches),
+        answer=owned_batches.OwnedBatchList,
+        query=owned_batches.OwnedBatchQuery,
+    ),
     Operation(
         *("GET", "/admin/events", "List events, newest first"),
         monitor_list(pool_events.list_events),
