@@ -150,6 +150,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/admin/batches"): ANY_KEY,
     ("GET", "/admin/events"): OVERVIEW,
     ("GET", "/admin/live"): OVERVIEW,
+    ("GET", "/admin/models"): ANY_KEY,
     ("GET", "/admin/usage"): ANY_KEY,
     ("GET", "/metrics"): ANY_KEY,
     ("GET", "/healthz"): ALL,

@@ -18,6 +18,7 @@ from shoal.gateway.dashboard import batches as owned_batches
 from shoal.gateway.dashboard import events as pool_events
 from shoal.gateway.dashboard import files as dashboard_files
 from shoal.gateway.dashboard import live, sign_in, usage
+from shoal.gateway.dashboard import models as placed_models
 from shoal.gateway.http.media_types import (
     BYTES_TYPE,
     HTML_TYPE,
@@ -522,6 +523,11 @@ OVERVIEW = (
         monitor(live.stream_live),
         media=SSE_TYPE,
         allow_head=False,
+    ),
+    Operation(
+        *("GET", "/admin/models", "List the models, and where each is or would fit"),
+        read_list(placed_models.list_models),
+        answer=placed_models.PlacedModelList,
     ),
     Operation(
         *("GET", "/admin/usage", "Add up usage and cost", read_list(usage.list_usage)),
