@@ -151,6 +151,8 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/admin/events"): OVERVIEW,
     ("GET", "/admin/live"): OVERVIEW,
     ("GET", "/admin/models"): ANY_KEY,
+    ("GET", "/admin/runs"): ANY_KEY,
+    ("GET", "/admin/runs/{id}"): (404, 404, 404, 404, 404, 401),  # the job is no run
     ("GET", "/admin/usage"): ANY_KEY,
     ("GET", "/metrics"): ANY_KEY,
     ("GET", "/healthz"): ALL,

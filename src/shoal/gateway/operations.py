@@ -19,6 +19,7 @@ from shoal.gateway.dashboard import events as pool_events
 from shoal.gateway.dashboard import files as dashboard_files
 from shoal.gateway.dashboard import live, sign_in, usage
 from shoal.gateway.dashboard import models as placed_models
+from shoal.gateway.dashboard import runs as watched_runs
 from shoal.gateway.http.media_types import (
     BYTES_TYPE,
     HTML_TYPE,
@@ -528,6 +529,16 @@ OVERVIEW = (
         *("GET", "/admin/models", "List the models, and where each is or would fit"),
         read_list(placed_models.list_models),
         answer=placed_models.PlacedModelList,
+    ),
+    Operation(
+        *("GET", "/admin/runs", "List training runs"),
+        read_list(watched_runs.list_runs),
+        answer=watched_runs.RunList,
+    ),
+    Operation(
+        *("GET", "/admin/runs/{id}", "Show a training run"),
+        read(watched_runs.show_run),
+        answer=watched_runs.RunDetail,
     ),
     Operation(
         *("GET", "/admin/usage", "Add up usage and cost", read_list(usage.list_usage)),
