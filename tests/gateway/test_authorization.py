@@ -147,8 +147,13 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/admin/tokens"): OVERVIEW,
     ("POST", "/admin/tokens"): CREATION,
     ("DELETE", "/admin/tokens/{name}"): (404, 403, 403, 403, 403, 401),
+    ("GET", "/admin/batches"): ANY_KEY,
     ("GET", "/admin/events"): OVERVIEW,
     ("GET", "/admin/live"): OVERVIEW,
+    ("GET", "/admin/models"): ANY_KEY,
+    ("GET", "/admin/runs"): ANY_KEY,
+    ("GET", "/admin/runs/{id}"): (404, 404, 404, 404, 404, 401),  # the job is no run
+    ("GET", "/admin/usage"): ANY_KEY,
     ("GET", "/metrics"): ANY_KEY,
     ("GET", "/healthz"): ALL,
     ("GET", "/readyz"): ALL,
@@ -197,6 +202,8 @@ LISTS = [
     "/v1/receipts",
     "/admin/jobs",
     "/admin/accounts",
+    "/admin/usage",
+    "/admin/batches",
 ]
 
 VALUE = b"a value of the owner" * 100
@@ -316,6 +323,8 @@ async def test_lists_show_a_key_its_own_alone(
     await request(matrix.pool, "POST", f"/admin/accounts/{OWNER}/credit", credit)
     marks = {
         "/admin/accounts": OWNER,
+        "/admin/usage": OWNER,
+        "/admin/batches": matrix.batch_id,
         "/v1/files": matrix.file_id,
         "/v1/batches": matrix.batch_id,
     }
