@@ -1,5 +1,7 @@
 """What metrics of jobs count, and how many labels they have."""
 
+from collections.abc import Callable
+
 import pytest
 
 from shoal.domain.facts import (
@@ -40,7 +42,7 @@ def counted(*facts: tuple[float, Fact]) -> dict[str, float]:
     """Return the samples after facts, each at its time, that are not 0."""
     now = 0.0
     metrics = JobMetrics(PoolState(), lambda: now, ModelLabels(), WorkerLabels())
-    for now, fact in facts:
+    for now, fact in facts:  # noqa: B007  # the clock reads it
         metrics.on_fact(fact)
     return {
         " ".join([sample.name, *sample.labels.values()]): sample.value
@@ -134,7 +136,7 @@ class LateClock:
 
     def __init__(self) -> None:
         self.time = 0.0
-        self.call = lambda: None
+        self.call: Callable[[], None] = lambda: None
         self.cancelled = False
 
     def now(self) -> float:
@@ -143,8 +145,8 @@ class LateClock:
     def wall(self) -> float:
         return self.time
 
-    def call_at(self, when: float, call: object) -> "LateClock":
-        self.call = call  # type: ignore[assignment]
+    def call_at(self, when: float, call: Callable[[], None]) -> "LateClock":
+        self.call = call
         return self
 
     def cancel(self) -> None:
