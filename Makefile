@@ -75,7 +75,7 @@ format: $(VENV)/.dev
 fields: $(VENV)/.dev
 	$(BIN)/python scripts/write_fields.py
 
-# make bench NAME=grandsage; with WRITE=1, it goes into bench/RESULTS.md.
+# make bench NAME=grandsage; with WRITE=1, it goes into bench/RESULTS.md and bench/plots.
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run.py $(NAME) $(if $(WRITE),--write)
 
