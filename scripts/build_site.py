@@ -90,6 +90,8 @@ def places() -> dict[str, str]:
         if path.suffix in (".md", ".css", ".png", ".svg")
     }
     found[DECISIONS] = DECISIONS.removeprefix("docs/")
+    plots = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("bench/**/*.svg")]
+    found |= {plot: f"project/{plot}" for plot in plots}
     return found | {page: f"project/{page}" for page in PROJECT}
 
 
