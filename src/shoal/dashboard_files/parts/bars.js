@@ -45,7 +45,7 @@ export function Bars({ days, series, format, tick, label }) {
     setAt(Math.max(0, Math.min(days.length - 1, at === null ? days.length - 1 : at + moved)));
   };
   const tip = at !== null && at < days.length;
-  return html`<div class="bars" ref=${box} role="img" aria-label=${label} tabindex="0" onKeyDown=${pressed} onBlur=${() => setAt(null)}
+  return html`<div class="day-bars" ref=${box} role="img" aria-label=${label} tabindex="0" onKeyDown=${pressed} onBlur=${() => setAt(null)}
     onPointerMove=${find} onPointerDown=${find} onPointerLeave=${() => setAt(null)}>
     <svg width=${width} height=${HEIGHT} aria-hidden="true" focusable="false">
       ${[0, 0.25, 0.5, 0.75, 1].map((share) => html`<g>
@@ -66,7 +66,7 @@ export function Bars({ days, series, format, tick, label }) {
         </g>`;
       })}
     </svg>
-    ${tip && html`<div class=${`bars-tip ${at > days.length / 2 ? "left" : ""}`} style=${{ left: `${LEFT + step * (at + 0.5)}px` }}>
+    ${tip && html`<div class=${`day-tip ${at > days.length / 2 ? "left" : ""}`} style=${{ left: `${LEFT + step * (at + 0.5)}px` }}>
       <b>${days[at]}</b> ${format(sums[at])}
       <ul>${series.map(({ name, values }, number) => [name, values[at], number]).filter(([, value]) => value).reverse().map(([name, value, number]) =>
         html`<li><i class=${`series-${Math.min(number + 1, COLOURS)}`}></i><span>${name}</span><b>${format(value)}</b></li>`)}</ul>

@@ -102,8 +102,8 @@ function listOf(context, lines, at, depth) {
       const line = lines[at];
       const deep = line.search(/\S/);
       if (deep < 0) {
-        const next = lines.slice(at + 1).find((each) => each.trim()) ?? "";
-        if (next.search(/\S/) < Math.min(inside, indent.length + 2)) break;
+        const next = until(lines, at, (each) => !each.trim());
+        if ((lines[next] ?? "").search(/\S/) < Math.min(inside, indent.length + 2)) break;
         content.push("");
       } else if (deep >= Math.min(inside, indent.length + 2)) {
         content.push(line.slice(Math.min(inside, deep)));
@@ -146,9 +146,9 @@ function tableOf(context, lines) {
 const INLINE = new RegExp([
   "\\\\([\\\\`*_{}\\[\\]()#+.!|~>-])",
   "(?<ticks>`{1,3})(?!`)(?<code>[^]{1,2000}?)(?<!`)\\k<ticks>(?!`)",
-  "\\*\\*(?=\\S)(?<strong>[^]{1,2000}?\\S)\\*\\*",
-  "(?<!\\w)__(?=\\S)(?<strong2>[^]{1,2000}?\\S)__(?!\\w)",
-  "~~(?=\\S)(?<struck>[^]{1,2000}?\\S)~~",
+  "\\*\\*(?=\\S)(?<strong>[^]{0,2000}?\\S)\\*\\*",
+  "(?<!\\w)__(?=\\S)(?<strong2>[^]{0,2000}?\\S)__(?!\\w)",
+  "~~(?=\\S)(?<struck>[^]{0,2000}?\\S)~~",
   "\\*(?=[^\\s*])(?<em>[^*]{1,2000}?)(?<![\\s*])\\*(?!\\*)",
   "(?<!\\w)_(?=\\S)(?<em2>[^_]{1,2000}?)(?<!\\s)_(?!\\w)",
   "!?\\[(?<label>[^\\]\\n]{1,500})\\]\\((?<target>[^\\s()]{1,2000}(?:\\([^\\s()]{0,200}\\)[^\\s()]{0,200})?)(?:\\s+\"[^\"\\n]{0,200}\")?\\)",

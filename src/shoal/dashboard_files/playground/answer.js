@@ -73,7 +73,7 @@ export const Answer = memo(function Answer({ answer, fact, last, onRetry, onResu
   const thinking = open && answer.reasoning && !answer.text;
   const numbers = statsOf(answer, answer.last);
   const lost = open && fact?.fact === "JobRequeued";
-  return html`<article class="said model" aria-label=${`Answer of ${answer.body.model}`} aria-busy=${open}>
+  return html`<article class="said answer" aria-label=${`Answer of ${answer.body.model}`} aria-busy=${open}>
     ${answer.takeovers.map((each) => html`<p class="takeover-line"><${Icon} name="swap" size=${15} />
       <span><b>${machineOf(each.from)}</b> was lost in the middle of this answer: <b>${machineOf(each.worker)}</b> took over, and nothing was repeated or left out.</span></p>`)}
     ${answer.reasoning && html`<details class="reasoning">

@@ -116,7 +116,7 @@ function Batch({ api, id, session }) {
         <dt>Time limit</dt><dd>${batch.completion_window}, until ${exact(batch.expires_at)}</dd>
         ${Object.entries(batch.metadata ?? {}).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}
       </dl></section>
-      <section class="card" aria-label="Course"><h2>Course</h2><ol class="course">${times.map(([name, title], place) => html`<li>
+      <section class="card" aria-label="Course"><h2>Course</h2><ol class="batch-course">${times.map(([name, title], place) => html`<li>
         <span>${title}</span><span class="dim">${place ? `after ${duration(batch[name] - batch[times[place - 1][0]])}` : ""}</span><${Time} at=${batch[name]} /></li>`)}</ol></section>
     </div>
     ${asking && html`<${Confirm} title="Cancel this batch?" action="Cancel the batch" danger onClose=${() => setAsking(false)}

@@ -40,20 +40,20 @@ export default function Playground({ api, live, route }) {
 
   if (error && !listed) return html`<${Head} title="Playground" /><${ErrorNote} error=${error} retry=${reload} />`;
   if (!listed) return html`<${Head} title="Playground" /><${Loading} what="Asking for the models" />`;
-  if (!models.length) {
+  const used = columns.some(({ messages }) => messages.length);
+  if (!models.length && !used) {
     return html`<${Head} title="Playground" /><${Empty} title="No model that chats yet">
       <p>The pool has no worker with such a model. Start one on this machine with <code>shoal join</code>, or add another
         machine: <a href="#/nodes">Nodes</a> shows the command.</p>
       <p><button type="button" onClick=${reload}>Look again</button></p><//>`;
   }
   const set = Object.keys(NO_SETTINGS).filter((name) => name !== "tools" && settings[name] !== "").length;
-  const used = columns.some(({ messages }) => messages.length);
   const next = models.find(({ id }) => columns.every((each) => each.model !== id)) ?? models[0];
   return html`<div class="playground">
     <${Head} title="Playground">
       <button type="button" aria-expanded=${openSettings} aria-controls="chat-settings" onClick=${() => setOpenSettings(!openSettings)}>
         <${Icon} name="sliders" size=${16} />Settings${set > 0 && html` <span class="count">${set}</span>`}</button>
-      <button type="button" disabled=${columns.length >= COLUMNS_MAX} onClick=${() => store.addColumn(next.id)}
+      <button type="button" disabled=${columns.length >= COLUMNS_MAX || !next} onClick=${() => store.addColumn(next.id)}
         title="Ask another model the same"><${Icon} name="plus" size=${16} />Add a model</button>
       <button type="button" disabled=${!used} onClick=${store.clear}><${Icon} name="remove" size=${16} />Clear</button>
     <//>

@@ -71,15 +71,15 @@ function Run({ api, id, session }) {
   const took = run.started_at == null ? null : (run.ended_at ?? Math.max(now, run.started_at)) - run.started_at;
   const losses = points.map((each) => each.loss).filter((each) => each != null);
   const seconds = points.slice(-50).map((each) => each.seconds).filter((each) => each != null);
-  const tile = (title, value, note) => html`<div class="card tile"><b>${value}</b><span>${title}</span>${note && html`<small class="faint">${note}</small>`}</div>`;
+  const tile = (title, value, note) => html`<div class="card sum"><b>${value}</b><span>${title}</span>${note && html`<small class="faint">${note}</small>`}</div>`;
   const may = session.scope === "admin" || session.scope === "use";
   return html`<div class="stack">
     <${Head} title=${`Run ${shortId(run.id, 16)}`}>
       <a class="button" href="#/runs"><${Icon} name="back" size=${16} />All runs</a>
       ${may && !ended(run) && html`<button type="button" class="danger" onClick=${() => setAsking(true)}>Cancel</button>`}
     <//>
-    <div class="tiles">
-      <div class="card tile"><b><${State} state=${run.state} /></b><span>${plural(run.size, "rank")} · ${run.owner}</span></div>
+    <div class="sums">
+      <div class="card sum"><b><${State} state=${run.state} /></b><span>${plural(run.size, "rank")} · ${run.owner}</span></div>
       ${tile("steps", integer(run.step))}
       ${tile("loss", lossOf(run.loss), losses.length > 1 && `from ${lossOf(losses[0])}`)}
       ${tile("a step", seconds.length ? duration(seconds.reduce((a, b) => a + b) / seconds.length) : "–")}
@@ -125,7 +125,7 @@ function Ranks({ ranks }) {
       { key: "state", title: "State", cell: (rank) => html`<${State} state=${rank.state} />`, sort: (rank) => rank.state },
       { key: "step", title: "Step", align: "end", cell: (rank) => integer(rank.step), sort: (rank) => rank.step },
       { key: "seconds", title: "A step", align: "end", sort: (rank) => rank.step_seconds,
-        cell: (rank) => (rank.step_seconds == null ? "–" : html`<span class="pace"><span class="bar" style=${{ width: `${(60 * rank.step_seconds) / (slowest || 1)}px` }}></span>${duration(rank.step_seconds)}</span>`) },
+        cell: (rank) => (rank.step_seconds == null ? "–" : html`<span class="pace"><span class="pace-bar" style=${{ width: `${(60 * rank.step_seconds) / (slowest || 1)}px` }}></span>${duration(rank.step_seconds)}</span>`) },
       { key: "hash", title: "Hash of the parameters", hide: "phone",
         cell: (rank) => (rank.hash ? html`<code title=${rank.hash} class=${ranks.length > 1 && equal.get(rank.hash) > 1 ? "equal" : undefined}>${rank.hash.slice(0, 16)}</code>` : "–") },
     ]} empty=${html`<p class="dim">No rank has started yet.</p>`} />

@@ -66,10 +66,10 @@ function Sums({ rows, days, split, metric, costs }) {
   const series = useMemo(() => seriesOf(named, split, metric, days, COLOURS), [named, split, metric, days]);
   const all = total(rows);
   const colour = new Map(series.map(({ name }, place) => [name, place + 1]));
-  const tile = (title, value) => html`<div class="card tile"><b>${value}</b><span>${title}</span></div>`;
+  const tile = (title, value) => html`<div class="card sum"><b>${value}</b><span>${title}</span></div>`;
   const number = (key, title, write, hide) => ({ key, title, align: "end", hide, cell: (row) => write(row[key]), sort: (row) => row[key] });
   return html`
-    <div class="tiles">
+    <div class="sums">
       ${tile("requests", integer(all.requests))}
       ${tile("tokens read", short(all.prompt_tokens))}
       ${tile("tokens written", short(all.completion_tokens))}
