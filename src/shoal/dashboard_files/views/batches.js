@@ -117,7 +117,7 @@ function Batch({ api, id, session }) {
         ${Object.entries(batch.metadata ?? {}).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}
       </dl></section>
       <section class="card" aria-label="Course"><h2>Course</h2><ol class="batch-course">${times.map(([name, title], place) => html`<li>
-        <span>${title}</span><span class="dim">${place ? `after ${duration(batch[name] - batch[times[place - 1][0]])}` : ""}</span><${Time} at=${batch[name]} /></li>`)}</ol></section>
+        <span>${title}</span><span class="dim">${place ? `after ${duration(batch[name] - batch[times[place - 1][0]]).replace("0 ms", "less than 1 s")}` : ""}</span><${Time} at=${batch[name]} /></li>`)}</ol></section>
     </div>
     ${asking && html`<${Confirm} title="Cancel this batch?" action="Cancel the batch" danger onClose=${() => setAsking(false)}
       onYes=${async () => { await api.post(`/v1/batches/${encodeURIComponent(batch.id)}/cancel`); toast("The batch is being cancelled"); await reload(); }}>
