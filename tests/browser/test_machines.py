@@ -40,7 +40,7 @@ def test_drained_machine_leaves(engine: Browser, programs: Programs) -> None:
     leaving = pool.joined("beagle")
 
     with visitor(engine, pool.url) as admin:
-        admin.page.goto(pool.ready["dashboard"])
+        admin.follow(pool.ready["dashboard"])
         admin.go("#/nodes")
         page = admin.page
         page.get_by_role("button", name="beagle", exact=True).click()
@@ -48,7 +48,7 @@ def test_drained_machine_leaves(engine: Browser, programs: Programs) -> None:
         asked = page.get_by_role("dialog", name="Drain beagle?")
         asked.get_by_role("button", name="Drain", exact=True).click()
 
-        expect(page.get_by_text("drained", exact=True).first).to_be_visible()
+        expect(page.locator("td").get_by_text("drained", exact=True)).to_be_visible()
         eventually(lambda: pool.workers() == [], "the worker leaves")
         admin.save("drained")
     leaving.close()
@@ -59,9 +59,9 @@ def test_new_machine_waits_for_approval(engine: Browser, programs: Programs) -> 
     pool.joined("beagle")
 
     with visitor(engine, pool.url) as admin:
-        admin.page.goto(pool.ready["dashboard"])
+        admin.follow(pool.ready["dashboard"])
         page = admin.page
-        expect(page.get_by_text("beagle waits for approval")).to_be_visible()
+        expect(page.get_by_text("beagle waits for approval", exact=True)).to_be_visible()
         page.get_by_role("link", name="Review").click()
         page.get_by_role("button", name="Approve beagle").first.click()
 
@@ -75,7 +75,7 @@ def test_coordinator_that_is_away_is_told_and_comes_back(
 ) -> None:
     first = programs.serve()
     with visitor(engine, first.url) as admin:
-        admin.page.goto(first.ready["dashboard"])
+        admin.follow(first.ready["dashboard"])
         expect(admin.page.get_by_text("Live", exact=True)).to_be_visible()
 
         first.program.kill()

@@ -56,7 +56,7 @@ def test_link_of_the_coordinator_signs_in_once(
     link = pool.ready["dashboard"]
 
     with visitor(engine, pool.url) as first:
-        first.page.goto(link)
+        first.follow(link)
         expect(first.page.get_by_text("ready for its first machine")).to_be_visible()
         assert "signin" not in first.page.url
     with visitor(engine, pool.url) as second:
@@ -69,8 +69,8 @@ def test_empty_pool_says_how_machines_join(engine: Browser, programs: Programs) 
     pool = programs.serve()
 
     with visitor(engine, pool.url) as first:
-        first.page.goto(pool.ready["dashboard"])
-        expect(first.page.get_by_text("No machine has joined yet")).to_be_visible()
+        first.follow(pool.ready["dashboard"])
+        expect(first.page.get_by_text("No machine has joined yet", exact=True)).to_be_visible()
         expect(first.page.get_by_text(f"shoal join {pool.url}")).to_be_visible()
         first.save("empty-pool")
         pool.joined("beagle")

@@ -17,8 +17,11 @@ PAGES = [
     if "decisions" not in page.parts
 ]
 ELLIPSES = {"…", "..."}
+FENCES = re.MULTILINE | re.DOTALL
 # Where options end that are the command's own.
 FOREIGN = {"train", "service"}
+# What is signed or sent begins like a command.
+SIGNED = {"receipt", "dispatch", "noise", "tealenet", "token"}
 
 
 def shown_commands(page: Path) -> Iterator[list[str]]:
@@ -31,8 +34,18 @@ def shown_commands(page: Path) -> Iterator[list[str]]:
         text = line.strip().removeprefix("$ ")
         if not (inside or line.startswith("    ")) or not text.startswith("shoal "):
             continue
-        text = re.split(r"\s+#|\s+&&|\s+\||\s+>", text)[0]
+        text = re.split(r"\s+#|\s+&&|\s+\"\$\(|\s+\||\s+>", text)[0]
         yield shlex.split(text.rstrip("\\"), posix=True)[1:]
+
+
+def mentioned_commands(page: Path) -> Iterator[list[str]]:
+    """Yield the words of each command in the text of a page."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text("utf-8"), flags=FENCES)
+    for mention in re.findall(r"`(shoal [^`]+)`", text):
+        try:
+            yield shlex.split(mention.replace("\\|", "|"))[1:]
+        except ValueError as error:
+            raise AssertionError(f"{page.name}: {mention}") from error
 
 
 def check_command(words: list[str]) -> None:
@@ -63,6 +76,13 @@ def check_command(words: list[str]) -> None:
 def test_shown_commands_exist(page: Path) -> None:
     for words in shown_commands(page):
         if words and words[0] not in FOREIGN | ELLIPSES | {"COMMAND"}:
+            check_command(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_mentioned_commands_exist(page: Path) -> None:
+    for words in mentioned_commands(page):
+        if words and words[0] not in FOREIGN | SIGNED | ELLIPSES | {"COMMAND"}:
             check_command(words)
 
 

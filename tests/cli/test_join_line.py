@@ -54,6 +54,17 @@ async def test_loopback_is_told_with_the_remedy(
     assert "shoal serve --host 0.0.0.0 --tls auto" in printed.err
 
 
+async def test_command_is_drawn_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with run_coordinator(config(tmp_path, EVERYWHERE)) as running:
+        assert await join_line(tmp_path, "--qr") == 0
+
+    printed = capsys.readouterr()
+    assert printed.out == running.join_command + "\n"
+    assert "█▀▀▀▀▀█" in printed.err or "▄▄▄▄▄" in printed.err
+
+
 async def test_token_is_quoted_for_the_shell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,7 +45,7 @@ async def test_client_texts_are_not_labels(pool: Pool) -> None:
 async def test_models_beyond_the_limit_share_a_label(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.gateway.monitoring.MODELS_MAX", 2)
+    monkeypatch.setattr("shoal.gateway.metrics.labels.MODELS_MAX", 2)
     for number in range(4):
         model = f"model-{number}"
         async with pool.node(model=model) as node, asyncio.TaskGroup() as tasks:

@@ -231,6 +231,7 @@ class GatedModel:
         self, pause: int, pairs: Mapping[str, Sequence[str]] = ANSWERS, port: int = 0
     ) -> None:
         self.requests = 0
+        self.traceparents: list[str] = []  # of the requests; empty: none was sent
         self._pairs = pairs
         self.go_on = threading.Event()
         self._pause = pause
@@ -268,6 +269,7 @@ class GatedModel:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 model.requests += 1
+                model.traceparents.append(self.headers.get("traceparent", ""))
                 self._head("text/event-stream")
                 answer = model._pairs[message_text(body["messages"][-1])]
                 for number, piece in enumerate(answer):

@@ -22,6 +22,7 @@ SMALL = {
     "usage",  # few rows of an owner: older days are added up
 }
 SMALL_INDEXES = ("USING INDEX batches_open", "USING INDEX jobs_open")  # open ones
+SUMS = "FROM usage_by_model"  # a bounded number of rows a day, added up by any columns
 OTHER = ("BEGIN", "COMMIT", "PRAGMA", "ROLLBACK")  # statements without a plan
 
 
@@ -57,7 +58,10 @@ def check_plans(path: Path, statements: Statements) -> None:
             if not statement.startswith(OTHER):
                 query = f"EXPLAIN QUERY PLAN {statement}"
                 plan = [row[-1] for row in sql.execute(query, values)]
-                assert not bad_steps(plan), (statement, plan)
+                bad = bad_steps(plan)
+                if SUMS in statement:
+                    bad = [step for step in bad if "B-TREE" not in step]
+                assert not bad, (statement, plan)
 
 
 def bad_steps(plan: Sequence[str]) -> list[str]:

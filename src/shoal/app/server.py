@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import random
 import secrets
 import socket
@@ -79,6 +80,7 @@ from shoal.store.sqlite.store import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_server import http_listener, public_urls
 from shoal.transports.strangers import Strangers, bounded_strangers
+from shoal.transports.tracing.spans import SpanSink, open_spans
 from shoal.worker.hardware import this_machine
 
 SIGNATURES_INLINE_MAX = (
@@ -151,7 +153,23 @@ async def run_coordinator(
         await asyncio.to_thread(files.open)
         await store.open()
         finally_.push_async_callback(store.close)
-        hub = _hub(config, settings, store, clock, stored.signer, BlobTransfer(files))
+        spans = await finally_.enter_async_context(
+            open_spans(
+                config.otlp_endpoint,
+                os.environ,
+                "shoal",
+                config.name or socket.gethostname() or "shoal",
+            )
+        )
+        hub = _hub(
+            config,
+            settings,
+            store,
+            clock,
+            stored.signer,
+            BlobTransfer(files),
+            traced=spans is not None,
+        )
         calls = DurableCalls(hub, store, clock)
         hub.carried = calls
         if restored := await hub.restore():
@@ -177,6 +195,7 @@ async def run_coordinator(
             stored,
             payments,
             unencrypted,
+            spans,
         )
         admission = gateway.admission
         admission.fingerprint = None if https is None else https.fingerprint
@@ -321,6 +340,8 @@ def _hub(
     clock: LoopClock,
     signer: Signer,
     blobs: BlobTransfer,
+    *,
+    traced: bool,
 ) -> Hub:
     return Hub(
         store,
@@ -333,6 +354,7 @@ def _hub(
         aside=SIGNATURES_INLINE_MAX,
         blobs=blobs,
         approve_nodes=config.approve_nodes,
+        traced=traced,
     )
 
 
@@ -364,6 +386,7 @@ async def _gateway(
     stored: _StoredSecrets,
     payments: Payments,
     unencrypted: Mapping[str, str],
+    spans: SpanSink | None,
 ) -> Gateway:
     keyring = Keyring(await key_cache(store.keys), {FIRST_KEY: stored.api_key})
     failures = AuthThrottle()
@@ -404,6 +427,7 @@ async def _gateway(
         sharing=LibraryServer(settings.library),
         created_at=signing_key_created_at(config.data_dir),
         started_at=clock.wall(),
+        spans=spans,
     )
 
 
@@ -458,4 +482,8 @@ async def _send_webhooks(gateway: Gateway, reach: EgressPolicy) -> None:
     if reach is not EgressPolicy.OFF:
         show = partial(encode_job, gateway)
         hub, store, clock = gateway.hub, gateway.store, gateway.clock
-        await WebhookSender(hub, store, clock, show, reach, random.random).run()
+        sender = WebhookSender(
+            *(hub, store, clock, show, reach, random.random),
+            results=gateway.webhook_results,
+        )
+        await sender.run()

@@ -102,6 +102,12 @@ class ServeConfig:
         (),
         "https://HOST[:PORT]",
     )
+    otlp_endpoint: str = setting(
+        "URL of an OpenTelemetry collector for traces, such as http://127.0.0.1:4318 "
+        "(default: none, or the standard variable OTEL_EXPORTER_OTLP_ENDPOINT)",
+        "",
+        "URL",
+    )
     trusted_proxy: tuple[str, ...] = setting(
         "address or network of a reverse proxy, whose X-Forwarded-For names the client "
         "that wrong keys and codes count against; repeatable",
@@ -334,6 +340,12 @@ class JoinConfig:
     provider_type: str = setting(
         "kind of this machine, on wires that report it: DESKTOP or SEEKER (a phone)",
         "DESKTOP",
+    )
+    otlp_endpoint: str = setting(
+        "URL of an OpenTelemetry collector for traces, such as http://127.0.0.1:4318 "
+        "(default: none, or the standard variable OTEL_EXPORTER_OTLP_ENDPOINT)",
+        "",
+        "URL",
     )
     identity: Path | None = setting(
         "file of the worker's signing key, created at first use (default: one per "

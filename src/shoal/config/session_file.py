@@ -5,7 +5,8 @@ It holds digests alone: who reads it cannot make a cookie of it.
 
 import json
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from shoal.config.private_files import open_private
@@ -20,6 +21,7 @@ class SessionFile:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
+        self._writing = threading.Lock()
 
     def read(self) -> list[BrowserSession]:
         """Return the sessions; none if there is no file.
@@ -43,24 +45,30 @@ class SessionFile:
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"it has no sessions: {error}") from error
 
-    def write(self, sessions: Iterable[BrowserSession]) -> None:
-        """Replace the file.  Raises OSError; then there is no file.
+    def write(self, current: Callable[[], Iterable[BrowserSession]]) -> None:
+        """Replace the file by the ``current`` sessions, in any thread.
 
-        Sessions that have ended would otherwise begin again at the next start.
+        Raises OSError; then there is no file: sessions that have ended would otherwise
+        begin again at the next start.
         """
-        rows = [
-            {
-                "session": each.digest.hex(),
-                "key": each.key_digest.hex(),
-                "expires_at": each.expires_at,
-            }
-            for each in sessions
-        ]
+        # Who was cancelled while a thread writes does not wait for it.
+        with self._writing:
+            rows = [
+                {
+                    "session": each.digest.hex(),
+                    "key": each.key_digest.hex(),
+                    "expires_at": each.expires_at,
+                }
+                for each in current()
+            ]
+            self._replace(json.dumps(rows))
+
+    def _replace(self, text: str) -> None:
         part = self.path.with_suffix(".part")
         try:
             # Atomic: a coordinator that is killed leaves the old file or the new one.
             with open(part, "w", encoding="utf-8", opener=open_private) as new:
-                json.dump(rows, new)
+                new.write(text)
                 new.flush()
                 os.fsync(new.fileno())
             os.replace(part, self.path)

@@ -16,9 +16,10 @@ from shoal.domain.facts import (
     JobSubmitted,
     ReceiptPresented,
 )
-from shoal.domain.ids import WorkerId
+from shoal.domain.ids import JobId, WorkerId, peer_of
 from shoal.domain.job import Job
 from shoal.domain.receipts import Verdict
+from shoal.domain.work import Call, CallStream
 from shoal.ledger import accounts
 from shoal.ledger.accounts import Books, Transfer
 from shoal.ledger.canonical import to_time
@@ -34,6 +35,7 @@ from shoal.store.ledger import (
     LogHead,
 )
 from shoal.store.port import Store
+from shoal.store.usage import JobPlace, Refund
 from shoal.store.webhooks import WebhookDelivery
 
 _VALID = Verdict.VALID
@@ -47,9 +49,12 @@ class _BatchDraft:
     claims: list[Claims] = field(default_factory=list)
     deliveries: list[WebhookDelivery] = field(default_factory=list)
     presented: list[ReceiptPresented] = field(default_factory=list)
+    places: dict[JobId, JobPlace] = field(default_factory=dict)
+    refunds: list[Refund] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.transfers or self.claims or self.deliveries or self.presented)
+        money = self.transfers or self.claims or self.refunds
+        return bool(money or self.deliveries or self.presented or self.places)
 
 
 class Bookkeeper:
@@ -116,9 +121,11 @@ class Bookkeeper:
             case JobCompleted():
                 self._done(fact, at)
             case JobFailed() | JobCancelled() | JobExpired():
-                job = self._pool.jobs[fact.job_id].job
-                self._release(job)
-                self._deliver(job)
+                opened = self._pool.jobs[fact.job_id]
+                self._release(opened.job)
+                self._deliver(opened.job)
+                if opened.worker_id is not None:
+                    self._place(opened.job, opened.worker_id, 0)
             case ReceiptPresented():
                 self._draft.presented.append(fact)
             case AccountCredited(account, amount):
@@ -131,12 +138,12 @@ class Bookkeeper:
     def _done(self, fact: JobCompleted, at: float) -> None:
         opened = self._pool.jobs[fact.job_id]
         job, worker_id = opened.job, opened.worker_id
-        if not has_receipt(job):
-            self._deliver(job)
-            return
         if opened.hedge is not None and opened.hedge.lease == fact.lease:
             worker_id = opened.hedge.worker_id
         assert worker_id is not None, f"no worker has {fact.job_id}"
+        if not has_receipt(job):
+            self._deliver(job)
+            return
         offer = self._pool.workers[worker_id].offer
         key = offer.public_key
         price, fee = job.terms.price, 0
@@ -152,6 +159,7 @@ class Bookkeeper:
             case _:
                 price = 0
                 self._release(job)
+        self._place(job, worker_id, price)
         usage = fact.outcome.usage
         self._draft.claims.append(
             Claims(
@@ -170,6 +178,12 @@ class Bookkeeper:
             )
         )
         self._deliver(job)
+
+    def _place(self, job: Job, worker_id: WorkerId, cost: int) -> None:
+        """Note where a job ended, for its usage."""
+        # There may be thousands of calls a second: where each ran is not counted.
+        if job.terms.kept and not isinstance(job.work, Call | CallStream):
+            self._draft.places[job.id] = JobPlace(peer_of(worker_id), cost)
 
     def _release(self, job: Job) -> None:
         self._post(accounts.release(job.id, payer_of(job), job.terms.price))
@@ -198,7 +212,9 @@ class Bookkeeper:
         draft, self._draft = self._draft, _BatchDraft()
         if not draft.claims:
             return LedgerEntries(
-                tuple(draft.transfers), deliveries=tuple(draft.deliveries)
+                tuple(draft.transfers),
+                deliveries=tuple(draft.deliveries),
+                places=draft.places,
             )
         if len(draft.claims) > self._thread_above:
             sealed = await asyncio.to_thread(self._notary.seal, draft.claims, at)
@@ -223,6 +239,8 @@ class Bookkeeper:
         elif (job := await self._store.summary(fact.job_id)) is not None:
             payer = accounts.user_account(job.owner, job.terms.user)
             self._post(accounts.give_back(fact.job_id, payer, price))
+            node = peer_of(WorkerId(claims.worker))
+            self._draft.refunds.append(Refund(job.owner, job.model, node, price))
             price = 0
         self._draft.claims.append(
             replace(claims, verdict=fact.verdict, price=price, fee=fee, at=to_time(at))
@@ -241,6 +259,8 @@ def _entries(draft: _BatchDraft, sealed: SealedBatch, at: float) -> LedgerEntrie
         sealed.nodes,
         LogHead(head.size, head.root, sealed.note, at),
         tuple(draft.deliveries),
+        draft.places,
+        tuple(draft.refunds),
     )
 
 

@@ -38,7 +38,9 @@ from shoal.domain.facts import (
     WorkerSuspended,
     WorkerTrusted,
 )
-from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job
+from shoal.domain.trace_context import attempt_traceparent
 from shoal.domain.vocabulary import CancelJob, RunJob
 from shoal.domain.work import INDIVISIBLE_FEATURES, Call, Feature
 from shoal.domain.worker import Suspension
@@ -52,6 +54,9 @@ log = logging.getLogger("shoal.coordinator")
 class Effects:
     """Sends workers their commands and clients their results.
 
+    ``traced``: each attempt at a traced job is a span of its own, the parent of the
+    worker's.  Else workers continue the client's span.
+
     Effects follow a whole batch: the pool is as all facts of the batch have left it.
     """
 
@@ -63,6 +68,8 @@ class Effects:
         deadlines: Deadlines,
         blobs: BlobTransfer,
         post: Callable[[HubInput], None],
+        *,
+        traced: bool = False,
     ) -> None:
         self._pool = pool
         self._answers = answers
@@ -70,6 +77,7 @@ class Effects:
         self._deadlines = deadlines
         self._blobs = blobs
         self._post = post
+        self._traced = traced
 
     def apply(self, fact: Fact, revoked: Iterable[Revocation]) -> None:
         """Carry out ``fact``, and cancel revoked leases at their workers."""
@@ -160,6 +168,7 @@ class Effects:
             *(fact.job_id, fact.lease, job.job.work, beginning, job.job.terms),
             waited=job.waited(job.leased_at),
             remaining=job.remaining(job.leased_at),
+            trace=job.job.terms.trace and self._trace(job.job, fact.lease),
         )
         peer = self._connections.connection_of(fact.worker_id)
         if isinstance(job.job.work, Call):
@@ -178,5 +187,10 @@ class Effects:
             terms=job.job.terms,
             waited=job.waited(since),
             remaining=job.remaining(since),
+            trace=job.job.terms.trace and self._trace(job.job, fact.lease),
         )
         self._connections.connection_of(fact.worker_id).send(run)
+
+    def _trace(self, job: Job, lease: LeaseNumber) -> str:
+        parent = job.terms.trace
+        return attempt_traceparent(parent, job.id, lease) if self._traced else parent

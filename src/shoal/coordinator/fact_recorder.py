@@ -13,6 +13,7 @@ from shoal.domain.facts import (
     WorkerFact,
     WorkerLoadChanged,
 )
+from shoal.domain.histogram import SECONDS_SHORT, Histogram
 from shoal.pool.state import PoolState
 from shoal.store.port import RecordedFact, Store
 from shoal.transports.clock import Clock
@@ -25,6 +26,7 @@ class FactRecorder:
 
     A deferrable fact waits for the next commit, at most ``RECORD_WITHIN`` seconds:
     after a restart it would not be used.  ``wake`` is called when that time is over.
+    ``commit_seconds`` counts the commits by their time, repetitions included.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class FactRecorder:
         clock: Clock,
         wake: Callable[[], None],
     ) -> None:
+        self.commit_seconds = Histogram(SECONDS_SHORT)
         self._store = store
         self._bookkeeper = bookkeeper
         self._health = health
@@ -64,6 +67,7 @@ class FactRecorder:
         self._record_by = math.inf
         entries = await self._health.read(lambda: self._bookkeeper.seal(at))
         await self._health.write(lambda: self._store.append(kept, at, earlier, entries))
+        self.commit_seconds.observe(self._clock.now() - now)
 
     def _record_now(self) -> None:
         # Not left to comparing times: a timer may fire a little early.

@@ -32,6 +32,7 @@ from shoal.coordinator.store_health import StoreHealth
 from shoal.coordinator.worker_events import WorkerEvents, WorkerPort
 from shoal.domain.errors import ShoalError, ShuttingDown, StoreError
 from shoal.domain.facts import Fact, JobCancelled, JobExpired
+from shoal.domain.histogram import Histogram
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.vocabulary import Completed
@@ -87,6 +88,7 @@ class Hub:
         fee, aside: as in ``Bookkeeper``.
         blobs: the values that calls refer to.
         approve_nodes: as in ``ServeConfig``.
+        traced: as in ``Effects``.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Hub:
         blobs: BlobTransfer | None = None,
         *,
         approve_nodes: bool = False,
+        traced: bool = False,
     ) -> None:
         self.pool = PoolState(approvals=Approvals(required=approve_nodes))
         self.blobs = blobs or BlobTransfer(MemoryBlobs())
@@ -144,6 +147,7 @@ class Hub:
             self._deadlines,
             self.blobs,
             self.post,
+            traced=traced,
         )
         self._listeners: list[Callable[[Fact], None]] = [FactLog().on_fact]
         self._room_listeners: list[Callable[[], None]] = []
@@ -308,6 +312,11 @@ class Hub:
     def health(self) -> Mapping[WorkerId, MachineHealth]:
         """The health of workers' machines, as far as they report it."""
         return self._worker_events.health
+
+    @property
+    def commit_seconds(self) -> Histogram:
+        """How long the commits of facts have taken, in seconds."""
+        return self._recorder.commit_seconds
 
     def peer_route_of(self, worker_id: WorkerId) -> PeerRoute | None:
         """Return the peer that a worker belongs to, if that has several."""

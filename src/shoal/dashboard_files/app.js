@@ -69,18 +69,22 @@ function Outlet({ view, session, route }) {
   const [module, setModule] = useState(() => loaded.get(view.id));
   const [failure, setFailure] = useState(null);
   const [crash, reset] = useErrorBoundary((error) => console.error(error));
+  const tries = useRef(0);
   const load = () => {
     setFailure(null);
-    import(`./views/${view.id}.js`).then(
+    // Browsers remember that a module could not be fetched: its next address is another.
+    const again = tries.current ? `?again=${tries.current}` : "";
+    tries.current += 1;
+    import(`./views/${view.id}.js${again}`).then(
       (found) => { loaded.set(view.id, found.default); setModule(() => found.default); },
       (error) => setFailure({ message: `This view could not be loaded: ${error.message}. Is the coordinator still running?` }));
   };
-  useEffect(() => { if (!module) load(); }, []);
+  useEffect(() => { if (!module) load(); }, [live.connected]);
   useEffect(() => { document.title = `${view.title} · Shoal`; }, [view]);
   if (crash) {
     return html`<${ErrorNote} error=${{ message: `This view failed: ${crash.message}` }} retry=${reset} />`;
   }
-  if (failure) return html`<${ErrorNote} error=${failure} retry=${() => location.reload()} />`;
+  if (failure) return html`<${ErrorNote} error=${failure} retry=${load} />`;
   if (!module) return html`<${Loading} />`;
   return html`<${module} api=${api} live=${live} session=${session} route=${route} />`;
 }
@@ -223,11 +227,11 @@ function takeCode() {
 function App() {
   const [session, setSession] = useState(undefined); // null: signed out
   const [reason, setReason] = useState(null);
+  const [firstCode] = useState(takeCode);
   const signedIn = (found) => { liveData.start(found); setReason(null); setSession(found); };
-  const begin = async () => {
+  const begin = async (code) => {
     setSession(undefined);
     setReason(null);
-    const code = takeCode();
     try {
       if (code) {
         try { signedIn(await api.post("/dashboard/session", { code })); return; } catch (error) { setReason(error); }
@@ -239,8 +243,8 @@ function App() {
     }
   };
   useEffect(() => {
-    begin();
-    const linked = () => location.hash.startsWith("#signin=") && begin();
+    begin(firstCode);
+    const linked = () => location.hash.startsWith("#signin=") && begin(takeCode());
     addEventListener("hashchange", linked);
     whenSignedOut(() => {
       liveData.stop();

@@ -120,7 +120,8 @@ class JobTerms:
     ``user`` is the owner's sub-account.  A job that is not ``kept`` is lost at a
     restart, and has no receipt.  ``form`` is the JSON text of the work as its client
     sent it, for wires that carry work in that form.  ``api_fields`` is the JSON text of
-    what an API has to return with the answer, and no worker needs.
+    what an API has to return with the answer, and no worker needs.  ``trace`` is the
+    ``traceparent`` of the request (``trace_context``); empty: it is not traced.
     """
 
     policy: Policy = Policy.FAST
@@ -137,6 +138,7 @@ class JobTerms:
     kept: bool = True  # whether it is stored
     gang: Gang | None = None
     api_fields: str = ""
+    trace: str = ""
 
 
 DEFAULT_TERMS = JobTerms()

@@ -40,6 +40,7 @@ class RunJob:
     the wire cannot report that it is too long.  ``waited`` is the time since the job
     was submitted, ``remaining`` what is left of its total limit, both in seconds; None:
     not known.  ``returnable``: another worker takes it over if this one gives it back.
+    ``trace`` is the ``traceparent`` of the attempt; empty: it is not traced.
     """
 
     job_id: JobId
@@ -51,6 +52,7 @@ class RunJob:
     waited: float = 0.0
     remaining: float | None = None
     returnable: bool = True
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

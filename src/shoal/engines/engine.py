@@ -1,12 +1,17 @@
 """The Engine port: a worker's interface to what runs models."""
 
 from collections.abc import AsyncGenerator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from shoal.domain.outcome import AnswerPiece, Usage
 from shoal.domain.work import Inference, Work
 from shoal.domain.worker import ServedModel
+
+TRACEPARENT: ContextVar[str] = ContextVar("traceparent", default="")
+"""The ``traceparent`` of the job that the current task runs, for engines that pass it
+on; empty: it is not traced."""
 
 
 @dataclass(frozen=True, slots=True)

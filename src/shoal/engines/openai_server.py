@@ -30,7 +30,7 @@ from shoal.engines.catalog import (
     ServerQuery,
     ServerReply,
 )
-from shoal.engines.engine import Finished, Item
+from shoal.engines.engine import TRACEPARENT, Finished, Item
 from shoal.engines.input_answers import INPUT_ANSWER_MAX, decode_input_answer
 from shoal.engines.requests import (
     AudioForm,
@@ -302,6 +302,9 @@ class OpenAIEngine:
         A server may close a kept connection just as it is reused.  The request is then
         sent again on another: at worst, a model starts a job twice.
         """
+        headers = JSON_HEADERS if isinstance(body, bytes) else {}
+        if traceparent := TRACEPARENT.get():
+            headers = headers | {"traceparent": traceparent}
         for retries_left in range(STALE_MAX, -1, -1):
             try:
                 return await session.request(
@@ -309,7 +312,7 @@ class OpenAIEngine:
                     url,
                     # A form can be sent only once.
                     data=form_data(body) if isinstance(body, AudioForm) else body,
-                    headers=JSON_HEADERS if isinstance(body, bytes) else {},
+                    headers=headers,
                     allow_redirects=False,
                 )
             except aiohttp.ClientConnectorError:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from aiohttp import web
@@ -30,6 +31,7 @@ from shoal.gateway.monitoring import METRICS, PrometheusMetrics
 from shoal.gateway.openapi import DOCUMENT, EncodedDocument
 from shoal.gateway.operations import OLLAMA_PORT, OPERATIONS
 from shoal.gateway.runs import RUNS, RUNS_PATH
+from shoal.gateway.traces import JobTraces, RequestTracer
 from shoal.transports import http_server
 from shoal.transports.strangers import Strangers
 
@@ -56,8 +58,11 @@ def make_app(
     Requests without a credential have the share of the loop of ``strangers``.
     Serve it with ``handler_cancellation``: a job ends when its client disconnects.
     """
-    metrics = PrometheusMetrics(gateway.hub.pool, gateway.calls)
-    gateway.hub.subscribe(metrics.count_fact)
+    metrics = PrometheusMetrics(gateway)
+    gateway.hub.subscribe(metrics.jobs.on_fact)
+    if gateway.spans is not None:
+        traces = JobTraces(gateway.spans, gateway.clock, gateway.hub.pool)
+        gateway.hub.subscribe(traces.on_fact)
     dashboard_files()  # read before the first request
     subscriptions = EventSubscriptions()
     gateway.hub.subscribe(subscriptions.on_fact)
@@ -68,6 +73,8 @@ def make_app(
     app = _application(
         gateway, _Port(OPERATIONS, error_form, upgrade), metrics, everyone
     )
+    app.on_startup.append(metrics.loop_lag.on_startup)
+    app.on_cleanup.append(metrics.loop_lag.on_cleanup)
     app[RUNS] = HostedRuns(gateway.hub, gateway.clock)
     app[SUBSCRIPTIONS] = subscriptions
     app[EVENT_LOG] = events
@@ -101,6 +108,10 @@ class _Port:
 def _application(
     gateway: Gateway, port: _Port, metrics: PrometheusMetrics, strangers: Strangers
 ) -> web.Application:
+    tracer = None
+    if gateway.spans is not None:
+        tracer = RequestTracer(gateway.spans, gateway.clock)
+
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         if gateway.access.recognizes(request):
@@ -113,35 +124,45 @@ def _application(
         )
 
     async def respond(request: web.Request, handler: Handler) -> web.StreamResponse:
-        wanted = request.headers.get("Upgrade", "").lower()
-        if (
+        is_upgrade = (
             port.upgrade is not None
-            and wanted == "websocket"
+            and request.headers.get("Upgrade", "").lower() == "websocket"
             and not request.path.startswith(OWN_WEBSOCKETS)
-        ):
-            return await _handle_upgrade(gateway, request, port.upgrade)
+        )
         record = begin_record(request, gateway.clock.now())
         request = gateway.proxies.with_client(request)
         preflight = gateway.pages.preflight_headers(request.headers)
-        if request.method == "OPTIONS" and preflight is not None:
-            return web.Response(status=NO_CONTENT, headers=preflight)
         status = CLIENT_CLOSED
+        metrics.requests.active += not is_upgrade
+        if tracer is not None and not is_upgrade:
+            tracer.begin(record)
         try:
             form = port.error_form(request.path)
+            if is_upgrade and port.upgrade is not None:
+                handler = partial(_checked_upgrade, gateway, port.upgrade)
+            elif request.method == "OPTIONS" and preflight is not None:
+                status = NO_CONTENT
+                return web.Response(status=status, headers=preflight)
             response = await _handle(request, record, handler, form)
             status = response.status
         finally:
+            metrics.requests.active -= not is_upgrade
             gateway.bodies.release(request)
             if record.upgraded:
                 status = SWITCHING_PROTOCOLS
             now = gateway.clock.now()
             took, stranger = now - record.started_at, CALLER not in request
             log_request(request, record, status, took, by_stranger=stranger)
-            known = gateway.hub.pool.roster.with_model
-            metrics.observe_request(request, record, status, now, known)
+            if not (is_upgrade and record.upgraded):  # a worker's, for days
+                known = gateway.hub.pool.roster.with_model
+                metrics.requests.observe(request, record, status, now, known)
+            if tracer is not None and not stranger:
+                tracer.end(request, record, status, took)
         return response
 
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+        if response.status == SWITCHING_PROTOCOLS:
+            record_of(request).upgraded = True
         response.headers.update(record_of(request).headers)
         response.headers.update(gateway.pages.cors_headers(request.headers))
         # What clients have stored is not run in the dashboard's name.
@@ -179,21 +200,12 @@ async def _handle(
     return response
 
 
-async def _handle_upgrade(
-    gateway: Gateway, request: web.Request, upgrade: Handler
+async def _checked_upgrade(
+    gateway: Gateway, upgrade: Handler, request: web.Request
 ) -> web.StreamResponse:
-    begin_record(request, 0.0)
-    request = gateway.proxies.with_client(request)
-    try:
-        gateway.pages.check_upgrade(request.headers)
-        return await upgrade(request)
-    except ShoalError as error:
-        response = errors.error_response(error, error_form(request.path))
-        release_frames(error)
-    except web.HTTPException as error:
-        response = errors.http_error_response(request, error, error_form(request.path))
-        release_frames(error)
-    return response
+    """Let a protocol answer a WebSocket request.  Raises Forbidden for a web page's."""
+    gateway.pages.check_upgrade(request.headers)
+    return await upgrade(request)
 
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:

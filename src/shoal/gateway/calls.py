@@ -67,7 +67,7 @@ async def open_calls(
             gateway.prices.price(Policy.FAST, JobKind.CALL),
             tasks.create_task,
             replies,
-            request.app[METRICS].count_calls,
+            request.app[METRICS].jobs.count_calls,
         )
         writing = tasks.create_task(_write(socket, replies))
         watching = tasks.create_task(

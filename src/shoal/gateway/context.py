@@ -17,6 +17,7 @@ from shoal.gateway.http.pages import PagePolicy
 from shoal.gateway.http.proxies import TrustedProxies
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
+from shoal.gateway.jobs.webhooks import WebhookResults
 from shoal.ledger.prices import PriceList
 from shoal.models.library import Library
 from shoal.models.library_server import LibraryServer
@@ -25,6 +26,7 @@ from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.protocols.seam.relay import RelayMachine
 from shoal.store.port import Store
 from shoal.transports.clock import Clock
+from shoal.transports.tracing.spans import SpanSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Gateway:
     models with them.  ``probers`` are the membership probers and ``relays`` the
     coordinator's relays, each with the name of its protocol.  ``created_at`` is the
     Unix time at which the coordinator was set up, ``started_at`` that of its start.
+    ``spans`` exports traces; None: there are none.  ``webhook_results`` counts the
+    attempts to deliver webhooks.
     """
 
     hub: Hub
@@ -74,6 +78,8 @@ class Gateway:
     relays: list[tuple[str, RelayMachine]] = field(default_factory=list)
     created_at: float = 0.0
     started_at: float = 0.0
+    spans: SpanSink | None = None
+    webhook_results: WebhookResults = field(default_factory=WebhookResults)
 
     @property
     def models(self) -> Collection[str]:

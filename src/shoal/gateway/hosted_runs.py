@@ -3,9 +3,10 @@
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TypeAlias
 
 from aiohttp import web
 
@@ -17,11 +18,13 @@ from shoal.domain.facts import (
     JobCompleted,
     JobExpired,
     JobFailed,
+    JobLeased,
     JobSubmitted,
 )
-from shoal.domain.ids import JobId
+from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Gang, Job
 from shoal.gateway.rank_relay import BytePace, RankRelay
+from shoal.pool.lifecycle import JobState
 from shoal.training.rendezvous import Rendezvous
 from shoal.training.run_events import RANKS_MAX, Message, RunEvent, RunEvents
 from shoal.training.run_link import REPLACED, RUN_ENDED
@@ -38,6 +41,16 @@ NOT_OPEN = (
 )
 
 Deliveries = Iterable[tuple[str, Message]]
+
+EndFact: TypeAlias = JobCompleted | JobFailed | JobCancelled | JobExpired
+ENDS: Mapping[type[EndFact], JobState] = {
+    JobCompleted: JobState.DONE,
+    JobFailed: JobState.FAILED,
+    JobCancelled: JobState.CANCELLED,
+    JobExpired: JobState.EXPIRED,
+}
+RUNNING = "running"
+WORST_FIRST = (JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED)
 
 
 @dataclass(eq=False, slots=True)
@@ -71,6 +84,11 @@ class HostedRun:
         self.id = gang.id
         self.owner = owner
         self.members: dict[JobId, int] = {}  # ranks of those that have not ended
+        self.workers: dict[int, WorkerId] = {}  # the last one of each member
+        self.ends: set[JobState] = set()  # of members
+        self.ranks_per_member = 1
+        self.started_at: float | None = None  # Unix seconds
+        self.ended_at: float | None = None
         self.events = RunEvents()
         self.relay = relay
         self._gang = gang
@@ -81,6 +99,19 @@ class HostedRun:
         self._at_ranks: dict[str, RunConnection] = {}
         self._at_events: dict[str, RunConnection] = {}
         self._names = count(1)
+
+    @property
+    def size(self) -> int:
+        """The number of its ranks."""
+        return self._gang.size * self.ranks_per_member
+
+    @property
+    def state(self) -> str:
+        """Queued, running, or how it ended: the worst end of its members."""
+        if self.ended_at is None:
+            return JobState.QUEUED.value if self.started_at is None else RUNNING
+        worst = (each for each in WORST_FIRST if each in self.ends)
+        return next(worst, JobState.DONE).value
 
     @property
     def is_full(self) -> bool:
@@ -111,6 +142,7 @@ class HostedRun:
         Each machine has as many ranks as the others.
         """
         if self._rendezvous is None:
+            self.ranks_per_member = max(1, size // self._gang.size)
             least = self._gang.least * (size // self._gang.size)
             self._rendezvous = Rendezvous(self.id, size, least, random_bytes=os.urandom)
         if (older := self._at_ranks.get(member)) is not None:
@@ -172,8 +204,16 @@ class HostedRun:
         del self._at_events[name]
         self._deliver(self._at_events, self.events.close(name))
 
+    def lease(self, job_id: JobId, worker_id: WorkerId) -> None:
+        """Note the worker of a member."""
+        self.workers[self.members[job_id]] = worker_id
+        if self.started_at is None:
+            self.started_at = self._clock.wall()
+
     def end(self) -> None:
         """Close all connections: no member is open any more."""
+        self.ended_at = self._clock.wall()
+        self.events.progress.shrink()
         for each in [*self._at_ranks.values(), *self._at_events.values()]:
             each.hang_up(RUN_ENDED)
         self.relay.end()
@@ -212,6 +252,12 @@ class HostedRuns:
         self._restore()
         return self._runs.get(run_id) or self._ended.get(run_id)
 
+    def newest_first(self) -> Iterator[HostedRun]:
+        """Yield the open runs, and then those that have ended."""
+        self._restore()
+        yield from reversed(self._runs.values())
+        yield from reversed(self._ended.values())
+
     def _restore(self) -> None:
         """Find the members that were open when the coordinator started."""
         if not self._restored:
@@ -232,20 +278,19 @@ class HostedRuns:
         match fact:
             case JobSubmitted(job):
                 self._add(job)
-            case (
-                JobCompleted(job_id)
-                | JobFailed(job_id)
-                | JobCancelled(job_id)
-                | JobExpired(job_id)
-            ):
-                if (run_id := self._of_jobs.pop(job_id, None)) is not None:
-                    self._on_end(run_id, job_id)
+            case JobLeased(job_id, worker_id):
+                if (run_id := self._of_jobs.get(job_id)) is not None:
+                    self._runs[run_id].lease(job_id, worker_id)
+            case JobCompleted() | JobFailed() | JobCancelled() | JobExpired():
+                if (run_id := self._of_jobs.pop(fact.job_id, None)) is not None:
+                    self._on_end(run_id, fact)
             case _:  # other facts begin and end no run
                 pass
 
-    def _on_end(self, run_id: str, job_id: JobId) -> None:
+    def _on_end(self, run_id: str, fact: EndFact) -> None:
         run = self._runs[run_id]
-        del run.members[job_id]
+        run.ends.add(ENDS[type(fact)])
+        del run.members[fact.job_id]
         if run.members:
             return
         del self._runs[run_id]

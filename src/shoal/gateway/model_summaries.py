@@ -59,7 +59,7 @@ def model_summaries(pool: PoolState, owner: str | None) -> list[ModelSummary]:
     return [
         summarize_model(name, workers)
         for name in sorted(pool.roster.models)
-        if (workers := _usable_workers(pool, name, owner))
+        if (workers := usable_workers(pool, name, owner))
     ]
 
 
@@ -70,13 +70,14 @@ def model_summary(pool: PoolState, name: str, owner: str | None) -> ModelSummary
     """
     if name not in pool.roster.models:
         raise UnknownModel(unknown_model(pool, name))
-    workers = _usable_workers(pool, name, owner)
+    workers = usable_workers(pool, name, owner)
     if not workers:
         raise Forbidden(f"the workers with {name} work for other keys only")
     return summarize_model(name, workers)
 
 
-def _usable_workers(pool: PoolState, model: str, owner: str | None) -> list[Worker]:
+def usable_workers(pool: PoolState, model: str, owner: str | None) -> list[Worker]:
+    """Return the workers with a model that the jobs of ``owner`` may use; None: all."""
     return [
         worker
         for worker in pool.roster.with_model[model].values()

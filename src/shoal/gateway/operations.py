@@ -14,9 +14,12 @@ from shoal.gateway.anthropic.message_answer import AnsweredMessage
 from shoal.gateway.anthropic.message_body import CountMessageTokens, CreateMessage
 from shoal.gateway.batches import endpoints as batches
 from shoal.gateway.batches import files
+from shoal.gateway.dashboard import batches as owned_batches
 from shoal.gateway.dashboard import events as pool_events
 from shoal.gateway.dashboard import files as dashboard_files
-from shoal.gateway.dashboard import live, sign_in
+from shoal.gateway.dashboard import live, sign_in, usage
+from shoal.gateway.dashboard import models as placed_models
+from shoal.gateway.dashboard import runs as watched_runs
 from shoal.gateway.http.media_types import (
     BYTES_TYPE,
     HTML_TYPE,
@@ -505,6 +508,12 @@ ADMIN = (
 
 OVERVIEW = (
     Operation(
+        *("GET", "/admin/batches", "List the batches of all keys, newest first"),
+        read_list(owned_batches.list_batches),
+        answer=owned_batches.OwnedBatchList,
+        query=owned_batches.OwnedBatchQuery,
+    ),
+    Operation(
         *("GET", "/admin/events", "List events, newest first"),
         monitor_list(pool_events.list_events),
         answer=pool_events.EventList,
@@ -515,6 +524,26 @@ OVERVIEW = (
         monitor(live.stream_live),
         media=SSE_TYPE,
         allow_head=False,
+    ),
+    Operation(
+        *("GET", "/admin/models", "List the models, and where each is or would fit"),
+        read_list(placed_models.list_models),
+        answer=placed_models.PlacedModelList,
+    ),
+    Operation(
+        *("GET", "/admin/runs", "List training runs"),
+        read_list(watched_runs.list_runs),
+        answer=watched_runs.RunList,
+    ),
+    Operation(
+        *("GET", "/admin/runs/{id}", "Show a training run"),
+        read(watched_runs.show_run),
+        answer=watched_runs.RunDetail,
+    ),
+    Operation(
+        *("GET", "/admin/usage", "Add up usage and cost", read_list(usage.list_usage)),
+        answer=usage.UsageList,
+        query=usage.UsageQuery,
     ),
 )
 

@@ -23,6 +23,7 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job, JobTerms, Policy, TimeLimits
 from shoal.domain.moderation import FILTERED, AnswerModerator, Moderation
 from shoal.domain.outcome import Fault
+from shoal.domain.trace_context import read_traceparent
 from shoal.domain.vocabulary import (
     AnswerChunk,
     CancelJob,
@@ -137,7 +138,7 @@ class InboundJobs:
 
     async def _answer(self, command: RunJob) -> None:
         key = (command.job_id, command.lease)
-        job = self._job(command.work, command.remaining)
+        job = self._job(command)
         log.debug(
             "submitted owner=%r job=%s as=%r", self._owner, job.id, command.job_id
         )
@@ -186,7 +187,8 @@ class InboundJobs:
             raise InvalidRequest("the request matches the moderation list")
         return moderation.moderate_answer()
 
-    def _job(self, work: Work, remaining: float | None) -> Job:
+    def _job(self, command: RunJob) -> Job:
+        work, remaining = command.work, command.remaining
         if not (isinstance(work, NamedWork) or work.model):
             work = replace(work, model=ANY_MODEL)
         price = self._policy.prices.price(Policy.FAST, work.kind)
@@ -202,7 +204,13 @@ class InboundJobs:
             work,
             limits,
             self._owner,
-            terms=JobTerms(price=price, near=True, peer=self._owner, kept=kept),
+            terms=JobTerms(
+                price=price,
+                near=True,
+                peer=self._owner,
+                kept=kept,
+                trace=command.trace if read_traceparent(command.trace) else "",
+            ),
         )
 
 

@@ -118,9 +118,12 @@ class BatchStore(Protocol):
     async def find(self, batch_id: str) -> StoredBatch | None: ...
 
     async def listed(
-        self, owner: str, after: str | None, limit: int
+        self, owner: str | None, after: str | None, limit: int
     ) -> list[StoredBatch]:
-        """Return an owner's batches before the one ``after``, the newest first."""
+        """Return batches before the one ``after``, the newest first.
+
+        ``owner``: only those of one owner.
+        """
         ...
 
     async def open(self) -> list[StoredBatch]:

@@ -8,6 +8,7 @@ from shoal.domain.ids import JobId
 from shoal.ledger.accounts import Transfer
 from shoal.ledger.merkle import MerkleNode, NodePosition
 from shoal.ledger.receipts import Claims
+from shoal.store.usage import JobPlace, Refund
 from shoal.store.webhooks import WebhookDelivery
 
 
@@ -34,13 +35,19 @@ class LogHead:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntries:
-    """The changes to the ledger that result from a batch of facts."""
+    """The changes to the ledger that result from a batch of facts.
+
+    ``places`` has the jobs that a worker ended, or had when they were given up, for
+    their usage.
+    """
 
     transfers: Sequence[Transfer] = ()
     receipts: Sequence[LoggedReceipt] = ()
     nodes: Sequence[MerkleNode] = ()
     head: LogHead | None = None
     deliveries: Sequence[WebhookDelivery] = ()
+    places: Mapping[JobId, JobPlace] = field(default_factory=dict)
+    refunds: Sequence[Refund] = ()
 
 
 NO_ENTRIES = LedgerEntries()

@@ -1,7 +1,7 @@
 """The port of the store: jobs, facts, keys and usage.
 
-The ports of its further parts are in ``batches``, ``files``, ``ledger``, ``pairing``
-and ``webhooks``.
+The ports of its further parts are in ``batches``, ``files``, ``ledger``, ``pairing``,
+``usage`` and ``webhooks``.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,6 +19,7 @@ from shoal.store.batches import BatchStore
 from shoal.store.files import FileStore
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries, LedgerStore
 from shoal.store.pairing import PairingStore
+from shoal.store.usage import UsageStore
 from shoal.store.webhooks import WebhookStore
 
 C = TypeVar("C", Key, JoinToken)
@@ -170,7 +171,7 @@ class KeyStore(Protocol):
 
 
 class Store(Protocol):
-    """All that a database provides: jobs, the facts about them, and six further parts.
+    """All that a database provides: jobs, the facts about them, and further parts.
 
     What ``append`` writes to several parts changes in one transaction.
     """
@@ -192,6 +193,9 @@ class Store(Protocol):
 
     @property
     def batches(self) -> BatchStore: ...
+
+    @property
+    def usage(self) -> UsageStore: ...
 
     async def open(self) -> None:
         """Open or create the database, and migrate it to the present version.

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from shoal.domain.errors import PeerError
 from shoal.domain.work import JSON
+from shoal.training.run_progress import RunProgress
 
 Message: TypeAlias = Mapping[str, JSON]
 """A message of a run's connections: a JSON object."""
@@ -87,6 +88,8 @@ class RunEvents:
         self._story: deque[RunEvent] = deque(maxlen=STORY_MAX)
         self._size = 0
         self._last = 0
+        self.progress = RunProgress()
+        """The course of the run in numbers."""
 
     @property
     def story(self) -> list[RunEvent]:
@@ -130,6 +133,7 @@ class RunEvents:
                 (name, each.message) for each in self._events if each.sequence > after
             ]
         kind, fields = _checked(message)
+        self._follow(kind, fields, at)
         return self._publish(kind, fields, at)
 
     def remark(self, text: str, at: float) -> list[tuple[str, Message]]:
@@ -154,6 +158,16 @@ class RunEvents:
 
     def _to_others(self, name: str, message: Message) -> list[tuple[str, Message]]:
         return [(other, message) for other in self._connections if other != name]
+
+    def _follow(self, kind: str, fields: Message, at: float) -> None:
+        rank, values = fields["rank"], fields.get("values")
+        assert isinstance(rank, int), "checked when it was received"
+        if kind == STARTED:
+            self.progress.start(rank)
+        elif kind == ENDED:
+            self.progress.end(rank)
+        elif kind == PROGRESS and isinstance(values, dict):
+            self.progress.report(rank, values, at)
 
     def _publish(
         self, kind: str, fields: Message, at: float

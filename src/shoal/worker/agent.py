@@ -41,6 +41,7 @@ from shoal.transports.tcp_client import shown_url
 from shoal.worker.calls import FunctionBackend, RunningCalls
 from shoal.worker.jobs import EngineSlots, FindModel, RunningJobs
 from shoal.worker.owner_throttle import OwnerThrottle
+from shoal.worker.traces import JobTracer
 
 OpenLink: TypeAlias = Callable[
     [str, Mapping[str, str], int],
@@ -116,6 +117,7 @@ class Agent:
             event, since the coordinator may still refuse.
         redials: False: ``run`` ends with the first connection, and returns why that
             ended.
+        traces: as in ``RunningJobs``.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class Agent:
         throttle: OwnerThrottle | None = None,
         on_admitted: Callable[[], None] = _ignore,
         redials: bool = True,
+        traces: JobTracer | None = None,
     ) -> None:
         self._dialer = dialer
         self._dial = dial
@@ -158,7 +161,9 @@ class Agent:
         self._leaving = asyncio.Event()
         self._leave_reason = STOPPED
         self._tasks = asyncio.TaskGroup()
-        self._jobs = RunningJobs(find, self._send, self._on_job_ended, self._tasks)
+        self._jobs = RunningJobs(
+            find, self._send, self._on_job_ended, self._tasks, traces
+        )
         self._calls: RunningCalls | None = None
         if functions is not None:
             self._calls = RunningCalls(

@@ -19,6 +19,7 @@ from shoal.domain.errors import (
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
+from shoal.domain.trace_context import read_traceparent
 from shoal.domain.vocabulary import (
     AnswerChunk,
     Completed,
@@ -28,8 +29,9 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import Work, describe_target
-from shoal.engines.engine import Finished, WorkRunner
+from shoal.engines.engine import TRACEPARENT, Finished, WorkRunner
 from shoal.worker.owner_throttle import OwnerThrottle
+from shoal.worker.traces import JobTracer
 from shoal.worker.trimmed_chat import run_trimmed
 
 
@@ -186,6 +188,8 @@ class RunningJobs:
         send: sends an event once a connection has room for it.
         on_ended: called when a job has ended.
         tasks: the task group of the jobs.
+        traces: makes spans of traced jobs; None: their engines continue the
+            coordinator's.
     """
 
     def __init__(
@@ -194,7 +198,9 @@ class RunningJobs:
         send: Callable[[Event], Awaitable[None]],
         on_ended: Callable[[], None],
         tasks: asyncio.TaskGroup,
+        traces: JobTracer | None = None,
     ) -> None:
+        self._traces = traces
         self._find = find
         self._send = send
         self._on_ended = on_ended
@@ -260,8 +266,25 @@ class RunningJobs:
         self._on_ended()
 
     async def _run(self, command: RunJob, backend: ModelBackend) -> None:
+        if command.trace:
+            await self._run_traced(command, backend)
+            return
         async with backend.slots.take():
             await self._send(await self._answer(command, backend))
+
+    async def _run_traced(self, command: RunJob, backend: ModelBackend) -> None:
+        if self._traces is None:
+            if read_traceparent(command.trace) is not None:
+                TRACEPARENT.set(command.trace)
+            async with backend.slots.take():
+                await self._send(await self._answer(command, backend))
+            return
+        with self._traces.job(command) as span:
+            TRACEPARENT.set(span.traceparent)
+            async with backend.slots.take():
+                self._traces.on_slot(span)
+                span.end = await self._answer(command, backend)
+                await self._send(span.end)
 
     async def _answer(self, command: RunJob, backend: ModelBackend) -> Event:
         """Stream the answer; return its final event."""

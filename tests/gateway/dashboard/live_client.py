@@ -70,10 +70,9 @@ def _update(state: dict[str, Any], changes: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def live(pool: Pool, key: str = KEY) -> AsyncIterator[LivePage]:
-    """Listen within the block."""
-    async with pool.session.get(
-        f"{pool.url}/admin/live", headers=pool.headers(key)
-    ) as response:
+    """Listen within the block; without a key, as the session's browser."""
+    headers = pool.headers(key) if key else {"Sec-Fetch-Site": "same-origin"}
+    async with pool.session.get(f"{pool.url}/admin/live", headers=headers) as response:
         assert response.status == 200, await response.text()
         page = LivePage(response)
         reading = asyncio.create_task(page.read())

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gateway.dashboard.browser import browsing
 from gateway.dashboard.live_client import live
 from gateway.keys import CHAT, make_key, request
 from gateway.serving import KEY, Pool, eventually, serving
@@ -123,6 +125,19 @@ async def test_stream_ends_with_its_key(pool: Pool, end: str) -> None:
         assert page.names == ["snapshot", "error"]
         assert page.heard[-1][1]["error"]["code"] == f"{end}_api_key"
         assert not other.ended
+
+
+async def test_stream_ends_when_its_browser_signs_out(pool: Pool) -> None:
+    async with browsing(pool.url) as browser:
+        await browser.sign_in()
+        browsed = replace(pool, session=browser.session)
+        async with live(browsed, key="") as page:
+            await eventually(lambda: bool(page.heard))
+
+            await browser.sign_out()
+
+            await eventually(lambda: page.ended)
+            assert page.names == ["snapshot", "error"]
 
 
 async def test_closing_the_port_ends_streams_cleanly(pool: Pool) -> None:

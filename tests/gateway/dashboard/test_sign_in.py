@@ -14,6 +14,7 @@ from shoal.gateway.http.browser_sessions import (
     OF_KEY_MAX,
     SESSION_LIFETIME,
 )
+from shoal.protocols.dispatch import Config
 from shoal.transports.clock import LoopClock
 
 
@@ -217,6 +218,19 @@ async def test_signing_in_again_ends_the_session_before(
 @pytest.mark.parametrize("body", [{}, {"api_key": KEY, "code": "x"}, {"key": KEY}, []])
 async def test_a_body_has_a_key_or_a_code(browser: Browser, body: object) -> None:
     assert (await browser.send("POST", SESSION, body))[0] == 400
+
+
+async def test_a_session_goes_before_an_open_wire(tmp_path: Path) -> None:
+    path = "/v1/jobs/commit/cheap"
+    async with (
+        serving(tmp_path, wires={"dispatch": Config(open=True)}) as pool,
+        browsing(pool.url) as browser,
+    ):
+        anybody, _ = await browser.send("POST", path, {})
+        await browser.sign_in(await make_key(pool, "reader", scope="read"))
+        reader, _ = await browser.send("POST", path, {})
+
+    assert (anybody, reader) == (400, 403)
 
 
 async def test_open_loopback_needs_no_session(tmp_path: Path) -> None:

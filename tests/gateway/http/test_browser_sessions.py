@@ -1,5 +1,6 @@
 """Sessions of browsers: how many there are, when they end, and what is on the disk."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def found(
 
 async def test_a_session_is_found_by_its_cookie() -> None:
     sessions = BrowserSessions()
+    await sessions.open()  # there is no file
     session = await sessions.begin("value", ADA, NOW)
 
     assert found(sessions, "shoal-session-4010=value") == session
@@ -69,7 +71,7 @@ async def test_a_session_ends_with_its_time_or_its_key() -> None:
     assert found(sessions, cookie, at=NOW + 59) == short
     assert found(sessions, cookie, at=NOW + 60) is None
     assert not sessions.is_open(short, NOW + 60)
-    sessions.drop_ended(NOW + 60)
+    await sessions.begin("3", ADA, NOW + 60)  # what has ended is forgotten
     assert not sessions.is_open(short, NOW)
     assert sessions.is_open(alone, NOW)
 
@@ -136,6 +138,23 @@ async def test_sessions_outlive_the_process(tmp_path: Path) -> None:
 
     assert after.is_open(kept, NOW)
     assert not after.is_open(ended, NOW)
+
+
+async def test_what_changes_at_a_time_is_all_in_the_file(tmp_path: Path) -> None:
+    file = SessionFile(tmp_path)
+    sessions = BrowserSessions(PagePolicy(), file)
+    keys = [key_of(str(number)) for number in range(30)]
+    before = [await sessions.begin(f"before {each.name}", each, NOW) for each in keys]
+
+    async with asyncio.TaskGroup() as tasks:
+        for each in keys:
+            tasks.create_task(sessions.begin(f"after {each.name}", each, NOW))
+        for ended in before:
+            tasks.create_task(sessions.end(ended))
+
+    stored = file.read()
+    assert len(stored) == 30
+    assert all(sessions.is_open(each, NOW) for each in stored)
 
 
 async def test_a_damaged_file_signs_everybody_out(

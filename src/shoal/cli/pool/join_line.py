@@ -1,10 +1,12 @@
 """``shoal join-line``: print the command that adds a machine."""
 
+import io
 import json
 import shlex
 from urllib.parse import urlsplit
 
 import click
+import segno
 
 from shoal.cli.coordinator_api import CoordinatorApi, pass_api
 from shoal.cli.options import json_option
@@ -19,13 +21,15 @@ LOOPBACK_ONLY = (
 
 
 @click.command("join-line")
+@click.option("--qr", is_flag=True, help="the command as a QR code, too")
 @json_option
 @pass_api
-def command(api: CoordinatorApi, as_json: bool) -> None:
+def command(api: CoordinatorApi, qr: bool, as_json: bool) -> None:
     """Print the command that adds a machine to the pool.
 
     Standard output has the command alone, with the address that other machines can
-    reach: that of --url, if it is not this machine's own, else the coordinator's.
+    reach: that of --url, if it is not this machine's own, else the coordinator's.  The
+    QR code goes to standard error.
     """
     found = api.request(PATH)
     urls, loopback_only = list(found["urls"]), found["loopback_only"]
@@ -40,9 +44,15 @@ def command(api: CoordinatorApi, as_json: bool) -> None:
     join = shlex.join(words)
     if as_json:
         shown = {"join": join, "urls": urls, "loopback_only": loopback_only}
-        click.echo(json.dumps(found | shown))
+        # The image is for the dashboard, and may have another address.
+        fields = {name: value for name, value in found.items() if name != "qr"}
+        click.echo(json.dumps(fields | shown))
         return
     click.echo(printable(join))
+    if qr:
+        drawn = io.StringIO()
+        segno.make(join, error="l", micro=False).terminal(drawn, compact=True)
+        click.echo(drawn.getvalue(), err=True)
     if loopback_only:
         click.echo(LOOPBACK_ONLY, err=True)
     elif len(urls) > 1:

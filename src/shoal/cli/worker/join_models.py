@@ -35,6 +35,7 @@ from shoal.worker.model_offers import (
     SeparateOffers,
 )
 from shoal.worker.owner_throttle import OwnerThrottle
+from shoal.worker.traces import JobTracer
 
 NO_TASKS = frozenset[str]()
 DIRECT_TIMEOUT = 3.0  # seconds to connect where there is another way
@@ -52,7 +53,7 @@ class WorkerContext:
     coordinator has admitted the worker.  ``loader`` loads models.  ``registered_at`` is
     the Unix time at which the signer was made.  ``functions`` run tasks on the
     connection of each model; None: the wire has better ways for them, or there are
-    none.
+    none.  ``traces`` makes spans of traced jobs.
     """
 
     name: str
@@ -69,6 +70,7 @@ class WorkerContext:
     loader: ModelLoader
     registered_at: float | None = None
     functions: FunctionBackend | None = None
+    traces: JobTracer | None = None
 
     @property
     def privacy(self) -> Privacy | None:
@@ -276,6 +278,7 @@ def make_agent(
         functions=functions,
         slots=slots,
         on_admitted=on_admitted,
+        traces=worker.traces,
     )
 
 

@@ -1,6 +1,7 @@
 """Runs a worker: starts its engines, and offers what they run to a coordinator."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
@@ -50,6 +51,8 @@ from shoal.engines.selection import (
 from shoal.ledger.keys import Signer
 from shoal.models.library import shareable_library
 from shoal.models.library_server import LibraryServer
+from shoal.transports.clock import LoopClock
+from shoal.transports.tracing.spans import open_spans
 from shoal.worker.agent import MachineProbe, WorkerEvent
 from shoal.worker.function_offers import FunctionMembership
 from shoal.worker.hardware import this_machine
@@ -63,6 +66,7 @@ from shoal.worker.identity import (
 )
 from shoal.worker.interruptible import until_stopped
 from shoal.worker.model_offers import JointOffers, SeparateOffers
+from shoal.worker.traces import JobTracer
 
 Membership: TypeAlias = SeparateOffers | JointOffers | FunctionMembership
 
@@ -156,6 +160,9 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     await owner.start()
     throttle = owner.throttle
     library = _library_server(arguments)
+    spans = await stack.enter_async_context(
+        open_spans(config.otlp_endpoint, os.environ, "shoal-worker", name)
+    )
     worker = WorkerContext(
         name,
         targets.main,
@@ -172,6 +179,7 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
         joined.set,
         ModelLoader(as_json=arguments.as_json),
         created_at(_key_file(targets.main, config, name, arguments.data)),
+        traces=None if spans is None else JobTracer(spans, LoopClock(), name),
     )
     offered = await _memberships(worker, arguments, targets, sources, stack)
     await stack.enter_async_context(library)

@@ -26,7 +26,7 @@ export function attention(status, machines) {
   if (!status.workers.length) {
     add("info", pending.length ? "No machine runs jobs until one is approved"
       : "No machine has joined yet", "Add a machine", "#/nodes?join");
-  } else if (status.workers.every((each) => each.suspension || each.draining || each.unfit)) {
+  } else if (!pending.length && status.workers.every((each) => each.suspension || each.draining || each.unfit)) {
     add("bad", "No machine takes jobs: all are paused, leaving or unfit", "Show", "#/nodes");
   } else if (status.jobs.queued && status.workers.every((each) => each.busy >= each.slots)) {
     add("info", `${plural(status.jobs.queued, "job")} queued: all slots are busy`, "Show jobs",

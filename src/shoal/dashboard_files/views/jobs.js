@@ -97,9 +97,9 @@ function List({ api, live, session, route }) {
       <form role="search" onSubmit=${(event) => { event.preventDefault(); const id = event.target.elements.id.value.trim(); if (id) location.hash = `#/jobs/${encodeURIComponent(id)}`; }}>
         <input type="search" name="id" data-search placeholder="Open a job by its id" aria-label="Open a job by its id" /></form>
       <select aria-label="State" value=${filter.state} onChange=${(event) => choose({ state: event.target.value })}>
-        <option value="">all states</option>${STATES.map((each) => html`<option>${each}</option>`)}</select>
+        <option value="">all states</option>${STATES.map((each) => html`<option value=${each}>${each}</option>`)}</select>
       ${reader && html`<select aria-label="Key" value=${filter.owner} onChange=${(event) => choose({ owner: event.target.value })}>
-        <option value="">all keys</option>${[...new Set([...owners, filter.owner].filter(Boolean))].map((each) => html`<option>${each}</option>`)}</select>`}
+        <option value="">all keys</option>${[...new Set([...owners, filter.owner].filter(Boolean))].map((each) => html`<option value=${each}>${each}</option>`)}</select>`}
     <//>
     ${error && html`<${ErrorNote} error=${error} retry=${first} />`}
     ${!loaded && html`<${Loading} />`}

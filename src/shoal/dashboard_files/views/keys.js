@@ -32,7 +32,7 @@ function NewKey({ api, onMade, onClose }) {
     <fieldset class="choices"><legend>Scope</legend>${SCOPES.map(([scope, what], n) => html`<label><input type="radio" name="scope" value=${scope} checked=${n === 0} /> <b>${scope}</b> <span class="dim">${what}</span></label>`)}</fieldset>
     <div class="fields">
       <div class="field"><label for="key-expires">Expires</label><select id="key-expires" name="expires">${EXPIRIES.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></div>
-      <div class="field"><label for="key-priority">Highest priority</label><select id="key-priority" name="priority_max"><option>high</option><option>normal</option><option>low</option></select></div>
+      <div class="field"><label for="key-priority">Highest priority</label><select id="key-priority" name="priority_max">${["high", "normal", "low"].map((each) => html`<option value=${each}>${each}</option>`)}</select></div>
       ${LIMITS.map(([limit, title]) => html`<div class="field"><label for=${`key-${limit}`}>${title}</label><input id=${`key-${limit}`} name=${limit} type="number" min="1" placeholder="unlimited" /></div>`)}
     </div>
     ${error && html`<${ErrorNote} error=${error} />`}

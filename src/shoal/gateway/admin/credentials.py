@@ -1,10 +1,12 @@
 """The API of API keys and join tokens: create, list, show and revoke."""
 
+import io
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
+import segno
 from aiohttp import web
 from msgspec import Meta
 from msgspec.json import Decoder
@@ -270,13 +272,15 @@ class Invitation(msgspec.Struct, frozen=True):
 
     ``urls`` are this coordinator's addresses on each network that it listens on;
     ``loopback_only``: only its own machine can reach them.  ``token`` is empty if none
-    is required.
+    is required.  ``qr`` is ``join`` as a QR code, an SVG image; empty if it is too long
+    for one.
     """
 
     join: str
     token: str
     urls: list[str]
     loopback_only: bool
+    qr: str
 
 
 _new_token = Decoder(NewToken)
@@ -286,13 +290,38 @@ async def show_invitation(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     admission = gateway.admission
+    join = admission.invitation(admission.join_token)
     invitation = Invitation(
-        admission.invitation(admission.join_token),
+        join,
         admission.shown_token(admission.join_token),
         list(admission.urls()),
         admission.loopback_only,
+        qr_image(join),
     )
     return json_response(invitation, secret=True)
+
+
+def qr_image(text: str) -> str:
+    """Return a text as a QR code, an SVG image; empty if it is too long for one.
+
+    The image has no styles and no scripts, which the dashboard's policy refuses.
+    """
+    try:
+        code = segno.make(text, error="l", micro=False)
+    except segno.DataOverflowError:
+        return ""
+    image = io.BytesIO()
+    code.save(
+        image,
+        kind="svg",
+        xmldecl=False,
+        svgclass=None,
+        lineclass=None,
+        omitsize=True,
+        light="#fff",
+        nl=False,
+    )
+    return image.getvalue().decode()
 
 
 async def list_tokens(

@@ -135,7 +135,7 @@ async def create_batch(
         body.metadata,
     )
     await gateway.batches.add(new)
-    return json_response(_shown(new))
+    return json_response(shown_batch(new))
 
 
 async def list_batches(
@@ -144,9 +144,9 @@ async def list_batches(
     query = read_query(request, BatchListQuery)
     after = None
     if query.after is not UNSET:
-        after = (await _owned(gateway, query.after, caller)).id
+        after = (await visible_batch(gateway, query.after, caller)).id
     found = await gateway.store.batches.listed(caller.name, after, query.limit + 1)
-    page = [_shown(each) for each in found[: query.limit]]
+    page = [shown_batch(each) for each in found[: query.limit]]
     return json_response(
         BatchList(
             page,
@@ -160,23 +160,25 @@ async def list_batches(
 async def show_batch(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    batch = await _owned(gateway, request.match_info["batch_id"], caller)
-    return json_response(_shown(batch))
+    batch = await visible_batch(gateway, request.match_info["batch_id"], caller)
+    return json_response(shown_batch(batch))
 
 
 async def cancel_batch(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    batch = await _owned(gateway, request.match_info["batch_id"], caller)
+    batch = await visible_batch(gateway, request.match_info["batch_id"], caller)
     if batch.status is not BatchStatus.CANCELLING:
         cancelled = await gateway.batches.cancel(batch.id)
-        batch = await _owned(gateway, batch.id, caller)
+        batch = await visible_batch(gateway, batch.id, caller)
         if not cancelled and batch.status is not BatchStatus.CANCELLING:
             raise AlreadyEnded(f"the batch is {batch.status.value}")
-    return json_response(_shown(batch))
+    return json_response(shown_batch(batch))
 
 
-async def _owned(gateway: Gateway, batch_id: str, caller: ApiCaller) -> StoredBatch:
+async def visible_batch(
+    gateway: Gateway, batch_id: str, caller: ApiCaller
+) -> StoredBatch:
     """Return a batch that the caller may see.  Raises NotFound."""
     found = await gateway.store.batches.find(batch_id)
     mine = found is not None and found.owner == caller.name
@@ -199,7 +201,9 @@ def _window(given: str) -> float:
     return seconds
 
 
-def _shown(batch: StoredBatch) -> BatchObject:
+def shown_batch(batch: StoredBatch) -> BatchObject:
+    """Return a batch in OpenAI's form."""
+
     def at(status: BatchStatus) -> int | None:
         time = batch.times.get(status)
         return None if time is None else int(time)

@@ -57,7 +57,7 @@ async def _forward(
 ) -> None:
     """Write the feed to a client until the feed or the client's access ends.
 
-    Raises ClientGone, also if it reads nothing for long, KeyRevoked or KeyExpired.
+    Raises ClientGone, also if it reads nothing for long, and as ``LiveFeed.read``.
     """
     while not feed.closed:
         text = await feed.read(client)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from shoal.domain.errors import KeyExpired, KeyRevoked, QueueFull, StoreError
+from shoal.domain.errors import KeyExpired, QueueFull, StoreError, Unauthorized
 from shoal.domain.facts import Fact
 from shoal.gateway.admin.workers import stored_orders
 from shoal.gateway.context import Gateway
@@ -87,7 +87,7 @@ class LiveFeed:
     async def read(self, client: LiveClient) -> bytes:
         """Return what a client has not read yet; empty if that is nothing.
 
-        Raises KeyRevoked or KeyExpired if its access has ended.
+        Raises KeyRevoked, KeyExpired or SessionEnded if its access has ended.
         """
         client.signal.clear()
         self._ensure_valid(client.caller)
@@ -163,7 +163,7 @@ class LiveFeed:
     def _is_valid(self, caller: ApiCaller) -> bool:
         try:
             self._ensure_valid(caller)
-        except (KeyRevoked, KeyExpired):
+        except Unauthorized:
             return False
         return True
 

@@ -49,8 +49,8 @@ class SignInCodes:
 
     def redeem(self, code: str, at: float) -> bytes | None:
         """Return the digest of the key of a code, which ends by that; None: no code."""
-        key, expires_at = self._codes.pop(digest_of(code), (None, 0.0))
-        return key if at < expires_at else None
+        found = self._codes.pop(digest_of(code), None)
+        return found[0] if found is not None and at < found[1] else None
 
 
 class BrowserSessions:
@@ -67,8 +67,10 @@ class BrowserSessions:
         self.codes = SignInCodes()
         self._pages = pages
         self._file = file
-        self._writing = asyncio.Lock()  # the last to write has what is current
+        self._writing = asyncio.Lock()
         self._sessions: dict[bytes, BrowserSession] = {}  # oldest first
+        self._changes = 0
+        self._written = 0  # the changes that are in the file
 
     async def open(self) -> None:
         """Read the sessions of before the start."""
@@ -128,12 +130,19 @@ class BrowserSessions:
                 del self._sessions[each.digest]
 
     async def _write(self) -> None:
+        """Return when the file has all changes until now; log why it has not."""
         if self._file is None:
             return
+        self._changes += 1
+        mine = self._changes
         async with self._writing:
-            kept = [*self._sessions.values()]
+            if self._written >= mine:
+                return  # many sign in at a time, and one of them writes
+            self._written = self._changes
             try:
-                await asyncio.to_thread(self._file.write, kept)
+                await asyncio.to_thread(
+                    self._file.write, lambda: [*self._sessions.values()]
+                )
             except OSError as error:
                 log.warning(
                     "browsers sign in again after a restart: %s: %s",

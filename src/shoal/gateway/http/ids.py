@@ -1,4 +1,4 @@
-"""Unique ids for jobs and requests, not for secrets.
+"""Unique ids for jobs, requests and spans, not for secrets.
 
 They come from a generator that the system seeds once: asking the system for each id
 costs more than everything else about it.
@@ -13,3 +13,13 @@ _random = random.Random(secrets.randbits(256))
 def new_id() -> str:
     """Return 24 hexadecimal digits."""
     return f"{_random.getrandbits(96):024x}"
+
+
+def new_trace_id() -> str:
+    """Return 32 hexadecimal digits, not all 0."""
+    return f"{_random.randrange(1, 1 << 128):032x}"
+
+
+def new_span_id() -> str:
+    """Return 16 hexadecimal digits, not all 0."""
+    return f"{_random.randrange(1, 1 << 64):016x}"

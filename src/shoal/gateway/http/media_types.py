@@ -7,3 +7,4 @@ FORM_TYPE = "multipart/form-data"
 SSE_TYPE = "text/event-stream"
 NDJSON_TYPE = "application/x-ndjson"  # a JSON value a line
 BYTES_TYPE = "application/octet-stream"
+CSV_TYPE = "text/csv"

@@ -14,11 +14,13 @@ from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.outcome import Usage
+from shoal.domain.trace_context import TraceContext, read_traceparent
 from shoal.domain.work import JobKind
 from shoal.gateway.http.ids import new_id
 from shoal.transports.strangers import BY_STRANGER
 
 REQUEST_ID = "x-request-id"
+TRACEPARENT = "traceparent"
 
 _SANE = re.compile(r"[!-~]{1,128}", re.ASCII)
 
@@ -40,6 +42,9 @@ class RequestRecord:
     held_for: str = ""  # the key that they count for
     error: str = ""  # the code of its error, or empty
     upgraded: bool = False  # whether it became a WebSocket
+    traceparent: str = ""  # what its job continues; empty: it is not traced
+    span: TraceContext | None = None  # its own, if this coordinator makes spans
+    client_span: str = ""  # the parent of that
 
     def set_job(self, job: Job) -> None:
         """Record the job of the request."""
@@ -81,10 +86,13 @@ def record_of(request: web.Request) -> RequestRecord:
 
 
 def begin_record(request: web.Request, now: float) -> RequestRecord:
-    """Begin a request's record, with the client's request id if it is valid."""
+    """Begin a request's record, with the client's request id and trace if valid."""
     given = request.headers.get(REQUEST_ID, "")
     sane = _SANE.fullmatch(given) is not None
     record = RequestRecord(given if sane else new_id(), now)
+    traceparent = request.headers.get(TRACEPARENT)
+    if traceparent is not None and read_traceparent(traceparent) is not None:
+        record.traceparent = traceparent
     request[RECORD] = record
     return record
 
@@ -139,6 +147,7 @@ def _fields(
         "model": record.model,
         "worker": worker,
         "error": record.error,
+        "trace": record.span.trace_id if record.span is not None else "",
     }
     return fields | {name: value for name, value in more.items() if value}
 

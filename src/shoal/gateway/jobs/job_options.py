@@ -57,7 +57,10 @@ def build_job(
     Raises UnknownModel, InvalidRequest naming the invalid header, or Forbidden if the
     key may not give its jobs that priority.
     """
-    headers, owner = request.headers, caller.name
+    headers, owner, record = request.headers, caller.name, record_of(request)
+    agreed = terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind))
+    if record.traceparent:
+        agreed = replace(agreed, trace=record.traceparent)
     job = Job(
         gateway.hub.new_id(),
         work,
@@ -66,11 +69,11 @@ def build_job(
         permitted_priority(caller.key, _priority(headers.get(PRIORITY), tier)),
         _session_digest(headers.get(SESSION) or session, work, owner),
         _idempotency_key(headers.get(IDEMPOTENCY_KEY)),
-        terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind)),
+        agreed,
     )
     if terms is None and job.model in SPECIAL_QUEUES:
         raise UnknownModel(unknown_model(gateway.hub.pool, job.model))
-    record_of(request).set_job(job)
+    record.set_job(job)
     return job
 
 

@@ -32,7 +32,12 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId
 from shoal.gateway.jobs.egress_policy import SOCKET_FACTORIES, EgressPolicy
-from shoal.gateway.jobs.webhooks import encode_message, retry_delay, signed_headers
+from shoal.gateway.jobs.webhooks import (
+    WebhookResults,
+    encode_message,
+    retry_delay,
+    signed_headers,
+)
 from shoal.store.port import Store, StoredJob
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 from shoal.transports.clock import Clock
@@ -63,7 +68,7 @@ class WebhookSender:
 
     Deliveries are in the store, and so survive a restart; facts of ``hub`` announce new
     ones.  ``chance`` draws numbers from 0 to 1, and ``answer_timeout`` is the number of
-    seconds in which a receiver must answer.
+    seconds in which a receiver must answer.  ``results`` counts the attempts.
     """
 
     def __init__(
@@ -75,7 +80,9 @@ class WebhookSender:
         egress_policy: EgressPolicy,
         chance: Callable[[], float],
         answer_timeout: float = ANSWER_TIMEOUT,
+        results: WebhookResults | None = None,
     ) -> None:
+        self._results = WebhookResults() if results is None else results
         self._store = store
         self._health = hub.store_health
         self._clock = clock
@@ -223,12 +230,17 @@ class WebhookSender:
             tried.attempts + 1,
         )
         if failure is None:
+            self._results.delivered += 1
             await self._record(job_id, None, None)
             log.info(
                 "delivered webhook job=%s host=%s attempts=%d", job_id, host, attempts
             )
             return
         pause = None if failure.final else retry_delay(attempts, self._chance())
+        if pause is None:
+            self._results.given_up += 1
+        else:
+            self._results.failed += 1
         due_at = None if pause is None else self._clock.wall() + pause
         await self._record(job_id, failure.reason, due_at)
         log.warning(

@@ -10,6 +10,7 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -34,6 +35,15 @@ MESSAGE_TYPES: Mapping[JobState, str] = {
     JobState.CANCELLED: "job.cancelled",
     JobState.EXPIRED: "job.expired",
 }
+
+
+@dataclass(slots=True)
+class WebhookResults:
+    """Counts of attempts: ``failed`` ones are repeated, ``given_up`` ones are not."""
+
+    delivered: int = 0
+    failed: int = 0
+    given_up: int = 0
 
 
 class WebhookMessage(msgspec.Struct, frozen=True):

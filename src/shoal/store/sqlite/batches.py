@@ -68,9 +68,11 @@ class SqliteBatches:
         return await self._database.read(lambda sql: _find(sql, batch_id))
 
     async def listed(
-        self, owner: str, after: str | None, limit: int
+        self, owner: str | None, after: str | None, limit: int
     ) -> list[StoredBatch]:
-        where, values = "owner = ?", [owner]
+        where, values = "number > 0", list[str]()
+        if owner is not None:
+            where, values = "owner = ?", [owner]
         if after is not None:
             where += " AND number < (SELECT number FROM batches WHERE id = ?)"
             values.append(after)

@@ -4,7 +4,6 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from shoal.domain.credentials import day_of
 from shoal.domain.facts import (
     AccountCredited,
     AccountLimited,
@@ -49,8 +48,8 @@ from shoal.store.sqlite.histories import (
     extend_history,
     fact_row,
 )
-from shoal.store.sqlite.keys import count_calls, count_usage
 from shoal.store.sqlite.ledger import write_limit
+from shoal.store.sqlite.usage import UsageBatch
 from shoal.store.sqlite.work_parts import WorkParts
 
 
@@ -86,13 +85,18 @@ STATE_AFTER: Mapping[type[Fact], str] = {
 
 
 def write_facts(
-    sql: sqlite3.Connection, recorded: Iterable[RecordedFact], apart: LargeValues
+    sql: sqlite3.Connection,
+    recorded: Iterable[RecordedFact],
+    apart: LargeValues,
+    usage: UsageBatch,
 ) -> None:
     """Write facts and the changes they make, in the open transaction.
 
+    The ends of jobs are added to ``usage``, which the caller writes.
+
     Raises StoreError for a fact about an unknown job.
     """
-    changes = _FactBatch(sql, apart)
+    changes = _FactBatch(sql, apart, usage)
     for each in recorded:
         changes.add(each)
     changes.write()
@@ -122,10 +126,10 @@ class _FactBatch:
 
     sql: sqlite3.Connection
     apart: LargeValues
+    usage: UsageBatch
     _rows: dict[JobId, _RowChange] = field(default_factory=dict)
     _named: dict[tuple[str, str], _RowChange] = field(default_factory=dict)
     _used: list[tuple[JobId, Outcome | int, float]] = field(default_factory=list)
-    _called: dict[int, list[JobId]] = field(default_factory=dict)  # by day
     _facts: list[FactRow] = field(default_factory=list)  # about no job
 
     def add(self, recorded: RecordedFact) -> None:
@@ -206,18 +210,18 @@ class _FactBatch:
                 change.outcome, change.value = codec.encode_outcome(
                     outcome, self.apart.blobs
                 )
-                self._use(job_id, outcome, at)
+                self._used.append((job_id, outcome, at))
             case JobFailed(job_id=job_id, error=error):
                 change = self._end(job_id, at)
                 change.error = error
             case JobExpired(job_id, _, error, written):
                 change = self._end(job_id, at)
                 change.error = error
-                self._use(job_id, written, at)
+                self._used.append((job_id, written, at))
             case JobCancelled(job_id, reason, written):
                 change = self._end(job_id, at)
                 change.error = reason
-                self._use(job_id, written, at)
+                self._used.append((job_id, written, at))
         change.facts.append(recorded)
         change.state = STATE_AFTER[type(fact)]
 
@@ -242,9 +246,7 @@ class _FactBatch:
         self._update(PROGRESS, ended=False)
         self._update(END, ended=True)
         for job_id, end, at in self._used:
-            count_usage(self.sql, job_id, end, at)
-        for day, calls in self._called.items():
-            count_calls(self.sql, calls, day)
+            self.usage.add(job_id, end, at)
         self.sql.executemany(INSERT_FACT, self._facts)
 
     def _update(self, query: str, *, ended: bool) -> None:
@@ -270,12 +272,6 @@ class _FactBatch:
         change = self._row(job_id)
         change.ended_at = at
         return change
-
-    def _use(self, job_id: JobId, end: Outcome | int, at: float) -> None:
-        if isinstance(end, Outcome) and end.value:
-            self._called.setdefault(day_of(at), []).append(job_id)
-        else:
-            self._used.append((job_id, end, at))
 
     def _knows(self, job_id: JobId) -> bool:
         if job_id in self._rows:

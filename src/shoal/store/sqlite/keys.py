@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import astuple, dataclass
 from typing import Any, Generic, TypeVar
 
@@ -12,18 +12,8 @@ from shoal.domain.credentials import (
     KeyUsage,
     Quota,
     Scope,
-    day_of,
-    estimated_usage,
-    partial_usage,
-    reported_usage,
-    tokens_to_read,
 )
-from shoal.domain.ids import JobId
 from shoal.domain.job import Priority
-from shoal.domain.outcome import Outcome, Usage
-from shoal.domain.work import JobKind
-from shoal.store import codec
-from shoal.store.large_works import head_of
 from shoal.store.sqlite.database import SqlRunner
 
 C = TypeVar("C", Key, JoinToken)
@@ -109,63 +99,6 @@ class SqliteKeys:
             return {owner: KeyUsage(*sums) for owner, *sums in rows}
 
         return await self._database.read_list(read)
-
-
-NO_TOKENS = Usage(0, 0)
-
-
-def _estimate(
-    sql: sqlite3.Connection, job_id: JobId, end: Outcome | int
-) -> Usage | None:
-    """Estimate the usage of a job from its work, which this decodes unless large."""
-    query = "SELECT kind, coalesce(packed_work, work) FROM jobs WHERE id = ?"
-    ((kind, stored),) = sql.execute(query, (job_id,))
-    if (head := head_of(stored)) is not None:
-        read = head.tokens
-    else:
-        work, _ = codec.decode_work(kind, stored)
-        if work is None:
-            return NO_TOKENS  # a function call
-        read = tokens_to_read(work)
-    if isinstance(end, int):
-        return partial_usage(read, end)
-    return estimated_usage(read, JobKind(kind), end)
-
-
-def count_usage(
-    sql: sqlite3.Connection, job_id: JobId, end: Outcome | int, at: float
-) -> None:
-    """Add the usage of a job to its owner's day, in the caller's transaction.
-
-    ``end`` is its outcome, or the number of characters written before it was given up.
-    """
-    query = "SELECT owner FROM jobs WHERE id = ?"
-    ((owner,),) = sql.execute(query, (job_id,))
-    counted = None if isinstance(end, int) else reported_usage(end)
-    used = counted or _estimate(sql, job_id, end)
-    if used is None:
-        return
-    sql.execute(
-        """INSERT INTO usage VALUES (?, ?, 1, ?, ?) ON CONFLICT DO UPDATE SET
-           requests = requests + excluded.requests,
-           prompt_tokens = prompt_tokens + excluded.prompt_tokens,
-           completion_tokens = completion_tokens + excluded.completion_tokens""",
-        (owner, day_of(at), used.prompt_tokens, used.completion_tokens),
-    )
-
-
-def count_calls(sql: sqlite3.Connection, job_ids: Sequence[JobId], day: int) -> None:
-    """Add function calls, which use no tokens, to their owners' day.
-
-    Runs in the caller's transaction, like ``count_usage``.
-    """
-    sql.execute(
-        """INSERT INTO usage
-           SELECT owner, ?, 1, 0, 0 FROM jobs
-           WHERE id IN (SELECT value FROM json_each(?))
-           ON CONFLICT DO UPDATE SET requests = requests + excluded.requests""",
-        (day, json.dumps(job_ids)),
-    )
 
 
 def add_up_usage(

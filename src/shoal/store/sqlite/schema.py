@@ -281,6 +281,24 @@ MIGRATIONS = (
     ) STRICT;
     CREATE INDEX approvals_of_name ON approvals (name);
     """,
+    # Usage by key, model and node; the cost is in micro-dollars.  Of earlier days, only
+    # the key is known.
+    """
+    CREATE TABLE usage_by_model (
+        day INTEGER NOT NULL,
+        owner TEXT NOT NULL,
+        model TEXT NOT NULL,
+        node TEXT NOT NULL,
+        requests INTEGER NOT NULL,
+        prompt_tokens INTEGER NOT NULL,
+        completion_tokens INTEGER NOT NULL,
+        cost INTEGER NOT NULL,
+        PRIMARY KEY (day, owner, model, node)
+    ) STRICT, WITHOUT ROWID;
+    INSERT INTO usage_by_model
+        SELECT day, owner, '', '', requests, prompt_tokens, completion_tokens, 0
+        FROM usage WHERE day >= 0;
+    """,
 )
 
 

@@ -40,6 +40,7 @@ from shoal.store.sqlite.keys import SqliteKeys
 from shoal.store.sqlite.ledger import SqliteLedger, write_entries
 from shoal.store.sqlite.pairing import SqlitePairing
 from shoal.store.sqlite.pruning import delete_job, prune
+from shoal.store.sqlite.usage import SqliteUsage, UsageBatch, UsageDays
 from shoal.store.sqlite.webhooks import SqliteWebhooks, write_deliveries
 from shoal.store.sqlite.work_parts import WorkParts, read_work
 
@@ -63,6 +64,8 @@ class SqliteStore:
         self.pairing = SqlitePairing(database)
         self.files = SqliteFiles(database)
         self.batches = SqliteBatches(database)
+        self.usage = SqliteUsage(database)
+        self._usage_days = UsageDays()
         self._works = WorkParts(database)
         self._large_values = LargeValues(blobs or MemoryBlobs(), self._works)
 
@@ -85,7 +88,11 @@ class SqliteStore:
         recorded = [*earlier, *(RecordedFact(at, fact) for fact in facts)]
 
         def write(sql: sqlite3.Connection) -> None:
-            write_facts(sql, recorded, self._large_values)
+            usage = UsageBatch(sql, self._usage_days, entries.places)
+            write_facts(sql, recorded, self._large_values, usage)
+            for refund in entries.refunds:
+                usage.refund(*refund, at)
+            usage.write()
             write_entries(sql, entries, at)
             write_deliveries(sql, entries.deliveries, at)
 

@@ -37,7 +37,7 @@ class InferenceRequestExtension(msgspec.Struct, frozen=True, omit_defaults=True)
 
     ``prompt`` belongs to a completion, or is the query of a reranking; ``inputs``
     belong to an embedding or a reranking, ``name`` and ``payload`` to a task.  ``job``
-    is the job's id for the receipt.
+    is the job's id for the receipt, and ``trace`` the ``traceparent`` of the attempt.
     """
 
     lease: Annotated[int, msgspec.Meta(ge=0, lt=EXACT_MAX)]
@@ -51,6 +51,7 @@ class InferenceRequestExtension(msgspec.Struct, frozen=True, omit_defaults=True)
     options: dict[str, Any] = {}
     continues: str = ""
     job: Name = ""
+    trace: Name = ""
 
 
 def write_request(
@@ -65,7 +66,7 @@ def write_request(
     work = job.work
     if extended:
         request, more = _extended(job)
-        more = msgspec.structs.replace(more, job=job.job_id)
+        more = msgspec.structs.replace(more, job=job.job_id, trace=job.trace)
         shoal: Raw | UnsetType = Raw(encode_json(more))
     elif isinstance(work, Chat):
         request, shoal = write_chat(work), UNSET
@@ -86,7 +87,8 @@ def read_request(message: InferenceRequest, *, extended: bool = False) -> RunJob
         more = _job_extension(message, message.shoal)
         work = _work(message, more)
         lease, continues = LeaseNumber(more.lease), more.continues
-        return RunJob(JobId(message.request_id), lease, work, continues)
+        request_id = JobId(message.request_id)
+        return RunJob(request_id, lease, work, continues, trace=more.trace)
     return RunJob(JobId(message.request_id), LeaseNumber(1), read_chat(message.request))
 
 

@@ -1,0 +1,156 @@
+"""The API of models: what each can do, where it is, and where it would fit."""
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.ids import WorkerId, peer_of
+from shoal.domain.worker import Hardware
+from shoal.engines.gguf_files import MEMORY_FACTOR
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.responses import json_response, without_keys
+from shoal.gateway.model_summaries import (
+    ModelSummary,
+    seen_by,
+    summarize_model,
+    usable_workers,
+)
+from shoal.models.size_estimates import estimated_size
+from shoal.pool.worker import Worker
+
+GB = 1e9
+FITS_MAX = 200  # machines that are examined for a model
+SIZED_MAX = 200  # models with a size: workers choose names, and may have many
+
+
+class ModelPlace(msgspec.Struct, frozen=True):
+    """A worker with the model; ``name`` is what its machine calls itself, or empty."""
+
+    id: WorkerId
+    name: str
+    busy: int
+    slots: int
+
+
+class ModelFit(msgspec.Struct, frozen=True):
+    """Whether a machine without the model has the memory for it."""
+
+    node: str
+    fits: bool
+    why: str
+
+
+class PlacedModel(msgspec.Struct, frozen=True):
+    """A model, its workers, and the machines that would fit it.
+
+    ``size`` is in bytes, and an estimate if the coordinator does not have the model;
+    null if its name does not tell either.  ``context`` is in tokens; 0: unknown.
+    """
+
+    id: str
+    kinds: list[str]
+    features: list[str]
+    context: int
+    size: int | None
+    workers: list[ModelPlace]
+    fits: list[ModelFit]
+
+
+class PlacedModelList(msgspec.Struct, frozen=True):
+    """Models, by name.
+
+    Without the scope ``monitor`` they have no names of machines, and no ``fits``.
+    """
+
+    data: list[PlacedModel]
+
+
+async def list_models(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    pool, owner = gateway.hub.pool, seen_by(caller)
+    sees_machines = caller.has_scope(Scope.MONITOR)
+    machines = _machines(gateway) if sees_machines else {}
+    models: list[PlacedModel] = []
+    for name in sorted(pool.roster.models):
+        workers = usable_workers(pool, name, owner)
+        if not workers:
+            continue
+        known = size = None
+        if len(models) < SIZED_MAX:
+            known = await gateway.sharing.own_size(name)
+            size = estimated_size(name) if known is None else known
+        having = {peer_of(worker.id) for worker in workers}
+        lacking = {
+            machine: hardware
+            for machine, hardware in machines.items()
+            if machine not in having
+        }
+        fits = []
+        if size is not None:
+            fits = _fits(size, lacking, estimated=known is None)
+        places = [_place(gateway, worker, named=sees_machines) for worker in workers]
+        summary = summarize_model(name, workers)
+        models.append(_placed_model(summary, size, places, fits))
+    return json_response(PlacedModelList(models))
+
+
+def _machines(gateway: Gateway) -> dict[str, Hardware]:
+    """Return the hardware of the connected peers that report it."""
+    directory = gateway.directory
+    return {
+        peer: hardware
+        for peer in directory.connected
+        if (hardware := directory.profile_of(peer).hardware) is not None
+    }
+
+
+def _fits(
+    size: int, machines: dict[str, Hardware], *, estimated: bool
+) -> list[ModelFit]:
+    needed = size * MEMORY_FACTOR
+    shown = f"{needed / GB:.1f} GB for the model and its contexts"
+    if estimated:
+        shown += " (estimated from its name)"
+    fits = []
+    for machine, hardware in sorted(machines.items())[:FITS_MAX]:
+        memory, kind = _memory_of(hardware)
+        if memory <= 0:
+            continue  # not reported
+        why = f"{shown}, of {memory:.1f} GB {kind}"
+        fits.append(ModelFit(machine, needed <= memory * GB, why))
+    return fits
+
+
+def _memory_of(hardware: Hardware) -> tuple[float, str]:
+    """Return the memory that a model would be in, in GB, and what it is called."""
+    gpu = hardware.gpu_memory_gb
+    if gpu is not None and gpu > 0:
+        return gpu, "GPU memory"
+    return hardware.memory_gb, "memory"
+
+
+def _place(gateway: Gateway, worker: Worker, *, named: bool) -> ModelPlace:
+    busy, slots = worker.used_slots, worker.offer.slots
+    if not named:
+        return ModelPlace(WorkerId(without_keys(worker.id)), "", busy, slots)
+    name = gateway.directory.profile_of(peer_of(worker.id)).name
+    return ModelPlace(worker.id, name, busy, slots)
+
+
+def _placed_model(
+    summary: ModelSummary,
+    size: int | None,
+    places: list[ModelPlace],
+    fits: list[ModelFit],
+) -> PlacedModel:
+    return PlacedModel(
+        summary.name,
+        sorted(kind.value for kind in summary.kinds),
+        sorted(feature.value for feature in summary.features),
+        summary.context,
+        size,
+        places,
+        fits,
+    )

@@ -1,0 +1,146 @@
+"""The API of training runs: their loss, their pace and their ranks."""
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import Forbidden, NotFound
+from shoal.gateway.context import Gateway
+from shoal.gateway.hosted_runs import RUNNING, HostedRun
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.responses import json_response, without_keys
+from shoal.gateway.runs import RUNS
+from shoal.training.run_progress import RANKS_KEPT, RankProgress
+
+ENDED, WAITING = "ended", "waiting"
+NOTHING = RankProgress(running=False)
+
+
+class RunSummary(msgspec.Struct, frozen=True):
+    """A run of ``size`` ranks; times are Unix seconds.
+
+    ``step`` and ``loss`` are the latest that were reported, or null.
+    """
+
+    id: str
+    owner: str
+    state: str
+    size: int
+    started_at: float | None
+    ended_at: float | None
+    step: int | None
+    loss: float | None
+
+
+class RunList(msgspec.Struct, frozen=True):
+    """The open runs, and those that ended last, the newest first."""
+
+    data: list[RunSummary]
+
+
+class RunRank(msgspec.Struct, frozen=True):
+    """A rank, as far as it has reported; ``step_seconds`` is the time of a step.
+
+    ``hash`` is that of its parameters; null: it reports none.
+    """
+
+    rank: int
+    worker: str | None
+    state: str
+    step: int | None
+    step_seconds: float | None
+    hash: str | None
+
+
+class RunPoint(msgspec.Struct, frozen=True):
+    """A step that was reported; ``seconds`` are those of one step."""
+
+    step: int
+    loss: float | None
+    seconds: float | None
+    at: float
+
+
+class RunDetail(RunSummary, frozen=True):
+    """A run with its ranks, and at most 2000 of the points that were reported."""
+
+    ranks: list[RunRank]
+    points: list[RunPoint]
+
+
+async def list_runs(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    sees_all = caller.has_scope(Scope.MONITOR)
+    runs = request.app[RUNS].newest_first()
+    return json_response(
+        RunList([_summary(run) for run in runs if sees_all or run.owner == caller.name])
+    )
+
+
+async def show_run(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    run_id = request.match_info["id"]
+    run = request.app[RUNS].find(run_id)
+    if run is None:
+        raise NotFound(
+            f"there is no run {run_id[:64]}: it ended before the coordinator's last "
+            "start, or many have ended since"
+        )
+    sees_all = caller.has_scope(Scope.MONITOR)
+    if run.owner != caller.name and not sees_all:
+        raise Forbidden(
+            f"run {run.id} belongs to another key: this takes one with the scope "
+            "monitor"
+        )
+    return json_response(
+        RunDetail(
+            **msgspec.structs.asdict(_summary(run)),
+            ranks=_ranks(run, names_machines=sees_all),
+            points=[RunPoint(*each) for each in run.events.progress.points],
+        )
+    )
+
+
+def _summary(run: HostedRun) -> RunSummary:
+    last = run.events.progress.last
+    return RunSummary(
+        run.id,
+        run.owner,
+        run.state,
+        run.size,
+        run.started_at,
+        run.ended_at,
+        None if last is None else last.step,
+        None if last is None else last.loss,
+    )
+
+
+def _ranks(run: HostedRun, *, names_machines: bool) -> list[RunRank]:
+    known = run.events.progress.ranks
+    ranks = []
+    for rank in sorted({*range(min(run.size, RANKS_KEPT)), *known}):
+        progress = known.get(rank, NOTHING)
+        worker: str | None = run.workers.get(rank // run.ranks_per_member)
+        if worker is not None and not names_machines:
+            worker = without_keys(worker)
+        ranks.append(
+            RunRank(
+                rank,
+                worker,
+                _state(run, rank),
+                progress.step,
+                progress.step_seconds,
+                None,
+            )
+        )
+    return ranks
+
+
+def _state(run: HostedRun, rank: int) -> str:
+    progress = run.events.progress.ranks.get(rank)
+    if run.ended_at is None and progress is None:
+        return WAITING
+    running = run.ended_at is None and progress is not None and progress.running
+    return RUNNING if running else ENDED

@@ -1,0 +1,153 @@
+"""The API of usage and cost, by day, key, model and node."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from datetime import date, timedelta
+from typing import Annotated, Literal, get_args
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.credentials import Scope, day_of
+from shoal.domain.errors import InvalidRequest
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import read_query
+from shoal.gateway.http.media_types import CSV_TYPE
+from shoal.gateway.http.responses import json_response, well_formed, without_keys
+from shoal.store.usage import UsageField, UsageSum
+
+FIELDS: tuple[UsageField, ...] = get_args(UsageField)
+DEFAULT_DAYS = 30  # with today
+ROWS_MAX = 10_000  # of one answer
+EPOCH = date(1970, 1, 1)
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula (OWASP, CSV injection)."""
+
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+
+DateText = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date"})]
+
+
+class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which usage to add up: ``since`` and ``until`` are days in UTC, both included.
+
+    Without them it is that of the last 30 days.  ``by`` lists what is told apart:
+    ``day``, ``key``, ``model`` and ``node``, or some of them.
+    """
+
+    since: DateText = ""
+    until: DateText = ""
+    by: str = ",".join(FIELDS)
+    format: Literal["json", "csv"] = "json"
+
+
+class UsageRow(msgspec.Struct, frozen=True):
+    """Usage added up; null where it was not told apart, ``cost`` in micro-dollars.
+
+    Model and node are empty for calls of functions, and where they are not known.
+    """
+
+    day: str | None
+    key: str | None
+    model: str | None
+    node: str | None
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: int
+
+
+class UsageList(msgspec.Struct, frozen=True):
+    """Usage, by day, key, model and node in this order."""
+
+    data: list[UsageRow]
+
+
+async def list_usage(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    query = read_query(request, UsageQuery)
+    by = _fields(query.by)
+    until = _day(query.until, "until") or day_of(gateway.clock.wall())
+    since = _day(query.since, "since") or until - DEFAULT_DAYS + 1
+    sees_all = caller.has_scope(Scope.MONITOR)
+    sums = await gateway.store.usage.sums(
+        since, until, by, ROWS_MAX + 1, None if sees_all else caller.name
+    )
+    if len(sums) > ROWS_MAX:
+        raise InvalidRequest(
+            f"more than {ROWS_MAX} rows: ask for fewer days, or by fewer of "
+            f"{', '.join(FIELDS)}"
+        )
+    rows = [_row(each, names_machines=sees_all) for each in sums]
+    if query.format == "csv":
+        return _csv_response(rows, f"shoal-usage-{_text(since)}-{_text(until)}.csv")
+    return json_response(UsageList(rows))
+
+
+def _fields(text: str) -> list[UsageField]:
+    """Return the fields that a query names.  Raises InvalidRequest."""
+    names = {each.strip() for each in text.split(",") if each.strip()}
+    if unknown := sorted(names.difference(FIELDS)):
+        raise InvalidRequest(
+            f"by: expected some of {', '.join(FIELDS)}, got {unknown[0][:40]!r}", "by"
+        )
+    return [each for each in FIELDS if each in names]
+
+
+def _day(text: str, param: str) -> int | None:
+    """Return the ``day_of`` a date; None if it is empty.  Raises InvalidRequest."""
+    if not text:
+        return None
+    try:
+        if not _DATE.fullmatch(text):
+            raise ValueError
+        return (date.fromisoformat(text) - EPOCH).days
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{param}: expected a day such as 2026-11-23, got {text[:40]!r}", param
+        ) from error
+
+
+def _text(day: int) -> str:
+    return (EPOCH + timedelta(days=day)).isoformat()
+
+
+def _row(used: UsageSum, *, names_machines: bool) -> UsageRow:
+    node = used.node
+    return UsageRow(
+        None if used.day is None else _text(used.day),
+        used.key,
+        used.model,
+        node if names_machines or node is None else without_keys(node),
+        used.requests,
+        used.prompt_tokens,
+        used.completion_tokens,
+        used.cost,
+    )
+
+
+def _csv_response(rows: Sequence[UsageRow], name: str) -> web.Response:
+    written = io.StringIO()
+    table = csv.writer(written)
+    table.writerow(UsageRow.__struct_fields__)
+    for row in rows:
+        table.writerow([_cell(each) for each in msgspec.structs.astuple(row)])
+    return web.Response(
+        body=well_formed(written.getvalue()).encode(),
+        content_type=CSV_TYPE,
+        charset="utf-8",
+        headers={"Content-Disposition": f'attachment; filename="{name}"'},
+    )
+
+
+def _cell(value: str | int | None) -> str | int:
+    if value is None:
+        return ""
+    # Workers choose the names of models and nodes.
+    if isinstance(value, str) and value.startswith(FORMULA):
+        return f"'{value}"
+    return value

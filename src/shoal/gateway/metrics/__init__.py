@@ -1,0 +1,7 @@
+"""What ``/metrics`` shows: requests, jobs, the pool and the process.
+
+Metric names follow OpenTelemetry's conventions for generative AI and HTTP where these
+have one, in Prometheus' spelling.  All labels are bounded: text from a client or a
+worker becomes a label only if the pool knows it, and only so many at a time.
+``docs/observability.md`` describes each metric.
+"""

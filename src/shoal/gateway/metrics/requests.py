@@ -1,0 +1,108 @@
+"""Metrics of requests over HTTP."""
+
+from collections.abc import Collection, Iterator
+
+from aiohttp import web
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from shoal.domain.gen_ai import OPERATION_NAMES
+from shoal.gateway.http.request_record import RequestRecord
+from shoal.gateway.metrics.families import HistogramFamily, gauge
+from shoal.gateway.metrics.labels import OTHER, ModelLabels
+
+METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+OTHER_METHOD = "_OTHER"  # OpenTelemetry's value for unknown methods
+
+# As OpenTelemetry proposes them.
+SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48,
+           40.96, 81.92)  # fmt: skip
+TOKENS = tuple(float(4**power) for power in range(14))
+PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
+             0.5, 0.75, 1.0, 2.5)  # fmt: skip
+
+
+class RequestMetrics(Collector):
+    """Counts requests that have ended, by route, operation and model."""
+
+    def __init__(self, models: ModelLabels) -> None:
+        self.active = 0
+        """The number of requests that have not ended."""
+
+        self._models = models
+        asked = ("gen_ai_operation_name", "gen_ai_request_model")
+        self._duration = HistogramFamily(
+            "gen_ai_server_request_duration_seconds",
+            "Time from a request to the end of its answer",
+            (*asked, "error_type"),
+            SECONDS,
+        )
+        self._first_output = HistogramFamily(
+            "gen_ai_server_time_to_first_token_seconds",
+            "Time from a request to the first output of its answer",
+            asked,
+            SECONDS,
+        )
+        self._per_token = HistogramFamily(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Time per token after the first, of streamed answers",
+            asked,
+            PER_TOKEN,
+        )
+        self._tokens = HistogramFamily(
+            "gen_ai_client_token_usage",
+            "Tokens read and written for a request",
+            (*asked, "gen_ai_token_type"),
+            TOKENS,
+        )
+        self._requests = HistogramFamily(
+            "http_server_request_duration_seconds",
+            "Time from a request to the end of its answer, by route",
+            ("http_request_method", "http_route", "http_response_status_code"),
+            SECONDS,
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        yield gauge(
+            "http_server_active_requests",
+            "Requests that have not ended",
+            self.active,
+        )
+        yield from self._requests.collect()
+        yield from self._duration.collect()
+        yield from self._first_output.collect()
+        yield from self._per_token.collect()
+        yield from self._tokens.collect()
+
+    def observe(
+        self,
+        request: web.Request,
+        record: RequestRecord,
+        status: int,
+        now: float,
+        known: Collection[str],
+    ) -> None:
+        """Record a request that has ended; ``known`` are the models of the pool."""
+        seconds = now - record.started_at
+        method = request.method if request.method in METHODS else OTHER_METHOD
+        route = _route_label(request)
+        self._requests.of(method, route, str(status)).observe(seconds)
+        if record.kind is None:
+            return
+        asked = (OPERATION_NAMES[record.kind], self._models.label(record.model, known))
+        self._duration.of(*asked, record.error).observe(seconds)
+        first = record.first_output
+        if first is not None:
+            self._first_output.of(*asked).observe(first - record.started_at)
+        if record.usage is None:
+            return
+        read, written = record.usage.prompt_tokens, record.usage.completion_tokens
+        self._tokens.of(*asked, "input").observe(read)
+        self._tokens.of(*asked, "output").observe(written)
+        if first is not None and written > 1:
+            self._per_token.of(*asked).observe((now - first) / (written - 1))
+
+
+def _route_label(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return OTHER if resource is None else resource.canonical

@@ -1,0 +1,206 @@
+"""Usage in the SQLite store: by key for its limits, and by model and node."""
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from shoal.domain.credentials import (
+    day_of,
+    estimated_usage,
+    partial_usage,
+    reported_usage,
+    tokens_to_read,
+)
+from shoal.domain.ids import JobId
+from shoal.domain.outcome import Outcome, Usage
+from shoal.domain.work import JobKind
+from shoal.store import codec
+from shoal.store.large_works import head_of
+from shoal.store.sqlite.database import SqlRunner
+from shoal.store.usage import (
+    NO_PLACE,
+    ROWS_PER_DAY_MAX,
+    USAGE_DAYS,
+    JobPlace,
+    UsageField,
+    UsageSum,
+)
+
+CALLS = frozenset({JobKind.CALL.value, JobKind.CALL_STREAM.value})
+"""Kinds whose model is the name of a function, which clients may choose."""
+
+NO_TOKENS = Usage(0, 0)
+COLUMNS: Mapping[UsageField, str] = {
+    "day": "day",
+    "key": "owner",
+    "model": "model",
+    "node": "node",
+}
+
+Row: TypeAlias = tuple[int, str, str, str]  # day, owner, model, node
+
+
+@dataclass(slots=True)
+class UsageDays:
+    """Bounds the table: the rows of a day, and the days.
+
+    The rows are counted in memory, and read again when the day changes.
+    """
+
+    rows_max: int = ROWS_PER_DAY_MAX
+    _day: int = -1
+    _rows: int = 0
+
+    def bounded(self, sql: sqlite3.Connection, row: Row) -> Row:
+        """Return the row to count a new key, model and node in."""
+        day, owner, _, _ = row
+        if day != self._day:
+            self._begin(sql, day)
+        if self._rows >= self.rows_max:
+            return day, owner, "", ""
+        self._rows += 1
+        return row
+
+    def _begin(self, sql: sqlite3.Connection, day: int) -> None:
+        query = "SELECT count(*) FROM usage_by_model WHERE day = ?"
+        ((self._rows,),) = sql.execute(query, (day,))
+        self._day = day
+        # A day's rows at a time: another day has begun since.
+        query = "DELETE FROM usage_by_model WHERE day < ?"
+        sql.execute(query, (day - USAGE_DAYS,))
+
+
+@dataclass(slots=True)
+class UsageBatch:
+    """The usage of the jobs that end in one batch; each row is written once."""
+
+    sql: sqlite3.Connection
+    days: UsageDays
+    places: Mapping[JobId, JobPlace]
+    _rows: dict[Row, list[int]] = field(default_factory=dict)
+    _called: dict[int, list[JobId]] = field(default_factory=dict)  # by day
+
+    def add(self, job_id: JobId, end: Outcome | int, at: float) -> None:
+        """Count the end of a job, which is written already.
+
+        ``end`` is its outcome, or the number of characters written before it was given
+        up.
+        """
+        if isinstance(end, Outcome) and end.value:
+            self._called.setdefault(day_of(at), []).append(job_id)
+            return
+        query = "SELECT owner, kind, model FROM jobs WHERE id = ?"
+        ((owner, kind, model),) = self.sql.execute(query, (job_id,))
+        counted = None if isinstance(end, int) else reported_usage(end)
+        used = counted or _estimate(self.sql, job_id, end)
+        if used is None:
+            return
+        place = self.places.get(job_id, NO_PLACE)
+        row = (day_of(at), owner, "" if kind in CALLS else model, place.node)
+        tokens = (used.prompt_tokens, used.completion_tokens)
+        self._count(row, 1, *tokens, place.cost)
+
+    def refund(self, owner: str, model: str, node: str, amount: int, at: float) -> None:
+        """Take a cost back that was counted before."""
+        self._count((day_of(at), owner, model, node), 0, 0, 0, -amount)
+
+    def write(self) -> None:
+        """Write what was counted."""
+        for day, job_ids in self._called.items():
+            # Calls of functions use no tokens, and there may be thousands a second.
+            among = "id IN (SELECT value FROM json_each(?))"
+            query = f"SELECT owner FROM jobs WHERE {among}"
+            owners = self.sql.execute(query, (json.dumps(job_ids),))
+            for owner, calls in Counter(name for (name,) in owners).items():
+                self._count((day, owner, "", ""), calls, 0, 0, 0)
+        self.sql.executemany(
+            """INSERT INTO usage VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+               requests = requests + excluded.requests,
+               prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+               completion_tokens = completion_tokens + excluded.completion_tokens""",
+            [
+                (owner, day, *counts[:3])
+                for (day, owner, _, _), counts in self._rows.items()
+                if counts[0]  # else it is a refund
+            ],
+        )
+        for row, counts in self._rows.items():
+            self._write_row(row, counts)
+
+    def _count(
+        self, row: Row, requests: int, read: int, written: int, cost: int
+    ) -> None:
+        counts = self._rows.setdefault(row, [0, 0, 0, 0])
+        counts[0] += requests
+        counts[1] += read
+        counts[2] += written
+        counts[3] += cost
+
+    def _write_row(self, row: Row, counts: list[int]) -> None:
+        query = """UPDATE usage_by_model SET
+                       requests = requests + ?,
+                       prompt_tokens = prompt_tokens + ?,
+                       completion_tokens = completion_tokens + ?,
+                       cost = cost + ?
+                   WHERE day = ? AND owner = ? AND model = ? AND node = ?"""
+        if self.sql.execute(query, (*counts, *row)).rowcount:
+            return
+        row = self.days.bounded(self.sql, row)
+        if not self.sql.execute(query, (*counts, *row)).rowcount:
+            query = "INSERT INTO usage_by_model VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+            self.sql.execute(query, (*row, *counts))
+
+
+class SqliteUsage:
+    """Reads what ``UsageBatch`` has written."""
+
+    def __init__(self, database: SqlRunner) -> None:
+        self._database = database
+
+    async def sums(
+        self,
+        since: int,
+        until: int,
+        by: Collection[UsageField],
+        limit: int,
+        owner: str | None = None,
+    ) -> list[UsageSum]:
+        shown = ", ".join(
+            column if each in by else "NULL" for each, column in COLUMNS.items()
+        )
+        grouped = ", ".join(column for each, column in COLUMNS.items() if each in by)
+        only = "" if owner is None else " AND owner = :owner"
+        group = f" GROUP BY {grouped} ORDER BY {grouped}" if grouped else ""
+        query = f"""SELECT {shown}, sum(requests), sum(prompt_tokens),
+                           sum(completion_tokens), sum(cost)
+                    FROM usage_by_model
+                    WHERE day BETWEEN :since AND :until{only}{group} LIMIT :limit"""
+        values = {"since": since, "until": until, "owner": owner, "limit": limit}
+
+        def read(sql: sqlite3.Connection) -> list[UsageSum]:
+            rows = sql.execute(query, values)
+            # Without anything to group by there is a row of nulls for nothing.
+            return [UsageSum(*row) for row in rows if row[4] is not None]
+
+        return await self._database.read_list(read)
+
+
+def _estimate(
+    sql: sqlite3.Connection, job_id: JobId, end: Outcome | int
+) -> Usage | None:
+    """Estimate the usage of a job from its work, which this decodes unless large."""
+    query = "SELECT kind, coalesce(packed_work, work) FROM jobs WHERE id = ?"
+    ((kind, stored),) = sql.execute(query, (job_id,))
+    if (head := head_of(stored)) is not None:
+        read = head.tokens
+    else:
+        work, _ = codec.decode_work(kind, stored)
+        if work is None:
+            return NO_TOKENS  # a function call
+        read = tokens_to_read(work)
+    if isinstance(end, int):
+        return partial_usage(read, end)
+    return estimated_usage(read, JobKind(kind), end)

@@ -1,0 +1,1 @@
+"""Spans, and their export to a collector of OpenTelemetry."""

@@ -1,0 +1,86 @@
+"""Writes the page of all settings, from the classes that declare them."""
+
+import typing
+from collections.abc import Iterator
+from dataclasses import Field, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from shoal.cli.local.config import CONFIGS
+from shoal.config import USER_DATA
+from shoal.config.loader import SECRET_FILE, flag, variable
+from shoal.protocols import discover
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "settings.md"
+INTRODUCTION = ROOT / "scripts" / "settings.md.in"
+
+TITLES = {
+    "serve": "the coordinator",
+    "join": "a worker",
+    "x402": "payments for jobs",
+}
+TYPES = {
+    "int": "number",
+    "float": "number",
+    "bool": "yes or no",
+    "Path": "file",
+    "str": "text",
+}
+
+
+def page() -> str:
+    """Return the text of the page."""
+    return "\n".join(
+        [INTRODUCTION.read_text("utf-8"), *(_section(name) for name in CONFIGS)]
+    )
+
+
+def _section(name: str) -> str:
+    protocol = discover().get(name)
+    title = protocol.peers if protocol else TITLES[name]
+    config: type[Any] = CONFIGS[name]
+    types = typing.get_type_hints(config)
+    lines = [
+        f"## `[{name}]`: {title}",
+        "",
+        "| setting | what it is | type | default |",
+        "|---|---|---|---|",
+        *(_row(name, each, types[each.name]) for each in fields(config)),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(section: str, each: "Field[Any]", type_: Any) -> str:
+    help_ = str(each.metadata["help"]).replace("|", "\\|").replace("<", "&lt;")
+    cells = (
+        f"`{each.name}`<br>`{flag(section, each)}`<br>`{variable(section, each)}`",
+        f"{help_[:1].upper()}{help_[1:]}",
+        ", ".join(_types(each, type_)),
+        _default(each),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _types(each: "Field[Any]", type_: Any) -> Iterator[str]:
+    if type_ == tuple[str, ...]:
+        yield "list"
+    else:
+        (found,) = {*(typing.get_args(type_) or (type_,))} - {NoneType}
+        yield TYPES[found.__name__]
+    if each.metadata.get("secret"):
+        yield f"secret (`{SECRET_FILE}`)"
+
+
+def _default(each: "Field[Any]") -> str:
+    match each.default:
+        case None | "" | ():
+            return ""
+        case bool() as value:
+            return "yes" if value else "no"
+        case Path() as value:
+            return "the user's data folder" if value == USER_DATA else f"`{value}`"
+        case value:
+            return f"`{value}`"

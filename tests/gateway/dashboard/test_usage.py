@@ -1,0 +1,134 @@
+"""Usage over HTTP: as JSON and as a table, one's own and everybody's."""
+
+import asyncio
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.keys import CHAT, make_key, request
+from gateway.serving import EPOCH, KEY, Pool, serving
+from shoal.domain.credentials import DAY
+from shoal.store.ledger import LedgerEntries
+from shoal.store.usage import Refund
+from shoal.transports.clock import LoopClock
+
+NODE = "grandsage:n1"
+
+
+async def chat(
+    pool: Pool, node_name: str = "n1", model: str = "m1", **sent: Any
+) -> None:
+    """Have a node answer a chat."""
+    async with pool.node(node_name, model) as node:
+        await pool.wait_joined()
+        body = CHAT | {"model": model}
+        asking = request(pool, "POST", "/v1/chat/completions", body, **sent)
+        task = asyncio.create_task(asking)
+        await node.answer("some text")
+        assert (await task)[0] == 200
+    await pool.wait_joined(0)
+
+
+async def usage(pool: Pool, query: str = "", key: str = KEY) -> list[dict[str, Any]]:
+    status, shown = await request(pool, "GET", f"/admin/usage{query}", key=key)
+    assert status == 200, shown
+    rows: list[dict[str, Any]] = shown["data"]
+    return rows
+
+
+async def table(pool: Pool, query: str) -> list[list[str]]:
+    async with pool.session.get(
+        f"{pool.url}/admin/usage?format=csv{query}", headers=pool.headers()
+    ) as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"] == "text/csv; charset=utf-8"
+        named = response.headers["Content-Disposition"]
+        assert named.startswith('attachment; filename="shoal-usage-2')
+        return [*csv.reader(io.StringIO(await response.text()))]
+
+
+async def test_chat_is_counted_at_its_node(pool: Pool) -> None:
+    await chat(pool)
+    await chat(pool)
+    await chat(pool, "n2", "m2")
+
+    shown = await usage(pool)
+
+    assert [(each["key"], each["model"], each["node"]) for each in shown] == [
+        ("default", "m1", NODE),
+        ("default", "m2", "grandsage:n2"),
+    ]
+    first = shown[0]
+    assert (first["requests"], first["cost"]) == (2, 20_000)  # of PRICES
+    assert first["prompt_tokens"] > 0
+    assert first["completion_tokens"] > 0
+    (total,) = await usage(pool, "?by=")
+    assert total | {"requests": 3} == total
+    assert [total[each] for each in ("day", "key", "model", "node")] == [None] * 4
+    (of_day,) = await usage(pool, f"?by=day&since={first['day']}&until={first['day']}")
+    assert of_day["day"] == first["day"]
+    assert await usage(pool, "?since=2001-01-01&until=2001-12-31") == []
+
+
+async def test_key_sees_its_own_usage_without_keys_of_machines(pool: Pool) -> None:
+    alice = await make_key(pool)
+    machine = "ab" * 32
+    await chat(pool, machine, key=alice)
+    await chat(pool)
+
+    (own,) = await usage(pool, key=alice)
+
+    assert (own["key"], own["node"]) == ("alice", "grandsage:abababab…")
+    watcher = await make_key(pool, "watcher", scope="monitor")
+    everyones = await usage(pool, key=watcher)
+    assert [each["node"] for each in everyones] == [f"grandsage:{machine}", NODE]
+
+
+COUNTS = ("requests", "prompt_tokens", "completion_tokens", "cost")
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@sum", "\t=1", "\r=1"])
+async def test_table_has_no_formulas(pool: Pool, name: str) -> None:
+    assert pool.gateway is not None
+    store, at = pool.gateway.store, pool.gateway.clock.wall()
+    written = LedgerEntries(refunds=[Refund("default", name, name, -7)])
+    await store.append([], at, (), written)
+
+    rows = await table(pool, "&by=model,node,key")
+
+    assert rows == [
+        ["day", "key", "model", "node", *COUNTS],
+        ["", "default", f"'{name}", f"'{name}", "0", "0", "0", "7"],
+    ]
+
+
+async def test_default_is_the_last_thirty_days(tmp_path: Path) -> None:
+    at = EPOCH
+    async with serving(tmp_path, clock=LoopClock(lambda: at)) as pool:
+        await chat(pool)
+
+        for days, found in ((29, 1), (30, 0)):
+            at = EPOCH + days * DAY
+            assert len(await usage(pool)) == found
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("?since=yesterday", "since"),
+        ("?since=20261123", "since"),
+        ("?until=2026-13-01", "until"),
+        ("?by=owner", "by"),
+        ("?format=xml", "format"),
+        ("?days=3", None),
+    ],
+)
+async def test_invalid_query_is_refused(
+    pool: Pool, query: str, param: str | None
+) -> None:
+    status, answer = await request(pool, "GET", f"/admin/usage{query}")
+
+    assert (status, answer["error"]["param"]) == (400, param)

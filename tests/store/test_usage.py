@@ -1,0 +1,157 @@
+"""Usage by day, key, model and node."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.domain.credentials import DAY
+from shoal.domain.facts import (
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobFailed,
+    JobLeased,
+    JobStarted,
+    JobSubmitted,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.job import Job
+from shoal.domain.outcome import Outcome, Usage
+from shoal.domain.work import Call, Chat
+from shoal.store.ledger import LedgerEntries
+from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.usage import UsageDays
+from shoal.store.usage import USAGE_DAYS, JobPlace, Refund, UsageField, UsageSum
+
+ONE = LeaseNumber(1)
+EVERYTHING: tuple[UsageField, ...] = ("day", "key", "model", "node")
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> Any:
+    store = SqliteStore(tmp_path / "shoal.db")
+    await store.open()
+    yield store
+    await store.close()
+
+
+def leased(name: str, owner: str = "al", model: str = "m") -> list[Fact]:
+    chat = Chat(model, ({"role": "user", "content": "four"},))
+    return [
+        JobSubmitted(Job(JobId(name), chat, owner=owner)),
+        JobLeased(JobId(name), WorkerId("w:n/m"), ONE, "free"),
+        JobStarted(JobId(name), ONE),
+    ]
+
+
+def done(name: str, read: int = 10, written: int = 5) -> JobCompleted:
+    return JobCompleted(JobId(name), ONE, Outcome("x", usage=Usage(read, written)))
+
+
+async def complete(
+    store: SqliteStore,
+    name: str,
+    at: float = 0.0,
+    node: str = "w:n",
+    cost: int = 0,
+    **job: str,
+) -> None:
+    entries = LedgerEntries(places={JobId(name): JobPlace(node, cost)})
+    await store.append([*leased(name, **job), done(name)], at, (), entries)
+
+
+async def sums(
+    store: SqliteStore, by: Collection[UsageField] = EVERYTHING, **more: Any
+) -> list[UsageSum]:
+    return await store.usage.sums(0, 9999, by, 100, **more)
+
+
+async def test_usage_is_told_apart_by_all_four(store: SqliteStore) -> None:
+    await complete(store, "a", cost=7)
+    await complete(store, "b", cost=8)
+    await complete(store, "c", node="w:o")
+    await complete(store, "d", model="n")
+    await complete(store, "e", owner="bo")
+    await complete(store, "f", at=DAY)
+
+    assert await sums(store) == [
+        UsageSum(0, "al", "m", "w:n", 2, 20, 10, 15),
+        UsageSum(0, "al", "m", "w:o", 1, 10, 5, 0),
+        UsageSum(0, "al", "n", "w:n", 1, 10, 5, 0),
+        UsageSum(0, "bo", "m", "w:n", 1, 10, 5, 0),
+        UsageSum(1, "al", "m", "w:n", 1, 10, 5, 0),
+    ]
+    assert await sums(store, ["key"]) == [
+        UsageSum(None, "al", None, None, 5, 50, 25, 15),
+        UsageSum(None, "bo", None, None, 1, 10, 5, 0),
+    ]
+    assert await sums(store, ["model"], owner="bo") == [
+        UsageSum(None, None, "m", None, 1, 10, 5, 0)
+    ]
+    assert await sums(store, []) == [UsageSum(None, None, None, None, 6, 60, 30, 15)]
+    assert await store.usage.sums(1, 1, ["day"], 100) == [
+        UsageSum(1, None, None, None, 1, 10, 5, 0)
+    ]
+    assert len(await store.usage.sums(0, 1, EVERYTHING, 3)) == 3
+    assert await store.usage.sums(5, 9, [], 100) == []
+    assert (await store.keys.usage_of("al", 0)).requests == 5
+
+
+async def test_job_that_was_given_up_counts_where_it_was(store: SqliteStore) -> None:
+    entries = LedgerEntries(places={JobId("a"): JobPlace("w:n", 0)})
+    end = JobCancelled(JobId("a"), "enough", written=40)
+
+    await store.append([*leased("a"), end], 0.0, (), entries)
+    await store.append([*leased("b"), JobFailed(JobId("b"), "broken")], 0.0)
+
+    assert await sums(store) == [UsageSum(0, "al", "m", "w:n", 1, 1, 10, 0)]
+
+
+async def test_calls_of_functions_name_no_model(store: SqliteStore) -> None:
+    for name in ("a", "b"):
+        call = Call(f"f{name}", b"\x90", b"\x80")
+        await store.append(
+            [
+                JobSubmitted(Job(JobId(name), call, owner="al")),
+                JobCompleted(JobId(name), ONE, Outcome("", value=b"\xc0")),
+            ],
+            0.0,
+        )
+
+    assert await sums(store) == [UsageSum(0, "al", "", "", 2, 0, 0, 0)]
+
+
+async def test_refund_takes_back_the_cost_alone(store: SqliteStore) -> None:
+    await complete(store, "a", cost=7)
+
+    await store.append(
+        [], 1.0, (), LedgerEntries(refunds=[Refund("al", "m", "w:n", 7)])
+    )
+
+    assert await sums(store) == [UsageSum(0, "al", "m", "w:n", 1, 10, 5, 0)]
+    assert (await store.keys.usage_of("al", 0)).requests == 1
+
+
+async def test_day_with_too_many_rows_names_only_keys(store: SqliteStore) -> None:
+    store._usage_days = UsageDays(rows_max=2)
+
+    for number in range(5):
+        await complete(store, f"j{number}", model=f"m{number}")
+    await complete(store, "again", model="m0")
+
+    assert await sums(store) == [
+        UsageSum(0, "al", "", "", 3, 30, 15, 0),
+        UsageSum(0, "al", "m0", "w:n", 2, 20, 10, 0),
+        UsageSum(0, "al", "m1", "w:n", 1, 10, 5, 0),
+    ]
+    await complete(store, "next", at=DAY, model="m9")
+    assert (await sums(store))[-1] == UsageSum(1, "al", "m9", "w:n", 1, 10, 5, 0)
+
+
+async def test_usage_is_kept_for_some_days(store: SqliteStore) -> None:
+    for number, day in enumerate((0, 1, USAGE_DAYS + 1)):
+        await complete(store, f"j{number}", at=day * DAY)
+
+    assert [each.day for each in await sums(store, ["day"])] == [1, USAGE_DAYS + 1]
