@@ -61,7 +61,9 @@ def test_new_machine_waits_for_approval(engine: Browser, programs: Programs) -> 
     with visitor(engine, pool.url) as admin:
         admin.follow(pool.ready["dashboard"])
         page = admin.page
-        expect(page.get_by_text("beagle waits for approval", exact=True)).to_be_visible()
+        expect(
+            page.get_by_text("beagle waits for approval", exact=True)
+        ).to_be_visible()
         page.get_by_role("link", name="Review").click()
         page.get_by_role("button", name="Approve beagle").first.click()
 

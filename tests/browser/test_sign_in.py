@@ -70,7 +70,9 @@ def test_empty_pool_says_how_machines_join(engine: Browser, programs: Programs) 
 
     with visitor(engine, pool.url) as first:
         first.follow(pool.ready["dashboard"])
-        expect(first.page.get_by_text("No machine has joined yet", exact=True)).to_be_visible()
+        expect(
+            first.page.get_by_text("No machine has joined yet", exact=True)
+        ).to_be_visible()
         expect(first.page.get_by_text(f"shoal join {pool.url}")).to_be_visible()
         first.save("empty-pool")
         pool.joined("beagle")
