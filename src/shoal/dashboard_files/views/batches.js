@@ -49,7 +49,7 @@ function List({ api, session }) {
   };
   const all = session.scope === "admin" || session.scope === "monitor";
   const columns = [
-    { key: "id", title: "Batch", cell: (batch) => html`<span class="mono">${shortId(batch.id.replace("batch_", ""), 12)}</span>` },
+    { key: "id", title: "Batch", cell: (batch) => html`<span class="mono long-id">${batch.id.replace("batch_", "")}</span>` },
     { key: "status", title: "State", cell: (batch) => html`<${State} state=${batch.status} />`, sort: (batch) => batch.status },
     { key: "progress", title: "Done", cell: (batch) => html`<${Progress} batch=${batch} />` },
     { key: "model", title: "Model", cell: (batch) => batch.model ?? "–", sort: (batch) => batch.model, hide: "phone" },

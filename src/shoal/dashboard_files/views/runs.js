@@ -38,7 +38,7 @@ function List({ api, session }) {
   if (!found) return html`${head}<${Loading} />`;
   const all = session.scope === "admin" || session.scope === "monitor";
   const columns = [
-    { key: "id", title: "Run", cell: (run) => html`<span class="mono">${shortId(run.id, 16)}</span>` },
+    { key: "id", title: "Run", cell: (run) => html`<span class="mono long-id">${run.id}</span>` },
     { key: "state", title: "State", cell: (run) => html`<${State} state=${run.state} />`, sort: (run) => run.state },
     ...(all ? [{ key: "owner", title: "Key", cell: (run) => run.owner, sort: (run) => run.owner, hide: "phone" }] : []),
     { key: "size", title: "Ranks", align: "end", cell: (run) => integer(run.size), sort: (run) => run.size, hide: "phone" },
