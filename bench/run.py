@@ -21,6 +21,7 @@ BENCHES = (
     "jobs",
     "leaving",
     "models",
+    "page",
     "plan",
     "slowlink",
     "startup",
