@@ -19,6 +19,9 @@ PROXIES := { command -v nginx && command -v caddy; } >/dev/null || { \
 # What tests join machines of their own with.
 MACHINES := command -v ip >/dev/null || { apt-get update && apt-get install -y iproute2; }
 
+# What tests look at the dashboard with.
+BROWSER := command -v chromium >/dev/null || { apt-get update && apt-get install -y chromium; }
+
 # What reads the metrics in a test.
 PROMETHEUS := command -v prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }
 
@@ -54,6 +57,7 @@ test: $(VENV)/.dev
 EXAMPLES ?= long
 test-long: $(VENV)/.dev $(CLIENTS)/.made
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
+	$(if $(filter Linux,$(shell uname -s)),$(BROWSER))
 	$(if $(filter Linux,$(shell uname -s)),$(PROMETHEUS))
 	$(if $(filter Linux,$(shell uname -s)),$(PROXIES))
 	$(PYTEST) -m "long or hypothesis" --hypothesis-profile $(EXAMPLES) $(if $(COVERAGE),--cov --cov-append --cov-report=)

@@ -22,6 +22,7 @@ BENCHES = (
     "jobs",
     "leaving",
     "models",
+    "page",
     "plan",
     "slowlink",
     "startup",

@@ -15,7 +15,7 @@ VIEWS = (
 def settle(visiting: Visitor, view: str) -> None:
     visiting.go(f"#/{view}")
     page = visiting.page
-    page.locator("main h1").wait_for()
+    page.locator("main h1").wait_for(state="attached")  # phones may hide it
     expect(page.locator(".loading")).to_have_count(0)
 
 

@@ -35,6 +35,7 @@ const SHORTCUTS = [
   ["Esc", "Close what is open"],
 ];
 
+const PRELOAD = 2000; // ms until the views that are not open are fetched
 const loaded = new Map(); // views by id, once imported
 
 function routeOf(hash) {
@@ -63,28 +64,32 @@ export function toggleTheme() {
   try { localStorage.setItem("shoal-theme", theme); } catch { /* for this page only, then */ }
 }
 
+const fetchView = async (id) => {
+  const found = (await import(`./views/${id}.js`)).default;
+  loaded.set(id, found);
+  return found;
+};
+
 /** One view: imported when it is first opened; its errors leave the shell standing. */
 function Outlet({ view, session, route }) {
   const live = useLive();
   const [module, setModule] = useState(() => loaded.get(view.id));
   const [failure, setFailure] = useState(null);
   const [crash, reset] = useErrorBoundary((error) => console.error(error));
-  const tries = useRef(0);
-  const load = () => {
-    setFailure(null);
-    // Browsers remember that a module could not be fetched: its next address is another.
-    const again = tries.current ? `?again=${tries.current}` : "";
-    tries.current += 1;
-    import(`./views/${view.id}.js${again}`).then(
-      (found) => { loaded.set(view.id, found.default); setModule(() => found.default); },
-      (error) => setFailure({ message: `This view could not be loaded: ${error.message}. Is the coordinator still running?` }));
-  };
-  useEffect(() => { if (!module) load(); }, [live.connected]);
+  useEffect(() => {
+    if (!module) fetchView(view.id).then((found) => setModule(() => found), setFailure);
+  }, []);
+  // A module that could not be fetched stays missing until the page is loaded again.
+  const away = useRef(false);
+  useEffect(() => {
+    if (!live.connected) away.current = true;
+    else if (failure && away.current) location.reload();
+  }, [live.connected, failure]);
   useEffect(() => { document.title = `${view.title} · Shoal`; }, [view]);
   if (crash) {
     return html`<${ErrorNote} error=${{ message: `This view failed: ${crash.message}` }} retry=${reset} />`;
   }
-  if (failure) return html`<${ErrorNote} error=${failure} retry=${load} />`;
+  if (failure) return html`<${ErrorNote} error=${{ message: `This view could not be loaded: ${failure.message}. Is the coordinator still running?` }} retry=${() => location.reload()} />`;
   if (!module) return html`<${Loading} />`;
   return html`<${module} api=${api} live=${live} session=${session} route=${route} />`;
 }
@@ -162,6 +167,12 @@ function Shell({ session, onSignOut }) {
   const actions = useRef(null);
   actions.current = { help: () => setOpen("help"), palette: () => setOpen("palette") };
   useShortcuts(views, actions);
+  useEffect(() => {
+    if (!live.connected) return undefined;
+    // What is not fetched yet comes while nobody waits, so that each view opens at once.
+    const timer = setTimeout(() => views.forEach((each) => loaded.has(each.id) || fetchView(each.id).catch(() => {})), PRELOAD);
+    return () => clearTimeout(timer);
+  }, [live.connected]);
   const main = useRef(null);
   const shownBefore = useRef(view.id);
   useEffect(() => {
@@ -183,7 +194,7 @@ function Shell({ session, onSignOut }) {
       <a class="brand" href="#/"><${Mark} /><span>Shoal</span></a>
       <${Connection} live=${live} />
       <span class="grow"></span>
-      <button type="button" class="quiet find" onClick=${() => setOpen("palette")}>
+      <button type="button" class="quiet find" aria-label="Go to" aria-keyshortcuts="Control+K" onClick=${() => setOpen("palette")}>
         <${Icon} name="search" size=${16} /><span>Go to …</span><kbd>Ctrl K</kbd></button>
       <button type="button" class="quiet square" aria-label="Shortcuts" title="Shortcuts (?)" onClick=${() => setOpen("help")}>
         <${Icon} name="help" /></button>

@@ -1,9 +1,11 @@
 // Tables of any length: only the rows in sight are in the page.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact.js";
+import { memo } from "./ui.js";
 
 const ROW = 41; // px: the height of a row in style.css
-const BEYOND = 12; // rows above and below what is in sight
+const STEP = 20; // rows
+const BEYOND = 24; // rows above and below what is in sight
 
 /**
  * A table.  `columns`: [{key, title, cell(row), align: "end", hide: "phone" | "narrow", sort(row)}];
@@ -24,8 +26,8 @@ export function Table({ caption, columns, rows, id, open, label, next, more, emp
     if (!box) return;
     const first = Math.max(0, Math.floor(-box.top / ROW) - BEYOND);
     const last = Math.ceil((innerHeight - box.top) / ROW) + BEYOND;
-    // In steps, so that scrolling renders a few times a screen and not at each pixel.
-    const step = [first - (first % 6), Math.max(last + (6 - (last % 6)), 12)];
+    // In steps: the browser lays out the whole table when rows of it change.
+    const step = [first - (first % STEP), last + (STEP - (last % STEP))];
     setRange((old) => (old[0] === step[0] && old[1] === step[1] ? old : step));
   };
   useLayoutEffect(look, [listed.length]);
@@ -57,9 +59,6 @@ export function Table({ caption, columns, rows, id, open, label, next, more, emp
   const below = Math.max(0, listed.length - first - shown.length);
   const spacer = (count) => count > 0 && html`<tr class="spacer" aria-hidden="true"
     style=${{ height: `${count * ROW}px` }}><td colspan=${columns.length}></td></tr>`;
-  const cellClass = (column) =>
-    [column.align === "end" && "end", column.hide && `hide-${column.hide}`, column.fill && "fill"]
-      .filter(Boolean).join(" ") || undefined;
   return html`<div class="table-box">
     <table aria-rowcount=${listed.length + 1}>
       <caption class="unseen">${caption}</caption>
@@ -71,13 +70,8 @@ export function Table({ caption, columns, rows, id, open, label, next, more, emp
           : column.title}</th>`)}</tr></thead>
       <tbody ref=${body}>
         ${spacer(first)}
-        ${shown.map((row, place) => html`<tr key=${id(row)} aria-rowindex=${first + place + 2}
-          class=${[open && "opens", selected === id(row) && "selected"].filter(Boolean).join(" ") || undefined}
-          onClick=${open && ((event) => !event.target.closest("a,button,input,select,code") && !String(getSelection()) && open(row))}>
-          ${columns.map((column, n) => html`<td class=${cellClass(column)}>${n === 0 && open
-            ? html`<button type="button" class="row-open" aria-label=${label && label(row)} onClick=${() => open(row)}>${column.cell(row)}</button>`
-            : column.cell(row)}</td>`)}
-        </tr>`)}
+        ${shown.map((row, place) => html`<${Row} key=${id(row)} row=${row} columns=${columns} open=${open} label=${label}
+          index=${first + place + 2} selected=${selected === id(row)} />`)}
         ${spacer(below)}
       </tbody>
     </table>
@@ -87,6 +81,19 @@ export function Table({ caption, columns, rows, id, open, label, next, more, emp
     </div>
   </div>`;
 }
+
+const cellClass = (column) =>
+  [column.align === "end" && "end", column.hide && `hide-${column.hide}`, column.fill && "fill"]
+    .filter(Boolean).join(" ") || undefined;
+
+/** A row, which scrolling does not render again while it stays in sight. */
+const Row = memo(({ row, columns, open, label, index, selected }) => html`<tr aria-rowindex=${index}
+  class=${[open && "opens", selected && "selected"].filter(Boolean).join(" ") || undefined}
+  onClick=${open && ((event) => !event.target.closest("a,button,input,select,code") && !String(getSelection()) && open(row))}>
+  ${columns.map((column, n) => html`<td class=${cellClass(column)}>${n === 0 && open
+    ? html`<button type="button" class="row-open" aria-label=${label && label(row)} onClick=${() => open(row)}>${column.cell(row)}</button>`
+    : column.cell(row)}</td>`)}
+</tr>`);
 
 const turned = (order, key) =>
   order?.[0] !== key ? [key, false] : order[1] ? null : [key, true];
