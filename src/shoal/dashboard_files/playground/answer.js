@@ -7,7 +7,7 @@ import { Badge, CopyField, Dialog, ErrorNote, Icon, memo, toast } from "../parts
 import { isOpen, markedText, openCalls, statsOf } from "./answers.js";
 import { curlSnippet, pythonSnippet } from "./snippets.js";
 
-/** A worker's machine: `grandsage:beagle/qwen3` is on `beagle`. */
+/** A worker's machine: `wire:beagle/qwen3` is on `beagle`. */
 export const machineOf = (worker) => {
   const name = worker.split("/")[0];
   return name.slice(name.indexOf(":") + 1) || worker;

@@ -49,7 +49,7 @@ function List({ api, session }) {
   };
   const all = session.scope === "admin" || session.scope === "monitor";
   const columns = [
-    { key: "id", title: "Batch", cell: (batch) => html`<span class="mono">${shortId(batch.id.replace("batch_", ""), 12)}</span>` },
+    { key: "id", title: "Batch", cell: (batch) => html`<span class="mono long-id">${batch.id.replace("batch_", "")}</span>` },
     { key: "status", title: "State", cell: (batch) => html`<${State} state=${batch.status} />`, sort: (batch) => batch.status },
     { key: "progress", title: "Done", cell: (batch) => html`<${Progress} batch=${batch} />` },
     { key: "model", title: "Model", cell: (batch) => batch.model ?? "–", sort: (batch) => batch.model, hide: "phone" },
@@ -117,7 +117,7 @@ function Batch({ api, id, session }) {
         ${Object.entries(batch.metadata ?? {}).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}
       </dl></section>
       <section class="card" aria-label="Course"><h2>Course</h2><ol class="batch-course">${times.map(([name, title], place) => html`<li>
-        <span>${title}</span><span class="dim">${place ? `after ${duration(batch[name] - batch[times[place - 1][0]])}` : ""}</span><${Time} at=${batch[name]} /></li>`)}</ol></section>
+        <span>${title}</span><span class="dim">${place ? `after ${duration(batch[name] - batch[times[place - 1][0]]).replace("0 ms", "less than 1 s")}` : ""}</span><${Time} at=${batch[name]} /></li>`)}</ol></section>
     </div>
     ${asking && html`<${Confirm} title="Cancel this batch?" action="Cancel the batch" danger onClose=${() => setAsking(false)}
       onYes=${async () => { await api.post(`/v1/batches/${encodeURIComponent(batch.id)}/cancel`); toast("The batch is being cancelled"); await reload(); }}>

@@ -1,7 +1,7 @@
 // Receipts: the log, each receipt, and its verification in this browser.
 
 import { html, useEffect, useRef, useState } from "../vendor/preact.js";
-import { dollars, exact, integer, NONE, plural, shortId } from "../parts/format.js";
+import { dollars, exact, integer, NONE, plural } from "../parts/format.js";
 import { remembered, trust, verifyGrowth } from "../parts/trusted_log.js";
 import { Table } from "../parts/table.js";
 import {
@@ -166,7 +166,7 @@ function ReceiptList({ api }) {
   };
   const paid = rows.some(({ price }) => price > 0);
   const columns = [
-    { key: "job", title: "Job", cell: (row) => html`<span class="mono">${shortId(row.job_id, 16)}</span>` },
+    { key: "job", title: "Job", cell: (row) => html`<span class="mono long-id">${row.job_id}</span>` },
     { key: "at", title: "When", cell: (row) => html`<${Time} at=${row.at} />`, sort: (row) => row.at },
     { key: "verdict", title: "Verdict", cell: (row) => html`<${Verdict} verdict=${row.verdict} />`, sort: (row) => row.verdict },
     { key: "worker", title: "Worker", cell: (row) => row.worker, sort: (row) => row.worker, hide: "phone" },

@@ -38,7 +38,7 @@ function List({ api, session }) {
   if (!found) return html`${head}<${Loading} />`;
   const all = session.scope === "admin" || session.scope === "monitor";
   const columns = [
-    { key: "id", title: "Run", cell: (run) => html`<span class="mono">${shortId(run.id, 16)}</span>` },
+    { key: "id", title: "Run", cell: (run) => html`<span class="mono long-id">${run.id}</span>` },
     { key: "state", title: "State", cell: (run) => html`<${State} state=${run.state} />`, sort: (run) => run.state },
     ...(all ? [{ key: "owner", title: "Key", cell: (run) => run.owner, sort: (run) => run.owner, hide: "phone" }] : []),
     { key: "size", title: "Ranks", align: "end", cell: (run) => integer(run.size), sort: (run) => run.size, hide: "phone" },
@@ -126,8 +126,8 @@ function Ranks({ ranks }) {
       { key: "step", title: "Step", align: "end", cell: (rank) => integer(rank.step), sort: (rank) => rank.step },
       { key: "seconds", title: "A step", align: "end", sort: (rank) => rank.step_seconds,
         cell: (rank) => (rank.step_seconds == null ? "–" : html`<span class="pace"><span class="pace-bar" style=${{ width: `${(60 * rank.step_seconds) / (slowest || 1)}px` }}></span>${duration(rank.step_seconds)}</span>`) },
-      { key: "hash", title: "Hash of the parameters", hide: "phone",
-        cell: (rank) => (rank.hash ? html`<code title=${rank.hash} class=${ranks.length > 1 && equal.get(rank.hash) > 1 ? "equal" : undefined}>${rank.hash.slice(0, 16)}</code>` : "–") },
+      ...(equal.size ? [{ key: "hash", title: "Hash of the parameters", hide: "phone",
+        cell: (rank) => (rank.hash ? html`<code title=${rank.hash} class=${ranks.length > 1 && equal.get(rank.hash) > 1 ? "equal" : undefined}>${rank.hash.slice(0, 16)}</code>` : "–") }] : []),
     ]} empty=${html`<p class="dim">No rank has started yet.</p>`} />
   </section>`;
 }

@@ -1,7 +1,7 @@
 // Usage and cost by day, and by model, key or machine.
 
 import { html, useMemo, useState } from "../vendor/preact.js";
-import { dollars, integer, short } from "../parts/format.js";
+import { dollars, integer, plainName, short } from "../parts/format.js";
 import { Bars, COLOURS } from "../parts/bars.js";
 import { Table } from "../parts/table.js";
 import { Empty, ErrorNote, Head, Icon, Loading, useLoaded } from "../parts/ui.js";
@@ -15,6 +15,10 @@ const METRICS = { tokens: "Tokens", requests: "Requests", cost: "Cost" };
 const TEXT = { tokens: integer, requests: integer, cost: dollars };
 const TICK = { tokens: short, requests: short, cost: dollars };
 const NAMELESS = { model: "functions and tasks", key: "no key", node: "unknown machine" };
+
+/** What a row is called; of a machine, without the wire that it is connected by. */
+const nameOf = (row, split) =>
+  (split === "node" ? plainName(row.node ?? "") : row[split]) || NAMELESS[split];
 
 const today = () => dayOf(Date.now());
 const since = (days) => dayOf(Date.now() - (days - 1) * DAY);
@@ -61,7 +65,7 @@ export default function Usage({ api, session }) {
 }
 
 function Sums({ rows, days, split, metric, costs }) {
-  const named = useMemo(() => rows.map((row) => ({ ...row, [split]: row[split] || NAMELESS[split] })), [rows, split]);
+  const named = useMemo(() => rows.map((row) => ({ ...row, [split]: nameOf(row, split) })), [rows, split]);
   const sums = useMemo(() => sumsBy(named, split, metric), [named, split, metric]);
   const series = useMemo(() => seriesOf(named, split, metric, days, COLOURS), [named, split, metric, days]);
   const all = total(rows);
