@@ -206,7 +206,7 @@ function Shell({ session, onSignOut }) {
       ${groups.map((group) => html`<p id=${`group-${group}`}>${group}</p>
         <ul aria-labelledby=${`group-${group}`}>${views.filter((each) => each.group === group)
           .map((each) => html`<li>${link(each)}</li>`)}</ul>`)}
-      ${live.status && html`<p class="version">Shoal ${live.status.version}<br />up since <${Time} at=${live.status.started_at} /></p>`}
+      ${live.status && html`<p class="version">Shoal ${live.status.version}<br />started <${Time} at=${live.status.started_at} /></p>`}
     </nav>
     <nav class="tabs" aria-label="Main views">
       ${tabs.map(link)}

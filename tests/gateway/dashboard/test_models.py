@@ -35,6 +35,7 @@ async def test_model_is_listed_with_its_workers_and_where_it_fits(pool: Pool) ->
     place = {"id": "grandsage:n1/qwen3-8b", "name": "Studio", "busy": 0, "slots": 8}
     assert model["workers"] == [place]
     assert (model["id"], model["size"]) == ("qwen3-8b", 4_900_000_000)
+    assert model["estimated"]
     assert "chat" in model["kinds"]
     needed = "7.3 GB for the model and its contexts (estimated from its name), of"
     assert model["fits"] == [
@@ -52,6 +53,7 @@ async def test_model_of_unknown_size_fits_nowhere_in_particular(pool: Pool) -> N
 
     (model,) = shown["data"]
     assert (model["size"], model["fits"]) == (None, [])
+    assert not model["estimated"]
 
 
 async def test_other_keys_see_no_machines(pool: Pool) -> None:

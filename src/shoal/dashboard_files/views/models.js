@@ -24,7 +24,7 @@ function places(model, machines) {
 /** What a model needs, in a line. */
 const traits = (model) => [
   model.kinds.join(", "),
-  model.size ? bytes(model.size) : "",
+  model.size ? `${model.estimated ? "≈ " : ""}${bytes(model.size)}` : "",
   model.context ? `context ${integer(model.context)}` : "",
 ].filter(Boolean).join(" · ");
 

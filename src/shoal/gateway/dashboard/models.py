@@ -44,8 +44,8 @@ class ModelFit(msgspec.Struct, frozen=True):
 class PlacedModel(msgspec.Struct, frozen=True):
     """A model, its workers, and the machines that would fit it.
 
-    ``size`` is in bytes, and an estimate if the coordinator does not have the model;
-    null if its name does not tell either.  ``context`` is in tokens; 0: unknown.
+    ``size`` is in bytes; null if it is unknown.  It is ``estimated`` from the name if
+    the coordinator does not have the model.  ``context`` is in tokens; 0: unknown.
     """
 
     id: str
@@ -53,6 +53,7 @@ class PlacedModel(msgspec.Struct, frozen=True):
     features: list[str]
     context: int
     size: int | None
+    estimated: bool
     workers: list[ModelPlace]
     fits: list[ModelFit]
 
@@ -87,12 +88,15 @@ async def list_models(
             for machine, hardware in machines.items()
             if machine not in having
         }
+        estimated = size is not None and known is None
         fits = []
         if size is not None:
-            fits = _fits(size, lacking, estimated=known is None)
+            fits = _fits(size, lacking, estimated=estimated)
         places = [_place(gateway, worker, named=sees_machines) for worker in workers]
         summary = summarize_model(name, workers)
-        models.append(_placed_model(summary, size, places, fits))
+        models.append(
+            _placed_model(summary, places, fits, size=size, estimated=estimated)
+        )
     return json_response(PlacedModelList(models))
 
 
@@ -141,9 +145,11 @@ def _place(gateway: Gateway, worker: Worker, *, named: bool) -> ModelPlace:
 
 def _placed_model(
     summary: ModelSummary,
-    size: int | None,
     places: list[ModelPlace],
     fits: list[ModelFit],
+    *,
+    size: int | None,
+    estimated: bool,
 ) -> PlacedModel:
     return PlacedModel(
         summary.name,
@@ -151,6 +157,7 @@ def _placed_model(
         sorted(feature.value for feature in summary.features),
         summary.context,
         size,
+        estimated,
         places,
         fits,
     )
