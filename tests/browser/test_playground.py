@@ -152,7 +152,7 @@ def test_takeover_is_shown_at_its_place(
     expect(answer.get_by_text("attempt 2")).to_be_visible()
     expect(answer.locator("[data-stat=worker]")).to_have_text(heir)
     expect(answer.locator(".takeover-line")).to_contain_text(
-        f"{lost} was lost in the middle of this answer: {heir} took over"
+        f"{lost} stopped in the middle of this answer: {heir} took over"
     )
     page.screenshot(path=SHOTS / "takeover.png")
     text = answer.locator(".md").inner_text()
