@@ -21,6 +21,7 @@ MACHINES := command -v ip >/dev/null || { apt-get update && apt-get install -y i
 
 # What tests look at the dashboard with.
 BROWSER := command -v chromium >/dev/null || { apt-get update && apt-get install -y chromium; }
+
 # What reads the metrics in a test.
 PROMETHEUS := command -v prometheus >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus; }
 

@@ -48,6 +48,7 @@ from shoal.pool.lifecycle import JobState
 from shoal.store.ledger import LedgerEntries, LoggedReceipt, LogHead
 from shoal.store.port import JobFilter
 from shoal.store.sqlite.store import SqliteStore
+from shoal.store.usage import JobPlace
 
 T = TypeVar("T")
 
@@ -165,7 +166,8 @@ class History:
 
     async def add(self, number: int) -> None:
         facts: list[Fact] = []
-        claims, transfers, at = [], [], 0.0
+        claims: list[Claims] = []
+        transfers, at = [], 0.0
         for each in (next(self._numbers) for _ in range(number)):
             at, job_id, owner = float(each), _id(each), f"o{each % OWNERS}"
             facts += _story(job_id, owner, each)
@@ -180,7 +182,8 @@ class History:
         ]
         newest = sealed.checkpoint
         head = LogHead(newest.size, newest.root, sealed.note, at)
-        entries = LedgerEntries(transfers, receipts, sealed.nodes, head)
+        places = {each.job_id: JobPlace("grandsage:beagle", 10) for each in claims}
+        entries = LedgerEntries(transfers, receipts, sealed.nodes, head, places=places)
         await self.store.append(facts, at, (), entries)
         self._notary.commit(sealed)
 

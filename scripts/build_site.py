@@ -48,23 +48,22 @@ def main() -> None:
     shutil.rmtree(SITE, ignore_errors=True)
     # It writes a cache beside its configuration.
     shutil.copyfile(CONFIGURATION, BUILD / CONFIGURATION.name)
-    subprocess.run(
-        [sys.executable, "-m", "zensical", "build", "--clean", "--strict"],
-        cwd=BUILD,
-        check=True,
-    )
-    subprocess.run(
-        [
-            *(sys.executable, "-W", "error", "-m", "pdoc", "--docformat", "google"),
-            *("--output-directory", str(SITE / "python")),
-            *("shoal", r"!shoal\..*", "shoal.domain.errors"),
-        ],
-        cwd=ROOT,
-        check=True,
+    run(BUILD, "-m", "zensical", "build", "--clean", "--strict")
+    run(
+        ROOT,
+        *("-W", "error", "-m", "pdoc", "--docformat", "google"),
+        *("--output-directory", str(SITE / "python")),
+        *("shoal", r"!shoal\..*", "shoal.domain.errors"),
     )
     if faults := [*faults_of(SITE)]:
         sys.exit("\n".join(faults))
     print(f"{len([*SITE.rglob('*.html')])} pages in {SITE.relative_to(ROOT)}")
+
+
+def run(folder: Path, *arguments: str) -> None:
+    """Run Python in a folder; exit if it fails, after what it has printed."""
+    if status := subprocess.run([sys.executable, *arguments], cwd=folder).returncode:
+        sys.exit(status)
 
 
 def copy_pages() -> None:

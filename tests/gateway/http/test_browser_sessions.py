@@ -1,6 +1,7 @@
 """Sessions of browsers: how many there are, when they end, and what is on the disk."""
 
 import asyncio
+import ssl
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from shoal.gateway.http.browser_sessions import (
     SESSIONS_MAX,
     BrowserSessions,
     SignInCodes,
+    is_encrypted,
 )
 from shoal.gateway.http.pages import PagePolicy
 
@@ -31,6 +33,7 @@ def key_of(name: str, expires_at: float | None = None) -> Key:
 
 
 ADA = key_of("ada")
+TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
 
 def found(
@@ -57,6 +60,19 @@ async def test_a_session_is_found_by_its_cookie() -> None:
         "",
     ):
         assert found(sessions, cookie) is None
+
+
+async def test_under_tls_only_a_cookie_of_tls_counts() -> None:
+    sessions = BrowserSessions()
+    session = await sessions.begin("value", ADA, NOW)
+    found_in = {}
+    for name in ("shoal-session-4010", "__Host-shoal-session-4010"):
+        headers = {"Host": HOST, "Cookie": f"{name}=value"}
+        request = make_mocked_request("GET", "/", headers, sslcontext=TLS)
+        assert is_encrypted(request)
+        found_in[name] = sessions.find(request, NOW)
+
+    assert [*found_in.values()] == [None, session]
 
 
 async def test_a_session_ends_with_its_time_or_its_key() -> None:

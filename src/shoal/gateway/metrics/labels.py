@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 
 from shoal.domain.ids import WorkerId
+from shoal.gateway.http.responses import without_keys
 from shoal.pool.roster import SPECIAL_QUEUES
 
 MODELS_MAX = 200  # models with a label of their own
@@ -42,8 +43,8 @@ class WorkerLabels:
     def __init__(self) -> None:
         self._last_seen: dict[WorkerId, float] = {}
 
-    def update(self, connected: Iterable[WorkerId], now: float) -> Collection[WorkerId]:
-        """Record who is connected; return the workers that have lost their label."""
+    def update(self, connected: Iterable[WorkerId], now: float) -> Collection[str]:
+        """Record who is connected; return the labels that workers have lost."""
         seen = self._last_seen
         absent = [
             worker_id for worker_id, at in seen.items() if now - at > WORKER_MEMORY
@@ -54,7 +55,7 @@ class WorkerLabels:
             del seen[worker_id]
         for worker_id in connected & seen.keys():
             seen[worker_id] = now
-        return lost
+        return [_worker_label(worker_id) for worker_id in lost]
 
     def label(self, worker_id: WorkerId, now: float) -> str:
         """Return the label of a worker that is connected, or was until just now."""
@@ -62,7 +63,12 @@ class WorkerLabels:
             if len(self._last_seen) >= WORKERS_MAX:
                 return OTHER
             self._last_seen[worker_id] = now
-        return _encodable(worker_id)
+        return _worker_label(worker_id)
+
+
+def _worker_label(worker_id: WorkerId) -> str:
+    # Any key may read the metrics, and only operators see the keys of machines.
+    return without_keys(_encodable(worker_id))
 
 
 def _encodable(name: str) -> str:

@@ -11,7 +11,7 @@ from shoal.domain.worker import Suspension
 from shoal.gateway.context import Gateway
 from shoal.gateway.metrics.families import counters, gauge, gauges, histograms
 from shoal.gateway.metrics.jobs import JobMetrics
-from shoal.gateway.metrics.labels import WorkerLabels
+from shoal.gateway.metrics.labels import OTHER, WorkerLabels
 from shoal.pool.worker import Worker
 
 STATES = ("serving", "draining", "suspended", "pending", "unfit")
@@ -113,7 +113,7 @@ class PoolMetrics(Collector):
             label = (self._workers.label(worker_id, now),)
             slots[*label, "busy"] += used
             slots[*label, "free"] += max(0, total - used)
-            if label != (worker_id,):
+            if label == (OTHER,):
                 continue  # no average of several machines
             if worker.pace is not None:
                 measured["pace"][label] = worker.pace
