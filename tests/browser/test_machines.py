@@ -82,7 +82,7 @@ def test_coordinator_that_is_away_is_told_and_comes_back(
 
         first.program.kill()
         expect(
-            admin.page.get_by_text("The coordinator does not answer")
+            admin.page.get_by_text("The coordinator does not answer", exact=True)
         ).to_be_visible()
         admin.save("away")
         second = programs.serve(port=first.port)

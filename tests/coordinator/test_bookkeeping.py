@@ -224,6 +224,27 @@ async def test_late_receipt_is_paid() -> None:
         assert (await coordinator.history(client.job_id))[-1] == presented
 
 
+@in_virtual_time
+async def test_usage_has_the_node_and_what_was_not_given_back() -> None:
+    async with running_coordinator(fee=FEE) as coordinator:
+        worker = await signing(coordinator)
+        client = await coordinator.request(owner="al", terms=PRICED)
+        worker.answer(OUTPUT)
+        await run_pending()
+        usage = coordinator.store.usage
+
+        (used,) = await usage.sums(0, 99_999, ["key", "model", "node"], 9)
+        assert (used.key, used.model, used.node) == ("al", "m", W)
+        assert (used.requests, used.cost) == (1, 10_000)
+
+        # An invalid receipt: the price that was withheld goes back.
+        worker.emit(ReceiptSent(client.job_id, receipt(client.job_id, "{}")))
+        await run_pending()
+
+        (used,) = await usage.sums(0, 99_999, ["key", "model", "node"], 9)
+        assert (used.requests, used.cost) == (1, 0)
+
+
 @pytest.mark.parametrize("proven", [True, False])
 @in_virtual_time
 async def test_no_receipt_is_due_on_a_wire_without_receipts(proven: bool) -> None:

@@ -77,7 +77,7 @@ export default function Nodes({ live, session, route }) {
         open=${(each) => { location.hash = `#/nodes/${encodeURIComponent(each.key)}`; }}
         empty=${machines.length ? html`<${Empty} title="No machine matches"><button type="button" onClick=${() => { setText(""); setState(""); close(); }}>Show all</button><//>`
           : html`<${Empty} title="No machine has joined yet"><p>Run this on any machine of your network:</p>${admin ? html`<${JoinPanel} bare />` : ""}<//>`} />
-      ${status.relays.map((relay) => html`<div class=${`note ${relay.open ? "warn" : ""}`}><${Icon} name=${relay.open ? "warn" : "nodes"} />
+      ${status.relays.filter((each) => each.open || each.members || each.strangers).map((relay) => html`<div class=${`note ${relay.open ? "warn" : ""}`}><${Icon} name=${relay.open ? "warn" : "nodes"} />
         <p>Relay (${relay.wire}), for ${relay.open ? "any node" : "this pool’s workers"}: ${relay.members} of the pool${relay.open ? `, ${relay.guests} other nodes` : ""}${relay.strangers ? `, ${relay.strangers} not admitted` : ""}.</p></div>`)}
     </div>
     ${opened && html`<${MachineDialog} machine=${opened} live=${live} session=${session} onClose=${close} />`}

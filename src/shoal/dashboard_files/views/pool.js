@@ -284,7 +284,7 @@ export default function Pool({ live, session }) {
         <${Numbers} live=${live} machines=${machines} />
         <${Shown} live=${live} machines=${machines} doings=${doings} open=${open} />`
         : html`<div class="empty first"><${Mark} size=${64} /><p class="empty-title">Your pool is ready for its first machine</p>
-            ${session.scope === "admin" ? html`<p>Run this on any machine of your network: it offers the models that it has.</p><${JoinPanel} bare />`
+            ${session.scope === "admin" ? html`<p>Run this on any machine of your network: it offers the models that it has.</p><${JoinPanel} key=${String(live.connected)} bare />`
               : html`<p>An operator can add one with <code>shoal join-line</code>.</p>`}</div>`}
       <${Plots} live=${live} />
       <${Latest} facts=${live.facts} />
