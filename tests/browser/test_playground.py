@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from browser.chromium import visitor
+from browser.chromium import SHOTS, visitor
 from harness.speed import PATIENCE
 from live.programs import KEY, TINY, GatedModel, Pool, Program, Programs, eventually
 from models.tiny_answers import ANSWERS, STORY
@@ -128,6 +128,7 @@ def test_several_models_answer_side_by_side(
         answer = page.get_by_role("article", name=f"Answer of {name}")
         expect(answer.locator(".md")).to_have_text(STORY)
         expect(answer.locator("[data-stat=rate]")).to_be_visible()
+    page.screenshot(path=SHOTS / "playground.png")
 
 
 def test_takeover_is_shown_at_its_place(
@@ -151,8 +152,9 @@ def test_takeover_is_shown_at_its_place(
     expect(answer.get_by_text("attempt 2")).to_be_visible()
     expect(answer.locator("[data-stat=worker]")).to_have_text(heir)
     expect(answer.locator(".takeover-line")).to_contain_text(
-        f"{lost} was lost in the middle of this answer: {heir} took over"
+        f"{lost} stopped in the middle of this answer: {heir} took over"
     )
+    page.screenshot(path=SHOTS / "takeover.png")
     text = answer.locator(".md").inner_text()
     assert text.replace("\xa0", " ").startswith(BEGUN.strip())
     whole = text.replace(mark.inner_text(), "")

@@ -194,7 +194,7 @@ function Shell({ session, onSignOut }) {
       <a class="brand" href="#/"><${Mark} /><span>Shoal</span></a>
       <${Connection} live=${live} />
       <span class="grow"></span>
-      <button type="button" class="quiet find" aria-label="Go to" title="Go to …" aria-keyshortcuts="Control+K" onClick=${() => setOpen("palette")}>
+      <button type="button" class="quiet find" title="Go to …" aria-keyshortcuts="Control+K" onClick=${() => setOpen("palette")}>
         <${Icon} name="search" size=${16} /><span>Go to …</span><kbd>Ctrl K</kbd></button>
       <button type="button" class="quiet square" aria-label="Shortcuts" title="Shortcuts (?)" onClick=${() => setOpen("help")}>
         <${Icon} name="help" /></button>

@@ -45,7 +45,7 @@ export async function copyText(text) {
 }
 
 const Takeover = ({ from, worker, attempts }) => html`<span class="takeover"
-  title=${`${from} was lost here; ${worker} went on with the answer (attempt ${attempts})`}>
+  title=${`${from} stopped here; ${worker} went on with the answer (attempt ${attempts})`}>
   <${Icon} name="swap" size=${13} />${machineOf(worker)} went on</span>`;
 
 const AnswerText = memo(({ text, takeovers }) => {
@@ -75,7 +75,10 @@ export const Answer = memo(function Answer({ answer, fact, last, onRetry, onResu
   const lost = open && fact?.fact === "JobRequeued";
   return html`<article class="said answer" aria-label=${`Answer of ${answer.body.model}`} aria-busy=${open}>
     ${answer.takeovers.map((each) => html`<p class="takeover-line"><${Icon} name="swap" size=${15} />
-      <span><b>${machineOf(each.from)}</b> was lost in the middle of this answer: <b>${machineOf(each.worker)}</b> took over, and nothing was repeated or left out.</span></p>`)}
+      <span>${each.from === each.worker
+        ? html`<b>${machineOf(each.from)}</b> was away in the middle of this answer, and went on with it.`
+        : html`<b>${machineOf(each.from)}</b> stopped in the middle of this answer: <b>${machineOf(each.worker)}</b> took over.`}
+        ${answer.state === "done" ? " Nothing is repeated or left out." : ""}</span></p>`)}
     ${answer.reasoning && html`<details class="reasoning">
       <summary>${thinking ? "Thinking …" : "Reasoning"} <span class="faint">${integer(answer.reasoning.length)} characters</span></summary>
       <p class="pre">${answer.reasoning}</p></details>`}
@@ -84,7 +87,7 @@ export const Answer = memo(function Answer({ answer, fact, last, onRetry, onResu
       <pre tabindex="0">${pretty(call.arguments)}</pre></div>`)}
     ${last && answer.state === "done" && answer.calls.length > 0 && html`<${CallResults} calls=${openCalls([answer])} onSend=${onResults} />`}
     ${open && html`<p class="working" role="status"><span class="spinner" aria-hidden="true"></span>
-      ${lost ? "Its worker was lost: another one takes over" : answer.state === "waiting" ? "Waiting for the first token" : "Writing"}
+      ${lost ? "Its worker stopped: waiting for another one" : answer.state === "waiting" ? "Waiting for the first token" : "Writing"}
       ${answer.worker && !lost && html` on <b>${machineOf(answer.worker)}</b>`}</p>`}
     ${answer.state === "failed" && html`<${ErrorNote} error=${answer.error} />`}
     ${(answer.state === "stopped" || answer.finish === "length" || answer.finish === "content_filter") && html`<p class="cut">
