@@ -41,6 +41,15 @@ def test_newest_release_in_the_changelog_is_this_version() -> None:
     assert all(date for _, date in sections[1:])
 
 
+def test_links_of_the_first_page_lead_to_files() -> None:
+    """The others are followed when the site is built."""
+    page = (ROOT / "README.md").read_text("utf-8")
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page)
+
+    assert links
+    assert not [link for link in links if not (ROOT / link).exists()]
+
+
 @pytest.mark.parametrize("page", MAPS, ids=lambda page: page.name)
 def test_files_that_a_map_names_exist(page: Path) -> None:
     named = set(re.findall(r"`([a-z0-9_/]+\.py)`", page.read_text("utf-8")))

@@ -6,6 +6,7 @@
 import ast
 import json
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,17 @@ DEPLOYED = {
     "toml": "examples/deploy/shoal.toml",
     "text": "examples/deploy/Caddyfile",
 }
+DOCS = ROOT / "docs"
+RUN = {
+    *(
+        DOCS / name
+        for name in ("quick-start.md", "upgrade.md", "jobs.md", "clients.md")
+    ),
+    *(DOCS / "guides").glob("*.md"),
+}
+"""Pages whose commands run in ``tests/live`` and ``tests/clients``."""
+COMMANDS_CHECKED = {"shoal", "curl"}
+"""Programs whose lines are checked on all pages, or run where they are shown."""
 REASON_MIN = 20  # characters
 
 
@@ -76,6 +88,18 @@ def test_blocks_that_are_not_run_have_a_reason() -> None:
     assert not [block.place for block in marked if len(block.not_run) < REASON_MIN]
 
 
+def test_commands_of_other_programs_are_run_or_say_why_not() -> None:
+    silent = [
+        block.place
+        for block in of("sh")
+        if block.page not in RUN
+        and not block.not_run
+        and not {*_programs(block)} <= COMMANDS_CHECKED
+    ]
+
+    assert silent == []
+
+
 def test_deployment_shows_the_files_of_the_examples() -> None:
     shown = {
         block.language: block.code
@@ -86,6 +110,13 @@ def test_deployment_shows_the_files_of_the_examples() -> None:
     for language, file in DEPLOYED.items():
         text = (ROOT / file).read_text("utf-8")
         assert _without_head(text) == _without_head(shown[language]), file
+
+
+def _programs(block: Block) -> Iterator[str]:
+    """Yield the first word of each command."""
+    for line in block.code.replace("\\\n", "").splitlines():
+        if line and not line.startswith(("#", " ")):
+            yield line.split()[0]
 
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
