@@ -48,12 +48,14 @@ SECURITY_HEADERS = {
         "frame-ancestors 'none'"
     ),
     "Cross-Origin-Embedder-Policy": "require-corp",
-    "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": ", ".join(f"{each}=()" for each in PERMISSIONS),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+
+# Of other pages browsers ignore it, with an error on the console.
+ENCRYPTED_HEADERS = {"Cross-Origin-Opener-Policy": "same-origin"}
 
 CACHING = {
     # The names have no version: a browser asks each time, and usually gets a 304.
@@ -116,6 +118,8 @@ def _answer(request: web.Request, path: str) -> web.Response:
     if file is None:
         raise NotFound(f"the dashboard has no file {path[:80]!a}")
     headers = SECURITY_HEADERS | CACHING
+    if request.secure:
+        headers |= ENCRYPTED_HEADERS
     body, tag = file.body, file.tag
     if file.gzipped is not None and _accepts_gzip(request):
         # Another representation has another tag (RFC 9110, section 8.8.3.3).
