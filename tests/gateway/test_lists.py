@@ -16,7 +16,7 @@ from shoal.gateway.operations import OPERATIONS
 from shoal.store.port import JobFilter, StoredJobPage
 
 IN_MEMORY = {
-    *("/v1/models", "/v1/tasks", "/v1/trust/list", "/admin/nodes"),
+    *("/v1/models", "/v1/tasks", "/v1/trust/list", "/admin/models", "/admin/nodes"),
     *("/ollama/api/tags", "/ollama/api/ps"),
 }
 """Lists of what is connected, and of the few workers of one user."""
