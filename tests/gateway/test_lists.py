@@ -16,10 +16,11 @@ from shoal.gateway.operations import OPERATIONS
 from shoal.store.port import JobFilter, StoredJobPage
 
 IN_MEMORY = {
-    *("/v1/models", "/v1/tasks", "/v1/trust/list", "/admin/models", "/admin/nodes"),
+    *("/v1/models", "/v1/tasks", "/v1/trust/list"),
+    *("/admin/models", "/admin/nodes", "/admin/runs"),
     *("/ollama/api/tags", "/ollama/api/ps"),
 }
-"""Lists of what is connected, and of the few workers of one user."""
+"""Lists of what is connected, of the few workers of one user, and of the latest runs."""
 
 
 async def pages(pool: Pool, path: str, cursor: str) -> list[Any]:
