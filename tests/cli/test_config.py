@@ -8,6 +8,7 @@ import pytest
 
 from shoal.app.fleet_files import FILE, save_fleet
 from shoal.cli.main import main
+from shoal.client.coordinator import find_coordinator
 from shoal.config.loader import USER_FILE
 from shoal.config.secret_files import KEY_FILE
 from shoal.protocols import discover
@@ -144,6 +145,18 @@ def test_data_folder_of_the_settings_is_that_of_all_commands(
     assert main(["status"]) == 1
 
     assert f"({folder / KEY_FILE}: No such file" in capsys.readouterr().err
+
+
+def test_clients_read_no_other_setting_of_a_server(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.config.USER_FILE", file)
+    monkeypatch.setenv("SHOAL_PORT", "8000x")
+    file.write_text(file.read_text().replace("port = 5", "of_a_newer_release = 5"))
+
+    found = find_coordinator("http://127.0.0.1:1", "sk-x")
+
+    assert found.url == "http://127.0.0.1:1"
 
 
 def test_data_folder_of_other_commands_may_be_another(

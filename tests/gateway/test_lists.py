@@ -20,7 +20,7 @@ IN_MEMORY = {
     *("/admin/models", "/admin/nodes", "/admin/runs"),
     *("/ollama/api/tags", "/ollama/api/ps"),
 }
-"""Lists of what is connected, of the few workers of one user, and of the latest runs."""
+"""Lists of what is connected, of a user's workers, and of the latest runs."""
 
 
 async def pages(pool: Pool, path: str, cursor: str) -> list[Any]:

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import cast
 
 import platformdirs
 
-from shoal.config.loader import USER_FILE, flag, load, setting
+from shoal.config.loader import USER_FILE, flag, load_setting, setting
 from shoal.domain.errors import ConfigError
 
 USER_DATA = platformdirs.user_data_path("shoal", appauthor=False)
@@ -364,10 +365,13 @@ class JoinConfig:
 def data_folder() -> Path:
     """Return the data folder of this machine's coordinator, as its settings name it.
 
-    These are the variable ``SHOAL_DATA_DIR`` and the user's settings file.  Raises
-    ConfigError.
+    These are the variable ``SHOAL_DATA_DIR`` and the user's settings file, of which
+    nothing else is read: clients have no use for the other settings of a server.
+
+    Raises ConfigError.
     """
-    return load(ServeConfig, "serve", {}, USER_FILE).data_dir
+    found = load_setting(ServeConfig, "serve", "data_dir", USER_FILE)
+    return cast(Path, found.value)
 
 
 def check_x402(config: X402Config) -> None:

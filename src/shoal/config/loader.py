@@ -8,6 +8,7 @@ import typing
 from collections.abc import Collection, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar
@@ -112,29 +113,29 @@ def load_settings(
     Raises ConfigError as ``load`` does, except for that of the configuration itself.
     """
     table = _section(file, section)
-    types = typing.get_type_hints(config)
-    found = []
-    for each in fields(config):
-        name = variable(section, each)
-        source, origin, value = SettingSource.DEFAULT, "", each.default
-        if flags.get(each.name) is not None:
-            source, origin = SettingSource.FLAG, flag(section, each)
-            value = _convert(flags[each.name], types[each.name], origin)
-        elif name in environment:
-            source, origin = SettingSource.VARIABLE, name
-            value = _convert(environment[name], types[each.name], origin)
-        elif each.metadata.get("secret") and name + SECRET_FILE in environment:
-            source, origin = SettingSource.VARIABLE, name + SECRET_FILE
-            value = _read_secret(origin, Path(environment[origin]))
-        elif each.name in table:
-            source, origin = SettingSource.FILE, f"{file}: [{section}] {each.name}"
-            value = _convert(table[each.name], types[each.name], origin)
-            if each.metadata.get("secret"):
-                _warn_if_readable(file)
-        found.append(LoadedSetting(each, value, source, origin))
+    found = [
+        _load_field(config, section, each, table, flags, file, environment)
+        for each in fields(config)
+    ]
     if unknown := sorted(table.keys() - {each.name for each in fields(config)}):
         raise ConfigError(f"{file}: [{section}]: unknown setting {unknown[0]}")
     return found
+
+
+def load_setting(
+    config: type[Any],
+    section: str,
+    name: str,
+    file: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> LoadedSetting:
+    """Return one setting, whatever the others are.
+
+    Raises ConfigError if it is invalid, or the file is no TOML.
+    """
+    (declared,) = (each for each in fields(config) if each.name == name)
+    table = _section(file, section)
+    return _load_field(config, section, declared, table, {}, file, environment)
 
 
 def check_file(file: Path, sections: Collection[str]) -> None:
@@ -145,6 +146,42 @@ def check_file(file: Path, sections: Collection[str]) -> None:
         if name not in sections:
             known = ", ".join(f"[{section}]" for section in sorted(sections))
             raise ConfigError(f"{file}: unknown table [{name}]; expected {known}")
+
+
+@cache
+def _types(config: type[Any]) -> Mapping[str, Any]:
+    return typing.get_type_hints(config)
+
+
+def _load_field(
+    config: type[Any],
+    section: str,
+    declared: "Field[Any]",
+    table: Mapping[str, object],
+    flags: Mapping[str, object],
+    file: Path | None,
+    environment: Mapping[str, str],
+) -> LoadedSetting:
+    """Return a setting; ``table`` is the section in the file.  Raises ConfigError."""
+    name, secret = declared.name, declared.metadata.get("secret")
+    named = variable(section, declared)
+    source, origin, value = SettingSource.DEFAULT, "", declared.default
+    hint = _types(config)[name]
+    if flags.get(name) is not None:
+        source, origin = SettingSource.FLAG, flag(section, declared)
+        value = _convert(flags[name], hint, origin)
+    elif named in environment:
+        source, origin = SettingSource.VARIABLE, named
+        value = _convert(environment[named], hint, origin)
+    elif secret and named + SECRET_FILE in environment:
+        source, origin = SettingSource.VARIABLE, named + SECRET_FILE
+        value = _read_secret(origin, Path(environment[origin]))
+    elif name in table:
+        source, origin = SettingSource.FILE, f"{file}: [{section}] {name}"
+        value = _convert(table[name], hint, origin)
+        if secret:
+            _warn_if_readable(file)
+    return LoadedSetting(declared, value, source, origin)
 
 
 def flag(section: str, each: "Field[Any]") -> str:

@@ -1,5 +1,9 @@
 """The API of models: what each can do, where it is, and where it would fit."""
 
+import asyncio
+from collections.abc import Collection, Iterable
+from itertools import islice
+
 import msgspec
 from aiohttp import web
 
@@ -21,6 +25,7 @@ from shoal.pool.worker import Worker
 
 GB = 1e9
 FITS_MAX = 200  # machines that are examined for a model
+TURN = 100  # models that are described in one turn of the loop
 SIZED_MAX = 200  # models with a size: workers choose names, and may have many
 
 
@@ -72,26 +77,23 @@ async def list_models(
 ) -> web.Response:
     pool, owner = gateway.hub.pool, seen_by(caller)
     sees_machines = caller.has_scope(Scope.MONITOR)
-    machines = _machines(gateway) if sees_machines else {}
+    machines = _machines(gateway) if sees_machines else []
     models: list[PlacedModel] = []
     for name in sorted(pool.roster.models):
         workers = usable_workers(pool, name, owner)
         if not workers:
             continue
+        if len(models) % TURN == TURN - 1:
+            await asyncio.sleep(0)
         known = size = None
         if len(models) < SIZED_MAX:
             known = await gateway.sharing.own_size(name)
             size = estimated_size(name) if known is None else known
-        having = {peer_of(worker.id) for worker in workers}
-        lacking = {
-            machine: hardware
-            for machine, hardware in machines.items()
-            if machine not in having
-        }
         estimated = size is not None and known is None
         fits = []
         if size is not None:
-            fits = _fits(size, lacking, estimated=estimated)
+            having = {peer_of(worker.id) for worker in workers}
+            fits = _fits(size, machines, having, estimated=estimated)
         places = [_place(gateway, worker, named=sees_machines) for worker in workers]
         summary = summarize_model(name, workers)
         models.append(
@@ -100,25 +102,31 @@ async def list_models(
     return json_response(PlacedModelList(models))
 
 
-def _machines(gateway: Gateway) -> dict[str, Hardware]:
-    """Return the hardware of the connected peers that report it."""
+def _machines(gateway: Gateway) -> list[tuple[str, Hardware]]:
+    """Return the hardware of the connected peers that report it, by their names."""
     directory = gateway.directory
-    return {
-        peer: hardware
-        for peer in directory.connected
+    return [
+        (peer, hardware)
+        for peer in sorted(directory.connected)
         if (hardware := directory.profile_of(peer).hardware) is not None
-    }
+    ]
 
 
 def _fits(
-    size: int, machines: dict[str, Hardware], *, estimated: bool
+    size: int,
+    machines: Iterable[tuple[str, Hardware]],
+    having: Collection[str],
+    *,
+    estimated: bool,
 ) -> list[ModelFit]:
+    """Return on which machines a model would fit, but for those that have it."""
     needed = size * MEMORY_FACTOR
     shown = f"{needed / GB:.1f} GB for the model and its contexts"
     if estimated:
         shown += " (estimated from its name)"
     fits = []
-    for machine, hardware in sorted(machines.items())[:FITS_MAX]:
+    lacking = (each for each in machines if each[0] not in having)
+    for machine, hardware in islice(lacking, FITS_MAX):
         memory, kind = _memory_of(hardware)
         if memory <= 0:
             continue  # not reported
