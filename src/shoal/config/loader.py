@@ -8,7 +8,6 @@ import typing
 from collections.abc import Collection, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar
@@ -113,8 +112,9 @@ def load_settings(
     Raises ConfigError as ``load`` does, except for that of the configuration itself.
     """
     table = _section(file, section)
+    types = typing.get_type_hints(config)
     found = [
-        _load_field(config, section, each, table, flags, file, environment)
+        _load_field(section, each, types[each.name], table, flags, file, environment)
         for each in fields(config)
     ]
     if unknown := sorted(table.keys() - {each.name for each in fields(config)}):
@@ -135,7 +135,8 @@ def load_setting(
     """
     (declared,) = (each for each in fields(config) if each.name == name)
     table = _section(file, section)
-    return _load_field(config, section, declared, table, {}, file, environment)
+    hint = typing.get_type_hints(config)[name]
+    return _load_field(section, declared, hint, table, {}, file, environment)
 
 
 def check_file(file: Path, sections: Collection[str]) -> None:
@@ -148,25 +149,22 @@ def check_file(file: Path, sections: Collection[str]) -> None:
             raise ConfigError(f"{file}: unknown table [{name}]; expected {known}")
 
 
-@cache
-def _types(config: type[Any]) -> Mapping[str, Any]:
-    return typing.get_type_hints(config)
-
-
 def _load_field(
-    config: type[Any],
     section: str,
     declared: "Field[Any]",
+    hint: Any,
     table: Mapping[str, object],
     flags: Mapping[str, object],
     file: Path | None,
     environment: Mapping[str, str],
 ) -> LoadedSetting:
-    """Return a setting; ``table`` is the section in the file.  Raises ConfigError."""
+    """Return a setting of the type ``hint``; ``table`` is the section in the file.
+
+    Raises ConfigError.
+    """
     name, secret = declared.name, declared.metadata.get("secret")
     named = variable(section, declared)
     source, origin, value = SettingSource.DEFAULT, "", declared.default
-    hint = _types(config)[name]
     if flags.get(name) is not None:
         source, origin = SettingSource.FLAG, flag(section, declared)
         value = _convert(flags[name], hint, origin)

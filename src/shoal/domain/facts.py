@@ -287,6 +287,14 @@ class LateResult:
     what: str
 
 
+JobEnd: TypeAlias = JobCompleted | JobFailed | JobCancelled | JobExpired
+JOB_ENDS: tuple[type[JobEnd], ...] = (
+    JobCompleted,
+    JobFailed,
+    JobCancelled,
+    JobExpired,
+)
+
 JobFact: TypeAlias = (
     JobSubmitted
     | JobLeased

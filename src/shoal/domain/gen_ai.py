@@ -22,7 +22,7 @@ OPERATION_NAMES: Mapping[JobKind, str] = {
     JobKind.TRANSCRIPTION: "transcription",
     JobKind.TASK: "task",
     JobKind.CALL: "call",
-    JobKind.CALL_STREAM: "lane",
+    JobKind.CALL_STREAM: "call_stream",
 }
 """The values of ``gen_ai.operation.name``; the last five are Shoal's own."""
 

@@ -13,6 +13,7 @@ from shoal.domain.facts import (
     Fact,
     JobCancelled,
     JobCompleted,
+    JobEnd,
     JobExpired,
     JobFailed,
     JobHedged,
@@ -326,9 +327,7 @@ class PoolState:
         self._end_lease(leaving, fact.job_id, cut=fact.cut)
         self._on_released(leaving)
 
-    def _end(
-        self, fact: JobCompleted | JobFailed | JobCancelled | JobExpired, now: float
-    ) -> None:
+    def _end(self, fact: JobEnd, now: float) -> None:
         job = self.jobs.pop(fact.job_id)
         job.state = after(job.state, fact)
         assert job.state in ENDED

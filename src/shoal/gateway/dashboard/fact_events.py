@@ -4,11 +4,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from shoal.domain.facts import (
+    JOB_ENDS,
     Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
     JobHedged,
     JobLeased,
     JobRequeued,
@@ -23,7 +20,6 @@ from shoal.pool.explanation import explain_fact
 from shoal.store.port import RecordedFact
 
 TEXT_MAX = 300  # characters; reasons and errors come from workers
-ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
 
 
 class FactSubject(NamedTuple):
@@ -69,7 +65,7 @@ class LeaseHolders:
                 pass
         if worker is None and job is not None and lease is not None:
             worker = self._workers.get(job, {}).get(lease)
-        if isinstance(fact, ENDS):
+        if isinstance(fact, JOB_ENDS):
             self._workers.pop(fact.job_id, None)
         return FactSubject(job, lease, worker)
 

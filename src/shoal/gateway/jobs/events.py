@@ -14,6 +14,7 @@ from aiohttp import web
 
 from shoal.domain.errors import InvalidRequest, QueueFull, ShoalError
 from shoal.domain.facts import (
+    JOB_ENDS,
     AccountCredited,
     AccountLimited,
     Fact,
@@ -65,8 +66,6 @@ SUBSCRIBERS_MAX = 1000  # clients at a time, each with a connection
 ID_DIGITS_MAX = 15  # of an event's id
 LOOK_AGAIN = 0.5  # seconds for a signalled fact to be in the store
 LAST_ID = "Last-Event-ID"
-
-ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
 
 
 class JobEvent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -218,7 +217,7 @@ def _last_seen(request: web.Request) -> int:
 
 
 def _has_ended(history: Sequence[RecordedFact]) -> bool:
-    return any(isinstance(each.fact, ENDS) for each in history)
+    return any(isinstance(each.fact, JOB_ENDS) for each in history)
 
 
 def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:

@@ -30,7 +30,7 @@ from shoal.pool.state import PoolState
 
 MICROS = 1_000_000  # micro-dollars in a dollar
 
-ENDS = {
+END_LABELS = {
     JobCompleted: "completed",
     JobFailed: "failed",
     JobCancelled: "cancelled",
@@ -114,7 +114,7 @@ class JobMetrics(Collector):
                     self._count_outcome(counted, fact)
             case JobFailed(job_id) | JobCancelled(job_id) | JobExpired(job_id):
                 if (counted := self._open.pop(job_id, None)) is not None:
-                    end = ENDS[type(fact)]
+                    end = END_LABELS[type(fact)]
                     self._ends[counted.operation, counted.model, end] += 1
             case _:
                 pass  # only counted
