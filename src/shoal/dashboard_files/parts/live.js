@@ -34,6 +34,21 @@ export const history = [[], [], [], [], []];
 
 export const live = () => state;
 
+let ahead = 0; // seconds that the coordinator's clock is ahead of the browser's
+
+/** The Unix time by the coordinator's clock, as its facts and records have it. */
+export const coordinatorNow = () => Date.now() / 1000 + ahead;
+
+function heard(at) {
+  ahead = at - Date.now() / 1000;
+}
+
+/** The clock of a response: its header has whole seconds, so that only a difference beyond them counts. */
+function heardDate(header) {
+  const before = Date.parse(header) / 1000 - Date.now() / 1000;
+  if (!Number.isNaN(before)) ahead = Math.min(Math.max(ahead, before), before + 1);
+}
+
 function set(changes) {
   state = { ...state, ...changes };
   for (const listener of listeners) listener(state);
@@ -102,6 +117,7 @@ function connect() {
   source.addEventListener("snapshot", (event) => {
     const { at, status, activity, rate } = JSON.parse(event.data);
     failures = 0;
+    heard(at);
     set({ at, status, activity, rate, connected: true, lost_at: null });
   });
   source.addEventListener("changes", (event) => change(JSON.parse(event.data)));
@@ -115,6 +131,7 @@ function connect() {
 }
 
 function change({ at, status, workers, activity, rate }) {
+  heard(at);
   const next = { at, connected: true, lost_at: null };
   if (status || workers) {
     next.status = { ...state.status, ...status };
@@ -149,7 +166,7 @@ function merged(workers, changes) {
 async function lost() {
   source?.close();
   source = null;
-  set({ connected: false, lost_at: state.lost_at ?? Date.now() / 1000 });
+  set({ connected: false, lost_at: state.lost_at ?? coordinatorNow() });
   const wait = RETRY[Math.min(failures, RETRY.length - 1)];
   failures += 1;
   clearTimeout(timer);
@@ -162,10 +179,12 @@ async function lost() {
 
 async function poll() {
   try {
-    const status = await api.get("/admin/status");
-    set({ status, at: Date.now() / 1000, connected: true, lost_at: null });
+    const response = await api.fetch("/admin/status");
+    const status = await response.json();
+    heardDate(response.headers.get("date"));
+    set({ status, at: coordinatorNow(), connected: true, lost_at: null });
   } catch {
-    set({ connected: false, lost_at: state.lost_at ?? Date.now() / 1000 });
+    set({ connected: false, lost_at: state.lost_at ?? coordinatorNow() });
   }
   if (running && !document.hidden) timer = setTimeout(poll, POLL);
 }
