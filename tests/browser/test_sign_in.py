@@ -32,14 +32,14 @@ def test_wrong_key_is_told(stranger: Visitor) -> None:
     stranger.page.get_by_label("API key", exact=True).fill("sk-live-wrong")
     stranger.page.get_by_role("button", name="Sign in").click()
 
-    expect(stranger.page.get_by_role("alert")).to_contain_text("shoal keys ls")
+    expect(stranger.page.get_by_role("alert")).to_contain_text("shoal keys create NAME")
 
 
 def test_key_signs_in_until_signed_out(admin: Visitor) -> None:
     page = admin.page
 
     expect(page.get_by_role("heading", name="Pool", exact=True)).to_be_visible()
-    expect(page.get_by_text("Nothing needs you.")).to_be_visible()
+    expect(page.get_by_text("No action needed.")).to_be_visible()
     page.reload()
     expect(page.get_by_role("heading", name="Pool", exact=True)).to_be_visible()
 
@@ -47,6 +47,18 @@ def test_key_signs_in_until_signed_out(admin: Visitor) -> None:
     expect(page.get_by_label("API key", exact=True)).to_be_visible()
     page.reload()
     expect(page.get_by_label("API key", exact=True)).to_be_visible()
+
+
+def test_nothing_is_left_of_who_signed_out(admin: Visitor, pool: Pool) -> None:
+    page = admin.page
+    page.evaluate("window.left = true")  # what a page keeps until it is loaded again
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("API key", exact=True)).to_be_visible()
+    assert page.evaluate("window.left") is None
+
+    admin.sign_in(created_key(pool, "next", "use"))
+
+    expect(page.get_by_role("heading", name="Models")).to_be_visible()
 
 
 def test_link_of_the_coordinator_signs_in_once(
