@@ -32,14 +32,14 @@ def test_wrong_key_is_told(stranger: Visitor) -> None:
     stranger.page.get_by_label("API key", exact=True).fill("sk-live-wrong")
     stranger.page.get_by_role("button", name="Sign in").click()
 
-    expect(stranger.page.get_by_role("alert")).to_contain_text("shoal keys ls")
+    expect(stranger.page.get_by_role("alert")).to_contain_text("shoal keys create NAME")
 
 
 def test_key_signs_in_until_signed_out(admin: Visitor) -> None:
     page = admin.page
 
     expect(page.get_by_role("heading", name="Pool", exact=True)).to_be_visible()
-    expect(page.get_by_text("Nothing needs you.")).to_be_visible()
+    expect(page.get_by_text("No action needed.")).to_be_visible()
     page.reload()
     expect(page.get_by_role("heading", name="Pool", exact=True)).to_be_visible()
 

@@ -1,11 +1,11 @@
 // The dashboard's shell: the session, the router, the navigation and the shortcuts.
 
 import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./vendor/preact.js";
-import { api, whenSignedOut } from "./parts/api.js";
+import { api, beginSession, whenSignedOut } from "./parts/api.js";
 import * as liveData from "./parts/live.js";
 import { useLive } from "./parts/live.js";
 import { Icon, Mark } from "./parts/icons.js";
-import { Dialog, ErrorNote, Loading, Time, Toasts } from "./parts/ui.js";
+import { Dialog, ErrorNote, Loading, Time, toast, Toasts } from "./parts/ui.js";
 import { Login } from "./parts/login.js";
 import { Palette } from "./parts/palette.js";
 
@@ -20,10 +20,10 @@ export const VIEWS = [
   { id: "jobs", title: "Jobs", group: "Work", key: "j", scopes: ALL },
   { id: "runs", title: "Runs", group: "Work", key: "r", scopes: ALL },
   { id: "batches", title: "Batches", group: "Work", key: "b", scopes: ALL },
-  { id: "usage", title: "Usage", group: "Books", key: "u", scopes: ALL },
-  { id: "receipts", title: "Receipts", group: "Books", key: "x", scopes: ALL },
-  { id: "keys", title: "Keys", group: "Books", key: "k", scopes: ["admin"] },
-  { id: "events", title: "Events", group: "Books", key: "e", scopes: READERS },
+  { id: "usage", title: "Usage", group: "Accounting", key: "u", scopes: ALL },
+  { id: "receipts", title: "Receipts", group: "Accounting", key: "x", scopes: ALL },
+  { id: "keys", title: "Keys", group: "Accounting", key: "k", scopes: ["admin"] },
+  { id: "events", title: "Events", group: "Accounting", key: "e", scopes: READERS },
 ];
 const TABS = { reader: ["pool", "nodes", "playground", "jobs"], other: ["playground", "jobs", "models", "usage"] };
 
@@ -82,9 +82,9 @@ function Outlet({ view, session, route }) {
   // A module that could not be fetched stays missing until the page is loaded again.
   const away = useRef(false);
   useEffect(() => {
-    if (!live.connected) away.current = true;
-    else if (failure && away.current) location.reload();
-  }, [live.connected, failure]);
+    if (live.lost_at) away.current = true;
+    else if (live.connected && failure && away.current) location.reload();
+  }, [live.connected, live.lost_at, failure]);
   useEffect(() => { document.title = `${view.title} · Shoal`; }, [view]);
   if (crash) {
     return html`<${ErrorNote} error=${{ message: `This view failed: ${crash.message}` }} retry=${reset} />`;
@@ -103,9 +103,10 @@ function Connection({ live }) {
 
 function AwayNote({ live }) {
   if (live.connected || !live.lost_at) return null;
+  const what = live.refusal ? "The coordinator refuses this page" : "The coordinator does not answer";
+  const why = live.refusal ? `: ${live.refusal.message.replace(/\.$/, "")}` : "";
   return html`<div class="away" role="status"><${Icon} name="warn" />
-    <p><strong>The coordinator does not answer</strong> (since <${Time} at=${live.lost_at} />).
-      What you see is as of then. The page tries again by itself.</p>
+    <p><strong>${what}</strong> (since <${Time} at=${live.lost_at} />)${why}${". What you see is as of then. The page tries again by itself."}</p>
     <button type="button" onClick=${liveData.retryNow}>Try now</button></div>`;
 }
 
@@ -235,14 +236,26 @@ function takeCode() {
   return decodeURIComponent(match[1]);
 }
 
+const SIGNED_OUT = "shoal-signed-out"; // in this tab, for the next loading of the page
+
+/** Whether somebody just signed out, so that the page asks for a key even where none is needed. */
+function takeSignedOut() {
+  try {
+    const found = sessionStorage.getItem(SIGNED_OUT);
+    sessionStorage.removeItem(SIGNED_OUT);
+    return found !== null;
+  } catch { return false; }
+}
+
 function App() {
   const [session, setSession] = useState(undefined); // null: signed out
   const [reason, setReason] = useState(null);
   const [firstCode] = useState(takeCode);
-  const signedIn = (found) => { liveData.start(found); setReason(null); setSession(found); };
+  const signedIn = (found) => { beginSession(); liveData.start(found); setReason(null); setSession(found); };
   const begin = async (code) => {
     setSession(undefined);
     setReason(null);
+    if (takeSignedOut() && !code) { setSession(null); return; }
     try {
       if (code) {
         try { signedIn(await api.post("/dashboard/session", { code })); return; } catch (error) { setReason(error); }
@@ -265,9 +278,15 @@ function App() {
     return () => removeEventListener("hashchange", linked);
   }, []);
   const signOut = async () => {
+    try {
+      await api.delete("/dashboard/session");
+    } catch (error) {
+      if (!error.status) { toast(`Not signed out: ${error.message}`, "bad"); return; }
+      // Else, the session has ended already.
+    }
     liveData.stop();
-    try { await api.delete("/dashboard/session"); } catch { /* the cookie may be gone already */ }
-    setSession(null);
+    try { sessionStorage.setItem(SIGNED_OUT, "1"); } catch { /* then the page looks for a session first */ }
+    location.reload(); // forgets all that the page has of this session
   };
   if (session === undefined) return html`<${Loading} what="Opening the dashboard" />`;
   if (session === null) return html`<${Login} reason=${reason} onSignedIn=${signedIn} />`;

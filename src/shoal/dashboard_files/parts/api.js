@@ -14,14 +14,26 @@ export class ApiError extends Error {
 }
 
 let onSignedOut = () => {};
+let sessions = 0;
 
-/** Calls `handler` whenever a request fails because the session has ended. */
+/** Calls `handler` when a request fails because the session has ended: once for each session. */
 export function whenSignedOut(handler) {
   onSignedOut = handler;
 }
 
+/** A session has begun: late answers to requests of those before it no longer end one. */
+export function beginSession() {
+  sessions += 1;
+}
+
+export function endSession() {
+  sessions += 1;
+  onSignedOut();
+}
+
 async function send(method, path, body, { signal, headers } = {}) {
   const unsafe = method !== "GET";
+  const session = sessions;
   const json = body !== undefined && !(body instanceof FormData || body instanceof Blob);
   let response;
   try {
@@ -41,17 +53,18 @@ async function send(method, path, body, { signal, headers } = {}) {
     throw new ApiError(0, "unreachable",
       "The coordinator does not answer. Check that `shoal serve` runs and that this device reaches it.");
   }
-  if (!response.ok) throw await errorOf(response, path);
-  return response;
+  if (response.ok) return response;
+  const error = await errorOf(response);
+  if (error.status === 401 && session === sessions && !path.startsWith("/dashboard/session")) endSession();
+  throw error;
 }
 
-async function errorOf(response, path) {
+async function errorOf(response) {
   let detail = {};
   try {
     const body = await response.json();
     detail = typeof body.error === "string" ? { message: body.error } : body.error || {};
   } catch { /* not JSON: the status has to do */ }
-  if (response.status === 401 && !path.startsWith("/dashboard/session")) onSignedOut();
   return new ApiError(response.status, detail.code || "",
     detail.message || `The request failed with status ${response.status}.`);
 }

@@ -5,7 +5,7 @@ import { NOT_ADMITTED, PENDING } from "./machines.js";
 
 const HOT = new Set(["serious", "critical"]);
 
-/** `[{tone, text, action, href}]`; empty: nothing needs anybody. */
+/** `[{tone, text, action, href}]`; empty: no action is needed. */
 export function attention(status, machines) {
   const found = [];
   const add = (tone, text, action, href) => found.push({ tone, text, action, href });

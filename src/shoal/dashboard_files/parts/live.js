@@ -1,7 +1,7 @@
 // What the pool is doing now: one event stream for all views, or polling without the scope for it.
 
 import { useEffect, useState } from "../vendor/preact.js";
-import { api } from "./api.js";
+import { api, endSession } from "./api.js";
 
 const RETRY = [1000, 2000, 4000, 8000, 15000]; // ms
 const POLL = 5000; // ms, of keys that may not read the stream
@@ -15,7 +15,8 @@ const EMPTY = {
   rate: null,
   facts: [], // newest first
   connected: false,
-  lost_at: null, // Unix seconds since which the coordinator is away
+  lost_at: null, // Unix seconds since which the coordinator is away; null, too, while a hidden page does not listen
+  refusal: null, // the error with which the coordinator refuses its state, if it answers
   at: null,
 };
 
@@ -25,14 +26,33 @@ let timer = null;
 let sampler = null;
 let hiding = null;
 let failures = 0;
-let monitors = false;
+let session = null;
 let running = false;
+let turn = 0; // what began in an earlier one changes nothing any more
 const listeners = new Set();
 
-/** Samples of each second since the page was opened: Unix seconds, tokens/s, jobs/s, running, queued. */
+/**
+ * Samples of each second since the page was opened: Unix seconds, tokens/s, jobs/s, running, queued;
+ * null where the page did not follow the coordinator.
+ */
 export const history = [[], [], [], [], []];
 
 export const live = () => state;
+
+let ahead = 0; // seconds that the coordinator's clock is ahead of the browser's
+
+/** The Unix time by the coordinator's clock, as its facts and records have it. */
+export const coordinatorNow = () => Date.now() / 1000 + ahead;
+
+function heard(at) {
+  ahead = at - Date.now() / 1000;
+}
+
+/** The clock of a response: its header has whole seconds, so that only a difference beyond them counts. */
+function heardDate(header) {
+  const before = Date.parse(header) / 1000 - Date.now() / 1000;
+  if (!Number.isNaN(before)) ahead = Math.min(Math.max(ahead, before), before + 1);
+}
 
 function set(changes) {
   state = { ...state, ...changes };
@@ -59,10 +79,10 @@ export function useFacts(handler, inputs) {
   }, inputs);
 }
 
-export function start(session) {
+export function start(begun) {
   stop();
   running = true;
-  monitors = session.scope === "admin" || session.scope === "monitor";
+  session = begun;
   state = EMPTY;
   for (const each of history) each.length = 0;
   document.addEventListener("visibilitychange", onVisibility);
@@ -78,6 +98,7 @@ export function stop() {
 }
 
 function disconnect() {
+  turn += 1;
   clearTimeout(timer);
   clearTimeout(hiding);
   source?.close();
@@ -86,8 +107,13 @@ function disconnect() {
 
 function onVisibility() {
   clearTimeout(hiding);
-  if (document.hidden) hiding = setTimeout(disconnect, HIDDEN);
+  if (document.hidden) hiding = setTimeout(rest, HIDDEN);
   else if (!source && running) connect();
+}
+
+function rest() {
+  disconnect();
+  set({ connected: false });
 }
 
 /** Connects at once instead of waiting for the next try. */
@@ -97,12 +123,13 @@ export function retryNow() {
 
 function connect() {
   disconnect();
-  if (!monitors) return poll();
+  if (session.scope !== "admin" && session.scope !== "monitor") return poll();
   source = new EventSource("/admin/live");
   source.addEventListener("snapshot", (event) => {
     const { at, status, activity, rate } = JSON.parse(event.data);
     failures = 0;
-    set({ at, status, activity, rate, connected: true, lost_at: null });
+    heard(at);
+    set({ at, status, activity, rate, connected: true, lost_at: null, refusal: null });
   });
   source.addEventListener("changes", (event) => change(JSON.parse(event.data)));
   source.addEventListener("facts", (event) => {
@@ -115,6 +142,7 @@ function connect() {
 }
 
 function change({ at, status, workers, activity, rate }) {
+  heard(at);
   const next = { at, connected: true, lost_at: null };
   if (status || workers) {
     next.status = { ...state.status, ...status };
@@ -147,34 +175,67 @@ function merged(workers, changes) {
 }
 
 async function lost() {
+  const refused = source?.readyState === EventSource.CLOSED; // else, the connection failed
   source?.close();
   source = null;
-  set({ connected: false, lost_at: state.lost_at ?? Date.now() / 1000 });
+  clearTimeout(timer);
+  const mine = turn;
+  set({ connected: false, lost_at: state.lost_at ?? coordinatorNow() });
+  const refusal = refused ? await refusalOfStream() : null;
+  if (mine !== turn) return;
+  set({ refusal });
   const wait = RETRY[Math.min(failures, RETRY.length - 1)];
   failures += 1;
-  clearTimeout(timer);
   timer = setTimeout(async () => {
-    // The stream does not say why it ended; a request does, if the session has.
-    try { await api.get("/admin/status"); } catch { /* told by `whenSignedOut` */ }
-    if (running && !source) connect();
+    await checkSession(mine);
+    if (mine === turn) connect();
   }, wait);
 }
 
-async function poll() {
+/** An event stream does not say why it was refused; a request does. */
+async function refusalOfStream() {
+  const reading = new AbortController();
   try {
-    const status = await api.get("/admin/status");
-    set({ status, at: Date.now() / 1000, connected: true, lost_at: null });
-  } catch {
-    set({ connected: false, lost_at: state.lost_at ?? Date.now() / 1000 });
+    await api.fetch("/admin/live", { signal: reading.signal });
+    reading.abort();
+    return null;
+  } catch (error) {
+    return error.status ? error : null;
   }
-  if (running && !document.hidden) timer = setTimeout(poll, POLL);
+}
+
+/** Ends the session of the page if its cookie's has ended, or if requests now count as another key's. */
+async function checkSession(mine) {
+  let changed;
+  try {
+    const { name, scope } = await api.get("/dashboard/session");
+    changed = name !== session.name || scope !== session.scope;
+  } catch (error) {
+    changed = error.status === 401;
+  }
+  if (changed && mine === turn) endSession();
+}
+
+async function poll() {
+  const mine = turn;
+  try {
+    const response = await api.fetch("/admin/status");
+    const status = await response.json();
+    if (mine !== turn) return;
+    heardDate(response.headers.get("date"));
+    set({ status, at: coordinatorNow(), connected: true, lost_at: null, refusal: null });
+  } catch (error) {
+    if (mine !== turn) return;
+    set({ connected: false, lost_at: state.lost_at ?? coordinatorNow(), refusal: error.status ? error : null });
+  }
+  if (!document.hidden) timer = setTimeout(poll, POLL);
 }
 
 function sample() {
-  if (!state.connected || !state.status) return;
+  if (!state.status) return;
   const { jobs } = state.status;
-  const values = [Date.now() / 1000, state.rate?.tokens_per_second ?? 0,
-    state.rate?.jobs_per_second ?? 0, jobs.running, jobs.queued];
+  const values = [Date.now() / 1000, ...(state.connected ? [state.rate?.tokens_per_second ?? 0,
+    state.rate?.jobs_per_second ?? 0, jobs.running, jobs.queued] : [null, null, null, null])];
   history.forEach((each, place) => {
     each.push(values[place]);
     if (each.length > HISTORY_MAX) each.shift();

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { clock, duration, exact } from "./format.js";
+import { coordinatorNow } from "./live.js";
 
 const TITLES = {
   JobSubmitted: "submitted", JobLeased: "leased", JobHedged: "leased as well", JobUnhedged: "one attempt ended",
@@ -56,16 +57,16 @@ export function spansOf(events, now) {
 }
 
 export function Timeline({ events, running }) {
-  const [now, setNow] = useState(Date.now() / 1000);
+  const [now, setNow] = useState(coordinatorNow());
   useEffect(() => {
     if (!running) return undefined;
-    const timer = setInterval(() => setNow(Date.now() / 1000), 500);
+    const timer = setInterval(() => setNow(coordinatorNow()), 500);
     return () => clearInterval(timer);
   }, [running]);
   if (!events.length) return html`<p class="hint">Nothing of its history is stored.</p>`;
   const start = events[0].at;
   const last = events[events.length - 1].at;
-  const end = Math.max(running ? now : last, start + 0.001);
+  const end = Math.max(running ? now : last, last, start + 0.001);
   const total = end - start;
   const spans = spansOf(events, end);
   const rows = [...new Map(spans.map((each) => [each.row, each])).values()].sort((a, b) => a.row - b.row);

@@ -3,20 +3,22 @@
 import { html, useEffect, useRef, useState, useLayoutEffect, Component } from "../vendor/preact.js";
 import { ago, exact, NONE } from "./format.js";
 import { Icon } from "./icons.js";
+import { coordinatorNow } from "./live.js";
 
 export { Icon };
 
 const names = (...classes) => classes.filter(Boolean).join(" ");
 
+const RENEWED = 5000; // ms between renewals of the time
 let ticks = new Set();
 let ticking = null;
 
-/** The Unix time, renewed every five seconds: one timer for the page. */
+/** The coordinator's Unix time, renewed every few seconds: one timer for the page. */
 export function useNow() {
-  const [now, setNow] = useState(Date.now() / 1000);
+  const [now, setNow] = useState(coordinatorNow());
   useEffect(() => {
     ticks.add(setNow);
-    ticking ??= setInterval(() => ticks.forEach((each) => each(Date.now() / 1000)), 5000);
+    ticking ??= setInterval(() => ticks.forEach((each) => each(coordinatorNow())), RENEWED);
     return () => {
       ticks.delete(setNow);
       if (!ticks.size) { clearInterval(ticking); ticking = null; }
@@ -25,11 +27,14 @@ export function useNow() {
   return now;
 }
 
-/** How long ago something was; its title has the exact time. */
+/** How long ago something was; what has just happened is not in the future of a time that is not renewed yet. */
+export const age = (at, now) => ago(at, at - now < (2 * RENEWED) / 1000 ? Math.max(now, at) : now);
+
+/** How long ago something was, or in what time it will be; its title has the exact time. */
 export function Time({ at }) {
   const now = useNow();
   if (at == null) return html`<span class="faint">${NONE}</span>`;
-  return html`<time datetime=${new Date(at * 1000).toISOString()} title=${exact(at)}>${ago(at, Math.max(now, at))}</time>`;
+  return html`<time datetime=${new Date(at * 1000).toISOString()} title=${exact(at)}>${age(at, now)}</time>`;
 }
 
 /** A state as a small word.  `tone`: ok, busy, warn, bad or none. */
@@ -97,7 +102,10 @@ export function Dialog({ title, onClose, children, wide, className }) {
   useLayoutEffect(() => {
     const element = dialog.current;
     element.showModal();
-    return () => element.open && element.close();
+    return () => {
+      close.current = () => {}; // its event comes later, when the page may show something else
+      if (element.open) element.close();
+    };
   }, []);
   // A press that began inside (selecting text) and ended outside is no click beside it.
   const pressed = useRef(null);

@@ -1,18 +1,35 @@
 // The jobs, newest first, and one job with its timeline.
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
-import { useFacts } from "../parts/live.js";
+import { coordinatorNow, useFacts } from "../parts/live.js";
 import { duration, integer, NONE } from "../parts/format.js";
 import { Table } from "../parts/table.js";
 import { Timeline } from "../parts/timeline.js";
 import { Badge, Confirm, Empty, ErrorNote, Head, Icon, Loading, State, Time, toast, useLoaded, useNow } from "../parts/ui.js";
 
 const PAGE = 200;
+const LISTED_MAX = 2000; // jobs that stay in the list while new ones come
+const ASKED_MAX = 8; // jobs below the first page that are looked at again each time
 const STATES = ["queued", "leased", "streaming", "done", "failed", "cancelled", "expired"];
 const ENDED = new Set(["done", "failed", "cancelled", "expired"]);
 const REFRESH = 1500; // ms between looks for new jobs, while facts come
 
 export const hasEnded = (job) => ENDED.has(job.state);
+
+/**
+ * The list of jobs and what comes after it, once its first page came anew.  Without a job in common,
+ * some between may be missing: the list starts again.
+ */
+export function withFirstPage({ jobs, next }, page) {
+  const fresh = new Set(page.data.map((each) => each.id));
+  const old = jobs.some((each) => fresh.has(each.id)) ? jobs.filter((each) => !fresh.has(each.id)) : [];
+  const kept = old.slice(0, LISTED_MAX - page.data.length);
+  return {
+    jobs: [...page.data, ...kept],
+    kept,
+    next: !old.length ? page.next : kept.length < old.length ? kept.at(-1).id : next,
+  };
+}
 
 /** Pages of jobs that match a filter; new ones are merged in while the page is open. */
 function useJobs(api, filter) {
@@ -40,15 +57,30 @@ function useJobs(api, filter) {
   const first = async () => {
     const page = await guard(() => api.get(query()));
     if (!page) return;
-    const { jobs, next } = latest.current;
-    const fresh = new Set(page.data.map((each) => each.id));
     // A filter by state drops what left that state, so that its list starts again.
-    const kept = filter.state ? [] : jobs.filter((each) => !fresh.has(each.id));
-    setState({ jobs: [...page.data, ...kept], next: kept.length ? next : page.next, error: null, loaded: true });
+    const { kept, ...list } = withFirstPage(filter.state ? { jobs: [], next: null } : latest.current, page);
+    setState({ ...list, error: null, loaded: true });
+    lookAgain(kept.filter((each) => !hasEnded(each)).slice(-ASKED_MAX));
+  };
+  /** Asks for jobs below the first page, the oldest, which may have ended. */
+  const lookAgain = async (open) => {
+    const mine = turn.current;
+    const found = new Map();
+    await Promise.all(open.map(async ({ id }) => {
+      try {
+        found.set(id, await api.get(`/admin/jobs/${encodeURIComponent(id)}`));
+      } catch (error) {
+        if (error.status === 404) found.set(id, null); // it was pruned
+      }
+    }));
+    if (mine !== turn.current || !found.size) return;
+    setState((old) => ({ ...old, jobs: old.jobs.map((each) => (found.has(each.id) ? found.get(each.id) : each)).filter(Boolean) }));
   };
   const more = async () => {
-    const page = await guard(() => api.get(query(latest.current.next)));
-    if (page) setState((old) => ({ ...old, jobs: [...old.jobs, ...page.data], next: page.next, error: null }));
+    const before = latest.current.next;
+    const page = await guard(() => api.get(query(before)));
+    // The list may have become shorter meanwhile, and ends elsewhere.
+    if (page && before === latest.current.next) setState((old) => ({ ...old, jobs: [...old.jobs, ...page.data], next: page.next, error: null }));
   };
   useEffect(() => {
     turn.current += 1;
@@ -62,19 +94,26 @@ function useJobs(api, filter) {
 
 function List({ api, live, session, route }) {
   const reader = session.scope === "admin" || session.scope === "monitor";
-  const [filter, setFilter] = useState({ state: route.query.get("state") || "", owner: route.query.get("owner") || "" });
+  const plays = session.scope === "admin" || session.scope === "use";
+  const filter = { state: route.query.get("state") || "", owner: route.query.get("owner") || "" };
   const { jobs, next, error, loaded, first, more } = useJobs(api, filter);
-  useEffect(() => setFilter({ state: route.query.get("state") || "", owner: route.query.get("owner") || "" }), [route]);
+  const latest = useRef(first); // of the filter that is chosen when the timer ends
+  latest.current = first;
   const timer = useRef(null);
   const soon = () => {
     // The list grows at its top only while that is in sight: else, rows would jump.
-    if (!timer.current) timer.current = setTimeout(() => { timer.current = null; if (scrollY < 200) first(); }, REFRESH);
+    timer.current ??= setTimeout(() => {
+      timer.current = null;
+      if (scrollY < 200) latest.current();
+      else soon();
+    }, REFRESH);
   };
+  useEffect(() => () => { clearTimeout(timer.current); timer.current = null; }, [filter.state, filter.owner]);
+  useEffect(() => { if (live.connected && loaded) soon(); }, [live.connected]); // facts were missed
   useFacts((facts) => facts.some((each) => each.job) && soon(), [filter.state, filter.owner]);
   // Keys without the event stream see their counts change.
   const counts = live.status ? `${live.status.jobs.queued} ${live.status.jobs.running}` : "";
   useEffect(() => { if (loaded) soon(); }, [counts]);
-  useEffect(() => () => clearTimeout(timer.current), []);
   const now = useNow();
   const owners = useMemo(() => [...new Set(jobs.map((each) => each.owner))].sort(), [jobs]);
   const columns = [
@@ -106,7 +145,7 @@ function List({ api, live, session, route }) {
     ${loaded && !error && html`<${Table} caption="Jobs, newest first" columns=${columns} rows=${jobs} id=${(job) => job.id} label=${(job) => `Job ${job.id}, ${job.state}`}
       open=${(job) => { location.hash = `#/jobs/${encodeURIComponent(job.id)}`; }} next=${next} more=${more}
       empty=${html`<${Empty} title=${filter.state || filter.owner ? "No job matches" : "No job was submitted yet"}>${filter.state || filter.owner
-        ? html`<p><a href="#/jobs">Show all jobs</a></p>` : html`<p>Try one in the <a href="#/playground">playground</a>, or with <code>shoal chat</code>.</p>`}<//>`} />`}`;
+        ? html`<p><a href="#/jobs">Show all jobs</a></p>` : html`<p>Try one ${plays ? html`in the <a href="#/playground">playground</a>, or ` : ""}with <code>shoal chat</code>.</p>`}<//>`} />`}`;
 }
 
 function Job({ api, session, id }) {
@@ -123,7 +162,7 @@ function Job({ api, session, id }) {
     return () => clearInterval(timer);
   }, [running, id]);
   const back = html`<p><a class="back" href="#/jobs"><${Icon} name="back" size=${16} />All jobs</a></p>`;
-  if (error && !job && failure && !course) return html`${back}<${Head} title="Job" /><${ErrorNote} error=${error} retry=${refresh} />`;
+  if (failure && !course) return html`${back}<${Head} title="Job" /><${ErrorNote} error=${error ?? failure} retry=${refresh} />`;
   if (!course || (!job && !error)) return html`${back}<${Loading} />`;
   const mine = job && (session.scope === "admin" || (session.scope === "use" && job.owner === session.name));
   const outcome = job?.outcome;
@@ -155,9 +194,9 @@ function Job({ api, session, id }) {
 }
 
 function Elapsed({ since }) {
-  const [now, setNow] = useState(Date.now() / 1000);
+  const [now, setNow] = useState(coordinatorNow());
   useEffect(() => {
-    const timer = setInterval(() => setNow(Date.now() / 1000), 1000);
+    const timer = setInterval(() => setNow(coordinatorNow()), 1000);
     return () => clearInterval(timer);
   }, []);
   return html`<span>${duration(Math.max(0, now - since))} so far</span>`;

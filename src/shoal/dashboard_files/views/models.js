@@ -84,7 +84,7 @@ export default function Models({ api, live, session, route }) {
     ${error && html`<${ErrorNote} error=${error} retry=${reload} />`}
     ${!listed && !error && html`<${Loading} />`}
     ${listed && !shown.length && (models.length ? html`<${Empty} title="No model matches"><button type="button" onClick=${() => setText("")}>Show all</button><//>`
-      : html`<${Empty} title="No machine offers a model yet"><p>On a machine that has joined, or shall join, this fetches a model and offers it:</p>
+      : html`<${Empty} title="No machine offers a model yet"><p>On a machine that has joined, or will join, this fetches a model and offers it:</p>
         <div class="narrow"><${CopyField} text="shoal run qwen3-8b" /></div><//>`)}
     <div class="models">${shown.map((each) => html`<${Card} key=${each.id} model=${each} machines=${machines} open=${() => setOpened(each.id)} playable=${session.scope === "use" || session.scope === "admin"} />`)}</div>
     ${model && html`<${Details} model=${model} machines=${machines} reader=${reader} onClose=${() => setOpened(null)} />`}`;

@@ -48,34 +48,36 @@ function Waiting({ machines }) {
 
 export default function Nodes({ live, session, route }) {
   const [text, setText] = useState("");
-  const [state, setState] = useState(route.query.get("state") || "");
+  const state = route.query.get("state") || "";
   const [joining, setJoining] = useState(route.query.has("join"));
   const { status } = live;
   const admin = session.scope === "admin";
   const machines = useMemo(() => (status ? machinesOf(status) : []), [status]);
   const columns = useMemo(() => COLUMNS(live), [live.activity]);
-  useEffect(() => { setState(route.query.get("state") || ""); if (route.query.has("join")) setJoining(true); }, [route]);
+  useEffect(() => { if (route.query.has("join")) setJoining(true); }, [route]);
   if (!status) return html`<${Head} title="Nodes" /><${Loading} what="Waiting for the coordinator" />`;
-  const states = [...new Set(machines.flatMap((each) => each.states))].sort();
-  if (machines.some(isHot)) states.push("hot");
+  const hot = machines.some(isHot) ? ["hot"] : [];
+  const states = [...new Set([...machines.flatMap((each) => each.states).sort(), ...hot, ...(state ? [state] : [])])];
   const listed = machines.filter((each) => matches(each, text, state));
   const opened = route.path[0] && machines.find((each) => each.key === route.path[0] || each.names.includes(route.path[0]));
-  const close = () => { location.hash = "#/nodes"; };
+  const go = (machine, wanted) => { location.hash = `#/nodes${machine && `/${encodeURIComponent(machine)}`}${wanted && `?${new URLSearchParams({ state: wanted })}`}`; };
+  const open = (machine) => go(machine.key, state);
+  const close = () => go("", state);
   const stopJoining = () => { setJoining(false); if (route.query.has("join")) close(); };
-  const all = admin ? [...columns, { key: "orders", title: html`<span class="unseen">Orders</span>`, align: "end", hide: "phone",
-    cell: (each) => html`<button type="button" class="quiet square" aria-label=${`Orders of ${each.name}`} title="Pause, drain, remove …" onClick=${() => { location.hash = `#/nodes/${encodeURIComponent(each.key)}`; }}><${Icon} name="more" /></button>` }] : columns;
+  const all = admin ? [...columns, { key: "orders", title: html`<span class="unseen">Actions</span>`, align: "end", hide: "phone",
+    cell: (each) => html`<button type="button" class="quiet square" aria-label=${`Actions for ${each.name}`} title="Pause, drain, remove …" onClick=${() => open(each)}><${Icon} name="more" /></button>` }] : columns;
   return html`
     <${Head} title="Nodes" hint=${`${plural(listed.length, "machine")}${listed.length < machines.length ? ` of ${machines.length}` : ""}`}>
       <input type="search" data-search placeholder="Filter: name, model, hardware" aria-label="Filter machines" value=${text} onInput=${(event) => setText(event.target.value)} />
-      <select aria-label="State" value=${state} onChange=${(event) => setState(event.target.value)}>
+      <select aria-label="State" value=${state} onChange=${(event) => go("", event.target.value)}>
         <option value="">all states</option>${states.map((each) => html`<option value=${each}>${each}</option>`)}</select>
       ${admin && html`<button type="button" class="primary" onClick=${() => setJoining(true)}><${Icon} name="plus" size=${16} />Add a machine</button>`}
     <//>
     <div class="stack">
       ${admin && html`<${Waiting} machines=${machines} />`}
       <${Table} caption="Machines of the pool" columns=${all} rows=${listed} id=${(each) => each.key} label=${(each) => each.name}
-        open=${(each) => { location.hash = `#/nodes/${encodeURIComponent(each.key)}`; }}
-        empty=${machines.length ? html`<${Empty} title="No machine matches"><button type="button" onClick=${() => { setText(""); setState(""); close(); }}>Show all</button><//>`
+        open=${open}
+        empty=${machines.length ? html`<${Empty} title="No machine matches"><button type="button" onClick=${() => { setText(""); go("", ""); }}>Show all</button><//>`
           : html`<${Empty} title="No machine has joined yet"><p>Run this on any machine of your network:</p>${admin ? html`<${JoinPanel} bare />` : ""}<//>`} />
       ${status.relays.filter((each) => each.open || each.members || each.strangers).map((relay) => html`<div class=${`note ${relay.open ? "warn" : ""}`}><${Icon} name=${relay.open ? "warn" : "nodes"} />
         <p>Relay (${relay.wire}), for ${relay.open ? "any node" : "this pool’s workers"}: ${relay.members} of the pool${relay.open ? `, ${relay.guests} other nodes` : ""}${relay.strangers ? `, ${relay.strangers} not admitted` : ""}.</p></div>`)}

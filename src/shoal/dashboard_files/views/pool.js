@@ -63,7 +63,7 @@ function Attention({ status, machines }) {
   const [all, setAll] = useState(false);
   const found = attention(status, machines);
   if (!found.length) {
-    return html`<p class="attention calm"><${Icon} name="check" /><span><b>Nothing needs you.</b>
+    return html`<p class="attention calm"><${Icon} name="check" /><span><b>No action needed.</b>
       ${` ${plural(machines.length, "machine")}, ${plural(status.models.length, "model")}, ready for jobs.`}</span></p>`;
   }
   const line = (each) => html`<${Icon} name=${each.tone === "info" ? "events" : "warn"} /><span>${each.text}</span>
@@ -243,7 +243,7 @@ const JOBS = [{ label: "jobs/s", colour: "--busy", fill: true, value: rate }];
 const LOAD = [{ label: "running", colour: "--busy", value: short }, { label: "queued", colour: "--warn", value: short }];
 
 function Plots({ live }) {
-  // A new array each second, so that the plots draw again.
+  // New arrays from time to time, so that the plots draw again.
   const [at, tick] = useState(0);
   useEffect(() => {
     const timer = setInterval(() => !document.hidden && tick((n) => n + 1), 2000);
