@@ -90,7 +90,8 @@ function EventList({ api, live, job, worker }) {
   const add = (facts) => setState((old) => ({ ...old, ...joined(old, facts.slice().reverse()) }));
   useFacts((facts) => {
     // The feed leaves events out when there are too many; their numbers are consecutive.
-    const gap = latest.current !== null && facts[0].number > latest.current + 1;
+    // The first that come may be after some that are not in the first page either.
+    const gap = latest.current === null || facts[0].number > latest.current + 1;
     latest.current = facts.at(-1).number;
     const wanted = facts.filter((each) => (!job || each.job === job)
       && (!worker || (each.worker && (each.worker === worker || peerOf(each.worker) === worker))));
