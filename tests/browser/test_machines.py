@@ -1,5 +1,7 @@
 """Machines on the page: how they join, are approved, paused and drained."""
 
+import re
+
 from playwright.sync_api import Browser, expect
 
 from browser.chromium import Visitor, visitor
@@ -33,6 +35,39 @@ def test_machine_is_paused_and_resumed(admin: Visitor, pool: Pool) -> None:
     expect(machine.get_by_text("active", exact=True)).to_be_visible()
 
     assert [each["suspension"] for each in pool.workers()] == [None, None]
+
+
+def test_filter_and_dialog_stay_out_of_the_way(admin: Visitor) -> None:
+    admin.go("#/nodes")
+    page = admin.page
+    page.get_by_label("State", exact=True).select_option("active")
+    page.get_by_role("button", name="collie", exact=True).click()
+    machine = page.get_by_role("dialog", name="collie")
+    page.keyboard.press("Escape")
+    expect(machine).to_have_count(0)
+    expect(page.get_by_label("State", exact=True)).to_have_value("active")
+
+    page.get_by_role("button", name="collie", exact=True).click()
+    machine.get_by_role("link", name="Its events").click()
+    expect(page.get_by_role("heading", name="Events")).to_be_visible()
+    page.evaluate("new Promise((done) => setTimeout(done))")  # events that were queued
+    assert "#/events" in page.url
+
+
+def test_token_ends_in_the_future(admin: Visitor) -> None:
+    admin.go("#/nodes?join")
+    page = admin.page
+    page.get_by_text("A token of its own").click()
+    page.get_by_label("Name").fill("office")
+    page.get_by_label("Expires").select_option("in 1 day")
+    page.get_by_role("button", name="Create the token").click()
+    expect(page.get_by_text("is shown only now")).to_be_visible()
+    page.keyboard.press("Escape")
+
+    admin.go("#/keys")
+    expect(page.get_by_role("row", name="office")).to_contain_text(
+        re.compile("in (23 h|1 d)")
+    )
 
 
 def test_drained_machine_leaves(engine: Browser, programs: Programs) -> None:

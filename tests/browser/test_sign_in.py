@@ -49,6 +49,18 @@ def test_key_signs_in_until_signed_out(admin: Visitor) -> None:
     expect(page.get_by_label("API key", exact=True)).to_be_visible()
 
 
+def test_nothing_is_left_of_who_signed_out(admin: Visitor, pool: Pool) -> None:
+    page = admin.page
+    page.evaluate("window.left = true")  # what a page keeps until it is loaded again
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("API key", exact=True)).to_be_visible()
+    assert page.evaluate("window.left") is None
+
+    admin.sign_in(created_key(pool, "next", "use"))
+
+    expect(page.get_by_role("heading", name="Models")).to_be_visible()
+
+
 def test_link_of_the_coordinator_signs_in_once(
     engine: Browser, programs: Programs
 ) -> None:
