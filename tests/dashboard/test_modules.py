@@ -48,6 +48,7 @@ def test_modules_on_node(tmp_path: Path) -> None:
     for test in MODULES.glob("*.test.js"):
         (tmp_path / test.name.replace(".js", ".mjs")).write_text(test.read_text())
     (tmp_path / "proofs.json").write_text(json.dumps([*proofs()]))
+    (tmp_path / "logs.json").write_text(json.dumps(logs()))
 
     ran = subprocess.run(
         [INSTALLED / "bin" / "node", "--preserve-symlinks", "--test"],
@@ -92,6 +93,28 @@ def proofs() -> Iterator[dict[str, Any]]:
         ("growth of itself", log.growth(7, 7)),
     ):
         yield growth(name, consistency.write(changed))
+
+
+def logs() -> dict[str, Any]:
+    """Return the checkpoints of a log and of a fork of it, with proofs of growth."""
+    log, fork = grown(7), grown(2)
+    for number in range(3, 8):
+        fork.add(unsigned(f"other-{number}"))
+
+    def growths(of: Log) -> dict[str, str]:
+        return {
+            f"{first} {second}": consistency.write(of.growth(first, second)).decode()
+            for first in range(1, 8)
+            for second in range(first, 8)
+        }
+
+    return {
+        "key": KEY.hex(),
+        "notes": log.notes,
+        "growths": growths(log),
+        "forked": {"notes": fork.notes, "growths": growths(fork)},
+        "alien": Log(WORKER).add(claims()).note,
+    }
 
 
 def signed_by_workers() -> Iterator[tuple[str, Claims]]:

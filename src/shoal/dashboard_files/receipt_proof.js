@@ -28,7 +28,8 @@ const VERDICTS = [
   ...["wrong_job", "wrong_worker", "wrong_output", "bad_signature"],
 ];
 
-class ProofError extends Error {}
+// What a file or a checkpoint proves is not so.
+export class ProofError extends Error {}
 
 function need(condition, problem) {
   if (!condition) {

@@ -131,6 +131,22 @@ test("one question goes to every model, and each keeps its own conversation", as
   assert.deepEqual(asked[2].body.messages.map(({ content }) => content), ["hi", "A", "more"]);
 });
 
+test("nothing of one owner is left for the next", async () => {
+  const { store: kept, asked } = store();
+  kept.belongTo("marie");
+  const [{ id }] = kept.state.columns;
+  kept.setModel(id, "a");
+  kept.setSettings({ system: "secret" });
+  kept.send("hi", []);
+  kept.belongTo("marie");
+  assert.equal(kept.state.columns[0].messages.length, 2);
+  kept.belongTo("pierre");
+  await settled();
+  assert.ok(asked[0].signal.aborted);
+  assert.deepEqual(kept.state.columns.map(({ model, messages }) => [model, messages]), [["", []]]);
+  assert.deepEqual(kept.state.settings, NO_SETTINGS);
+});
+
 test("stop, an end without an end, and clear", async () => {
   const { store: kept, asked } = store();
   const [{ id }] = kept.state.columns;

@@ -30,6 +30,18 @@ test("blocks", () => {
     ["tbody", ["tr", ["td", "1"], ["td", { class: "end" }, ["strong", "2"]]]]]]]);
 });
 
+test("a heading may be closed, a fence has a language, and a row has what is written", () => {
+  assert.deepEqual(rendered("## a # b ##\n#\n# #"), [["h4", "a # b"], ["p", "#"], ["h3"]]);
+  assert.deepEqual(rendered("````js {1}\n```\n````"), [["pre", { "data-language": "js" }, ["code", "```"]]]);
+  assert.deepEqual(rendered("- \n-   b\n-c"), [["ul", ["li"], ["li", "b", ["br"], "-c"]]]);
+  const [[, , [, , [, ...body]]]] = rendered("a | b | c\n:-: | - | --\n1\\|2|3\n|||||");
+  assert.deepEqual(body, [["tr", ["td", { class: "end" }, "1|2"], ["td", "3"]], ["tr", ["td", { class: "end" }], ["td"], ["td"]]]);
+});
+
+test("a line under bars is no table without bars of its own", () => {
+  assert.deepEqual(rendered("a|b\n---"), [["p", "a|b"], ["hr"]]);
+});
+
 test("lists", () => {
   assert.deepEqual(rendered("- a\n- b\n  - c\n    - d\n- e"), [["ul", ["li", "a"],
     ["li", "b", ["ul", ["li", "c", ["ul", ["li", "d"]]]]], ["li", "e"]]]);
@@ -70,4 +82,10 @@ test("no text is quadratic", () => {
   for (const piece of ["*", "**a", "`", "[", "[a](", "_a ", "~~x", "<http://", "> ", "- ", "|a|", "#", "\n\n", "``` ", "1. a\n", "  - a\n ", "- a\n\n", "|a|\n|-|\n"]) {
     assert.ok(rendered(`x\n\n${piece.repeat(20_000)}`).length > 0); // or it takes minutes
   }
+  const long = (piece) => piece.repeat(100_000);
+  for (const line of [`# x${long(" ")}x`, `# ${long("#")}x`, `\`\`\`${long("x")}\``, `${long("~")}\``, `${long("`")}x\``, long(" "),
+    `-${long(" ")}x\u2028`, `-${long(" ")}`, `${long("- ")}x`, `${long(" ")}x`, `${long(" ")}|x`]) {
+    for (const text of [line, `text\n${line}`, `a|b\n${line}`, `a|b\n|-|-|\n${line}|`, `- x\n  ${line}`]) rendered(text); // or it takes minutes
+  }
+  rendered(`${long("|")}\n|-|\n${"|\n".repeat(20_000)}`); // or it has no memory
 });

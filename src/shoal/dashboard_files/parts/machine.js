@@ -42,9 +42,11 @@ export async function give(machine, order, within) {
 /** The buttons of a machine's orders; those that disturb running jobs ask first. */
 export function Orders({ machine, small }) {
   const [asked, setAsked] = useState(null);
+  const [error, setError] = useState(null); // beside the buttons: a dialog is above messages at the edge
   const order = async (name) => {
+    setError(null);
     if (name === "drain" || name === "remove") { setAsked(name); return; }
-    try { await give(machine, name); } catch (error) { toast(error.message, "bad"); }
+    try { await give(machine, name); } catch (failure) { setError(failure); }
   };
   return html`<span class="controls">
     ${ordersFor(machine).map((name) => html`<button type="button" class=${small ? "small" : name === "approve" ? "primary" : undefined}
@@ -56,7 +58,7 @@ export function Orders({ machine, small }) {
       <p>It is disconnected at once, and refused until somebody resumes it.
         ${machine.running ? ` Its ${plural(machine.running, "running job")} start again on other machines.` : ""}</p>
     <//>`}
-  </span>`;
+  </span>${error && html`<${ErrorNote} error=${error} />`}`;
 }
 
 function DrainDialog({ machine, onClose }) {
@@ -117,7 +119,7 @@ export function MachineDialog({ machine, live, session, onClose }) {
         <td>${worker.price || "free"}</td></tr>`)}</tbody></table></section>`}
     ${machine.states.includes(PENDING) && session.scope === "admin" && html`<section><h3>On the command line</h3>
       <${CopyField} text=${`shoal nodes approve ${machine.argument}`} /></section>`}
-    <footer><a class="button" href=${`#/events?worker=${encodeURIComponent(machine.workers[0]?.id || machine.names[0])}`}>
-      <${Icon} name="events" size=${15} />Its events</a></footer>
+    <footer>${machine.names.map((name) => html`<a class="button" href=${`#/events?worker=${encodeURIComponent(name)}`}>
+      <${Icon} name="events" size=${15} />Its events${machine.names.length > 1 && html` as <code>${name}</code>`}</a>`)}</footer>
   <//>`;
 }

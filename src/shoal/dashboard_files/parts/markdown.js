@@ -1,12 +1,13 @@
 // Renders the Markdown that models write as elements, never as HTML: what is not known
 // here stays text, and links lead to http and https only.
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
+// Each of these takes linear time: a worker writes the text, of any length in a line.
+const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s([^]*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
-const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(?:\s+(.*)|)$/;
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(?:\s([^]*)|)$/;
 const QUOTE = /^ {0,3}> ?/;
-const TABLE_RULE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const RULE_CELL = /^:?-+:?$/;
 const LINK = /^https?:\/\/[^\s]+$/i;
 const DEPTH_MAX = 20; // lists and quotes in each other
 
@@ -32,7 +33,8 @@ function blocks(context, lines, depth) {
     if (!line.trim()) {
       at += 1;
     } else if ((match = FENCE.exec(line))) {
-      const [, fence, language] = match;
+      const [, fence, information] = match;
+      const [language] = information.trim().split(/\s/, 1);
       const end = closing(lines, at + 1, fence);
       const code = lines.slice(at + 1, end).join("\n");
       found.push(h("pre", language ? { "data-language": language } : {},
@@ -40,7 +42,7 @@ function blocks(context, lines, depth) {
       at = end + 1;
     } else if ((match = HEADING.exec(line))) {
       // The page has its own h1 and h2.
-      found.push(h(`h${Math.min(6, match[1].length + 2)}`, {}, ...inline(context, match[2])));
+      found.push(h(`h${Math.min(6, match[1].length + 2)}`, {}, ...inline(context, titleOf(match[2]))));
       at += 1;
     } else if (RULE.test(line)) {
       found.push(h("hr", {}));
@@ -54,7 +56,7 @@ function blocks(context, lines, depth) {
       const [list, end] = listOf(context, lines, at, depth);
       found.push(list);
       at = end;
-    } else if (line.includes("|") && TABLE_RULE.test(lines[at + 1] ?? "")) {
+    } else if (line.includes("|") && isTableRule(lines[at + 1] ?? "")) {
       const end = until(lines, at, (each) => each.includes("|"));
       found.push(tableOf(context, lines.slice(at, end)));
       at = end;
@@ -70,7 +72,18 @@ function blocks(context, lines, depth) {
 /** Whether a line ends the paragraph before it. */
 const begins = (line, next = "") =>
   !line.trim() || FENCE.test(line) || HEADING.test(line) || QUOTE.test(line) || ITEM.test(line)
-  || RULE.test(line) || (line.includes("|") && TABLE_RULE.test(next));
+  || RULE.test(line) || (line.includes("|") && isTableRule(next));
+
+const isTableRule = (line) =>
+  line.includes("|") && cellsOf(line).every((cell) => RULE_CELL.test(cell));
+
+/** The text of a heading, without the marks that may close it. */
+function titleOf(text) {
+  const title = text.trim();
+  let end = title.length;
+  while (title[end - 1] === "#") end -= 1;
+  return title.slice(0, end).trimEnd();
+}
 
 function until(lines, at, belongs) {
   let end = at;
@@ -96,7 +109,7 @@ function listOf(context, lines, at, depth) {
     if (!match || match[1].length > indent.length + 1 || ordered(match[2]) !== ordered(first)
       || match[1].length < indent.length || RULE.test(lines[at])) break;
     const inside = indent.length + match[2].length + 1;
-    const content = [match[3] ?? ""];
+    const content = [(match[3] ?? "").trimStart()];
     at += 1;
     while (at < lines.length) {
       const line = lines[at];
@@ -131,13 +144,17 @@ function listOf(context, lines, at, depth) {
 /** The children of an element of Preact, or of the tests'. */
 const childrenOf = (element) => [element.props.children ?? []].flat();
 
+/** The cells of a table's line. */
+const cellsOf = (line) =>
+  line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
+
 function tableOf(context, lines) {
   const { h } = context;
-  const [head, rule, ...rows] = lines.map((line) =>
-    line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim()));
-  const cells = (tag, row) => h("tr", {}, ...head.map((_, place) =>
-    h(tag, /^:?-*:$/.test(rule[place] ?? "") ? { class: "end" } : {},
-      ...inline(context, (row[place] ?? "").replaceAll("\\|", "|")))));
+  const [head, rule, ...rows] = lines.map(cellsOf);
+  // No more cells than are written: a wide head over many short rows would be too many.
+  const cells = (tag, row) => h("tr", {}, ...row.slice(0, head.length).map((cell, place) =>
+    h(tag, (rule[place] ?? "").endsWith(":") ? { class: "end" } : {},
+      ...inline(context, cell.replaceAll("\\|", "|")))));
   return h("div", { class: "md-table" }, h("table", {},
     h("thead", {}, cells("th", head)), h("tbody", {}, ...rows.map((row) => cells("td", row)))));
 }

@@ -1,7 +1,7 @@
 // Tables of any length: only the rows in sight are in the page.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact.js";
-import { memo } from "./ui.js";
+import { memo, toast } from "./ui.js";
 
 const ROW = 41; // px: the height of a row in style.css
 const STEP = 20; // rows
@@ -10,7 +10,7 @@ const BEYOND = 24; // rows above and below what is in sight
 /**
  * A table.  `columns`: [{key, title, cell(row), align: "end", hide: "phone" | "narrow", sort(row)}];
  * `id(row)` is its key; with `open(row)` a row opens on a click or Enter (the first cell holds the
- * button), labelled by `label(row)`.  `more()` loads the next page, if `next`.
+ * button), labelled by `label(row)`.  `more()` loads the next page, if `next`; its error is shown.
  */
 export function Table({ caption, columns, rows, id, open, label, next, more, empty, selected }) {
   const body = useRef(null);
@@ -40,7 +40,7 @@ export function Table({ caption, columns, rows, id, open, label, next, more, emp
   const loadMore = async () => {
     if (loading) return;
     setLoading(true);
-    try { await more(); } finally { setLoading(false); }
+    try { await more(); } catch (error) { toast(error.message, "bad"); } finally { setLoading(false); }
   };
   const latest = useRef(loadMore);
   latest.current = loadMore;

@@ -13,7 +13,9 @@ const newColumn = (model) => ({ id: ++number, model, messages: [] });
 
 /** `seconds()` is a clock, and `soon(f)` calls `f` before the next picture. */
 export function createStore(api, seconds, soon) {
-  let state = { columns: [newColumn("")], settings: NO_SETTINGS };
+  const fresh = () => ({ columns: [newColumn("")], settings: NO_SETTINGS });
+  let state = fresh();
+  let owner = null;
   const running = new Map(); // AbortControllers by column
   const listeners = new Set();
   let waits = false;
@@ -61,6 +63,11 @@ export function createStore(api, seconds, soon) {
     }
   }
 
+  function endAll() {
+    running.forEach((each) => each.abort());
+    running.clear();
+  }
+
   function stop(id) {
     running.get(id)?.abort(); // the coordinator sees the client leave, and cancels the job
   }
@@ -99,9 +106,16 @@ export function createStore(api, seconds, soon) {
     },
     stop,
     stopAll: () => running.forEach((each) => each.abort()),
+    /** Forgets everything if it is another's, who used this page before. */
+    belongTo(name) {
+      if (owner !== null && owner !== name) {
+        endAll();
+        set(fresh());
+      }
+      owner = name;
+    },
     clear() {
-      running.forEach((each) => each.abort());
-      running.clear();
+      endAll();
       set({ columns: state.columns.map((each) => ({ ...each, messages: [] })) });
     },
   };

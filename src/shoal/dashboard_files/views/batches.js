@@ -2,6 +2,7 @@
 
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { duration, exact, integer, plural, shortId } from "../parts/format.js";
+import { coordinatorNow } from "../parts/live.js";
 import { Table } from "../parts/table.js";
 import { Confirm, Empty, ErrorNote, Head, Icon, Loading, Meter, State, Time, toast, useLoaded } from "../parts/ui.js";
 
@@ -35,10 +36,10 @@ function Progress({ batch }) {
 function List({ api, session }) {
   const [pages, setPages] = useState([]);
   const [first, error, reload] = useLoaded(() => api.get(`/admin/batches?limit=${PAGE}`), []);
-  useEffect(() => { if (first) setPages((all) => [first, ...(all.length > 1 ? [] : all.slice(1))]); }, [first]);
+  useEffect(() => { if (first) setPages((all) => (all.length > 1 ? all : [first])); }, [first]);
   const rows = pages.flatMap(({ data }) => data);
-  // Further pages stay as they were read: only the first one is read again.
-  usePolling(reload, pages.length === 1 && rows.some(isOpen), []);
+  // Pages stay as they were read once there are several.
+  usePolling(reload, pages.length <= 1, []);
   const head = html`<${Head} title="Batches" hint="Files of requests, done when the pool is idle" />`;
   if (error && !first) return html`${head}<${ErrorNote} error=${error} retry=${reload} />`;
   if (!first) return html`${head}<${Loading} />`;
@@ -81,7 +82,7 @@ function Batch({ api, id, session }) {
   const { total, completed, failed } = batch.request_counts;
   const began = batch.in_progress_at ?? batch.created_at;
   const done = completed + failed;
-  const spent = Date.now() / 1000 - began;
+  const spent = Math.max(0, coordinatorNow() - began);
   const left = batch.status === "in_progress" && done > 0 ? (spent / done) * (total - done) : null;
   const times = TIMES.filter(([name]) => batch[name] != null).sort((a, b) => batch[a[0]] - batch[b[0]]);
   const may = session.scope === "admin" || session.scope === "use";
@@ -116,7 +117,7 @@ function Batch({ api, id, session }) {
         <dt>Time limit</dt><dd>${batch.completion_window}, until ${exact(batch.expires_at)}</dd>
         ${Object.entries(batch.metadata ?? {}).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}
       </dl></section>
-      <section class="card" aria-label="Course"><h2>Course</h2><ol class="batch-course">${times.map(([name, title], place) => html`<li>
+      <section class="card" aria-label="Timeline"><h2>Timeline</h2><ol class="batch-course">${times.map(([name, title], place) => html`<li>
         <span>${title}</span><span class="dim">${place ? `after ${duration(batch[name] - batch[times[place - 1][0]]).replace("0 ms", "less than 1 s")}` : ""}</span><${Time} at=${batch[name]} /></li>`)}</ol></section>
     </div>
     ${asking && html`<${Confirm} title="Cancel this batch?" action="Cancel the batch" danger onClose=${() => setAsking(false)}

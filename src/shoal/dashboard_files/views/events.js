@@ -19,14 +19,34 @@ const TOPICS = [["", "all events"], ["Job", "jobs"], ["Worker", "machines"], ["A
 /** JobRequeued → job requeued. */
 const words = (fact) => fact.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase();
 
-export default function Events({ api, route, live }) {
-  const job = route.query.get("job") || "";
-  const worker = route.query.get("worker") || "";
+const peerOf = (worker) => worker.split("/", 1)[0];
+
+/** Events with newer ones before them, as many as a page keeps. */
+function joined({ events, next }, newer) {
+  const newest = events[0]?.number ?? -1;
+  const all = [...newer.filter((each) => each.number > newest), ...events];
+  if (all.length <= KEPT_MAX) return { events: all, next };
+  const kept = all.slice(0, KEPT_MAX);
+  return { events: kept, next: kept.at(-1).number };
+}
+
+export default function Events(props) {
+  const job = props.route.query.get("job") || "";
+  const worker = props.route.query.get("worker") || "";
+  return html`<${EventList} key=${`${job} ${worker}`} ...${props} job=${job} worker=${worker} />`;
+}
+
+function EventList({ api, live, job, worker }) {
   const [state, setState] = useState({ events: [], next: null, error: null, loaded: false });
   const [topic, setTopic] = useState("");
   const [text, setText] = useState("");
   const [paused, setPaused] = useState(false);
-  const held = useRef([]);
+  const stopped = useRef(false);
+  stopped.current = paused;
+  const held = useRef([]); // while paused, oldest first
+  const missed = useRef(false); // there are events that only a request can bring
+  const loading = useRef(false);
+  const latest = useRef(null); // the number of the last event that came live
   const turn = useRef(0);
   const path = (before) => {
     const query = new URLSearchParams({ limit: PAGE });
@@ -35,13 +55,25 @@ export default function Events({ api, route, live }) {
     if (before != null) query.set("before", before);
     return `/admin/events?${query}`;
   };
-  const load = async () => {
+  // With `after`, what is listed already stays, if the newest page reaches it.
+  const load = async (after = false) => {
     const mine = ++turn.current;
+    loading.current = true;
+    missed.current = false;
     try {
-      const page = await api.get(path());
-      if (mine === turn.current) setState({ events: page.data, next: page.next, error: null, loaded: true });
+      const { data, next } = await api.get(path());
+      if (mine !== turn.current) return;
+      setState((old) => {
+        const reaches = after && old.events.length > 0 && data.length > 0 && data.at(-1).number <= old.events[0].number;
+        return { ...(reaches ? joined(old, data) : { events: data, next }), error: null, loaded: true };
+      });
+      loading.current = false;
+      if (missed.current && !stopped.current) load(true);
     } catch (error) {
-      if (mine === turn.current) setState((old) => ({ ...old, error, loaded: true }));
+      if (mine !== turn.current) return;
+      loading.current = false;
+      missed.current = true;
+      setState((old) => ({ ...old, error, loaded: true }));
     }
   };
   const more = async () => {
@@ -49,22 +81,35 @@ export default function Events({ api, route, live }) {
     try {
       const page = await api.get(path(state.next));
       if (mine === turn.current) setState((old) => ({ ...old, events: [...old.events, ...page.data], next: page.next }));
-    } catch (error) { setState((old) => ({ ...old, error })); }
+    } catch (error) {
+      if (mine === turn.current) throw error;
+    }
   };
   // Also after the coordinator was away: what happened meanwhile is in its log only.
-  useEffect(() => { if (live.connected) load(); }, [job, worker, live.connected]);
-  const add = (facts) => setState((old) => {
-    const newest = old.events[0]?.number ?? -1;
-    const fresh = facts.filter((each) => each.number > newest).reverse();
-    return fresh.length ? { ...old, events: [...fresh, ...old.events].slice(0, KEPT_MAX) } : old;
-  });
+  useEffect(() => { if (live.connected) load(); }, [live.connected]);
+  const add = (facts) => setState((old) => ({ ...old, ...joined(old, facts.slice().reverse()) }));
   useFacts((facts) => {
-    const wanted = facts.filter((each) => (!job || each.job === job) && (!worker || each.worker === worker));
-    if (!wanted.length) return;
-    if (paused) held.current.push(...wanted);
+    // The feed leaves events out when there are too many; their numbers are consecutive.
+    // The first that come may be after some that are not in the first page either.
+    const gap = latest.current === null || facts[0].number > latest.current + 1;
+    latest.current = facts.at(-1).number;
+    const wanted = facts.filter((each) => (!job || each.job === job)
+      && (!worker || (each.worker && (each.worker === worker || peerOf(each.worker) === worker))));
+    if (!gap && !wanted.length) return;
+    // A job's events are numbered from 1 in its history, so that live ones do not fit in.
+    if (gap || job || loading.current || held.current.length + wanted.length > KEPT_MAX) missed.current = true;
+    if (missed.current) {
+      held.current = [];
+      if (!paused && !loading.current) load(true);
+    } else if (paused) held.current.push(...wanted);
     else add(wanted);
   }, [job, worker, paused]);
-  const resume = () => { add(held.current); held.current = []; setPaused(false); };
+  const resume = () => {
+    if (missed.current) load(true);
+    else add(held.current);
+    held.current = [];
+    setPaused(false);
+  };
   const shown = useMemo(() => state.events.filter((each) => each.fact.startsWith(topic)
     && (!text || `${each.text} ${each.fact} ${each.job} ${each.worker}`.toLowerCase().includes(text.toLowerCase()))), [state.events, topic, text]);
   const today = day(Date.now() / 1000);
@@ -81,7 +126,7 @@ export default function Events({ api, route, live }) {
         ${TOPICS.map(([value, title]) => html`<option value=${value}>${title}</option>`)}</select>
       <button type="button" aria-pressed=${paused} onClick=${() => (paused ? resume() : setPaused(true))}><${Icon} name=${paused ? "play" : "pause"} size=${15} />${paused ? "Resume" : "Pause"}</button>
     <//>
-    ${state.error && html`<${ErrorNote} error=${state.error} retry=${load} />`}
+    ${state.error && html`<${ErrorNote} error=${state.error} retry=${() => load()} />`}
     ${!state.loaded && html`<${Loading} />`}
     ${state.loaded && !state.error && html`<${Table} caption="Events, newest first" columns=${columns} rows=${shown} id=${(each) => each.number} next=${state.next} more=${more}
       empty=${html`<${Empty} title=${state.events.length ? "No event matches" : "Nothing has happened yet"}><p>${state.events.length ? "Change the filter above." : "Machines that join and jobs that run appear here at once."}</p><//>`} />`}`;

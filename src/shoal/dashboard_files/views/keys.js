@@ -3,6 +3,7 @@
 import { html, useState } from "../vendor/preact.js";
 import { dollars, integer, plural, short } from "../parts/format.js";
 import { NewToken } from "../parts/join.js";
+import { coordinatorNow } from "../parts/live.js";
 import { Badge, Confirm, CopyField, Dialog, Empty, ErrorNote, Head, Icon, Loading, Meter, Time, toast, useLoaded } from "../parts/ui.js";
 
 const SCOPES = [
@@ -18,13 +19,16 @@ const MICROS = 1e6;
 
 function NewKey({ api, onMade, onClose }) {
   const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
   const submit = async (event) => {
     event.preventDefault();
+    if (busy) return;
     const form = new FormData(event.target);
     const body = { name: form.get("name").trim(), scope: form.get("scope"), priority_max: form.get("priority_max") };
     if (form.get("expires")) body.expires_in = +form.get("expires");
     for (const [limit] of LIMITS) if (form.get(limit)) body[limit] = +form.get(limit);
-    try { onMade(await api.post("/admin/keys", body)); } catch (failure) { setError(failure); }
+    setBusy(true);
+    try { onMade(await api.post("/admin/keys", body)); } catch (failure) { setError(failure); setBusy(false); }
   };
   return html`<${Dialog} title="New API key" onClose=${onClose}><form class="stack" onSubmit=${submit}>
     <div class="field"><label for="key-name">Name</label><input id="key-name" name="name" required maxlength="64" pattern="[A-Za-z0-9][A-Za-z0-9._@\\-]*" autofocus placeholder="marie" aria-describedby="key-name-hint" />
@@ -36,7 +40,7 @@ function NewKey({ api, onMade, onClose }) {
       ${LIMITS.map(([limit, title]) => html`<div class="field"><label for=${`key-${limit}`}>${title}</label><input id=${`key-${limit}`} name=${limit} type="number" min="1" placeholder="unlimited" /></div>`)}
     </div>
     ${error && html`<${ErrorNote} error=${error} />`}
-    <footer><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="primary">Create the key</button></footer>
+    <footer><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="primary" disabled=${busy}>Create the key</button></footer>
   </form><//>`;
 }
 
@@ -45,7 +49,7 @@ function Limit({ used, limit, what }) {
   return html`<span class="nowrap" title=${`${integer(used)} of ${integer(limit)} ${what}`}><${Meter} value=${used / limit} label=${`${integer(used)} of ${integer(limit)} ${what}`} /> ${short(used)} / ${short(limit)}</span>`;
 }
 
-const stateOf = (each, now = Date.now() / 1000) => (each.revoked_at != null ? "revoked" : each.expires_at != null && each.expires_at <= now ? "expired" : "");
+const stateOf = (each, now = coordinatorNow()) => (each.revoked_at != null ? "revoked" : each.expires_at != null && each.expires_at <= now ? "expired" : "");
 
 function Keys({ api, session, keys, reload }) {
   const [made, setMade] = useState(null);
@@ -57,7 +61,7 @@ function Keys({ api, session, keys, reload }) {
       ${made.pinned_key && html`<p>For Shoal’s own programs, with the coordinator’s fingerprint:</p><${CopyField} text=${made.pinned_key} />`}
       <p><button type="button" onClick=${() => setMade(null)}>Done</button></p></div>`}
     <div class="table-box scroll"><table class="plain"><thead><tr><th scope="col">Name</th><th scope="col">Scope</th><th scope="col" class="hide-phone">Tokens today</th><th scope="col" class="hide-phone">Tokens in all</th>
-      <th scope="col" class="end hide-narrow">Requests</th><th scope="col" class="hide-narrow">Per minute</th><th scope="col" class="end hide-phone">Expires</th><th scope="col" class="end"><span class="unseen">Orders</span></th></tr></thead>
+      <th scope="col" class="end hide-narrow">Requests</th><th scope="col" class="hide-narrow">Per minute</th><th scope="col" class="end hide-phone">Expires</th><th scope="col" class="end"><span class="unseen">Actions</span></th></tr></thead>
     <tbody>${keys.map((each) => {
       const state = stateOf(each);
       const perMinute = [each.requests_per_minute && `${short(each.requests_per_minute)} requests`, each.tokens_per_minute && `${short(each.tokens_per_minute)} tokens`].filter(Boolean).join(", ");
@@ -82,11 +86,11 @@ function Tokens({ api }) {
   const [made, setMade] = useState(null);
   const [revoking, setRevoking] = useState(null);
   return html`<section aria-labelledby="tokens-head" class="section">
-    <header class="view-head"><div><h2 id="tokens-head">Join tokens</h2><p class="hint">For machines that shall join for some time, or with some models only</p></div>
+    <header class="view-head"><div><h2 id="tokens-head">Join tokens</h2><p class="hint">For machines that will join for some time, or with some models only</p></div>
       <button type="button" onClick=${() => setMaking(true)}><${Icon} name="plus" size=${16} />New token</button></header>
     ${error && html`<${ErrorNote} error=${error} retry=${reload} />`}
     ${made && html`<div class="card made" role="status"><h2>The token ${made.name} is shown only now</h2><${CopyField} text=${made.join || made.token} /><p><button type="button" onClick=${() => setMade(null)}>Done</button></p></div>`}
-    ${tokens && (tokens.data.length ? html`<div class="table-box scroll"><table class="plain"><thead><tr><th scope="col">Name</th><th scope="col">Machines</th><th scope="col" class="hide-phone">Models</th><th scope="col" class="end hide-phone">Expires</th><th scope="col" class="end"><span class="unseen">Orders</span></th></tr></thead>
+    ${tokens && (tokens.data.length ? html`<div class="table-box scroll"><table class="plain"><thead><tr><th scope="col">Name</th><th scope="col">Machines</th><th scope="col" class="hide-phone">Models</th><th scope="col" class="end hide-phone">Expires</th><th scope="col" class="end"><span class="unseen">Actions</span></th></tr></thead>
       <tbody>${tokens.data.map((each) => {
         const state = stateOf(each);
         return html`<tr key=${each.id} class=${state ? "ended" : undefined}><td><b>${each.name}</b> ${state && html`<${Badge} tone="bad">${state}<//>`}</td>
@@ -111,7 +115,7 @@ function Accounts({ api }) {
     ${error && html`<${ErrorNote} error=${error} retry=${reload} />`}
     ${accounts && !users.length && !machines.length && html`<p class="hint">Nothing was paid yet: jobs are free unless <code>shoal serve</code> sets prices.</p>`}
     <div class="grid two">
-      ${users.length > 0 && html`<div class="table-box scroll"><table class="plain"><thead><tr><th scope="col">Key</th><th scope="col" class="end">Balance</th><th scope="col" class="end">May go below zero</th><th scope="col" class="end"><span class="unseen">Orders</span></th></tr></thead>
+      ${users.length > 0 && html`<div class="table-box scroll"><table class="plain"><thead><tr><th scope="col">Key</th><th scope="col" class="end">Balance</th><th scope="col" class="end">May go below zero</th><th scope="col" class="end"><span class="unseen">Actions</span></th></tr></thead>
         <tbody>${users.map((each) => html`<tr key=${each.name}><td><b>${each.name.slice(5)}</b></td><td class="end">${dollars(each.standing)}</td>
           <td class="end">${each.budget == null ? html`<span class="faint">without limit</span>` : dollars(each.budget)}</td>
           <td class="end"><button type="button" class="small" aria-label=${`Budget of ${each.name.slice(5)}`} onClick=${() => setEditing(each)}>Budget …</button></td></tr>`)}</tbody></table></div>`}
@@ -126,9 +130,12 @@ function Budget({ api, account, onClose, onDone }) {
   const name = account.name.slice(5);
   const path = `/admin/accounts/${encodeURIComponent(account.name)}`;
   const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
   const [limited, setLimited] = useState(account.budget != null);
   const submit = async (event) => {
     event.preventDefault();
+    if (busy) return;
+    setBusy(true); // a second press would credit it twice
     const form = new FormData(event.target);
     const credit = Math.round(+form.get("credit") * MICROS);
     try {
@@ -136,7 +143,7 @@ function Budget({ api, account, onClose, onDone }) {
       if (credit > 0) await api.post(`${path}/credit`, { amount: credit });
       toast(`The account of ${name} is changed`);
       onDone();
-    } catch (failure) { setError(failure); }
+    } catch (failure) { setError(failure); setBusy(false); }
   };
   return html`<${Dialog} title=${`Account of ${name}`} onClose=${onClose}><form class="stack" onSubmit=${submit}>
     <p>Its balance is <b>${dollars(account.standing)}</b>.</p>
@@ -144,7 +151,7 @@ function Budget({ api, account, onClose, onDone }) {
     ${limited && html`<div class="field"><label for="budget">Budget, in dollars</label><input id="budget" name="budget" type="number" min="0" step="any" required value=${(account.budget ?? 0) / MICROS} /></div>`}
     <div class="field"><label for="credit">Credit now, in dollars</label><input id="credit" name="credit" type="number" min="0" step="any" placeholder="nothing" /></div>
     ${error && html`<${ErrorNote} error=${error} />`}
-    <footer><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="primary">Save</button></footer>
+    <footer><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="primary" disabled=${busy}>Save</button></footer>
   </form><//>`;
 }
 

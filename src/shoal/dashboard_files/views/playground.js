@@ -14,7 +14,8 @@ const IMAGES_MAX = 12 * 2 ** 20; // characters of all images of a message: a bod
 const store = createStore(pageApi, () => performance.now() / 1000, (show) =>
   (document.hidden ? setTimeout(show, 200) : requestAnimationFrame(show)));
 
-function useStore() {
+function useStore(owner) {
+  store.belongTo(owner);
   const [state, setState] = useState(store.state);
   useEffect(() => {
     setState(store.state);
@@ -23,8 +24,8 @@ function useStore() {
   return state;
 }
 
-export default function Playground({ api, live, route }) {
-  const { columns, settings } = useStore();
+export default function Playground({ api, live, session, route }) {
+  const { columns, settings } = useStore(session.name);
   const [openSettings, setOpenSettings] = useState(false);
   const offered = live.status?.models?.length ?? 0;
   const [listed, error, reload] = useLoaded(() => api.get("/v1/models"), [offered]);
@@ -145,7 +146,7 @@ function Settings({ settings, models, columns }) {
         onInput=${(event) => store.setSettings({ system: event.target.value })}></textarea></label>
     <div class="settings-numbers">
       ${number("temperature", "Temperature", { min: 0, max: 2, step: 0.1 })}
-      ${number("max_tokens", "Maximum of tokens", { min: 1, step: 1 })}
+      ${number("max_tokens", "Maximum tokens", { min: 1, step: 1 })}
       ${number("seed", "Seed", { step: 1 })}
     </div>
     <div class="field wide">
@@ -154,7 +155,7 @@ function Settings({ settings, models, columns }) {
         aria-invalid=${problem !== ""} aria-describedby="tools-note" onInput=${(event) => setTools(event.target.value)}></textarea>
       <p id="tools-note" class=${problem ? "problem" : "hint"}>${problem
         || (without.length && settings.tools.length ? `Without tools: ${without.map(({ id }) => id).join(", ")}. Their requests will fail.` : "")
-        || (settings.tools.length ? plural(settings.tools.length, "tool") : "A call of a tool waits for you to give its result.")}</p>
+        || (settings.tools.length ? plural(settings.tools.length, "tool") : "Each tool call waits for a result from you.")}</p>
       ${!settings.toolsText && html`<button type="button" class="small" onClick=${() => setTools(TOOLS_EXAMPLE)}>Insert an example</button>`}
     </div>
   </section>`;

@@ -29,7 +29,7 @@ const Verdict = ({ verdict }) => {
   return html`<${Badge} tone=${tone} title=${title}>${verdict.replaceAll("_", " ")}<//>`;
 };
 
-export default function Receipts({ api, route }) {
+export default function Receipts({ api, session, route }) {
   const [log, error, reload] = useLoaded(() => api.get("/v1/log"), []);
   const [trusted, setTrusted] = useState(remembered());
   const [file, setFile] = useState(null); // of this device: {name, data}
@@ -55,7 +55,7 @@ export default function Receipts({ api, route }) {
     ${job
       ? html`<${Receipt} key=${job} api=${api} job=${job} trusted=${trusted} />`
       : html`<${LogCard} api=${api} log=${log} trusted=${trusted} onTrusted=${setTrusted} />
-        <${ReceiptList} api=${api} />`}
+        <${ReceiptList} api=${api} session=${session} />`}
     ${file && html`<${Dialog} title=${file.name} wide onClose=${() => setFile(null)}>
       <${Verification} data=${file.data} trusted=${trusted} atOnce /><//>`}
   </div>`;
@@ -152,10 +152,10 @@ function KeyDialog({ log, trusted, onTrusted, onClose }) {
 
 // The list.
 
-function ReceiptList({ api }) {
+function ReceiptList({ api, session }) {
   const [pages, setPages] = useState([]);
   const [first, error, reload] = useLoaded(() => api.get(`/v1/receipts?limit=${PAGE}`), []);
-  useEffect(() => { if (first) setPages([first]); }, [first]);
+  useEffect(() => { if (first) setPages((all) => (all.length > 1 ? all : [first])); }, [first]);
   if (error && !first) return html`<${ErrorNote} error=${error} retry=${reload} />`;
   if (!first) return html`<${Loading} />`;
   const rows = pages.flatMap(({ data }) => data);
@@ -164,6 +164,7 @@ function ReceiptList({ api }) {
     const page = await api.get(`/v1/receipts?limit=${PAGE}&before=${next}`);
     setPages((all) => [...all, page]);
   };
+  const asks = session.scope === "use" || session.scope === "admin";
   const paid = rows.some(({ price }) => price > 0);
   const columns = [
     { key: "job", title: "Job", cell: (row) => html`<span class="mono long-id">${row.job_id}</span>` },
@@ -178,7 +179,7 @@ function ReceiptList({ api }) {
   return html`<${Table} caption="Receipts, newest first" columns=${columns} rows=${rows} id=${(row) => row.index}
     open=${(row) => { location.hash = `#/receipts/${encodeURIComponent(row.job_id)}`; }} label=${(row) => `Receipt of job ${row.job_id}`}
     next=${next !== null && next !== undefined} more=${more}
-    empty=${html`<${Empty} title="No receipts yet"><p>Each completed job gets one. <a href="#/playground">Ask a model something</a>, and its receipt is here.</p><//>`} />`;
+    empty=${html`<${Empty} title="No receipts yet"><p>Each completed job gets one.${asks && html` <a href="#/playground">Ask a model something</a>, and its receipt is here.`}</p><//>`} />`;
 }
 
 // One receipt.

@@ -32,7 +32,7 @@ export default function Runs({ api, session, route }) {
 }
 
 function List({ api, session }) {
-  const [found, error, reload] = usePolled(() => api.get("/admin/runs"), [], ({ data }) => data.some((run) => !ended(run)));
+  const [found, error, reload] = usePolled(() => api.get("/admin/runs"), [], () => true);
   const head = html`<${Head} title="Runs" hint="Training on several machines" />`;
   if (error && !found) return html`${head}<${ErrorNote} error=${error} retry=${reload} />`;
   if (!found) return html`${head}<${Loading} />`;
@@ -82,16 +82,16 @@ function Run({ api, id, session }) {
       <div class="card sum"><b><${State} state=${run.state} /></b><span>${plural(run.size, "rank")} · ${run.owner}</span></div>
       ${tile("steps", integer(run.step))}
       ${tile("loss", lossOf(run.loss), losses.length > 1 && `from ${lossOf(losses[0])}`)}
-      ${tile("a step", seconds.length ? duration(seconds.reduce((a, b) => a + b) / seconds.length) : "–")}
+      ${tile("seconds per step", seconds.length ? duration(seconds.reduce((a, b) => a + b) / seconds.length) : "–")}
       ${tile(ended(run) ? "in all" : "so far", duration(took), run.started_at != null && html`began <${Time} at=${run.started_at} />`)}
     </div>
     ${points.length > 1 ? html`<div class="grid two">
       <section class="card" aria-label="Loss"><h2>Loss by step</h2>
         <${Plot} data=${loss} series=${LOSS} steps height=${240}
           label=${`Loss over ${plural(points.length, "point")}, from ${lossOf(losses[0])} to ${lossOf(losses.at(-1))}`} /></section>
-      <section class="card" aria-label="Time of a step"><h2>Seconds a step</h2>
+      <section class="card" aria-label="Time of a step"><h2>Seconds per step</h2>
         <${Plot} data=${pace} series=${SECONDS} steps height=${240} min=${0}
-          label=${`Seconds a step, ${seconds.length ? `lately ${duration(seconds.at(-1))}` : "unknown"}`} /></section>
+          label=${`Seconds per step, ${seconds.length ? `lately ${duration(seconds.at(-1))}` : "unknown"}`} /></section>
     </div>` : html`<p class="dim">${ended(run) ? "It reported no steps." : "The plots begin with the second step."}</p>`}
     <${Ranks} ranks=${run.ranks} />
     ${asking && html`<${Confirm} title="Cancel this run?" action="Cancel the run" danger onClose=${() => setAsking(false)}
@@ -124,7 +124,7 @@ function Ranks({ ranks }) {
       { key: "worker", title: "Worker", cell: (rank) => rank.worker ?? "–", sort: (rank) => rank.worker },
       { key: "state", title: "State", cell: (rank) => html`<${State} state=${rank.state} />`, sort: (rank) => rank.state },
       { key: "step", title: "Step", align: "end", cell: (rank) => integer(rank.step), sort: (rank) => rank.step },
-      { key: "seconds", title: "A step", align: "end", sort: (rank) => rank.step_seconds,
+      { key: "seconds", title: "Seconds per step", align: "end", sort: (rank) => rank.step_seconds,
         cell: (rank) => (rank.step_seconds == null ? "–" : html`<span class="pace"><span class="pace-bar" style=${{ width: `${(60 * rank.step_seconds) / (slowest || 1)}px` }}></span>${duration(rank.step_seconds)}</span>`) },
       ...(equal.size ? [{ key: "hash", title: "Hash of the parameters", hide: "phone",
         cell: (rank) => (rank.hash ? html`<code title=${rank.hash} class=${ranks.length > 1 && equal.get(rank.hash) > 1 ? "equal" : undefined}>${rank.hash.slice(0, 16)}</code>` : "–") }] : []),
