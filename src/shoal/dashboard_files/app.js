@@ -16,6 +16,7 @@ export const VIEWS = [
   { id: "pool", title: "Pool", group: "Pool", key: "p", scopes: READERS },
   { id: "nodes", title: "Nodes", group: "Pool", key: "n", scopes: READERS },
   { id: "models", title: "Models", group: "Pool", key: "m", scopes: ALL },
+  { id: "events", title: "Events", group: "Pool", key: "e", scopes: READERS },
   { id: "playground", title: "Playground", group: "Work", key: "c", scopes: ["use", "admin"] },
   { id: "jobs", title: "Jobs", group: "Work", key: "j", scopes: ALL },
   { id: "runs", title: "Runs", group: "Work", key: "r", scopes: ALL },
@@ -23,7 +24,6 @@ export const VIEWS = [
   { id: "usage", title: "Usage", group: "Accounting", key: "u", scopes: ALL },
   { id: "receipts", title: "Receipts", group: "Accounting", key: "x", scopes: ALL },
   { id: "keys", title: "Keys", group: "Accounting", key: "k", scopes: ["admin"] },
-  { id: "events", title: "Events", group: "Accounting", key: "e", scopes: READERS },
 ];
 const TABS = { reader: ["pool", "nodes", "playground", "jobs"], other: ["playground", "jobs", "models", "usage"] };
 
