@@ -27,6 +27,7 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import (
+    Call,
     Chat,
     Completion,
     Embedding,
@@ -215,6 +216,7 @@ class Coordinator:
             JobKind.RERANK: Rerank(model, prompt, (prompt,)),
             JobKind.TRANSCRIPTION: Transcription(model, "AA==", "wav"),
             JobKind.TASK: Task("classify", {"input": prompt}),
+            JobKind.CALL: Call("f", b"\x90", b"\x80"),
         }
         return Job(
             self.hub.new_id(),

@@ -245,6 +245,30 @@ async def test_usage_has_the_node_and_what_was_not_given_back() -> None:
         assert (used.requests, used.cost) == (1, 0)
 
 
+@in_virtual_time
+async def test_usage_has_the_cost_of_calls_that_was_not_given_back() -> None:
+    async with running_coordinator(fee=FEE) as coordinator:
+        kinds = frozenset({JobKind.CALL})
+        key = WORKER.public_key.hex()
+        worker = await coordinator.join("w", kinds=kinds, public_key=key)
+        for _ in range(2):
+            await coordinator.request(owner="al", kind=JobKind.CALL, terms=PRICED)
+            run = worker.runs[-1]
+            worker.emit(Completed(run.job_id, run.lease, value=b"\xc0"))
+            await run_pending()
+        usage = coordinator.store.usage
+
+        (used,) = await usage.sums(0, 99_999, ["key", "model", "node"], 9)
+        assert (used.key, used.model, used.node) == ("al", "", "")
+        assert (used.requests, used.cost) == (2, 20_000)
+
+        worker.emit(ReceiptSent(run.job_id, receipt(run.job_id, "{}")))
+        await run_pending()
+
+        (used,) = await usage.sums(0, 99_999, ["key", "model", "node"], 9)
+        assert (used.model, used.requests, used.cost) == ("", 2, 10_000)
+
+
 @pytest.mark.parametrize("proven", [True, False])
 @in_virtual_time
 async def test_no_receipt_is_due_on_a_wire_without_receipts(proven: bool) -> None:

@@ -20,7 +20,7 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Call, Chat
-from shoal.store.ledger import LedgerEntries
+from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.sqlite.store import SqliteStore
 from shoal.store.sqlite.usage import UsageDays
 from shoal.store.usage import USAGE_DAYS, JobPlace, Refund, UsageField, UsageSum
@@ -60,6 +60,17 @@ async def complete(
 ) -> None:
     entries = LedgerEntries(places={JobId(name): JobPlace(node, cost)})
     await store.append([*leased(name, **job), done(name)], at, (), entries)
+
+
+async def complete_call(
+    store: SqliteStore, name: str, entries: LedgerEntries = NO_ENTRIES
+) -> None:
+    call = Call(f"f{name}", b"\x90", b"\x80")
+    facts: list[Fact] = [
+        JobSubmitted(Job(JobId(name), call, owner="al")),
+        JobCompleted(JobId(name), ONE, Outcome("", value=b"\xc0")),
+    ]
+    await store.append(facts, 0.0, (), entries)
 
 
 async def sums(
@@ -110,17 +121,20 @@ async def test_job_that_was_given_up_counts_where_it_was(store: SqliteStore) -> 
 
 
 async def test_calls_of_functions_name_no_model(store: SqliteStore) -> None:
-    for name in ("a", "b"):
-        call = Call(f"f{name}", b"\x90", b"\x80")
-        await store.append(
-            [
-                JobSubmitted(Job(JobId(name), call, owner="al")),
-                JobCompleted(JobId(name), ONE, Outcome("", value=b"\xc0")),
-            ],
-            0.0,
-        )
+    await complete_call(store, "a")
+    await complete_call(store, "b")
 
     assert await sums(store) == [UsageSum(0, "al", "", "", 2, 0, 0, 0)]
+
+
+async def test_cost_of_calls_is_counted(store: SqliteStore) -> None:
+    for name, cost in (("a", 7), ("b", 8)):
+        places = {JobId(name): JobPlace("", cost)}
+        await complete_call(store, name, LedgerEntries(places=places))
+    await complete_call(store, "free")
+
+    assert await sums(store) == [UsageSum(0, "al", "", "", 3, 0, 0, 15)]
+    assert (await store.keys.usage_of("al", 0)).requests == 3
 
 
 async def test_refund_takes_back_the_cost_alone(store: SqliteStore) -> None:

@@ -19,7 +19,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, WorkerId, peer_of
 from shoal.domain.job import Job
 from shoal.domain.receipts import Verdict
-from shoal.domain.work import Call, CallStream
+from shoal.domain.work import Call, CallStream, JobKind
 from shoal.ledger import accounts
 from shoal.ledger.accounts import Books, Transfer
 from shoal.ledger.canonical import to_time
@@ -181,9 +181,13 @@ class Bookkeeper:
 
     def _place(self, job: Job, worker_id: WorkerId, cost: int) -> None:
         """Note where a job ended, for its usage."""
-        # There may be thousands of calls a second: where each ran is not counted.
-        if job.terms.kept and not isinstance(job.work, Call | CallStream):
+        if not job.terms.kept:
+            return
+        if not isinstance(job.work, Call | CallStream):
             self._draft.places[job.id] = JobPlace(peer_of(worker_id), cost)
+        elif cost:
+            # There may be thousands of calls a second: where each ran is not counted.
+            self._draft.places[job.id] = JobPlace("", cost)
 
     def _release(self, job: Job) -> None:
         self._post(accounts.release(job.id, payer_of(job), job.terms.price))
@@ -239,8 +243,10 @@ class Bookkeeper:
         elif (job := await self._store.summary(fact.job_id)) is not None:
             payer = accounts.user_account(job.owner, job.terms.user)
             self._post(accounts.give_back(fact.job_id, payer, price))
-            node = peer_of(WorkerId(claims.worker))
-            self._draft.refunds.append(Refund(job.owner, job.model, node, price))
+            model, node = job.model, peer_of(WorkerId(claims.worker))
+            if job.kind in (JobKind.CALL, JobKind.CALL_STREAM):
+                model = node = ""  # as their cost was counted: see ``_place``
+            self._draft.refunds.append(Refund(job.owner, model, node, price))
             price = 0
         self._draft.claims.append(
             replace(claims, verdict=fact.verdict, price=price, fee=fee, at=to_time(at))

@@ -17,7 +17,10 @@ ROWS_PER_DAY_MAX = 10_000  # of keys, models and nodes; beyond it only the key i
 
 
 class JobPlace(NamedTuple):
-    """The node that ran a job, and what the job cost its owner in micro-dollars."""
+    """The node that ran a job, and what the job cost its owner in micro-dollars.
+
+    The node is empty for a call of a function; one that was free has no place.
+    """
 
     node: str
     cost: int

@@ -91,6 +91,8 @@ class UsageBatch:
         """
         if isinstance(end, Outcome) and end.value:
             self._called.setdefault(day_of(at), []).append(job_id)
+            if (priced := self.places.get(job_id)) is not None:
+                self._add_cost(job_id, priced.cost, at)
             return
         query = "SELECT owner, kind, model FROM jobs WHERE id = ?"
         ((owner, kind, model),) = self.sql.execute(query, (job_id,))
@@ -129,6 +131,11 @@ class UsageBatch:
         )
         for row, counts in self._rows.items():
             self._write_row(row, counts)
+
+    def _add_cost(self, job_id: JobId, cost: int, at: float) -> None:
+        """Add the cost of a function call, which is counted with the others."""
+        ((owner,),) = self.sql.execute("SELECT owner FROM jobs WHERE id = ?", (job_id,))
+        self._count((day_of(at), owner, "", ""), 0, 0, 0, cost)
 
     def _count(
         self, row: Row, requests: int, read: int, written: int, cost: int
