@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.domain.credentials import DAY
+from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
     Fact,
     JobCancelled,
@@ -17,13 +18,14 @@ from shoal.domain.facts import (
     JobSubmitted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.job import Job
+from shoal.domain.job import Job, Webhook
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Call, Chat
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.sqlite.store import SqliteStore
 from shoal.store.sqlite.usage import UsageDays
 from shoal.store.usage import USAGE_DAYS, JobPlace, Refund, UsageField, UsageSum
+from shoal.store.webhooks import WebhookDelivery
 
 ONE = LeaseNumber(1)
 EVERYTHING: tuple[UsageField, ...] = ("day", "key", "model", "node")
@@ -162,6 +164,26 @@ async def test_day_with_too_many_rows_names_only_keys(store: SqliteStore) -> Non
     ]
     await complete(store, "next", at=DAY, model="m9")
     assert (await sums(store))[-1] == UsageSum(1, "al", "m9", "w:n", 1, 10, 5, 0)
+
+
+async def test_batches_that_were_rolled_back_take_no_rows(store: SqliteStore) -> None:
+    store._usage_days = UsageDays(rows_max=2)
+    webhook = WebhookDelivery(JobId("a"), Webhook("http://receiver/", "secret"))
+    twice = LedgerEntries(deliveries=[webhook, webhook])
+    await complete(store, "old")
+    day = USAGE_DAYS + 1
+
+    for _ in range(3):
+        with pytest.raises(StoreError):
+            await store.append([*leased("a"), done("a")], day * DAY, (), twice)
+    assert [each.day for each in await sums(store)] == [0]
+    for number in range(2):
+        await complete(store, f"j{number}", at=day * DAY, model=f"m{number}")
+
+    assert await sums(store) == [
+        UsageSum(day, "al", "m0", "w:n", 1, 10, 5, 0),
+        UsageSum(day, "al", "m1", "w:n", 1, 10, 5, 0),
+    ]
 
 
 async def test_usage_is_kept_for_some_days(store: SqliteStore) -> None:

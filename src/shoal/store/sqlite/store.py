@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
     Fact,
     JobSubmitted,
@@ -96,7 +97,11 @@ class SqliteStore:
             write_entries(sql, entries, at)
             write_deliveries(sql, entries.deliveries, at)
 
-        await self.database.transact(write)
+        try:
+            await self.database.transact(write)
+        except StoreError:
+            self._usage_days.forget()
+            raise
         for each in recorded:
             if isinstance(each.fact, JobSubmitted):
                 self._works.forget(each.fact.job.id)

@@ -64,6 +64,10 @@ class UsageDays:
         self._rows += 1
         return row
 
+    def forget(self) -> None:
+        """Count again: a transaction was rolled back."""
+        self._day = -1
+
     def _begin(self, sql: sqlite3.Connection, day: int) -> None:
         query = "SELECT count(*) FROM usage_by_model WHERE day = ?"
         ((self._rows,),) = sql.execute(query, (day,))
