@@ -14,6 +14,7 @@ from store.query_plans import check_plans
     "statement",
     [
         "SELECT body FROM facts WHERE type = 'WorkerLeft'",
+        "SELECT body FROM facts WHERE +job_id IS NULL AND number < 9 ORDER BY number",
         "SELECT count(*) FROM jobs",
         "SELECT id FROM jobs WHERE owner = 'al' ORDER BY rowid DESC",
         "SELECT DISTINCT model FROM jobs WHERE owner = 'al'",

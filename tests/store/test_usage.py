@@ -1,6 +1,8 @@
 """Usage by day, key, model and node."""
 
+import sqlite3
 from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from shoal.store.sqlite.store import SqliteStore
 from shoal.store.sqlite.usage import UsageDays
 from shoal.store.usage import USAGE_DAYS, JobPlace, Refund, UsageField, UsageSum
 from shoal.store.webhooks import WebhookDelivery
+from store.query_plans import SUMS, recorded_statements
 
 ONE = LeaseNumber(1)
 EVERYTHING: tuple[UsageField, ...] = ("day", "key", "model", "node")
@@ -191,3 +194,17 @@ async def test_usage_is_kept_for_some_days(store: SqliteStore) -> None:
         await complete(store, f"j{number}", at=day * DAY)
 
     assert [each.day for each in await sums(store, ["day"])] == [1, USAGE_DAYS + 1]
+
+
+async def test_usage_of_one_key_does_not_read_that_of_all(tmp_path: Path) -> None:
+    path = tmp_path / "shoal.db"
+    with recorded_statements() as statements:
+        store = SqliteStore(path)
+        await store.open()
+        await sums(store, ["model"], owner="al")
+        await store.close()
+
+    (query,) = (each for each in statements if SUMS in each)
+    with closing(sqlite3.connect(path)) as sql:
+        plan = sql.execute(f"EXPLAIN QUERY PLAN {query}", statements[query]).fetchall()
+    assert "usage_of_owner (owner=? AND day>? AND day<?)" in plan[0][-1]

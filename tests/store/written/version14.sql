@@ -281,5 +281,7 @@ CREATE INDEX batches_with_results ON batches (id)
         WHERE has_results AND ended_at IS NOT NULL;
 CREATE UNIQUE INDEX work_parts_of_job ON work_parts (job_id, part);
 CREATE INDEX approvals_of_name ON approvals (name);
+CREATE INDEX usage_of_owner ON usage_by_model (owner, day);
+CREATE INDEX worker_facts ON facts (number) WHERE job_id IS NULL;
 COMMIT;
 PRAGMA user_version = 14;

@@ -282,7 +282,8 @@ MIGRATIONS = (
     CREATE INDEX approvals_of_name ON approvals (name);
     """,
     # Usage by key, model and node; the cost is in micro-dollars.  Of earlier days, only
-    # the key is known.
+    # the key is known.  Facts about workers are listed, among those of jobs from
+    # earlier versions.
     """
     CREATE TABLE usage_by_model (
         day INTEGER NOT NULL,
@@ -295,9 +296,11 @@ MIGRATIONS = (
         cost INTEGER NOT NULL,
         PRIMARY KEY (day, owner, model, node)
     ) STRICT, WITHOUT ROWID;
+    CREATE INDEX usage_of_owner ON usage_by_model (owner, day);
     INSERT INTO usage_by_model
         SELECT day, owner, '', '', requests, prompt_tokens, completion_tokens, 0
         FROM usage WHERE day >= 0;
+    CREATE INDEX worker_facts ON facts (number) WHERE job_id IS NULL;
     """,
 )
 

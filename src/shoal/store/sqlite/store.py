@@ -185,7 +185,7 @@ class SqliteStore:
     ) -> list[NumberedFact]:
         below = NUMBER_MAX if before is None else before
         query = """SELECT at, type, body, number FROM facts
-                   WHERE +job_id IS NULL AND number < ?
+                   WHERE job_id IS NULL AND number < ?
                    ORDER BY number DESC LIMIT ? OFFSET ?"""
 
         def read(sql: sqlite3.Connection) -> list[NumberedFact]:
