@@ -65,6 +65,18 @@ async def test_command_is_drawn_beside_it(
     assert "█▀▀▀▀▀█" in printed.err or "▄▄▄▄▄" in printed.err
 
 
+async def test_command_that_is_too_long_to_be_drawn_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve = config(tmp_path, "127.0.0.1", join_token="x" * 3000)
+    async with run_coordinator(serve) as running:
+        assert await join_line(tmp_path, "--qr") == 0
+
+    printed = capsys.readouterr()
+    assert printed.out == running.join_command + "\n"
+    assert printed.err.startswith("The command is too long for a QR code.\n")
+
+
 async def test_token_is_quoted_for_the_shell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,6 +121,8 @@ async def test_default_is_the_last_thirty_days(tmp_path: Path) -> None:
         ("?since=yesterday", "since"),
         ("?since=20261123", "since"),
         ("?until=2026-13-01", "until"),
+        ("?until=0001-01-01&format=csv", "until"),
+        ("?since=1969-12-31", "since"),
         ("?by=owner", "by"),
         ("?format=xml", "format"),
         ("?days=3", None),
@@ -132,3 +134,16 @@ async def test_invalid_query_is_refused(
     status, answer = await request(pool, "GET", f"/admin/usage{query}")
 
     assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_first_day_of_all_is_a_day(tmp_path: Path) -> None:
+    """The day with the number 0, as any other."""
+    async with serving(tmp_path, clock=LoopClock(lambda: 0.0)) as pool:
+        await chat(pool)
+
+        for query in ("?since=1970-01-01", "?until=1970-01-01", "?until=1970-01-29"):
+            assert [each["day"] for each in await usage(pool, query)] == ["1970-01-01"]
+        assert await usage(pool, "?until=1970-01-31") == []
+    async with serving(tmp_path, clock=LoopClock(lambda: EPOCH)) as pool:
+        assert await usage(pool, "?until=1970-01-01") != []
+        assert len(await usage(pool, "?since=1970-01-01")) == 1

@@ -14,6 +14,7 @@ from shoal.cli.terminal import printable
 from shoal.domain.addresses import is_own_host
 
 PATH = "/admin/join"
+NO_QR = "The command is too long for a QR code."
 LOOPBACK_ONLY = (
     "Only its own machine can reach this coordinator.  To add other machines, start it "
     "with:\n  shoal serve --host 0.0.0.0 --tls auto"
@@ -50,11 +51,20 @@ def command(api: CoordinatorApi, qr: bool, as_json: bool) -> None:
         return
     click.echo(printable(join))
     if qr:
-        drawn = io.StringIO()
-        segno.make(join, error="l", micro=False).terminal(drawn, compact=True)
-        click.echo(drawn.getvalue(), err=True)
+        click.echo(_drawn(join), err=True)
     if loopback_only:
         click.echo(LOOPBACK_ONLY, err=True)
     elif len(urls) > 1:
         others = "\n  ".join(map(printable, urls[1:]))
         click.echo(f"Its addresses on other networks:\n  {others}", err=True)
+
+
+def _drawn(text: str) -> str:
+    """Return a text as a QR code for a terminal; a remark if it is too long for one."""
+    try:
+        code = segno.make(text, error="l", micro=False)
+    except segno.DataOverflowError:
+        return NO_QR
+    drawn = io.StringIO()
+    code.terminal(drawn, compact=True)
+    return drawn.getvalue()

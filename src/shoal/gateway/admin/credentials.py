@@ -1,5 +1,6 @@
 """The API of API keys and join tokens: create, list, show and revoke."""
 
+import asyncio
 import io
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -296,7 +297,7 @@ async def show_invitation(
         admission.shown_token(admission.join_token),
         list(admission.urls()),
         admission.loopback_only,
-        qr_image(join),
+        await asyncio.to_thread(qr_image, join),
     )
     return json_response(invitation, secret=True)
 

@@ -71,8 +71,12 @@ async def list_usage(
 ) -> web.Response:
     query = read_query(request, UsageQuery)
     by = _fields(query.by)
-    until = _day(query.until, "until") or day_of(gateway.clock.wall())
-    since = _day(query.since, "since") or until - DEFAULT_DAYS + 1
+    until = _day(query.until, "until")
+    if until is None:
+        until = day_of(gateway.clock.wall())
+    since = _day(query.since, "since")
+    if since is None:
+        since = max(0, until - DEFAULT_DAYS + 1)
     sees_all = caller.has_scope(Scope.MONITOR)
     sums = await gateway.store.usage.sums(
         since, until, by, ROWS_MAX + 1, None if sees_all else caller.name
@@ -103,9 +107,9 @@ def _day(text: str, param: str) -> int | None:
     if not text:
         return None
     try:
-        if not _DATE.fullmatch(text):
+        if not _DATE.fullmatch(text) or (day := date.fromisoformat(text)) < EPOCH:
             raise ValueError
-        return (date.fromisoformat(text) - EPOCH).days
+        return (day - EPOCH).days
     except ValueError as error:
         raise InvalidRequest(
             f"{param}: expected a day such as 2026-11-23, got {text[:40]!r}", param
