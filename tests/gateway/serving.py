@@ -210,6 +210,8 @@ async def serving(
         approve_nodes=approve_nodes,
     )
     calls = hub.carried = DurableCalls(hub, store, clock)
+    if restarted:
+        await hub.restore()
     keyring = Keyring(await key_cache(store.keys), keys or {"default": KEY})
     admission = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
     uploads = ClientFiles(
@@ -258,8 +260,6 @@ async def serving(
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    if restarted:
-        await hub.restore()
     running = asyncio.gather(
         hub.run(), calls.run(), gateway.batches.run(PoolLineJobs(gateway))
     )

@@ -230,18 +230,18 @@ class HostedRuns:
     """The runs that have open members, and the stories of those that ended last."""
 
     def __init__(self, hub: Hub, clock: Clock) -> None:
-        self._hub = hub
         self._clock = clock
         self._runs: dict[str, HostedRun] = {}
         self._of_jobs: dict[JobId, str] = {}
         self._ended: OrderedDict[str, HostedRun] = OrderedDict()
-        self._restored = False
         self._pace = BytePace()
+        # Those of before a restart wait for their workers, whose leases are facts.
+        for each in hub.pool.jobs.values():
+            self._add(each.job)
         hub.subscribe(self._on_fact)
 
     def admit(self, run_id: str, token: str) -> HostedRun:
         """Return an open run, if the token is its own; raises NotFound."""
-        self._restore()
         run = self._runs.get(run_id)
         if run is None or run_id_of(token) != run_id:
             raise NotFound(NOT_OPEN)
@@ -249,21 +249,12 @@ class HostedRuns:
 
     def find(self, run_id: str) -> HostedRun | None:
         """Return a run that is open or has ended a while ago, if it is known."""
-        self._restore()
         return self._runs.get(run_id) or self._ended.get(run_id)
 
     def newest_first(self) -> Iterator[HostedRun]:
         """Yield the open runs, and then those that have ended."""
-        self._restore()
         yield from reversed(self._runs.values())
         yield from reversed(self._ended.values())
-
-    def _restore(self) -> None:
-        """Find the members that were open when the coordinator started."""
-        if not self._restored:
-            self._restored = True
-            for each in self._hub.pool.jobs.values():
-                self._add(each.job)
 
     def _add(self, job: Job) -> None:
         if (gang := job.terms.gang) is None:

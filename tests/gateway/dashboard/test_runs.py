@@ -1,8 +1,14 @@
 """Training runs over HTTP: their loss, their pace and their ranks."""
 
+from pathlib import Path
+
+from coordinator.hubs import ScriptedWorker
 from gateway.keys import make_key, request
-from gateway.serving import Pool
-from gateway.test_runs import RUN, link, next_of, open_run
+from gateway.serving import Pool, eventually, serving
+from gateway.test_runs import RUN, link, member, next_of, open_run
+from shoal.domain.facts import Fact, JobLeased, JobSubmitted
+from shoal.domain.ids import LeaseNumber, WorkerId
+from shoal.domain.work import JobKind
 from shoal.training.run_link import EVENTS, RunLink
 
 
@@ -56,3 +62,25 @@ async def test_other_keys_do_not_see_a_run(pool: Pool) -> None:
         assert (await request(pool, "GET", f"/admin/runs/{RUN}", key=bob))[0] == 403
         assert (await request(pool, "GET", f"/admin/runs/{RUN}", key=alice))[0] == 200
     assert (await request(pool, "GET", "/admin/runs/none"))[0] == 404
+
+
+async def test_run_shows_its_workers_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pool:
+        assert pool.gateway is not None
+        facts: list[Fact] = []
+        for node in range(2):
+            job, worker_id = member(node), WorkerId(f"wire:w{node}")
+            facts.append(JobSubmitted(job))
+            facts.append(JobLeased(job.id, worker_id, LeaseNumber(1), "free"))
+        await pool.gateway.store.append(facts, 0.0)
+    async with serving(tmp_path, restarted=True) as pool:
+        workers = [
+            ScriptedWorker(pool.hub, f"w{node}", kinds=frozenset({JobKind.CALL}))
+            for node in range(2)
+        ]
+        await eventually(lambda: all(each.runs for each in workers))
+
+        _, run = await request(pool, "GET", f"/admin/runs/{RUN}")
+
+    assert run["state"] == "running"
+    assert [each["worker"] for each in run["ranks"]] == ["wire:w0", "wire:w1"]
