@@ -30,6 +30,11 @@ def output(*lines: str, rank: int = 0) -> dict[str, JSON]:
     return {"event": "output", "rank": rank, "lines": [*lines]}
 
 
+def hashed(text: JSON, step: JSON) -> dict[str, JSON]:
+    fields: dict[str, JSON] = {"hash": text, "hash_step": step}
+    return {"event": "progress", "rank": 0, "values": {}, **fields}
+
+
 def test_event_reaches_those_who_watch() -> None:
     events = opened("member", "watcher", "other")
     events.receive("watcher", {"watch": 0}, AT)
@@ -145,6 +150,13 @@ def test_story_outlasts_output() -> None:
         ({"event": "progress", "rank": 0, "values": {"loss": "low"}}, "values"),
         ({"event": "progress", "rank": 0, "values": {"loss": True}}, "values"),
         ({"event": "progress", "rank": 0, "values": MANY}, "values"),
+        (hashed("", 1), "hash"),
+        (hashed("a" * 65, 1), "hash"),
+        (hashed("<b>", 1), "hash"),
+        (hashed(5, 1), "hash"),
+        (hashed("ab", -1), "hash_step"),
+        (hashed("ab", 10**400), "hash_step"),
+        (hashed("ab", 1.5), "hash_step"),
         ({"event": "ended", "rank": 0, "text": 5}, "text"),
         ({"note": "", "value": "x"}, "note"),
         ({"note": "k", "value": None}, "note k"),

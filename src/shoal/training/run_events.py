@@ -7,6 +7,7 @@ address of rank 0; it is withdrawn when its member's connection ends, except tha
 member is done.
 """
 
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import TypeAlias
 
 from shoal.domain.errors import PeerError
 from shoal.domain.work import JSON
-from shoal.training.run_progress import RunProgress
+from shoal.training.run_progress import RunProgress, StepHash
 
 Message: TypeAlias = Mapping[str, JSON]
 """A message of a run's connections: a JSON object."""
@@ -31,6 +32,8 @@ LINE_MAX = 4096  # characters of a line
 TEXT_MAX = 2000  # characters of any other text
 VALUES_MAX = 16  # numbers that one report has
 RANKS_MAX = 1 << 16
+HASH_MAX = 64  # hexadecimal digits of a hash: those of SHA-256
+STEP_MAX = 1 << 53  # of a hash
 
 STARTED, ENDED, OUTPUT, PROGRESS, REMARK = (
     *("started", "ended", "output"),
@@ -38,6 +41,8 @@ STARTED, ENDED, OUTPUT, PROGRESS, REMARK = (
 )
 STORY = frozenset({STARTED, ENDED, REMARK})
 """Kinds of events that tell the course of a run."""
+
+_HASH = re.compile(rf"[0-9a-f]{{1,{HASH_MAX}}}", re.ASCII)
 
 NOTE, WATCH = "note", "watch"
 DONE = "done"  # a note that stays: a member has ended well
@@ -168,6 +173,9 @@ class RunEvents:
             self.progress.end(rank)
         elif kind == PROGRESS and isinstance(values, dict):
             self.progress.report(rank, values, at)
+            step, text = fields.get("hash_step"), fields.get("hash")
+            if isinstance(step, int) and isinstance(text, str):
+                self.progress.report_hash(rank, StepHash(step, text))
 
     def _publish(
         self, kind: str, fields: Message, at: float
@@ -199,6 +207,8 @@ def _checked(message: Message) -> tuple[str, Message]:
         fields["lines"] = _lines(message.get("lines"))
     elif kind == PROGRESS:
         fields["values"] = _values(message.get("values"))
+        if "hash" in message:
+            fields |= _hash(message)
     else:
         text = message.get("text", "")
         if not isinstance(text, str):
@@ -222,3 +232,12 @@ def _values(values: JSON) -> Message:
         if len(name) > KEY_MAX or type(value) not in (int, float):
             raise PeerError(f"{PROGRESS}: values: expected numbers by their names")
     return values
+
+
+def _hash(message: Message) -> Message:
+    text, step = message["hash"], message.get("hash_step")
+    if not isinstance(text, str) or _HASH.fullmatch(text) is None:
+        raise PeerError(f"{PROGRESS}: hash: expected up to {HASH_MAX} digits")
+    if type(step) is not int or not 0 <= step <= STEP_MAX:
+        raise PeerError(f"{PROGRESS}: hash_step: expected a number from 0")
+    return {"hash": text, "hash_step": step}

@@ -24,6 +24,13 @@ class StepPoint(NamedTuple):
     at: float
 
 
+class StepHash(NamedTuple):
+    """The hash of a rank's parameters after a step."""
+
+    step: int
+    text: str
+
+
 @dataclass(slots=True)
 class RankProgress:
     """How far a rank is; ``running``: it has started and not ended."""
@@ -32,6 +39,7 @@ class RankProgress:
     step: int | None = None
     step_seconds: float | None = None
     reported_at: float = 0.0  # Unix seconds
+    hash: StepHash | None = None  # the last one
 
 
 @dataclass(slots=True)
@@ -47,6 +55,7 @@ class RunProgress:
     _latest: StepPoint | None = None  # if it is not among the points
     _gap: int = 1  # steps between two points
     _told_by: int | None = None  # the rank whose points these are
+    _hashed: int | None = None  # the step of the last hash of any rank
 
     @property
     def points(self) -> list[StepPoint]:
@@ -83,6 +92,21 @@ class RunProgress:
             loss = values.get("loss")
             shown = float(loss) if isinstance(loss, int | float) else None
             self._add(StepPoint(step, shown, seconds, at))
+
+    def report_hash(self, rank: int, found: StepHash) -> None:
+        """Note the hash of a rank's parameters."""
+        if (known := self._rank(rank)) is not None:
+            known.hash, self._hashed = found, found.step
+
+    def hash_of(self, rank: int) -> str | None:
+        """Return the hash of a rank's parameters, if it is after the last such step.
+
+        So all that are returned are of the same step, and can be compared.
+        """
+        known = self.ranks.get(rank)
+        if known is None or known.hash is None or known.hash.step != self._hashed:
+            return None
+        return known.hash.text
 
     def shrink(self) -> None:
         """Leave out points of a run that has ended."""

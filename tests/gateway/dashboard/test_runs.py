@@ -8,7 +8,7 @@ from gateway.serving import Pool, eventually, serving
 from gateway.test_runs import RUN, link, member, next_of, open_run
 from shoal.domain.facts import Fact, JobLeased, JobSubmitted
 from shoal.domain.ids import LeaseNumber, WorkerId
-from shoal.domain.work import JobKind
+from shoal.domain.work import JSON, JobKind
 from shoal.training.run_link import EVENTS, RunLink
 
 
@@ -48,6 +48,26 @@ async def test_run_is_shown_with_its_points_and_ranks(pool: Pool) -> None:
     (ended,) = listed["data"]
     assert (ended["state"], ended["step"]) == ("cancelled", 2)
     assert ended["ended_at"] > 0
+
+
+async def test_ranks_have_hashes_of_the_same_step(pool: Pool) -> None:
+    digest = "5a" * 32
+
+    async def hashes() -> list[str | None]:
+        _, run = await request(pool, "GET", f"/admin/runs/{RUN}")
+        return [each["hash"] for each in run["ranks"]]
+
+    async with open_run(pool), link(pool, purpose=EVENTS) as opened:
+        await next_of(opened, "ready")
+        for rank, step, expected in (
+            (0, 100, [digest, None]),
+            (1, 100, [digest, digest]),
+            (1, 200, [None, digest]),
+        ):
+            hashed: dict[str, JSON] = {"hash": digest, "hash_step": step}
+            opened.send({"event": "progress", "rank": rank, "values": {}, **hashed})
+            while await hashes() != expected:
+                pass
 
 
 async def test_other_keys_do_not_see_a_run(pool: Pool) -> None:

@@ -143,9 +143,10 @@ async def test_numbers_that_a_script_prints_are_reported(
     pool: Pool, tmp_path: Path
 ) -> None:
     script = """
-from shoal.training.launch.script_lines import report
+from shoal.training.launch.script_lines import report, report_hash
 print("step=1 loss=2.5")
 report(step=2, samples_per_s=100)
+report_hash(2, bytes(32))
 """
     async with open_run(pool), watcher_of(pool) as watcher:
         await run(plan(), archive(tmp_path, script))
@@ -156,6 +157,8 @@ report(step=2, samples_per_s=100)
         if isinstance(reported := each.get("values"), dict):
             values |= reported
     assert values == {"step": 2, "loss": 2.5, "samples_per_s": 100}
+    hashes = [(each["hash_step"], each["hash"]) for each in events if "hash" in each]
+    assert hashes == [(2, "0" * 64)]
     assert lines_of(events, 0) == ["step=1 loss=2.5"]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.training.launch.script_lines import report, values_in
+from shoal.training.launch.script_lines import hash_in, report, report_hash, values_in
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,25 @@ def test_report_is_read_and_not_shown(
     assert values_in(line) == ({"step": 3, "loss": 0.5, "samples_per_s": 1000}, False)
 
 
+def test_hash_is_read_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_RUN", "r")
+
+    report_hash(100, b"\x5a" * 32)
+
+    line = capsys.readouterr().out.rstrip("\n")
+    assert hash_in(line) == (100, "5a" * 32)
+    assert hash_in(line[:-1]) is hash_in("step=1") is None
+
+
 def test_report_outside_a_run_prints_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SHOAL_RUN", raising=False)
 
     report(step=3)
+    report_hash(3, b"")
 
     assert capsys.readouterr().out == ""
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shoal.domain.errors import InvalidRequest
 from shoal.training.checkpoints.folder import CheckpointFolder
 from shoal.training.group import RankGroup
-from shoal.training.launch.script_lines import values_in
+from shoal.training.launch.script_lines import hash_in, values_in
 from shoal.training.loop import training_loop
 from shoal.training.loop.plan import TrainingResult
 from shoal.training.loop.reports import TrainingReport
@@ -360,6 +360,24 @@ def fail_on_rank(
         return None
 
     return one
+
+
+def test_hash_is_reported_at_each_comparison(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_RUN", "r")
+
+    with groups(2) as members:
+        together(members, fail_on_rank(2, lambda model: None))
+
+    found = [
+        each for line in capfd.readouterr().out.split("\n") if (each := hash_in(line))
+    ]
+    steps = {step for step, _ in found}
+    assert min(steps) == 2
+    assert len(found) == 2 * len(steps)
+    for step in steps:
+        assert len({digest for at, digest in found if at == step}) == 1
 
 
 def test_replicas_that_differ_end_the_run_and_name_the_odd_rank() -> None:

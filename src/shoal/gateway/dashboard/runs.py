@@ -41,7 +41,8 @@ class RunList(msgspec.Struct, frozen=True):
 class RunRank(msgspec.Struct, frozen=True):
     """A rank, as far as it has reported; ``step_seconds`` is the time of a step.
 
-    ``hash`` is that of its parameters; null: it reports none.
+    ``hash`` is that of its parameters, after the same step as those of other ranks;
+    null: it has reported none yet.
     """
 
     rank: int
@@ -132,7 +133,7 @@ def _ranks(run: HostedRun, *, names_machines: bool) -> list[RunRank]:
                 _state(run, rank),
                 progress.step,
                 progress.step_seconds,
-                None,
+                run.events.progress.hash_of(rank),
             )
         )
     return ranks

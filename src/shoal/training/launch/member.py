@@ -36,7 +36,7 @@ from shoal.training.launch.script_environment import (
     worker_variables,
 )
 from shoal.training.launch.script_files import collect_output, unpack_script
-from shoal.training.launch.script_lines import values_in
+from shoal.training.launch.script_lines import hash_in, values_in
 from shoal.training.run_events import LINE_MAX
 from shoal.training.run_link import EVENTS, RunLink, RunOver
 from shoal.training.run_token import run_id_of
@@ -294,6 +294,9 @@ class RankProcess:
         with stream:
             while data := stream.readline(LINE_MAX):
                 line = data.decode(errors="replace").rstrip("\r\n")
+                if (found := hash_in(line)) is not None:
+                    self._reports.hash(self.rank, *found)
+                    continue
                 values, shown = values_in(line)
                 if values:
                     self._reports.values(self.rank, values)

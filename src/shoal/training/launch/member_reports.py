@@ -42,6 +42,7 @@ class MemberReports:
         self._lines: dict[int, deque[str]] = {}
         self._left_out: dict[int, int] = {}
         self._values: dict[int, Mapping[str, float]] = {}
+        self._hashes: dict[int, tuple[int, str]] = {}
         self._own_notes: dict[str, str] = {}
         self._notes: dict[str, str] = {}  # of all members
         self._is_ready = False  # whether the present notes have come
@@ -81,6 +82,11 @@ class MemberReports:
         with self._lock:
             merged = {**self._values.get(rank, {}), **values}
             self._values[rank] = dict(list(merged.items())[-run_events.VALUES_MAX :])
+
+    def hash(self, rank: int, step: int, text: str) -> None:
+        """Report the hash of a rank's parameters after a step; the newest is sent."""
+        with self._lock:
+            self._hashes[rank] = (step, text)
 
     def leave_note(self, key: str, value: str) -> None:
         """Leave a note for the other members, again with each connection."""
@@ -162,7 +168,11 @@ class MemberReports:
             messages.append(
                 {"event": run_events.PROGRESS, "rank": rank, "values": values}
             )
-        self._values = {}
+        for rank, (step, text) in self._hashes.items():
+            message: Message = {"event": run_events.PROGRESS, "rank": rank}
+            hashed: Message = {"values": {}, "hash": text, "hash_step": step}
+            messages.append({**message, **hashed})
+        self._values, self._hashes = {}, {}
         return messages
 
     def _send(self, message: Message) -> None:

@@ -12,7 +12,11 @@ from shoal.training.run_events import LINE_MAX, VALUES_MAX
 REPORT = "\x1eshoal-report "
 """The beginning of a line that ``report`` prints; it is not shown."""
 
+HASH = "\x1eshoal-hash "
+"""The beginning of a line with a step and the hash of the parameters after it."""
+
 _MEASURE = re.compile(r"\b(?:step|loss)=")
+_STEP_AND_HASH = re.compile(HASH + r"(\d{1,15}) ([0-9a-f]{64})", re.ASCII)
 _PAIR = re.compile(
     r"\b([A-Za-z_][\w/]{0,40})=([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\b"
 )
@@ -31,6 +35,19 @@ def report(**values: float) -> None:
         numbers = {name: float(value) for name, value in values.items()}
         sys.stdout.write(f"{REPORT}{json.dumps(numbers)}\n")
         sys.stdout.flush()
+
+
+def report_hash(step: int, digest: bytes) -> None:
+    """Report the SHA-256 of this rank's parameters after a step, as ``report`` does."""
+    if "SHOAL_RUN" in os.environ:
+        sys.stdout.write(f"{HASH}{step} {digest.hex()}\n")
+        sys.stdout.flush()
+
+
+def hash_in(line: str) -> tuple[int, str] | None:
+    """Return the step and the hash that a line reports, if it does."""
+    found = _STEP_AND_HASH.fullmatch(line)
+    return None if found is None else (int(found[1]), found[2])
 
 
 def values_in(line: str) -> tuple[Mapping[str, float], bool]:

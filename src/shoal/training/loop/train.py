@@ -16,6 +16,7 @@ from shoal.training.compression.error_feedback import FeedbackCompression
 from shoal.training.group import RankGroup
 from shoal.training.group_values import Collectives
 from shoal.training.launch.script_lines import report as report_values
+from shoal.training.launch.script_lines import report_hash
 from shoal.training.loop.gradient_buckets import GradientBuckets
 from shoal.training.loop.lent_share import LentShare
 from shoal.training.loop.plan import (
@@ -120,6 +121,7 @@ def train(
             buckets,
             GroupCheckpoints(Path(checkpoints), group, keep) if checkpoints else None,
             lambda: lent.value,
+            report_hash,
         )
 
         def tell(report: TrainingReport) -> None:

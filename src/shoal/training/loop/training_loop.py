@@ -30,7 +30,7 @@ from shoal.training.group_values import (
 )
 from shoal.training.loop.gradient_buckets import GradientBuckets
 from shoal.training.loop.plan import Samples, Trained, TrainingPlan, TrainingResult
-from shoal.training.loop.replicas import agree_on_buffers, compare_replicas
+from shoal.training.loop.replicas import agree_on_buffers, compare_replicas, digest_of
 from shoal.training.loop.reports import TrainingReport
 from shoal.training.loop.sample_order import SampleOrder
 from shoal.training.loop.shares import RankMeasurement, Shares, check_sizes
@@ -65,6 +65,7 @@ class TrainingLoop:
         buckets: GradientBuckets,
         checkpoints: GroupCheckpoints | None,
         lent: Callable[[], float],
+        on_digest: Callable[[int, bytes], object],
     ) -> None:
         length = len(samples.dataset)
         check_sizes(length, plan.batch, group.place.size)
@@ -75,6 +76,7 @@ class TrainingLoop:
         self._buckets = buckets
         self._checkpoints = checkpoints
         self._lent = lent
+        self._on_digest = on_digest
         self._order = SampleOrder(length, plan.batch, plan.seed)
         self._shares = Shares(members_of(group))
         self._step = 0
@@ -278,12 +280,9 @@ class TrainingLoop:
                 broadcast_state(group, self._state(), group.newest)
 
     def _compare(self) -> None:
-        compare_replicas(
-            self._group,
-            self._trained.model.parameters(),
-            members_of(self._group),
-            self._step,
-        )
+        digest = digest_of(self._trained.model.parameters())
+        self._on_digest(self._step, digest)  # before an error, which it explains
+        compare_replicas(self._group, digest, members_of(self._group), self._step)
 
     def _save(self) -> None:
         assert self._checkpoints is not None
