@@ -124,6 +124,18 @@ class BrowserSessions:
         if self._sessions.pop(session.digest, None) is not None:
             await self._write()
 
+    async def end_all_of(self, key: Key) -> None:
+        """End all sessions of a key."""
+        ended = [
+            digest
+            for digest, each in self._sessions.items()
+            if each.key_digest == key.digest
+        ]
+        for digest in ended:
+            del self._sessions[digest]
+        if ended:
+            await self._write()
+
     def drop_ended(self, at: float) -> None:
         """Forget the sessions that have expired."""
         for each in [*self._sessions.values()]:
