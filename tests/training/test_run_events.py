@@ -145,6 +145,8 @@ def test_story_outlasts_output() -> None:
         ({"event": "progress", "rank": 0, "values": {"loss": "low"}}, "values"),
         ({"event": "progress", "rank": 0, "values": {"loss": True}}, "values"),
         ({"event": "progress", "rank": 0, "values": MANY}, "values"),
+        ({"event": "progress", "rank": 0, "values": {"loss": 10**400}}, "values"),
+        ({"event": "progress", "rank": 0, "values": {"step": -(10**400)}}, "values"),
         ({"event": "ended", "rank": 0, "text": 5}, "text"),
         ({"note": "", "value": "x"}, "note"),
         ({"note": "k", "value": None}, "note k"),

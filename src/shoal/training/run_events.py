@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from shoal.domain.errors import PeerError
 from shoal.domain.work import JSON
-from shoal.training.run_progress import RunProgress
+from shoal.training.run_progress import NUMBER_MAX, RunProgress
 
 Message: TypeAlias = Mapping[str, JSON]
 """A message of a run's connections: a JSON object."""
@@ -219,6 +219,9 @@ def _values(values: JSON) -> Message:
     if not isinstance(values, dict) or len(values) > VALUES_MAX:
         raise PeerError(f"{PROGRESS}: values: expected at most {VALUES_MAX}")
     for name, value in values.items():
-        if len(name) > KEY_MAX or type(value) not in (int, float):
+        is_number = type(value) is float or (
+            type(value) is int and abs(value) <= NUMBER_MAX
+        )
+        if len(name) > KEY_MAX or not is_number:
             raise PeerError(f"{PROGRESS}: values: expected numbers by their names")
     return values
