@@ -252,6 +252,7 @@ SECRETS_LEAD_TO = {
         "coordinator/credential_cache.py by_secret",
         "gateway/http/access.py _redeem",
         "gateway/http/access.py _signed_in",
+        "gateway/http/access.py recognizes",
         "gateway/http/authentication.py by_digest",
     },
     "by_secret": {

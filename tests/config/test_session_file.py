@@ -20,7 +20,7 @@ def test_sessions_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert file.read() == []
 
     for sessions in (SESSIONS, SESSIONS[:1], []):
-        file.write(sessions.copy)
+        file.write(sessions)
         assert SessionFile(tmp_path).read() == sessions
 
     assert [each.name for each in tmp_path.iterdir()] == [file.path.name]
@@ -30,7 +30,7 @@ def test_sessions_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_file_is_private_and_has_no_secret(tmp_path: Path) -> None:
     file = SessionFile(tmp_path)
 
-    file.write(SESSIONS.copy)
+    file.write(SESSIONS)
 
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
     assert not {"cookie", "another"} & set(file.path.read_text().split('"'))

@@ -157,6 +157,8 @@ def test_story_outlasts_output() -> None:
         (hashed("ab", -1), "hash_step"),
         (hashed("ab", 10**400), "hash_step"),
         (hashed("ab", 1.5), "hash_step"),
+        ({"event": "progress", "rank": 0, "values": {"loss": 10**400}}, "values"),
+        ({"event": "progress", "rank": 0, "values": {"step": -(10**400)}}, "values"),
         ({"event": "ended", "rank": 0, "text": 5}, "text"),
         ({"note": "", "value": "x"}, "note"),
         ({"note": "k", "value": None}, "note k"),

@@ -1,5 +1,7 @@
 """The course of a run in numbers, from what its ranks report."""
 
+import pytest
+
 from shoal.training.run_progress import (
     POINTS_MAX,
     POINTS_OF_ENDED,
@@ -32,6 +34,22 @@ def test_run_that_goes_on_from_a_checkpoint_replaces_its_steps() -> None:
         progress.report(0, {"step": step, "loss": float(step)}, float(step))
 
     assert [each.step for each in progress.points] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "step", [-1, -1.7e308, 1.7e308, 2**53 + 1, float("inf"), float("nan")]
+)
+def test_step_that_cannot_be_one_is_left_out(step: float) -> None:
+    progress = RunProgress()
+    progress.report(0, {"step": 1, "loss": 4.0}, 1.0)
+
+    progress.report(0, {"step": step, "loss": 3.0}, 2.0)
+    progress.report(0, {"step": 2, "loss": 2.0}, 3.0)
+
+    assert progress.points == [
+        StepPoint(1, 4.0, None, 1.0),
+        StepPoint(2, 2.0, 2.0, 3.0),
+    ]
 
 
 def test_points_are_thinned_and_keep_both_ends() -> None:

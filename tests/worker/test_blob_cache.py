@@ -3,9 +3,11 @@
 import asyncio
 import tempfile
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from shoal.config.file_lock import open_lock_file, try_lock
 from shoal.domain.errors import Unavailable
 from shoal.worker import blob_cache as module
 from shoal.worker.blob_cache import BlobCache
@@ -53,6 +55,44 @@ def test_folder_of_a_killed_worker_is_deleted(
         "elsewhere",
         f"{module.PREFIX}link",
     ]
+
+
+def test_folder_that_another_worker_takes_for_abandoned_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    others: list[IO[bytes]] = []
+
+    def open_and_lose(file: Path) -> IO[bytes]:
+        lock = open_lock_file(file)
+        if not others:
+            others.append(open_lock_file(file))
+            assert try_lock(others[0])  # it has it first, and deletes all of it next
+        return lock
+
+    monkeypatch.setattr(module, "open_lock_file", open_and_lose)
+    blobs = BlobCache()
+
+    assert blobs._lock.name != others[0].name
+    assert Path(blobs._lock.name).exists()
+    with open_lock_file(Path(blobs._lock.name)) as lock:
+        assert not try_lock(lock)
+    others[0].close()
+    asyncio.run(blobs.close())
+
+
+async def test_blobs_are_kept_where_files_cannot_be_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(module, "try_lock", lambda file: False)
+    blobs = BlobCache()
+    blobs.put(ONE, b"data")
+
+    path = await blobs.get(ONE, unasked)
+    assert path.read_bytes() == b"data"
+    await blobs.close()
+    assert not path.parent.exists()
 
 
 async def test_missing_blob_is_requested_once_and_awaited() -> None:

@@ -5,10 +5,10 @@ It holds digests alone: who reads it cannot make a cookie of it.
 
 import json
 import os
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
+from shoal.config.folder_sync import sync_folder
 from shoal.config.private_files import open_private
 from shoal.domain.credentials import BrowserSession
 
@@ -21,7 +21,6 @@ class SessionFile:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
-        self._writing = threading.Lock()
 
     def read(self) -> list[BrowserSession]:
         """Return the sessions; none if there is no file.
@@ -45,23 +44,21 @@ class SessionFile:
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"it has no sessions: {error}") from error
 
-    def write(self, current: Callable[[], Iterable[BrowserSession]]) -> None:
-        """Replace the file by the ``current`` sessions, in any thread.
+    def write(self, sessions: Iterable[BrowserSession]) -> None:
+        """Replace the file by these sessions; one thread at a time may.
 
         Raises OSError; then there is no file: sessions that have ended would otherwise
         begin again at the next start.
         """
-        # Who was cancelled while a thread writes does not wait for it.
-        with self._writing:
-            rows = [
-                {
-                    "session": each.digest.hex(),
-                    "key": each.key_digest.hex(),
-                    "expires_at": each.expires_at,
-                }
-                for each in current()
-            ]
-            self._replace(json.dumps(rows))
+        rows = [
+            {
+                "session": each.digest.hex(),
+                "key": each.key_digest.hex(),
+                "expires_at": each.expires_at,
+            }
+            for each in sessions
+        ]
+        self._replace(json.dumps(rows))
 
     def _replace(self, text: str) -> None:
         part = self.path.with_suffix(".part")
@@ -72,6 +69,7 @@ class SessionFile:
                 new.flush()
                 os.fsync(new.fileno())
             os.replace(part, self.path)
+            sync_folder(self.path.parent)
         except OSError:
             self.path.unlink(missing_ok=True)
             part.unlink(missing_ok=True)

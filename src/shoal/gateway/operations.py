@@ -549,7 +549,8 @@ OVERVIEW = (
 
 MONITORING = (
     Operation(
-        *("GET", "/metrics", "Metrics for Prometheus", read(monitoring.show_metrics)),
+        *("GET", "/metrics", "Metrics for Prometheus"),
+        monitor(monitoring.show_metrics),
         media=TEXT_TYPE,
     ),
     Operation("GET", "/healthz", "Whether the coordinator runs", monitoring.healthz),

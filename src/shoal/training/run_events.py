@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from shoal.domain.errors import PeerError
 from shoal.domain.work import JSON
-from shoal.training.run_progress import RunProgress, StepHash
+from shoal.training.run_progress import NUMBER_MAX, RunProgress, StepHash
 
 Message: TypeAlias = Mapping[str, JSON]
 """A message of a run's connections: a JSON object."""
@@ -33,7 +33,6 @@ TEXT_MAX = 2000  # characters of any other text
 VALUES_MAX = 16  # numbers that one report has
 RANKS_MAX = 1 << 16
 HASH_MAX = 64  # hexadecimal digits of a hash: those of SHA-256
-STEP_MAX = 1 << 53  # of a hash
 
 STARTED, ENDED, OUTPUT, PROGRESS, REMARK = (
     *("started", "ended", "output"),
@@ -229,7 +228,10 @@ def _values(values: JSON) -> Message:
     if not isinstance(values, dict) or len(values) > VALUES_MAX:
         raise PeerError(f"{PROGRESS}: values: expected at most {VALUES_MAX}")
     for name, value in values.items():
-        if len(name) > KEY_MAX or type(value) not in (int, float):
+        is_number = type(value) is float or (
+            type(value) is int and abs(value) <= NUMBER_MAX
+        )
+        if len(name) > KEY_MAX or not is_number:
             raise PeerError(f"{PROGRESS}: values: expected numbers by their names")
     return values
 
@@ -238,6 +240,6 @@ def _hash(message: Message) -> Message:
     text, step = message["hash"], message.get("hash_step")
     if not isinstance(text, str) or _HASH.fullmatch(text) is None:
         raise PeerError(f"{PROGRESS}: hash: expected up to {HASH_MAX} digits")
-    if type(step) is not int or not 0 <= step <= STEP_MAX:
+    if type(step) is not int or not 0 <= step <= NUMBER_MAX:
         raise PeerError(f"{PROGRESS}: hash_step: expected a number from 0")
     return {"hash": text, "hash_step": step}

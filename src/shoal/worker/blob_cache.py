@@ -16,6 +16,7 @@ from shoal.tasks.limits import BLOB_TIMEOUT, BLOBS_MAX
 
 PREFIX = "shoal-blobs-"
 LOCK_FILE = "lock"  # locked for as long as its worker lives
+LOCK_TRIES_MAX = 10  # other workers may take new folders for abandoned ones
 
 
 class BlobCache:
@@ -23,7 +24,7 @@ class BlobCache:
 
     All processes map the same file, which is in memory once.  The least recently used
     file is evicted first; a process that has it mapped keeps it.  The folders of killed
-    workers are deleted.
+    workers are deleted when one is made, which may take long: make it in a thread.
     """
 
     def __init__(self, size_max: int = BLOBS_MAX) -> None:
@@ -112,13 +113,19 @@ class BlobCache:
 
 def _locked_folder() -> tuple[TemporaryDirectory[str], IO[bytes]]:
     """Make a folder, and lock it."""
-    while True:
-        folder = TemporaryDirectory(prefix=PREFIX)
-        lock = open_lock_file(Path(folder.name) / LOCK_FILE)
-        try_lock(lock)
-        if os.path.exists(lock.name):
+    for _ in range(LOCK_TRIES_MAX):
+        folder, lock = _new_folder()
+        if try_lock(lock) and os.path.exists(lock.name):
             return folder, lock
-        lock.close()  # another worker deleted it before it was locked
+        lock.close()  # another worker locked it before, and deletes it
+        with contextlib.suppress(OSError):
+            folder.cleanup()
+    return _new_folder()  # a file system without locks: nobody can delete it
+
+
+def _new_folder() -> tuple[TemporaryDirectory[str], IO[bytes]]:
+    folder = TemporaryDirectory(prefix=PREFIX)
+    return folder, open_lock_file(Path(folder.name) / LOCK_FILE)
 
 
 def _delete_abandoned() -> None:

@@ -1,7 +1,9 @@
 """Offers of functions, and the coordinator that gets them."""
 
 import socket
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +13,13 @@ from cli.coordinators import ORIGINAL, Sites
 from cli.worker.test_join_models import worker
 from live.programs import GatedModel
 from shoal.app.fleet_files import save_fleet
-from shoal.cli.worker import join_target
+from shoal.cli.worker import join_functions, join_target
 from shoal.cli.worker.join_functions import (
     check_task_options,
     function_membership,
     ray_engines,
     resolve_call_target,
+    start_functions,
 )
 from shoal.cli.worker.join_target import resolve_direct
 from shoal.config import JoinConfig
@@ -52,6 +55,26 @@ async def test_join_reports_that_code_is_not_run_without_a_token(
 
     assert [each.kind for each in events] == ["joined"]
     assert ("no effect without --token" in events[0].reason) is warned
+
+
+async def test_folders_of_killed_workers_are_deleted_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def make() -> BlobCache:
+        threads.append(threading.current_thread())
+        return BlobCache()
+
+    monkeypatch.setattr(join_functions, "BlobCache", make)
+    config = JoinConfig(tasks=("no_such_module",), slots=1)
+
+    async with AsyncExitStack() as stack:
+        with pytest.raises(ConfigError, match="no_such_module"):
+            await start_functions(config, worker([], joint=True).target, stack)
+
+    (thread,) = threads
+    assert thread is not threading.current_thread()
 
 
 PORTS = {"direct": {"macfleet": {"transport": 50052, "heartbeat": 50051}}}

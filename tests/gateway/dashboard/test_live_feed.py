@@ -1,17 +1,53 @@
 """One look for all clients, and none without; slow clients get snapshots."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
-from gateway.serving import Pool, eventually
+from gateway.keys import request
+from gateway.serving import Pool, eventually, serving
 from shoal.domain.credentials import Key, Scope
+from shoal.domain.errors import StoreError
+from shoal.domain.facts import WorkerSuspended
 from shoal.gateway.context import Gateway
 from shoal.gateway.dashboard.event_log import EventLog, PoolEvent
 from shoal.gateway.dashboard.live_feed import UNREAD_MAX, LiveClient, LiveFeed
 from shoal.gateway.http.access import ApiCaller
+from shoal.store.sqlite.store import SqliteStore
 
 CALLER = ApiCaller(Key("", "default", b"", "", Scope.ADMIN, 0.0))
+
+
+class InterruptedReads(SqliteStore):
+    """A store that is interrupted once, when it has read operators' orders."""
+
+    interrupt: Callable[[], Awaitable[None]] | None = None
+
+    async def suspensions(self) -> list[tuple[WorkerSuspended, float]]:
+        found = await super().suspensions()
+        interrupt, self.interrupt = self.interrupt, None
+        if interrupt is not None:
+            await interrupt()
+        return found
+
+
+@asynccontextmanager
+async def interrupted_pool(
+    folder: Path,
+) -> AsyncIterator[tuple[Pool, InterruptedReads]]:
+    """Run a coordinator with one worker within the block."""
+    async with serving(folder, open_store=InterruptedReads) as pool, pool.node():
+        await pool.wait_joined()
+        assert pool.gateway is not None
+        store = pool.gateway.store
+        assert isinstance(store, InterruptedReads)
+        yield pool, store
+
+
+async def pause(pool: Pool) -> None:
+    path = "/admin/workers/grandsage%3An1%2Fm1/pause"
+    assert (await request(pool, "POST", path))[0] == 200
 
 
 def feed_of(pool: Pool, events: list[PoolEvent] | None = None) -> LiveFeed:
@@ -105,3 +141,34 @@ async def test_worker_that_returns_is_described_anew(pool: Pool) -> None:
             feed.look()
 
             assert b'"slots":3' in await feed.read(client)
+
+
+async def test_order_given_while_the_first_client_comes_is_shown(
+    tmp_path: Path,
+) -> None:
+    async with interrupted_pool(tmp_path) as (pool, store):
+        feed = feed_of(pool)
+        store.interrupt = lambda: pause(pool)
+
+        async with reading(feed) as client:
+            feed.look()
+
+            assert b'"by":"default"' in await feed.read(client)
+
+
+async def test_orders_that_cannot_be_read_are_read_later(tmp_path: Path) -> None:
+    async def fail() -> None:
+        raise StoreError("the disk is away")
+
+    async with interrupted_pool(tmp_path) as (pool, store):
+        feed = feed_of(pool)
+        async with reading(feed) as client:
+            await pause(pool)
+            store.interrupt = fail
+            await feed.read(client)
+            feed.look()
+            assert b'"by":"default"' not in await feed.read(client)
+
+            feed.look()
+
+            assert b'"by":"default"' in await feed.read(client)

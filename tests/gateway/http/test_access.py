@@ -9,12 +9,18 @@ from typing import Any
 import openai
 import pytest
 from aiohttp import ClientResponse, web
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import TestServer, make_mocked_request
 
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually, serving
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
-from shoal.domain.credentials import Key, KeyUsage, day_of, with_fingerprint
+from shoal.domain.credentials import (
+    Key,
+    KeyUsage,
+    Scope,
+    day_of,
+    with_fingerprint,
+)
 from shoal.domain.errors import KeyExpired, KeyRevoked, RateLimited, UnknownModel
 from shoal.domain.facts import Fact, JobCancelled, JobSubmitted
 from shoal.domain.ids import JobId
@@ -22,6 +28,7 @@ from shoal.domain.job import Job
 from shoal.domain.work import JSON, Call, Chat
 from shoal.gateway.http.access import ANSWER_GUESS, LOOPBACK_KEY, ApiCaller
 from shoal.gateway.http.list_limits import LISTS_PER_MINUTE
+from shoal.transports.clock import LoopClock
 
 TEXT = "12345678"  # estimated as two tokens
 
@@ -49,6 +56,12 @@ async def post(pool: Pool, key: str, **more: Any) -> ClientResponse:
     ) as response:
         await response.read()
         return response
+
+
+def a_browser() -> web.Request:
+    """A request with the cookie of the session ``value``."""
+    headers = {"Host": "pool.example", "Cookie": "shoal-session=value"}
+    return make_mocked_request("GET", "/", headers)
 
 
 async def test_read_scope_may_not_submit(pool: Pool, node: Node) -> None:
@@ -494,6 +507,29 @@ async def test_who_is_recognized(tmp_path: Path, open_loopback: bool) -> None:
                 url = server.make_url("/")
                 async with pool.session.get(url, headers=headers) as response:
                     assert await response.json() is recognized, headers
+
+
+async def test_revocation_ends_the_sessions_of_a_key(pool: Pool) -> None:
+    await make_key(pool, "ada")
+    access, browser, at = pool.access, a_browser(), LoopClock().wall()
+    key = access.keyring.cache.find("ada")
+    session = await access.sessions.begin("value", key, at)
+    assert access.recognizes(browser)
+
+    await access.revoke(key)
+
+    assert not access.sessions.is_open(session, at)
+    assert not access.recognizes(browser)
+
+
+async def test_session_of_a_key_that_is_unknown_now_is_not_recognized(
+    pool: Pool,
+) -> None:
+    at = LoopClock().wall()
+    key = Key("", "before", b"before the restart", "", Scope.USE, at)
+    await pool.access.sessions.begin("value", key, at)
+
+    assert not pool.access.recognizes(a_browser())
 
 
 async def test_job_whose_key_is_revoked_while_it_is_paid_for_is_cancelled(

@@ -2,6 +2,8 @@
 
 import asyncio
 import ssl
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -171,6 +173,28 @@ async def test_what_changes_at_a_time_is_all_in_the_file(tmp_path: Path) -> None
     stored = file.read()
     assert len(stored) == 30
     assert all(sessions.is_open(each, NOW) for each in stored)
+
+
+async def test_who_leaves_while_signing_out_is_signed_out(tmp_path: Path) -> None:
+    file = SessionFile(tmp_path)
+    sessions = BrowserSessions(PagePolicy(), file)
+    leaving = await sessions.begin("leaving", ADA, NOW)
+    waiting = await sessions.begin("waiting", ADA, NOW)
+    loop, free = asyncio.get_running_loop(), threading.Event()
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        threads.submit(free.wait)  # the disk is slow
+        loop.set_default_executor(threads)
+        first = asyncio.create_task(sessions.end(leaving))
+        second = asyncio.create_task(sessions.end(waiting))
+        await asyncio.sleep(0)
+        first.cancel()
+        second.cancel()
+        await asyncio.wait([first, second])
+        free.set()
+
+    assert first.cancelled()
+    assert second.cancelled()
+    assert file.read() == []
 
 
 async def test_a_damaged_file_signs_everybody_out(

@@ -4,6 +4,7 @@ Functions run in processes of this machine or in a Ray cluster; the cluster's mo
 offered as well.
 """
 
+import asyncio
 import os
 import random
 import sys
@@ -77,7 +78,7 @@ async def start_functions(
     slots = config.slots or cores
     if slots > PROCESSES_MAX:
         raise ConfigError(f"--slots {slots}: at most {PROCESSES_MAX} processes")
-    blobs = BlobCache()
+    blobs = await asyncio.to_thread(BlobCache)
     stack.push_async_callback(blobs.close)
     threads = max(1, cores // slots)
     caller = ProcessPool(
@@ -391,7 +392,7 @@ async def ray_membership(
 
     Raises ConfigError if the cluster or a module with tasks is unusable.
     """
-    blobs = BlobCache()
+    blobs = await asyncio.to_thread(BlobCache)
     stack.push_async_callback(blobs.close)
 
     async def connect() -> RemoteFunctionCaller:

@@ -7,7 +7,7 @@ in place of the changes that it missed: they would only grow, and are soon out o
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -73,6 +73,7 @@ class LiveFeed:
             raise QueueFull(f"{CLIENTS_MAX} clients listen already")
         if self._view is None:
             self._view = PoolView(self._gateway, orders)
+            self._view.orders_changed = True  # perhaps while they were read
             self._look_later()
         client = LiveClient(caller)
         client.signal.set()
@@ -157,8 +158,10 @@ class LiveFeed:
         if view is None or not view.orders_changed:
             return
         view.orders_changed = False
-        with suppress(StoreError):  # the dashboard shows that the store fails
+        try:
             view.orders = await stored_orders(self._gateway)
+        except StoreError:  # the dashboard shows that the store fails
+            view.orders_changed = True
 
     def _is_valid(self, caller: ApiCaller) -> bool:
         try:

@@ -209,14 +209,18 @@ class Access:
 
         This authorizes nothing: it decides whose requests may have to wait.
         """
-        if not carries_key(request.headers):
+        at = self._clock.wall()
+        try:
+            if carries_key(request.headers):
+                self.keyring.authenticate(authorization_in(request.headers), at)
+                return True
             address = request.remote or ""
             if self._open_loopback and is_local(address, request.headers):
                 return True
-            return self.sessions.find(request, self._clock.wall()) is not None
-        try:
-            authorization = authorization_in(request.headers)
-            self.keyring.authenticate(authorization, self._clock.wall())
+            session = self.sessions.find(request, at)
+            if session is None:
+                return False
+            self.keyring.by_digest(session.key_digest, at)
         except Unauthorized:
             return False
         return True
@@ -291,7 +295,7 @@ class Access:
             raise _session_ended()
 
     async def revoke(self, key: Key) -> Key:
-        """Revoke a key and cancel its jobs; return the revoked key.
+        """Revoke a key, cancel its jobs, sign its browsers out; return the revoked key.
 
         Raises StoreError; even then the key is refused until the next start.
         """
@@ -301,6 +305,7 @@ class Access:
             self._limiters.forget(key)
             if key.revoked_at is None:  # else another key may have the name by now
                 self._hub.cancel_all_of(key.name, REVOKED)
+            await self.sessions.end_all_of(key)
 
     def forget_ended(self, before: float) -> None:
         """Forget keys that were revoked or expired ``before`` a Unix time."""

@@ -7,6 +7,7 @@ coordinator's own pages alone.
 
 import asyncio
 import logging
+import threading
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -67,7 +68,7 @@ class BrowserSessions:
         self.codes = SignInCodes()
         self._pages = pages
         self._file = file
-        self._writing = asyncio.Lock()
+        self._writing = threading.Lock()
         self._sessions: dict[bytes, BrowserSession] = {}  # oldest first
         self._changes = 0
         self._written = 0  # the changes that are in the file
@@ -123,6 +124,18 @@ class BrowserSessions:
         if self._sessions.pop(session.digest, None) is not None:
             await self._write()
 
+    async def end_all_of(self, key: Key) -> None:
+        """End all sessions of a key."""
+        ended = [
+            digest
+            for digest, each in self._sessions.items()
+            if each.key_digest == key.digest
+        ]
+        for digest in ended:
+            del self._sessions[digest]
+        if ended:
+            await self._write()
+
     def drop_ended(self, at: float) -> None:
         """Forget the sessions that have expired."""
         for each in [*self._sessions.values()]:
@@ -134,21 +147,28 @@ class BrowserSessions:
         if self._file is None:
             return
         self._changes += 1
-        mine = self._changes
-        async with self._writing:
+        # Not cancelled with the request: a session that ended would begin again at the
+        # next start.
+        await asyncio.shield(
+            asyncio.get_running_loop().run_in_executor(
+                None, self._write_now, self._file, self._changes
+            )
+        )
+
+    def _write_now(self, file: SessionFile, mine: int) -> None:
+        with self._writing:
             if self._written >= mine:
-                return  # many sign in at a time, and one of them writes
-            self._written = self._changes
+                return  # many sign in at a time, and one thread writes for them
+            changes = self._changes  # before the sessions, which may change meanwhile
             try:
-                await asyncio.to_thread(
-                    self._file.write, lambda: [*self._sessions.values()]
-                )
+                file.write([*self._sessions.values()])
             except OSError as error:
                 log.warning(
                     "browsers sign in again after a restart: %s: %s",
-                    self._file.path,
+                    file.path,
                     error.strerror,
                 )
+            self._written = changes
 
 
 def set_cookie(

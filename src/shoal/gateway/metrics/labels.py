@@ -67,7 +67,8 @@ class WorkerLabels:
 
 
 def _worker_label(worker_id: WorkerId) -> str:
-    # Any key may read the metrics, and only operators see the keys of machines.
+    # Dashboards show the metrics to people without a key of the pool, and only
+    # operators see the keys of machines.
     return without_keys(_encodable(worker_id))
 
 
