@@ -79,6 +79,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if operation.streams:
         event = _EVENT if operation.stream_media == SSE_TYPE else {"type": "string"}
         answer[operation.stream_media] = {"schema": event}
+    if operation.text_media:
+        answer[operation.text_media] = {"schema": {"type": "string"}}
     described: dict[str, Any] = {
         "operationId": _operation_id(operation),
         "summary": operation.summary,
@@ -137,6 +139,8 @@ _EVENT = {
 
 
 def _schema(operation: Operation) -> dict[str, Any]:
+    if operation.media == SSE_TYPE:
+        return _EVENT
     if operation.answer is not None:
         return _ref(operation.answer)
     return {"type": "object" if operation.media == JSON_TYPE else "string"}

@@ -22,6 +22,7 @@ from shoal.gateway.dashboard import models as placed_models
 from shoal.gateway.dashboard import runs as watched_runs
 from shoal.gateway.http.media_types import (
     BYTES_TYPE,
+    CSV_TYPE,
     HTML_TYPE,
     SSE_TYPE,
     TEXT_TYPE,
@@ -544,6 +545,7 @@ OVERVIEW = (
         *("GET", "/admin/usage", "Add up usage and cost", read_list(usage.list_usage)),
         answer=usage.UsageList,
         query=usage.UsageQuery,
+        text_media=CSV_TYPE,
     ),
 )
 

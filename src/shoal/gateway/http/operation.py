@@ -69,7 +69,8 @@ class Operation:
     ``endpoint`` is ``Authorized``, or a handler that answers requests without a key.
     ``answer``, ``body`` and ``query`` are the types of the answer, the request's body
     and its query; an operation that ``streams`` may answer with a stream of the
-    type ``stream_media``, as the body asks.  An operation that is not ``documented`` is
+    type ``stream_media``, as the body asks, and one with a ``text_media`` with a text
+    of that type, as the query asks.  An operation that is not ``documented`` is
     left out of ``/openapi.json``.
     """
 
@@ -84,6 +85,7 @@ class Operation:
     media: str = JSON_TYPE
     streams: bool = False
     stream_media: str = SSE_TYPE
+    text_media: str = ""
     documented: bool = True
     pattern: str = "[^{}/]+"  # regular expression of the last parameter
     allow_head: bool = True  # whether GET also answers HEAD: not if it writes a stream
