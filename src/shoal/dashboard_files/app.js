@@ -170,7 +170,7 @@ function Shell({ session, onSignOut }) {
   useShortcuts(views, actions);
   useEffect(() => {
     if (!live.connected) return undefined;
-    // What is not fetched yet comes while nobody waits, so that each view opens at once.
+    // Fetch the other views while the page is idle, so that each opens at once.
     const timer = setTimeout(() => views.forEach((each) => loaded.has(each.id) || fetchView(each.id).catch(() => {})), PRELOAD);
     return () => clearTimeout(timer);
   }, [live.connected]);

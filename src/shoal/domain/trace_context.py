@@ -52,7 +52,7 @@ def read_traceparent(text: str) -> TraceContext | None:
 def attempt_traceparent(parent: str, job_id: JobId, lease: LeaseNumber) -> str:
     """Return the context of an attempt at a job, as a child of the job's.
 
-    It follows from the lease: whoever knows that needs no other state.  An invalid
+    It follows from the lease: so no other state is needed.  An invalid
     ``parent`` gives "".
     """
     context = read_traceparent(parent)

@@ -78,7 +78,7 @@ class WebSocketMessages:
 
 
 class _WaitingReceive(Awaitable[WSMessage]):
-    """A ``receive`` that waits for a future; whoever awaits it goes on with it."""
+    """A ``receive`` that waits for a future; awaiting it resumes it."""
 
     def __init__(self, receive: Receive, future: object) -> None:
         self._receive = receive

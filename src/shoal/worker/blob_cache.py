@@ -120,7 +120,7 @@ def _locked_folder() -> tuple[TemporaryDirectory[str], IO[bytes]]:
         lock.close()  # another worker locked it before, and deletes it
         with contextlib.suppress(OSError):
             folder.cleanup()
-    return _new_folder()  # a file system without locks: nobody can delete it
+    return _new_folder()  # a file system without locks: no other worker deletes it
 
 
 def _new_folder() -> tuple[TemporaryDirectory[str], IO[bytes]]:

@@ -1,6 +1,6 @@
 """The live feed: one look at the pool a second, encoded once, for all its clients.
 
-Nothing runs while nobody listens.  A client that does not keep up gets a new snapshot
+Nothing runs without a client.  A client that does not keep up gets a new snapshot
 in place of the changes that it missed: they would only grow, and are soon out of date.
 """
 
