@@ -54,6 +54,18 @@ def test_filter_and_dialog_stay_out_of_the_way(admin: Visitor) -> None:
     assert "#/events" in page.url
 
 
+def test_closed_dialog_leaves_another_view_alone(admin: Visitor) -> None:
+    admin.go("#/nodes?join")
+    page = admin.page
+    expect(page.get_by_role("dialog", name="Add a machine")).to_be_visible()
+
+    # The dialog's own event comes after both.
+    page.evaluate("document.querySelector('dialog').close(); location.hash = '#/keys'")
+
+    expect(page.get_by_role("heading", name="Keys", level=1)).to_be_visible()
+    assert "#/keys" in page.url
+
+
 def test_token_ends_in_the_future(admin: Visitor) -> None:
     admin.go("#/nodes?join")
     page = admin.page

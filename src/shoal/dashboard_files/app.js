@@ -8,6 +8,7 @@ import { Icon, Mark } from "./parts/icons.js";
 import { Dialog, ErrorNote, Loading, Time, toast, Toasts } from "./parts/ui.js";
 import { Login } from "./parts/login.js";
 import { Palette } from "./parts/palette.js";
+import { routeOf } from "./parts/route.js";
 
 /** The views: their address, title, group, key after `g`, and the scopes that see them. */
 const ALL = ["read", "use", "monitor", "admin"];
@@ -37,14 +38,6 @@ const SHORTCUTS = [
 
 const PRELOAD = 2000; // ms until the views that are not open are fetched
 const loaded = new Map(); // views by id, once imported
-
-function routeOf(hash) {
-  const [path, query = ""] = hash.replace(/^#\/?/, "").split("?", 2);
-  const parts = path.split("/").filter(Boolean).map((each) => {
-    try { return decodeURIComponent(each); } catch { return each; }
-  });
-  return { id: parts[0] || "", path: parts.slice(1), query: new URLSearchParams(query) };
-}
 
 function useRoute() {
   const [route, setRoute] = useState(routeOf(location.hash));

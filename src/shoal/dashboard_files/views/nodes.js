@@ -5,6 +5,7 @@ import { celsius, NONE, percent, plural, rate } from "../parts/format.js";
 import { JoinDialog, JoinPanel } from "../parts/join.js";
 import { MachineDialog, Orders, ordersFor } from "../parts/machine.js";
 import { activityOf, hardwareOf, machinesOf, protectionOf } from "../parts/machines.js";
+import { routeOf } from "../parts/route.js";
 import { Table } from "../parts/table.js";
 import { Empty, Head, Icon, Loading, Meter, State, Time } from "../parts/ui.js";
 
@@ -62,7 +63,8 @@ export default function Nodes({ live, session, route }) {
   const opened = route.path[0] && machines.find((each) => each.key === route.path[0] || each.names.includes(route.path[0]));
   const go = (machine, wanted) => { location.hash = `#/nodes${machine && `/${encodeURIComponent(machine)}`}${wanted && `?${new URLSearchParams({ state: wanted })}`}`; };
   const open = (machine) => go(machine.key, state);
-  const close = () => go("", state);
+  // A dialog says that it is closed a moment later, when another view may have been asked for.
+  const close = () => { if (routeOf(location.hash).id === route.id) go("", state); };
   const stopJoining = () => { setJoining(false); if (route.query.has("join")) close(); };
   const all = admin ? [...columns, { key: "orders", title: html`<span class="unseen">Actions</span>`, align: "end", hide: "phone",
     cell: (each) => html`<button type="button" class="quiet square" aria-label=${`Actions for ${each.name}`} title="Pause, drain, remove …" onClick=${() => open(each)}><${Icon} name="more" /></button>` }] : columns;
