@@ -2,8 +2,10 @@
 
 As pytest-xdist's ``--dist loadfile``, but for what happens when a process ends in the
 middle of a test: that test has failed, and is not run again.  pytest-xdist gives it to
-the next process, until four of them have ended, and with it files that are done, for
-whose end nobody tells the process that waits.
+the next process, until four of them have ended, and with it files that are done, whose
+end is never announced to the process that waits.  It also gives the next process one
+file alone; with a single test left in it, that process waits for ever, because a test
+begins only once the one after it is known.
 """
 
 from xdist.scheduler import LoadFileScheduling
@@ -25,3 +27,9 @@ class EachOnce(LoadFileScheduling):  # type: ignore[misc] # it has no types
                 del work[file]
         super().remove_node(node)  # gives the rest to others
         return began
+
+    def schedule(self) -> None:
+        """Give every process that runs out of tests another file, and then one more."""
+        super().schedule()
+        if self.collection:
+            super().schedule()

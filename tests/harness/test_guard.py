@@ -85,9 +85,12 @@ def test_leaves_a_process_and_a_thread():
         print(left.pid, file=file)
 """
 KILLED = "    signal.raise_signal(signal.SIGKILL)\n"
+DIES = f"""
+def test_dies():
+{KILLED}"""
 
 
-def run(folder: Path, *flags: str, **tests: str) -> str:
+def run(folder: Path, *flags: str, processes: int = 2, **tests: str) -> str:
     """Run tests, each in a file of its own, as the suite does; return the output."""
     for name, test in tests.items():
         (folder / f"test_{name}.py").write_text(HEAD + test + TAIL)
@@ -96,7 +99,8 @@ def run(folder: Path, *flags: str, **tests: str) -> str:
     command = [
         *(sys.executable, "-m", "pytest", "-p", "conftest", "--noconftest"),
         *("--rootdir", str(folder), "-c", str(TESTS.parent / "pyproject.toml")),
-        *("--numprocesses", "2", "--dist", "loadfile", *flags, str(folder)),
+        *("--numprocesses", str(processes), "--dist", "loadfile"),
+        *(*flags, str(folder)),
     ]
     done = subprocess.run(
         command,
@@ -124,6 +128,16 @@ def test_only_hanging_tests_fail(tmp_path: Path) -> None:
         output
     )  # and one before tear-down
     assert "hung: not over after 1 seconds" in output
+
+
+@pytest.mark.long
+def test_what_a_dead_process_had_before_it_is_run_by_the_next(tmp_path: Path) -> None:
+    output = run(tmp_path, processes=1, dies=DIES, last="")
+
+    assert re.findall(r"^FAILED (\S+)", output, re.MULTILINE) == [
+        "test_dies.py::test_dies"
+    ], output
+    assert " 4 passed" in output, output
 
 
 @pytest.mark.long
