@@ -136,7 +136,9 @@ def test_insufficient_scope_error_names_the_required_one(pool: Pool) -> None:
     done = shoal("keys", "ls", "--url", pool.url, "--api-key", user["key"])
 
     assert done.returncode == 1
-    assert "user has the scope use; this takes one with the scope admin" in done.stderr
+    assert (
+        "user has the scope use; this takes one with the scope monitor" in done.stderr
+    )
 
 
 def test_worker_joins_by_a_token_until_it_is_revoked(programs: Programs) -> None:
