@@ -90,7 +90,7 @@ def test_dies():
 {KILLED}"""
 
 
-def run(folder: Path, *flags: str, processes: int = 2, **tests: str) -> str:
+def run(folder: Path, tests: dict[str, str], *flags: str, processes: int = 2) -> str:
     """Run tests, each in a file of its own, as the suite does; return the output."""
     for name, test in tests.items():
         (folder / f"test_{name}.py").write_text(HEAD + test + TAIL)
@@ -119,7 +119,7 @@ def run(folder: Path, *flags: str, processes: int = 2, **tests: str) -> str:
 def test_only_hanging_tests_fail(tmp_path: Path) -> None:
     hanging = {kind.replace(" ", "_"): test for kind, test in HANGS.items()}
 
-    output = run(tmp_path, "--hang-after", "1", **hanging)
+    output = run(tmp_path, hanging, "--hang-after", "1")
 
     # Also its tear-down hangs, where the event loop waits for a task.
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
@@ -132,7 +132,7 @@ def test_only_hanging_tests_fail(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_what_a_dead_process_had_before_it_is_run_by_the_next(tmp_path: Path) -> None:
-    output = run(tmp_path, processes=1, dies=DIES, last="")
+    output = run(tmp_path, {"dies": DIES, "last": ""}, processes=1)
 
     assert re.findall(r"^FAILED (\S+)", output, re.MULTILINE) == [
         "test_dies.py::test_dies"
@@ -143,7 +143,7 @@ def test_what_a_dead_process_had_before_it_is_run_by_the_next(tmp_path: Path) ->
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["", KILLED], ids=["with", "before"])
 def test_process_left_by_a_test_ends_with_the_run(tmp_path: Path, end: str) -> None:
-    run(tmp_path, leaves=LEAVES + end)
+    run(tmp_path, {"leaves": LEAVES + end})
 
     pid = int((tmp_path / "left").read_text())
     # Whoever inherited it may not have asked yet how it ended.
