@@ -9,7 +9,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from harness.profiles import some_long
 from shoal.calls.group import CallRoute
 from shoal.calls.scheduler import CallScheduler
 from shoal.coordinator.connections import WorkerConnection
@@ -324,7 +323,6 @@ async def live_through(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("seed", some_long(range(50), short=1))
 def test_every_call_comes_to_its_right_end(
     protocol: AnyWireProtocol, seed: int, blobs: BlobCache
 ) -> None:
@@ -339,7 +337,6 @@ def test_every_call_comes_to_its_right_end(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("seed", some_long(range(50), short=1))
 def test_every_call_ends_right_while_operators_suspend_workers(
     protocol: AnyWireProtocol, seed: int, blobs: BlobCache
 ) -> None:
@@ -354,7 +351,6 @@ def test_every_call_ends_right_while_operators_suspend_workers(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("seed", some_long(range(50), short=1))
 def test_every_call_ends_right_though_the_disk_is_full_at_times(
     protocol: AnyWireProtocol, seed: int, blobs: BlobCache
 ) -> None:

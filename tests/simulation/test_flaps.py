@@ -166,11 +166,11 @@ async def served(here: PeerCoordinator, crowd: Crowd) -> "asyncio.Task[object]":
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(3))
-def test_ten_thousand_flaps_leave_nobody_stuck(seed: int) -> None:
+@pytest.mark.parametrize("draw", range(3))
+def test_ten_thousand_flaps_leave_nobody_stuck(draw: int) -> None:
     async def scenario() -> None:
         async with running_coordinator() as its:
-            random = Random(seed)
+            random = Random(draw)
             here = await accept_peers(its)
             crowd = Crowd([], random=random)
             serving = await served(here, crowd)

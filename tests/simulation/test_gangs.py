@@ -8,7 +8,6 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from harness.profiles import some_long
 from pool.gang_laws import check_gangs
 from shoal.coordinator.connections import WorkerConnection
 from shoal.coordinator.job_listener import EndedJob
@@ -231,7 +230,6 @@ async def live_through(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("seed", some_long(range(50), short=2))
 def test_every_gang_begins_as_a_whole_and_ends(
     protocol: AnyWireProtocol, seed: int, blobs: BlobCache
 ) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Coroutine, Mapping
 
 import pytest
 
-from harness.profiles import some_long
 from protocols.pairs import streams
 from shoal.domain.facts import JobHedged
 from shoal.domain.work import JobKind
@@ -100,7 +99,6 @@ async def live_through(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("seed", some_long(range(50), short=2))
 def test_every_job_ends_exactly_once(protocol: AnyWireProtocol, seed: int) -> None:
     async def scenario() -> None:
         world = await live_through(
@@ -126,7 +124,6 @@ def test_every_job_ends_exactly_once(protocol: AnyWireProtocol, seed: int) -> No
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("seed", some_long(range(50), short=1))
 def test_every_job_ends_once_while_operators_suspend_workers(
     protocol: AnyWireProtocol, seed: int
 ) -> None:
@@ -154,7 +151,6 @@ def test_every_job_ends_once_while_operators_suspend_workers(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("seed", some_long(range(50), short=1))
 def test_every_job_ends_once_though_the_disk_is_full_at_times(
     protocol: AnyWireProtocol, seed: int
 ) -> None:
