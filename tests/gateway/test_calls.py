@@ -37,6 +37,7 @@ class CallClient:
         self.socket = socket
         self.items: list[list[Any]] = []
         self.messages = 0
+        self._ends: dict[int, list[Any]] = {}
 
     async def ask(self, *asks: list[object]) -> None:
         await self.socket.send_bytes(pack(list(asks)))
@@ -51,15 +52,20 @@ class CallClient:
         message = await self.socket.receive(timeout=WAIT_MAX)
         assert message.type is WSMsgType.BINARY, message
         self.messages += 1
-        self.items += unpack(message.data)
+        items = unpack(message.data)
+        self.items += items
+        self._ends.update((each[1], each) for each in items if each[0] in (2, 3))
+
+    def forget(self) -> None:
+        """Forget what was received, so that numbers of calls serve again."""
+        self.items.clear()
+        self._ends.clear()
 
     async def end(self, number: int) -> list[Any]:
         """Wait for the end of a call."""
-        while True:
-            for each in self.items:
-                if each[1] == number and each[0] in (2, 3):
-                    return each
+        while number not in self._ends:
             await self.read()
+        return self._ends[number]
 
     async def value(self, number: int) -> Any:
         kind, _, value, *_ = await self.end(number)
@@ -487,7 +493,7 @@ async def test_referenced_value_is_stored_and_sent_once(
     async with caller(pool) as client:
         await client.call(1, "add", 1, 1, blobs=[digest])
         assert (await client.end(1))[2:4] == ["lacks", digest.hex()]
-        client.items.clear()
+        client.forget()
         response = await pool.session.head(url, headers=pool.headers())
         assert response.status == 404
         response = await pool.session.put(url, data=data, headers=pool.headers())

@@ -3,10 +3,13 @@
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 
 from shoal.protocols.seam.protocol import AnyWireProtocol
 
 
+@cache
 def discover() -> Mapping[str, AnyWireProtocol]:
     """Return every protocol by name: each folder here is one, but for the seam."""
     found = {}
@@ -15,4 +18,4 @@ def discover() -> Mapping[str, AnyWireProtocol]:
             package = importlib.import_module(f"{__name__}.{module.name}")
             protocol: AnyWireProtocol = package.PROTOCOL
             found[protocol.name] = protocol
-    return found
+    return MappingProxyType(found)
