@@ -12,8 +12,11 @@ from playwright.sync_api import (
     BrowserContext,
     ConsoleMessage,
     Page,
+    expect,
     sync_playwright,
 )
+
+from harness.speed import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 SHOTS = ROOT / "build" / "screenshots"
@@ -22,6 +25,8 @@ AXE = ROOT / ".venv-clients" / "node_modules" / "axe-core" / "axe.min.js"
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 SIGNED_OUT = "/dashboard/session"  # which answers 401 to those who are signed out
 SERIOUS = ("serious", "critical")
+
+expect.set_options(timeout=1000 * PATIENCE)
 
 
 def chromium() -> str:
@@ -115,7 +120,7 @@ def visitor(
     context = browser.new_context(
         viewport={"width": width, "height": height}, **options
     )
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(1000 * PATIENCE)
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     visiting = Visitor(context, url)
     try:

@@ -27,8 +27,6 @@ BEGUN = "".join(ANSWERS[ASK][:PAUSE])
 
 OpenPage = Callable[[Pool], Page]
 
-expect.set_options(timeout=1000 * PATIENCE)
-
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[Programs]:

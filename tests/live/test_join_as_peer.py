@@ -124,8 +124,9 @@ def test_worker_started_before_its_coordinator_joins_directly(
     pool = programs.serve(port=port)
     worker.event("joined")
 
+    both = ["tealenet:one/tiny", "tealenet:one/twin"]
+    eventually(lambda: ids(pool) == both, "it joined with each model")
     assert {each["protection"] for each in pool.workers()} == {"noise"}
-    assert ids(pool) == ["tealenet:one/tiny", "tealenet:one/twin"]
     assert answers(pool)
 
 
