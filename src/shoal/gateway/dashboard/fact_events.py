@@ -4,16 +4,33 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from shoal.domain.facts import (
-    JOB_ENDS,
+    AccountCredited,
+    AccountLimited,
     Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
     JobHedged,
     JobLeased,
     JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    JobUnhedged,
+    LateResult,
+    ReceiptPresented,
     WorkerApproved,
     WorkerDisapproved,
+    WorkerDismissed,
+    WorkerDistrusted,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLoadChanged,
     WorkerMarked,
     WorkerResumed,
     WorkerSuspended,
+    WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.pool.explanation import explain_fact
@@ -44,30 +61,54 @@ class LeaseHolders:
 
     def subject_of(self, fact: Fact) -> FactSubject:
         """Return what a fact is about.  Call it with the facts in their order."""
-        job: JobId | None = getattr(fact, "job_id", None)
-        lease: LeaseNumber | None = getattr(fact, "lease", None)
-        worker: str | None = getattr(fact, "worker_id", None)
         match fact:
-            case JobLeased() | JobHedged():
-                self._workers.setdefault(fact.job_id, {})[fact.lease] = fact.worker_id
-            case JobRequeued(refused_by=refused_by) if refused_by is not None:
-                worker = refused_by
+            case JobLeased(job, worker, lease) | JobHedged(job, worker, lease):
+                self._workers.setdefault(job, {})[lease] = worker
+                return FactSubject(job, lease, worker)
+            case JobStarted(job, lease) | JobUnhedged(job, lease):
+                return FactSubject(job, lease, self._holder(job, lease))
+            case JobCompleted(job, lease):
+                subject = FactSubject(job, lease, self._holder(job, lease))
+                self._workers.pop(job, None)
+                return subject
+            case JobRequeued(job, lease, refused_by=refused_by):
+                return FactSubject(job, lease, refused_by or self._holder(job, lease))
+            case JobSubmitted():
+                return FactSubject(fact.job_id, None, None)
+            case JobFailed(job) | JobCancelled(job) | JobExpired(job):
+                self._workers.pop(job, None)
+                return FactSubject(job, None, None)
+            case LateResult(job, lease, worker):
+                return FactSubject(job, lease, worker)
+            case ReceiptPresented(job, worker):
+                return FactSubject(job, None, worker)
+            case WorkerMarked(worker, about=job):
+                return FactSubject(job, None, worker)
+            case (
+                WorkerJoined(worker)
+                | WorkerDraining(worker)
+                | WorkerLeft(worker)
+                | WorkerDismissed(worker)
+                | WorkerLoadChanged(worker)
+            ):
+                return FactSubject(None, None, worker)
             case (
                 WorkerSuspended(name)
                 | WorkerResumed(name)
                 | WorkerApproved(name)
                 | WorkerDisapproved(name)
             ):
-                worker = name
-            case WorkerMarked(about=about):
-                job = about
-            case _:  # the others name what they are about
-                pass
-        if worker is None and job is not None and lease is not None:
-            worker = self._workers.get(job, {}).get(lease)
-        if isinstance(fact, JOB_ENDS):
-            self._workers.pop(fact.job_id, None)
-        return FactSubject(job, lease, worker)
+                return FactSubject(None, None, name)
+            case (
+                WorkerTrusted()
+                | WorkerDistrusted()
+                | AccountCredited()
+                | AccountLimited()
+            ):
+                return FactSubject(None, None, None)
+
+    def _holder(self, job_id: JobId, lease: LeaseNumber) -> WorkerId | None:
+        return self._workers.get(job_id, {}).get(lease)
 
 
 def line_of(fact: Fact) -> str:
