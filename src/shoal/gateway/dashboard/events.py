@@ -80,7 +80,7 @@ async def _list_of_job(store: Store, query: EventQuery) -> EventList:
     found = [
         each
         for each in reversed(events)
-        if each.number < end and concerns(each, query.worker)
+        if each.number < end and concerns(each.worker, query.worker)
     ]
     page = found[: query.limit]
     return EventList(page, page[-1].number if len(found) > len(page) else None)

@@ -61,44 +61,48 @@ class LeaseHolders:
 
     def subject_of(self, fact: Fact) -> FactSubject:
         """Return what a fact is about.  Call it with the facts in their order."""
+        # Of each fact of each job: patterns that capture nothing are twice as fast.
         match fact:
-            case JobLeased(job, worker, lease) | JobHedged(job, worker, lease):
+            case JobLeased() | JobHedged():
+                job, lease, worker = fact.job_id, fact.lease, fact.worker_id
                 self._workers.setdefault(job, {})[lease] = worker
                 return FactSubject(job, lease, worker)
-            case JobStarted(job, lease) | JobUnhedged(job, lease):
-                return FactSubject(job, lease, self._holder(job, lease))
-            case JobCompleted(job, lease):
-                subject = FactSubject(job, lease, self._holder(job, lease))
-                self._workers.pop(job, None)
-                return subject
-            case JobRequeued(job, lease, refused_by=refused_by):
-                return FactSubject(job, lease, refused_by or self._holder(job, lease))
+            case JobStarted() | JobUnhedged():
+                return self._under_lease(fact.job_id, fact.lease)
             case JobSubmitted():
                 return FactSubject(fact.job_id, None, None)
-            case JobFailed(job) | JobCancelled(job) | JobExpired(job):
-                self._workers.pop(job, None)
-                return FactSubject(job, None, None)
-            case LateResult(job, lease, worker):
-                return FactSubject(job, lease, worker)
-            case ReceiptPresented(job, worker):
-                return FactSubject(job, None, worker)
-            case WorkerMarked(worker, about=job):
-                return FactSubject(job, None, worker)
+            case JobCompleted():
+                subject = self._under_lease(fact.job_id, fact.lease)
+                self._workers.pop(fact.job_id, None)
+                return subject
+            case JobFailed() | JobCancelled() | JobExpired():
+                self._workers.pop(fact.job_id, None)
+                return FactSubject(fact.job_id, None, None)
+            case JobRequeued():
+                if fact.refused_by is None:
+                    return self._under_lease(fact.job_id, fact.lease)
+                return FactSubject(fact.job_id, fact.lease, fact.refused_by)
+            case LateResult():
+                return FactSubject(fact.job_id, fact.lease, fact.worker_id)
+            case ReceiptPresented():
+                return FactSubject(fact.job_id, None, fact.worker_id)
+            case WorkerMarked():
+                return FactSubject(fact.about, None, fact.worker_id)
             case (
-                WorkerJoined(worker)
-                | WorkerDraining(worker)
-                | WorkerLeft(worker)
-                | WorkerDismissed(worker)
-                | WorkerLoadChanged(worker)
+                WorkerJoined()
+                | WorkerDraining()
+                | WorkerLeft()
+                | WorkerDismissed()
+                | WorkerLoadChanged()
             ):
-                return FactSubject(None, None, worker)
+                return FactSubject(None, None, fact.worker_id)
             case (
-                WorkerSuspended(name)
-                | WorkerResumed(name)
-                | WorkerApproved(name)
-                | WorkerDisapproved(name)
+                WorkerSuspended()
+                | WorkerResumed()
+                | WorkerApproved()
+                | WorkerDisapproved()
             ):
-                return FactSubject(None, None, name)
+                return FactSubject(None, None, fact.name)
             case (
                 WorkerTrusted()
                 | WorkerDistrusted()
@@ -107,8 +111,9 @@ class LeaseHolders:
             ):
                 return FactSubject(None, None, None)
 
-    def _holder(self, job_id: JobId, lease: LeaseNumber) -> WorkerId | None:
-        return self._workers.get(job_id, {}).get(lease)
+    def _under_lease(self, job: JobId, lease: LeaseNumber) -> FactSubject:
+        held = self._workers.get(job)
+        return FactSubject(job, lease, None if held is None else held.get(lease))
 
 
 def line_of(fact: Fact) -> str:
