@@ -31,7 +31,7 @@ from shoal.store.port import NumberedFact, Store
 from shoal.transports.clock import Clock
 
 EVENTS_MAX = 5000  # kept about workers and accounts, and as many about jobs
-STORED_EXAMINED_MAX = 2000  # stored facts that are tested for one page
+FACTS_EXAMINED_MAX = 2000  # in the store, for one page
 NUMBERS_PER_SECOND = 1000  # of events, in the long run
 LOAD = FACT_NAMES[WorkerLoadChanged]  # is not stored
 OF_WORKERS = frozenset({*get_args(WorkerFact), *get_args(AccountFact)})
@@ -152,7 +152,7 @@ class EventLog:
         skip = 0
         if before is None:
             skip = sum(each.name != LOAD for each in self._of_workers)
-        examined = limit if not worker else STORED_EXAMINED_MAX
+        examined = limit if not worker else FACTS_EXAMINED_MAX
         facts = await store.worker_facts(examined, before, skip)
         events = [_stored_event(each) for each in facts]
         found = [each for each in events if concerns(each.worker, worker)]

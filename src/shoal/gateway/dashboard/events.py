@@ -21,9 +21,9 @@ from shoal.gateway.http.responses import json_response
 from shoal.store.port import Store
 
 LISTED_MAX = 1000
-NUMBER_MAX = 2**53  # what JavaScript can count to
+EVENT_NUMBER_MAX = 2**53  # what JavaScript can count to
 
-EventNumber = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
+EventNumber = Annotated[int, msgspec.Meta(ge=0, le=EVENT_NUMBER_MAX)]
 
 
 class EventQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
