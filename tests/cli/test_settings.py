@@ -52,6 +52,7 @@ def test_every_wire_has_flags_and_variables_of_its_own(name: str) -> None:
     [
         ("[serve]\nport = true", "[serve] port: expected a whole number"),
         ("[serve]\nport = 1.5", "[serve] port: expected a whole number"),
+        ("[serve]\nport = inf", "[serve] port: expected a whole number"),
         ("[serve]\nport = -1", "[serve] port: expected a whole number of 0 or more"),
         ("[serve]\ndrain = nan", "[serve] drain: expected a number of 0 or more"),
         ("[serve]\ndrain = inf", "[serve] drain: expected a number of 0 or more"),

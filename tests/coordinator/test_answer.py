@@ -308,12 +308,12 @@ async def test_text_is_readable_after_the_end() -> None:
 
 async def test_first_end_counts() -> None:
     answer, reading = partial_answer(read=False)
-    assert not answer.ended
+    assert answer.end is None
 
     answer.finish(Outcome("whole"))
     answer.fail(JobError("too late"))
 
-    assert answer.ended
+    assert answer.end is not None
     assert await reading.outcome() == Outcome("whole")
 
 

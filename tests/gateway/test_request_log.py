@@ -11,6 +11,7 @@ import pytest
 
 from gateway.keys import CHAT
 from gateway.serving import KEY, TOKEN, Pool, eventually
+from shoal.gateway.admin import status
 from shoal.gateway.app import OWN_WEBSOCKETS
 from shoal.gateway.calls import CALLS_PATH
 from shoal.gateway.operations import OPERATIONS
@@ -124,6 +125,21 @@ async def test_answers_and_what_is_left_unread_leave_one_line(
         await node.wait_stopped(await beginning)
 
     assert (await line_of(lines, "left"))["status"] == 499
+
+
+async def test_bug_is_logged_as_one(
+    pool: Pool, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(status, "job_counts", fail)
+    headers = pool.headers() | {"x-request-id": "bug"}
+
+    answer = await pool.session.get(f"{pool.url}/admin/status", headers=headers)
+
+    assert answer.status == 500
+    assert (await line_of(lines, "bug"))["status"] == 500
 
 
 async def test_preflights_leave_one_line(

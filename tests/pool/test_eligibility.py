@@ -26,8 +26,8 @@ from shoal.domain.job import Job, JobTerms, Privacy
 from shoal.domain.work import ANY_MODEL, Chat, Feature, JobKind, Task, Work
 from shoal.domain.worker import Offer
 from shoal.pool.eligibility import (
-    EXAMINED_MAX,
     LISTED_MAX,
+    WORKERS_EXAMINED_MAX,
     ineligibility,
     no_worker_reason,
     passed_over,
@@ -148,8 +148,11 @@ def test_explanation_stays_small_in_a_large_pool() -> None:
 
     looked_at, others = passed_over(pool, pool.jobs[J])
 
-    assert (looked_at.count, len(looked_at.workers)) == (EXAMINED_MAX, LISTED_MAX)
-    assert others.count == 1000 - EXAMINED_MAX
+    assert (looked_at.count, len(looked_at.workers)) == (
+        WORKERS_EXAMINED_MAX,
+        LISTED_MAX,
+    )
+    assert others.count == 1000 - WORKERS_EXAMINED_MAX
 
 
 @pytest.mark.parametrize(

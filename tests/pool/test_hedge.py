@@ -26,7 +26,7 @@ from shoal.domain.job import TimeLimit
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import CancelJob, Completed, Failed, Rejected
 from shoal.domain.work import Completion, Embedding, Feature, JobKind, Work
-from shoal.pool.hedge import EXAMINED_MAX, hedges, next_hedge
+from shoal.pool.hedge import JOBS_EXAMINED_MAX, hedges, next_hedge
 from shoal.pool.inputs import (
     AnswerRejected,
     Cancellation,
@@ -243,7 +243,7 @@ def test_one_idle_worker_gets_one_hedge() -> None:
 
 def test_ineligible_jobs_do_not_block_other_hedges() -> None:
     pool = pool_after(joined("x", "x", slots=200), joined("m", slots=20))
-    for number in range(EXAMINED_MAX * 2):
+    for number in range(JOBS_EXAMINED_MAX * 2):
         pool.apply(JobSubmitted(job(f"x{number}", "x")), 0.0)
     pool.apply(JobSubmitted(job()), 0.0)
     assign(pool)

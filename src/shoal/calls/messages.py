@@ -28,7 +28,7 @@ from shoal.domain.errors import (
 )
 from shoal.domain.vocabulary import CallResult
 
-NUMBER_MAX = 2**53 - 1  # the largest integer of JavaScript
+INTEGER_MAX = 2**53 - 1  # the largest integer of JavaScript
 NAME_MAX = 256  # characters of a function's name
 BLOBS_MAX = 1024  # values of one call that are sent separately
 KEY_MAX = 255  # characters of an idempotency key, as over HTTP
@@ -36,7 +36,7 @@ ITEMS_MAX = 1 << 17  # items of one message: twice the calls that may be open
 PYTHON_MAX = 16  # characters of a version of Python
 SECONDS_MAX = 86_400.0  # to wait, or to run
 
-Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+Number = Annotated[int, Meta(ge=0, le=INTEGER_MAX)]
 Seconds = Annotated[float, Meta(gt=0, le=SECONDS_MAX)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 

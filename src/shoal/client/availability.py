@@ -47,7 +47,7 @@ async def fetch_tasks(session: ClientSession, address: CoordinatorAddress) -> Ta
 
 
 STALL_TIMEOUT = 5.0  # seconds without a message until the monitor checks
-EXAMINED_MAX = 1024  # open calls that are checked
+CALLS_EXAMINED_MAX = 1024  # open ones, for each check
 NAMES_MAX = 5  # functions in one warning
 WARNED_MAX = 1024  # functions with a warning that is not repeated
 

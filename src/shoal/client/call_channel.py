@@ -13,7 +13,7 @@ from itertools import islice
 from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgType
 
 from shoal.client import messages
-from shoal.client.availability import EXAMINED_MAX, StalledCallMonitor
+from shoal.client.availability import CALLS_EXAMINED_MAX, StalledCallMonitor
 from shoal.client.blob_transfers import BlobTransfers
 from shoal.client.blobs import Blob, BlobClient
 from shoal.client.call_errors import FailedCall, call_error
@@ -157,7 +157,7 @@ class CallChannel:
 
     def _unstarted(self) -> list[ClientCall]:
         """Return calls that were sent and have not started."""
-        some = islice(self._open.values(), EXAMINED_MAX)
+        some = islice(self._open.values(), CALLS_EXAMINED_MAX)
         return [call for call in some if call.sent and not call.started]
 
     def _items(self) -> list[tuple[object, ...]]:

@@ -265,7 +265,7 @@ def _convert(value: object, type_: Any, where: str) -> object:
             return _texts(value)
         if type_ is str and isinstance(value, str):
             return value
-    except ValueError:
+    except (ValueError, OverflowError):  # int() of an infinite number
         pass
     wanted = {
         int: "a whole number of 0 or more",

@@ -47,6 +47,7 @@ class Answer:
         self.lease = LeaseNumber(0)
         self.worker_id: WorkerId | None = None
         self.last_output: float | None = None  # of the present lease
+        self.end: Outcome | ShoalError | None = None  # None: it has not ended
         self._rival: tuple[LeaseNumber, WorkerId] | None = None
         self._read = False  # whether any reader has seen a piece
         self._pieces = PieceBuffer()
@@ -56,14 +57,13 @@ class Answer:
         self._expected = ""  # text that the present worker has to repeat
         self._repeated = 0  # characters of it that it has
         self._readings: list[AnswerCursor] = []
-        self._end: Outcome | ShoalError | None = None
 
     @classmethod
     def completed(cls, job_id: JobId, outcome: Outcome) -> "Answer":
         """Return the answer of a job that is done."""
         answer = cls(job_id)
         answer._pieces.replace(replay(outcome))
-        answer._end = outcome
+        answer.end = outcome
         return answer
 
     @property
@@ -79,14 +79,6 @@ class Answer:
     def size(self) -> int:
         """Approximate number of characters so far."""
         return self._size
-
-    @property
-    def ended(self) -> bool:
-        return self._end is not None
-
-    @property
-    def end(self) -> Outcome | ShoalError | None:
-        return self._end
 
     @property
     def has_readers(self) -> bool:
@@ -200,19 +192,19 @@ class Answer:
 
     def notify_leased(self, peer: WorkerConnection) -> None:
         """Notify the listener that ``peer`` has the current lease."""
-        if self.listener is not None and self._end is None:
+        if self.listener is not None and self.end is None:
             assert self.worker_id is not None, "a lease names a worker"
             self.listener.on_leased(self.job_id, self.lease, self.worker_id, peer)
 
     def report_progress(self, share: float | None, remark: str, now: float) -> None:
         """Pass on the progress of a call; it counts as output for time limits."""
         self.last_output = now
-        if self.listener is not None and self._end is None:
+        if self.listener is not None and self.end is None:
             self.listener.on_progress(self.job_id, share, remark)
 
     def deliver_results(self, returns: list[CallResult]) -> None:
         """Pass on results of calls in a call stream."""
-        if self.listener is not None and self._end is None:
+        if self.listener is not None and self.end is None:
             self.listener.on_results(returns)
 
     # The end.
@@ -275,8 +267,8 @@ class Answer:
             raise ReaderTooSlow
 
     def _end_with(self, end: Outcome | ShoalError) -> None:
-        if self._end is None:
-            self._end = end
+        if self.end is None:
+            self.end = end
             for reading in self._readings:
                 reading.wake()
             if self.listener is not None:

@@ -26,9 +26,6 @@ class PieceBuffer:
         self._old: list[AnswerPiece] = []
         self._new: list[AnswerPiece] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._new or self._old)
-
     def extend(self, pieces: Sequence[AnswerPiece]) -> None:
         """Add pieces at the end."""
         self._new.extend(pieces)
@@ -140,9 +137,10 @@ class AnswerCursor:
         return self._answer.lease
 
     async def read(self) -> list[AnswerPiece]:
-        while not (self._unread or self._answer.end or self._aborted):
-            await self._awake()
         pieces = self._unread.drain()
+        while not (pieces or self._answer.end or self._aborted):
+            await self._woken()
+            pieces = self._unread.drain()
         if pieces:
             self._answer.mark_read()
         self._unread_size = 0
@@ -155,7 +153,7 @@ class AnswerCursor:
         self._attentive = False
         self.clear()
         while (end := self._aborted or self._answer.end) is None:
-            await self._awake()
+            await self._woken()
         if isinstance(end, Outcome):
             return end
         raise end
@@ -189,9 +187,10 @@ class AnswerCursor:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
-    async def _awake(self) -> None:
+    def _woken(self) -> asyncio.Future[None]:
+        """Return what to wait for; it is done by the next ``push`` or ``wake``."""
         self._wake = asyncio.get_running_loop().create_future()
-        await self._wake
+        return self._wake
 
     def _keeps_up(self, now: float) -> bool:
         if self._full_since is None:

@@ -176,7 +176,9 @@ class Hub:
             yield reading
         finally:
             answer.remove_reader(reading)
-            if not (answer.ended or answer.has_readers or job.continues_unattended):
+            if answer.end is None and not (
+                answer.has_readers or job.continues_unattended
+            ):
                 self.post(Cancellation(answer.job_id, "the client left"))
 
     def submit(self, job: Job, listener: JobListener) -> None:

@@ -123,7 +123,9 @@ class WorkerEvents:
     def _on_chunk(self, event: AnswerChunk) -> None:
         # The hot path, once per token: no task, no lock, and a fact only for the first.
         answer = self._answers.get(event.job_id)
-        if answer is None or answer.ended or not answer.accepts_lease(event.lease):
+        if answer is None or answer.end is not None:
+            return
+        if not answer.accepts_lease(event.lease):
             return
         try:
             if answer.append(event.pieces, self._clock.now()):

@@ -64,10 +64,10 @@ def characters_in(values: Iterable[object], at_most: int | None = None) -> int:
         match left.pop():
             case str() as text:
                 found += len(text)
-            case Mapping() as fields:
+            case dict() | Mapping() as fields:  # a dict is known sooner
                 found += len(fields)
                 left += fields.values()
-            case Sequence() as items:
+            case list() | tuple() | Sequence() as items:
                 found += len(items)
                 left += items
             case _:

@@ -40,6 +40,7 @@ __all__ = ["Gateway", "make_app"]
 RESPONSE_TIMEOUT = 120.0  # seconds for a client to read a whole response
 SWITCHING_PROTOCOLS = 101
 NO_CONTENT = 204
+FAILED = 500  # what aiohttp answers when a handler raises anything else
 CLIENT_CLOSED = 499  # nginx's status for a client that left before the response
 
 NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
@@ -132,7 +133,7 @@ def _application(
         record = begin_record(request, gateway.clock.now())
         request = gateway.proxies.with_client(request)
         preflight = gateway.pages.preflight_headers(request.headers)
-        status = CLIENT_CLOSED
+        status = FAILED
         metrics.requests.active += not is_upgrade
         if tracer is not None and not is_upgrade:
             tracer.begin(record)
@@ -145,6 +146,9 @@ def _application(
                 return web.Response(status=status, headers=preflight)
             response = await _handle(request, record, handler, form)
             status = response.status
+        except (asyncio.CancelledError, ConnectionError):
+            status = CLIENT_CLOSED
+            raise
         finally:
             metrics.requests.active -= not is_upgrade
             gateway.bodies.release(request)

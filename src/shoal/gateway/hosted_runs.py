@@ -3,28 +3,19 @@
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeAlias
 
 from aiohttp import web
 
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import InvalidRequest, NotFound, PeerError
-from shoal.domain.facts import (
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-    JobLeased,
-    JobSubmitted,
-)
+from shoal.domain.facts import Fact, JobEnd, JobLeased, JobSubmitted
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Gang, Job
 from shoal.gateway.rank_relay import BytePace, RankRelay
-from shoal.pool.lifecycle import JobState
+from shoal.pool.lifecycle import END_STATES, JobState
 from shoal.training.rendezvous import Rendezvous
 from shoal.training.run_events import RANKS_MAX, Message, RunEvent, RunEvents
 from shoal.training.run_link import REPLACED, RUN_ENDED
@@ -42,13 +33,6 @@ NOT_OPEN = (
 
 Deliveries = Iterable[tuple[str, Message]]
 
-EndFact: TypeAlias = JobCompleted | JobFailed | JobCancelled | JobExpired
-ENDS: Mapping[type[EndFact], JobState] = {
-    JobCompleted: JobState.DONE,
-    JobFailed: JobState.FAILED,
-    JobCancelled: JobState.CANCELLED,
-    JobExpired: JobState.EXPIRED,
-}
 RUNNING = "running"
 WORST_FIRST = (JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED)
 
@@ -266,21 +250,20 @@ class HostedRuns:
         self._of_jobs[job.id] = gang.id
 
     def _on_fact(self, fact: Fact) -> None:
-        match fact:
-            case JobSubmitted(job):
-                self._add(job)
-            case JobLeased(job_id, worker_id):
-                if (run_id := self._of_jobs.get(job_id)) is not None:
-                    self._runs[run_id].lease(job_id, worker_id)
-            case JobCompleted() | JobFailed() | JobCancelled() | JobExpired():
-                if (run_id := self._of_jobs.pop(fact.job_id, None)) is not None:
-                    self._on_end(run_id, fact)
-            case _:  # other facts begin and end no run
-                pass
+        if isinstance(fact, JobSubmitted):
+            self._add(fact.job)
+        elif isinstance(fact, JobLeased):
+            if (run_id := self._of_jobs.get(fact.job_id)) is not None:
+                self._runs[run_id].lease(fact.job_id, fact.worker_id)
+        elif isinstance(fact, JobEnd):
+            self._on_end(fact)
 
-    def _on_end(self, run_id: str, fact: EndFact) -> None:
+    def _on_end(self, fact: JobEnd) -> None:
+        run_id = self._of_jobs.pop(fact.job_id, None)
+        if run_id is None:
+            return
         run = self._runs[run_id]
-        run.ends.add(ENDS[type(fact)])
+        run.ends.add(END_STATES[type(fact)])
         del run.members[fact.job_id]
         if run.members:
             return

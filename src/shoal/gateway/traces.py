@@ -14,6 +14,7 @@ from shoal.domain.facts import (
     JobCancelled,
     JobCompleted,
     JobExpired,
+    JobFact,
     JobFailed,
     JobHedged,
     JobLeased,
@@ -131,35 +132,14 @@ class JobTraces:
 
     def on_fact(self, fact: Fact) -> None:
         """Make the spans of what has ended by a fact."""
-        match fact:
-            case JobSubmitted(job):
-                if job.terms.trace:
-                    self._add(job)
-            case (
-                JobLeased()
-                | JobHedged()
-                | JobUnhedged()
-                | JobStarted()
-                | JobRequeued()
-                | JobCompleted()
-                | JobFailed()
-                | JobCancelled()
-                | JobExpired()
-            ):
-                if (traced := self._jobs.get(fact.job_id)) is not None:
-                    self._advance(traced, fact)
-            case _:
-                pass  # about no job, or later than its end
-
-    def _add(self, job: Job) -> None:
-        parent = read_traceparent(job.terms.trace)
-        if parent is None or not parent.sampled:
+        if isinstance(fact, JobSubmitted):
+            self._add(fact.job)
             return
-        about = request_attributes(job.work) | {"shoal.job.id": job.id}
-        self._jobs[job.id] = _TracedJob(job.id, parent, about, self._clock.wall())
-
-    def _advance(self, job: _TracedJob, fact: Fact) -> None:
-        now = self._clock.wall()
+        if not isinstance(fact, JobFact):
+            return
+        job, now = self._jobs.get(fact.job_id), self._clock.wall()
+        if job is None:
+            return
         match fact:
             case JobLeased(_, worker_id, lease):
                 self._end_wait(job, now)
@@ -187,8 +167,15 @@ class JobTraces:
                 self._end(job, now, "cancelled")
             case JobExpired():
                 self._end(job, now, "timeout")
-            case _:
-                raise AssertionError("the caller passes no others")
+
+    def _add(self, job: Job) -> None:
+        if not job.terms.trace:
+            return
+        parent = read_traceparent(job.terms.trace)
+        if parent is None or not parent.sampled:
+            return
+        about = request_attributes(job.work) | {"shoal.job.id": job.id}
+        self._jobs[job.id] = _TracedJob(job.id, parent, about, self._clock.wall())
 
     def _end(self, job: _TracedJob, now: float, error: str) -> None:
         """End what is left of a job."""

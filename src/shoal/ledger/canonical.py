@@ -10,6 +10,7 @@ Sources: RFC 8785 (JSON Canonicalization Scheme), RFC 4648, section 4 (base64), 
 import binascii
 import re
 from datetime import UTC, datetime, timedelta
+from types import NoneType
 from typing import Final
 
 import msgspec
@@ -19,6 +20,7 @@ from shoal.domain.work import JSON
 
 _sorted: Final = msgspec.json.Encoder(order="sorted")
 EXACT_MAX = 2**53 - 1  # integers beyond it have no canonical form
+_PLAIN = frozenset({str, bool, NoneType})  # of these types, every value is plain
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z", re.ASCII
@@ -44,16 +46,18 @@ def _is_plain(value: object) -> bool:
     and sorts names by code point instead of UTF-16 unit, which is the same for ASCII.
     """
     kind = type(value)
-    if kind is str or value is None or kind is bool:
+    if kind in _PLAIN:
         return True
     if kind is int:
         return -EXACT_MAX <= value <= EXACT_MAX  # type: ignore[operator]  # an int
     if kind is dict:
         assert isinstance(value, dict)  # for the type checker
-        return all(
-            type(name) is str and name.isascii() and _is_plain(each)
-            for name, each in value.items()
-        )
+        for name, each in value.items():
+            if not (type(name) is str and name.isascii()):
+                return False
+            if type(each) not in _PLAIN and not _is_plain(each):
+                return False
+        return True
     if kind is list:
         assert isinstance(value, list)  # for the type checker
         return all(map(_is_plain, value))

@@ -11,14 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.config.installation import this_installation
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.models.quantizations import GgufModel, HubFile, gguf_models
-
-if TYPE_CHECKING:
-    pass
 
 SPACE_RESERVE = 1 << 28  # bytes that a download leaves free
 SUGGESTED_MAX = 5  # repositories that a message names
@@ -105,8 +102,8 @@ class ModelHub:
     def download(self, repository: str, model: GgufModel, on: OnProgress) -> Path:
         """Download the files of a model; return the one to load.
 
-        Raises ConfigError if the disk has no space or a file is damaged; Unavailable if
-        the hub is unreachable.
+        Raises ConfigError if the folder cannot be written, the disk has no space or a
+        file is damaged; Unavailable if the hub is unreachable.
         """
         self._check_space(model)
         paths = [self._file(repository, each, on) for each in model.files]
@@ -140,8 +137,13 @@ class ModelHub:
         from huggingface_hub.constants import HF_HUB_CACHE
 
         folder = Path(HF_HUB_CACHE)
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(folder).free
+        except OSError as error:
+            raise ConfigError(
+                f"{folder}: {error.strerror}; choose another folder: HF_HOME=FOLDER"
+            ) from error
         if model.size + SPACE_RESERVE > free:
             raise ConfigError(
                 f"{folder} has {free / 1e9:.1f} GB of free space, and the model has "
@@ -184,9 +186,14 @@ class ModelHub:
             raise Unavailable(
                 f"{self.endpoint} does not give {repository}: {error}; {OFFLINE_WAYS}"
             ) from error
-        except (httpx2.TransportError, OSError) as error:
+        except (httpx2.TransportError, ConnectionError, TimeoutError) as error:
             raise Unavailable(
                 f"cannot reach {self.endpoint}: {error}; {OFFLINE_WAYS}"
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"{repository} cannot be pulled: {error}; make room, or choose another "
+                "folder: HF_HOME=FOLDER"
             ) from error
 
 

@@ -24,7 +24,7 @@ from shoal.pool.worker import Worker
 
 LISTED_MAX = 8  # workers named in an explanation; the others are counted
 POINTS_MAX = 3  # points at which a worker gets no more jobs
-EXAMINED_MAX = 64  # workers examined for one explanation
+WORKERS_EXAMINED_MAX = 64  # for one explanation
 
 FEATURE_MESSAGES = {
     Feature.CODE: "runs no code that is sent along (`shoal join --trust-code` does)",
@@ -169,14 +169,14 @@ def passed_over(
     """
     with_model = pool.roster.with_model.get(job.model, {})
     reasons: dict[str, list[WorkerId]] = defaultdict(list)
-    for worker in islice(with_model.values(), EXAMINED_MAX):
+    for worker in islice(with_model.values(), WORKERS_EXAMINED_MAX):
         if worker.id not in chosen:
             reasons[ineligibility(job, worker) or otherwise].append(worker.id)
     groups = [
         PassedOver(reason, len(ids), tuple(ids[:LISTED_MAX]))
         for reason, ids in reasons.items()
     ]
-    if (unseen := len(with_model) - EXAMINED_MAX) > 0:
+    if (unseen := len(with_model) - WORKERS_EXAMINED_MAX) > 0:
         groups.append(PassedOver("not looked at one by one", unseen))
     if others := len(pool.workers) - len(with_model):
         groups.append(PassedOver(_missing_queue(job), others))

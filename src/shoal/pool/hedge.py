@@ -15,7 +15,7 @@ from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
 
 HEDGED_SHARE = 10  # running jobs for each hedged job; one may always be hedged
-EXAMINED_MAX = 32  # jobs examined in one plan
+JOBS_EXAMINED_MAX = 32  # in one plan
 
 
 def hedges(pool: PoolState, now: float, after: float) -> list[JobHedged]:
@@ -31,7 +31,7 @@ def hedges(pool: PoolState, now: float, after: float) -> list[JobHedged]:
     for gang in pool.gangs.in_order() if pool.gangs.waiting else ():
         places.assign(gang)  # reserves their machines
     free: dict[str, FreeWorkers] = {}
-    for job in islice(_hedgeable(pool, now, after), EXAMINED_MAX):
+    for job in islice(_hedgeable(pool, now, after), JOBS_EXAMINED_MAX):
         if len(found) >= room:
             break
         model = job.model

@@ -1,5 +1,6 @@
 """The life of a job: which fact may follow in which state, as a table."""
 
+from collections.abc import Mapping
 from enum import Enum
 
 from shoal.domain.facts import (
@@ -31,24 +32,30 @@ class JobState(Enum):
 
 
 _ = JobState
-_ENDS: dict[type[JobFact], JobState] = {
+_WITHOUT_WORKER: Mapping[type[JobFact], JobState] = {
     JobFailed: _.FAILED,
     JobCancelled: _.CANCELLED,
     JobExpired: _.EXPIRED,
 }
 
+END_STATES: Mapping[type[JobFact], JobState] = {
+    JobCompleted: _.DONE,
+    **_WITHOUT_WORKER,
+}
+"""The state after each end of a job."""
+
+
 TRANSITIONS: dict[JobState, dict[type[JobFact], JobState]] = {
-    _.QUEUED: {JobLeased: _.LEASED, **_ENDS},
+    _.QUEUED: {JobLeased: _.LEASED, **_WITHOUT_WORKER},
     _.LEASED: {
         JobHedged: _.LEASED,
         JobUnhedged: _.LEASED,
         JobStarted: _.STREAMING,
         JobRequeued: _.QUEUED,
-        JobCompleted: _.DONE,
-        **_ENDS,
+        **END_STATES,
     },
     # Requeued with the text so far: another worker continues it.
-    _.STREAMING: {JobRequeued: _.QUEUED, JobCompleted: _.DONE, **_ENDS},
+    _.STREAMING: {JobRequeued: _.QUEUED, **END_STATES},
     _.DONE: {},
     _.FAILED: {},
     _.CANCELLED: {},

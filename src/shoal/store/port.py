@@ -24,7 +24,7 @@ from shoal.store.webhooks import WebhookStore
 
 C = TypeVar("C", Key, JoinToken)
 
-EXAMINED_MAX = 2000  # jobs that are tested for one page, by default
+JOBS_EXAMINED_MAX = 2000  # for one page, by default
 
 OMITTED_WORK = Task("")
 """Placeholder for the work of a job that was left out."""
@@ -243,7 +243,7 @@ class Store(Protocol):
     async def summary(self, job_id: JobId) -> StoredJobSummary | None: ...
 
     async def recent(
-        self, wanted: JobFilter, limit: int, examined_max: int = EXAMINED_MAX
+        self, wanted: JobFilter, limit: int, examined_max: int = JOBS_EXAMINED_MAX
     ) -> StoredJobPage:
         """Return the newest jobs that match the filter, the newest first.
 

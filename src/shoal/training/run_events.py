@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from shoal.domain.errors import PeerError
 from shoal.domain.work import JSON
-from shoal.training.run_progress import NUMBER_MAX, RunProgress, StepHash
+from shoal.training.run_progress import INTEGER_MAX, RunProgress, StepHash
 
 Message: TypeAlias = Mapping[str, JSON]
 """A message of a run's connections: a JSON object."""
@@ -229,7 +229,7 @@ def _values(values: JSON) -> Message:
         raise PeerError(f"{PROGRESS}: values: expected at most {VALUES_MAX}")
     for name, value in values.items():
         is_number = type(value) is float or (
-            type(value) is int and abs(value) <= NUMBER_MAX
+            type(value) is int and abs(value) <= INTEGER_MAX
         )
         if len(name) > KEY_MAX or not is_number:
             raise PeerError(f"{PROGRESS}: values: expected numbers by their names")
@@ -240,6 +240,6 @@ def _hash(message: Message) -> Message:
     text, step = message["hash"], message.get("hash_step")
     if not isinstance(text, str) or _HASH.fullmatch(text) is None:
         raise PeerError(f"{PROGRESS}: hash: expected up to {HASH_MAX} digits")
-    if type(step) is not int or not 0 <= step <= NUMBER_MAX:
+    if type(step) is not int or not 0 <= step <= INTEGER_MAX:
         raise PeerError(f"{PROGRESS}: hash_step: expected a number from 0")
     return {"hash": text, "hash_step": step}

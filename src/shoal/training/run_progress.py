@@ -10,7 +10,7 @@ from typing import NamedTuple
 POINTS_MAX = 2000  # of a run; then every second one is left out
 POINTS_OF_ENDED = 500  # of a run that has ended
 RANKS_KEPT = 1024  # of which the progress is kept
-NUMBER_MAX = 2**53  # of an integer: larger ones are not exact as a float
+INTEGER_MAX = 2**53  # larger ones are not exact as a float
 
 
 class StepPoint(NamedTuple):
@@ -83,7 +83,7 @@ class RunProgress:
         known, step = self._rank(rank), values.get("step")
         if known is None or not isinstance(step, int | float):
             return
-        if not 0 <= step <= NUMBER_MAX:  # also if it is not a number
+        if not 0 <= step <= INTEGER_MAX:  # also if it is not a number
             return
         step = int(step)
         seconds = known.step_seconds

@@ -155,7 +155,7 @@ def failure_event(
     job_id: JobId,
     lease: LeaseNumber,
     error: Unavailable | NotFound | ClientError | JobError,
-) -> Event:
+) -> Rejected | Failed:
     """Return the event that reports why a job did not complete.
 
     Another worker may do what this one rejects; it cannot help what has failed.
@@ -286,7 +286,9 @@ class RunningJobs:
                 span.end = await self._answer(command, backend)
                 await self._send(span.end)
 
-    async def _answer(self, command: RunJob, backend: ModelBackend) -> Event:
+    async def _answer(
+        self, command: RunJob, backend: ModelBackend
+    ) -> Completed | Rejected | Failed:
         """Stream the answer; return its final event."""
         job_id, lease = command.job_id, command.lease
         runner, work, continues = backend.runner, command.work, command.continues

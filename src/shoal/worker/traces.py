@@ -10,7 +10,7 @@ from shoal.domain.trace_context import (
     attempt_traceparent,
     read_traceparent,
 )
-from shoal.domain.vocabulary import Completed, Event, Failed, Rejected, RunJob
+from shoal.domain.vocabulary import Completed, Failed, Rejected, RunJob
 from shoal.transports.clock import Clock
 from shoal.transports.tracing.spans import Span, SpanKind, SpanSink
 
@@ -26,7 +26,7 @@ class TracedRun:
 
     traceparent: str
     slot_at: float | None = None
-    end: Event | None = None
+    end: Completed | Rejected | Failed | None = None
 
 
 class JobTracer:
@@ -87,5 +87,5 @@ class JobTracer:
                 return replace(span, error=fault.value)
             case Rejected():
                 return replace(span, error="rejected")
-            case _:
+            case None:
                 return replace(span, error=CANCELLED)

@@ -155,7 +155,7 @@ async def test_what_left_memory_is_read_from_the_store(
 async def test_few_facts_are_tested_for_one_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_log, "EXAMINED_MAX", 2)
+    monkeypatch.setattr(event_log, "FACTS_EXAMINED_MAX", 2)
     async with serving(tmp_path) as pool:
         for name in ("n1", "n2", "n2", "n2"):
             async with pool.node(name):

@@ -9,10 +9,14 @@ from gateway.keys import request
 from gateway.serving import Pool, eventually, serving
 from shoal.domain.credentials import Key, Scope
 from shoal.domain.errors import StoreError
-from shoal.domain.facts import WorkerSuspended
+from shoal.domain.facts import AccountCredited, WorkerSuspended
 from shoal.gateway.context import Gateway
-from shoal.gateway.dashboard.event_log import EventLog, PoolEvent
-from shoal.gateway.dashboard.live_feed import UNREAD_MAX, LiveClient, LiveFeed
+from shoal.gateway.dashboard.live_feed import (
+    EVENTS_PER_LOOK,
+    UNREAD_MAX,
+    LiveClient,
+    LiveFeed,
+)
 from shoal.gateway.http.access import ApiCaller
 from shoal.store.sqlite.store import SqliteStore
 
@@ -50,14 +54,11 @@ async def pause(pool: Pool) -> None:
     assert (await request(pool, "POST", path))[0] == 200
 
 
-def feed_of(pool: Pool, events: list[PoolEvent] | None = None) -> LiveFeed:
-    """Return a feed that looks only when it is told to, and collect its ``events``."""
-    gateway = pool.gateway
+def feed_of(pool: Pool) -> LiveFeed:
+    """Return a feed that looks only when it is told to."""
+    gateway, log = pool.gateway, pool.log
     assert isinstance(gateway, Gateway)
-    log = EventLog(gateway.clock)
-    if events is not None:
-        log.subscribe(events.append)
-    gateway.hub.subscribe(log.on_fact)
+    assert log is not None
     feed = LiveFeed(gateway, log)
     feed.interval = 1e6
     return feed
@@ -69,6 +70,16 @@ async def reading(feed: LiveFeed) -> AsyncIterator[LiveClient]:
     async with feed.subscribe(CALLER) as client:
         assert (await feed.read(client)).startswith(b"event: snapshot\n")
         yield client
+
+
+def events_in(text: bytes) -> list[str]:
+    """Return the lines of the events that were sent."""
+    (data,) = (
+        each.partition(b"data: ")[2]
+        for each in text.strip().split(b"\n\n")
+        if each.startswith(b"event: facts\n")
+    )
+    return [event["text"] for event in json.loads(data)]
 
 
 async def test_nothing_is_looked_at_without_clients(pool: Pool) -> None:
@@ -93,10 +104,10 @@ async def test_nothing_is_sent_while_nothing_changes(pool: Pool) -> None:
 
 
 async def test_clients_share_what_is_encoded(pool: Pool) -> None:
-    events: list[PoolEvent] = []
-    feed = feed_of(pool, events)
+    feed, log = feed_of(pool), pool.log
+    assert log is not None
     async with reading(feed) as one, reading(feed) as other, pool.node():
-        await eventually(lambda: bool(events))
+        await eventually(lambda: bool(log.latest(1)))
 
         feed.look()
 
@@ -110,6 +121,25 @@ async def test_clients_share_what_is_encoded(pool: Pool) -> None:
         async with feed.subscribe(CALLER) as late:
             snapshot = (await feed.read(late)).decode()
             assert '"id":"grandsage:n1/m1"' in snapshot
+
+
+async def test_events_are_sent_once_and_of_many_the_latest(pool: Pool) -> None:
+    feed, log = feed_of(pool), pool.log
+    assert log is not None
+    log.on_fact(AccountCredited("early", 1, "default"))
+    async with reading(feed) as client:
+        for number in range(EVENTS_PER_LOOK + 1):
+            log.on_fact(AccountCredited(f"alice{number}", 1, "default"))
+        feed.look()
+        sent = events_in(await feed.read(client))
+        log.on_fact(AccountCredited("bob", 1, "default"))
+        feed.look()
+
+        assert [each.split()[0] for each in sent] == [
+            f"alice{number}" for number in range(1, EVENTS_PER_LOOK + 1)
+        ]
+        (last,) = events_in(await feed.read(client))
+        assert last.startswith("bob ")
 
 
 async def test_client_that_does_not_read_gets_a_new_snapshot(pool: Pool) -> None:

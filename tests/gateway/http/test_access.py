@@ -26,7 +26,8 @@ from shoal.domain.facts import Fact, JobCancelled, JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.work import JSON, Call, Chat
-from shoal.gateway.http.access import ANSWER_GUESS, LOOPBACK_KEY, ApiCaller
+from shoal.gateway.http.access import LOOPBACK_KEY, ApiCaller
+from shoal.gateway.http.job_quotas import ANSWER_GUESS
 from shoal.gateway.http.list_limits import LISTS_PER_MINUTE
 from shoal.transports.clock import LoopClock
 

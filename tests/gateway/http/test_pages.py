@@ -13,6 +13,7 @@ from gateway.serving import KEY, serving
 from shoal.domain.errors import ConfigError, Forbidden
 from shoal.gateway.calls import CALLS_PATH
 from shoal.gateway.http.pages import PagePolicy, page_policy
+from shoal.gateway.operations import OPERATIONS
 from shoal.protocols.dispatch import Config
 
 CHAT_PAGE = "https://chat.example"
@@ -122,6 +123,17 @@ def test_only_a_question_of_an_allowed_page_is_answered_as_one() -> None:
     assert POLICY.preflight_headers(headers(origin)) is None
     assert POLICY.preflight_headers(headers(other, question)) is None
     assert POLICY.preflight_headers(headers(question)) is None
+
+
+def test_allowed_page_may_use_every_method_of_the_api() -> None:
+    answer = POLICY.preflight_headers(
+        headers(("Origin", CHAT_PAGE), ("Access-Control-Request-Method", "PUT"))
+    )
+
+    assert answer is not None
+    allowed = answer["Access-Control-Allow-Methods"].split(", ")
+    # Browsers send HEAD without a question.
+    assert {each.method for each in OPERATIONS} - {"HEAD"} == {*allowed}
 
 
 def test_the_machine_and_its_address_are_names() -> None:

@@ -16,6 +16,7 @@ from shoal.cli.use.quote import price_options
 from shoal.cli.use.quote import quote as price_quote
 from shoal.domain.errors import ConfigError
 from shoal.domain.job import Privacy
+from shoal.pool.explanation import last_line
 from shoal.pool.trust import NO_TRUSTED_WORKER
 
 PATH = "/admin/jobs"
@@ -315,10 +316,5 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
         job["owner"],
         format_day(job["submitted_at"]),
         str(job["attempts"]),
-        _last_line(job["error"] or "")[:ERROR_MAX],
+        last_line(job["error"] or "")[:ERROR_MAX],
     )
-
-
-def _last_line(error: str) -> str:
-    """Return the last line of an error, which of a traceback is the message."""
-    return error.rstrip().rpartition("\n")[2]

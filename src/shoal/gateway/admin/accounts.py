@@ -20,7 +20,7 @@ from shoal.pool.inputs import AccountTopUp, BudgetSet
 from shoal.store.ledger import PostedTransfer
 
 LISTED_MAX = 1000  # accounts, or transfers, in one response
-NUMBER_MAX = 2**53  # of a transfer: more than possible, and valid in SQL
+TRANSFER_NUMBER_MAX = 2**53  # more than possible, and valid in SQL
 NAME_MAX = 1024  # characters of an account's name
 
 Amount = Annotated[int, msgspec.Meta(ge=1, le=DOLLARS_MAX * MICROS)]
@@ -50,9 +50,9 @@ class TransferQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many transfers to show, newest first; with a number below ``before``."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
-    before: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] | msgspec.UnsetType = (
-        msgspec.UNSET
-    )
+    before: (
+        Annotated[int, msgspec.Meta(ge=0, le=TRANSFER_NUMBER_MAX)] | msgspec.UnsetType
+    ) = msgspec.UNSET
 
 
 class AccountInfo(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from aiohttp import web
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, InvalidRequest, NotFound
 from shoal.domain.facts import FACT_NAMES, JobCompleted, JobHedged, JobLeased
-from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.ids import JobId
 from shoal.domain.job import Gang
 from shoal.domain.outcome import Choice, Outcome
 from shoal.gateway.admin.runs import cancel_run, explain_run, find_members
@@ -74,7 +74,7 @@ class JobOutcome(msgspec.Struct, frozen=True):
 class JobDetail(JobSummary, frozen=True):
     """A job with its last worker, and its outcome if it is done."""
 
-    worker: WorkerId | None
+    worker: str | None
     outcome: JobOutcome | None
     gang: Gang | None
 
@@ -253,20 +253,15 @@ def _without_keys(event: ExplainedFact) -> ExplainedFact:
     return msgspec.structs.replace(event, worker=worker, text=without_keys(event.text))
 
 
-def _last_worker(history: Sequence[RecordedFact]) -> WorkerId | None:
+def _last_worker(history: Sequence[RecordedFact]) -> str | None:
     """Return the worker that ended a job, or else the last one that ran it."""
-    workers: dict[LeaseNumber, WorkerId] = {}
-    last: LeaseNumber | None = None
-    for each in history:
-        match each.fact:
-            case JobLeased(_, worker_id, lease) | JobHedged(_, worker_id, lease):
-                workers[lease] = worker_id
-                last = lease
-            case JobCompleted(_, lease):
-                last = lease
-            case _:  # other facts name no worker of the job
-                pass
-    return None if last is None else workers.get(last)
+    described = zip(history, subjects(history), strict=True)
+    workers = [
+        subject.worker
+        for each, subject in described
+        if isinstance(each.fact, JobLeased | JobHedged | JobCompleted)
+    ]
+    return workers[-1] if workers else None
 
 
 def _outcome(outcome: Outcome) -> JobOutcome:

@@ -6,10 +6,11 @@ Those of calls of functions are left out, for there may be thousands a second.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter
+from typing import NamedTuple, get_args
 
 import msgspec
 from aiohttp import web
@@ -19,6 +20,8 @@ from shoal.domain.facts import (
     FACT_NAMES,
     AccountFact,
     Fact,
+    JobLeased,
+    JobStarted,
     WorkerFact,
     WorkerLoadChanged,
 )
@@ -28,9 +31,10 @@ from shoal.store.port import NumberedFact, Store
 from shoal.transports.clock import Clock
 
 EVENTS_MAX = 5000  # kept about workers and accounts, and as many about jobs
-EXAMINED_MAX = 2000  # stored facts that are tested for one page
+FACTS_EXAMINED_MAX = 2000  # in the store, for one page
 NUMBERS_PER_SECOND = 1000  # of events, in the long run
 LOAD = FACT_NAMES[WorkerLoadChanged]  # is not stored
+OF_WORKERS = frozenset({*get_args(WorkerFact), *get_args(AccountFact)})
 
 
 class PoolEvent(msgspec.Struct, frozen=True):
@@ -54,37 +58,56 @@ def to_event(number: int, at: float, fact: Fact, subject: FactSubject) -> PoolEv
     return PoolEvent(number, at, name, subject.job, subject.worker, line_of(fact))
 
 
+class _LoggedFact(NamedTuple):
+    """An event as it is kept.
+
+    Every job has two facts that few people read: those are kept, for they are small,
+    and the line about one is written when it is read.  Others may have prompts and
+    answers, so of them only the line is kept.
+    """
+
+    number: int
+    at: float
+    name: str
+    subject: FactSubject
+    line: str | JobLeased | JobStarted
+
+    def event(self) -> PoolEvent:
+        line = self.line if isinstance(self.line, str) else line_of(self.line)
+        subject = self.subject
+        return PoolEvent(
+            self.number, self.at, self.name, subject.job, subject.worker, line
+        )
+
+
 class EventLog:
-    """The latest events since the start.
+    """The latest events since the start, with consecutive numbers.
 
     Their numbers are greater than those of facts in the store, and than those of an
-    earlier start.
+    earlier start.  ``next_number`` is that of the next event.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._first = self._next = int(clock.wall() * NUMBERS_PER_SECOND)
+        self._first = self.next_number = int(clock.wall() * NUMBERS_PER_SECOND)
         self._frequent = FrequentFacts()
         self._holders = LeaseHolders()
-        self._of_workers: deque[PoolEvent] = deque(maxlen=EVENTS_MAX)
-        self._of_jobs: deque[PoolEvent] = deque(maxlen=EVENTS_MAX)
-        self._listeners: list[Callable[[PoolEvent], None]] = []
-
-    def subscribe(self, listener: Callable[[PoolEvent], None]) -> None:
-        """Call ``listener`` with every event from now on."""
-        self._listeners.append(listener)
+        self._of_workers: deque[_LoggedFact] = deque(maxlen=EVENTS_MAX)
+        self._of_jobs: deque[_LoggedFact] = deque(maxlen=EVENTS_MAX)
 
     def on_fact(self, fact: Fact) -> None:
         """Add a fact, unless it is frequent."""
         if self._frequent.is_frequent(fact):
             return
-        subject = self._holders.subject_of(fact)
-        event = to_event(self._next, self._clock.wall(), fact, subject)
-        self._next += 1
-        of_worker = isinstance(fact, WorkerFact | AccountFact)
-        (self._of_workers if of_worker else self._of_jobs).append(event)
-        for listener in self._listeners:
-            listener(event)
+        logged = _LoggedFact(
+            self.next_number,
+            self._clock.wall(),
+            FACT_NAMES[type(fact)],
+            self._holders.subject_of(fact),
+            fact if isinstance(fact, (JobLeased, JobStarted)) else line_of(fact),
+        )
+        self.next_number += 1
+        (self._of_workers if type(fact) in OF_WORKERS else self._of_jobs).append(logged)
 
     def latest(
         self, limit: int, before: int | None = None, worker: str = ""
@@ -93,17 +116,26 @@ class EventLog:
 
         ``worker`` is as in ``concerns``.
         """
-        events = merge(
+        found = (
+            each.event()
+            for each in self._newest_first()
+            if (before is None or each.number < before)
+            and concerns(each.subject.worker, worker)
+        )
+        return [*islice(found, limit)]
+
+    def since(self, number: int, limit: int) -> list[PoolEvent]:
+        """Return the events from a number on, oldest first; of many the latest."""
+        newest = islice(self._newest_first(), limit)
+        found = takewhile(lambda each: each.number >= number, newest)
+        return [each.event() for each in found][::-1]
+
+    def _newest_first(self) -> Iterator[_LoggedFact]:
+        return merge(
             *(reversed(self._of_workers), reversed(self._of_jobs)),
             key=attrgetter("number"),
             reverse=True,
         )
-        found = (
-            each
-            for each in events
-            if (before is None or each.number < before) and concerns(each, worker)
-        )
-        return [*islice(found, limit)]
 
     async def older(
         self, store: Store, limit: int, before: int | None = None, worker: str = ""
@@ -119,21 +151,23 @@ class EventLog:
             before = None
         skip = 0
         if before is None:
-            skip = sum(each.fact != LOAD for each in self._of_workers)
-        examined = limit if not worker else EXAMINED_MAX
+            skip = sum(each.name != LOAD for each in self._of_workers)
+        examined = limit if not worker else FACTS_EXAMINED_MAX
         facts = await store.worker_facts(examined, before, skip)
         events = [_stored_event(each) for each in facts]
-        found = [each for each in events if concerns(each, worker)]
+        found = [each for each in events if concerns(each.worker, worker)]
         if len(found) > limit:
             return found[:limit], found[limit - 1].number
         return found, facts[-1].number if len(facts) == examined else None
 
 
-def concerns(event: PoolEvent, worker: str) -> bool:
-    """Say whether an event is about a worker, or a machine's; empty: about anything."""
+def concerns(about: str | None, worker: str) -> bool:
+    """Say whether an event about a worker, or none, is about ``worker``.
+
+    That may be the name of its machine; empty: every event is.
+    """
     if not worker:
         return True
-    about = event.worker
     return about is not None and worker in (about, peer_of(WorkerId(about)))
 
 

@@ -21,9 +21,9 @@ from shoal.gateway.http.responses import json_response
 from shoal.store.port import Store
 
 LISTED_MAX = 1000
-NUMBER_MAX = 2**53  # what JavaScript can count to
+EVENT_NUMBER_MAX = 2**53  # what JavaScript can count to
 
-EventNumber = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
+EventNumber = Annotated[int, msgspec.Meta(ge=0, le=EVENT_NUMBER_MAX)]
 
 
 class EventQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +80,7 @@ async def _list_of_job(store: Store, query: EventQuery) -> EventList:
     found = [
         each
         for each in reversed(events)
-        if each.number < end and concerns(each, query.worker)
+        if each.number < end and concerns(each.worker, query.worker)
     ]
     page = found[: query.limit]
     return EventList(page, page[-1].number if len(found) > len(page) else None)

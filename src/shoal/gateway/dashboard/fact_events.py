@@ -4,16 +4,33 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from shoal.domain.facts import (
-    JOB_ENDS,
+    AccountCredited,
+    AccountLimited,
     Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
     JobHedged,
     JobLeased,
     JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    JobUnhedged,
+    LateResult,
+    ReceiptPresented,
     WorkerApproved,
     WorkerDisapproved,
+    WorkerDismissed,
+    WorkerDistrusted,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLoadChanged,
     WorkerMarked,
     WorkerResumed,
     WorkerSuspended,
+    WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.pool.explanation import explain_fact
@@ -44,30 +61,59 @@ class LeaseHolders:
 
     def subject_of(self, fact: Fact) -> FactSubject:
         """Return what a fact is about.  Call it with the facts in their order."""
-        job: JobId | None = getattr(fact, "job_id", None)
-        lease: LeaseNumber | None = getattr(fact, "lease", None)
-        worker: str | None = getattr(fact, "worker_id", None)
+        # Of each fact of each job: patterns that capture nothing are twice as fast.
         match fact:
             case JobLeased() | JobHedged():
-                self._workers.setdefault(fact.job_id, {})[fact.lease] = fact.worker_id
-            case JobRequeued(refused_by=refused_by) if refused_by is not None:
-                worker = refused_by
+                job, lease, worker = fact.job_id, fact.lease, fact.worker_id
+                self._workers.setdefault(job, {})[lease] = worker
+                return FactSubject(job, lease, worker)
+            case JobStarted() | JobUnhedged():
+                return self._under_lease(fact.job_id, fact.lease)
+            case JobSubmitted():
+                return FactSubject(fact.job_id, None, None)
+            case JobCompleted():
+                subject = self._under_lease(fact.job_id, fact.lease)
+                self._workers.pop(fact.job_id, None)
+                return subject
+            case JobFailed() | JobCancelled() | JobExpired():
+                self._workers.pop(fact.job_id, None)
+                return FactSubject(fact.job_id, None, None)
+            case JobRequeued():
+                if fact.refused_by is None:
+                    return self._under_lease(fact.job_id, fact.lease)
+                return FactSubject(fact.job_id, fact.lease, fact.refused_by)
+            case LateResult():
+                return FactSubject(fact.job_id, fact.lease, fact.worker_id)
+            case ReceiptPresented():
+                return FactSubject(fact.job_id, None, fact.worker_id)
+            case WorkerMarked():
+                return FactSubject(fact.about, None, fact.worker_id)
             case (
-                WorkerSuspended(name)
-                | WorkerResumed(name)
-                | WorkerApproved(name)
-                | WorkerDisapproved(name)
+                WorkerJoined()
+                | WorkerDraining()
+                | WorkerLeft()
+                | WorkerDismissed()
+                | WorkerLoadChanged()
             ):
-                worker = name
-            case WorkerMarked(about=about):
-                job = about
-            case _:  # the others name what they are about
-                pass
-        if worker is None and job is not None and lease is not None:
-            worker = self._workers.get(job, {}).get(lease)
-        if isinstance(fact, JOB_ENDS):
-            self._workers.pop(fact.job_id, None)
-        return FactSubject(job, lease, worker)
+                return FactSubject(None, None, fact.worker_id)
+            case (
+                WorkerSuspended()
+                | WorkerResumed()
+                | WorkerApproved()
+                | WorkerDisapproved()
+            ):
+                return FactSubject(None, None, fact.name)
+            case (
+                WorkerTrusted()
+                | WorkerDistrusted()
+                | AccountCredited()
+                | AccountLimited()
+            ):
+                return FactSubject(None, None, None)
+
+    def _under_lease(self, job: JobId, lease: LeaseNumber) -> FactSubject:
+        held = self._workers.get(job)
+        return FactSubject(job, lease, None if held is None else held.get(lease))
 
 
 def line_of(fact: Fact) -> str:

@@ -16,7 +16,7 @@ from shoal.domain.errors import KeyExpired, QueueFull, StoreError, Unauthorized
 from shoal.domain.facts import Fact
 from shoal.gateway.admin.workers import stored_orders
 from shoal.gateway.context import Gateway
-from shoal.gateway.dashboard.event_log import EventLog, PoolEvent
+from shoal.gateway.dashboard.event_log import EventLog
 from shoal.gateway.dashboard.pool_view import PoolView
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.responses import encode_json
@@ -56,9 +56,9 @@ class LiveFeed:
         self._view: PoolView | None = None  # None: there are no clients
         self._timer: Timer | None = None
         self._snapshot = b""  # encoded; empty: not since the last look
-        self._events: deque[PoolEvent] = deque(maxlen=EVENTS_PER_LOOK)
+        self._log = log
+        self._next_event = 0  # the number of the first that was not sent
         gateway.hub.subscribe(self._on_fact)
-        log.subscribe(self._on_event)
 
     @property
     def is_looking(self) -> bool:
@@ -73,6 +73,7 @@ class LiveFeed:
             raise QueueFull(f"{CLIENTS_MAX} clients listen already")
         if self._view is None:
             self._view = PoolView(self._gateway, orders)
+            self._next_event = self._log.next_number
             self._view.orders_changed = True  # perhaps while they were read
             self._look_later()
         client = LiveClient(caller)
@@ -111,9 +112,9 @@ class LiveFeed:
         text = b""
         if (changes := self._view.look()) is not None:
             text = _encode("changes", changes)
-        if self._events:
-            text += _encode("facts", [*self._events])
-            self._events.clear()
+        if events := self._log.since(self._next_event, EVENTS_PER_LOOK):
+            text += _encode("facts", events)
+            self._next_event = self._log.next_number
         for client in self._clients:
             if text and not client.needs_snapshot:
                 client.unread.append(text)
@@ -142,15 +143,10 @@ class LiveFeed:
             self._timer.cancel()
         self._timer = self._view = None
         self._snapshot = b""
-        self._events.clear()
 
     def _on_fact(self, fact: Fact) -> None:
         if self._view is not None:
             self._view.on_fact(fact)
-
-    def _on_event(self, event: PoolEvent) -> None:
-        if self._view is not None:
-            self._events.append(event)
 
     async def _read_orders(self) -> None:
         """Read operators' orders if they have changed; the next look shows them."""

@@ -1,10 +1,9 @@
-"""Authorizes requests by API key, and runs their jobs within the key's quota."""
+"""Authorizes requests, by API key or by the session of a browser."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
 
 from aiohttp import web
 
@@ -17,33 +16,16 @@ from shoal.domain.credentials import (
     BrowserSession,
     Key,
     Scope,
-    day_of,
-    tokens_to_read,
-    usage_of,
     without_fingerprint,
 )
 from shoal.domain.errors import (
-    Cancelled,
     Forbidden,
     KeyExpired,
     KeyRevoked,
     SessionEnded,
     Unauthorized,
 )
-from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Job, Priority
-from shoal.domain.outcome import AnswerPiece, Outcome
-from shoal.domain.work import (
-    Call,
-    CallStream,
-    Chat,
-    Completion,
-    Embedding,
-    Rerank,
-    Task,
-    Transcription,
-    Work,
-)
 from shoal.gateway.http.authentication import (
     REVOKED,
     Keyring,
@@ -52,18 +34,11 @@ from shoal.gateway.http.authentication import (
     is_local,
 )
 from shoal.gateway.http.browser_sessions import BrowserSessions
+from shoal.gateway.http.job_quotas import JobQuotas, Pay
 from shoal.gateway.http.list_limits import ListLimits
-from shoal.gateway.http.quotas import (
-    DetachedReservations,
-    KeyLimiter,
-    KeyLimiters,
-    Reservation,
-)
 from shoal.store.port import KeyStore
 from shoal.transports import http_server
 from shoal.transports.clock import Clock
-
-ANSWER_GUESS = 256  # tokens of an answer without a limit
 
 FIRST_KEY = "default"
 
@@ -83,10 +58,6 @@ RESERVED_NAMES = (FIRST_KEY, LOOPBACK_KEY.name, ANONYMOUS_KEY.name, CHECK_OWNER)
 async def key_cache(store: KeyStore) -> CredentialCache[Key]:
     """Load the stored keys into a cache.  Raises StoreError."""
     return CredentialCache("key", await store.keys.all(), store.keys, RESERVED_NAMES)
-
-
-Pay: TypeAlias = Callable[[Job], Awaitable[Job]]
-"""Collects the payment for a job, and returns the job with its reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +90,7 @@ CALLER = web.RequestKey("caller", ApiCaller)
 
 
 class Access:
-    """Authorizes requests (``authorize``) and runs their jobs (``submit``)."""
+    """Authorizes requests, and runs their jobs within the quotas of their keys."""
 
     def __init__(
         self,
@@ -137,13 +108,10 @@ class Access:
         self.sessions = sessions or BrowserSessions()
         self._hub = hub
         self._clock = clock
-        self._store = store
         self._open_loopback = open_loopback
         self._failures = failures or AuthThrottle()
-        self._limiters = KeyLimiters()
+        self._quotas = JobQuotas(hub, clock, keyring, store)
         self._lists = ListLimits()
-        self._detached_jobs = DetachedReservations(clock.now)
-        hub.subscribe(self._detached_jobs.on_fact)
 
     async def authorize(
         self,
@@ -225,54 +193,23 @@ class Access:
             return False
         return True
 
-    @asynccontextmanager
-    async def submit(
+    def submit(
         self, job: Job, caller: ApiCaller, pay: Pay | None = None
-    ) -> AsyncIterator[AnswerStream]:
-        """Run ``job`` for the length of the block, see ``Hub.run_job``.
+    ) -> AbstractAsyncContextManager[AnswerStream]:
+        """Run ``job`` for the length of the block, see ``JobQuotas.run_job``.
 
-        ``pay`` is called just before the job is submitted.
-
-        Raises RateLimited, DaySpent, BudgetSpent or InvalidRequest if the job exceeds
-        the key's quota, and KeyRevoked if the key was revoked meanwhile.
+        Raises KeyRevoked or SessionEnded at once.
         """
         self.ensure_active(caller)
-        limiter = self._limiters.of(caller.key, self._clock.now())
-        reservation = None
-        if limiter is not None:
-            reservation = await self._reserve(limiter, job.work, caller)
-        used: int | None = 0  # until the job is accepted
-        try:
-            if pay is not None:
-                job = await pay(job)
-            async with self._hub.run_job(job) as answer:
-                self._cancel_if_revoked(caller.key, answer.job_id)
-                reader = _KeyReader(answer, self.keyring, caller.key)
-                used = None
-                try:
-                    yield reader
-                finally:
-                    if reader.ended is not None:
-                        used = usage_of(job.work, reader.ended).tokens
-        finally:
-            if limiter is not None and reservation is not None:
-                if used is None and reader.job_id in self._hub.pool.jobs:
-                    self._detached_jobs.hold(
-                        reader.job_id, job.work, limiter, reservation
-                    )
-                else:
-                    limiter.settle(reservation, used, self._clock.now())
+        return self._quotas.run_job(job, caller.key, caller.headers, pay)
 
     def count_call(self, caller: ApiCaller) -> None:
         """Count a function call as a request without tokens.
 
-        Raises KeyRevoked or RateLimited.
+        Raises KeyRevoked, SessionEnded or RateLimited.
         """
         self.ensure_active(caller)
-        now = self._clock.now()
-        limiter = self._limiters.of(caller.key, now)
-        if limiter is not None:
-            limiter.settle(limiter.reserve(0, now), 0, now)
+        self._quotas.count_call(caller.key)
 
     @asynccontextmanager
     async def reading_list(self, caller: ApiCaller) -> AsyncIterator[None]:
@@ -302,7 +239,7 @@ class Access:
         try:
             return await self.keyring.cache.revoke(key, self._clock.wall())
         finally:
-            self._limiters.forget(key)
+            self._quotas.forget(key)
             if key.revoked_at is None:  # else another key may have the name by now
                 self._hub.cancel_all_of(key.name, REVOKED)
             await self.sessions.end_all_of(key)
@@ -312,7 +249,7 @@ class Access:
         book = self.keyring.cache
         book.drop_ended(before)
         self.sessions.drop_ended(self._clock.wall())
-        self._limiters.retain(key.id for key in book)
+        self._quotas.retain(key.id for key in book)
         self._lists.retain({*(key.name for key in book), *RESERVED_NAMES})
 
     def check_code(self, request: web.Request, code: str, beginning: str) -> None:
@@ -409,77 +346,6 @@ class Access:
             )
         return self.keyring.by_digest(digest, at)
 
-    async def _reserve(
-        self, limiter: KeyLimiter, work: Work, caller: ApiCaller
-    ) -> Reservation:
-        """Reserve the tokens that a job may use; add the limits to the headers."""
-        try:
-            reservation = limiter.reserve(_estimated_tokens(work), self._clock.now())
-        finally:
-            caller.headers.update(limiter.headers(self._clock.now()))
-        if not caller.key.quota.needs_stored_usage:
-            return reservation
-        at = self._clock.wall()
-        try:
-            stored = await self._store.usage_of(caller.name, day_of(at))
-            limiter.check_budget(reservation, stored, at)
-        except BaseException:
-            limiter.settle(reservation, 0, self._clock.now())
-            raise
-        return reservation
-
-    def _cancel_if_revoked(self, key: Key, job_id: JobId) -> None:
-        """Cancel a job whose key was revoked while it was being submitted."""
-        try:
-            self.keyring.ensure_active(key)
-        except KeyRevoked:
-            self._hub.cancel(job_id, REVOKED)
-            raise
-
-
-class _KeyReader:
-    """An answer stream that reports the revocation of its key."""
-
-    def __init__(self, reader: AnswerStream, keyring: Keyring, key: Key) -> None:
-        self.job_id = reader.job_id
-        # Not wrapped: every token passes here.
-        self.read: Callable[[], Coroutine[Any, Any, list[AnswerPiece]]] = reader.read
-        self.ended: Outcome | None = None
-        self._reader = reader
-        self._keyring = keyring
-        self._key = key
-
-    @property
-    def worker_id(self) -> WorkerId | None:
-        return self._reader.worker_id
-
-    @property
-    def attempts(self) -> int:
-        return self._reader.attempts
-
-    async def outcome(self) -> Outcome:
-        try:
-            self.ended = await self._reader.outcome()
-        except Cancelled:
-            self._keyring.ensure_active(self._key)  # a clearer error
-            raise
-        return self.ended
-
 
 def _session_ended() -> SessionEnded:
     return SessionEnded("the browser was signed out: sign in again")
-
-
-def _estimated_tokens(work: Work) -> int:
-    """Return the estimated tokens of a job."""
-    match work:
-        case Chat() | Completion():
-            choices = work.options.get("n")
-            answers = choices if isinstance(choices, int) and choices > 0 else 1
-            return tokens_to_read(work) + answers * (work.max_tokens or ANSWER_GUESS)
-        case Embedding() | Rerank():
-            return tokens_to_read(work)
-        case Task() | Transcription():
-            return tokens_to_read(work) + ANSWER_GUESS
-        case Call() | CallStream():
-            return 0

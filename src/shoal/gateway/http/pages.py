@@ -23,7 +23,7 @@ from shoal.domain.addresses import LOOPBACK_NAME
 from shoal.domain.errors import ConfigError, Forbidden
 
 PREFLIGHT_SECONDS = 7200  # that a browser may remember an answer; its own maximum
-METHODS = "GET, POST, DELETE"
+METHODS = "GET, POST, PUT, DELETE"
 EXPOSED = "*, x-request-id, x-shoal-job, x-shoal-worker, x-shoal-attempts, Retry-After"
 
 OWN_SITES = frozenset({"same-origin", "none"})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from shoal.domain.credentials import DAY, Key, KeyUsage, Quota, usage_of
 from shoal.domain.errors import BudgetSpent, DaySpent, InvalidRequest, RateLimited
-from shoal.domain.facts import Fact, JobCancelled, JobCompleted, JobExpired, JobFailed
+from shoal.domain.facts import JOB_ENDS, Fact, JobCompleted
 from shoal.domain.ids import JobId
 from shoal.domain.work import Work
 
@@ -223,13 +223,10 @@ class DetachedReservations:
 
     def on_fact(self, fact: Fact) -> None:
         """Settle the reservations of a job that has ended."""
-        match fact:
-            case JobCompleted(job_id, _, outcome):
-                for held in self._held.pop(job_id, ()):
-                    used = usage_of(held.work, outcome).tokens
-                    held.limiter.settle(held.reservation, used, self.now())
-            case JobFailed(job_id) | JobCancelled(job_id) | JobExpired(job_id):
-                for held in self._held.pop(job_id, ()):
-                    held.limiter.settle(held.reservation, None, self.now())
-            case _:
-                pass  # no end of a job
+        if not isinstance(fact, JOB_ENDS):
+            return
+        for held in self._held.pop(fact.job_id, ()):
+            used = None
+            if isinstance(fact, JobCompleted):
+                used = usage_of(held.work, fact.outcome).tokens
+            held.limiter.settle(held.reservation, used, self.now())

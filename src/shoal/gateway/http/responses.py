@@ -41,7 +41,9 @@ def encode_text(text: str) -> bytes:
 
 def encode_event_text(text: str) -> bytes:
     """Encode a JSON string for a line of a server-sent event."""
-    return _one_line(encode_text(text), text.isascii())
+    if text.isascii():
+        return _encode(text)
+    return _one_line(encode_text(text), ascii=False)
 
 
 def encode_json(value: object) -> bytes:

@@ -13,12 +13,14 @@ from shoal.domain.facts import (
     JobCancelled,
     JobCompleted,
     JobExpired,
+    JobFact,
     JobFailed,
     JobHedged,
     JobLeased,
     JobRequeued,
     JobStarted,
     JobSubmitted,
+    JobUnhedged,
 )
 from shoal.domain.gen_ai import OPERATION_NAMES
 from shoal.domain.ids import LeaseNumber, WorkerId
@@ -89,6 +91,8 @@ class JobMetrics(Collector):
     def on_fact(self, fact: Fact) -> None:
         """Count a fact."""
         self._facts[type(fact)] += 1
+        if not isinstance(fact, JobFact):
+            return
         match fact:
             case JobSubmitted(job):
                 self._open[job.id] = self._counted(job)
@@ -116,7 +120,7 @@ class JobMetrics(Collector):
                 if (counted := self._open.pop(job_id, None)) is not None:
                     end = END_LABELS[type(fact)]
                     self._ends[counted.operation, counted.model, end] += 1
-            case _:
+            case JobUnhedged():
                 pass  # only counted
 
     def forget_worker(self, label: str) -> None:

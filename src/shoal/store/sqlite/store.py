@@ -22,7 +22,7 @@ from shoal.store import codec
 from shoal.store.blobs import BlobStore, MemoryBlobs
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.port import (
-    EXAMINED_MAX,
+    JOBS_EXAMINED_MAX,
     OMITTED_WORK,
     JobFilter,
     NumberedFact,
@@ -45,7 +45,7 @@ from shoal.store.sqlite.usage import SqliteUsage, UsageBatch, UsageDays
 from shoal.store.sqlite.webhooks import SqliteWebhooks, write_deliveries
 from shoal.store.sqlite.work_parts import WorkParts, read_work
 
-NUMBER_MAX = 2**63 - 1  # of a row
+ROW_NUMBER_MAX = 2**63 - 1  # in SQLite
 
 JOB = """SELECT id, kind, owner, state, coalesce(packed_work, work), limits, priority,
                 idempotency_key, terms, lease, coalesce(packed_outcome, outcome), error,
@@ -120,7 +120,7 @@ class SqliteStore:
         return await self.database.read(lambda sql: read_summary(sql, job_id))
 
     async def recent(
-        self, wanted: JobFilter, limit: int, examined_max: int = EXAMINED_MAX
+        self, wanted: JobFilter, limit: int, examined_max: int = JOBS_EXAMINED_MAX
     ) -> StoredJobPage:
         return await self.database.read_list(
             lambda sql: read_page(sql, wanted, limit, examined_max)
@@ -183,7 +183,7 @@ class SqliteStore:
     async def worker_facts(
         self, limit: int, before: int | None = None, skip: int = 0
     ) -> list[NumberedFact]:
-        below = NUMBER_MAX if before is None else before
+        below = ROW_NUMBER_MAX if before is None else before
         query = """SELECT at, type, body, number FROM facts
                    WHERE job_id IS NULL AND number < ?
                    ORDER BY number DESC LIMIT ? OFFSET ?"""

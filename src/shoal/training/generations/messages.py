@@ -44,7 +44,7 @@ RunMessage: TypeAlias = Mapping[str, JSON]
 
 TEXT_MAX = 1000  # characters of a reason or an address; longer ones are cut
 HOSTS_MAX = 16  # addresses of a machine
-NUMBER_MAX = (1 << 53) - 1  # as in JSON numbers of all programs
+INTEGER_MAX = (1 << 53) - 1  # as in JSON numbers of all programs
 NO_GENERATION = -1
 NO_OPERATION = -1
 
@@ -217,7 +217,7 @@ def cause_of(message: RunMessage) -> EndCause:
 def number(message: RunMessage, name: str, least: int) -> int:
     """Return a number of a message.  Raises PeerError."""
     value = message.get(name)
-    if type(value) is not int or not least <= value <= NUMBER_MAX:
+    if type(value) is not int or not least <= value <= INTEGER_MAX:
         raise PeerError(f"{name}: expected a number from {least}")
     return value
 

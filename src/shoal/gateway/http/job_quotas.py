@@ -1,0 +1,185 @@
+"""Runs jobs within the quotas of their keys."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.hub import Hub
+from shoal.domain.credentials import Key, day_of, tokens_to_read, usage_of
+from shoal.domain.errors import Cancelled, KeyRevoked
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.job import Job
+from shoal.domain.outcome import AnswerPiece, Outcome
+from shoal.domain.work import (
+    Call,
+    CallStream,
+    Chat,
+    Completion,
+    Embedding,
+    Rerank,
+    Task,
+    Transcription,
+    Work,
+)
+from shoal.gateway.http.authentication import REVOKED, Keyring
+from shoal.gateway.http.quotas import (
+    DetachedReservations,
+    KeyLimiter,
+    KeyLimiters,
+    Reservation,
+)
+from shoal.store.port import KeyStore
+from shoal.transports.clock import Clock
+
+ANSWER_GUESS = 256  # tokens of an answer without a limit
+
+Pay: TypeAlias = Callable[[Job], Awaitable[Job]]
+"""Collects the payment for a job, and returns the job with its reference."""
+
+
+class JobQuotas:
+    """Reserves what jobs may use of their keys' quotas, until they end."""
+
+    def __init__(
+        self, hub: Hub, clock: Clock, keyring: Keyring, store: KeyStore
+    ) -> None:
+        self._hub = hub
+        self._clock = clock
+        self._keyring = keyring
+        self._store = store
+        self._limiters = KeyLimiters()
+        self._detached_jobs = DetachedReservations(clock.now)
+        hub.subscribe(self._detached_jobs.on_fact)
+
+    @asynccontextmanager
+    async def run_job(
+        self,
+        job: Job,
+        key: Key,
+        headers: dict[str, str],
+        pay: Pay | None = None,
+    ) -> AsyncIterator[AnswerStream]:
+        """Run ``job`` for the length of the block, see ``Hub.run_job``.
+
+        The limits a minute are added to ``headers``.  ``pay`` is called just before the
+        job is submitted.
+
+        Raises RateLimited, DaySpent, BudgetSpent or InvalidRequest if the job exceeds
+        the key's quota, and KeyRevoked if the key was revoked meanwhile.
+        """
+        limiter = self._limiters.of(key, self._clock.now())
+        reservation = None
+        if limiter is not None:
+            reservation = await self._reserve(limiter, job.work, key, headers)
+        used: int | None = 0  # until the job is accepted
+        try:
+            if pay is not None:
+                job = await pay(job)
+            async with self._hub.run_job(job) as answer:
+                self._cancel_if_revoked(key, answer.job_id)
+                reader = _KeyReader(answer, self._keyring, key)
+                used = None
+                try:
+                    yield reader
+                finally:
+                    if reader.ended is not None:
+                        used = usage_of(job.work, reader.ended).tokens
+        finally:
+            if limiter is not None and reservation is not None:
+                if used is None and reader.job_id in self._hub.pool.jobs:
+                    self._detached_jobs.hold(
+                        reader.job_id, job.work, limiter, reservation
+                    )
+                else:
+                    limiter.settle(reservation, used, self._clock.now())
+
+    def count_call(self, key: Key) -> None:
+        """Count a function call as a request without tokens.  Raises RateLimited."""
+        now = self._clock.now()
+        limiter = self._limiters.of(key, now)
+        if limiter is not None:
+            limiter.settle(limiter.reserve(0, now), 0, now)
+
+    def forget(self, key: Key) -> None:
+        """Forget a key."""
+        self._limiters.forget(key)
+
+    def retain(self, ids: Iterable[str]) -> None:
+        """Forget all keys but those with these ids."""
+        self._limiters.retain(ids)
+
+    async def _reserve(
+        self,
+        limiter: KeyLimiter,
+        work: Work,
+        key: Key,
+        headers: dict[str, str],
+    ) -> Reservation:
+        """Reserve the tokens that a job may use; add the limits to the headers."""
+        try:
+            reservation = limiter.reserve(_estimated_tokens(work), self._clock.now())
+        finally:
+            headers.update(limiter.headers(self._clock.now()))
+        if not key.quota.needs_stored_usage:
+            return reservation
+        at = self._clock.wall()
+        try:
+            stored = await self._store.usage_of(key.name, day_of(at))
+            limiter.check_budget(reservation, stored, at)
+        except BaseException:
+            limiter.settle(reservation, 0, self._clock.now())
+            raise
+        return reservation
+
+    def _cancel_if_revoked(self, key: Key, job_id: JobId) -> None:
+        """Cancel a job whose key was revoked while it was being submitted."""
+        try:
+            self._keyring.ensure_active(key)
+        except KeyRevoked:
+            self._hub.cancel(job_id, REVOKED)
+            raise
+
+
+class _KeyReader:
+    """An answer stream that reports the revocation of its key."""
+
+    def __init__(self, reader: AnswerStream, keyring: Keyring, key: Key) -> None:
+        self.job_id = reader.job_id
+        # Not wrapped: every token passes here.
+        self.read: Callable[[], Coroutine[Any, Any, list[AnswerPiece]]] = reader.read
+        self.ended: Outcome | None = None
+        self._reader = reader
+        self._keyring = keyring
+        self._key = key
+
+    @property
+    def worker_id(self) -> WorkerId | None:
+        return self._reader.worker_id
+
+    @property
+    def attempts(self) -> int:
+        return self._reader.attempts
+
+    async def outcome(self) -> Outcome:
+        try:
+            self.ended = await self._reader.outcome()
+        except Cancelled:
+            self._keyring.ensure_active(self._key)  # a clearer error
+            raise
+        return self.ended
+
+
+def _estimated_tokens(work: Work) -> int:
+    """Return the estimated tokens of a job."""
+    match work:
+        case Chat() | Completion():
+            choices = work.options.get("n")
+            answers = choices if isinstance(choices, int) and choices > 0 else 1
+            return tokens_to_read(work) + answers * (work.max_tokens or ANSWER_GUESS)
+        case Embedding() | Rerank():
+            return tokens_to_read(work)
+        case Task() | Transcription():
+            return tokens_to_read(work) + ANSWER_GUESS
+        case Call() | CallStream():
+            return 0
