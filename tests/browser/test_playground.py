@@ -21,20 +21,12 @@ from models.tiny_answers import ANSWERS, STORY
 from models.tool_answers import COLOUR, TOOLS_GGUF
 
 ASK = "Tell me a story."
-PAUSE = 5
-BEGUN = "".join(ANSWERS[ASK][:PAUSE])
+BEGUN = "".join(ANSWERS[ASK][:5])  # what the slow model sends before it waits
 
 
 OpenPage = Callable[[Pool], Page]
 
 expect.set_options(timeout=1000 * PATIENCE)
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    running = Programs(tmp_path)
-    yield running
-    running.close()
 
 
 @pytest.fixture
@@ -48,13 +40,6 @@ def open_page(engine: Browser) -> Iterator[OpenPage]:
             return visiting.page
 
         yield sign_in
-
-
-@pytest.fixture
-def slow_model() -> Iterator[GatedModel]:
-    model = GatedModel(PAUSE)
-    yield model
-    model.close()
 
 
 def test_answer_streams_and_names_its_worker(
