@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/preact.js";
 import { api } from "./api.js";
-import { CopyField, Dialog, ErrorNote, Icon, Loading, useLoaded } from "./ui.js";
+import { CopyField, Dialog, ErrorNote, Icon, Loading, useLoaded, useOrderError } from "./ui.js";
 
 /** The command of the coordinator's own join token; `bare`: without what surrounds it. */
 export function JoinPanel({ bare }) {
@@ -38,7 +38,7 @@ const DAYS = [["", "never"], ["3600", "in 1 hour"], ["86400", "in 1 day"], ["604
 
 /** A form that creates a join token. */
 export function NewToken({ onMade }) {
-  const [error, setError] = useState(null);
+  const [error, setError] = useOrderError();
   const [busy, setBusy] = useState(false);
   const submit = async (event) => {
     event.preventDefault();

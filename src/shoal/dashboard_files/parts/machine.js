@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/preact.js";
 import { api } from "./api.js";
 import { celsius, integer, NONE, percent, plural, rate } from "./format.js";
 import { activityOf, hardwareOf, NOT_ADMITTED, PENDING, protectionOf } from "./machines.js";
-import { Confirm, CopyField, Dialog, ErrorNote, Icon, State, Time, toast } from "./ui.js";
+import { Confirm, CopyField, Dialog, ErrorNote, Icon, State, Time, toast, useOrderError } from "./ui.js";
 
 const ORDERS = {
   approve: { title: "Approve", icon: "check", done: "approved" },
@@ -42,7 +42,7 @@ export async function give(machine, order, within) {
 /** The buttons of a machine's orders; those that disturb running jobs ask first. */
 export function Orders({ machine, small }) {
   const [asked, setAsked] = useState(null);
-  const [error, setError] = useState(null); // beside the buttons: a dialog is above messages at the edge
+  const [error, setError] = useOrderError(); // beside the buttons: a dialog is above messages at the edge
   const order = async (name) => {
     setError(null);
     if (name === "drain" || name === "remove") { setAsked(name); return; }

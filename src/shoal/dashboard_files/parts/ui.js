@@ -122,9 +122,17 @@ export function Dialog({ title, onClose, children, wide, className }) {
   </dialog>`;
 }
 
+/** The error of an order: shown beside it while that is in the page, else at the edge. `[error, setError]`. */
+export function useOrderError() {
+  const [error, setError] = useState(null);
+  const gone = useRef(false);
+  useEffect(() => () => { gone.current = true; }, []);
+  return [error, (found) => (gone.current && found ? toast(found.message, "bad") : setError(found))];
+}
+
 /** Asks before something that cannot simply be undone.  `onYes` may return a promise; its error is shown. */
 export function Confirm({ title, action, danger, onYes, onClose, children }) {
-  const [error, setError] = useState(null);
+  const [error, setError] = useOrderError();
   const [busy, setBusy] = useState(false);
   const yes = async () => {
     setBusy(true);

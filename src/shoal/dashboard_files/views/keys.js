@@ -18,7 +18,7 @@ const LIMITS = [
 const MICROS = 1e6;
 
 function NewKey({ api, onMade, onClose }) {
-  const [error, setError] = useState(null);
+  const [error, setError] = useOrderError();
   const [busy, setBusy] = useState(false);
   const submit = async (event) => {
     event.preventDefault();
@@ -129,7 +129,7 @@ function Accounts({ api }) {
 function Budget({ api, account, onClose, onDone }) {
   const name = account.name.slice(5);
   const path = `/admin/accounts/${encodeURIComponent(account.name)}`;
-  const [error, setError] = useState(null);
+  const [error, setError] = useOrderError();
   const [busy, setBusy] = useState(false);
   const [limited, setLimited] = useState(account.budget != null);
   const submit = async (event) => {
