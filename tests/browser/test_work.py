@@ -1,10 +1,12 @@
 """Jobs, models, events and keys on the page."""
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
-from browser.chromium import Visitor
-from live.programs import Pool
+from browser.chromium import Visitor, visitor
+from live.programs import KEY, PRICES, Pool, Programs
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +104,27 @@ def test_key_is_made_shown_once_and_revoked(admin: Visitor, pool: Pool) -> None:
     stored = {each["name"]: each for each in pool.admin("keys")["data"]}
     assert stored["laptop"]["tokens_per_day"] == 1000
     assert stored["laptop"]["revoked_at"] is not None
+
+
+def test_account_of_a_machine_has_its_name(engine: Browser, programs: Programs) -> None:
+    pool = programs.serve(*PRICES)
+    pool.joined("beagle")
+    ask(pool)
+    with visitor(engine, pool.url) as visiting:
+        visiting.sign_in(KEY)
+        visiting.go("#/keys")
+        page = visiting.page
+
+        earned = page.get_by_role("row", name="beagle")
+        expect(earned).to_contain_text("$")
+        expect(
+            page.get_by_role("row", name=re.compile("the pool.s fees"))
+        ).to_be_visible()
+
+
+def ask(pool: Pool) -> None:
+    """Ask the model something short."""
+    with pool.client() as client:
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=3
+        )
