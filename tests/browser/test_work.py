@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from browser.chromium import Visitor, visitor
 from live.programs import KEY, PRICES, Pool, Programs
@@ -43,12 +43,28 @@ def test_new_job_appears_while_one_looks(admin: Visitor, pool: Pool) -> None:
     admin.page.locator("table, .empty").first.wait_for()
     before = rows.count()
 
-    with pool.client() as client:
-        client.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=3
-        )
+    ask(pool)
 
     expect(rows).to_have_count(before + 1)
+
+
+def test_jobs_stay_while_they_cannot_be_read(
+    admin: Visitor, pool: Pool, job: str
+) -> None:
+    admin.go("#/jobs")
+    page = admin.page
+    listed = page.get_by_role("button", name=f"Job {job}, done")
+    expect(listed).to_be_visible()
+
+    page.route("**/admin/jobs?*", lambda route: route.abort())
+    ask(pool)
+    expect(page.get_by_role("alert")).to_be_visible()
+    expect(listed).to_be_visible()
+    page.unroute("**/admin/jobs?*")
+    ask(pool)
+
+    expect(page.get_by_role("alert")).to_have_count(0)
+    admin.faults.clear()  # the requests that failed
 
 
 def test_unknown_job_says_why(admin: Visitor) -> None:
@@ -70,6 +86,33 @@ def test_events_come_live_and_can_be_filtered(admin: Visitor, job: str) -> None:
     admin.go(f"#/events?job={job}")
     page.get_by_label("Filter events").fill("")
     expect(rows.get_by_text("worker joined", exact=True)).to_have_count(0)
+
+
+def test_paused_events_stand_still_when_the_coordinator_comes_back(
+    engine: Browser, programs: Programs
+) -> None:
+    first = programs.serve()
+    with visitor(engine, first.url) as visiting:
+        visiting.follow(first.ready["dashboard"])
+        visiting.go("#/events")
+        page = visiting.page
+        page.get_by_role("button", name="Pause").click()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+
+        first.program.kill()
+        page.get_by_text("The coordinator does not answer", exact=True).wait_for()
+        second = programs.serve(port=first.port)
+        page.get_by_role("button", name="Try now").click()
+        expect(page.get_by_text("Live", exact=True)).to_be_visible()
+        second.joined("beagle")
+        page.evaluate("new Promise((done) => setTimeout(done))")  # what follows from it
+
+        assert not any("/admin/events" in each for each in asked)
+        page.get_by_role("button", name="Resume").click()
+        joined = page.locator("tbody tr").get_by_text("worker joined", exact=True)
+        expect(joined).to_be_visible()
+        visiting.faults.clear()  # connections that were refused meanwhile
 
 
 def test_models_say_where_they_are(admin: Visitor) -> None:

@@ -86,7 +86,11 @@ function EventList({ api, live, job, worker }) {
     }
   };
   // Also after the coordinator was away: what happened meanwhile is in its log only.
-  useEffect(() => { if (live.connected) load(); }, [live.connected]);
+  useEffect(() => {
+    if (!live.connected) return;
+    if (paused) missed.current = true;
+    else load(true);
+  }, [live.connected]);
   const add = (facts) => setState((old) => ({ ...old, ...joined(old, facts.slice().reverse()) }));
   useFacts((facts) => {
     // The feed leaves events out when there are too many; their numbers are consecutive.
@@ -128,6 +132,6 @@ function EventList({ api, live, job, worker }) {
     <//>
     ${state.error && html`<${ErrorNote} error=${state.error} retry=${() => load()} />`}
     ${!state.loaded && html`<${Loading} />`}
-    ${state.loaded && !state.error && html`<${Table} caption="Events, newest first" columns=${columns} rows=${shown} id=${(each) => each.number} next=${state.next} more=${more}
+    ${(state.events.length > 0 || (state.loaded && !state.error)) && html`<${Table} caption="Events, newest first" columns=${columns} rows=${shown} id=${(each) => each.number} next=${state.next} more=${more}
       empty=${html`<${Empty} title=${state.events.length ? "No event matches" : "Nothing has happened yet"}><p>${state.events.length ? "Change the filter above." : "Machines that join and jobs that run appear here at once."}</p><//>`} />`}`;
 }

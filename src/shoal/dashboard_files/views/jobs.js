@@ -142,7 +142,7 @@ function List({ api, live, session, route }) {
     <//>
     ${error && html`<${ErrorNote} error=${error} retry=${first} />`}
     ${!loaded && html`<${Loading} />`}
-    ${loaded && !error && html`<${Table} caption="Jobs, newest first" columns=${columns} rows=${jobs} id=${(job) => job.id} label=${(job) => `Job ${job.id}, ${job.state}`}
+    ${(jobs.length > 0 || (loaded && !error)) && html`<${Table} caption="Jobs, newest first" columns=${columns} rows=${jobs} id=${(job) => job.id} label=${(job) => `Job ${job.id}, ${job.state}`}
       open=${(job) => { location.hash = `#/jobs/${encodeURIComponent(job.id)}`; }} next=${next} more=${more}
       empty=${html`<${Empty} title=${filter.state || filter.owner ? "No job matches" : "No job was submitted yet"}>${filter.state || filter.owner
         ? html`<p><a href="#/jobs">Show all jobs</a></p>` : html`<p>Try one ${plays ? html`in the <a href="#/playground">playground</a>, or ` : ""}with <code>shoal chat</code>.</p>`}<//>`} />`}`;
