@@ -185,6 +185,23 @@ export function useLoaded(load, inputs) {
   return [result.value, result.error, run];
 }
 
+const POLLED = 3000; // ms between reads of what goes on
+
+/** As `useLoaded`, and loads again and again while `goesOn(value)` and the page is in sight. */
+export function usePolled(load, inputs, goesOn) {
+  const loaded = useLoaded(load, inputs);
+  const [value, , reload] = loaded;
+  const latest = useRef(reload);
+  latest.current = reload;
+  const on = value === null || goesOn(value);
+  useEffect(() => {
+    if (!on) return undefined;
+    const timer = setInterval(() => !document.hidden && latest.current(), POLLED);
+    return () => clearInterval(timer);
+  }, [on, ...inputs]);
+  return loaded;
+}
+
 let messages = [];
 const outlets = new Set();
 

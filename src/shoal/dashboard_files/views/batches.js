@@ -3,22 +3,15 @@
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { duration, exact, integer, plural, shortId } from "../parts/format.js";
 import { coordinatorNow } from "../parts/live.js";
+import { withFirstPage } from "../parts/pages.js";
 import { Table } from "../parts/table.js";
-import { Confirm, Empty, ErrorNote, Head, Icon, Loading, Meter, State, Time, toast, useLoaded } from "../parts/ui.js";
+import { Confirm, Empty, ErrorNote, Head, Icon, Loading, Meter, State, Time, toast, usePolled } from "../parts/ui.js";
 
 const PAGE = 50;
-const EVERY = 3000; // ms between reads while a batch goes on
+const REFRESHED_MAX = 1000; // batches that are read again at once: the coordinator lists no more
 const OPEN = new Set(["validating", "in_progress", "finalizing", "cancelling"]);
 
 const isOpen = ({ status }) => OPEN.has(status);
-
-function usePolling(reload, on, inputs) {
-  useEffect(() => {
-    if (!on) return undefined;
-    const timer = setInterval(() => !document.hidden && reload(), EVERY);
-    return () => clearInterval(timer);
-  }, [on, ...inputs]);
-}
 
 export default function Batches({ api, session, route }) {
   const [id] = route.path;
@@ -34,19 +27,18 @@ function Progress({ batch }) {
 }
 
 function List({ api, session }) {
-  const [pages, setPages] = useState([]);
-  const [first, error, reload] = useLoaded(() => api.get(`/admin/batches?limit=${PAGE}`), []);
-  useEffect(() => { if (first) setPages((all) => (all.length > 1 ? all : [first])); }, [first]);
-  const rows = pages.flatMap(({ data }) => data);
-  // Pages stay as they were read once there are several.
-  usePolling(reload, pages.length <= 1, []);
+  const [list, setList] = useState({ rows: [], next: null });
+  const { rows, next } = list;
+  const limit = Math.min(REFRESHED_MAX, Math.max(PAGE, rows.length));
+  const [first, error, reload] = usePolled(() => api.get(`/admin/batches?limit=${limit}`), [], () => true);
+  useEffect(() => { if (first) setList((old) => withFirstPage(old, first)); }, [first]);
   const head = html`<${Head} title="Batches" hint="Files of requests, done when the pool is idle" />`;
   if (error && !first) return html`${head}<${ErrorNote} error=${error} retry=${reload} />`;
   if (!first) return html`${head}<${Loading} />`;
-  const next = pages.at(-1)?.next;
   const more = async () => {
     const page = await api.get(`/admin/batches?limit=${PAGE}&before=${encodeURIComponent(next)}`);
-    setPages((all) => [...all, page]);
+    // The list may end elsewhere meanwhile.
+    setList((old) => (old.next === next ? { rows: [...old.rows, ...page.data], next: page.next } : old));
   };
   const all = session.scope === "admin" || session.scope === "monitor";
   const columns = [
@@ -58,7 +50,7 @@ function List({ api, session }) {
     { key: "created", title: "Created", cell: (batch) => html`<${Time} at=${batch.created_at} />`, sort: (batch) => batch.created_at, hide: "phone" },
     { key: "expires", title: "Until", hide: "narrow", cell: (batch) => (isOpen(batch) ? html`<${Time} at=${batch.expires_at} />` : "–") },
   ];
-  return html`${head}<${Table} caption="Batches, newest first" columns=${columns} rows=${rows} id=${(batch) => batch.id}
+  return html`${head}<${Table} caption="Batches, newest first" columns=${columns} rows=${rows.length ? rows : first.data} id=${(batch) => batch.id}
     open=${(batch) => { location.hash = `#/batches/${encodeURIComponent(batch.id)}`; }} label=${(batch) => `Batch ${batch.id}`}
     next=${next != null} more=${more}
     empty=${html`<${Empty} title="No batches">
@@ -73,9 +65,8 @@ const TIMES = [
 ];
 
 function Batch({ api, id, session }) {
-  const [batch, error, reload] = useLoaded(() => api.get(`/v1/batches/${encodeURIComponent(id)}`), [id]);
+  const [batch, error, reload] = usePolled(() => api.get(`/v1/batches/${encodeURIComponent(id)}`), [id], isOpen);
   const [asking, setAsking] = useState(false);
-  usePolling(reload, batch !== null && isOpen(batch), [id]);
   const back = html`<a class="button" href="#/batches"><${Icon} name="back" size=${16} />All batches</a>`;
   if (error && !batch) return html`<${Head} title="Batch">${back}<//><${ErrorNote} error=${error} retry=${reload} />`;
   if (!batch) return html`<${Head} title="Batch" /><${Loading} />`;

@@ -3,12 +3,12 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { coordinatorNow, useFacts } from "../parts/live.js";
 import { duration, integer, NONE } from "../parts/format.js";
+import { withFirstPage } from "../parts/pages.js";
 import { Table } from "../parts/table.js";
 import { Timeline } from "../parts/timeline.js";
 import { Badge, Confirm, Empty, ErrorNote, Head, Icon, Loading, State, Time, toast, useLoaded, useNow } from "../parts/ui.js";
 
 const PAGE = 200;
-const LISTED_MAX = 2000; // jobs that stay in the list while new ones come
 const ASKED_MAX = 8; // jobs below the first page that are looked at again each time
 const STATES = ["queued", "leased", "streaming", "done", "failed", "cancelled", "expired"];
 const ENDED = new Set(["done", "failed", "cancelled", "expired"]);
@@ -16,24 +16,9 @@ const REFRESH = 1500; // ms between looks for new jobs, while facts come
 
 export const hasEnded = (job) => ENDED.has(job.state);
 
-/**
- * The list of jobs and what comes after it, once its first page came anew.  Without a job in common,
- * some between may be missing: the list starts again.
- */
-export function withFirstPage({ jobs, next }, page) {
-  const fresh = new Set(page.data.map((each) => each.id));
-  const old = jobs.some((each) => fresh.has(each.id)) ? jobs.filter((each) => !fresh.has(each.id)) : [];
-  const kept = old.slice(0, LISTED_MAX - page.data.length);
-  return {
-    jobs: [...page.data, ...kept],
-    kept,
-    next: !old.length ? page.next : kept.length < old.length ? kept.at(-1).id : next,
-  };
-}
-
 /** Pages of jobs that match a filter; new ones are merged in while the page is open. */
 function useJobs(api, filter) {
-  const [state, setState] = useState({ jobs: [], next: null, error: null, loaded: false });
+  const [state, setState] = useState({ rows: [], next: null, error: null, loaded: false });
   const latest = useRef(state);
   latest.current = state;
   const turn = useRef(0);
@@ -58,7 +43,7 @@ function useJobs(api, filter) {
     const page = await guard(() => api.get(query()));
     if (!page) return;
     // A filter by state drops what left that state, so that its list starts again.
-    const { kept, ...list } = withFirstPage(filter.state ? { jobs: [], next: null } : latest.current, page);
+    const { kept, ...list } = withFirstPage(filter.state ? { rows: [], next: null } : latest.current, page);
     setState({ ...list, error: null, loaded: true });
     lookAgain(kept.filter((each) => !hasEnded(each)).slice(-ASKED_MAX));
   };
@@ -74,17 +59,17 @@ function useJobs(api, filter) {
       }
     }));
     if (mine !== turn.current || !found.size) return;
-    setState((old) => ({ ...old, jobs: old.jobs.map((each) => (found.has(each.id) ? found.get(each.id) : each)).filter(Boolean) }));
+    setState((old) => ({ ...old, rows: old.rows.map((each) => (found.has(each.id) ? found.get(each.id) : each)).filter(Boolean) }));
   };
   const more = async () => {
     const before = latest.current.next;
     const page = await guard(() => api.get(query(before)));
     // The list may have become shorter meanwhile, and ends elsewhere.
-    if (page && before === latest.current.next) setState((old) => ({ ...old, jobs: [...old.jobs, ...page.data], next: page.next, error: null }));
+    if (page && before === latest.current.next) setState((old) => ({ ...old, rows: [...old.rows, ...page.data], next: page.next, error: null }));
   };
   useEffect(() => {
     turn.current += 1;
-    latest.current = { jobs: [], next: null, error: null, loaded: false };
+    latest.current = { rows: [], next: null, error: null, loaded: false };
     setState(latest.current);
     first();
     return () => { turn.current += 1; };
@@ -96,7 +81,7 @@ function List({ api, live, session, route }) {
   const reader = session.scope === "admin" || session.scope === "monitor";
   const plays = session.scope === "admin" || session.scope === "use";
   const filter = { state: route.query.get("state") || "", owner: route.query.get("owner") || "" };
-  const { jobs, next, error, loaded, first, more } = useJobs(api, filter);
+  const { rows: jobs, next, error, loaded, first, more } = useJobs(api, filter);
   const latest = useRef(first); // of the filter that is chosen when the timer ends
   latest.current = first;
   const timer = useRef(null);

@@ -1,28 +1,15 @@
 // Training runs: their loss, their pace, and their ranks.
 
-import { html, useEffect, useMemo, useState } from "../vendor/preact.js";
+import { html, useMemo, useState } from "../vendor/preact.js";
 import { duration, integer, plural, shortId } from "../parts/format.js";
 import { Plot } from "../parts/plot.js";
 import { Table } from "../parts/table.js";
-import { Badge, Confirm, Empty, ErrorNote, Head, Icon, Loading, State, Time, toast, useLoaded, useNow } from "../parts/ui.js";
+import { Badge, Confirm, Empty, ErrorNote, Head, Icon, Loading, State, Time, toast, useNow, usePolled } from "../parts/ui.js";
 
-const EVERY = 3000; // ms between reads of a run that goes on
 const LOSS = [{ label: "Loss", colour: "--accent", value: (value) => value.toPrecision(5) }];
 const SECONDS = [{ label: "Seconds", colour: "--busy", fill: true, value: (value) => `${value.toPrecision(3)} s` }];
 
 const lossOf = (loss) => (loss == null ? "–" : loss.toPrecision(5));
-
-/** Loads again and again while `goesOn(value)`. */
-function usePolled(load, inputs, goesOn) {
-  const [value, error, reload] = useLoaded(load, inputs);
-  const on = value === null || goesOn(value);
-  useEffect(() => {
-    if (!on) return undefined;
-    const timer = setInterval(() => !document.hidden && reload(), EVERY);
-    return () => clearInterval(timer);
-  }, [on, ...inputs]);
-  return [value, error, reload];
-}
 
 const ended = (run) => run.ended_at != null;
 
