@@ -3,6 +3,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { clock, day, exact } from "../parts/format.js";
 import { useFacts } from "../parts/live.js";
+import { peerOf } from "../parts/machines.js";
 import { Table } from "../parts/table.js";
 import { Badge, Empty, ErrorNote, Head, Icon, Loading } from "../parts/ui.js";
 
@@ -18,8 +19,6 @@ const TOPICS = [["", "all events"], ["Job", "jobs"], ["Worker", "machines"], ["A
 
 /** JobRequeued → job requeued. */
 const words = (fact) => fact.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase();
-
-const peerOf = (worker) => worker.split("/", 1)[0];
 
 /** Events with newer ones before them, as many as a page keeps. */
 function joined({ events, next }, newer) {

@@ -4,7 +4,7 @@ import { html, useMemo, useState } from "../vendor/preact.js";
 import { celsius, NONE, percent, plural, rate } from "../parts/format.js";
 import { JoinDialog, JoinPanel } from "../parts/join.js";
 import { MachineDialog, Orders, ordersFor } from "../parts/machine.js";
-import { activityOf, hardwareOf, machinesOf, protectionOf } from "../parts/machines.js";
+import { activityOf, hardwareOf, machinesOf, offeredBy, protectionOf } from "../parts/machines.js";
 import { routeOf } from "../parts/route.js";
 import { Table } from "../parts/table.js";
 import { Empty, Head, Icon, Loading, Meter, State, Time } from "../parts/ui.js";
@@ -27,8 +27,8 @@ const COLUMNS = (live) => [
     ? html`<span class="nowrap"><${Meter} value=${each.running / each.slots} tone="" label=${`${each.running} of ${each.slots} slots busy`} /> ${each.running}/${each.slots}</span>` : NONE) },
   { key: "rate", title: "Tokens/s", align: "end", hide: "phone", sort: (each) => activityOf(each, live.activity).tokens,
     cell: (each) => rate(activityOf(each, live.activity).tokens) },
-  { key: "models", title: "Models", hide: "phone", fill: true, sort: (each) => each.models.length,
-    cell: (each) => html`<span title=${each.models.join(", ")}>${[...each.models, ...each.functions.map((name) => `${name}()`)].join(", ") || NONE}</span>` },
+  { key: "models", title: "Offers", hide: "phone", fill: true, sort: (each) => each.models.length,
+    cell: (each) => html`<span title=${offeredBy(each).join(", ")}>${offeredBy(each).join(", ") || NONE}</span>` },
   { key: "cpu", title: "CPU", align: "end", hide: "narrow", sort: (each) => each.cpu, cell: (each) => percent(each.cpu) },
   { key: "memory", title: "Memory", align: "end", hide: "medium", sort: (each) => each.memory, cell: (each) => percent(each.memory) },
   { key: "temperature", title: "Temp", align: "end", hide: "narrow", sort: (each) => each.temperature,

@@ -8,7 +8,7 @@ import { Mark } from "../parts/icons.js";
 import { JoinPanel } from "../parts/join.js";
 import { history, useFacts } from "../parts/live.js";
 import { MachineDialog } from "../parts/machine.js";
-import { machinesOf, toneOf } from "../parts/machines.js";
+import { machinesOf, peerOf, toneOf } from "../parts/machines.js";
 import { Plot, Sparkline } from "../parts/plot.js";
 import { Tile } from "../parts/tile.js";
 import { Head, Icon, Loading, Meter } from "../parts/ui.js";
@@ -59,9 +59,9 @@ function useTrails(doings) {
   return trails.current;
 }
 
-function Attention({ status, machines }) {
+function Attention({ status, machines, admin }) {
   const [all, setAll] = useState(false);
-  const found = attention(status, machines);
+  const found = attention(status, machines, admin);
   if (!found.length) {
     return html`<p class="attention calm"><${Icon} name="check" /><span><b>No action needed.</b>
       ${` ${plural(machines.length, "machine")}, ${plural(status.models.length, "model")}, ready for jobs.`}</span></p>`;
@@ -128,7 +128,7 @@ function Picture({ live, machines, doings, lines, routes, children, label }) {
   const keys = useMemo(() => new Map(machines.flatMap((each) => each.names.map((name) => [name, each.key]))), [order]);
   useFacts((facts) => {
     for (const { fact, worker } of facts) {
-      if (fact === "JobLeased" && worker) currents.current.sink(keys.get(worker.split("/", 1)[0]));
+      if (fact === "JobLeased" && worker) currents.current.sink(keys.get(peerOf(worker)));
     }
   }, [keys]);
   return html`<section class="picture" ref=${box} aria-label=${label}>
@@ -279,7 +279,7 @@ export default function Pool({ live, session }) {
   return html`
     <${Head} title="Pool">${session.scope === "admin" && html`<a class="button" href="#/nodes?join"><${Icon} name="plus" size=${16} />Add a machine</a>`}<//>
     <div class="stack">
-      <${Attention} status=${status} machines=${machines} />
+      <${Attention} status=${status} machines=${machines} admin=${session.scope === "admin"} />
       ${machines.length ? html`
         <${Numbers} live=${live} machines=${machines} />
         <${Shown} live=${live} machines=${machines} doings=${doings} open=${open} />`
