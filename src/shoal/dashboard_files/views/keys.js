@@ -66,7 +66,7 @@ function Keys({ api, session, keys, reload }) {
     <tbody>${keys.map((each) => {
       const state = stateOf(each);
       const perMinute = [each.requests_per_minute && `${short(each.requests_per_minute)} requests`, each.tokens_per_minute && `${short(each.tokens_per_minute)} tokens`].filter(Boolean).join(", ");
-      return html`<tr key=${each.id} class=${state ? "ended" : undefined}><td><b>${each.name}</b> ${each.start && html`<code class="faint">${each.start}…</code>`}</td>
+      return html`<tr key=${each.id} class=${state ? "ended" : undefined}><td><b>${each.name}</b> ${each.start && html`<code class="faint hide-phone">${each.start}…</code>`}</td>
         <td>${each.scope} ${state && html`<${Badge} tone="bad">${state}<//>`}</td>
         <td class="hide-phone"><${Limit} used=${each.tokens_today} limit=${each.tokens_per_day} what="tokens today" /></td>
         <td class="hide-phone"><${Limit} used=${each.prompt_tokens + each.completion_tokens} limit=${each.budget} what="tokens in all" /></td>

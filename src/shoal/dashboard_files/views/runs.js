@@ -111,7 +111,7 @@ function Ranks({ ranks }) {
       { key: "worker", title: "Worker", cell: (rank) => rank.worker ?? "–", sort: (rank) => rank.worker },
       { key: "state", title: "State", cell: (rank) => html`<${State} state=${rank.state} />`, sort: (rank) => rank.state },
       { key: "step", title: "Step", align: "end", cell: (rank) => integer(rank.step), sort: (rank) => rank.step },
-      { key: "seconds", title: "Seconds per step", align: "end", sort: (rank) => rank.step_seconds,
+      { key: "seconds", title: "Per step", align: "end", sort: (rank) => rank.step_seconds,
         cell: (rank) => (rank.step_seconds == null ? "–" : html`<span class="pace"><span class="pace-bar" style=${{ width: `${(60 * rank.step_seconds) / (slowest || 1)}px` }}></span>${duration(rank.step_seconds)}</span>`) },
       ...(equal.size ? [{ key: "hash", title: "Hash of the parameters", hide: "phone",
         cell: (rank) => (rank.hash ? html`<code title=${rank.hash} class=${ranks.length > 1 && equal.get(rank.hash) > 1 ? "equal" : undefined}>${rank.hash.slice(0, 16)}</code>` : "–") }] : []),
