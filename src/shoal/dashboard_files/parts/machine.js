@@ -96,7 +96,7 @@ export function MachineDialog({ machine, live, session, onClose }) {
       <p><b>${celsius(machine.temperature)}</b>hottest part</p>
     </div>
     ${jobs.length > 0 && html`<section><h3>Runs now</h3><ul class="chips">${jobs.map((id) =>
-      html`<li class="chip"><a href=${`#/jobs/${encodeURIComponent(id)}`} onClick=${onClose}><code>${id}</code></a></li>`)}</ul></section>`}
+      html`<li class="chip"><a href=${`#/jobs/${encodeURIComponent(id)}`}><code>${id}</code></a></li>`)}</ul></section>`}
     <dl class="facts">
       ${fact("Hardware", hardwareOf(machine))}
       ${fact("Platform", hardware?.platform)}
@@ -116,7 +116,7 @@ export function MachineDialog({ machine, live, session, onClose }) {
         <td class="end">${worker.busy}/${worker.slots}</td>
         <td class="end">${worker.context ? integer(worker.context) : NONE}</td>
         <td class="wrap">${[...worker.kinds, ...worker.features].join(", ")}</td>
-        <td>${worker.price || "free"}</td></tr>`)}</tbody></table></section>`}
+        <td>${worker.price || "the pool’s"}</td></tr>`)}</tbody></table></section>`}
     ${machine.states.includes(PENDING) && session.scope === "admin" && html`<section><h3>On the command line</h3>
       <${CopyField} text=${`shoal nodes approve ${machine.argument}`} /></section>`}
     <footer>${machine.names.map((name) => html`<a class="button" href=${`#/events?worker=${encodeURIComponent(name)}`}>

@@ -168,7 +168,7 @@ function Job({ api, session, id }) {
         ${outcome?.usage && html`<div><dt>Tokens</dt><dd>${integer(outcome.usage.prompt_tokens)} read, ${integer(outcome.usage.completion_tokens)} written</dd></div>`}
         ${job.worker && html`<div><dt>Worker</dt><dd><code>${job.worker}</code></dd></div>`}
       </dl>`}
-      ${course.events && html`<section class="card"><h2>Timeline</h2><${Timeline} events=${course.events} running=${running} /></section>`}
+      ${course.events && (job || course.events.length > 0) && html`<section class="card"><h2>Timeline</h2><${Timeline} events=${course.events} running=${running} /></section>`}
       <section class="card"><h2>Explanation</h2><pre tabindex="0">${course.lines.join("\n")}</pre></section>
       ${outcome && (outcome.text || outcome.value != null) && html`<section class="card"><h2>Result${outcome.finish_reason && html` <small class="dim">${outcome.finish_reason}</small>`}</h2>
         <pre tabindex="0">${outcome.text || JSON.stringify(outcome.value, null, 2)}</pre></section>`}

@@ -71,7 +71,7 @@ export default function Nodes({ live, session, route }) {
     cell: (each) => html`<button type="button" class="quiet square" aria-label=${`Actions for ${each.name}`} title="Pause, drain, remove …" onClick=${() => open(each)}><${Icon} name="more" /></button>` }] : columns;
   return html`
     <${Head} title="Nodes" hint=${`${plural(listed.length, "machine")}${listed.length < machines.length ? ` of ${machines.length}` : ""}`}>
-      <input type="search" data-search placeholder="Filter: name, model, hardware" aria-label="Filter machines" value=${text} onInput=${(event) => setText(event.target.value)} />
+      <input type="search" data-search placeholder="Name, model or hardware" aria-label="Filter machines" value=${text} onInput=${(event) => setText(event.target.value)} />
       <select aria-label="State" value=${state} onChange=${(event) => go("", event.target.value)}>
         <option value="">all states</option>${states.map((each) => html`<option value=${each}>${each}</option>`)}</select>
       ${admin && html`<button type="button" class="primary" onClick=${() => go("", state, true)}><${Icon} name="plus" size=${16} />Add a machine</button>`}

@@ -52,6 +52,7 @@ function useTrails(doings) {
         if (!tokens && !old.some(Boolean)) continue;
         trails.current.set(key, [...old.slice(1 - TRAIL), tokens]);
       }
+      for (const key of trails.current.keys()) if (!latest.current.has(key)) trails.current.delete(key);
       tick((n) => n + 1);
     }, 1000);
     return () => clearInterval(timer);
@@ -84,7 +85,7 @@ function Numbers({ live, machines }) {
   const here = machines.filter((each) => !each.away).length;
   return html`<ul class="numbers">
     <li class="flows"><b>${rate(live.rate?.tokens_per_second ?? 0)}</b><span>tokens/s</span><${Sparkline} values=${history[1].slice(-TRAIL)} /></li>
-    <li><b>${integer(jobs.running)}</b><span>${jobs.running === 1 ? "job runs" : "jobs run"}</span></li>
+    <li><b>${integer(jobs.running)}</b><span>${jobs.running === 1 ? "job" : "jobs"} running</span></li>
     <li><b>${integer(jobs.queued)}</b><span>queued</span></li>
     <li><b>${integer(busy)}<small> / ${integer(slots)}</small></b><span>slots busy</span><${Meter} value=${slots ? busy / slots : 0} tone="" label=${`${busy} of ${slots} slots busy`} /></li>
     <li><b>${integer(here)}</b><span>${here === 1 ? "machine" : "machines"}</span></li>

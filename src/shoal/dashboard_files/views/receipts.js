@@ -1,6 +1,6 @@
 // Receipts: the log, each receipt, and its verification in this browser.
 
-import { html, useEffect, useRef, useState } from "../vendor/preact.js";
+import { html, useEffect, useState } from "../vendor/preact.js";
 import { dollars, exact, integer, NONE, plural } from "../parts/format.js";
 import { remembered, trust, verifyGrowth } from "../parts/trusted_log.js";
 import { Table } from "../parts/table.js";
@@ -70,7 +70,7 @@ function useDrop(onFile) {
   return {
     "data-over": over || undefined,
     onDragOver: (event) => { if (has(event)) { event.preventDefault(); setOver(true); } },
-    onDragLeave: (event) => event.currentTarget === event.target && setOver(false),
+    onDragLeave: (event) => event.currentTarget.contains(event.relatedTarget) || setOver(false),
     onDrop: (event) => {
       if (!has(event)) return;
       event.preventDefault();
@@ -213,7 +213,6 @@ function Verification({ data, trusted, atOnce, children }) {
   const [reason, setReason] = useState(null); // why this browser cannot verify
   const [results, setResults] = useState(null);
   const [busy, setBusy] = useState(false);
-  const button = useRef(null);
   const shown = read(data);
   const verify = async () => {
     setBusy(true);
@@ -227,7 +226,7 @@ function Verification({ data, trusted, atOnce, children }) {
   return html`<div class="verification">
     <section class="card proof" aria-label="Verification">
       <div class="proof-head">
-        <button type="button" class="primary" ref=${button} onClick=${verify} disabled=${busy}>
+        <button type="button" class="primary" onClick=${verify} disabled=${busy}>
           <${Icon} name="shield" size=${16} />${results ? "Verify again" : "Verify"}</button>
         ${children}
       </div>

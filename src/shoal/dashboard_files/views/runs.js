@@ -79,7 +79,9 @@ function Run({ api, id, session }) {
       <section class="card" aria-label="Time of a step"><h2>Seconds per step</h2>
         <${Plot} data=${pace} series=${SECONDS} steps height=${240} min=${0}
           label=${`Seconds per step, ${seconds.length ? `lately ${duration(seconds.at(-1))}` : "unknown"}`} /></section>
-    </div>` : html`<p class="dim">${ended(run) ? "It reported no steps." : "The plots begin with the second step."}</p>`}
+    </div>` : html`<p class="dim">${ended(run) ? "It reported no steps."
+      : run.state === "queued" ? html`It waits until enough machines are free: <a href=${`#/jobs/${encodeURIComponent(run.id)}`}>what it waits for</a>.`
+      : "The plots begin with the second step."}</p>`}
     <${Ranks} ranks=${run.ranks} />
     ${asking && html`<${Confirm} title="Cancel this run?" action="Cancel the run" danger onClose=${() => setAsking(false)}
       onYes=${async () => { await api.delete(`/admin/jobs/${encodeURIComponent(run.id)}`); toast("Cancelled"); await reload(); }}>
