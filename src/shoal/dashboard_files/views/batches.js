@@ -4,6 +4,7 @@ import { html, useEffect, useState } from "../vendor/preact.js";
 import { duration, exact, integer, plural, shortId } from "../parts/format.js";
 import { coordinatorNow } from "../parts/live.js";
 import { withFirstPage } from "../parts/pages.js";
+import { readsAll, submits } from "../parts/scopes.js";
 import { Table } from "../parts/table.js";
 import { Confirm, Empty, ErrorNote, Head, Icon, Loading, Meter, State, Time, toast, usePolled } from "../parts/ui.js";
 
@@ -40,7 +41,7 @@ function List({ api, session }) {
     // The list may end elsewhere meanwhile.
     setList((old) => (old.next === next ? { rows: [...old.rows, ...page.data], next: page.next } : old));
   };
-  const all = session.scope === "admin" || session.scope === "monitor";
+  const all = readsAll(session);
   const columns = [
     { key: "id", title: "Batch", cell: (batch) => html`<span class="mono long-id">${batch.id.replace("batch_", "")}</span>` },
     { key: "status", title: "State", cell: (batch) => html`<${State} state=${batch.status} />`, sort: (batch) => batch.status },
@@ -76,7 +77,7 @@ function Batch({ api, id, session }) {
   const spent = Math.max(0, coordinatorNow() - began);
   const left = batch.status === "in_progress" && done > 0 ? (spent / done) * (total - done) : null;
   const times = TIMES.filter(([name]) => batch[name] != null).sort((a, b) => batch[a[0]] - batch[b[0]]);
-  const may = session.scope === "admin" || session.scope === "use";
+  const may = submits(session);
   const file = (name, id_, what) => id_ && html`<a class="button" href=${`/v1/files/${encodeURIComponent(id_)}/content`}
     download=${`${batch.id}-${name}.jsonl`}><${Icon} name="download" size=${16} />${what}</a>`;
   return html`<div class="stack">

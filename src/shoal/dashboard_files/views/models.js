@@ -3,6 +3,7 @@
 import { html, useEffect, useMemo, useState } from "../vendor/preact.js";
 import { bytes, integer, NONE, plural } from "../parts/format.js";
 import { machinesOf, peerOf } from "../parts/machines.js";
+import { readsAll, submits } from "../parts/scopes.js";
 import { CopyField, Dialog, Empty, ErrorNote, Head, Icon, Loading, Meter, useLoaded } from "../parts/ui.js";
 
 const SHOWN_MAX = 8; // machines of a card
@@ -77,7 +78,7 @@ export default function Models({ api, live, session, route }) {
   const machines = useMemo(() => new Map(live.status ? machinesOf(live.status).flatMap((each) => each.names.map((name) => [name, each])) : []), [live.status]);
   const shown = models.filter((each) => each.id.toLowerCase().includes(text.trim().toLowerCase()));
   const model = opened && models.find((each) => each.id === opened);
-  const reader = session.scope === "admin" || session.scope === "monitor";
+  const reader = readsAll(session);
   return html`
     <${Head} title="Models" hint=${listed && plural(models.length, "model")}>
       <input type="search" data-search placeholder="Filter models" aria-label="Filter models" value=${text} onInput=${(event) => setText(event.target.value)} />
@@ -88,7 +89,7 @@ export default function Models({ api, live, session, route }) {
       : html`<${Empty} title="No machine offers a model yet"><p>A worker offers the models of each engine that it finds on its machine. This one downloads a model and offers it:</p>
         <div class="narrow"><${CopyField} text="shoal join --model unsloth/Qwen3-8B-GGUF" /></div>
         ${session.scope === "admin" && html`<p>Other machines than the coordinator’s need the address and the token as well: <a href="#/nodes?join">Add a machine</a>.</p>`}<//>`)}
-    <div class="models">${shown.map((each) => html`<${Card} key=${each.id} model=${each} machines=${machines} open=${() => setOpened(each.id)} playable=${session.scope === "use" || session.scope === "admin"} />`)}</div>
+    <div class="models">${shown.map((each) => html`<${Card} key=${each.id} model=${each} machines=${machines} open=${() => setOpened(each.id)} playable=${submits(session)} />`)}</div>
     ${model && html`<${Details} model=${model} machines=${machines} reader=${reader} admin=${session.scope === "admin"} onClose=${() => setOpened(null)} />`}`;
 }
 

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { dollars, exact, integer, NONE, plural } from "../parts/format.js";
+import { submits } from "../parts/scopes.js";
 import { remembered, trust, verifyGrowth } from "../parts/trusted_log.js";
 import { Table } from "../parts/table.js";
 import {
@@ -164,7 +165,7 @@ function ReceiptList({ api, session }) {
     const page = await api.get(`/v1/receipts?limit=${PAGE}&before=${next}`);
     setPages((all) => [...all, page]);
   };
-  const asks = session.scope === "use" || session.scope === "admin";
+  const asks = submits(session);
   const paid = rows.some(({ price }) => price > 0);
   const columns = [
     { key: "job", title: "Job", cell: (row) => html`<span class="mono long-id">${row.job_id}</span>` },

@@ -3,6 +3,7 @@
 import { html, useMemo, useState } from "../vendor/preact.js";
 import { duration, integer, plural, shortId } from "../parts/format.js";
 import { Plot } from "../parts/plot.js";
+import { readsAll, submits } from "../parts/scopes.js";
 import { Table } from "../parts/table.js";
 import { Badge, Confirm, Empty, ErrorNote, Head, Icon, Loading, State, Time, toast, useNow, usePolled } from "../parts/ui.js";
 
@@ -23,7 +24,7 @@ function List({ api, session }) {
   const head = html`<${Head} title="Runs" hint="Training on several machines" />`;
   if (error && !found) return html`${head}<${ErrorNote} error=${error} retry=${reload} />`;
   if (!found) return html`${head}<${Loading} />`;
-  const all = session.scope === "admin" || session.scope === "monitor";
+  const all = readsAll(session);
   const columns = [
     { key: "id", title: "Run", cell: (run) => html`<span class="mono long-id">${run.id}</span>` },
     { key: "state", title: "State", cell: (run) => html`<${State} state=${run.state} />`, sort: (run) => run.state },
@@ -59,7 +60,7 @@ function Run({ api, id, session }) {
   const losses = points.map((each) => each.loss).filter((each) => each != null);
   const seconds = points.slice(-50).map((each) => each.seconds).filter((each) => each != null);
   const tile = (title, value, note) => html`<div class="card sum"><b>${value}</b><span>${title}</span>${note && html`<small class="faint">${note}</small>`}</div>`;
-  const may = session.scope === "admin" || session.scope === "use";
+  const may = submits(session);
   return html`<div class="stack">
     <${Head} title=${`Run ${shortId(run.id, 16)}`}>
       <a class="button" href="#/runs"><${Icon} name="back" size=${16} />All runs</a>
