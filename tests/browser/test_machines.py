@@ -37,6 +37,14 @@ def test_machine_is_paused_and_resumed(admin: Visitor, pool: Pool) -> None:
     assert [each["suspension"] for each in pool.workers()] == [None, None]
 
 
+def test_address_of_a_machine_that_left_says_so(admin: Visitor) -> None:
+    admin.go("#/nodes/tealenet:poodle")
+
+    expect(admin.page.get_by_text("tealenet:poodle is not in the pool")).to_be_visible()
+    admin.page.get_by_role("link", name="Its events").click()
+    expect(admin.page.get_by_role("heading", name="Events")).to_be_visible()
+
+
 def test_filter_and_dialog_stay_out_of_the_way(admin: Visitor) -> None:
     admin.go("#/nodes")
     page = admin.page

@@ -3,7 +3,9 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { coordinatorNow, useFacts } from "../parts/live.js";
 import { duration, integer, NONE } from "../parts/format.js";
+import { peerOf } from "../parts/machines.js";
 import { withFirstPage } from "../parts/pages.js";
+import { readsAll, submits } from "../parts/scopes.js";
 import { Table } from "../parts/table.js";
 import { Timeline } from "../parts/timeline.js";
 import { Badge, Confirm, Empty, ErrorNote, Head, Icon, Loading, State, Time, toast, useLoaded, useNow } from "../parts/ui.js";
@@ -78,8 +80,8 @@ function useJobs(api, filter) {
 }
 
 function List({ api, live, session, route }) {
-  const reader = session.scope === "admin" || session.scope === "monitor";
-  const plays = session.scope === "admin" || session.scope === "use";
+  const reader = readsAll(session);
+  const plays = submits(session);
   const filter = { state: route.query.get("state") || "", owner: route.query.get("owner") || "" };
   const { rows: jobs, next, error, loaded, first, more } = useJobs(api, filter);
   const latest = useRef(first); // of the filter that is chosen when the timer ends
@@ -150,6 +152,7 @@ function Job({ api, session, id }) {
   if (failure && !course) return html`${back}<${Head} title="Job" /><${ErrorNote} error=${error ?? failure} retry=${refresh} />`;
   if (!course || (!job && !error)) return html`${back}<${Loading} />`;
   const mine = job && (session.scope === "admin" || (session.scope === "use" && job.owner === session.name));
+  const reader = readsAll(session);
   const outcome = job?.outcome;
   return html`${back}
     <${Head} title=${html`<code>${id}</code>`}>
@@ -166,7 +169,7 @@ function Job({ api, session, id }) {
         <div><dt>Took</dt><dd>${job.ended_at ? duration(job.ended_at - job.submitted_at) : html`<${Elapsed} since=${job.submitted_at} />`}</dd></div>
         <div><dt>Attempts</dt><dd>${job.attempts}</dd></div>
         ${outcome?.usage && html`<div><dt>Tokens</dt><dd>${integer(outcome.usage.prompt_tokens)} read, ${integer(outcome.usage.completion_tokens)} written</dd></div>`}
-        ${job.worker && html`<div><dt>Worker</dt><dd><code>${job.worker}</code></dd></div>`}
+        ${job.worker && html`<div><dt>Worker</dt><dd>${reader ? html`<a href=${`#/nodes/${encodeURIComponent(peerOf(job.worker))}`}><code>${job.worker}</code></a>` : html`<code>${job.worker}</code>`}</dd></div>`}
       </dl>`}
       ${course.events && (job || course.events.length > 0) && html`<section class="card"><h2>Timeline</h2><${Timeline} events=${course.events} running=${running} /></section>`}
       <section class="card"><h2>Explanation</h2><pre tabindex="0">${course.lines.join("\n")}</pre></section>

@@ -77,6 +77,8 @@ export default function Nodes({ live, session, route }) {
       ${admin && html`<button type="button" class="primary" onClick=${() => go("", state, true)}><${Icon} name="plus" size=${16} />Add a machine</button>`}
     <//>
     <div class="stack">
+      ${route.path[0] && !opened && html`<div class="note"><${Icon} name="events" /><p><code>${route.path[0]}</code> is not in the pool now.
+        <a href=${`#/events?worker=${encodeURIComponent(route.path[0])}`}>Its events</a></p></div>`}
       ${admin && html`<${Waiting} machines=${machines} />`}
       <${Table} caption="Machines of the pool" columns=${all} rows=${listed} id=${(each) => each.key} label=${(each) => each.name}
         open=${open}
