@@ -8,7 +8,15 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from browser.chromium import visitor
-from live.programs import KEY, GatedModel, Pool, Programs, answer_to, text_in
+from live.programs import (
+    KEY,
+    PATIENCE,
+    GatedModel,
+    Pool,
+    Programs,
+    answer_to,
+    text_in,
+)
 
 ASK = "What makes the tides?"
 WORDS = ["word "] * 20_000  # more than are written while one looks
@@ -51,5 +59,5 @@ def test_pool_at_work_is_shown(engine: Browser, working: Pool) -> None:
         expect(picture.locator("[data-hub]")).to_contain_text("5 jobs running")
         rate = picture.locator("[data-hub] b")
         expect(rate).to_have_text(re.compile(r"^[1-9]"))
-        page.wait_for_function(DRAWN, arg=SAMPLES)
+        page.wait_for_function(DRAWN, arg=SAMPLES, timeout=1000 * PATIENCE)
         visiting.save("pool")

@@ -10,7 +10,7 @@ from openai import OpenAI
 from playwright.sync_api import Browser, Download, Locator, Page, expect
 
 from browser.chromium import Visitor, visitor
-from live.programs import KEY, Pool, eventually
+from live.programs import KEY, PATIENCE, Pool, eventually
 
 TOKENS = 3
 PAGE = 50  # batches of a page of the list
@@ -115,7 +115,9 @@ def test_batches_stay_live_beyond_a_page(admin: Visitor, pool: Pool) -> None:
         latest = submitted(client, content=b"nonsense\n")
         page.evaluate("scrollTo(0, 0)")
 
-        expect(page.get_by_role("button", name=f"Batch {latest}")).to_be_visible()
+        expect(page.get_by_role("button", name=f"Batch {latest}")).to_be_visible(
+            timeout=1000 * PATIENCE
+        )
 
 
 def test_errors_of_a_file_are_shown(admin: Visitor, pool: Pool) -> None:

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from browser.chromium import Visitor, visitor
-from live.programs import KEY, PRICES, Pool, Programs
+from live.programs import KEY, PATIENCE, PRICES, Pool, Programs
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +58,12 @@ def test_jobs_stay_while_they_cannot_be_read(
 
     page.route("**/admin/jobs?*", lambda route: route.abort())
     ask(pool)
-    expect(page.get_by_role("alert")).to_be_visible()
+    expect(page.get_by_role("alert")).to_be_visible(timeout=1000 * PATIENCE)
     expect(listed).to_be_visible()
     page.unroute("**/admin/jobs?*")
     ask(pool)
 
-    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(page.get_by_role("alert")).to_have_count(0, timeout=1000 * PATIENCE)
     admin.faults.clear()  # the requests that failed
 
 
