@@ -7,7 +7,10 @@ import pytest
 from playwright.sync_api import Browser
 
 from browser.chromium import Visitor, browser, visitor
+from live.conftest import programs, slow_model
 from live.programs import KEY, Pool, Programs, eventually
+
+__all__ = ["programs", "slow_model"]
 
 HERE = Path(__file__).parent
 
@@ -17,13 +20,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and "engine" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.long)
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    running = Programs(tmp_path)
-    yield running
-    running.close()
 
 
 @pytest.fixture(scope="module")

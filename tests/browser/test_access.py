@@ -1,5 +1,7 @@
 """The page for everybody: keyboards, screen readers, small screens, dark and light."""
 
+import json
+
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -10,6 +12,33 @@ VIEWS = (
     *("pool", "nodes", "models", "playground", "jobs", "runs"),
     *("batches", "usage", "receipts", "keys", "events"),
 )
+
+
+CUT_OFF = """[...document.querySelectorAll(".table-box:not(.scroll) > table")]
+  .filter((table) => table.offsetWidth > table.parentElement.clientWidth)
+  .map((table) => table.caption.textContent)"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def work(pool: Pool) -> None:
+    """Something in most lists: jobs, a batch with errors, and a key with limits."""
+    hello = {"model": "tiny", "messages": [{"role": "user", "content": "ping"}]}
+    refused = {**hello, "messages": []}
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions"}
+        | {"body": body}
+        for number, body in enumerate([hello] * 9 + [refused] * 3)
+    ]
+    with pool.client() as client:
+        data = "\n".join(map(json.dumps, lines)).encode()
+        file = client.files.create(file=("requests.jsonl", data), purpose="batch")
+        client.batches.create(
+            input_file_id=file.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+        )
+        key = {"name": "marie", "tokens_per_day": 1000, "expires_in": 86400}
+        client.post(f"{pool.url}/admin/keys", cast_to=object, body=key)
 
 
 def settle(visiting: Visitor, view: str) -> None:
@@ -40,6 +69,8 @@ def test_views_are_accessible_and_fit(
             )
             if beyond > 0:
                 found[f"{view}, its width"] = beyond
+            if cut := visiting.page.evaluate(CUT_OFF):
+                found[f"{view}, its tables"] = cut
     assert found == {}
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from browser.chromium import Visitor, visitor
 from live.programs import Pool, Programs, eventually
@@ -37,6 +37,14 @@ def test_machine_is_paused_and_resumed(admin: Visitor, pool: Pool) -> None:
     assert [each["suspension"] for each in pool.workers()] == [None, None]
 
 
+def test_address_of_a_machine_that_left_says_so(admin: Visitor) -> None:
+    admin.go("#/nodes/tealenet:poodle")
+
+    expect(admin.page.get_by_text("tealenet:poodle is not in the pool")).to_be_visible()
+    admin.page.get_by_role("link", name="Its events").click()
+    expect(admin.page.get_by_role("heading", name="Events")).to_be_visible()
+
+
 def test_filter_and_dialog_stay_out_of_the_way(admin: Visitor) -> None:
     admin.go("#/nodes")
     page = admin.page
@@ -64,6 +72,42 @@ def test_closed_dialog_leaves_another_view_alone(admin: Visitor) -> None:
 
     expect(page.get_by_role("heading", name="Keys", level=1)).to_be_visible()
     assert "#/keys" in page.url
+
+
+def test_join_panel_gives_way_to_a_machine(admin: Visitor) -> None:
+    admin.go("#/nodes")
+    page = admin.page
+    page.get_by_role("button", name="Add a machine").click()
+    panel = page.get_by_role("dialog", name="Add a machine")
+    expect(panel).to_be_visible()
+
+    page.keyboard.press("Control+k")
+    page.get_by_role("combobox", name="Go to").fill("collie")
+    page.keyboard.press("Enter")
+
+    expect(page.get_by_role("dialog", name="collie")).to_be_visible()
+    expect(panel).to_have_count(0)
+    page.go_back()
+    expect(panel).to_be_visible()
+
+
+def test_failed_order_is_told_to_who_left_its_dialog(admin: Visitor) -> None:
+    admin.go("#/nodes")
+    page = admin.page
+    asked: list[Route] = []
+    page.route("**/admin/workers/*/drain", lambda route: asked.append(route))
+    page.get_by_role("button", name="collie", exact=True).click()
+    page.get_by_role("button", name="Drain collie").click()
+    dialog = page.get_by_role("dialog", name="Drain collie?")
+    with page.expect_request("**/admin/workers/*/drain"):
+        dialog.get_by_role("button", name="Drain", exact=True).click()
+
+    page.evaluate("location.hash = '#/jobs'")
+    expect(page.get_by_role("heading", name="Jobs", level=1)).to_be_visible()
+    asked[0].fulfill(status=409, json={"error": {"message": "it leaves already"}})
+
+    expect(page.locator(".toast")).to_have_text("it leaves already")
+    admin.faults.clear()  # how browsers log an answer of 409
 
 
 def test_token_ends_in_the_future(admin: Visitor) -> None:

@@ -14,25 +14,17 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from browser.chromium import SHOTS, visitor
+from browser.chromium import SHOTS, Visitor, visitor
 from harness.speed import PATIENCE
 from live.programs import KEY, TINY, GatedModel, Pool, Program, Programs, eventually
 from models.tiny_answers import ANSWERS, STORY
 from models.tool_answers import COLOUR, TOOLS_GGUF
 
 ASK = "Tell me a story."
-PAUSE = 5
-BEGUN = "".join(ANSWERS[ASK][:PAUSE])
+BEGUN = "".join(ANSWERS[ASK][:5])  # what the slow model sends before it waits
 
 
 OpenPage = Callable[[Pool], Page]
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    running = Programs(tmp_path)
-    yield running
-    running.close()
 
 
 @pytest.fixture
@@ -46,13 +38,6 @@ def open_page(engine: Browser) -> Iterator[OpenPage]:
             return visiting.page
 
         yield sign_in
-
-
-@pytest.fixture
-def slow_model() -> Iterator[GatedModel]:
-    model = GatedModel(PAUSE)
-    yield model
-    model.close()
 
 
 def test_answer_streams_and_names_its_worker(
@@ -83,6 +68,18 @@ def test_answer_streams_and_names_its_worker(
     expect(page.get_by_role("article", name="Answer of tiny")).to_have_count(2)
     page.get_by_role("button", name="Clear").click()
     expect(page.get_by_role("article")).to_have_count(0)
+
+
+def test_draft_stays_while_one_looks_elsewhere(admin: Visitor) -> None:
+    page = playground(admin.page)
+    page.get_by_role("textbox", name="Message").fill("What makes the tides?")
+
+    page.get_by_role("link", name="Receipts").first.click()
+    expect(page.get_by_role("heading", name="Receipts", level=1)).to_be_visible()
+    page.go_back()
+
+    draft = page.get_by_role("textbox", name="Message")
+    expect(draft).to_have_value("What makes the tides?")
 
 
 def test_stop_cancels_the_job(

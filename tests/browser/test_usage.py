@@ -10,9 +10,12 @@ from openai import OpenAI
 from playwright.sync_api import Browser, Download, Locator, Page, expect
 
 from browser.chromium import Visitor, visitor
-from live.programs import KEY, Pool, eventually
+from live.programs import KEY, PATIENCE, Pool, eventually
 
 TOKENS = 3
+PAGE = 50  # batches of a page of the list
+BEYOND_A_PAGE = """(page) =>
+  document.querySelector("table").getAttribute("aria-rowcount") - 1 > page"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,6 +98,26 @@ def test_batch_is_followed_and_its_results_are_downloaded(
 
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert {each["custom_id"] for each in lines} == {"0", "1", "2"}
+
+
+def test_batches_stay_live_beyond_a_page(admin: Visitor, pool: Pool) -> None:
+    admin.go("#/batches")
+    page = admin.page
+    with pool.client() as client:
+        for _ in range(PAGE + 1):
+            submitted(client, content=b"nonsense\n")
+        page.reload()
+        row = page.locator("tbody tr:not(.spacer)").first
+        expect(row).to_be_visible()
+        page.locator(".table-end").scroll_into_view_if_needed()
+        page.wait_for_function(BEYOND_A_PAGE, arg=PAGE)
+
+        latest = submitted(client, content=b"nonsense\n")
+        page.evaluate("scrollTo(0, 0)")
+
+        expect(page.get_by_role("button", name=f"Batch {latest}")).to_be_visible(
+            timeout=1000 * PATIENCE
+        )
 
 
 def test_errors_of_a_file_are_shown(admin: Visitor, pool: Pool) -> None:

@@ -1,10 +1,12 @@
 """Jobs, models, events and keys on the page."""
 
-import pytest
-from playwright.sync_api import expect
+import re
 
-from browser.chromium import Visitor
-from live.programs import Pool
+import pytest
+from playwright.sync_api import Browser, expect
+
+from browser.chromium import Visitor, visitor
+from live.programs import KEY, PATIENCE, PRICES, Pool, Programs
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +43,28 @@ def test_new_job_appears_while_one_looks(admin: Visitor, pool: Pool) -> None:
     admin.page.locator("table, .empty").first.wait_for()
     before = rows.count()
 
-    with pool.client() as client:
-        client.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=3
-        )
+    ask(pool)
 
     expect(rows).to_have_count(before + 1)
+
+
+def test_jobs_stay_while_they_cannot_be_read(
+    admin: Visitor, pool: Pool, job: str
+) -> None:
+    admin.go("#/jobs")
+    page = admin.page
+    listed = page.get_by_role("button", name=f"Job {job}, done")
+    expect(listed).to_be_visible()
+
+    page.route("**/admin/jobs?*", lambda route: route.abort())
+    ask(pool)
+    expect(page.get_by_role("alert")).to_be_visible(timeout=1000 * PATIENCE)
+    expect(listed).to_be_visible()
+    page.unroute("**/admin/jobs?*")
+    ask(pool)
+
+    expect(page.get_by_role("alert")).to_have_count(0, timeout=1000 * PATIENCE)
+    admin.faults.clear()  # the requests that failed
 
 
 def test_unknown_job_says_why(admin: Visitor) -> None:
@@ -68,6 +86,33 @@ def test_events_come_live_and_can_be_filtered(admin: Visitor, job: str) -> None:
     admin.go(f"#/events?job={job}")
     page.get_by_label("Filter events").fill("")
     expect(rows.get_by_text("worker joined", exact=True)).to_have_count(0)
+
+
+def test_paused_events_stand_still_when_the_coordinator_comes_back(
+    engine: Browser, programs: Programs
+) -> None:
+    first = programs.serve()
+    with visitor(engine, first.url) as visiting:
+        visiting.follow(first.ready["dashboard"])
+        visiting.go("#/events")
+        page = visiting.page
+        page.get_by_role("button", name="Pause").click()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+
+        first.program.kill()
+        page.get_by_text("The coordinator does not answer", exact=True).wait_for()
+        second = programs.serve(port=first.port)
+        page.get_by_role("button", name="Try now").click()
+        expect(page.get_by_text("Live", exact=True)).to_be_visible()
+        second.joined("beagle")
+        page.evaluate("new Promise((done) => setTimeout(done))")  # what follows from it
+
+        assert not any("/admin/events" in each for each in asked)
+        page.get_by_role("button", name="Resume").click()
+        joined = page.locator("tbody tr").get_by_text("worker joined", exact=True)
+        expect(joined).to_be_visible()
+        visiting.faults.clear()  # connections that were refused meanwhile
 
 
 def test_models_say_where_they_are(admin: Visitor) -> None:
@@ -102,3 +147,27 @@ def test_key_is_made_shown_once_and_revoked(admin: Visitor, pool: Pool) -> None:
     stored = {each["name"]: each for each in pool.admin("keys")["data"]}
     assert stored["laptop"]["tokens_per_day"] == 1000
     assert stored["laptop"]["revoked_at"] is not None
+
+
+def test_account_of_a_machine_has_its_name(engine: Browser, programs: Programs) -> None:
+    pool = programs.serve(*PRICES)
+    pool.joined("beagle")
+    ask(pool)
+    with visitor(engine, pool.url) as visiting:
+        visiting.sign_in(KEY)
+        visiting.go("#/keys")
+        page = visiting.page
+
+        earned = page.get_by_role("row", name="beagle")
+        expect(earned).to_contain_text("$")
+        expect(
+            page.get_by_role("row", name=re.compile("the pool.s fees"))
+        ).to_be_visible()
+
+
+def ask(pool: Pool) -> None:
+    """Ask the model something short."""
+    with pool.client() as client:
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=3
+        )

@@ -113,6 +113,15 @@ def test_a_machine_has_a_row_and_beneath_it_its_wires_and_models() -> None:
     ]
 
 
+def test_jobs_of_this_pool_at_a_machines_other_models_are_not_those_of_others() -> None:
+    one = {**WORKER, "id": "wire:ab/m", "busy": 2, "queued": 1}
+    other = {**WORKER, "id": "wire:ab/n", "busy": 1, "queued": 2}
+
+    assert not any("other coord" in line for line in shown(workers=[one, other]))
+    loaded = shown(workers=[{**one, "queued": 4}, {**other, "queued": 5}])
+    assert "  jobs of other coordinators: 3" in loaded
+
+
 @pytest.mark.parametrize(
     ("said", "state", "remark"),
     [

@@ -225,16 +225,25 @@ class GatedModel:
     """A model server that knows the pairs, sends ``pause`` pieces, and waits.
 
     It stands for a model too slow to be done before a test has done its worst.
+    ``pace``: seconds between pieces; ``names`` are those of its models.
     """
 
     def __init__(
-        self, pause: int, pairs: Mapping[str, Sequence[str]] = ANSWERS, port: int = 0
+        self,
+        pause: int,
+        pairs: Mapping[str, Sequence[str]] = ANSWERS,
+        port: int = 0,
+        *,
+        pace: float = 0.0,
+        names: Sequence[str] = ("tiny",),
     ) -> None:
         self.requests = 0
         self.traceparents: list[str] = []  # of the requests; empty: none was sent
         self._pairs = pairs
         self.go_on = threading.Event()
         self._pause = pause
+        self._pace = pace
+        self._names = names
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self._server.daemon_threads = True
         self.port = self._server.server_port
@@ -261,7 +270,8 @@ class GatedModel:
             def do_GET(self) -> None:
                 if self.path == "/v1/models":
                     self._head("application/json")
-                    self.wfile.write(b'{"data": [{"id": "tiny"}]}')
+                    listed = [{"id": name} for name in model._names]
+                    self.wfile.write(json.dumps({"data": listed}).encode())
                 else:
                     self._head("text/html")
                     self.wfile.write(b"<h1>Welcome</h1>")
@@ -275,6 +285,7 @@ class GatedModel:
                 for number, piece in enumerate(answer):
                     if number == model._pause:
                         model.go_on.wait(PATIENCE)
+                    model.go_on.wait(model._pace)
                     self._send_chunk({"delta": {"content": piece}, "index": 0})
                 if len(answer) == model._pause:
                     model.go_on.wait(PATIENCE)

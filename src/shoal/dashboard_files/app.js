@@ -1,6 +1,6 @@
 // The dashboard's shell: the session, the router, the navigation and the shortcuts.
 
-import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./vendor/preact.js";
+import { html, render, useEffect, useErrorBoundary, useMemo, useRef, useState } from "./vendor/preact.js";
 import { api, beginSession, whenSignedOut } from "./parts/api.js";
 import * as liveData from "./parts/live.js";
 import { useLive } from "./parts/live.js";
@@ -9,16 +9,16 @@ import { Dialog, ErrorNote, Loading, Time, toast, Toasts } from "./parts/ui.js";
 import { Login } from "./parts/login.js";
 import { Palette } from "./parts/palette.js";
 import { routeOf } from "./parts/route.js";
+import { READERS, readsAll, SUBMITTERS } from "./parts/scopes.js";
 
-/** The views: their address, title, group, key after `g`, and the scopes that see them. */
 const ALL = ["read", "use", "monitor", "admin"];
-const READERS = ["monitor", "admin"];
+/** The views: their address, title, group, key after `g`, and the scopes that see them. */
 export const VIEWS = [
   { id: "pool", title: "Pool", group: "Pool", key: "p", scopes: READERS },
   { id: "nodes", title: "Nodes", group: "Pool", key: "n", scopes: READERS },
   { id: "models", title: "Models", group: "Pool", key: "m", scopes: ALL },
   { id: "events", title: "Events", group: "Pool", key: "e", scopes: READERS },
-  { id: "playground", title: "Playground", group: "Work", key: "c", scopes: ["use", "admin"] },
+  { id: "playground", title: "Playground", group: "Work", key: "c", scopes: SUBMITTERS },
   { id: "jobs", title: "Jobs", group: "Work", key: "j", scopes: ALL },
   { id: "runs", title: "Runs", group: "Work", key: "r", scopes: ALL },
   { id: "batches", title: "Batches", group: "Work", key: "b", scopes: ALL },
@@ -156,7 +156,7 @@ function Shell({ session, onSignOut }) {
   const live = useLive();
   const route = useRoute();
   const [open, setOpen] = useState(null); // help, palette or more
-  const views = VIEWS.filter((each) => each.scopes.includes(session.scope));
+  const views = useMemo(() => VIEWS.filter((each) => each.scopes.includes(session.scope)), [session.scope]);
   const view = views.find((each) => each.id === route.id) || views[0];
   const actions = useRef(null);
   actions.current = { help: () => setOpen("help"), palette: () => setOpen("palette") };
@@ -180,7 +180,7 @@ function Shell({ session, onSignOut }) {
   const link = (each) => html`<a href=${`#/${each.id}`} aria-current=${each.id === view.id ? "page" : undefined}>
     <${Icon} name=${each.id} /><span>${each.title}</span></a>`;
   const groups = [...new Set(views.map((each) => each.group))];
-  const tabs = (READERS.includes(session.scope) ? TABS.reader : TABS.other)
+  const tabs = (readsAll(session) ? TABS.reader : TABS.other)
     .map((id) => views.find((each) => each.id === id)).filter(Boolean);
   return html`
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); main.current.focus(); }}>Skip to the content</a>

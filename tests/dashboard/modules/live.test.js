@@ -4,7 +4,7 @@ import { beforeEach, mock, test } from "node:test";
 import { api, beginSession, whenSignedOut } from "shoal/parts/api.js";
 import { coordinatorNow, history, live, start, stop } from "shoal/parts/live.js";
 import { age } from "shoal/parts/ui.js";
-import { withFirstPage } from "shoal/views/jobs.js";
+import { withFirstPage } from "shoal/parts/pages.js";
 
 const NOW = 1_000_000; // the browser's Unix time
 const STATUS = { jobs: { running: 1, queued: 2 }, workers: [], models: [] };
@@ -142,14 +142,14 @@ test("what is to come is in the future, what has just happened is not", () => {
   assert.equal(age(NOW - 3, NOW), "3 s ago");
 });
 
-test("a list of jobs has no holes, and an end", () => {
+test("a list of pages has no holes, and an end", () => {
   const jobs = (from, to) => Array.from({ length: from - to }, (_, n) => ({ id: String(from - n) }));
   const page = { data: jobs(210, 10), next: "11" };
-  const ids = (list) => [list.jobs.length, list.jobs[0].id, list.next];
-  assert.deepEqual(ids(withFirstPage({ jobs: [], next: null }, page)), [200, "210", "11"]);
-  assert.deepEqual(ids(withFirstPage({ jobs: jobs(200, 0), next: null }, page)), [210, "210", null]);
-  assert.deepEqual(ids(withFirstPage({ jobs: jobs(9, 0), next: null }, page)), [200, "210", "11"]); // 10 is missing
-  const many = withFirstPage({ jobs: jobs(2100, 0), next: null }, { data: jobs(2200, 2000), next: "2001" });
+  const ids = (list) => [list.rows.length, list.rows[0].id, list.next];
+  assert.deepEqual(ids(withFirstPage({ rows: [], next: null }, page)), [200, "210", "11"]);
+  assert.deepEqual(ids(withFirstPage({ rows: jobs(200, 0), next: null }, page)), [210, "210", null]);
+  assert.deepEqual(ids(withFirstPage({ rows: jobs(9, 0), next: null }, page)), [200, "210", "11"]); // 10 is missing
+  const many = withFirstPage({ rows: jobs(2100, 0), next: null }, { data: jobs(2200, 2000), next: "2001" });
   assert.deepEqual(ids(many), [2000, "2200", "201"]);
-  assert.equal(many.jobs.at(-1).id, "201");
+  assert.equal(many.rows.at(-1).id, "201");
 });

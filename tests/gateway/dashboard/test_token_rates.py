@@ -32,6 +32,16 @@ def test_four_characters_are_taken_for_a_token() -> None:
     assert rates.sample([worker], 4.0) == ({WORKER: 1.0}, 0.0)
 
 
+def test_what_was_written_before_the_first_sample_is_no_rate() -> None:
+    worker, answer = running()
+    answer.append(["x" * 4000], 0.5)
+    rates = TokenRates({JOB: answer}, 100.0)
+
+    assert rates.sample([worker], 100.001) == ({}, 0.0)
+    answer.append(["12345678" * 10], 100.5)
+    assert rates.sample([worker], 101.001) == ({WORKER: 20.0}, 0.0)
+
+
 def test_reported_usage_corrects_the_rest_of_an_answer() -> None:
     worker, answer = running()
     rates = TokenRates({JOB: answer}, 0.0)

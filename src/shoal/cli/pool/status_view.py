@@ -117,7 +117,8 @@ def _beneath(machine: Machine) -> Iterator[str]:
     parts = [offered, _count(functions, "function") if functions else ""]
     if any(parts):
         yield from _indented("; ".join(part for part in parts if part))
-    remarks = [_remark(each) for each in machine.workers]
+    workers = machine.workers
+    remarks = [_remark(each, _jobs_of_others(each, workers)) for each in workers]
     told = [each.get("reason", "") or each["remark"] for each in machine.peers]
     if machine.remark:
         yield from _indented(machine.remark, whole=True)
@@ -197,20 +198,40 @@ def _node(node: Mapping[str, Any]) -> Sequence[str]:
     )
 
 
-def _remark(worker: Mapping[str, Any]) -> str:
-    """Return why a worker gets no jobs, else its load or a remark."""
+def _jobs_of_others(
+    worker: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]
+) -> int:
+    """Return the jobs of other coordinators that a worker has.
+
+    A worker counts all other jobs of its machine: those of this pool at the other
+    models of its connection are among them.
+    """
+    peer = worker["id"].split("/")[0]
+    beside: int = sum(
+        each["busy"]
+        for each in workers
+        if each is not worker and each["id"].split("/")[0] == peer
+    )
+    return max(0, int(worker["queued"]) - beside)
+
+
+def _remark(worker: Mapping[str, Any], others: int) -> str:
+    """Return why a worker gets no jobs, else its load or a remark.
+
+    ``others``: its jobs of other coordinators.
+    """
     if worker["suspension"] in STATES:
         return f"{STATES[worker['suspension']]} by an operator"
     points = f"{worker['points']} penalty points" if worker["points"] else ""
     reason = worker["draining"] or points or worker["unfit"]
-    return str(reason or _slowdown(worker) or worker["remark"])
+    return str(reason or _slowdown(worker, others) or worker["remark"])
 
 
-def _slowdown(worker: Mapping[str, Any]) -> str:
+def _slowdown(worker: Mapping[str, Any], others: int) -> str:
     """Return what slows a worker down."""
     parts = []
-    if worker["queued"]:
-        parts.append(f"jobs of other coordinators: {worker['queued']}")
+    if others:
+        parts.append(f"jobs of other coordinators: {others}")
     lent = worker["throttle"] / FULL_SPEED
     if worker["speed"] < lent:
         parts.append(f"at {worker['speed']:.0%} of its speed")

@@ -5,8 +5,8 @@ import { NOT_ADMITTED, PENDING } from "./machines.js";
 
 const HOT = new Set(["serious", "critical"]);
 
-/** `[{tone, text, action, href}]`; empty: no action is needed. */
-export function attention(status, machines) {
+/** `[{tone, text, action, href}]`; empty: no action is needed.  `admin`: whether the reader may add machines. */
+export function attention(status, machines, admin) {
   const found = [];
   const add = (tone, text, action, href) => found.push({ tone, text, action, href });
   if (!status.ready) add("bad", `No jobs are accepted: ${status.why_not}`, "See events", "#/events");
@@ -25,7 +25,7 @@ export function attention(status, machines) {
   }
   if (!status.workers.length) {
     add("info", pending.length ? "No machine runs jobs until one is approved"
-      : "No machine has joined yet", "Add a machine", "#/nodes?join");
+      : "No machine has joined yet", "Add a machine", admin ? "#/nodes?join" : "");
   } else if (!pending.length && status.workers.every((each) => each.suspension || each.draining || each.unfit)) {
     add("bad", "No machine takes jobs: all are paused, leaving or unfit", "Show", "#/nodes");
   } else if (status.jobs.queued && status.workers.every((each) => each.busy >= each.slots)) {

@@ -20,12 +20,12 @@ export const rate = (value) =>
 export const percent = (value) => (value == null ? NONE : `${Math.round(value)} %`);
 export const celsius = (value) => (value == null ? NONE : `${Math.round(value)} °C`);
 
-/** Bytes in binary units. */
+/** Bytes, in the units of 10^3 that the coordinator uses. */
 export function bytes(value) {
   if (value == null) return NONE;
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const units = ["B", "kB", "MB", "GB", "TB"];
   let unit = 0;
-  while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
+  while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
   return `${value >= 100 || unit === 0 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
 }
 

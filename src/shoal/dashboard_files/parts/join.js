@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/preact.js";
 import { api } from "./api.js";
-import { CopyField, Dialog, ErrorNote, Icon, Loading, useLoaded } from "./ui.js";
+import { CopyField, Dialog, ErrorNote, Icon, Loading, useLoaded, useOrderError } from "./ui.js";
 
 /** The command of the coordinator's own join token; `bare`: without what surrounds it. */
 export function JoinPanel({ bare }) {
@@ -11,13 +11,13 @@ export function JoinPanel({ bare }) {
   if (!invitation) return html`<${Loading} what="Fetching the join command" />`;
   return html`<div class="join">
     ${invitation.qr && html`<figure><img src=${`data:image/svg+xml;utf8,${encodeURIComponent(invitation.qr)}`} width="168" height="168"
-      alt="QR code of the join command" /><figcaption class="hint">The same command, for a phone to carry over</figcaption></figure>`}
+      alt="QR code of the join command" /><figcaption class="hint">The same command, to copy it with a phone</figcaption></figure>`}
     <div class="join-text">
       ${!bare && html`<p>Install Shoal there first (from a clone: <code>pipx install '.[llm]'</code>), then run this. The machine must reach the coordinator at
         ${invitation.urls.map((each, n) => html`${n ? " or " : " "}<code>${each}</code>`)}.</p>`}
       <${CopyField} text=${invitation.join} label="Copy" />
       ${invitation.loopback_only && html`<div class="note warn"><${Icon} name="warn" /><p>Only this machine can reach the coordinator:
-        it listens on the loopback address. Start <code>shoal serve</code> with <code>--host 0.0.0.0</code> for others.</p></div>`}
+        it listens on the loopback address. For other machines, start <code>shoal serve --host 0.0.0.0 --tls auto</code>.</p></div>`}
       <p class="hint">${invitation.token ? "The command contains a join token. Anyone with it can add a machine." : "No token is needed: anyone who reaches the coordinator can join."}</p>
     </div>
   </div>`;
@@ -38,7 +38,7 @@ const DAYS = [["", "never"], ["3600", "in 1 hour"], ["86400", "in 1 day"], ["604
 
 /** A form that creates a join token. */
 export function NewToken({ onMade }) {
-  const [error, setError] = useState(null);
+  const [error, setError] = useOrderError();
   const [busy, setBusy] = useState(false);
   const submit = async (event) => {
     event.preventDefault();

@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "../vendor/preact.js";
 import { api, endSession } from "./api.js";
+import { readsAll } from "./scopes.js";
 
 const RETRY = [1000, 2000, 4000, 8000, 15000]; // ms
 const POLL = 5000; // ms, of keys that may not read the stream
@@ -123,7 +124,7 @@ export function retryNow() {
 
 function connect() {
   disconnect();
-  if (session.scope !== "admin" && session.scope !== "monitor") return poll();
+  if (!readsAll(session)) return poll();
   source = new EventSource("/admin/live");
   source.addEventListener("snapshot", (event) => {
     const { at, status, activity, rate } = JSON.parse(event.data);

@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/preact.js";
 import { api } from "./api.js";
 import { celsius, integer, NONE, percent, plural, rate } from "./format.js";
 import { activityOf, hardwareOf, NOT_ADMITTED, PENDING, protectionOf } from "./machines.js";
-import { Confirm, CopyField, Dialog, ErrorNote, Icon, State, Time, toast } from "./ui.js";
+import { Confirm, CopyField, Dialog, ErrorNote, Icon, State, Time, toast, useOrderError } from "./ui.js";
 
 const ORDERS = {
   approve: { title: "Approve", icon: "check", done: "approved" },
@@ -42,7 +42,7 @@ export async function give(machine, order, within) {
 /** The buttons of a machine's orders; those that disturb running jobs ask first. */
 export function Orders({ machine, small }) {
   const [asked, setAsked] = useState(null);
-  const [error, setError] = useState(null); // beside the buttons: a dialog is above messages at the edge
+  const [error, setError] = useOrderError(); // beside the buttons: a dialog is above messages at the edge
   const order = async (name) => {
     setError(null);
     if (name === "drain" || name === "remove") { setAsked(name); return; }
@@ -96,7 +96,7 @@ export function MachineDialog({ machine, live, session, onClose }) {
       <p><b>${celsius(machine.temperature)}</b>hottest part</p>
     </div>
     ${jobs.length > 0 && html`<section><h3>Runs now</h3><ul class="chips">${jobs.map((id) =>
-      html`<li class="chip"><a href=${`#/jobs/${encodeURIComponent(id)}`} onClick=${onClose}><code>${id}</code></a></li>`)}</ul></section>`}
+      html`<li class="chip"><a href=${`#/jobs/${encodeURIComponent(id)}`}><code>${id}</code></a></li>`)}</ul></section>`}
     <dl class="facts">
       ${fact("Hardware", hardwareOf(machine))}
       ${fact("Platform", hardware?.platform)}
@@ -116,7 +116,7 @@ export function MachineDialog({ machine, live, session, onClose }) {
         <td class="end">${worker.busy}/${worker.slots}</td>
         <td class="end">${worker.context ? integer(worker.context) : NONE}</td>
         <td class="wrap">${[...worker.kinds, ...worker.features].join(", ")}</td>
-        <td>${worker.price || "free"}</td></tr>`)}</tbody></table></section>`}
+        <td>${worker.price || "the pool’s"}</td></tr>`)}</tbody></table></section>`}
     ${machine.states.includes(PENDING) && session.scope === "admin" && html`<section><h3>On the command line</h3>
       <${CopyField} text=${`shoal nodes approve ${machine.argument}`} /></section>`}
     <footer>${machine.names.map((name) => html`<a class="button" href=${`#/events?worker=${encodeURIComponent(name)}`}>

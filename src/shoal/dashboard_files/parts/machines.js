@@ -5,7 +5,8 @@ const CALL = "call";
 export const NOT_ADMITTED = "not admitted";
 export const PENDING = "pending";
 
-const peerOf = (id) => id.split("/", 1)[0];
+/** The peer of a worker: its connection's name, such as `wire:beagle` of `wire:beagle/qwen3`. */
+export const peerOf = (id) => id.split("/", 1)[0];
 const unique = (values) => [...new Set(values)].sort();
 
 let last = new Map(); // by key: what did not change stays the same object
@@ -85,16 +86,16 @@ function complete(machine) {
     wires: unique(machine.names.map((each) => each.slice(0, each.indexOf(":")))),
     models: unique(workers.flatMap((each) => each.models)),
     functions: unique(workers.filter((each) => each.kinds.includes(CALL)).flatMap((each) => each.tasks)),
+    anyFunction: workers.some((each) => each.kinds.includes(CALL) && !each.tasks.length),
     running: workers.reduce((sum, each) => sum + each.busy, 0),
     slots: workers.reduce((sum, each) => sum + each.slots, 0),
     cpu: highest(workers, "cpu"),
     memory: highest(workers, "memory"),
     temperature: highest(workers, "temperature"),
     pace: highest(workers, "tokens_per_second"),
-    queued: workers.reduce((sum, each) => sum + each.queued, 0),
     hardware: peers.map((each) => each.hardware).find(Boolean) || null,
     release: peers.map((each) => each.release).find(Boolean) || "",
-    remarks: [...new Set([...workers.map(remarkOf), ...peers.map((each) => each.reason || each.remark)]
+    remarks: [...new Set([...workers.map((each) => remarkOf(each, jobsBeside(each, workers))), ...peers.map((each) => each.reason || each.remark)]
       .filter(Boolean))],
     away: !workers.length && !peers.length,
   });
@@ -117,14 +118,18 @@ function highest(workers, field) {
 
 const SUSPENDED = { paused: "paused", draining: "drained", removed: "removed" };
 
-/** Why a worker gets no jobs, else what slows it down, or a remark. */
-export function remarkOf(worker) {
+/** A pool's jobs at the other workers of a worker's connection: their machine counts them as well. */
+const jobsBeside = (worker, workers) =>
+  workers.reduce((sum, each) => sum + (each !== worker && peerOf(each.id) === peerOf(worker.id) ? each.busy : 0), 0);
+
+/** Why a worker gets no jobs, else what slows it down, or a remark; `beside`: jobs that are this pool's. */
+function remarkOf(worker, beside) {
   if (SUSPENDED[worker.suspension]) return `${SUSPENDED[worker.suspension]} by an operator`;
   if (worker.draining) return worker.draining;
   if (worker.points) return `${worker.points} penalty ${worker.points === 1 ? "point" : "points"}`;
   if (worker.unfit) return worker.unfit;
   const parts = [];
-  if (worker.queued) parts.push(`jobs of other coordinators: ${worker.queued}`);
+  if (worker.queued > beside) parts.push(`jobs of other coordinators: ${worker.queued - beside}`);
   const lent = worker.throttle / 100;
   if (worker.speed < lent) parts.push(`at ${Math.round(worker.speed * 100)} % of its speed`);
   if (worker.thermal !== "nominal") parts.push(`thermal level ${worker.thermal}`);
@@ -151,6 +156,10 @@ export function hardwareOf({ hardware }) {
     hardware.gpu_memory_gb ? `${+hardware.gpu_memory_gb.toFixed(1)} GB VRAM` : "",
   ].filter(Boolean).join(", ");
 }
+
+/** The models and functions that a machine offers, as people read them. */
+export const offeredBy = (machine) =>
+  [...machine.models, ...machine.functions.map((each) => `${each}()`), ...(machine.anyFunction ? ["any function"] : [])];
 
 /** What a machine is doing: its job ids and its tokens per second. */
 export function activityOf(machine, activity) {

@@ -66,7 +66,7 @@ export function Table({ caption, columns, rows, id, open, label, next, more, emp
         aria-sort=${order?.[0] === column.key ? (order[1] ? "descending" : "ascending") : undefined}>
         ${column.sort
           ? html`<button type="button" class="sort" onClick=${() => setOrder(turned(order, column.key))}>
-              ${column.title}<span aria-hidden="true">${order?.[0] === column.key ? (order[1] ? " ↓" : " ↑") : ""}</span></button>`
+              ${column.title}${order?.[0] === column.key && html`<span aria-hidden="true">${order[1] ? "↓" : "↑"}</span>`}</button>`
           : column.title}</th>`)}</tr></thead>
       <tbody ref=${body}>
         ${spacer(first)}

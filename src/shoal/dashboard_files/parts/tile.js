@@ -2,7 +2,7 @@
 
 import { html } from "../vendor/preact.js";
 import { celsius, rate, shortId } from "./format.js";
-import { hardwareOf, NOT_ADMITTED, protectionOf, toneOf } from "./machines.js";
+import { hardwareOf, NOT_ADMITTED, offeredBy, protectionOf, toneOf } from "./machines.js";
 import { Sparkline } from "./plot.js";
 import { Icon, memo, Meter, State } from "./ui.js";
 
@@ -32,7 +32,7 @@ function TileView({ machine, activity, trail, open }) {
   const tone = toneOf(machine);
   const jobs = activity?.jobs || [];
   const what = doing(machine, jobs);
-  const offered = [...machine.models, ...machine.functions.map((each) => `${each}()`)];
+  const offered = offeredBy(machine);
   const states = machine.states.filter((each) => each !== "active");
   return html`<article class=${`tile ${tone}`} data-key=${machine.key}>
     <header><i class="dot" aria-hidden="true"></i>

@@ -122,9 +122,17 @@ export function Dialog({ title, onClose, children, wide, className }) {
   </dialog>`;
 }
 
+/** The error of an order: shown beside it while that is in the page, else at the edge. `[error, setError]`. */
+export function useOrderError() {
+  const [error, setError] = useState(null);
+  const gone = useRef(false);
+  useEffect(() => () => { gone.current = true; }, []);
+  return [error, (found) => (gone.current && found ? toast(found.message, "bad") : setError(found))];
+}
+
 /** Asks before something that cannot simply be undone.  `onYes` may return a promise; its error is shown. */
 export function Confirm({ title, action, danger, onYes, onClose, children }) {
-  const [error, setError] = useState(null);
+  const [error, setError] = useOrderError();
   const [busy, setBusy] = useState(false);
   const yes = async () => {
     setBusy(true);
@@ -175,6 +183,23 @@ export function useLoaded(load, inputs) {
   };
   useEffect(() => { run(); return () => { last.current += 1; }; }, inputs);
   return [result.value, result.error, run];
+}
+
+const POLLED = 3000; // ms between reads of what goes on
+
+/** As `useLoaded`, and loads again and again while `goesOn(value)` and the page is in sight. */
+export function usePolled(load, inputs, goesOn) {
+  const loaded = useLoaded(load, inputs);
+  const [value, , reload] = loaded;
+  const latest = useRef(reload);
+  latest.current = reload;
+  const on = value === null || goesOn(value);
+  useEffect(() => {
+    if (!on) return undefined;
+    const timer = setInterval(() => !document.hidden && latest.current(), POLLED);
+    return () => clearInterval(timer);
+  }, [on, ...inputs]);
+  return loaded;
 }
 
 let messages = [];

@@ -8,6 +8,8 @@ import {
 export const COLUMNS_MAX = 4;
 export const NO_SETTINGS = { system: "", temperature: "", max_tokens: "", seed: "", toolsText: "", tools: [] };
 
+const NO_DRAFT = { text: "", images: [] };
+
 let number = 0;
 const newColumn = (model) => ({ id: ++number, model, messages: [] });
 
@@ -16,6 +18,7 @@ export function createStore(api, seconds, soon) {
   const fresh = () => ({ columns: [newColumn("")], settings: NO_SETTINGS });
   let state = fresh();
   let owner = null;
+  let draft = NO_DRAFT;
   const running = new Map(); // AbortControllers by column
   const listeners = new Set();
   let waits = false;
@@ -74,6 +77,9 @@ export function createStore(api, seconds, soon) {
 
   return {
     get state() { return state; },
+    /** What is written and not sent yet: nobody follows it but the field, which begins with it. */
+    get draft() { return draft; },
+    set draft(written) { draft = written; },
     subscribe(listener) {
       listeners.add(listener);
       return () => listeners.delete(listener);
@@ -110,6 +116,7 @@ export function createStore(api, seconds, soon) {
     belongTo(name) {
       if (owner !== null && owner !== name) {
         endAll();
+        draft = NO_DRAFT;
         set(fresh());
       }
       owner = name;

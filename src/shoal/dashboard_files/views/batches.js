@@ -3,22 +3,16 @@
 import { html, useEffect, useState } from "../vendor/preact.js";
 import { duration, exact, integer, plural, shortId } from "../parts/format.js";
 import { coordinatorNow } from "../parts/live.js";
+import { withFirstPage } from "../parts/pages.js";
+import { readsAll, submits } from "../parts/scopes.js";
 import { Table } from "../parts/table.js";
-import { Confirm, Empty, ErrorNote, Head, Icon, Loading, Meter, State, Time, toast, useLoaded } from "../parts/ui.js";
+import { Confirm, Empty, ErrorNote, Head, Icon, Loading, Meter, State, Time, toast, usePolled } from "../parts/ui.js";
 
 const PAGE = 50;
-const EVERY = 3000; // ms between reads while a batch goes on
+const REFRESHED_MAX = 1000; // batches that are read again at once: the coordinator lists no more
 const OPEN = new Set(["validating", "in_progress", "finalizing", "cancelling"]);
 
 const isOpen = ({ status }) => OPEN.has(status);
-
-function usePolling(reload, on, inputs) {
-  useEffect(() => {
-    if (!on) return undefined;
-    const timer = setInterval(() => !document.hidden && reload(), EVERY);
-    return () => clearInterval(timer);
-  }, [on, ...inputs]);
-}
 
 export default function Batches({ api, session, route }) {
   const [id] = route.path;
@@ -34,21 +28,20 @@ function Progress({ batch }) {
 }
 
 function List({ api, session }) {
-  const [pages, setPages] = useState([]);
-  const [first, error, reload] = useLoaded(() => api.get(`/admin/batches?limit=${PAGE}`), []);
-  useEffect(() => { if (first) setPages((all) => (all.length > 1 ? all : [first])); }, [first]);
-  const rows = pages.flatMap(({ data }) => data);
-  // Pages stay as they were read once there are several.
-  usePolling(reload, pages.length <= 1, []);
+  const [list, setList] = useState({ rows: [], next: null });
+  const { rows, next } = list;
+  const limit = Math.min(REFRESHED_MAX, Math.max(PAGE, rows.length));
+  const [first, error, reload] = usePolled(() => api.get(`/admin/batches?limit=${limit}`), [], () => true);
+  useEffect(() => { if (first) setList((old) => withFirstPage(old, first)); }, [first]);
   const head = html`<${Head} title="Batches" hint="Files of requests, done when the pool is idle" />`;
   if (error && !first) return html`${head}<${ErrorNote} error=${error} retry=${reload} />`;
   if (!first) return html`${head}<${Loading} />`;
-  const next = pages.at(-1)?.next;
   const more = async () => {
     const page = await api.get(`/admin/batches?limit=${PAGE}&before=${encodeURIComponent(next)}`);
-    setPages((all) => [...all, page]);
+    // The list may end elsewhere meanwhile.
+    setList((old) => (old.next === next ? { rows: [...old.rows, ...page.data], next: page.next } : old));
   };
-  const all = session.scope === "admin" || session.scope === "monitor";
+  const all = readsAll(session);
   const columns = [
     { key: "id", title: "Batch", cell: (batch) => html`<span class="mono long-id">${batch.id.replace("batch_", "")}</span>` },
     { key: "status", title: "State", cell: (batch) => html`<${State} state=${batch.status} />`, sort: (batch) => batch.status },
@@ -58,7 +51,7 @@ function List({ api, session }) {
     { key: "created", title: "Created", cell: (batch) => html`<${Time} at=${batch.created_at} />`, sort: (batch) => batch.created_at, hide: "phone" },
     { key: "expires", title: "Until", hide: "narrow", cell: (batch) => (isOpen(batch) ? html`<${Time} at=${batch.expires_at} />` : "–") },
   ];
-  return html`${head}<${Table} caption="Batches, newest first" columns=${columns} rows=${rows} id=${(batch) => batch.id}
+  return html`${head}<${Table} caption="Batches, newest first" columns=${columns} rows=${rows.length ? rows : first.data} id=${(batch) => batch.id}
     open=${(batch) => { location.hash = `#/batches/${encodeURIComponent(batch.id)}`; }} label=${(batch) => `Batch ${batch.id}`}
     next=${next != null} more=${more}
     empty=${html`<${Empty} title="No batches">
@@ -73,9 +66,8 @@ const TIMES = [
 ];
 
 function Batch({ api, id, session }) {
-  const [batch, error, reload] = useLoaded(() => api.get(`/v1/batches/${encodeURIComponent(id)}`), [id]);
+  const [batch, error, reload] = usePolled(() => api.get(`/v1/batches/${encodeURIComponent(id)}`), [id], isOpen);
   const [asking, setAsking] = useState(false);
-  usePolling(reload, batch !== null && isOpen(batch), [id]);
   const back = html`<a class="button" href="#/batches"><${Icon} name="back" size=${16} />All batches</a>`;
   if (error && !batch) return html`<${Head} title="Batch">${back}<//><${ErrorNote} error=${error} retry=${reload} />`;
   if (!batch) return html`<${Head} title="Batch" /><${Loading} />`;
@@ -85,7 +77,7 @@ function Batch({ api, id, session }) {
   const spent = Math.max(0, coordinatorNow() - began);
   const left = batch.status === "in_progress" && done > 0 ? (spent / done) * (total - done) : null;
   const times = TIMES.filter(([name]) => batch[name] != null).sort((a, b) => batch[a[0]] - batch[b[0]]);
-  const may = session.scope === "admin" || session.scope === "use";
+  const may = submits(session);
   const file = (name, id_, what) => id_ && html`<a class="button" href=${`/v1/files/${encodeURIComponent(id_)}/content`}
     download=${`${batch.id}-${name}.jsonl`}><${Icon} name="download" size=${16} />${what}</a>`;
   return html`<div class="stack">

@@ -3,6 +3,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { clock, day, exact } from "../parts/format.js";
 import { useFacts } from "../parts/live.js";
+import { peerOf } from "../parts/machines.js";
 import { Table } from "../parts/table.js";
 import { Badge, Empty, ErrorNote, Head, Icon, Loading } from "../parts/ui.js";
 
@@ -18,8 +19,6 @@ const TOPICS = [["", "all events"], ["Job", "jobs"], ["Worker", "machines"], ["A
 
 /** JobRequeued → job requeued. */
 const words = (fact) => fact.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase();
-
-const peerOf = (worker) => worker.split("/", 1)[0];
 
 /** Events with newer ones before them, as many as a page keeps. */
 function joined({ events, next }, newer) {
@@ -86,7 +85,11 @@ function EventList({ api, live, job, worker }) {
     }
   };
   // Also after the coordinator was away: what happened meanwhile is in its log only.
-  useEffect(() => { if (live.connected) load(); }, [live.connected]);
+  useEffect(() => {
+    if (!live.connected) return;
+    if (paused) missed.current = true;
+    else load(true);
+  }, [live.connected]);
   const add = (facts) => setState((old) => ({ ...old, ...joined(old, facts.slice().reverse()) }));
   useFacts((facts) => {
     // The feed leaves events out when there are too many; their numbers are consecutive.
@@ -128,6 +131,6 @@ function EventList({ api, live, job, worker }) {
     <//>
     ${state.error && html`<${ErrorNote} error=${state.error} retry=${() => load()} />`}
     ${!state.loaded && html`<${Loading} />`}
-    ${state.loaded && !state.error && html`<${Table} caption="Events, newest first" columns=${columns} rows=${shown} id=${(each) => each.number} next=${state.next} more=${more}
+    ${(state.events.length > 0 || (state.loaded && !state.error)) && html`<${Table} caption="Events, newest first" columns=${columns} rows=${shown} id=${(each) => each.number} next=${state.next} more=${more}
       empty=${html`<${Empty} title=${state.events.length ? "No event matches" : "Nothing has happened yet"}><p>${state.events.length ? "Change the filter above." : "Machines that join and jobs that run appear here at once."}</p><//>`} />`}`;
 }

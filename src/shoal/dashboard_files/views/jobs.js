@@ -3,12 +3,14 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { coordinatorNow, useFacts } from "../parts/live.js";
 import { duration, integer, NONE } from "../parts/format.js";
+import { peerOf } from "../parts/machines.js";
+import { withFirstPage } from "../parts/pages.js";
+import { readsAll, submits } from "../parts/scopes.js";
 import { Table } from "../parts/table.js";
 import { Timeline } from "../parts/timeline.js";
 import { Badge, Confirm, Empty, ErrorNote, Head, Icon, Loading, State, Time, toast, useLoaded, useNow } from "../parts/ui.js";
 
 const PAGE = 200;
-const LISTED_MAX = 2000; // jobs that stay in the list while new ones come
 const ASKED_MAX = 8; // jobs below the first page that are looked at again each time
 const STATES = ["queued", "leased", "streaming", "done", "failed", "cancelled", "expired"];
 const ENDED = new Set(["done", "failed", "cancelled", "expired"]);
@@ -16,24 +18,9 @@ const REFRESH = 1500; // ms between looks for new jobs, while facts come
 
 export const hasEnded = (job) => ENDED.has(job.state);
 
-/**
- * The list of jobs and what comes after it, once its first page came anew.  Without a job in common,
- * some between may be missing: the list starts again.
- */
-export function withFirstPage({ jobs, next }, page) {
-  const fresh = new Set(page.data.map((each) => each.id));
-  const old = jobs.some((each) => fresh.has(each.id)) ? jobs.filter((each) => !fresh.has(each.id)) : [];
-  const kept = old.slice(0, LISTED_MAX - page.data.length);
-  return {
-    jobs: [...page.data, ...kept],
-    kept,
-    next: !old.length ? page.next : kept.length < old.length ? kept.at(-1).id : next,
-  };
-}
-
 /** Pages of jobs that match a filter; new ones are merged in while the page is open. */
 function useJobs(api, filter) {
-  const [state, setState] = useState({ jobs: [], next: null, error: null, loaded: false });
+  const [state, setState] = useState({ rows: [], next: null, error: null, loaded: false });
   const latest = useRef(state);
   latest.current = state;
   const turn = useRef(0);
@@ -58,7 +45,7 @@ function useJobs(api, filter) {
     const page = await guard(() => api.get(query()));
     if (!page) return;
     // A filter by state drops what left that state, so that its list starts again.
-    const { kept, ...list } = withFirstPage(filter.state ? { jobs: [], next: null } : latest.current, page);
+    const { kept, ...list } = withFirstPage(filter.state ? { rows: [], next: null } : latest.current, page);
     setState({ ...list, error: null, loaded: true });
     lookAgain(kept.filter((each) => !hasEnded(each)).slice(-ASKED_MAX));
   };
@@ -74,17 +61,17 @@ function useJobs(api, filter) {
       }
     }));
     if (mine !== turn.current || !found.size) return;
-    setState((old) => ({ ...old, jobs: old.jobs.map((each) => (found.has(each.id) ? found.get(each.id) : each)).filter(Boolean) }));
+    setState((old) => ({ ...old, rows: old.rows.map((each) => (found.has(each.id) ? found.get(each.id) : each)).filter(Boolean) }));
   };
   const more = async () => {
     const before = latest.current.next;
     const page = await guard(() => api.get(query(before)));
     // The list may have become shorter meanwhile, and ends elsewhere.
-    if (page && before === latest.current.next) setState((old) => ({ ...old, jobs: [...old.jobs, ...page.data], next: page.next, error: null }));
+    if (page && before === latest.current.next) setState((old) => ({ ...old, rows: [...old.rows, ...page.data], next: page.next, error: null }));
   };
   useEffect(() => {
     turn.current += 1;
-    latest.current = { jobs: [], next: null, error: null, loaded: false };
+    latest.current = { rows: [], next: null, error: null, loaded: false };
     setState(latest.current);
     first();
     return () => { turn.current += 1; };
@@ -93,10 +80,10 @@ function useJobs(api, filter) {
 }
 
 function List({ api, live, session, route }) {
-  const reader = session.scope === "admin" || session.scope === "monitor";
-  const plays = session.scope === "admin" || session.scope === "use";
+  const reader = readsAll(session);
+  const plays = submits(session);
   const filter = { state: route.query.get("state") || "", owner: route.query.get("owner") || "" };
-  const { jobs, next, error, loaded, first, more } = useJobs(api, filter);
+  const { rows: jobs, next, error, loaded, first, more } = useJobs(api, filter);
   const latest = useRef(first); // of the filter that is chosen when the timer ends
   latest.current = first;
   const timer = useRef(null);
@@ -142,7 +129,7 @@ function List({ api, live, session, route }) {
     <//>
     ${error && html`<${ErrorNote} error=${error} retry=${first} />`}
     ${!loaded && html`<${Loading} />`}
-    ${loaded && !error && html`<${Table} caption="Jobs, newest first" columns=${columns} rows=${jobs} id=${(job) => job.id} label=${(job) => `Job ${job.id}, ${job.state}`}
+    ${(jobs.length > 0 || (loaded && !error)) && html`<${Table} caption="Jobs, newest first" columns=${columns} rows=${jobs} id=${(job) => job.id} label=${(job) => `Job ${job.id}, ${job.state}`}
       open=${(job) => { location.hash = `#/jobs/${encodeURIComponent(job.id)}`; }} next=${next} more=${more}
       empty=${html`<${Empty} title=${filter.state || filter.owner ? "No job matches" : "No job was submitted yet"}>${filter.state || filter.owner
         ? html`<p><a href="#/jobs">Show all jobs</a></p>` : html`<p>Try one ${plays ? html`in the <a href="#/playground">playground</a>, or ` : ""}with <code>shoal chat</code>.</p>`}<//>`} />`}`;
@@ -165,6 +152,7 @@ function Job({ api, session, id }) {
   if (failure && !course) return html`${back}<${Head} title="Job" /><${ErrorNote} error=${error ?? failure} retry=${refresh} />`;
   if (!course || (!job && !error)) return html`${back}<${Loading} />`;
   const mine = job && (session.scope === "admin" || (session.scope === "use" && job.owner === session.name));
+  const reader = readsAll(session);
   const outcome = job?.outcome;
   return html`${back}
     <${Head} title=${html`<code>${id}</code>`}>
@@ -181,9 +169,9 @@ function Job({ api, session, id }) {
         <div><dt>Took</dt><dd>${job.ended_at ? duration(job.ended_at - job.submitted_at) : html`<${Elapsed} since=${job.submitted_at} />`}</dd></div>
         <div><dt>Attempts</dt><dd>${job.attempts}</dd></div>
         ${outcome?.usage && html`<div><dt>Tokens</dt><dd>${integer(outcome.usage.prompt_tokens)} read, ${integer(outcome.usage.completion_tokens)} written</dd></div>`}
-        ${job.worker && html`<div><dt>Worker</dt><dd><code>${job.worker}</code></dd></div>`}
+        ${job.worker && html`<div><dt>Worker</dt><dd>${reader ? html`<a href=${`#/nodes/${encodeURIComponent(peerOf(job.worker))}`}><code>${job.worker}</code></a>` : html`<code>${job.worker}</code>`}</dd></div>`}
       </dl>`}
-      ${course.events && html`<section class="card"><h2>Timeline</h2><${Timeline} events=${course.events} running=${running} /></section>`}
+      ${course.events && (job || course.events.length > 0) && html`<section class="card"><h2>Timeline</h2><${Timeline} events=${course.events} running=${running} /></section>`}
       <section class="card"><h2>Explanation</h2><pre tabindex="0">${course.lines.join("\n")}</pre></section>
       ${outcome && (outcome.text || outcome.value != null) && html`<section class="card"><h2>Result${outcome.finish_reason && html` <small class="dim">${outcome.finish_reason}</small>`}</h2>
         <pre tabindex="0">${outcome.text || JSON.stringify(outcome.value, null, 2)}</pre></section>`}

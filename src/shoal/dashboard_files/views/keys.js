@@ -1,10 +1,11 @@
 // API keys with their limits and use, join tokens, and the accounts' budgets.
 
 import { html, useState } from "../vendor/preact.js";
-import { dollars, integer, plural, short } from "../parts/format.js";
+import { dollars, integer, plural, short, shortId } from "../parts/format.js";
 import { NewToken } from "../parts/join.js";
 import { coordinatorNow } from "../parts/live.js";
-import { Badge, Confirm, CopyField, Dialog, Empty, ErrorNote, Head, Icon, Loading, Meter, Time, toast, useLoaded } from "../parts/ui.js";
+import { machinesOf } from "../parts/machines.js";
+import { Badge, Confirm, CopyField, Dialog, Empty, ErrorNote, Head, Icon, Loading, Meter, Time, toast, useLoaded, useOrderError } from "../parts/ui.js";
 
 const SCOPES = [
   ["use", "submit jobs, and read its own"], ["read", "read models and its own jobs"],
@@ -18,7 +19,7 @@ const LIMITS = [
 const MICROS = 1e6;
 
 function NewKey({ api, onMade, onClose }) {
-  const [error, setError] = useState(null);
+  const [error, setError] = useOrderError();
   const [busy, setBusy] = useState(false);
   const submit = async (event) => {
     event.preventDefault();
@@ -45,7 +46,7 @@ function NewKey({ api, onMade, onClose }) {
 }
 
 function Limit({ used, limit, what }) {
-  if (limit == null) return html`<span class="faint">unlimited</span>`;
+  if (limit == null) return html`<span title=${`${integer(used)} ${what}, unlimited`}>${short(used)}</span>`;
   return html`<span class="nowrap" title=${`${integer(used)} of ${integer(limit)} ${what}`}><${Meter} value=${used / limit} label=${`${integer(used)} of ${integer(limit)} ${what}`} /> ${short(used)} / ${short(limit)}</span>`;
 }
 
@@ -65,10 +66,10 @@ function Keys({ api, session, keys, reload }) {
     <tbody>${keys.map((each) => {
       const state = stateOf(each);
       const perMinute = [each.requests_per_minute && `${short(each.requests_per_minute)} requests`, each.tokens_per_minute && `${short(each.tokens_per_minute)} tokens`].filter(Boolean).join(", ");
-      return html`<tr key=${each.id} class=${state ? "ended" : undefined}><td><b>${each.name}</b> ${each.start && html`<code class="faint">${each.start}…</code>`}</td>
+      return html`<tr key=${each.id} class=${state ? "ended" : undefined}><td><b>${each.name}</b> ${each.start && html`<code class="faint hide-phone">${each.start}…</code>`}</td>
         <td>${each.scope} ${state && html`<${Badge} tone="bad">${state}<//>`}</td>
         <td class="hide-phone"><${Limit} used=${each.tokens_today} limit=${each.tokens_per_day} what="tokens today" /></td>
-        <td class="hide-phone">${each.budget == null ? short(each.prompt_tokens + each.completion_tokens) : html`<${Limit} used=${each.prompt_tokens + each.completion_tokens} limit=${each.budget} what="tokens in all" />`}</td>
+        <td class="hide-phone"><${Limit} used=${each.prompt_tokens + each.completion_tokens} limit=${each.budget} what="tokens in all" /></td>
         <td class="end hide-narrow">${integer(each.requests)}</td><td class="hide-narrow">${perMinute || html`<span class="faint">unlimited</span>`}</td>
         <td class="end hide-phone">${each.expires_at == null ? html`<span class="faint">never</span>` : html`<${Time} at=${each.expires_at} />`}</td>
         <td class="end">${!state && each.id !== each.name && html`<button type="button" class="small" aria-label=${`Revoke ${each.name}`} onClick=${() => setRevoking(each)}>Revoke</button>`}</td></tr>`;
@@ -105,7 +106,16 @@ function Tokens({ api }) {
   </section>`;
 }
 
-function Accounts({ api }) {
+const POOL_ACCOUNTS = { "pool:fees": "the pool’s fees", "pool:held": "held for open jobs" };
+
+/** What an account without a key is called; a worker's has the name of its key. */
+function accountTitle({ name, peer }, status) {
+  const key = name.replace(/^worker:/, "");
+  const known = status && machinesOf(status).find((each) => each.workers.some((worker) => worker.proven && worker.public_key === key));
+  return POOL_ACCOUNTS[name] || peer || known?.name || (key === name ? name : `worker ${shortId(key)}`);
+}
+
+function Accounts({ api, live }) {
   const [accounts, error, reload] = useLoaded(() => api.get("/admin/accounts"), []);
   const [editing, setEditing] = useState(null);
   const users = (accounts?.data || []).filter((each) => each.name.startsWith("user:"));
@@ -119,8 +129,8 @@ function Accounts({ api }) {
         <tbody>${users.map((each) => html`<tr key=${each.name}><td><b>${each.name.slice(5)}</b></td><td class="end">${dollars(each.standing)}</td>
           <td class="end">${each.budget == null ? html`<span class="faint">without limit</span>` : dollars(each.budget)}</td>
           <td class="end"><button type="button" class="small" aria-label=${`Budget of ${each.name.slice(5)}`} onClick=${() => setEditing(each)}>Budget …</button></td></tr>`)}</tbody></table></div>`}
-      ${machines.length > 0 && html`<div class="table-box scroll"><table class="plain"><thead><tr><th scope="col">Machine</th><th scope="col" class="end">Earned</th></tr></thead>
-        <tbody>${machines.map((each) => html`<tr key=${each.name}><td title=${each.name}>${each.peer || each.name}</td><td class="end">${dollars(each.balance)}</td></tr>`)}</tbody></table></div>`}
+      ${machines.length > 0 && html`<div class="table-box scroll"><table class="plain"><thead><tr><th scope="col">Machine or account</th><th scope="col" class="end">Balance</th></tr></thead>
+        <tbody>${machines.map((each) => html`<tr key=${each.name}><td title=${each.name}>${accountTitle(each, live.status)}</td><td class="end">${dollars(each.balance)}</td></tr>`)}</tbody></table></div>`}
     </div>
     ${editing && html`<${Budget} api=${api} account=${editing} onClose=${() => setEditing(null)} onDone=${() => { setEditing(null); reload(); }} />`}
   </section>`;
@@ -129,7 +139,7 @@ function Accounts({ api }) {
 function Budget({ api, account, onClose, onDone }) {
   const name = account.name.slice(5);
   const path = `/admin/accounts/${encodeURIComponent(account.name)}`;
-  const [error, setError] = useState(null);
+  const [error, setError] = useOrderError();
   const [busy, setBusy] = useState(false);
   const [limited, setLimited] = useState(account.budget != null);
   const submit = async (event) => {
@@ -155,7 +165,7 @@ function Budget({ api, account, onClose, onDone }) {
   </form><//>`;
 }
 
-export default function KeysView({ api, session }) {
+export default function KeysView({ api, live, session }) {
   const [keys, error, reload] = useLoaded(() => api.get("/admin/keys"), []);
   const [ended, setEnded] = useState(false);
   const shown = (keys?.data || []).filter((each) => ended || !stateOf(each));
@@ -165,5 +175,5 @@ export default function KeysView({ api, session }) {
     ${error && html`<${ErrorNote} error=${error} retry=${reload} />`}
     ${!keys && !error && html`<${Loading} />`}
     ${keys && (shown.length ? html`<${Keys} api=${api} session=${session} keys=${shown} reload=${reload} />` : html`<${Empty} title="There is no key" />`)}
-    ${keys && html`<${Tokens} api=${api} /><${Accounts} api=${api} />`}`;
+    ${keys && html`<${Tokens} api=${api} /><${Accounts} api=${api} live=${live} />`}`;
 }

@@ -2,17 +2,18 @@
 
 import { html, useEffect, useMemo, useState } from "../vendor/preact.js";
 import { bytes, integer, NONE, plural } from "../parts/format.js";
-import { machinesOf } from "../parts/machines.js";
+import { machinesOf, peerOf } from "../parts/machines.js";
+import { readsAll, submits } from "../parts/scopes.js";
 import { CopyField, Dialog, Empty, ErrorNote, Head, Icon, Loading, Meter, useLoaded } from "../parts/ui.js";
 
 const SHOWN_MAX = 8; // machines of a card
 
-/** A model's workers as one entry for each machine; `machines`: the key of each peer's machine. */
+/** A model's workers as one entry for each machine; `machines`: each peer's machine. */
 function places(model, machines) {
   const found = new Map();
   for (const { id, name, busy, slots } of model.workers) {
-    const peer = id.split("/", 1)[0];
-    const key = machines.get(peer) || peer;
+    const peer = peerOf(id);
+    const key = machines.get(peer)?.key || peer;
     const known = found.get(key) || { peer, name: name || peer.slice(peer.indexOf(":") + 1), busy: 0, slots: 0 };
     known.busy += busy;
     known.slots += slots;
@@ -45,7 +46,7 @@ function Card({ model, machines, open, playable }) {
   </article>`;
 }
 
-function Details({ model, machines, onClose, reader }) {
+function Details({ model, machines, onClose, reader, admin }) {
   const at = places(model, machines);
   return html`<${Dialog} title=${model.id} wide onClose=${onClose}>
     <p class="dim">${traits(model)}${model.features.length ? ` · ${model.features.join(", ")}` : ""}</p>
@@ -53,30 +54,31 @@ function Details({ model, machines, onClose, reader }) {
       ${at.length ? html`<ul class="rows">${at.map((each) => html`<li>${reader ? html`<a href=${`#/nodes/${encodeURIComponent(each.peer)}`}>${each.name}</a>` : each.name}
         <span><${Meter} value=${each.slots ? each.busy / each.slots : 0} tone="" label=${`${each.busy} of ${each.slots} slots busy`} /> ${each.busy}/${each.slots}</span></li>`)}</ul>`
         : html`<p class="hint">No connected machine offers it now.</p>`}</section>
-    ${model.fits.length > 0 && html`<section><h3>Where it would fit</h3>
-      <ul class="rows">${[...model.fits].sort((a, b) => b.fits - a.fits).map((each) => html`<li><span><${Icon} name=${each.fits ? "check" : "cross"} size=${15} /><span class="unseen">${each.fits ? "fits:" : "does not fit:"}</span> ${each.node}</span>
+    ${model.fits.length > 0 && html`<section><h3>Where else it would fit</h3>
+      <ul class="rows">${[...model.fits].sort((a, b) => b.fits - a.fits).map((each) => html`<li><span><${Icon} name=${each.fits ? "check" : "cross"} size=${15} /><span class="unseen">${each.fits ? "fits:" : "does not fit:"}</span> ${machines.get(each.node)?.name ?? each.node}</span>
         <span class="dim">${each.why || (each.fits ? "fits" : NONE)}</span></li>`)}</ul></section>`}
-    <section><h3>On another machine</h3><${CopyField} text=${`shoal run ${model.id}`} /></section>
+    <section><h3>On another machine</h3><${CopyField} text=${`shoal join --model ${model.id}`} />
+      <p class="hint">Where an engine has it; for a file, <code>--model NAME=FILE.gguf</code>. Other machines than the
+        coordinator’s need the address and the token as well${admin ? html`: <a href="#/nodes?join">Add a machine</a>` : ""}.</p></section>
   <//>`;
 }
 
 export default function Models({ api, live, session, route }) {
   const [text, setText] = useState(route.query.get("q") || "");
   const [opened, setOpened] = useState(null);
-  const [listed, error, reload] = useLoaded(() => api.get("/admin/models"), []);
   useEffect(() => setText(route.query.get("q") || ""), [route]);
   // What runs where changes by the second: again only when models or machines did.
-  const offered = live.status ? [live.status.models.join(), live.status.workers.length].join() : "";
-  useEffect(() => { if (offered) reload(); }, [offered]);
+  const offered = live.status ? live.status.workers.map((each) => `${each.id} ${each.models}`).join() : "";
+  const [listed, error, reload] = useLoaded(() => api.get("/admin/models"), [offered]);
   // The busy slots are known live.
   const models = useMemo(() => {
     const workers = new Map((live.status?.workers || []).map((each) => [each.id, each]));
     return (listed?.data || []).map((model) => ({ ...model, workers: model.workers.map((each) => ({ ...each, ...pick(workers.get(each.id)) })) }));
   }, [listed, live.status]);
-  const machines = useMemo(() => new Map(live.status ? machinesOf(live.status).flatMap((each) => each.names.map((name) => [name, each.key])) : []), [live.status]);
+  const machines = useMemo(() => new Map(live.status ? machinesOf(live.status).flatMap((each) => each.names.map((name) => [name, each])) : []), [live.status]);
   const shown = models.filter((each) => each.id.toLowerCase().includes(text.trim().toLowerCase()));
   const model = opened && models.find((each) => each.id === opened);
-  const reader = session.scope === "admin" || session.scope === "monitor";
+  const reader = readsAll(session);
   return html`
     <${Head} title="Models" hint=${listed && plural(models.length, "model")}>
       <input type="search" data-search placeholder="Filter models" aria-label="Filter models" value=${text} onInput=${(event) => setText(event.target.value)} />
@@ -84,10 +86,11 @@ export default function Models({ api, live, session, route }) {
     ${error && html`<${ErrorNote} error=${error} retry=${reload} />`}
     ${!listed && !error && html`<${Loading} />`}
     ${listed && !shown.length && (models.length ? html`<${Empty} title="No model matches"><button type="button" onClick=${() => setText("")}>Show all</button><//>`
-      : html`<${Empty} title="No machine offers a model yet"><p>On a machine that has joined, or will join, this fetches a model and offers it:</p>
-        <div class="narrow"><${CopyField} text="shoal run qwen3-8b" /></div><//>`)}
-    <div class="models">${shown.map((each) => html`<${Card} key=${each.id} model=${each} machines=${machines} open=${() => setOpened(each.id)} playable=${session.scope === "use" || session.scope === "admin"} />`)}</div>
-    ${model && html`<${Details} model=${model} machines=${machines} reader=${reader} onClose=${() => setOpened(null)} />`}`;
+      : html`<${Empty} title="No machine offers a model yet"><p>A worker offers the models of each engine that it finds on its machine. This one downloads a model and offers it:</p>
+        <div class="narrow"><${CopyField} text="shoal join --model unsloth/Qwen3-8B-GGUF" /></div>
+        ${session.scope === "admin" && html`<p>Other machines than the coordinator’s need the address and the token as well: <a href="#/nodes?join">Add a machine</a>.</p>`}<//>`)}
+    <div class="models">${shown.map((each) => html`<${Card} key=${each.id} model=${each} machines=${machines} open=${() => setOpened(each.id)} playable=${submits(session)} />`)}</div>
+    ${model && html`<${Details} model=${model} machines=${machines} reader=${reader} admin=${session.scope === "admin"} onClose=${() => setOpened(null)} />`}`;
 }
 
 const pick = (worker) => worker && { busy: worker.busy, slots: worker.slots };

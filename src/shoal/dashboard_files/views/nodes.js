@@ -1,10 +1,10 @@
 // The machines as a table, with what may be ordered about them, and how others join.
 
-import { html, useEffect, useMemo, useState } from "../vendor/preact.js";
+import { html, useMemo, useState } from "../vendor/preact.js";
 import { celsius, NONE, percent, plural, rate } from "../parts/format.js";
 import { JoinDialog, JoinPanel } from "../parts/join.js";
 import { MachineDialog, Orders, ordersFor } from "../parts/machine.js";
-import { activityOf, hardwareOf, machinesOf, protectionOf } from "../parts/machines.js";
+import { activityOf, hardwareOf, machinesOf, offeredBy, protectionOf } from "../parts/machines.js";
 import { routeOf } from "../parts/route.js";
 import { Table } from "../parts/table.js";
 import { Empty, Head, Icon, Loading, Meter, State, Time } from "../parts/ui.js";
@@ -27,8 +27,8 @@ const COLUMNS = (live) => [
     ? html`<span class="nowrap"><${Meter} value=${each.running / each.slots} tone="" label=${`${each.running} of ${each.slots} slots busy`} /> ${each.running}/${each.slots}</span>` : NONE) },
   { key: "rate", title: "Tokens/s", align: "end", hide: "phone", sort: (each) => activityOf(each, live.activity).tokens,
     cell: (each) => rate(activityOf(each, live.activity).tokens) },
-  { key: "models", title: "Models", hide: "phone", fill: true, sort: (each) => each.models.length,
-    cell: (each) => html`<span title=${each.models.join(", ")}>${[...each.models, ...each.functions.map((name) => `${name}()`)].join(", ") || NONE}</span>` },
+  { key: "models", title: "Offers", hide: "phone", fill: true, sort: (each) => each.models.length,
+    cell: (each) => html`<span title=${offeredBy(each).join(", ")}>${offeredBy(each).join(", ") || NONE}</span>` },
   { key: "cpu", title: "CPU", align: "end", hide: "narrow", sort: (each) => each.cpu, cell: (each) => percent(each.cpu) },
   { key: "memory", title: "Memory", align: "end", hide: "medium", sort: (each) => each.memory, cell: (each) => percent(each.memory) },
   { key: "temperature", title: "Temp", align: "end", hide: "narrow", sort: (each) => each.temperature,
@@ -50,32 +50,35 @@ function Waiting({ machines }) {
 export default function Nodes({ live, session, route }) {
   const [text, setText] = useState("");
   const state = route.query.get("state") || "";
-  const [joining, setJoining] = useState(route.query.has("join"));
+  const joining = route.query.has("join");
   const { status } = live;
   const admin = session.scope === "admin";
   const machines = useMemo(() => (status ? machinesOf(status) : []), [status]);
   const columns = useMemo(() => COLUMNS(live), [live.activity]);
-  useEffect(() => { if (route.query.has("join")) setJoining(true); }, [route]);
   if (!status) return html`<${Head} title="Nodes" /><${Loading} what="Waiting for the coordinator" />`;
   const hot = machines.some(isHot) ? ["hot"] : [];
   const states = [...new Set([...machines.flatMap((each) => each.states).sort(), ...hot, ...(state ? [state] : [])])];
   const listed = machines.filter((each) => matches(each, text, state));
   const opened = route.path[0] && machines.find((each) => each.key === route.path[0] || each.names.includes(route.path[0]));
-  const go = (machine, wanted) => { location.hash = `#/nodes${machine && `/${encodeURIComponent(machine)}`}${wanted && `?${new URLSearchParams({ state: wanted })}`}`; };
+  const go = (machine, wanted, join) => {
+    const query = [wanted && new URLSearchParams({ state: wanted }), join && "join"].filter(Boolean).join("&");
+    location.hash = `#/nodes${machine && `/${encodeURIComponent(machine)}`}${query && `?${query}`}`;
+  };
   const open = (machine) => go(machine.key, state);
   // A dialog says that it is closed a moment later, when another view may have been asked for.
   const close = () => { if (routeOf(location.hash).id === route.id) go("", state); };
-  const stopJoining = () => { setJoining(false); if (route.query.has("join")) close(); };
   const all = admin ? [...columns, { key: "orders", title: html`<span class="unseen">Actions</span>`, align: "end", hide: "phone",
     cell: (each) => html`<button type="button" class="quiet square" aria-label=${`Actions for ${each.name}`} title="Pause, drain, remove …" onClick=${() => open(each)}><${Icon} name="more" /></button>` }] : columns;
   return html`
     <${Head} title="Nodes" hint=${`${plural(listed.length, "machine")}${listed.length < machines.length ? ` of ${machines.length}` : ""}`}>
-      <input type="search" data-search placeholder="Filter: name, model, hardware" aria-label="Filter machines" value=${text} onInput=${(event) => setText(event.target.value)} />
+      <input type="search" data-search placeholder="Name, model or hardware" aria-label="Filter machines" value=${text} onInput=${(event) => setText(event.target.value)} />
       <select aria-label="State" value=${state} onChange=${(event) => go("", event.target.value)}>
         <option value="">all states</option>${states.map((each) => html`<option value=${each}>${each}</option>`)}</select>
-      ${admin && html`<button type="button" class="primary" onClick=${() => setJoining(true)}><${Icon} name="plus" size=${16} />Add a machine</button>`}
+      ${admin && html`<button type="button" class="primary" onClick=${() => go("", state, true)}><${Icon} name="plus" size=${16} />Add a machine</button>`}
     <//>
     <div class="stack">
+      ${route.path[0] && !opened && html`<div class="note"><${Icon} name="events" /><p><code>${route.path[0]}</code> is not in the pool now.
+        <a href=${`#/events?worker=${encodeURIComponent(route.path[0])}`}>Its events</a></p></div>`}
       ${admin && html`<${Waiting} machines=${machines} />`}
       <${Table} caption="Machines of the pool" columns=${all} rows=${listed} id=${(each) => each.key} label=${(each) => each.name}
         open=${open}
@@ -84,6 +87,6 @@ export default function Nodes({ live, session, route }) {
       ${status.relays.filter((each) => each.open || each.members || each.strangers).map((relay) => html`<div class=${`note ${relay.open ? "warn" : ""}`}><${Icon} name=${relay.open ? "warn" : "nodes"} />
         <p>Relay (${relay.wire}), for ${relay.open ? "any node" : "this pool’s workers"}: ${relay.members} of the pool${relay.open ? `, ${relay.guests} other nodes` : ""}${relay.strangers ? `, ${relay.strangers} not admitted` : ""}.</p></div>`)}
     </div>
-    ${opened && html`<${MachineDialog} machine=${opened} live=${live} session=${session} onClose=${close} />`}
-    ${joining && html`<${JoinDialog} onClose=${stopJoining} />`}`;
+    ${opened && html`<${MachineDialog} key=${opened.key} machine=${opened} live=${live} session=${session} onClose=${close} />`}
+    ${joining && admin && html`<${JoinDialog} onClose=${close} />`}`;
 }

@@ -162,14 +162,15 @@ function Settings({ settings, models, columns }) {
 }
 
 function Composer({ columns, models }) {
-  const [text, setText] = useState("");
-  const [images, setImages] = useState([]);
+  const [text, setText] = useState(store.draft.text);
+  const [images, setImages] = useState(store.draft.images);
   const area = useRef(null);
   const running = store.isRunning();
   const chosen = models.filter(({ id }) => columns.some(({ model }) => model === id));
   const sees = chosen.some(({ features }) => features.includes("images"));
   const waits = columns.some(({ messages }) => openCalls(messages).length > 0);
   useEffect(() => area.current.focus({ preventScroll: true }), []);
+  useLayoutEffect(() => { store.draft = { text, images }; }, [text, images]);
   useLayoutEffect(() => {
     area.current.style.height = "auto";
     area.current.style.height = `${Math.min(area.current.scrollHeight + 2, 220)}px`;

@@ -8,7 +8,7 @@ import { Mark } from "../parts/icons.js";
 import { JoinPanel } from "../parts/join.js";
 import { history, useFacts } from "../parts/live.js";
 import { MachineDialog } from "../parts/machine.js";
-import { machinesOf, toneOf } from "../parts/machines.js";
+import { machinesOf, peerOf, toneOf } from "../parts/machines.js";
 import { Plot, Sparkline } from "../parts/plot.js";
 import { Tile } from "../parts/tile.js";
 import { Head, Icon, Loading, Meter } from "../parts/ui.js";
@@ -52,6 +52,7 @@ function useTrails(doings) {
         if (!tokens && !old.some(Boolean)) continue;
         trails.current.set(key, [...old.slice(1 - TRAIL), tokens]);
       }
+      for (const key of trails.current.keys()) if (!latest.current.has(key)) trails.current.delete(key);
       tick((n) => n + 1);
     }, 1000);
     return () => clearInterval(timer);
@@ -59,9 +60,9 @@ function useTrails(doings) {
   return trails.current;
 }
 
-function Attention({ status, machines }) {
+function Attention({ status, machines, admin }) {
   const [all, setAll] = useState(false);
-  const found = attention(status, machines);
+  const found = attention(status, machines, admin);
   if (!found.length) {
     return html`<p class="attention calm"><${Icon} name="check" /><span><b>No action needed.</b>
       ${` ${plural(machines.length, "machine")}, ${plural(status.models.length, "model")}, ready for jobs.`}</span></p>`;
@@ -84,7 +85,7 @@ function Numbers({ live, machines }) {
   const here = machines.filter((each) => !each.away).length;
   return html`<ul class="numbers">
     <li class="flows"><b>${rate(live.rate?.tokens_per_second ?? 0)}</b><span>tokens/s</span><${Sparkline} values=${history[1].slice(-TRAIL)} /></li>
-    <li><b>${integer(jobs.running)}</b><span>${jobs.running === 1 ? "job runs" : "jobs run"}</span></li>
+    <li><b>${integer(jobs.running)}</b><span>${jobs.running === 1 ? "job" : "jobs"} running</span></li>
     <li><b>${integer(jobs.queued)}</b><span>queued</span></li>
     <li><b>${integer(busy)}<small> / ${integer(slots)}</small></b><span>slots busy</span><${Meter} value=${slots ? busy / slots : 0} tone="" label=${`${busy} of ${slots} slots busy`} /></li>
     <li><b>${integer(here)}</b><span>${here === 1 ? "machine" : "machines"}</span></li>
@@ -128,7 +129,7 @@ function Picture({ live, machines, doings, lines, routes, children, label }) {
   const keys = useMemo(() => new Map(machines.flatMap((each) => each.names.map((name) => [name, each.key]))), [order]);
   useFacts((facts) => {
     for (const { fact, worker } of facts) {
-      if (fact === "JobLeased" && worker) currents.current.sink(keys.get(worker.split("/", 1)[0]));
+      if (fact === "JobLeased" && worker) currents.current.sink(keys.get(peerOf(worker)));
     }
   }, [keys]);
   return html`<section class="picture" ref=${box} aria-label=${label}>
@@ -279,7 +280,7 @@ export default function Pool({ live, session }) {
   return html`
     <${Head} title="Pool">${session.scope === "admin" && html`<a class="button" href="#/nodes?join"><${Icon} name="plus" size=${16} />Add a machine</a>`}<//>
     <div class="stack">
-      <${Attention} status=${status} machines=${machines} />
+      <${Attention} status=${status} machines=${machines} admin=${session.scope === "admin"} />
       ${machines.length ? html`
         <${Numbers} live=${live} machines=${machines} />
         <${Shown} live=${live} machines=${machines} doings=${doings} open=${open} />`

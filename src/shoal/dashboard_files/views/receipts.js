@@ -1,7 +1,8 @@
 // Receipts: the log, each receipt, and its verification in this browser.
 
-import { html, useEffect, useRef, useState } from "../vendor/preact.js";
+import { html, useEffect, useState } from "../vendor/preact.js";
 import { dollars, exact, integer, NONE, plural } from "../parts/format.js";
+import { submits } from "../parts/scopes.js";
 import { remembered, trust, verifyGrowth } from "../parts/trusted_log.js";
 import { Table } from "../parts/table.js";
 import {
@@ -70,7 +71,7 @@ function useDrop(onFile) {
   return {
     "data-over": over || undefined,
     onDragOver: (event) => { if (has(event)) { event.preventDefault(); setOver(true); } },
-    onDragLeave: (event) => event.currentTarget === event.target && setOver(false),
+    onDragLeave: (event) => event.currentTarget.contains(event.relatedTarget) || setOver(false),
     onDrop: (event) => {
       if (!has(event)) return;
       event.preventDefault();
@@ -164,7 +165,7 @@ function ReceiptList({ api, session }) {
     const page = await api.get(`/v1/receipts?limit=${PAGE}&before=${next}`);
     setPages((all) => [...all, page]);
   };
-  const asks = session.scope === "use" || session.scope === "admin";
+  const asks = submits(session);
   const paid = rows.some(({ price }) => price > 0);
   const columns = [
     { key: "job", title: "Job", cell: (row) => html`<span class="mono long-id">${row.job_id}</span>` },
@@ -213,7 +214,6 @@ function Verification({ data, trusted, atOnce, children }) {
   const [reason, setReason] = useState(null); // why this browser cannot verify
   const [results, setResults] = useState(null);
   const [busy, setBusy] = useState(false);
-  const button = useRef(null);
   const shown = read(data);
   const verify = async () => {
     setBusy(true);
@@ -227,7 +227,7 @@ function Verification({ data, trusted, atOnce, children }) {
   return html`<div class="verification">
     <section class="card proof" aria-label="Verification">
       <div class="proof-head">
-        <button type="button" class="primary" ref=${button} onClick=${verify} disabled=${busy}>
+        <button type="button" class="primary" onClick=${verify} disabled=${busy}>
           <${Icon} name="shield" size=${16} />${results ? "Verify again" : "Verify"}</button>
         ${children}
       </div>

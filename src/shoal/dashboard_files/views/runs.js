@@ -1,28 +1,16 @@
 // Training runs: their loss, their pace, and their ranks.
 
-import { html, useEffect, useMemo, useState } from "../vendor/preact.js";
+import { html, useMemo, useState } from "../vendor/preact.js";
 import { duration, integer, plural, shortId } from "../parts/format.js";
 import { Plot } from "../parts/plot.js";
+import { readsAll, submits } from "../parts/scopes.js";
 import { Table } from "../parts/table.js";
-import { Badge, Confirm, Empty, ErrorNote, Head, Icon, Loading, State, Time, toast, useLoaded, useNow } from "../parts/ui.js";
+import { Badge, Confirm, Empty, ErrorNote, Head, Icon, Loading, State, Time, toast, useNow, usePolled } from "../parts/ui.js";
 
-const EVERY = 3000; // ms between reads of a run that goes on
 const LOSS = [{ label: "Loss", colour: "--accent", value: (value) => value.toPrecision(5) }];
 const SECONDS = [{ label: "Seconds", colour: "--busy", fill: true, value: (value) => `${value.toPrecision(3)} s` }];
 
 const lossOf = (loss) => (loss == null ? "–" : loss.toPrecision(5));
-
-/** Loads again and again while `goesOn(value)`. */
-function usePolled(load, inputs, goesOn) {
-  const [value, error, reload] = useLoaded(load, inputs);
-  const on = value === null || goesOn(value);
-  useEffect(() => {
-    if (!on) return undefined;
-    const timer = setInterval(() => !document.hidden && reload(), EVERY);
-    return () => clearInterval(timer);
-  }, [on, ...inputs]);
-  return [value, error, reload];
-}
 
 const ended = (run) => run.ended_at != null;
 
@@ -36,7 +24,7 @@ function List({ api, session }) {
   const head = html`<${Head} title="Runs" hint="Training on several machines" />`;
   if (error && !found) return html`${head}<${ErrorNote} error=${error} retry=${reload} />`;
   if (!found) return html`${head}<${Loading} />`;
-  const all = session.scope === "admin" || session.scope === "monitor";
+  const all = readsAll(session);
   const columns = [
     { key: "id", title: "Run", cell: (run) => html`<span class="mono long-id">${run.id}</span>` },
     { key: "state", title: "State", cell: (run) => html`<${State} state=${run.state} />`, sort: (run) => run.state },
@@ -72,7 +60,7 @@ function Run({ api, id, session }) {
   const losses = points.map((each) => each.loss).filter((each) => each != null);
   const seconds = points.slice(-50).map((each) => each.seconds).filter((each) => each != null);
   const tile = (title, value, note) => html`<div class="card sum"><b>${value}</b><span>${title}</span>${note && html`<small class="faint">${note}</small>`}</div>`;
-  const may = session.scope === "admin" || session.scope === "use";
+  const may = submits(session);
   return html`<div class="stack">
     <${Head} title=${`Run ${shortId(run.id, 16)}`}>
       <a class="button" href="#/runs"><${Icon} name="back" size=${16} />All runs</a>
@@ -92,7 +80,9 @@ function Run({ api, id, session }) {
       <section class="card" aria-label="Time of a step"><h2>Seconds per step</h2>
         <${Plot} data=${pace} series=${SECONDS} steps height=${240} min=${0}
           label=${`Seconds per step, ${seconds.length ? `lately ${duration(seconds.at(-1))}` : "unknown"}`} /></section>
-    </div>` : html`<p class="dim">${ended(run) ? "It reported no steps." : "The plots begin with the second step."}</p>`}
+    </div>` : html`<p class="dim">${ended(run) ? "It reported no steps."
+      : run.state === "queued" ? html`It waits until enough machines are free: <a href=${`#/jobs/${encodeURIComponent(run.id)}`}>what it waits for</a>.`
+      : "The plots begin with the second step."}</p>`}
     <${Ranks} ranks=${run.ranks} />
     ${asking && html`<${Confirm} title="Cancel this run?" action="Cancel the run" danger onClose=${() => setAsking(false)}
       onYes=${async () => { await api.delete(`/admin/jobs/${encodeURIComponent(run.id)}`); toast("Cancelled"); await reload(); }}>
@@ -124,7 +114,7 @@ function Ranks({ ranks }) {
       { key: "worker", title: "Worker", cell: (rank) => rank.worker ?? "–", sort: (rank) => rank.worker },
       { key: "state", title: "State", cell: (rank) => html`<${State} state=${rank.state} />`, sort: (rank) => rank.state },
       { key: "step", title: "Step", align: "end", cell: (rank) => integer(rank.step), sort: (rank) => rank.step },
-      { key: "seconds", title: "Seconds per step", align: "end", sort: (rank) => rank.step_seconds,
+      { key: "seconds", title: "Per step", align: "end", sort: (rank) => rank.step_seconds,
         cell: (rank) => (rank.step_seconds == null ? "–" : html`<span class="pace"><span class="pace-bar" style=${{ width: `${(60 * rank.step_seconds) / (slowest || 1)}px` }}></span>${duration(rank.step_seconds)}</span>`) },
       ...(equal.size ? [{ key: "hash", title: "Hash of the parameters", hide: "phone",
         cell: (rank) => (rank.hash ? html`<code title=${rank.hash} class=${ranks.length > 1 && equal.get(rank.hash) > 1 ? "equal" : undefined}>${rank.hash.slice(0, 16)}</code>` : "–") }] : []),

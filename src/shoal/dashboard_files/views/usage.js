@@ -3,6 +3,7 @@
 import { html, useMemo, useState } from "../vendor/preact.js";
 import { dollars, integer, plainName, short } from "../parts/format.js";
 import { Bars, COLOURS } from "../parts/bars.js";
+import { readsAll } from "../parts/scopes.js";
 import { Table } from "../parts/table.js";
 import { Empty, ErrorNote, Head, Icon, Loading, useLoaded } from "../parts/ui.js";
 import { dayOf, daysBetween, seriesOf, sumsBy, total } from "../parts/usage_sums.js";
@@ -33,7 +34,7 @@ export default function Usage({ api, session }) {
   const [found, error, reload] = useLoaded(
     () => (wrong ? Promise.resolve({ data: [] }) : api.get(`/admin/usage?${query}&by=day,${split}`).then((all) => ({ ...all, split }))),
     [query, split]);
-  const all = session.scope === "admin" || session.scope === "monitor";
+  const all = readsAll(session);
   const rows = found?.data ?? [];
   const costs = rows.some(({ cost }) => cost > 0);
   const shown = costs || metric !== "cost" ? metric : "tokens";

@@ -24,7 +24,9 @@ class TokenRates:
     def __init__(self, answers: Mapping[JobId, Answer], now: float) -> None:
         self._answers = answers
         self._sampled_at = now
-        self._sizes: dict[JobId, int] = {}  # characters at the last sample
+        # Characters at the last sample.  What open answers have by now took longer than
+        # the time until the first sample.
+        self._sizes = {job_id: answer.size for job_id, answer in answers.items()}
         self._tokens: dict[WorkerId, float] = defaultdict(float)  # since then
         self._completed = 0  # jobs since then
 
