@@ -31,12 +31,8 @@ def test_events_that_the_feed_left_out_are_requested(
     ask(pool)
     expect(done).to_have_count(2)
     page.evaluate("window.dropping = true")
-
-    def drop_one() -> bool:
-        ask(pool)
-        return bool(page.evaluate("window.completed"))
-
-    eventually(drop_one, "one is dropped")
+    ask(pool)
+    eventually(lambda: page.evaluate("window.completed"), "one is dropped")
     page.evaluate("window.dropping = false")
 
     ask(pool)

@@ -188,20 +188,18 @@ def test_every_job_ends_once_though_the_disk_is_full_at_times(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "protocol_of_many" in metafunc.fixturenames:
+    if "wire" in metafunc.fixturenames:
         every = metafunc.config.getoption("--every")
         protocols = PROTOCOLS if every else PROTOCOLS[:1]
-        metafunc.parametrize("protocol_of_many", protocols, ids=attrgetter("name"))
+        metafunc.parametrize("wire", protocols, ids=attrgetter("name"))
 
 
 @pytest.mark.long
 def test_thousand_workers_and_ten_thousand_jobs(
-    protocol_of_many: AnyWireProtocol,
+    wire: AnyWireProtocol,
 ) -> None:
     async def scenario() -> None:
-        world = await live_through(
-            protocol_of_many, 1, workers=1_000, jobs=10_000, faults=100
-        )
+        world = await live_through(wire, 1, workers=1_000, jobs=10_000, faults=100)
 
         assert world.tally.wrong == []
         assert await world.ends() == {1: len(world.accepted)}
