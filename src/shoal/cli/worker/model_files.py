@@ -2,17 +2,17 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import click
 import httpx2
 
-from shoal.cli.use.models.pull import choose, describe, pull, short_name
+from shoal.cli.use.models.pull import choose, describe, largest_model, pull, short_name
 from shoal.domain.errors import ConfigError
 from shoal.engines import gguf_files, local_servers
 from shoal.models.model_hub import HubName, ModelHub, parse_hub_name
+from shoal.models.quantizations import HubFile, choose_model, gguf_models
 
 LIST_TIMEOUT = 2.0  # seconds for a server to list its models
 
@@ -48,14 +48,31 @@ def served_models() -> set[str]:
 
 
 def find_pulled(name: HubName, folder: Path) -> Path | None:
-    """Return the file of a model that was pulled before; None if there is none."""
+    """Return the file of a model that was pulled before; None if there is none.
+
+    Of several quantizations it is the one that would be pulled, or the smallest if none
+    fits.
+    """
     place = f"models--{name.repository.replace('/', '--')}"
-    found: Sequence[Path] = [
-        path
+    files = {
+        part.name: part
         for path in gguf_files.find_models(gguf_files.model_folders(folder))
-        if place in path.parts and name.quantization.lower() in path.name.lower()
-    ]
-    return min(found, key=lambda path: path.name, default=None)
+        if place in path.parts
+        for part in gguf_files.parts_of(path)
+        if part.is_file()
+    }
+    models = gguf_models(
+        HubFile(file, path.stat().st_size) for file, path in files.items()
+    )
+    if not models:
+        return None
+    try:
+        model = choose_model(models, largest_model(), name.quantization)
+    except ConfigError:
+        if name.quantization:
+            return None
+        model = models[0]
+    return files[model.files[0].name]
 
 
 def _pull(name: HubName, *, yes: bool) -> Path:

@@ -72,9 +72,14 @@ def choose(hub: ModelHub, name: HubName) -> GgufModel:
 
     Raises ConfigError, Unavailable.
     """
+    models = hub.models(name.repository)
+    return choose_model(models, largest_model(), name.quantization)
+
+
+def largest_model() -> int | None:
+    """Return the bytes of the largest model that can run now; None: unknown."""
     free = free_memory()
-    memory = None if free is None else int(free / MEMORY_FACTOR)
-    return choose_model(hub.models(name.repository), memory, name.quantization)
+    return None if free is None else int(free / MEMORY_FACTOR)
 
 
 def describe(name: HubName, model: GgufModel) -> str:
