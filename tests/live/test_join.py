@@ -330,7 +330,10 @@ def test_several_engines_with_one_model_are_one_worker_with_the_slots_of_all(
     worker = pool.join("one", *flags, "--slots", "3")
 
     assert worker.event("joined")["slots"] == 6
-    assert [each["slots"] for each in pool.workers()] == [6]
+    eventually(
+        lambda: [each["slots"] for each in pool.workers()] == [6],
+        "the coordinator has heard of both engines",
+    )
 
 
 def test_engines_with_one_model_are_distinct_on_separate_connections(

@@ -65,7 +65,8 @@ def test_all_models_join_and_leave_with_one_connection(programs: Programs) -> No
     said = [worker.event("joined")["model"] for _ in range(2)]
 
     assert said == ["tiny", "twin"]
-    assert ids(pool) == ["tealenet:one/tiny", "tealenet:one/twin"]
+    both = ["tealenet:one/tiny", "tealenet:one/twin"]
+    eventually(lambda: ids(pool) == both, "it joined with each model")
     assert answers(pool, STORY, "tiny")
     assert answers(pool, STORY, "twin")
 
