@@ -77,7 +77,7 @@ export function createStore(api, seconds, soon) {
 
   return {
     get state() { return state; },
-    /** What is written and not sent yet: nobody follows it but the field, which begins with it. */
+    /** What is written and not sent yet.  The field begins with it; a change renders nothing. */
     get draft() { return draft; },
     set draft(written) { draft = written; },
     subscribe(listener) {
