@@ -39,7 +39,7 @@ CLIENTS := .venv-clients
 CLIENTS_BIN := $(subst $(VENV),$(CLIENTS),$(BIN))
 CLIENT_LISTS := $(addprefix tests/clients/,requirements.txt node/package.json node/package-lock.json)
 
-.PHONY: demo demo-train test test-long coverage check format fields settings bench mutate clean
+.PHONY: demo demo-train test test-costs test-long coverage check format fields settings bench mutate clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
@@ -51,6 +51,11 @@ demo-train: $(VENV)/.train
 test: $(VENV)/.dev
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
 	$(PYTEST) -m "not long" $(if $(COVERAGE),--cov --cov-report=)
+
+# What `make test` costs, in processor seconds: by folder, file, test and fixture, and what
+# each process uses before its first test.
+test-costs: $(VENV)/.dev
+	$(PYTEST) -m "not long" --costs
 
 # What test leaves out, and properties once more, with many examples: the same ones each
 # time, or with EXAMPLES=fresh new ones.

@@ -38,6 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="time limit of each phase of a test (default: by its marker and by the"
         " speed of the machine)",
     )
+    parser.addoption(
+        "--costs",
+        action="store_true",
+        help="print the processor seconds of each folder, file and fixture",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,6 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
     runs_tests = "PYTEST_XDIST_WORKER" in os.environ or not config.option.numprocesses
     if runs_tests:
         config.pluginmanager.register(Guard(), "guard")
+    if config.option.costs:
+        from harness.costs import Costs, SumOfCosts
+
+        costs = Costs() if runs_tests else SumOfCosts()
+        config.pluginmanager.register(costs, "costs")
 
 
 def pytest_xdist_make_scheduler(
