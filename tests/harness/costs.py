@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-
 ROWS = 30  # of each table
 
 Figures = Mapping[str, Any]
