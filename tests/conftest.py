@@ -10,6 +10,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from harness import profiles
 from harness.distribution import EachOnce
+from harness.failures import Failures
 from harness.guard import Guard
 from harness.leftovers import Reaper
 from harness.speed import slowness
@@ -35,8 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--hang-after",
         type=float,
         metavar="SECONDS",
-        help="time limit of each phase of a test (default: by its marker and by the"
-        " speed of the machine)",
+        help="how long a phase of a test may be idle, and half of how long it may take"
+        " (default: by its marker and by the speed of the machine)",
     )
     parser.addoption(
         "--costs",
@@ -52,7 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # With pytest-xdist, the process that is started runs no tests itself.
     runs_tests = "PYTEST_XDIST_WORKER" in os.environ or not config.option.numprocesses
     if runs_tests:
-        config.pluginmanager.register(Guard(), "guard")
+        config.pluginmanager.register(Guard([reaper.pid]), "guard")
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(Failures(), "failures")
     if config.option.costs:
         from harness.costs import Costs, SumOfCosts
 

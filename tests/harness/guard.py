@@ -1,9 +1,14 @@
 """A guard against tests that hang: it fails the one test, and the run goes on.
 
-Each phase of a test (set-up, call, tear-down) has a time limit.  Then SIGALRM raises an
-exception in the main thread, and again every second until the phase ends: one alone
-can be lost, for an event loop gives it to whichever task runs at that moment.  That is
-why pytest-timeout, which raises once, is not used here.
+Each phase of a test (set-up, call, tear-down) has two limits: seconds in all, by the
+speed of the machine, and seconds in which the test and the programs that it has started
+use next to no processor time.  The second notices what waits for something that never
+comes, on a machine of any speed.  Before the first is enforced, the speed is measured
+once more, for other work may have begun since.
+
+SIGALRM then raises an exception in the main thread, and again every second until the
+phase ends: one alone can be lost, for an event loop gives it to whichever task runs at
+that moment.  That is why pytest-timeout, which raises once, is not used here.
 
 What no exception ends (a call into C that never returns, an event loop in C) ends with
 the process, after its threads' stacks were printed.  Under pytest-xdist that is one
@@ -15,31 +20,69 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Generator
+import time
+from collections.abc import Container, Generator
+from contextlib import suppress
 from types import FrameType
 
+import psutil
 import pytest
 
-from harness.speed import scaled
+from harness.speed import measured, scaled, slowness
+from harness.stacks import write_stacks
 
-LIMIT = 120.0  # seconds for a phase of a test, on the reference machine
-LONG_LIMIT = 600.0  # seconds for one of those that are marked as long
+LIMIT = 60.0  # seconds for a phase of a test, on the reference machine
+IDLE_MAX = 25.0  # seconds in which a phase uses next to no processor time
+LONG_LIMIT = 600.0  # seconds for a phase of a test that is marked as long
+LONG_IDLE_MAX = 150.0  # seconds: real peers have timers of a minute and more
+IDLE = 0.1  # of a core: what polls for something that never comes uses less
+LOOKS = 5  # at the processor time in this while
 AGAIN = 1.0  # seconds between exceptions
-GRACE = 60.0  # seconds from the first exception to the end of the process
+GRACE = 30.0  # seconds from the first exception to the end of the process
 EXIT = 60.0  # seconds for the process to end once all tests have
 
 ALARM = hasattr(signal, "SIGALRM")
 
 
+class Phase:
+    """The limits of one phase of a test, and what it has used of them."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self.limit, self.idle_max = limits_of(item)
+        self.every = self.idle_max / LOOKS
+        self.hung = ""
+        self._began = self._active = self._looked = time.monotonic()
+        self._used = 0.0  # until the first look: looking takes longer than most tests
+
+    def why_hung(self) -> str:
+        """Return why this phase is taken to hang; empty if it is not."""
+        if self.hung:
+            return self.hung
+        now, used = time.monotonic(), processor_seconds()
+        # Less than before, if a program has ended that nobody waited for.
+        if abs(used - self._used) > IDLE * (now - self._looked):
+            self._active = now
+        self._looked, self._used = now, used
+        if now - self._active >= self.idle_max:
+            self.hung = f"hung: idle for {now - self._active:.0f} seconds"
+        elif now - self._began >= self.limit:
+            limit = self.limit * max(measured() / slowness(), 1.0)
+            if now - self._began >= limit:
+                self.hung = f"hung: not over after {now - self._began:.0f} seconds"
+        return self.hung
+
+
 class Guard:
     """The plugin: one for each process that runs tests."""
 
-    def __init__(self) -> None:
+    def __init__(self, besides: Container[int] = ()) -> None:
+        """``besides`` has the ids of processes that belong to no test."""
+        self._besides = besides
         self._stderr = os.dup(2)  # pytest catches what is written to the other
         self._previous = signal.getsignal(signal.SIGALRM) if ALARM else None
-        self._limit = 0.0
+        self._phase: Phase | None = None
         if ALARM:
-            signal.signal(signal.SIGALRM, self._fail)
+            signal.signal(signal.SIGALRM, self._look)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
@@ -65,27 +108,54 @@ class Guard:
             )
 
     def _guarded(self, item: pytest.Item) -> Generator[None]:
-        self._limit = limit_of(item)
-        faulthandler.dump_traceback_later(
-            self._limit + min(self._limit, scaled(GRACE)), exit=True, file=self._stderr
-        )
+        self._phase = phase = Phase(item)
+        # Twice: on a machine that has become busy, a test may take longer.
+        self._end_after(2 * phase.limit + min(phase.limit, GRACE))
         if ALARM:
-            signal.setitimer(signal.ITIMER_REAL, self._limit, AGAIN)
+            signal.setitimer(signal.ITIMER_REAL, phase.every, phase.every)
         try:
             return (yield)
         finally:
             if ALARM:
                 signal.setitimer(signal.ITIMER_REAL, 0.0)
             faulthandler.cancel_dump_traceback_later()
+            self._phase = None
 
-    def _fail(self, number: int, frame: FrameType | None) -> None:
-        faulthandler.dump_traceback(2)  # into the report of this test
-        pytest.fail(f"hung: not over after {self._limit:.0f} seconds")
+    def _end_after(self, seconds: float) -> None:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=self._stderr)
+
+    def _look(self, number: int, frame: FrameType | None) -> None:
+        """Fail the test that is running, if it hangs."""
+        __tracebackhide__ = True  # the report is of the line that was interrupted
+        phase = self._phase
+        if phase is None:
+            return
+        signal.setitimer(signal.ITIMER_REAL, 0.0)  # looking may take a while
+        known = bool(phase.hung)
+        if phase.why_hung() and not known:
+            self._end_after(GRACE)
+            write_stacks(sys.stderr, self._besides)  # into the report of this test
+        every = AGAIN if phase.hung else phase.every
+        signal.setitimer(signal.ITIMER_REAL, every, every)
+        if phase.hung:
+            pytest.fail(phase.hung)
 
 
-def limit_of(item: pytest.Item) -> float:
-    """Return for how long a phase of a test may take, in seconds."""
+def limits_of(item: pytest.Item) -> tuple[float, float]:
+    """Return for how long a phase of a test may take, and may be idle, in seconds."""
     given = item.config.getoption("--hang-after")
     if given is not None:
-        return float(given)
-    return scaled(LONG_LIMIT if item.get_closest_marker("long") else LIMIT)
+        return 2 * float(given), float(given)
+    if item.get_closest_marker("long"):
+        return scaled(LONG_LIMIT), LONG_IDLE_MAX
+    return scaled(LIMIT), IDLE_MAX
+
+
+def processor_seconds() -> float:
+    """Return what this process and those below it have used so far."""
+    own = psutil.Process()
+    seconds = sum(own.cpu_times()[:4])  # with those that have ended, but on Windows
+    for process in own.children(recursive=True):
+        with suppress(psutil.Error):
+            seconds += sum(process.cpu_times()[:2])
+    return seconds

@@ -37,6 +37,11 @@ class Reaper:
             start_new_session=True,  # an interrupt from the keyboard is not for it
         )
 
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
     def close(self) -> None:
         """Kill the leftovers, and wait for their end."""
         os.environ[VARIABLE] = self.tag.rpartition("/")[0]

@@ -42,6 +42,6 @@ def run_round() -> None:
         table[number % 1000] = str(number).encode()
 
 
-PATIENCE = scaled(60.0)
+PATIENCE = scaled(30.0)
 """Seconds until what a test waits for is taken not to happen: it guards against hangs,
 and no test waits for its end."""

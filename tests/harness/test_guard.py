@@ -38,7 +38,14 @@ def test_hangs():
 """,
     "a task that waits": """
 async def test_hangs():
-    await asyncio.Event().wait()
+    async def forever():
+        await asyncio.Event().wait()
+
+    await asyncio.create_task(forever(), name="waits")
+""",
+    "a program": """
+def test_hangs():
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(3600)"])
 """,
     # Most exceptions that a signal raises are this task's.
     "a task that nobody waits for": """
@@ -127,7 +134,11 @@ def test_only_hanging_tests_fail(tmp_path: Path) -> None:
     assert f" {2 * len(hanging) + 1} passed, " in output, (
         output
     )  # and one before tear-down
-    assert "hung: not over after 1 seconds" in output
+    assert "hung: idle for 1 seconds" in output
+    assert re.search(r"hung: not over after \d+ seconds", output)
+    assert re.search(r"^Task 'waits' .*\n.* in forever$", output, re.MULTILINE)
+    assert re.search(r"^Process \d+: .*import time; ", output, re.MULTILINE)
+    assert f"test_hangs\n    {tmp_path}/test_a_loop.py:" in output, "it ends with where"
 
 
 @pytest.mark.long
