@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from aiohttp import ClientResponse
 
 from attacks.siege import ANSWER, CHAT, OLD_CHAT, besieged, body, join
 from gateway.keys import client, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually
+from harness.slow_imports import openai
 from shoal.domain.credentials import Key, Scope, digest_of
 from shoal.store.sqlite.store import SqliteStore
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from openai import OpenAI
 from playwright.sync_api import Browser, Download, Locator, Page, expect
 
 from browser.chromium import Visitor, visitor
+from harness.slow_imports import openai
 from live.programs import KEY, PATIENCE, Pool, eventually
 
 TOKENS = 3
@@ -144,7 +144,7 @@ def test_batch_is_cancelled(pool: Pool, engine: Browser) -> None:
         )
 
 
-def submitted(client: OpenAI, requests: int = 0, content: bytes = b"") -> str:
+def submitted(client: "openai.OpenAI", requests: int = 0, content: bytes = b"") -> str:
     """Submit a batch; return its id."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "ping"}]}
     lines = [

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI
 
 from gateway.keys import client
 from gateway.serving import Pool, serving
+from harness.slow_imports import openai as sdk
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
 
 
 @pytest.fixture
-async def openai(pool: Pool) -> AsyncIterator[AsyncOpenAI]:
+async def openai(pool: Pool) -> "AsyncIterator[sdk.AsyncOpenAI]":
     """The official client, without retries."""
     async with client(pool) as each:
         yield each

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from openai import AsyncOpenAI
-
 from gateway.serving import KEY, Pool
+from harness.slow_imports import openai
 
 CHAT: dict[str, Any] = {
     "model": "m1",
@@ -30,6 +29,6 @@ async def request(
         return response.status, await response.json()
 
 
-def client(pool: Pool, key: str = KEY) -> AsyncOpenAI:
+def client(pool: Pool, key: str = KEY) -> "openai.AsyncOpenAI":
     """The official client, without retries."""
-    return AsyncOpenAI(base_url=f"{pool.url}/v1", api_key=key, max_retries=0)
+    return openai.AsyncOpenAI(base_url=f"{pool.url}/v1", api_key=key, max_retries=0)

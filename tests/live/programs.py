@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from openai import OpenAI
-
+from harness.slow_imports import openai
 from harness.speed import scaled
 from models.tiny_answers import ANSWERS
 from shoal.domain.work import message_text
@@ -168,8 +167,8 @@ class Pool:
         return worker
 
     @contextmanager
-    def client(self) -> Iterator[OpenAI]:
-        with OpenAI(
+    def client(self) -> "Iterator[openai.OpenAI]":
+        with openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE
         ) as client:
             yield client
@@ -192,7 +191,9 @@ class Pool:
 
 
 @contextmanager
-def answer_to(client: OpenAI, question: str, model: str = "tiny") -> Iterator[Any]:
+def answer_to(
+    client: "openai.OpenAI", question: str, model: str = "tiny"
+) -> Iterator[Any]:
     """Send a chat; return the stream of chunks."""
     with client.chat.completions.create(
         model=model,

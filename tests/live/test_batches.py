@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
-from openai.types import Batch
 
 from gateway.batches.uploads import CHAT_PATH, ENDED, chat_line, jsonl
+from harness.slow_imports import openai
 from harness.speed import scaled
 from live.databases import NAME, copied
 from live.laws import LAWS, POSTED, prepare
@@ -70,7 +69,7 @@ def model(echo: Echo) -> Iterator[GatedModel]:
     model.close()
 
 
-def created(client: OpenAI, count: int) -> Batch:
+def created(client: "openai.OpenAI", count: int) -> "openai.types.Batch":
     """Upload that many lines, and create a batch of chats."""
     lines = jsonl([chat_line(number, "tiny") for number in range(count)])
     file = client.files.create(file=("in.jsonl", lines), purpose="batch")
@@ -79,7 +78,7 @@ def created(client: OpenAI, count: int) -> Batch:
     )
 
 
-def ended(client: OpenAI, batch: Batch) -> Batch:
+def ended(client: "openai.OpenAI", batch: "openai.types.Batch") -> "openai.types.Batch":
     """Wait for the end of a batch."""
     found = batch
 
@@ -92,7 +91,7 @@ def ended(client: OpenAI, batch: Batch) -> Batch:
     return found
 
 
-def results(client: OpenAI, batch: Batch) -> dict[str, Any]:
+def results(client: "openai.OpenAI", batch: "openai.types.Batch") -> dict[str, Any]:
     """Return the lines of the output file by their ids."""
     assert batch.output_file_id is not None
     lines = client.files.content(batch.output_file_id).text.splitlines()
@@ -155,7 +154,7 @@ class BatchSite:
         return copied(self._programs.data, folder)
 
 
-def wait_for(client: OpenAI, batch: Batch, enough: int) -> None:
+def wait_for(client: "openai.OpenAI", batch: "openai.types.Batch", enough: int) -> None:
     """Wait until a number of lines are done."""
 
     def are_done() -> bool:

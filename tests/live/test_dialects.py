@@ -5,10 +5,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import ollama
 import pytest
-from anthropic import Anthropic
 
+from harness.slow_imports import anthropic, ollama
 from harness.speed import PATIENCE
 from live.programs import KEY, Pool, Programs
 from models.images import png_of
@@ -114,7 +113,7 @@ def test_responses(pool: Pool) -> None:
 
 def test_messages(pool: Pool) -> None:
     tool = {"name": FUNCTION["name"], "input_schema": FUNCTION["parameters"]}
-    with Anthropic(
+    with anthropic.Anthropic(
         base_url=pool.url, api_key=KEY, max_retries=0, timeout=PATIENCE
     ) as client:
         messages: Any = client.messages

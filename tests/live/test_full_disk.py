@@ -14,9 +14,9 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from openai import InternalServerError
 
 from gateway.batches.uploads import CHAT_PATH, chat_line, jsonl
+from harness.slow_imports import openai
 from live.programs import (
     KEY,
     TINY,
@@ -101,9 +101,9 @@ def health(pool: Pool, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def refusal(pool: Pool, question: str) -> InternalServerError:
+def refusal(pool: Pool, question: str) -> "openai.InternalServerError":
     """Ask a question, and return the error."""
-    with pool.client() as client, pytest.raises(InternalServerError) as caught:
+    with pool.client() as client, pytest.raises(openai.InternalServerError) as caught:
         client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": question}]
         )
@@ -160,7 +160,7 @@ def test_a_batch_waits_for_a_full_disk(
         eventually(lambda: slow_model.requests, "a line runs")
         disk.fill()
 
-        with pytest.raises(InternalServerError) as caught:
+        with pytest.raises(openai.InternalServerError) as caught:
             client.files.create(file=("more", LARGE.encode()), purpose="batch")
         assert caught.value.status_code == 503
         assert names(disk.folder / "files") == {file.id}

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from openai import APIStatusError
 
+from harness.slow_imports import openai
 from live.machines import two_machines
 from live.programs import (
     TINY,
@@ -185,5 +185,5 @@ def test_unauthenticated_machine_gets_nothing(
     with_model(one, here, "tiny")
     eventually(lambda: "is not admitted" in here.program.errors, "they have met")
 
-    with pytest.raises(APIStatusError, match="tiny"):
+    with pytest.raises(openai.APIStatusError, match="tiny"):
         other.ask(there, "ping", "tiny")

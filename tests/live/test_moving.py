@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
-from openai import AsyncOpenAI
 
+from harness.slow_imports import openai
 from live.programs import KEY, PATIENCE, TINY, TOKEN, Pool, Programs
 from models.tiny_answers import ANSWERS
 from originals.dispatch import OriginalCoordinator, OriginalWorker, sdk_reports
@@ -133,7 +133,9 @@ async def test_a_grandsage_node_may_present_the_join_token(programs: Programs) -
         ClientSession() as session,
         grandsage_node(session, pool, TOKEN) as node,
     ):
-        client = AsyncOpenAI(base_url=f"{pool.url}/v1", api_key=KEY, max_retries=0)
+        client = openai.AsyncOpenAI(
+            base_url=f"{pool.url}/v1", api_key=KEY, max_retries=0
+        )
         async with client:
             answer = await client.chat.completions.create(
                 model="vicuna-7b",

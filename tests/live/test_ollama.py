@@ -6,9 +6,9 @@ What it has in common with the clients of other dialects is in ``test_dialects``
 from collections.abc import Iterator
 from typing import Any
 
-import ollama
 import pytest
 
+from harness.slow_imports import ollama
 from live.programs import PATIENCE, Programs
 from live.test_dialects import MODEL
 from models.tool_answers import (
@@ -23,7 +23,7 @@ from models.tool_answers import (
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ollama.Client]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ollama.Client]":
     """The client, without a key, of a coordinator that needs none for it."""
     programs = Programs(tmp_path_factory.mktemp("ollama"))
     try:
@@ -36,7 +36,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ollama.Client]:
         programs.close()
 
 
-def asked(client: ollama.Client, messages: Any, *, stream: bool) -> ollama.ChatResponse:
+def asked(
+    client: "ollama.Client", messages: Any, *, stream: bool
+) -> "ollama.ChatResponse":
     """Return an answer; of a stream, with all that its parts have."""
     more: dict[str, Any] = {"tools": [WEATHER], "options": {"temperature": 0}}
     if not stream:
@@ -56,7 +58,7 @@ def asked(client: ollama.Client, messages: Any, *, stream: bool) -> ollama.ChatR
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_functions_are_called_and_their_results_read(
-    client: ollama.Client, stream: bool
+    client: "ollama.Client", stream: bool
 ) -> None:
     messages: list[Any] = [{"role": "user", "content": BOTH}]
 
@@ -81,7 +83,7 @@ def test_functions_are_called_and_their_results_read(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_thoughts_are_apart_from_answers_and_calls(
-    client: ollama.Client, stream: bool
+    client: "ollama.Client", stream: bool
 ) -> None:
     planned = asked(client, [{"role": "user", "content": PLANNED}], stream=stream)
     swims = client.generate(MODEL, SWIMS, think=True, options={"temperature": 0})
@@ -91,7 +93,7 @@ def test_thoughts_are_apart_from_answers_and_calls(
     assert (swims.thinking, swims.response) == (THOUGHT, "No.")
 
 
-def test_model_is_described_and_limits_are_obeyed(client: ollama.Client) -> None:
+def test_model_is_described_and_limits_are_obeyed(client: "ollama.Client") -> None:
     shown = client.show(MODEL)
     cut = client.generate(MODEL, "ping", options={"num_predict": 1, "temperature": 0})
 

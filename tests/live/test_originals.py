@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, UnprocessableEntityError
 
+from harness.slow_imports import openai
 from harness.speed import scaled
 from live.programs import (
     KEY,
@@ -38,7 +38,7 @@ def relay_url(pool: Pool) -> str:
 
 
 async def chat(pool: Pool, model: str, question: str = STORY) -> str:
-    client = AsyncOpenAI(base_url=f"{pool.url}/v1", api_key=KEY, max_retries=0)
+    client = openai.AsyncOpenAI(base_url=f"{pool.url}/v1", api_key=KEY, max_retries=0)
     async with client, asyncio.timeout(PATIENCE):
         answer = await client.chat.completions.create(
             model=model,
@@ -438,7 +438,7 @@ async def test_a_request_that_a_model_server_refuses_is_the_clients_error(
 
     async with node.joined(relay_url(pool)):
         await until_offered(pool, MODEL)
-        with pytest.raises(UnprocessableEntityError) as refused:
+        with pytest.raises(openai.UnprocessableEntityError) as refused:
             await chat(pool, MODEL)
 
     assert refused.value.body == {

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from openai import BadRequestError
 
+from harness.slow_imports import openai
 from live.programs import GatedModel, Programs, eventually
 from models.tiny_answers import ANSWERS
 from models.tool_answers import SWIMS, THOUGHT, TOOLS_GGUF, WEATHER, question
@@ -85,7 +85,7 @@ def test_background_response_survives_the_coordinator(
         begun = NUMBERS_PER_START + 5  # the number of the text's first character
         rest = client.responses.retrieve(id_, stream=True, starting_after=begun + 9)
         resumed = list(rest)
-        with pytest.raises(BadRequestError, match="the answer begins anew"):
+        with pytest.raises(openai.BadRequestError, match="the answer begins anew"):
             client.responses.retrieve(id_, stream=True, starting_after=last)
 
     assert running.status == "in_progress"

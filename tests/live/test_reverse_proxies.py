@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from openai import OpenAI
 
 import shoal
+from harness.slow_imports import openai
 from live.programs import (
     KEY,
     PATIENCE,
@@ -96,7 +96,7 @@ def test_chats_workers_and_events_pass_as_they_come(
 ) -> None:
     join(programs, url, *slow_model.flags)
     context = ssl.create_default_context(cafile=str(certificate.authority))
-    client = OpenAI(
+    client = openai.OpenAI(
         base_url=f"{url}/v1",
         api_key=KEY,
         max_retries=0,

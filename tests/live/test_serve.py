@@ -14,8 +14,8 @@ from urllib.request import urlopen
 
 import pexpect
 import pytest
-from openai import AuthenticationError, OpenAI
 
+from harness.slow_imports import openai
 from live.programs import (
     KEY,
     PATIENCE,
@@ -315,13 +315,13 @@ def test_wrong_key_is_refused(programs: Programs) -> None:
     pool = programs.serve()
 
     with pool.client() as client:
-        with pytest.raises(AuthenticationError):
+        with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="sk-wrong").models.list()
 
         assert client.models.list().data == []
 
 
-def _whole(client: OpenAI) -> str:
+def _whole(client: "openai.OpenAI") -> str:
     with answer_to(client, STORY) as chunks:
         return "".join(text_in(chunks))
 

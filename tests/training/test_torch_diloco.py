@@ -1,37 +1,35 @@
 """DiLoCo for PyTorch models, each rank in a thread; processes: test_torch_backend."""
 
 import pytest
-import torch
-from torch import Tensor, nn
 
+from harness.slow_imports import nn, torch, torch_diloco
 from shoal.domain.errors import InvalidRequest
 from shoal.training.group import RankGroup
 from shoal.training.rank_port import GroupEnded
-from shoal.training.torch_diloco import DiLoCo
 from training.test_group import groups, together
 
 pytestmark = pytest.mark.long
 
 
-def move(model: nn.Module, distance: float) -> None:
+def move(model: "nn.Module", distance: float) -> None:
     """Change all parameters, as an inner optimizer does."""
     with torch.no_grad():
         for each in model.parameters():
             each += distance
 
 
-def numbers(model: nn.Module) -> list[Tensor]:
+def numbers(model: "nn.Module") -> "list[torch.Tensor]":
     return [each.detach().clone() for each in (*model.parameters(), *model.buffers())]
 
 
 def test_a_lost_rank_leaves_the_model_and_the_next_step_tries_again() -> None:
     models = [nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)) for _ in range(3)]
-    sessions: dict[int, DiLoCo] = {}
+    sessions: dict[int, torch_diloco.DiLoCo] = {}
 
     def fail(group: RankGroup) -> None:
         rank = group.place.rank
         model = models[rank]
-        diloco = sessions[rank] = DiLoCo(model, group, every=2)
+        diloco = sessions[rank] = torch_diloco.DiLoCo(model, group, every=2)
         move(model, 0.25 * rank)
         assert not diloco.step()
         move(model, 0.25 * rank)
@@ -56,7 +54,7 @@ def test_a_lost_rank_leaves_the_model_and_the_next_step_tries_again() -> None:
         flat = torch.cat([p.detach().reshape(-1) for p in sessions_model(group)])
         return bytes(flat.numpy().tobytes())
 
-    def sessions_model(group: RankGroup) -> list[nn.Parameter]:
+    def sessions_model(group: RankGroup) -> "list[nn.Parameter]":
         return list(models[group.place.rank].parameters())
 
     with groups(3) as members:
@@ -68,7 +66,7 @@ def test_a_lost_rank_leaves_the_model_and_the_next_step_tries_again() -> None:
 def test_a_difference_that_is_not_finite_brings_back_parameters_and_buffers() -> None:
     def train(group: RankGroup) -> None:
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-        diloco = DiLoCo(model, group, every=1)
+        diloco = torch_diloco.DiLoCo(model, group, every=1)
         before = numbers(model)
         move(model, float("nan") if group.place.rank else 1.0)
         model[1].running_mean += 5
@@ -86,7 +84,7 @@ def test_a_difference_that_is_not_finite_brings_back_parameters_and_buffers() ->
 def test_parameters_of_half_precision_do_not_drift() -> None:
     def train(group: RankGroup) -> None:
         model = nn.Linear(40, 30).to(torch.bfloat16)
-        diloco = DiLoCo(model, group, every=1)
+        diloco = torch_diloco.DiLoCo(model, group, every=1)
         state = diloco.state_dict()
         state["parameters"] += 1e-5  # less than bfloat16 has
         diloco.load_state_dict(state)
@@ -100,4 +98,4 @@ def test_parameters_of_half_precision_do_not_drift() -> None:
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
     with groups(1) as [group], pytest.raises(InvalidRequest, match="every 0 steps"):
-        DiLoCo(nn.Linear(1, 1), group, every=0)
+        torch_diloco.DiLoCo(nn.Linear(1, 1), group, every=0)

@@ -5,13 +5,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import anthropic as sdk
 import pytest
-from anthropic import AsyncAnthropic
 
 from gateway.extended_node import extended_node
 from gateway.keys import make_key
 from gateway.serving import KEY, Pool, eventually, serving
+from harness.slow_imports import anthropic as sdk
 from shoal.domain.job import TimeLimits
 
 pytestmark = pytest.mark.long
@@ -28,17 +27,17 @@ IMAGE: Any = {
 }
 
 
-def connect(pool: Pool, key: str = KEY) -> AsyncAnthropic:
-    return AsyncAnthropic(base_url=pool.url, api_key=key, max_retries=0)
+def connect(pool: Pool, key: str = KEY) -> "sdk.AsyncAnthropic":
+    return sdk.AsyncAnthropic(base_url=pool.url, api_key=key, max_retries=0)
 
 
 @pytest.fixture
-async def client(pool: Pool) -> AsyncIterator[AsyncAnthropic]:
+async def client(pool: Pool) -> "AsyncIterator[sdk.AsyncAnthropic]":
     async with connect(pool) as each:
         yield each
 
 
-async def test_answer_is_returned(pool: Pool, client: AsyncAnthropic) -> None:
+async def test_answer_is_returned(pool: Pool, client: "sdk.AsyncAnthropic") -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer("Hel", "lo"))
         message = await client.messages.create(
@@ -55,7 +54,7 @@ async def test_answer_is_returned(pool: Pool, client: AsyncAnthropic) -> None:
 
 
 async def test_answer_is_streamed_with_its_reasoning(
-    pool: Pool, client: AsyncAnthropic
+    pool: Pool, client: "sdk.AsyncAnthropic"
 ) -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
 
@@ -87,7 +86,7 @@ async def test_answer_is_streamed_with_its_reasoning(
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_tools_are_called_and_their_results_read(
-    pool: Pool, client: AsyncAnthropic, streamed: bool
+    pool: Pool, client: "sdk.AsyncAnthropic", streamed: bool
 ) -> None:
     async def call_the_tool() -> None:
         task = await worker.node.task()
@@ -143,7 +142,7 @@ async def test_tools_are_called_and_their_results_read(
 
 
 async def test_images_go_to_a_worker_with_vision(
-    pool: Pool, client: AsyncAnthropic
+    pool: Pool, client: "sdk.AsyncAnthropic"
 ) -> None:
     look: Any = {"type": "text", "text": "What is it?"}
     messages: Any = [{"role": "user", "content": [look, IMAGE]}]
@@ -161,7 +160,9 @@ async def test_images_go_to_a_worker_with_vision(
             await client.messages.create(model="m1", max_tokens=9, messages=messages)
 
 
-async def test_beta_requests_are_answered(pool: Pool, client: AsyncAnthropic) -> None:
+async def test_beta_requests_are_answered(
+    pool: Pool, client: "sdk.AsyncAnthropic"
+) -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer('{"a":1}'))
         message = await client.beta.messages.create(
@@ -184,7 +185,7 @@ async def test_beta_requests_are_answered(pool: Pool, client: AsyncAnthropic) ->
     assert options["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
-async def test_models_are_listed(pool: Pool, client: AsyncAnthropic) -> None:
+async def test_models_are_listed(pool: Pool, client: "sdk.AsyncAnthropic") -> None:
     async with pool.node(), pool.node("n2", model="org/m2"):
         await pool.wait_joined(2)
 
@@ -240,7 +241,7 @@ async def test_a_job_without_a_worker_is_a_server_error(tmp_path: Path) -> None:
 
 
 async def test_an_answer_that_breaks_off_is_an_error(
-    pool: Pool, client: AsyncAnthropic
+    pool: Pool, client: "sdk.AsyncAnthropic"
 ) -> None:
     async def cancel() -> None:
         task = await node.task()

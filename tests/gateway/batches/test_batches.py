@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from openai import APIStatusError, AsyncOpenAI, BadRequestError
 
 from gateway.batches.uploads import (
     CHAT_PATH,
@@ -24,6 +23,7 @@ from gateway.batches.uploads import (
 from gateway.extended_node import extended_node
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, WAIT_MAX, Pool, eventually, serving
+from harness.slow_imports import openai as sdk
 from shoal.batches.batch_run import RETRY_MAX, BatchContext
 from shoal.batches.runner import BatchRunner
 from shoal.domain.moderation import Moderation
@@ -41,7 +41,7 @@ FAR = 1e11  # Unix seconds
 
 
 async def test_batch_is_answered_like_its_requests(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with answering(pool) as seen:
         batch = await create(
@@ -76,7 +76,7 @@ async def test_batch_is_answered_like_its_requests(
 
 async def test_line_that_meets_a_bug_fails_alone(
     pool: Pool,
-    openai: AsyncOpenAI,
+    openai: "sdk.AsyncOpenAI",
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -122,7 +122,7 @@ async def test_batch_pauses_while_its_key_is_limited(pool: Pool) -> None:
     ],
 )
 async def test_line_that_no_worker_can_do_fails_alone(
-    pool: Pool, openai: AsyncOpenAI, path: str, body: dict[str, Any]
+    pool: Pool, openai: "sdk.AsyncOpenAI", path: str, body: dict[str, Any]
 ) -> None:
     async with answering(pool):  # chats
         file = await upload(openai, [chat_line(1, url=path, body=body)])
@@ -138,7 +138,7 @@ async def test_line_that_no_worker_can_do_fails_alone(
 
 
 async def test_stored_responses_of_a_batch_are_found_by_their_ids(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     body = {"model": "m1", "input": "q1", "metadata": {"a": "b"}}
     path = "/v1/responses"
@@ -156,7 +156,9 @@ async def test_stored_responses_of_a_batch_are_found_by_their_ids(
     assert found.output_text == "answer to q1"
 
 
-async def test_two_batches_share_the_slots(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_two_batches_share_the_slots(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     async with pool.node(slots="4") as node:
         await pool.wait_joined()
         await create(openai, [chat_line(n) for n in range(40)])
@@ -172,7 +174,7 @@ async def test_two_batches_share_the_slots(pool: Pool, openai: AsyncOpenAI) -> N
 
 
 async def test_line_that_fails_is_in_the_error_file(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with answering(pool):
         lines = [chat_line(1), chat_line(2, body={"model": "m1", "messages": "none"})]
@@ -208,7 +210,7 @@ INVALID: list[tuple[list[Any], str, int | None, str | None]] = [
 
 
 async def test_invalid_batch_fails_with_the_number_of_the_line(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with answering(pool) as seen:
         for lines, *expected in INVALID:
@@ -223,7 +225,9 @@ async def test_invalid_batch_fails_with_the_number_of_the_line(
     assert seen == []
 
 
-async def test_invalid_request_names_its_field(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_invalid_request_names_its_field(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     body = {
         "input_file_id": await upload(openai, [chat_line(1)]),
         "endpoint": CHAT_PATH,
@@ -244,7 +248,7 @@ async def test_invalid_request_names_its_field(pool: Pool, openai: AsyncOpenAI) 
 
 
 async def test_chat_overtakes_the_lines_of_a_batch(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with pool.node(slots="1") as node:
         await pool.wait_joined()
@@ -328,7 +332,7 @@ async def test_results_survive_a_stop_just_after_they_were_committed(
 
 
 async def test_batch_that_is_added_during_the_start_runs_once(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     gateway = pool.gateway
     assert gateway is not None
@@ -353,7 +357,7 @@ async def test_batch_that_is_added_during_the_start_runs_once(
 
 
 async def test_what_a_client_committed_is_followed_up_after_it_left(
-    pool: Pool, openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, openai: "sdk.AsyncOpenAI", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its handler is cancelled just after the commit: of a file, a batch, a cancel."""
     gateway = pool.gateway
@@ -418,7 +422,7 @@ async def test_batch_without_its_input_fails_after_a_restart(tmp_path: Path) -> 
 
 async def test_batch_whose_output_does_not_fit_waits_for_space(
     pool: Pool,
-    openai: AsyncOpenAI,
+    openai: "sdk.AsyncOpenAI",
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -450,7 +454,7 @@ async def test_batch_whose_output_does_not_fit_waits_for_space(
 
 
 async def test_cancelled_batch_keeps_its_results_and_frees_its_workers(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with pool.node(slots="2") as node:
         await pool.wait_joined()
@@ -471,20 +475,20 @@ async def test_cancelled_batch_keeps_its_results_and_frees_its_workers(
     rest = {f"c{n}" for n in range(9)} - {result["custom_id"]}
     assert {each["custom_id"] for each in left} == rest
     assert {each["error"]["code"] for each in left} == {"batch_cancelled"}
-    with pytest.raises(APIStatusError) as again:
+    with pytest.raises(sdk.APIStatusError) as again:
         await openai.batches.cancel(batch.id)
     assert again.value.status_code == 409
 
 
 async def test_input_of_an_open_batch_is_not_deleted(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with pool.node(slots="1") as node:
         await pool.wait_joined()
         batch = await create(openai, [chat_line(1)])
         await node.task()
 
-        with pytest.raises(BadRequestError, match=batch.id):
+        with pytest.raises(sdk.BadRequestError, match=batch.id):
             await openai.files.delete(batch.input_file_id)
 
         await node.answer("yes")
@@ -507,7 +511,7 @@ async def test_lines_beyond_the_budget_fail(pool: Pool) -> None:
 
 
 async def test_batch_of_a_revoked_key_is_cancelled(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     key = await make_key(pool, "alice")
     async with client(pool, key) as alice, pool.node(slots="1") as node:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from aiohttp import FormData
-from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
 
 from gateway.batches.uploads import CHAT_PATH, create, jsonl, upload
 from gateway.keys import client, make_key, request
 from gateway.serving import KEY, Pool, eventually, serving
+from harness.slow_imports import openai as sdk
 from shoal.batches.client_files import UPLOADS_MAX
 from shoal.domain.errors import QueueFull, TooLarge
 from shoal.store.batches import StoredBatch
@@ -20,7 +20,9 @@ from shoal.store.files import FileFilter
 CONTENT = jsonl([{"n": number} for number in range(50_000)])
 
 
-async def test_uploaded_file_is_read_back(openai: AsyncOpenAI, tmp_path: Path) -> None:
+async def test_uploaded_file_is_read_back(
+    openai: "sdk.AsyncOpenAI", tmp_path: Path
+) -> None:
     file = await openai.files.create(file=("in.jsonl", CONTENT), purpose="batch")
 
     assert (file.bytes, file.filename, file.purpose) == (
@@ -35,17 +37,17 @@ async def test_uploaded_file_is_read_back(openai: AsyncOpenAI, tmp_path: Path) -
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-async def test_deleted_file_is_gone(openai: AsyncOpenAI, tmp_path: Path) -> None:
+async def test_deleted_file_is_gone(openai: "sdk.AsyncOpenAI", tmp_path: Path) -> None:
     file = await upload(openai, [1])
 
     assert (await openai.files.delete(file)).deleted
 
-    with pytest.raises(NotFoundError):
+    with pytest.raises(sdk.NotFoundError):
         await openai.files.content(file)
     assert [*(tmp_path / "files").iterdir()] == []
 
 
-async def test_files_are_listed_in_pages(openai: AsyncOpenAI) -> None:
+async def test_files_are_listed_in_pages(openai: "sdk.AsyncOpenAI") -> None:
     files = [await upload(openai, [number]) for number in range(5)]
 
     listed = [each.id async for each in openai.files.list(limit=2)]
@@ -75,15 +77,15 @@ async def test_files_and_batches_of_a_key_are_not_found_by_others(pool: Pool) ->
             bob.files.list(after=file),
             bob.batches.list(after=batch.id),
         ):
-            with pytest.raises(NotFoundError):
+            with pytest.raises(sdk.NotFoundError):
                 await attempt
         assert (await bob.files.list()).data == []
         assert (await bob.batches.list()).data == []
         assert (await ada.files.retrieve(file)).id == file
 
 
-async def test_expired_file_is_gone(pool: Pool, openai: AsyncOpenAI) -> None:
-    with pytest.raises(BadRequestError, match="expected 3600 to 2592000"):
+async def test_expired_file_is_gone(pool: Pool, openai: "sdk.AsyncOpenAI") -> None:
+    with pytest.raises(sdk.BadRequestError, match="expected 3600 to 2592000"):
         await openai.files.create(
             file=b"1",
             purpose="batch",
@@ -105,7 +107,7 @@ async def test_expired_file_is_gone(pool: Pool, openai: AsyncOpenAI) -> None:
 
 
 async def test_file_that_a_batch_takes_as_it_expires_stays(
-    pool: Pool, openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, openai: "sdk.AsyncOpenAI", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = pool.gateway
     assert gateway is not None
@@ -131,9 +133,9 @@ async def test_file_that_a_batch_takes_as_it_expires_stays(
 
 
 async def test_file_of_another_purpose_is_refused_by_name(
-    openai: AsyncOpenAI, tmp_path: Path
+    openai: "sdk.AsyncOpenAI", tmp_path: Path
 ) -> None:
-    with pytest.raises(BadRequestError) as refused:
+    with pytest.raises(sdk.BadRequestError) as refused:
         await openai.files.create(file=b"1", purpose="fine-tune")
 
     assert refused.value.param == "purpose"
@@ -148,7 +150,7 @@ async def small(tmp_path: Path) -> AsyncIterator[Pool]:
 
 
 @pytest.fixture
-async def alice(small: Pool) -> AsyncIterator[AsyncOpenAI]:
+async def alice(small: Pool) -> "AsyncIterator[sdk.AsyncOpenAI]":
     async with client(small, await make_key(small)) as each:
         yield each
 
@@ -186,7 +188,7 @@ async def test_owner_has_few_uploads_at_a_time(small: Pool) -> None:
         await again.write(b"x")
 
 
-async def test_key_at_its_limit_begins_no_batch(alice: AsyncOpenAI) -> None:
+async def test_key_at_its_limit_begins_no_batch(alice: "sdk.AsyncOpenAI") -> None:
     first = await alice.files.create(file=b"x" * 1000, purpose="batch")
     await alice.files.create(file=b"x" * 500, purpose="batch")
     batch = {
@@ -195,25 +197,25 @@ async def test_key_at_its_limit_begins_no_batch(alice: AsyncOpenAI) -> None:
         "completion_window": "24h",
     }
 
-    with pytest.raises(APIStatusError, match="delete some first") as full:
+    with pytest.raises(sdk.APIStatusError, match="delete some first") as full:
         await alice.post("/batches", body=batch, cast_to=object)
 
     assert full.value.status_code == 413
 
 
 async def test_files_beyond_the_limits_are_refused(
-    alice: AsyncOpenAI, tmp_path: Path
+    alice: "sdk.AsyncOpenAI", tmp_path: Path
 ) -> None:
     openai = alice
     folder = tmp_path / "files"
 
-    with pytest.raises(APIStatusError, match="limit of 1000 bytes") as large:
+    with pytest.raises(sdk.APIStatusError, match="limit of 1000 bytes") as large:
         await openai.files.create(file=b"x" * 1001, purpose="batch")
     first = await openai.files.create(file=b"x" * 1000, purpose="batch")
-    with pytest.raises(APIStatusError, match="limit of 1500") as total:
+    with pytest.raises(sdk.APIStatusError, match="limit of 1500") as total:
         await openai.files.create(file=b"x" * 501, purpose="batch")
     await openai.files.create(file=b"x" * 500, purpose="batch")
-    with pytest.raises(APIStatusError, match="limit of 1500") as full:
+    with pytest.raises(sdk.APIStatusError, match="limit of 1500") as full:
         await openai.files.create(file=b"", purpose="batch")
 
     assert {each.value.status_code for each in (large, total, full)} == {413}

@@ -6,10 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from openai import AsyncOpenAI
-from openai.types import Batch
-
 from gateway.serving import WAIT_MAX, Node, Pool
+from harness.slow_imports import openai as sdk
 
 CHAT_PATH: Final = "/v1/chat/completions"
 ENDED = {"completed", "failed", "expired", "cancelled"}
@@ -32,7 +30,7 @@ def jsonl(lines: list[Any]) -> bytes:
     return "".join(json.dumps(each) + "\n" for each in lines).encode()
 
 
-async def upload(openai: AsyncOpenAI, lines: list[Any]) -> str:
+async def upload(openai: "sdk.AsyncOpenAI", lines: list[Any]) -> str:
     """Upload an input file; return its id."""
     file = await openai.files.create(
         file=("input.jsonl", jsonl(lines)), purpose="batch"
@@ -40,7 +38,9 @@ async def upload(openai: AsyncOpenAI, lines: list[Any]) -> str:
     return file.id
 
 
-async def create(openai: AsyncOpenAI, lines: list[Any], **more: Any) -> Batch:
+async def create(
+    openai: "sdk.AsyncOpenAI", lines: list[Any], **more: Any
+) -> "sdk.types.Batch":
     """Create a batch of chats."""
     return await openai.batches.create(
         input_file_id=await upload(openai, lines),
@@ -50,7 +50,7 @@ async def create(openai: AsyncOpenAI, lines: list[Any], **more: Any) -> Batch:
     )
 
 
-async def ended(openai: AsyncOpenAI, batch_id: str) -> Batch:
+async def ended(openai: "sdk.AsyncOpenAI", batch_id: str) -> "sdk.types.Batch":
     """Wait until a batch has ended."""
     async with asyncio.timeout(WAIT_MAX):
         while True:
@@ -60,7 +60,9 @@ async def ended(openai: AsyncOpenAI, batch_id: str) -> Batch:
             await asyncio.sleep(0.01)
 
 
-async def read_lines(openai: AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
+async def read_lines(
+    openai: "sdk.AsyncOpenAI", file_id: str | None
+) -> list[dict[str, Any]]:
     """Return the lines of a file of results."""
     assert file_id is not None
     content = await openai.files.content(file_id)

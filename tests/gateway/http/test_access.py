@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestServer, make_mocked_request
 
 from gateway.keys import CHAT, client, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually, serving
+from harness.slow_imports import openai
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.domain.credentials import (
     Key,

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import ollama
 import pytest
 from aiohttp import ClientSession
 
 from gateway.extended_node import ExtendedNode, extended_node
 from gateway.openai.test_embeddings import ENCODED, VECTOR
 from gateway.serving import TOKEN, Pool
+from harness.slow_imports import ollama
 from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
 from shoal.protocols.grandsage import Config
@@ -60,7 +60,7 @@ async def served(
 @asynccontextmanager
 async def connected(
     folder: Path,
-) -> AsyncIterator[tuple[ExtendedNode, ollama.AsyncClient]]:
+) -> "AsyncIterator[tuple[ExtendedNode, ollama.AsyncClient]]":
     """Run a coordinator with a scripted node, and connect Ollama's client to it."""
     async with served(folder) as (node, url, key):
         headers = {"Authorization": f"Bearer {key}"}

@@ -4,12 +4,11 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
-import openai as sdk
 import pytest
-from openai import AsyncOpenAI
 
 from gateway.keys import client
 from gateway.serving import Node, Pool, eventually, serving
+from harness.slow_imports import openai as sdk
 from shoal.domain.job import TimeLimits
 from shoal.domain.moderation import Moderation
 
@@ -17,7 +16,7 @@ HI: Any = [{"role": "user", "content": "hi"}]
 
 
 async def test_models_are_those_of_connected_workers(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     assert [model.id async for model in openai.models.list()] == []
 
@@ -31,7 +30,7 @@ async def test_models_are_those_of_connected_workers(
 
 
 async def test_model_tells_what_its_workers_can_do(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with pool.node(), pool.node("n2", slots="2"):
         await pool.wait_joined(2)
@@ -55,7 +54,7 @@ async def test_model_tells_what_its_workers_can_do(
     }
 
 
-async def test_answer_is_returned(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_answer_is_returned(pool: Pool, openai: "sdk.AsyncOpenAI") -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         tasks.create_task(node.answer("Hel", "lo", " 日本"))
@@ -80,7 +79,7 @@ async def test_answer_is_returned(pool: Pool, openai: AsyncOpenAI) -> None:
     assert task["temperature"] == 0.5
 
 
-async def test_answer_is_streamed(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_answer_is_streamed(pool: Pool, openai: "sdk.AsyncOpenAI") -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         tasks.create_task(node.answer("Hel", "lo"))
@@ -102,7 +101,7 @@ async def test_answer_is_streamed(pool: Pool, openai: AsyncOpenAI) -> None:
 
 
 async def test_requested_usage_is_the_last_chunk(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
@@ -122,7 +121,7 @@ async def test_requested_usage_is_the_last_chunk(
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
 
 
-async def test_empty_answer_is_valid(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_empty_answer_is_valid(pool: Pool, openai: "sdk.AsyncOpenAI") -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         tasks.create_task(node.answer())
@@ -162,7 +161,7 @@ async def test_a_wrong_key_is_an_authentication_error(pool: Pool) -> None:
 
 @pytest.mark.parametrize("name", ["*", "*task", "*call"])
 async def test_name_of_a_queue_is_no_model(
-    pool: Pool, openai: AsyncOpenAI, name: str
+    pool: Pool, openai: "sdk.AsyncOpenAI", name: str
 ) -> None:
     async with pool.node():
         await pool.wait_joined()
@@ -174,7 +173,7 @@ async def test_name_of_a_queue_is_no_model(
 
 
 async def test_unknown_model_is_not_found_with_a_suggestion(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with pool.node(model="qwen3-8b"):
         await pool.wait_joined()
@@ -254,7 +253,7 @@ async def test_stop_strings_need_a_worker_with_the_feature(
     ],
 )
 async def test_a_bad_request_names_the_field(
-    openai: AsyncOpenAI, more: dict[str, Any], field: str
+    openai: "sdk.AsyncOpenAI", more: dict[str, Any], field: str
 ) -> None:
     arguments: dict[str, Any] = {"model": "m1", "messages": HI} | more
 
@@ -338,7 +337,9 @@ async def test_an_error_event_is_an_error_of_the_client(tmp_path: Path) -> None:
             [chunk async for chunk in stream]
 
 
-async def test_cancelled_job_is_not_retryable(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_cancelled_job_is_not_retryable(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     patient = openai.with_options(max_retries=2)
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
@@ -395,7 +396,7 @@ async def _streamed(pool: Pool) -> str:
         return await response.text()
 
 
-async def _refused(openai: AsyncOpenAI) -> sdk.APIStatusError:
+async def _refused(openai: "sdk.AsyncOpenAI") -> "sdk.APIStatusError":
     with pytest.raises(sdk.APIStatusError) as raised:
         await openai.chat.completions.create(model="m1", messages=HI)
     return raised.value

@@ -5,12 +5,11 @@ import base64
 import struct
 from typing import Any
 
-import openai as sdk
 import pytest
-from openai import AsyncOpenAI
 
 from gateway.extended_node import extended_node
 from gateway.serving import KEY, Node, Pool, eventually
+from harness.slow_imports import openai as sdk
 
 HI: Any = [{"role": "user", "content": "hi"}]
 TOOL: Any = {
@@ -20,7 +19,7 @@ TOOL: Any = {
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 
 
-async def test_tool_calls_are_returned(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_tool_calls_are_returned(pool: Pool, openai: "sdk.AsyncOpenAI") -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(
             openai.chat.completions.create(model="m1", messages=HI, tools=[TOOL])
@@ -47,7 +46,9 @@ async def test_tool_calls_are_returned(pool: Pool, openai: AsyncOpenAI) -> None:
     )
 
 
-async def test_tool_results_reach_the_worker(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_tool_results_reach_the_worker(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     call = {
         "id": "c1",
         "type": "function",
@@ -69,7 +70,7 @@ async def test_tool_results_reach_the_worker(pool: Pool, openai: AsyncOpenAI) ->
 
 
 async def test_several_choices_with_logprobs_are_streamed(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         stream = tasks.create_task(
@@ -98,7 +99,7 @@ async def test_several_choices_with_logprobs_are_streamed(
 
 
 async def test_images_and_schemas_reach_the_worker(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     content: Any = [{"type": "text", "text": "what is it?"}, PICTURE]
     schema: Any = {
@@ -118,7 +119,9 @@ async def test_images_and_schemas_reach_the_worker(
     assert more["options"]["response_format"] == schema
 
 
-async def test_completion_continues_a_text(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_completion_continues_a_text(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer(" upon", " a time"))
         answer = await openai.completions.create(model="m1", prompt="Once")
@@ -138,7 +141,7 @@ async def test_completion_continues_a_text(pool: Pool, openai: AsyncOpenAI) -> N
 
 @pytest.mark.parametrize("format", ["float", "base64"])
 async def test_embeddings_are_returned(
-    pool: Pool, openai: AsyncOpenAI, format: Any
+    pool: Pool, openai: "sdk.AsyncOpenAI", format: Any
 ) -> None:
     vectors = [(0.5, -1.0), (2.0, 4.0)]
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
@@ -180,7 +183,7 @@ async def test_embeddings_are_returned(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_unsupported_feature_is_rejected_by_name(
-    pool: Pool, openai: AsyncOpenAI, more: Any, field: str
+    pool: Pool, openai: "sdk.AsyncOpenAI", more: Any, field: str
 ) -> None:
     async with pool.node():
         await pool.wait_joined()
@@ -194,7 +197,9 @@ async def test_unsupported_feature_is_rejected_by_name(
     assert raised.value.code == "unsupported_value"
 
 
-async def test_chat_model_rejects_embeddings(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_chat_model_rejects_embeddings(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     async with pool.node():
         await pool.wait_joined()
 
@@ -209,7 +214,7 @@ async def test_chat_model_rejects_embeddings(pool: Pool, openai: AsyncOpenAI) ->
     [("request", "invalid_request"), ("context", "context_length_exceeded")],
 )
 async def test_invalid_request_is_a_client_error(
-    pool: Pool, openai: AsyncOpenAI, fault: str, code: str
+    pool: Pool, openai: "sdk.AsyncOpenAI", fault: str, code: str
 ) -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(_refused(openai))
@@ -221,14 +226,14 @@ async def test_invalid_request_is_a_client_error(
     assert "too long for me" in error.message
 
 
-async def _refused(openai: AsyncOpenAI) -> sdk.BadRequestError:
+async def _refused(openai: "sdk.AsyncOpenAI") -> "sdk.BadRequestError":
     with pytest.raises(sdk.BadRequestError) as raised:
         await openai.chat.completions.create(model="m1", messages=HI)
     return raised.value
 
 
 async def test_prompt_beyond_every_context_is_rejected(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     long: Any = [{"role": "user", "content": "word " * 10_000}]
     async with extended_node(pool):
@@ -239,7 +244,7 @@ async def test_prompt_beyond_every_context_is_rejected(
 
 
 async def test_repeated_key_attaches_to_the_same_job(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     named = {"Idempotency-Key": "mine"}
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
@@ -272,7 +277,7 @@ def _readings(pool: Pool) -> list[object]:
 
 
 async def test_other_request_under_the_same_key_is_rejected(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     named = {"Idempotency-Key": "mine"}
     other: Any = [{"role": "user", "content": "something else"}]
@@ -291,7 +296,7 @@ async def test_other_request_under_the_same_key_is_rejected(
 
 
 async def test_keyed_job_continues_after_a_disconnect(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     asking = asyncio.create_task(
         openai.chat.completions.create(
@@ -315,7 +320,7 @@ async def test_keyed_job_continues_after_a_disconnect(
 
 
 async def test_an_answer_can_be_fetched_by_its_id(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer("a"))
@@ -330,7 +335,7 @@ async def test_an_answer_can_be_fetched_by_its_id(
 
 
 async def test_fetched_failed_answer_has_its_error(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with extended_node(pool) as worker:
         asking = asyncio.create_task(
@@ -360,7 +365,7 @@ async def test_fetched_failed_answer_has_its_error(
     ],
 )
 async def test_invalid_header_is_named(
-    openai: AsyncOpenAI, header: str, value: str
+    openai: "sdk.AsyncOpenAI", header: str, value: str
 ) -> None:
     with pytest.raises(sdk.BadRequestError) as raised:
         await openai.chat.completions.create(
@@ -379,7 +384,7 @@ async def test_invalid_header_is_named(
     ],
 )
 async def test_each_time_limit_has_its_own_error(
-    pool: Pool, openai: AsyncOpenAI, limit: str, texts: list[str], code: str
+    pool: Pool, openai: "sdk.AsyncOpenAI", limit: str, texts: list[str], code: str
 ) -> None:
     headers = {f"x-shoal-{limit}-seconds": "0.1"}
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
@@ -391,7 +396,9 @@ async def test_each_time_limit_has_its_own_error(
     assert (error.status_code, error.code) == (504, code)
 
 
-async def test_expired_job_lists_the_reasons(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_expired_job_lists_the_reasons(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     async with pool.node(slots="1") as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         first = tasks.create_task(
@@ -409,8 +416,8 @@ async def test_expired_job_lists_the_reasons(pool: Pool, openai: AsyncOpenAI) ->
 
 
 async def _timed_out(
-    openai: AsyncOpenAI, headers: dict[str, str]
-) -> sdk.InternalServerError:
+    openai: "sdk.AsyncOpenAI", headers: dict[str, str]
+) -> "sdk.InternalServerError":
     with pytest.raises(sdk.InternalServerError) as raised:
         await openai.chat.completions.create(
             model="m1", messages=HI, extra_headers=headers
@@ -418,7 +425,9 @@ async def _timed_out(
     return raised.value
 
 
-async def test_unknown_model_has_a_suggestion(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_unknown_model_has_a_suggestion(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     async with pool.node(model="qwen3-8b"):
         await pool.wait_joined()
 
@@ -428,7 +437,9 @@ async def test_unknown_model_has_a_suggestion(pool: Pool, openai: AsyncOpenAI) -
     assert raised.value.code == "model_not_found"
 
 
-async def test_session_returns_to_its_worker(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_session_returns_to_its_worker(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     async with pool.node("n1") as one, pool.node("n2") as two:
         await pool.wait_joined(2)
         workers = []
@@ -454,7 +465,7 @@ async def _answer_next(node: Node, number: int) -> None:
         await node.end(task["id"])
 
 
-async def test_metrics_count_jobs(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_metrics_count_jobs(pool: Pool, openai: "sdk.AsyncOpenAI") -> None:
     async with extended_node(pool) as worker, asyncio.TaskGroup() as tasks:
         tasks.create_task(worker.node.answer("a"))
         await openai.chat.completions.create(model="m1", messages=HI)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import openai as sdk
 import pytest
-from openai import AsyncOpenAI
 
 from gateway.extended_node import extended_node
 from gateway.keys import client, make_key, request
 from gateway.serving import Pool, eventually, serving
+from harness.slow_imports import openai as sdk
 from shoal.domain.errors import StoreError
 from shoal.domain.moderation import Moderation
 from shoal.gateway.http.access import ANONYMOUS_KEY, LOOPBACK_KEY, ApiCaller
@@ -29,7 +28,7 @@ def text_of(events: Sequence[Any]) -> str:
     )
 
 
-async def test_response_is_returned(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_response_is_returned(pool: Pool, openai: "sdk.AsyncOpenAI") -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         tasks.create_task(node.answer("Hel", "lo"))
@@ -57,7 +56,7 @@ async def test_response_is_returned(pool: Pool, openai: AsyncOpenAI) -> None:
     assert (await openai.responses.retrieve(answer.id)).to_dict() == answer.to_dict()
 
 
-async def test_response_is_streamed(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_response_is_streamed(pool: Pool, openai: "sdk.AsyncOpenAI") -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         tasks.create_task(node.answer("Hel", "lo"))
@@ -80,7 +79,9 @@ async def test_response_is_streamed(pool: Pool, openai: AsyncOpenAI) -> None:
     assert [event.sequence_number for event in events][-1] == 12
 
 
-async def test_previous_response_is_continued(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_previous_response_is_continued(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         tasks.create_task(node.answer("Paris."))
@@ -123,7 +124,9 @@ async def test_previous_response_is_continued(pool: Pool, openai: AsyncOpenAI) -
     assert [item.id for item in rest.data] == [item.id for item in items.data[1::-1]]
 
 
-async def test_item_is_referred_to_by_its_id(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_item_is_referred_to_by_its_id(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
         tasks.create_task(node.answer("Paris."))
@@ -150,7 +153,9 @@ async def test_item_is_referred_to_by_its_id(pool: Pool, openai: AsyncOpenAI) ->
     ]
 
 
-async def test_background_response_is_polled(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_background_response_is_polled(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     async with pool.node() as node:
         await pool.wait_joined()
 
@@ -172,7 +177,7 @@ async def test_background_response_is_polled(pool: Pool, openai: AsyncOpenAI) ->
 
 
 async def test_background_response_outlives_its_stream(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with pool.node() as node:
         await pool.wait_joined()
@@ -220,7 +225,7 @@ async def test_background_response_outlives_its_stream(
 
 
 async def test_client_that_leaves_frees_its_worker(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with pool.node() as node:
         await pool.wait_joined()
@@ -255,7 +260,9 @@ async def test_revoked_key_ends_its_background_stream(pool: Pool) -> None:
     assert reading.result()[-1].response.status == "cancelled"
 
 
-async def test_running_response_is_cancelled(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_running_response_is_cancelled(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     async with pool.node() as node:
         await pool.wait_joined()
         queued = await openai.responses.create(model="m1", input="hi", background=True)
@@ -279,7 +286,7 @@ async def test_running_response_is_cancelled(pool: Pool, openai: AsyncOpenAI) ->
     assert streamed[0].response.status == "cancelled"
 
 
-async def test_deleted_response_is_gone(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_deleted_response_is_gone(pool: Pool, openai: "sdk.AsyncOpenAI") -> None:
     async with pool.node() as node:
         await pool.wait_joined()
         queued = await openai.responses.create(model="m1", input="hi", background=True)
@@ -301,7 +308,7 @@ async def test_deleted_response_is_gone(pool: Pool, openai: AsyncOpenAI) -> None
 
 
 async def test_response_that_is_not_stored_is_not_found(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
@@ -319,7 +326,7 @@ async def test_response_that_is_not_stored_is_not_found(
 
 
 async def test_request_refers_to_a_limited_number_of_responses(
-    pool: Pool, openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, openai: "sdk.AsyncOpenAI", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_responses, "REFERRED_MAX", 1)
     async with pool.node() as node:
@@ -338,7 +345,7 @@ async def test_request_refers_to_a_limited_number_of_responses(
 
 
 async def test_what_a_request_takes_from_responses_is_limited(
-    pool: Pool, openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, openai: "sdk.AsyncOpenAI", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_responses, "TAKEN_MAX", 12)
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
@@ -399,7 +406,9 @@ def test_anonymous_clients_have_no_key() -> None:
     assert ApiCaller(LOOPBACK_KEY).is_keyless
 
 
-async def test_response_belongs_to_its_key(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_response_belongs_to_its_key(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     other = client(pool, await make_key(pool, "other"))
     async with pool.node() as node, other, asyncio.TaskGroup() as tasks:
         await pool.wait_joined()
@@ -426,7 +435,9 @@ async def test_response_belongs_to_its_key(pool: Pool, openai: AsyncOpenAI) -> N
         assert (await openai.responses.retrieve(answer.id)).output_text == "Hello"
 
 
-async def test_tools_and_reasoning_are_items(pool: Pool, openai: AsyncOpenAI) -> None:
+async def test_tools_and_reasoning_are_items(
+    pool: Pool, openai: "sdk.AsyncOpenAI"
+) -> None:
     tool: Any = {
         "type": "function",
         "name": "weather",
@@ -487,7 +498,7 @@ async def test_tools_and_reasoning_are_items(pool: Pool, openai: AsyncOpenAI) ->
 
 
 async def test_job_that_fails_is_a_failed_response(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with pool.node() as node:
         await pool.wait_joined()
@@ -514,7 +525,7 @@ async def test_job_that_fails_is_a_failed_response(
 
 
 async def test_stream_ends_with_an_event_if_the_store_fails(
-    pool: Pool, openai: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+    pool: Pool, openai: "sdk.AsyncOpenAI", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object) -> None:
         raise StoreError("disk I/O error")
@@ -536,7 +547,7 @@ async def test_stream_ends_with_an_event_if_the_store_fails(
 
 
 async def test_same_request_of_one_key_is_one_response(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     asked: Any = {
         "model": "m1",
@@ -558,7 +569,7 @@ async def test_same_request_of_one_key_is_one_response(
 
 @pytest.mark.parametrize("stored", [True, False])
 async def test_key_of_another_storage_is_refused(
-    pool: Pool, openai: AsyncOpenAI, stored: bool
+    pool: Pool, openai: "sdk.AsyncOpenAI", stored: bool
 ) -> None:
     asked: Any = {
         "model": "m1",
@@ -576,7 +587,7 @@ async def test_key_of_another_storage_is_refused(
 
 
 async def test_stream_continues_when_another_worker_takes_over(
-    pool: Pool, openai: AsyncOpenAI
+    pool: Pool, openai: "sdk.AsyncOpenAI"
 ) -> None:
     async with pool.node("n1") as one, pool.node("n2") as two:
         await pool.wait_joined(2)

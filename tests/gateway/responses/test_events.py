@@ -2,15 +2,15 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from openai import BaseModel
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from harness.slow_imports import openai
 from shoal.domain.answer_assembly import assemble
 from shoal.domain.errors import Cancelled, JobError
 from shoal.domain.ids import JobId
@@ -20,10 +20,14 @@ from shoal.gateway.responses.events import NUMBERS_PER_START, ResponseEventEncod
 from shoal.gateway.responses.response_fields import ResponseFields
 from shoal.gateway.responses.response_object import ResponseDraft
 
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-
 CHAT = Chat("m1", ({"role": "user", "content": "hi"},))
 USAGE = Usage(3, 5)
+
+
+@cache
+def event_type() -> TypeAdapter[Any]:
+    """Return the type of all events that the client knows: it takes long to make."""
+    return TypeAdapter(openai.types.responses.ResponseStreamEvent)
 
 
 def draft(**fields: Any) -> ResponseDraft:
@@ -143,14 +147,15 @@ def test_events_are_in_order_and_add_up_to_the_response(
 
 @given(pieces=answers())
 def test_clients_types_accept_every_event(pieces: list[AnswerPiece]) -> None:
+    types = openai.types.responses
     for fields in ({}, {"summary": "auto", "background": True}):
         events = parse(streamed(pieces, assemble(pieces), of=draft(**fields)))
 
         for event in events:
-            known = EVENT.validate_python(event)
-            assert isinstance(known, BaseModel)
+            known = event_type().validate_python(event)
+            assert isinstance(known, openai.BaseModel)
             assert known.to_dict(mode="json") == event
-        response = Response.model_validate(events[-1]["response"])
+        response = types.Response.model_validate(events[-1]["response"])
         assert response.output_text == "".join(
             piece for piece in pieces if isinstance(piece, str)
         )
@@ -221,7 +226,7 @@ def test_interrupted_stream_ends_with_an_error() -> None:
 
     types = [event["type"] for event in events]
     assert types == ["response.created", "response.queued", "error"]
-    assert EVENT.validate_python(events[-1]).message == "slow"
+    assert event_type().validate_python(events[-1]).message == "slow"
 
 
 def test_answer_that_began_anew_has_numbers_of_its_own() -> None:

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors import safe_open
 
-from shoal.training.checkpoints import folder as folder_module
-from shoal.training.checkpoints.folder import CheckpointFolder, DamagedCheckpoint
+from harness.slow_imports import checkpoint_folder, torch
 
 PIECE = 4096  # bytes; with it, a small state has several pieces
 
@@ -46,12 +44,12 @@ def same(one: Any, other: Any) -> bool:
 
 
 def test_a_checkpoint_comes_back_bit_by_bit(tmp_path: Path) -> None:
-    kept = CheckpointFolder(tmp_path / "run")
+    kept = checkpoint_folder.CheckpointFolder(tmp_path / "run")
     saved = state(7)
 
     digest = kept.save(7, saved, ranks=[{"seed": 1}], piece_max=PIECE)
 
-    found = CheckpointFolder(tmp_path / "run").load_latest()
+    found = checkpoint_folder.CheckpointFolder(tmp_path / "run").load_latest()
     assert found is not None
     assert same(found.state, saved)
     assert (found.step, found.ranks, found.digest) == (7, [{"seed": 1}], digest)
@@ -61,7 +59,7 @@ def test_a_checkpoint_comes_back_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_other_programs_read_the_model_by_its_names(tmp_path: Path) -> None:
-    CheckpointFolder(tmp_path).save(1, state())
+    checkpoint_folder.CheckpointFolder(tmp_path).save(1, state())
 
     with safe_open(
         tmp_path / "step-00000001" / "model-00001.safetensors", framework="pt"
@@ -71,7 +69,7 @@ def test_other_programs_read_the_model_by_its_names(tmp_path: Path) -> None:
 
 
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:
-    kept = CheckpointFolder(tmp_path, keep=2)
+    kept = checkpoint_folder.CheckpointFolder(tmp_path, keep=2)
 
     for step in (5, 10, 15, 20):
         kept.save(step, {"sampler": {"position": step}})
@@ -86,7 +84,7 @@ def test_the_last_ones_are_kept(tmp_path: Path) -> None:
 def test_every_changed_file_is_noticed_and_the_one_before_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = CheckpointFolder(tmp_path)
+    kept = checkpoint_folder.CheckpointFolder(tmp_path)
     kept.save(1, state(1), piece_max=PIECE)
     kept.save(2, state(2), piece_max=PIECE)
     files = sorted((tmp_path / "step-00000002").iterdir())
@@ -106,7 +104,9 @@ def test_every_changed_file_is_noticed_and_the_one_before_is_used(
             if file.name == "manifest.json" and damaged is None:
                 assert kept.steps == [1]
             else:
-                with pytest.raises(DamagedCheckpoint, match=file.name):
+                with pytest.raises(
+                    checkpoint_folder.DamagedCheckpoint, match=file.name
+                ):
                     kept.load(2)
             found = kept.load_latest()
             assert found is not None
@@ -119,7 +119,7 @@ def test_every_changed_file_is_noticed_and_the_one_before_is_used(
 
 
 def test_a_damaged_checkpoint_does_not_displace_a_good_one(tmp_path: Path) -> None:
-    kept = CheckpointFolder(tmp_path, keep=1)
+    kept = checkpoint_folder.CheckpointFolder(tmp_path, keep=1)
     kept.save(10, state(10))
     later = tmp_path / "step-00000020"
     later.mkdir()
@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_does_not_displace_a_good_one(tmp_path: Path) -> No
 
 
 def test_an_existing_checkpoint_of_the_step_is_replaced(tmp_path: Path) -> None:
-    kept = CheckpointFolder(tmp_path)
+    kept = checkpoint_folder.CheckpointFolder(tmp_path)
     kept.save(3, state(1))
 
     kept.save(3, state(2))
@@ -144,7 +144,7 @@ def test_an_existing_checkpoint_of_the_step_is_replaced(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
-    kept = CheckpointFolder(tmp_path)
+    kept = checkpoint_folder.CheckpointFolder(tmp_path)
     incoming = kept.begin("9")
     (incoming / "model-00001.safetensors").write_bytes(b"half")
     (tmp_path / ".rank-of-a-killed-run-0").touch()
@@ -156,15 +156,18 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:
-    CheckpointFolder(tmp_path).save(1, state())
-    manifest = tmp_path / "step-00000001" / folder_module.MANIFEST
+    checkpoint_folder.CheckpointFolder(tmp_path).save(1, state())
+    manifest = tmp_path / "step-00000001" / checkpoint_folder.MANIFEST
     document = json.loads(manifest.read_text())
     document["content"]["format"] = 2
-    document["digest"] = folder_module._digest(document["content"])
+    document["digest"] = checkpoint_folder._digest(document["content"])
     manifest.write_text(json.dumps(document))
 
-    with pytest.raises(DamagedCheckpoint, match="has format 2, and this Shoal reads 1"):
-        CheckpointFolder(tmp_path).load(1)
+    with pytest.raises(
+        checkpoint_folder.DamagedCheckpoint,
+        match="has format 2, and this Shoal reads 1",
+    ):
+        checkpoint_folder.CheckpointFolder(tmp_path).load(1)
 
 
 @contextmanager
@@ -182,7 +185,7 @@ def file_size_max(size: int) -> Iterator[None]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 def test_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
-    kept = CheckpointFolder(tmp_path)
+    kept = checkpoint_folder.CheckpointFolder(tmp_path)
     kept.save(1, {"model": {"w": torch.ones(10)}})
 
     with file_size_max(100_000), pytest.raises(OSError, match="too large"):

@@ -3,11 +3,7 @@
 import shutil
 from pathlib import Path
 
-from shoal.training.checkpoints.folder import TrainingCheckpoint
-from shoal.training.checkpoints.group_checkpoints import (
-    GroupCheckpoints,
-    SavedCheckpoint,
-)
+from harness.slow_imports import checkpoint_folder, group_checkpoints
 from shoal.training.group import RankGroup
 from training.checkpoints.test_folder import PIECE, same, state
 from training.test_group import groups, together
@@ -17,10 +13,12 @@ RANKS = 3
 
 def save(
     members: list[RankGroup], folders: list[Path], step: int
-) -> list[SavedCheckpoint]:
-    def one(group: RankGroup) -> SavedCheckpoint:
+) -> "list[group_checkpoints.SavedCheckpoint]":
+    def one(group: RankGroup) -> "group_checkpoints.SavedCheckpoint":
         rank = group.place.rank
-        checkpoints = GroupCheckpoints(folders[rank], group, piece_max=PIECE)
+        checkpoints = group_checkpoints.GroupCheckpoints(
+            folders[rank], group, piece_max=PIECE
+        )
         return checkpoints.save(step, state(step), own={"rank": rank})
 
     return together(members, one)
@@ -28,14 +26,18 @@ def save(
 
 def load(
     members: list[RankGroup], folders: list[Path]
-) -> list[TrainingCheckpoint | None]:
+) -> "list[checkpoint_folder.TrainingCheckpoint | None]":
     return together(
         members,
-        lambda group: GroupCheckpoints(folders[group.place.rank], group).load_latest(),
+        lambda group: group_checkpoints.GroupCheckpoints(
+            folders[group.place.rank], group
+        ).load_latest(),
     )
 
 
-def assert_all_have(found: list[TrainingCheckpoint | None], step: int) -> None:
+def assert_all_have(
+    found: "list[checkpoint_folder.TrainingCheckpoint | None]", step: int
+) -> None:
     for each in found:
         assert each is not None
         assert each.step == step
@@ -48,7 +50,7 @@ def test_ranks_with_one_folder_write_a_checkpoint_together(tmp_path: Path) -> No
         saved = save(members, [tmp_path] * RANKS, 4)
         found = load(members, [tmp_path] * RANKS)
 
-    assert saved == [SavedCheckpoint(4, 1, [])] * RANKS
+    assert saved == [group_checkpoints.SavedCheckpoint(4, 1, [])] * RANKS
     assert_all_have(found, 4)
     assert [each.name for each in tmp_path.iterdir()] == ["step-00000004"]
 
@@ -64,7 +66,7 @@ def test_ranks_with_folders_of_their_own_have_a_whole_one_each(tmp_path: Path) -
     with groups(RANKS) as members:
         found = load(members, folders)
 
-    assert saved == [SavedCheckpoint(4, 3, [])] * RANKS
+    assert saved == [group_checkpoints.SavedCheckpoint(4, 3, [])] * RANKS
     assert_all_have(found, 4)  # the new machine got it from another
     assert [each.name for each in folders[1].iterdir()] == ["step-00000004"]
 
@@ -99,5 +101,5 @@ def test_a_disk_that_fails_is_an_error_that_all_ranks_know(tmp_path: Path) -> No
         found = load(members, folders)
 
     assert saved[0].errors == [f"rank 1: cannot write to {folders[1]}: File exists"]
-    assert saved == [SavedCheckpoint(4, 2, saved[0].errors)] * RANKS
+    assert saved == [group_checkpoints.SavedCheckpoint(4, 2, saved[0].errors)] * RANKS
     assert_all_have(found, 4)

@@ -5,15 +5,14 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
-import torch
 
+from harness.slow_imports import state_tree, torch
 from shoal.domain.errors import InvalidRequest
-from shoal.training.checkpoints.state_tree import flatten, memory_of, restore
 
 
 def there_and_back(state: Any) -> Any:
-    skeleton, tensors = flatten(state)
-    return restore(json.loads(json.dumps(skeleton)), tensors)
+    skeleton, tensors = state_tree.flatten(state)
+    return state_tree.restore(json.loads(json.dumps(skeleton)), tensors)
 
 
 def test_state_of_an_optimizer_comes_back() -> None:
@@ -68,21 +67,22 @@ def test_ordered_maps_and_parameters_are_maps_of_tensors() -> None:
 )
 def test_other_values_are_refused_with_their_path(state: Any, error: str) -> None:
     with pytest.raises(InvalidRequest, match=error):
-        flatten(state)
+        state_tree.flatten(state)
 
 
 def test_missing_tensors_and_other_json_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="no tensor a"):
-        restore({"$tensor": "a"}, {})
+        state_tree.restore({"$tensor": "a"}, {})
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64]
-)
-def test_memory_is_that_of_the_tensor(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "bool", "int64", "complex64"])
+def test_memory_is_that_of_the_tensor(name: str) -> None:
+    dtype = getattr(torch, name)
     tensor = torch.zeros((2, 3), dtype=dtype)
 
-    memory_of(tensor)[:] = memory_of(torch.ones((2, 3), dtype=dtype))
+    state_tree.memory_of(tensor)[:] = state_tree.memory_of(
+        torch.ones((2, 3), dtype=dtype)
+    )
 
     assert bool((tensor == torch.ones((2, 3), dtype=dtype)).all())
-    assert memory_of(torch.zeros(0, 4)).numel() == 0
+    assert state_tree.memory_of(torch.zeros(0, 4)).numel() == 0

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 
-from shoal.training.checkpoints.folder import CheckpointFolder
+from harness.slow_imports import checkpoint_folder, nn, torch
 from shoal.training.elastic_group import ElasticGroup
 from shoal.training.loop.reports import TrainingReport
 from training.elastic_runs import LIMIT, each_rank, hosting, open_group
@@ -33,7 +31,7 @@ def go(
     *,
     seed: int | None = None,
     **options: Any,
-) -> tuple[Tensor, list[TrainingReport]]:
+) -> "tuple[torch.Tensor, list[TrainingReport]]":
     """Train as one rank, up to the end of the run.
 
     Ranks begin with models of their own, without a ``seed``; that of rank 0 counts.
@@ -41,7 +39,7 @@ def go(
     reports: list[TrainingReport] = []
     model = model_of(group.gang_ranks[group.place.rank] if seed is None else seed)
 
-    def loss(model: nn.Module, batch: Any) -> Tensor:
+    def loss(model: "nn.Module", batch: Any) -> "torch.Tensor":
         on_loss(reports[-1].step + 1 if reports else 1)
         return squares(model, batch)
 
@@ -63,7 +61,7 @@ def go(
 
 
 @pytest.fixture(scope="module")
-def alone() -> Tensor:
+def alone() -> "torch.Tensor":
     model = model_of()
     run(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05), steps=STEPS)
     return parameters_of(model)
@@ -71,7 +69,7 @@ def alone() -> Tensor:
 
 @pytest.mark.parametrize("killed", [0, 2])
 def test_a_step_in_which_a_rank_is_lost_is_repeated_without_it(
-    killed: int, alone: Tensor
+    killed: int, alone: "torch.Tensor"
 ) -> None:
     def train(group: ElasticGroup) -> Any:
         rank = group.place.rank
@@ -95,7 +93,7 @@ def test_a_step_in_which_a_rank_is_lost_is_repeated_without_it(
 
 
 def test_a_rank_that_is_lost_at_a_checkpoint_costs_none(
-    tmp_path: Path, alone: Tensor
+    tmp_path: Path, alone: "torch.Tensor"
 ) -> None:
     def train(group: ElasticGroup) -> Any:
         rank = group.place.rank
@@ -113,7 +111,7 @@ def test_a_rank_that_is_lost_at_a_checkpoint_costs_none(
     for found, _ in outcomes:
         assert torch.equal(found, outcomes[0][0])
         assert torch.allclose(found, alone, atol=1e-5)
-    kept = CheckpointFolder(tmp_path)
+    kept = checkpoint_folder.CheckpointFolder(tmp_path)
     assert kept.steps == [4, 8, 10]
     assert [kept.load(step).step for step in kept.steps] == [4, 8, 10]
 
@@ -145,7 +143,7 @@ class Killing:
 
 @pytest.mark.long
 def test_each_sample_counts_once_wherever_ranks_are_killed(
-    tmp_path: Path, alone: Tensor, request: pytest.FixtureRequest
+    tmp_path: Path, alone: "torch.Tensor", request: pytest.FixtureRequest
 ) -> None:
     draw = random.Random(3)
     rounds = ROUNDS_OF_ALL if request.config.getoption("every") else ROUNDS
@@ -163,15 +161,15 @@ def test_each_sample_counts_once_wherever_ranks_are_killed(
             # All samples of all steps, each once: as one process has them.
             assert torch.allclose(found, alone, atol=1e-5), number
             assert [each.step for each in reports] == [*range(1, STEPS + 1)], number
-        assert CheckpointFolder(folder).load(STEPS).step == STEPS
+        assert checkpoint_folder.CheckpointFolder(folder).load(STEPS).step == STEPS
 
 
 def survivors(
     folder: Path, at: Mapping[int, int], *, within: bool
-) -> list[tuple[Tensor, list[TrainingReport]]]:
+) -> "list[tuple[torch.Tensor, list[TrainingReport]]]":
     """Train with four ranks, of which some are killed at their n-th operation."""
 
-    def train(group: ElasticGroup) -> tuple[Tensor, list[TrainingReport]]:
+    def train(group: ElasticGroup) -> "tuple[torch.Tensor, list[TrainingReport]]":
         killing: Any = Killing(group, at.get(group.place.rank, -1), within=within)
         # The same model: rank 0 may be lost before it has shared its own.
         return go(
@@ -183,7 +181,9 @@ def survivors(
     return [each for each in outcomes if not isinstance(each, BaseException)]
 
 
-def test_a_rank_that_joins_gets_the_state_and_has_its_share(alone: Tensor) -> None:
+def test_a_rank_that_joins_gets_the_state_and_has_its_share(
+    alone: "torch.Tensor",
+) -> None:
     joined: list[Future[Any]] = []
     waits = threading.Event()
     with ThreadPoolExecutor(1) as threads, hosting(3) as host:

@@ -6,24 +6,23 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
 
+import shoal
+from harness.slow_imports import checkpoint_folder, nn, torch
 from shoal.domain.errors import InvalidRequest
-from shoal.training.checkpoints.folder import CheckpointFolder
 from shoal.training.group import RankGroup
 from shoal.training.launch.script_lines import hash_in, values_in
-from shoal.training.loop import training_loop
-from shoal.training.loop.plan import TrainingResult
 from shoal.training.loop.reports import TrainingReport
-from shoal.training.loop.train import train
 from shoal.training.rank_port import GroupEnded
 from training.checkpoints.test_folder import file_size_max
 from training.test_group import groups, together
+
+if TYPE_CHECKING:
+    from shoal.training.loop.plan import TrainingResult
 
 SAMPLES = 50
 BATCH = 12
@@ -40,7 +39,7 @@ class Points:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def __getitem__(self, index: int, /) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int, /) -> "tuple[torch.Tensor, torch.Tensor]":
         self.used.append(index)
         return self.inputs[index], self.inputs[index].sum().reshape(1)
 
@@ -48,21 +47,23 @@ class Points:
 _drawing = threading.Lock()  # the random numbers of all threads are the same ones
 
 
-def model_of(seed: int = 0, *layers: nn.Module) -> nn.Module:
+def model_of(seed: int = 0, *layers: "nn.Module") -> "nn.Module":
     with _drawing, torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(4, 16), *layers, nn.Tanh(), nn.Linear(16, 1))
 
 
-def squares(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def squares(
+    model: "nn.Module", batch: "tuple[torch.Tensor, torch.Tensor]"
+) -> "torch.Tensor":
     return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
-def run(model: nn.Module, group: Any = None, **options: Any) -> TrainingResult:
+def run(model: "nn.Module", group: Any = None, **options: Any) -> "TrainingResult":
     optimizer = options.pop("optimizer", None) or torch.optim.Adam(
         model.parameters(), lr=0.01
     )
-    return train(
+    return shoal.train(
         model,
         options.pop("dataset", None) or Points(),
         loss=options.pop("loss", squares),
@@ -72,7 +73,7 @@ def run(model: nn.Module, group: Any = None, **options: Any) -> TrainingResult:
     )
 
 
-def parameters_of(model: nn.Module) -> Tensor:
+def parameters_of(model: "nn.Module") -> "torch.Tensor":
     return torch.cat([each.detach().reshape(-1) for each in model.parameters()])
 
 
@@ -92,7 +93,7 @@ def test_ranks_train_as_one_process_does() -> None:
     datasets = [Points() for _ in range(3)]
     reports: list[TrainingReport] = []
 
-    def one(group: RankGroup) -> tuple[TrainingResult, Tensor]:
+    def one(group: RankGroup) -> "tuple[TrainingResult, torch.Tensor]":
         rank = group.place.rank
         model = model_of(rank)  # rank 0's counts
         result = run(
@@ -131,14 +132,15 @@ def test_gradients_are_exact_means_with_unequal_shares(
     run(alone, optimizer=torch.optim.SGD(alone.parameters(), lr=0.05), epochs=3)
     clock = threading.local()  # of each rank
     monkeypatch.setattr(
-        training_loop, "perf_counter", lambda: getattr(clock, "now", 0.0)
+        "shoal.training.loop.training_loop.perf_counter",
+        lambda: getattr(clock, "now", 0.0),
     )
 
-    def one(group: RankGroup) -> tuple[Tensor, list[TrainingReport]]:
+    def one(group: RankGroup) -> "tuple[torch.Tensor, list[TrainingReport]]":
         reports: list[TrainingReport] = []
         model = model_of()
 
-        def slower_on_rank_1(model: nn.Module, batch: Any) -> Tensor:
+        def slower_on_rank_1(model: "nn.Module", batch: Any) -> "torch.Tensor":
             seconds = len(batch[0]) * (0.4 if group.place.rank == 1 else 0.1)
             clock.now = getattr(clock, "now", 0.0) + seconds
             return squares(model, batch)
@@ -213,8 +215,8 @@ def test_a_group_goes_on_from_a_checkpoint(
 ) -> None:
     def go(
         folder: Path, size: int, steps: int
-    ) -> list[tuple[Tensor, list[int], list[str]]]:
-        def one(group: RankGroup) -> tuple[Tensor, list[int], list[str]]:
+    ) -> "list[tuple[torch.Tensor, list[int], list[str]]]":
+        def one(group: RankGroup) -> "tuple[torch.Tensor, list[int], list[str]]":
             model, dataset, remarks = model_of(group.place.rank), Points(), []
             run(
                 model,
@@ -247,11 +249,11 @@ def test_a_group_goes_on_from_a_checkpoint(
 
 @pytest.mark.parametrize("compression", ["int8", "topk"])
 def test_compressed_gradients_train_and_keep_replicas_equal(compression: str) -> None:
-    def one(group: RankGroup) -> tuple[TrainingResult, Tensor]:
+    def one(group: RankGroup) -> "tuple[TrainingResult, torch.Tensor]":
         model = model_of()
         steps = 0
 
-        def loss(model: nn.Module, batch: Any) -> Tensor:
+        def loss(model: "nn.Module", batch: Any) -> "torch.Tensor":
             nonlocal steps
             steps += 1
             return squares(model, batch) * (float("nan") if steps == 3 else 1)
@@ -272,7 +274,7 @@ def test_compressed_gradients_train_and_keep_replicas_equal(compression: str) ->
 def test_a_full_disk_at_a_checkpoint_ends_nothing(tmp_path: Path) -> None:
     disk = ExitStack()
 
-    def one(group: RankGroup) -> tuple[TrainingResult, Tensor, dict[int, Any]]:
+    def one(group: RankGroup) -> "tuple[TrainingResult, torch.Tensor, dict[int, Any]]":
         remarks = {}
 
         def on_step(report: TrainingReport) -> None:
@@ -307,15 +309,15 @@ def test_a_full_disk_at_a_checkpoint_ends_nothing(tmp_path: Path) -> None:
         )
         assert failed in remarks.pop(5)
         assert not any(remarks.values())
-    assert CheckpointFolder(tmp_path).steps == [2, 6, 8]
+    assert checkpoint_folder.CheckpointFolder(tmp_path).steps == [2, 6, 8]
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_by_all() -> None:
-    def one(group: RankGroup) -> tuple[TrainingResult, Tensor, list[str]]:
+    def one(group: RankGroup) -> "tuple[TrainingResult, torch.Tensor, list[str]]":
         model, remarks = model_of(), []
         steps = 0
 
-        def sometimes_nothing(model: nn.Module, batch: Any) -> Tensor:
+        def sometimes_nothing(model: "nn.Module", batch: Any) -> "torch.Tensor":
             nonlocal steps
             steps += 1
             factor = float("inf") if steps == 2 and group.place.rank == 1 else 1.0
@@ -340,13 +342,13 @@ def test_a_gradient_that_is_not_finite_is_skipped_by_all() -> None:
 
 
 def fail_on_rank(
-    rank: int, error: Callable[[nn.Module], None]
+    rank: int, error: "Callable[[nn.Module], None]"
 ) -> Callable[[RankGroup], BaseException | None]:
     def one(group: RankGroup) -> BaseException | None:
         model = model_of()
         count = 0
 
-        def loss(model: nn.Module, batch: Any) -> Tensor:
+        def loss(model: "nn.Module", batch: Any) -> "torch.Tensor":
             nonlocal count
             count += 1
             if count == 3 and group.place.rank == rank:
@@ -381,7 +383,7 @@ def test_hash_is_reported_at_each_comparison(
 
 
 def test_replicas_that_differ_end_the_run_and_name_the_odd_rank() -> None:
-    def change(model: nn.Module) -> None:
+    def change(model: "nn.Module") -> None:
         with torch.no_grad():
             next(model.parameters())[0, 0] += 1e-6
 
@@ -397,7 +399,7 @@ def test_replicas_that_differ_end_the_run_and_name_the_odd_rank() -> None:
 
 
 def test_an_error_of_one_rank_ends_the_others_at_once() -> None:
-    def fail(model: nn.Module) -> None:
+    def fail(model: "nn.Module") -> None:
         raise ZeroDivisionError
 
     with groups(3) as members:
@@ -436,7 +438,7 @@ def test_a_data_set_smaller_than_the_group_is_refused() -> None:
 
 def test_parameters_of_any_dtype_are_trained(tmp_path: Path) -> None:
     # bfloat16 is added as float32; frozen and unused parameters are left as they are.
-    def one(group: RankGroup) -> nn.Module:
+    def one(group: RankGroup) -> "nn.Module":
         model = nn.ModuleDict(
             {
                 "halves": nn.Linear(4, 1, dtype=torch.bfloat16),
@@ -446,7 +448,9 @@ def test_parameters_of_any_dtype_are_trained(tmp_path: Path) -> None:
             }
         )
 
-        def loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        def loss(
+            model: Any, batch: "tuple[torch.Tensor, torch.Tensor]"
+        ) -> "torch.Tensor":
             both = model["halves"](batch[0].bfloat16()).double() + model["doubles"](
                 batch[0].double()
             )
