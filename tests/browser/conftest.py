@@ -1,7 +1,6 @@
 """A coordinator with two machines, and a browser: shared by the tests of a module."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
@@ -12,14 +11,11 @@ from live.programs import KEY, Pool, Programs, eventually
 
 __all__ = ["programs", "slow_model"]
 
-HERE = Path(__file__).parent
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the tests that start a browser as long."""
-    for item in items:
-        if HERE in item.path.parents and "engine" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.long)
+    if "engine" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="module")

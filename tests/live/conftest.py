@@ -7,8 +7,7 @@ import pytest
 
 from live.programs import GatedModel, Pool, Programs
 
-HERE = Path(__file__).parent
-SCHEMA = HERE / "test_schema.py"
+SCHEMA = Path(__file__).with_name("test_schema.py")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -17,11 +16,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if left_out else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests without the marker ``short`` as long."""
-    for item in items:
-        if HERE in item.path.parents and not item.get_closest_marker("short"):
-            item.add_marker(pytest.mark.long)
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
+    """Load Schemathesis's plugin where it is needed: it takes long to import."""
+    if file_path == SCHEMA:
+        parent.config.pluginmanager.import_plugin("schemathesis.pytest.plugin")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark tests below this folder as long that have not the marker ``short``."""
+    if not item.get_closest_marker("short"):
+        item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture
