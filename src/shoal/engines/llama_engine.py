@@ -16,15 +16,15 @@ from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
 from shoal.domain.work import Feature, Inference, InputWork, JobKind
 from shoal.domain.worker import ServedModel
+from shoal.engines.continuation import continue_answer
 from shoal.engines.engine import Finished, Item
 from shoal.engines.llama_child import MODEL, ModelToOpen
-from shoal.engines.llama_continuation import continue_answer
 from shoal.engines.llama_process import CLOSED, LlamaProcess
 from shoal.engines.llama_requests import plain_work
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.resources import processors, threads_for
 from shoal.engines.server_errors import ServerLost
-from shoal.engines.server_kinds import TEXT
+from shoal.engines.server_kinds import TEXT, Way
 
 CONTEXT = 4096  # tokens of each slot, unless the model was trained for fewer
 JOBS_PER_SLOT = 4  # that run or wait for a slot of llama.cpp
@@ -116,9 +116,9 @@ class LlamaEngine:
         work = replace(plain_work(work, self._served.features), model=MODEL)
         # The server would generate a token even for a limit of 0.
         if not isinstance(work, InputWork) and (continues or work.max_tokens == 0):
-            answer = continue_answer(server, work, continues)
+            answer = continue_answer(server, work, continues, Way.TEMPLATE)
         else:
-            answer = server.run(work)
+            answer = server.generate(work)
         self._jobs += 1
         try:
             async with aclosing(answer) as items:

@@ -6,8 +6,10 @@ embeddings", "Streaming" and "List models".
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
@@ -20,7 +22,15 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.domain.job_kinds import INFERENCE_KINDS
-from shoal.domain.work import Inference, InputWork
+from shoal.domain.work import (
+    JSON,
+    Chat,
+    Completion,
+    Feature,
+    Inference,
+    InputWork,
+    JobKind,
+)
 from shoal.domain.worker import ServedModel
 from shoal.engines.answers import AnswerReader
 from shoal.engines.catalog import (
@@ -30,11 +40,14 @@ from shoal.engines.catalog import (
     ServerQuery,
     ServerReply,
 )
+from shoal.engines.continuation import continue_answer, find_way
 from shoal.engines.engine import TRACEPARENT, Finished, Item
 from shoal.engines.input_answers import INPUT_ANSWER_MAX, decode_input_answer
 from shoal.engines.requests import (
+    CONTINUE_FLAGS,
     AudioForm,
     choice_count,
+    is_begun,
     openai_request,
     prompt_count,
     reject_ignored_options,
@@ -49,7 +62,7 @@ from shoal.engines.server_errors import (
     refusal_error,
     stream_error,
 )
-from shoal.engines.server_kinds import UNKNOWN, ServerKind, describe_model
+from shoal.engines.server_kinds import UNKNOWN, ServerKind, Way, describe_model
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -102,6 +115,9 @@ def form_data(form: AudioForm) -> aiohttp.FormData:
 CONNECT_LIMIT = 10.0  # seconds
 LIST_LIMIT = 30.0  # seconds for the first list of a server, which may be busy
 TRIAL_LIMIT = 3.0  # seconds
+WAY_LIMIT = 6.0  # seconds for the trial of how a model continues answers
+BUSY_TRIALS_MAX = 5  # such trials that a busy server may leave without a result
+RESIDENT_MAX = 4  # models that a server has loaded: adapters of one, say
 LIST_MAX = 4 * 1024 * 1024  # bytes
 REPLY_MAX = 64 * 1024  # bytes of an error response that are read
 KEEPALIVE = 2.0  # seconds an idle connection is kept: less than servers keep it
@@ -144,11 +160,22 @@ class OpenAIEngine:
         self._catalog: ServerCatalog | None = None
         self._listed: dict[str, ListedModel] = {}
         self._refused = RefusedWork()
+        # How models continue answers, by name, once it was tried; those that have
+        # answered, and so are loaded; and how often a trial found the server busy.
+        self._ways: dict[str, Way | None] = {}
+        self._answered: set[str] = set()
+        self._busy_trials: Counter[str] = Counter()
 
     @property
     def models(self) -> Sequence[ServedModel]:
         models = (self._refused.supported(each.model) for each in self._listed.values())
-        return [model for model in models if model is not None]
+        return [
+            replace(model, features=model.features | {Feature.CONTINUE})
+            if self._ways.get(model.name)
+            else model
+            for model in models
+            if model is not None
+        ]
 
     @property
     def server_kind(self) -> ServerKind | None:
@@ -184,25 +211,45 @@ class OpenAIEngine:
             listed = await catalog.refresh()
         except NoModelList as error:
             if error.status not in NO_LIST_STATUSES or not self._names:
-                self._catalog = None
+                self._forget_server()
                 raise
             listed = [
                 ListedModel(describe_model(UNKNOWN, name), name) for name in self._names
             ]
         except BaseException:
-            # Another server may answer at this address next.
-            self._catalog = None
+            self._forget_server()
             raise
         self._catalog = catalog
         self._listed = {each.model.name: each for each in listed}
         if not self._slots_given:
             self.slots = catalog.slots
         await self._retry_refused()
+        await self._find_ways()
 
     async def run(
         self, work: Inference, continues: str = ""
     ) -> AsyncGenerator[Item, None]:
-        assert not continues, "going on is not offered"
+        answer = self.generate(work)
+        if continues and isinstance(work, Chat | Completion):
+            if (way := self._way_of(work)) is None:
+                raise Unavailable("the engine cannot continue an answer of this model")
+            listed = self._find(work.model)
+            begun = work if listed is None else replace(work, model=listed.id)
+            answer = continue_answer(self, begun, continues, way)
+        try:
+            async with aclosing(answer) as items:
+                async for item in items:
+                    yield item
+        except NotServed as error:
+            if (listed := self._find(work.model)) is not None:
+                kinds = INFERENCE_KINDS if error.model else frozenset({work.kind})
+                self._refused.add(listed.model.name, kinds)
+            raise
+
+    async def generate(
+        self, work: Inference, flags: Mapping[str, JSON] | None = None
+    ) -> AsyncGenerator[Item, None]:
+        """Run ``work`` from its beginning; ``flags`` are more fields of a chat."""
         if self._session is None:
             raise Unavailable("the engine is not running")
         if (server := self.server_kind) is not None:
@@ -210,7 +257,10 @@ class OpenAIEngine:
             if not server.chooses_tools:
                 work = with_chosen_tools(work)
         listed = self._find(work.model)
-        request = openai_request(work, listed.id if listed is not None else work.model)
+        if flags is None and is_begun(work) and self._needs_flags(work.model):
+            flags = CONTINUE_FLAGS
+        name = listed.id if listed is not None else work.model
+        request = openai_request(work, name, flags)
         answer = AnswerReader(
             choice_count(work.options), prompt_count(work), self._secret
         )
@@ -235,14 +285,11 @@ class OpenAIEngine:
                     # response after the last event.
                     if not response.content.at_eof():
                         response.close()
-        except NotServed as error:
-            if listed is not None:
-                kinds = INFERENCE_KINDS if error.model else frozenset({work.kind})
-                self._refused.add(listed.model.name, kinds)
-            raise
         except aiohttp.ClientError as error:
             reason = describe_client_error(error)
             raise ServerLost(f"{self.url}: {reason}") from error
+        if listed is not None:
+            self._answered.add(listed.model.name)
         yield answer.finished()
 
     async def query(self, query: ServerQuery) -> ServerReply:
@@ -276,6 +323,22 @@ class OpenAIEngine:
     def _find(self, name: str) -> ListedModel | None:
         """Return the model that ``name`` refers to on the server."""
         return self._listed.get(name) or self._listed.get(name + LATEST)
+
+    def _way_of(self, work: Chat | Completion) -> Way | None:
+        """Return the proven way in which an answer is continued."""
+        if isinstance(work, Completion):
+            return Way.MESSAGE  # a text is continued by any server
+        listed = self._find(work.model)
+        return None if listed is None else self._ways.get(listed.model.name)
+
+    def _needs_flags(self, name: str) -> bool:
+        """Return whether the server takes a last message of the assistant for the
+        beginning of the answer only if it is told so.
+        """
+        listed = self._find(name)
+        proven = None if listed is None else self._ways.get(listed.model.name)
+        kind = self.server_kind
+        return proven is Way.FLAGS or (kind is not None and kind.takes_flags)
 
     async def _read_whole(
         self, response: aiohttp.ClientResponse, work: InputWork
@@ -338,6 +401,32 @@ class OpenAIEngine:
             if "json" in type_ and parse_problem(body) is not None:
                 raise stream_error(body, self._secret)
             raise JobError(f"the engine sent {type_}, expected {expected}")
+
+    def _forget_server(self) -> None:
+        """Another server may answer at this address next."""
+        self._catalog = None
+        self._ways.clear()
+        self._answered.clear()
+        self._busy_trials.clear()
+
+    async def _find_ways(self) -> None:
+        """Try how models continue answers: those that are loaded, each once."""
+        resident = (
+            self.server_kind is not None
+            and self.server_kind.resident
+            and len(self._listed) <= RESIDENT_MAX
+        )
+        for name, listed in self._listed.items():
+            loaded = resident or name in self._answered
+            chats = JobKind.CHAT in listed.model.kinds
+            tried = name in self._ways or self._busy_trials[name] >= BUSY_TRIALS_MAX
+            if tried or not (loaded and chats):
+                continue
+            try:
+                async with asyncio.timeout(WAY_LIMIT):
+                    self._ways[name] = await find_way(self, listed.id)
+            except (Unavailable, TimeoutError):
+                self._busy_trials[name] += 1
 
     async def _retry_refused(self) -> None:
         """Retry refused work with minimal jobs."""

@@ -9,6 +9,7 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import msgspec
 
@@ -54,8 +55,21 @@ RESERVED = frozenset(
 )
 
 
-def openai_request(work: Inference, model: str) -> EngineRequest:
-    """Return the job as a request to ``model``, streamed if possible."""
+CONTINUE_FLAGS: Mapping[str, JSON] = {
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+}
+"""Fields of a chat whose last message is the beginning of the answer, for vLLM and its
+relatives, which begin a new turn without them."""
+
+
+def openai_request(
+    work: Inference, model: str, flags: Mapping[str, JSON] | None = None
+) -> EngineRequest:
+    """Return the job as a request to ``model``, streamed if possible.
+
+    ``flags`` are more fields of a chat.
+    """
     body: dict[str, object] = {
         name: value for name, value in work.options.items() if name not in RESERVED
     }
@@ -76,6 +90,7 @@ def openai_request(work: Inference, model: str) -> EngineRequest:
         case Chat():
             path = "/chat/completions"
             body["messages"] = [with_known_role(each) for each in work.messages]
+            body |= flags or {}
         case Completion():
             path = "/completions"
             body["prompt"] = work.prompt
@@ -110,6 +125,13 @@ def _transcription_form(work: Transcription, model: str) -> AudioForm:
     else:
         fields.append(("response_format", "json"))
     return AudioForm(tuple(fields), audio, f"audio.{work.format}")
+
+
+def is_begun(work: Inference) -> TypeGuard[Chat]:
+    """Return whether a chat ends with the beginning of its answer."""
+    return isinstance(work, Chat) and bool(
+        work.messages and work.messages[-1].get("role") == "assistant"
+    )
 
 
 def choice_count(options: Mapping[str, JSON]) -> int:

@@ -5,7 +5,8 @@ Source: the servers' documentation, in ``docs/engines.md``.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import ServedModel
@@ -28,6 +29,19 @@ MULTIMODAL = frozenset({Feature.IMAGES, Feature.AUDIO})
 """Features that depend on the model, not only on the server."""
 
 
+class Way(Enum):
+    """How a server continues an answer that another has begun.
+
+    The first two give the model the very tokens that it wrote itself.  In the others
+    they are a message of the assistant, which a template may trim.
+    """
+
+    TEMPLATE = "/apply-template"  # then a completion of that text
+    TOKENS = "/tokenize"  # then a completion of those tokens
+    FLAGS = "continue_final_message"
+    MESSAGE = "a last message of the assistant"
+
+
 @dataclass(frozen=True, slots=True)
 class ServerKind:
     """A kind of server.
@@ -42,6 +56,8 @@ class ServerKind:
     slots: int = 4  # concurrent jobs by default; it queues the rest
     ignores: frozenset[str] = frozenset()
     chooses_tools: bool = True
+    resident: bool = False  # all its models are loaded
+    takes_flags: bool = False  # see ``CONTINUE_FLAGS``
 
 
 OLLAMA = ServerKind(
@@ -55,9 +71,14 @@ LLAMA_SERVER = ServerKind(
     _FULL_TEXT | MULTIMODAL,
     ignores=frozenset({"echo", "best_of", "suffix", "dimensions", "functions"}),
     chooses_tools=False,
+    resident=True,
 )
-VLLM = ServerKind("vLLM", _FULL_TEXT | MULTIMODAL, slots=32)
-SGLANG = ServerKind("SGLang", _FULL_TEXT | MULTIMODAL, slots=32)
+VLLM = ServerKind(
+    *("vLLM", _FULL_TEXT | MULTIMODAL), slots=32, resident=True, takes_flags=True
+)
+SGLANG = replace(VLLM, name="SGLang")
+APHRODITE = replace(VLLM, name="Aphrodite")
+LMDEPLOY = replace(VLLM, name="LMDeploy", takes_flags=False)
 LM_STUDIO = ServerKind(
     "LM Studio",
     _BASIC | {Feature.TOOLS, Feature.SCHEMA} | MULTIMODAL,
@@ -76,6 +97,8 @@ OWNERS = {
     "llamacpp": LLAMA_SERVER,
     "vllm": VLLM,
     "sglang": SGLANG,
+    "pygmalionai": APHRODITE,
+    "lmdeploy": LMDEPLOY,
     "library": OLLAMA,
     "organization_owner": LM_STUDIO,
 }

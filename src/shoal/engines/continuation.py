@@ -1,0 +1,313 @@
+"""Continues an answer that another worker began, on a server with OpenAI's API.
+
+Servers differ in how they do that, and accept what they do not know without a word; the
+templates of models differ as well.  So a way is believed only after a cheap trial: the
+prompt with the beginning of an answer has exactly the tokens of that beginning more
+than the prompt without it.  A server that begins a new turn counts more.
+
+Source: requests to llama-server, vLLM, transformers serve and LiteLLM; their API pages.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from shoal.domain.errors import ShoalError, Unavailable
+from shoal.domain.options import COMPLETION_OPTIONS
+from shoal.domain.outcome import Usage
+from shoal.domain.work import JSON, Chat, Completion, Inference
+from shoal.engines.catalog import ServerQuery, ServerReply
+from shoal.engines.engine import Finished, Item
+from shoal.engines.joint import Joint
+from shoal.engines.requests import CONTINUE_FLAGS, is_begun, openai_request
+from shoal.engines.server_errors import DECODE_ERRORS, NotServed, refusal_error
+from shoal.engines.server_kinds import MULTIMODAL, Way
+
+TextWork: TypeAlias = Chat | Completion
+
+
+class Server(Protocol):
+    """What is needed of the server."""
+
+    async def query(self, query: ServerQuery) -> ServerReply:
+        """Raises Unavailable if the server does not respond."""
+        ...
+
+    def generate(
+        self, work: Inference, flags: Mapping[str, JSON] = ...
+    ) -> AsyncGenerator[Item, None]:
+        """Run ``work`` as ``Engine.run`` does, with more fields in the request."""
+        ...
+
+
+async def continue_answer(
+    server: Server, work: TextWork, beginning: str, way: Way
+) -> AsyncGenerator[Item, None]:
+    """Run ``work``, whose answer begins with ``beginning``, as ``Engine.run`` does.
+
+    It generates nothing if the beginning reaches ``max_tokens``, even 0, which servers
+    exceed by a token.
+    """
+    begun = await _begin(server, work, beginning, way)
+    remaining = None
+    if work.max_tokens is not None:
+        remaining = work.max_tokens - begun.answer_tokens
+        if remaining <= 0:
+            yield Finished("length", Usage(begun.prompt_tokens, begun.answer_tokens))
+            return
+    rest = server.generate(replace(begun.work, max_tokens=remaining), begun.flags)
+    joint = Joint(beginning, begun.trimmed, _stops_of(work))
+    async with aclosing(rest) as items:
+        async for item in items:
+            if isinstance(item, Finished):
+                item = _counted(item, begun)
+            for passed in joint.passed(item):
+                yield passed
+            if joint.stopped:
+                yield Finished("stop", Usage(begun.prompt_tokens, begun.answer_tokens))
+                return
+
+
+async def find_way(server: Server, model: str) -> Way | None:
+    """Return how the server continues answers of a model; None if in no proven way.
+
+    Raises Unavailable if the server does not respond.
+    """
+    chat = Chat(model, QUESTION)
+    if (asked := await _prompt_tokens(server, chat)) is None:
+        return None
+    for way in (Way.TEMPLATE, Way.TOKENS):
+        try:
+            begun = await _begin(server, chat, BEGINNING, way)
+        except (ShoalError, *DECODE_ERRORS) as error:
+            _raise_if_busy(error)
+            continue
+        if begun.prompt_tokens == asked or begun.ends_thought:
+            counted = await _prompt_tokens(server, begun.work)
+            if counted == begun.prompt_tokens + begun.answer_tokens > asked:
+                return way
+    # The tokens of a text alone, without the one that may begin each text.
+    alone = await _prompt_tokens(server, Completion(model, BEGINNING))
+    least = await _prompt_tokens(server, Completion(model, "a"))
+    if alone is None or least is None:
+        return None
+    begun_chat = _with_answer(chat, BEGINNING)
+    for way, flags in ((Way.FLAGS, CONTINUE_FLAGS), (Way.MESSAGE, {})):
+        counted = await _prompt_tokens(server, begun_chat, flags)
+        if counted is not None and counted - asked == alone - (least - 1):
+            return way
+    return None
+
+
+QUESTION = ({"role": "user", "content": "Count from one to ten, in words."},)
+BEGINNING = "One, two, thr"
+THOUGHT_BEGINS, THOUGHT_ENDS = "<think>", "\n</think>\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What continues the answer, and the tokens of the prompt and of the beginning.
+
+    ``trimmed`` is white space at the end of the beginning that the model did not get,
+    and may write again.  ``ends_thought``: the prompt has more than that of a new
+    answer, for templates that begin a thought in it.
+    """
+
+    work: TextWork
+    prompt_tokens: int
+    answer_tokens: int
+    flags: Mapping[str, JSON]
+    trimmed: str = ""
+    ends_thought: bool = False
+
+
+async def _begin(server: Server, work: TextWork, beginning: str, way: Way) -> _Begun:
+    if isinstance(work, Completion):
+        # Others than texts are never continued (domain.work.INDIVISIBLE_FEATURES).
+        prompt = work.prompt if isinstance(work.prompt, str) else ""
+        return await _begin_text(server, work, prompt, beginning, way)
+    if work.needs & MULTIMODAL and way in (Way.TEMPLATE, Way.TOKENS):
+        way = Way.MESSAGE  # images are no text, and no tokens of the tokenizer
+    match way:
+        case Way.TEMPLATE:
+            templated = await _templated(server, work)
+            prompt = templated + _end_of_thought(templated)
+            begun = await _begin_text(server, work, prompt, beginning, way)
+            return replace(begun, ends_thought=prompt != templated)
+        case Way.TOKENS:
+            return await _begin_tokens(server, work, beginning)
+        case Way.FLAGS | Way.MESSAGE:
+            return await _begin_message(server, work, beginning, way)
+
+
+async def _begin_text(
+    server: Server, work: TextWork, prompt: str, beginning: str, way: Way
+) -> _Begun:
+    """A chat is continued as a text: llama.cpp's tokens of a text have those of its
+    beginning, and its tokenizer reads the texts of special tokens as such.
+    """
+    completion = _completion(work, prompt + beginning)
+    if way is Way.TEMPLATE:
+        read = await _count_text(server, prompt)
+        both = await _count_text(server, prompt + beginning)
+    else:
+        read = await _prompt_tokens(server, _completion(work, prompt)) or 0
+        both = await _prompt_tokens(server, completion) or 0
+    return _Begun(completion, read, max(both - read, 0), {})
+
+
+async def _begin_tokens(server: Server, work: Chat, beginning: str) -> _Begun:
+    asked = msgspec.json.decode(openai_request(work, work.model).body, type=dict)
+    asked |= CONTINUE_FLAGS if is_begun(work) else {"add_generation_prompt": True}
+    prompt = await _tokenize(server, asked)
+    end = await _query(
+        server, "/detokenize", {"model": work.model, "tokens": prompt[-8:]}
+    )
+    thought_end = _end_of_thought(msgspec.json.decode(end, type=_Detokenized).prompt)
+    plain: dict[str, JSON] = {"model": work.model, "add_special_tokens": False}
+    if thought_end:
+        prompt += await _tokenize(server, {**plain, "prompt": thought_end})
+    added = await _tokenize(server, {**plain, "prompt": beginning})
+    return _Begun(
+        _completion(work, [*prompt, *added]),
+        len(prompt),
+        len(added),
+        {},
+        ends_thought=bool(thought_end),
+    )
+
+
+async def _begin_message(
+    server: Server, work: Chat, beginning: str, way: Way
+) -> _Begun:
+    # Many templates trim messages.  A model that was trained on them continues after a
+    # trimmed one with the white space that it would have written.
+    kept = beginning.rstrip()
+    flags = CONTINUE_FLAGS if way is Way.FLAGS else {}
+    begun = _with_answer(work, kept)
+    read = await _prompt_tokens(server, work, flags if is_begun(work) else {}) or 0
+    both = await _prompt_tokens(server, begun, flags) or 0
+    trimmed = beginning[len(kept) :]
+    return _Begun(begun, read, max(both - read, 0), flags, trimmed)
+
+
+def _with_answer(chat: Chat, text: str) -> Chat:
+    """Return the chat with the beginning of its answer.
+
+    Servers accept only one such message, and may begin a new turn after an empty one.
+    """
+    if not text:
+        return chat
+    *messages, last = chat.messages
+    if last.get("role") == "assistant":
+        joined = {**last, "content": f"{last.get('content') or ''}{text}"}
+        return replace(chat, messages=(*messages, joined))
+    answer = {"role": "assistant", "content": text}
+    return replace(chat, messages=(*chat.messages, answer))
+
+
+def _completion(work: TextWork, prompt: JSON) -> Completion:
+    options = {
+        option.name: work.options[option.name]
+        for option in COMPLETION_OPTIONS
+        if option.name in work.options
+    }
+    return Completion(work.model, prompt, temperature=work.temperature, options=options)
+
+
+def _end_of_thought(prompt: str) -> str:
+    """Return what ends a thought that the prompt begins, as some templates let it: the
+    answer is beyond it.
+    """
+    return THOUGHT_ENDS if prompt.rstrip().endswith(THOUGHT_BEGINS) else ""
+
+
+def _counted(item: Finished, begun: _Begun) -> Finished:
+    """Return the end, with the beginning among the tokens of the answer."""
+    if item.usage is None:
+        return item
+    written = item.usage.completion_tokens + begun.answer_tokens
+    return replace(item, usage=Usage(begun.prompt_tokens, written))
+
+
+def _stops_of(work: TextWork) -> Sequence[str]:
+    match work.options.get("stop"):
+        case str() as stop:
+            return [stop]
+        case list() | tuple() as stops:
+            return [each for each in stops if isinstance(each, str)]
+        case _:
+            return []
+
+
+# Requests to the server.
+
+
+class _TemplatedChat(msgspec.Struct, frozen=True):
+    prompt: str
+
+
+class _Tokens(msgspec.Struct, frozen=True):
+    tokens: list[int]
+
+
+class _Detokenized(msgspec.Struct, frozen=True):
+    prompt: str
+
+
+async def _prompt_tokens(
+    server: Server, work: TextWork, flags: Mapping[str, JSON] | None = None
+) -> int | None:
+    """Return how many tokens the model reads; None if the server says nothing.
+
+    It costs one token of an answer; the server keeps what it has read for the request
+    that follows.
+    """
+    asked = replace(work, max_tokens=1, temperature=0.0)
+    try:
+        async with aclosing(server.generate(asked, flags or {})) as items:
+            async for item in items:
+                if isinstance(item, Finished) and item.usage is not None:
+                    return item.usage.prompt_tokens or None
+    except ShoalError as error:  # it refuses a last message, a flag, or tokens
+        _raise_if_busy(error)
+    return None
+
+
+def _raise_if_busy(error: Exception) -> None:
+    """Raise the error again, if it says nothing about what the server can do."""
+    if isinstance(error, Unavailable) and not isinstance(error, NotServed):
+        raise error
+
+
+async def _templated(server: Server, work: Chat) -> str:
+    """Return the text that the model reads, from llama-server."""
+    body = msgspec.json.decode(openai_request(work, work.model).body, type=dict)
+    reply = await _query(server, "/apply-template", body)
+    return msgspec.json.decode(reply, type=_TemplatedChat).prompt
+
+
+async def _count_text(server: Server, text: str) -> int:
+    """Return the number of tokens of a prompt, from llama-server."""
+    body: Mapping[str, JSON] = {
+        "content": text,
+        "add_special": True,
+        "parse_special": True,
+    }
+    return len(await _tokenize(server, body))
+
+
+async def _tokenize(server: Server, body: Mapping[str, JSON]) -> list[int]:
+    reply = await _query(server, "/tokenize", body)
+    return msgspec.json.decode(reply, type=_Tokens).tokens
+
+
+async def _query(server: Server, path: str, body: Mapping[str, JSON]) -> bytes:
+    query = ServerQuery(path, msgspec.json.encode(body), native=True)
+    reply = await server.query(query)
+    if reply.status != 200:
+        raise refusal_error(reply.status, reply.content_type, reply.body, secret="")
+    return reply.body

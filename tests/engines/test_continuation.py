@@ -1,0 +1,166 @@
+"""Every kind of server that can continue an answer does, whatever it samples."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from engines.outputs import ask
+from engines.sampling_server import (
+    LLAMA_SERVER,
+    LMDEPLOY,
+    NEW_TURN,
+    NUMBERS,
+    OLLAMA,
+    SGLANG,
+    VLLM,
+    Habits,
+    SamplingServer,
+    counts,
+    serving,
+)
+from shoal.domain.errors import Unavailable
+from shoal.domain.work import Chat, Completion, Feature
+from shoal.engines.openai_server import OpenAIEngine
+
+KINDS = {
+    "llama-server": LLAMA_SERVER,
+    "vLLM": VLLM,
+    "SGLang": SGLANG,
+    "LMDeploy": LMDEPLOY,
+    "template that trims": replace(SGLANG, trims=True),
+    "template that begins a thought": replace(LLAMA_SERVER, thinks=True),
+    "tokenizer, and a template that begins a thought": replace(VLLM, thinks=True),
+}
+COUNT = Chat("counter", ({"role": "user", "content": "Count."},), temperature=0.8)
+ALL = [*range(1, len(NUMBERS) + 1)]
+
+
+@asynccontextmanager
+async def engine_of(
+    habits: Habits, seed: int = 1
+) -> AsyncIterator[tuple[OpenAIEngine, SamplingServer]]:
+    server = SamplingServer(habits, seed)
+    async with serving(server) as (url,):
+        engine = OpenAIEngine(url)
+        await engine.start()
+        try:
+            yield engine, server
+        finally:
+            await engine.close()
+
+
+def continues(engine: OpenAIEngine) -> bool:
+    (model,) = engine.models
+    return Feature.CONTINUE in model.features
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_answer_is_continued_after_each_of_its_pieces(
+    kind: str, subtests: pytest.Subtests
+) -> None:
+    async with engine_of(KINDS[kind]) as (engine, _):
+        assert continues(engine)
+        for end, space in product(range(1, len(NUMBERS)), ("", " ")):
+            with subtests.test(pieces=end, space=space):
+                beginning = " ".join(NUMBERS[:end]) + space
+
+                rest = await ask(engine, COUNT, beginning)
+
+                assert counts(f"{beginning}{rest.text}") == ALL
+                assert "  " not in f"{beginning}{rest.text}"
+                assert rest.usage is not None
+                spaces = 0 if space == "" else 1  # a token of its own
+                assert rest.usage.completion_tokens - len(NUMBERS) in (0, spaces)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_tokens_of_the_beginning_count_towards_the_limit(kind: str) -> None:
+    async with engine_of(KINDS[kind]) as (engine, _):
+        limited = replace(COUNT, max_tokens=5)
+
+        rest = await ask(engine, limited, "one two three")
+        none = await ask(engine, limited, "one two three four five")
+
+    assert counts(rest.text) == [4, 5]
+    assert rest.finish_reason == none.finish_reason == "length"
+    assert none.text == ""
+    assert rest.usage is not None
+    assert rest.usage.completion_tokens == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_stop_string_across_the_cut_ends_the_answer(kind: str) -> None:
+    async with engine_of(KINDS[kind]) as (engine, _):
+        stops = [f"two {three}" for three in ("three", "3")]
+        stopped = replace(COUNT, options={"stop": stops})
+
+        rest = await ask(engine, stopped, "one two")
+
+    assert rest.text.strip() == ""
+    assert rest.finish_reason == "stop"
+
+
+async def test_real_server_continues_an_answer(server_url: str) -> None:
+    engine = OpenAIEngine(server_url)
+    await engine.start()
+    try:
+        assert continues(engine)
+        whole = await ask(engine, "Count to sixty.")
+        middle = len(whole.text) // 2
+
+        rest = await ask(engine, "Count to sixty.", whole.text[:middle])
+    finally:
+        await engine.close()
+
+    assert whole.text[:middle] + rest.text == whole.text
+    assert rest.usage == whole.usage
+
+
+async def test_server_that_begins_a_new_turn_is_offered_for_no_continuation() -> None:
+    async with engine_of(replace(NEW_TURN, owner="vllm")) as (engine, _):
+        assert not continues(engine)
+        with pytest.raises(Unavailable, match="cannot continue"):
+            await ask(engine, COUNT, "one two")
+
+
+async def test_model_that_is_loaded_on_demand_is_tried_once_it_has_answered() -> None:
+    # Not before: the trial would load each of dozens of models.
+    async with engine_of(replace(OLLAMA, owner="somebody")) as (engine, server):
+        await engine.refresh()
+        assert not server.asked
+        assert not continues(engine)
+
+        await ask(engine, COUNT)
+        await engine.refresh()
+        assert continues(engine)
+        tried = len(server.asked)
+        await engine.refresh()
+
+        assert len(server.asked) == tried
+        assert counts((await ask(engine, COUNT, "one two")).text) == ALL[2:]
+
+
+async def test_text_is_continued_by_any_server() -> None:
+    async with engine_of(NEW_TURN) as (engine, _):
+        text = Completion("counter", "Count: ", temperature=0.8)
+
+        rest = await ask(engine, text, "one two")
+
+    assert counts(rest.text) == ALL[2:]
+
+
+async def test_beginning_of_an_answer_in_the_request_is_continued() -> None:
+    # A client's own, as Anthropic's API has it: vLLM needs to be told.
+    begun = {"role": "assistant", "content": "one two three"}
+    chat = replace(COUNT, messages=(*COUNT.messages, begun))
+    async with engine_of(VLLM) as (engine, server):
+        whole = await ask(engine, chat)
+        rest = await ask(engine, chat, " four five")
+
+    assert counts(whole.text) == ALL[3:]
+    assert counts(rest.text) == ALL[5:]
+    assert isinstance(chat, Chat)
+    assert server.asked
