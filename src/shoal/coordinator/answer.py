@@ -188,7 +188,8 @@ class Answer:
 
     def assemble(self, finish_reason: str, usage: Usage | None) -> Outcome:
         """Assemble the outcome; ``usage`` is as reported by the worker."""
-        return assemble(self._pieces.all(), finish_reason, _bounded(usage))
+        counted = None if usage is None else usage.bounded(TOKENS_MAX)
+        return assemble(self._pieces.all(), finish_reason, counted)
 
     def notify_leased(self, peer: WorkerConnection) -> None:
         """Notify the listener that ``peer`` has the current lease."""
@@ -273,18 +274,6 @@ class Answer:
                 reading.wake()
             if self.listener is not None:
                 self.listener.on_end(self)
-
-
-def _bounded(usage: Usage | None) -> Usage | None:
-    """Return usage within limits, whatever the worker reported."""
-    if usage is None:
-        return None
-    read, written = usage.prompt_tokens, usage.completion_tokens
-    return Usage(_bounded_tokens(read), _bounded_tokens(written))
-
-
-def _bounded_tokens(tokens: int) -> int:
-    return min(max(0, tokens), TOKENS_MAX)
 
 
 def _different_answer() -> UnusableOutput:

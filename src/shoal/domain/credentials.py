@@ -206,14 +206,10 @@ def partial_usage(read: int, written: int) -> Usage | None:
 def reported_usage(outcome: Outcome) -> Usage | None:
     """Return the usage that the worker reported, if any, within bounds.
 
-    Workers may report anything, and the sums must not overflow.
+    The sums of many must not overflow.
     """
-    if (counted := outcome.usage) is None:
-        return None
-    return Usage(
-        max(0, min(counted.prompt_tokens, REPORTED_TOKENS_MAX)),
-        max(0, min(counted.completion_tokens, REPORTED_TOKENS_MAX)),
-    )
+    counted = outcome.usage
+    return None if counted is None else counted.bounded(REPORTED_TOKENS_MAX)
 
 
 def usage_of(work: Work, outcome: Outcome) -> Usage:

@@ -10,15 +10,48 @@ from shoal.domain.work import JSON
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Prompt and completion tokens."""
+    """Prompt and completion tokens.
+
+    ``cached_tokens`` are those of the prompt that the engine had read before, and
+    ``reasoning_tokens`` those of the completion that are thoughts; None: unknown.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
     @property
     def tokens(self) -> int:
         """Both together, as quotas count them."""
         return self.prompt_tokens + self.completion_tokens
+
+    def bounded(self, most: int) -> "Usage":
+        """Return the usage with counts from 0 to ``most``, and parts within them.
+
+        Workers may report anything.
+        """
+        read, written = (
+            max(0, min(count, most))
+            for count in (self.prompt_tokens, self.completion_tokens)
+        )
+        return Usage(
+            read,
+            written,
+            _part(self.cached_tokens, read),
+            _part(self.reasoning_tokens, written),
+        )
+
+
+def _part(count: int | None, whole: int) -> int | None:
+    return None if count is None else max(0, min(count, whole))
+
+
+STOP_REASON = "stop_reason"
+"""The field of a piece, and of a choice, with the stop string that ended the text.
+
+Only some engines tell it.
+"""
 
 
 class Fault(Enum):

@@ -4,7 +4,7 @@ Long texts are packed.  What earlier versions stored is text, and is decoded as 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from typing import Any, TypedDict
 
@@ -162,7 +162,7 @@ def decode_limits(text: str) -> TimeLimits:
 def encode_outcome(outcome: Outcome, blobs: BlobStore) -> tuple[bytes, bytes | None]:
     """Encode an outcome, and separately the value that a call returned, if any."""
     if not outcome.value:
-        return pack(msgspec.json.encode(outcome)), None
+        return pack(msgspec.json.encode(_plain(outcome))), None
     value, apart = _store_large(outcome.value, blobs)
     return msgspec.json.encode(StoredResult(list(outcome.blobs), apart)), value
 
@@ -188,6 +188,17 @@ def decode_outcome(stored: bytes | str, value: bytes | None = None) -> Outcome:
         tuple(map(_choice, found.get("choices", ()))),
         found.get("output", ""),
     )
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    """Return the fields of an outcome; of its usage those that are known."""
+    found = {each.name: getattr(outcome, each.name) for each in fields(outcome)}
+    if outcome.usage is not None:
+        counts = asdict(outcome.usage)
+        found["usage"] = {
+            name: count for name, count in counts.items() if count is not None
+        }
+    return found
 
 
 def _choice(found: dict[str, Any]) -> Choice:
