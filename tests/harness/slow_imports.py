@@ -27,7 +27,8 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):  # pytest looks for some in all that modules have
+        # pytest looks for these in all that a test module has.
+        if attribute.startswith("__") or attribute == "_mock_name":
             raise AttributeError(attribute)
         return getattr(import_module(self._name), attribute)
 
