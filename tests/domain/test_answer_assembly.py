@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.answer_assembly import (
-    CALLS_MAX,
     CHOICES_MAX,
     assemble,
     describe_invalid_fields,
@@ -18,6 +17,7 @@ from shoal.domain.answer_assembly import (
     replay,
 )
 from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome, Usage
+from shoal.domain.tool_calls import CALLS_MAX
 from shoal.domain.work import JSON
 
 USAGE = Usage(3, 4)
@@ -210,33 +210,6 @@ def test_text_fields_are_joined_and_others_kept(
     (choice,) = assemble(pieces).choices
 
     assert choice.fields == fields
-
-
-def test_calls_without_an_index_are_numbered() -> None:
-    made: list[JSON] = [
-        {"id": name, "index": None, "function": {"name": name, "arguments": "{}"}}
-        for name in "ab"
-    ]
-
-    (choice,) = assemble([Delta(0, {"tool_calls": made})]).choices
-
-    assert choice.fields["tool_calls"] == [ToolCall(n, n, "{}").whole for n in "ab"]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [5, None, {"index": -1}, {"index": CALLS_MAX}, {"index": "0"}, {"index": 0.5}],
-)
-def test_invalid_call_is_omitted(call: JSON) -> None:
-    (choice,) = assemble(["a", Delta(0, {"tool_calls": [call]})]).choices
-
-    assert choice == Choice({"content": "a"})
-
-
-def test_call_without_a_function_is_empty() -> None:
-    (choice,) = assemble([Delta(0, {"tool_calls": [{"index": 0, "id": 5}]})]).choices
-
-    assert choice.fields["tool_calls"] == [ToolCall("", "", "").whole]
 
 
 @pytest.mark.parametrize("choice", [-1, CHOICES_MAX])

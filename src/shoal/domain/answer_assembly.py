@@ -1,18 +1,16 @@
 """Assembles the pieces of an answer.
 
-Source: OpenAI's API reference, "The chat completion chunk object": texts are joined,
-and tool calls are assembled by their index.
+Source: OpenAI's API reference, "The chat completion chunk object".
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.domain.outcome import AnswerPiece, AnswerSpan, Choice, Delta, Outcome, Usage
+from shoal.domain.tool_calls import CALLS_MAX, CallAssembler
 from shoal.domain.work import JSON
 
 CHOICES_MAX = 2048  # choices of one answer; embeddings have one for each input
-CALLS_MAX = 1024  # tool calls in one answer
-
 TEXTS = ("reasoning_content", "content", "refusal")
 TOOL_CALLS = "tool_calls"
 IN_ORDER = (*TEXTS, TOOL_CALLS)
@@ -94,27 +92,13 @@ def replay(outcome: Outcome) -> list[AnswerPiece]:
 
 
 @dataclass(slots=True)
-class _ToolCallDraft:
-    """A partial tool call."""
-
-    id: str = ""
-    name: str = ""
-    arguments: list[str] = field(default_factory=list)
-
-    @property
-    def whole(self) -> Mapping[str, JSON]:
-        function = {"name": self.name, "arguments": "".join(self.arguments)}
-        return {"id": self.id, "type": "function", "function": function}
-
-
-@dataclass(slots=True)
 class _ChoiceDraft:
     """A partial choice."""
 
     content: list[str] = field(default_factory=list)
     texts: dict[str, list[str]] = field(default_factory=dict)
     others: dict[str, JSON] = field(default_factory=dict)
-    calls: dict[int, _ToolCallDraft] = field(default_factory=dict)
+    calls: CallAssembler = field(default_factory=CallAssembler)
     logprobs: dict[str, JSON] | None = None
     finish_reason: str | None = None
     spans: list[AnswerSpan] = field(default_factory=list)
@@ -156,27 +140,13 @@ class _ChoiceDraft:
         fields |= {name: "".join(texts) for name, texts in self.texts.items()}
         fields |= self.others
         if self.calls:
-            calls = [self.calls[index].whole for index in sorted(self.calls)]
-            fields["tool_calls"] = calls
+            fields["tool_calls"] = [call.message for call in self.calls.drafts]
         reason = self.finish_reason or finish_reason
         return Choice(fields, reason, self.logprobs, self._order())
 
     def _add_calls(self, calls: Sequence[JSON]) -> None:
-        for position, call in enumerate(calls):
-            if not isinstance(call, Mapping):
-                continue
-            index = call.get("index")
-            if index is None:  # some servers send each call whole, without an index
-                index = position
-            if not isinstance(index, int) or not 0 <= index < CALLS_MAX:
-                continue
-            made = self.calls.setdefault(index, _ToolCallDraft())
-            made.id = made.id or _text(call.get("id"))
-            function = call.get("function")
-            if isinstance(function, Mapping):
-                made.name = made.name or _text(function.get("name"))
-                made.arguments.append(_text(function.get("arguments")))
-                self._add_span(TOOL_CALLS, len(made.arguments[-1]), index)
+        for call, arguments in self.calls.add(calls):
+            self._add_span(TOOL_CALLS, len(arguments), call.slot)
 
     def _add_span(self, name: str, length: int, call: int = 0) -> None:
         if not (length or name == TOOL_CALLS):
@@ -190,7 +160,8 @@ class _ChoiceDraft:
         places = [(IN_ORDER.index(span.field), span.call) for span in self.spans]
         if places == sorted(set(places)):
             return ()
-        positions = {index: number for number, index in enumerate(sorted(self.calls))}
+        drafts = enumerate(self.calls.drafts)
+        positions = {call.slot: number for number, call in drafts}
         return tuple(
             span._replace(call=positions.get(span.call, 0)) for span in self.spans
         )

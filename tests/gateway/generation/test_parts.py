@@ -4,14 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import cast
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.answer_assembly import assemble
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome
 from shoal.domain.work import JSON
-from shoal.gateway.generation import parts
 from shoal.gateway.generation.parts import (
     Part,
     PartBegun,
@@ -123,21 +121,13 @@ def test_half_a_character_in_arguments_does_not_keep_a_call_open() -> None:
         assert [part.text for part in reader.parts] == [half, "after"]
 
 
-def test_arguments_that_never_parse_are_not_parsed_with_each_piece(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parsed: list[int] = []
+def test_calls_with_one_index_are_several_parts() -> None:
+    pieces = [call(0, '{"a":1}', id=name, name="f") for name in ("x", "y")]
 
-    def counted(text: str) -> None:
-        parsed.append(len(text))
-
-    monkeypatch.setattr(parts, "call_arguments", counted)
-    reader = PartReader("call_")
-    reader.read([call(0, "{", id="x", name="f"), call(1, "{}", id="y", name="g")])
-    for _ in range(10_000):
-        reader.read([call(0, "}")])
-
-    assert sum(parsed) < 20 * 10_000
+    assert joined(read_all(pieces)) == [
+        Part(CALL, '{"a":1}', "x", "f"),
+        Part(CALL, '{"a":1}', "y", "f"),
+    ]
 
 
 def test_call_without_an_id_gets_one() -> None:

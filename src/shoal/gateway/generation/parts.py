@@ -6,7 +6,7 @@ here one part is open at a time, and those that come meanwhile are held back.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
 
@@ -14,6 +14,7 @@ import msgspec
 
 from shoal.domain.answer_assembly import replay
 from shoal.domain.outcome import AnswerPiece, Outcome
+from shoal.domain.tool_calls import CallAssembler, CallDraft
 from shoal.domain.work import JSON
 from shoal.gateway.http.responses import well_formed
 
@@ -64,43 +65,25 @@ class PartEnded:
 PartEvent: TypeAlias = PartBegun | PartGrown | PartEnded
 
 
-PARSED_AGAIN = 16  # when so large a part of the arguments has been added
-
-
 @dataclass(slots=True)
-class _Draft:
+class _PartDraft:
     """A part of which more may come; ``new`` are texts that were not passed on."""
 
     kind: PartKind
+    call: CallDraft | None = None
     call_id: str = ""
-    name: str = ""
     texts: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     begun: bool = False
-    size: int = 0  # characters of the texts
-    parse_from: int = 0  # characters, below which they are not parsed again
 
     def add(self, text: str) -> None:
         """Append to its text."""
         self.texts.append(text)
         self.new.append(text)
-        self.size += len(text)
 
     def part(self) -> Part:
-        return Part(self.kind, "".join(self.texts), self.call_id, self.name)
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the next part can begin: arguments may yet grow until they parse."""
-        if self.kind is not PartKind.TOOL_CALL:
-            return True
-        # A worker may send megabytes that never parse, with each piece once more.
-        if not self.texts or self.size < self.parse_from:
-            return False
-        if not self.texts[-1].rstrip().endswith("}"):
-            return False
-        self.parse_from = self.size + self.size // PARSED_AGAIN
-        return call_arguments("".join(self.texts)) is not None
+        name = self.call.name if self.call is not None else ""
+        return Part(self.kind, "".join(self.texts), self.call_id, name)
 
 
 class PartReader:
@@ -111,8 +94,9 @@ class PartReader:
 
     def __init__(self, call_prefix: str) -> None:
         self._call_prefix = call_prefix
-        self._drafts: deque[_Draft] = deque()  # the open part, and those held back
-        self._calls: dict[int, _Draft] = {}
+        self._drafts: deque[_PartDraft] = deque()  # the open part, and those held back
+        self._calls = CallAssembler()
+        self._called: dict[int, _PartDraft] = {}  # by the slots of their calls
         self._ended: list[Part] = []
 
     @property
@@ -145,48 +129,38 @@ class PartReader:
                 self._grow(kind, text)
         calls = fields.get(PartKind.TOOL_CALL.value)
         if isinstance(calls, Sequence) and not isinstance(calls, str):
-            for position, call in enumerate(calls):
-                if isinstance(call, Mapping):
-                    self._read_call(call, position)
-
-    def _read_call(self, call: Mapping[str, JSON], position: int) -> None:
-        number = call.get("index")
-        if not isinstance(number, int):
-            number = position
-        draft = self._calls.get(number)
-        if draft is None:
-            draft = self._calls[number] = _Draft(PartKind.TOOL_CALL)
-            self._drafts.append(draft)
-        function = call.get("function")
-        if not isinstance(function, Mapping):
-            function = {}
-        if not draft.begun:
-            draft.call_id = draft.call_id or _text(call.get("id"))
-            draft.name = draft.name or _text(function.get("name"))
-        if text := _text(function.get("arguments")):
-            draft.add(text)
+            for call, arguments in self._calls.add(calls):
+                draft = self._called.get(call.slot)
+                if draft is None:
+                    draft = _PartDraft(PartKind.TOOL_CALL, call)
+                    self._called[call.slot] = draft
+                    self._drafts.append(draft)
+                if arguments:
+                    draft.add(arguments)
 
     def _grow(self, kind: PartKind, text: str) -> None:
         if not text:
             return
         if not self._drafts or self._drafts[-1].kind is not kind:
-            self._drafts.append(_Draft(kind))
+            self._drafts.append(_PartDraft(kind))
         self._drafts[-1].add(text)
 
     def _advance(self, *, last: bool = False) -> Iterator[PartEvent]:
         while self._drafts:
             draft, index = self._drafts[0], len(self._ended)
             if not draft.begun:
-                if draft.kind is PartKind.TOOL_CALL:
-                    if not (draft.name or last):
+                if (call := draft.call) is not None:
+                    if not (call.name or last):
                         return
-                    draft.call_id = draft.call_id or f"{self._call_prefix}{index}"
+                    draft.call_id = call.id or f"{self._call_prefix}{index}"
                 draft.begun = True
-                yield PartBegun(index, Part(draft.kind, "", draft.call_id, draft.name))
+                yield PartBegun(index, replace(draft.part(), text=""))
             if draft.new:
                 yield PartGrown(index, "".join(draft.new))
                 draft.new.clear()
-            if not last and (len(self._drafts) == 1 or not draft.may_end):
+            # Another part may begin once the arguments of this one are whole.
+            may_end = draft.call is None or draft.call.is_whole
+            if not last and (len(self._drafts) == 1 or not may_end):
                 return
             self._drafts.popleft()
             self._ended.append(draft.part())
@@ -212,7 +186,3 @@ def parts_of(outcome: Outcome, call_prefix: str) -> list[Part]:
     reader = PartReader(call_prefix)
     reader.end(outcome)
     return reader.parts
-
-
-def _text(value: JSON) -> str:
-    return value if isinstance(value, str) else ""
