@@ -18,7 +18,7 @@ from protocols.calling import (
     MEMBER,
     RUN,
     STREAM,
-    Pair,
+    CallPair,
     counted_bytes,
     fleet_context,
     packed,
@@ -30,6 +30,7 @@ from protocols.macfleet.upstream_node import (
     coordinator_with_node,
     worker_with_node,
 )
+from protocols.session_pair import binary
 from shoal.domain.credentials import digest_of
 from shoal.domain.ids import JobId
 from shoal.domain.vocabulary import (
@@ -150,7 +151,7 @@ def _act(outputs: Iterable[Any], say: Say, now: float) -> bool:
 # The state of a connection before the input.
 
 
-def _met() -> Pair:
+def _met() -> CallPair:
     """Return connected ends; the worker has a task, and a call stream with a call."""
     member = replace(MEMBER, random_bytes=counted_bytes("worker"))
     pair = unconnected(PROTOCOL, member, fleet_context())
@@ -174,7 +175,7 @@ def _asking() -> UpstreamNode:
 # Valid input.
 
 
-def _said_between() -> Pair:
+def _said_between() -> CallPair:
     """Let both ends send every message there is."""
     pair = _met()
     job, lane = (each for each in pair.commands if isinstance(each, RunJob))
@@ -213,8 +214,7 @@ def _of_ours() -> list[bytes]:
     pieces = split_payload(FrameType.TASK, 9, b"\x81\xa7task_id", b"\xa11")
     return _seeds(
         [
-            *pair.worker_sent,
-            *pair.coordinator_sent,
+            *binary([*pair.worker_sent, *pair.coordinator_sent]),
             encode_frame(whole),
             *map(encode_frame, pieces),
         ]

@@ -8,7 +8,8 @@ import pytest
 
 from originals.dispatch import OriginalCoordinator, OriginalWorker
 from protocols.dispatch.recorded import NOW, SIGNERS, opened
-from protocols.pairs import MEMBER, messages_in, sent
+from protocols.pairs import MEMBER
+from protocols.session_pair import messages_in, sent
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta, Fault
 from shoal.domain.receipts import Verdict

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from originals.grandsage import OriginalServer, VllmNode
 from protocols.grandsage.recorded import MEMBER, NOW, joined, run
-from protocols.pairs import CHAT, sent
+from protocols.pairs import CHAT
+from protocols.session_pair import sent
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
     AnswerChunk,

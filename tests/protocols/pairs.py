@@ -1,12 +1,13 @@
-"""Both ends of one connection, tied together without a network."""
+"""Both ends of one connection on which a worker answers chats, without a network."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import TypeVar
+from typing import TypeAlias
 from urllib.parse import quote, urlsplit
 
 from protocols.contexts import protocol_context, require_token
+from protocols.session_pair import Pair, ReceivedMessage
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Privacy
 from shoal.domain.vocabulary import (
@@ -40,20 +41,13 @@ from shoal.protocols.seam.peer_session import (
 )
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.protocols.seam.session import (
-    Admitted,
     Batch,
     BoundSession,
-    Bulk,
-    Close,
     CoordinatorEnd,
-    Data,
-    Notice,
     Output,
-    Send,
-    WorkerEnd,
 )
 
-M = TypeVar("M")
+ChatPair: TypeAlias = Pair[Event, Command]
 
 BINDING = b"the only channel"
 EPOCH = 1_700_000_000.0  # Unix time at which the clock was at 0
@@ -75,48 +69,6 @@ RUN = RunJob(JobId("job"), LeaseNumber(2), CHAT)
 
 
 @dataclass
-class Pair:
-    """A coordinator's and a worker's session; what is sent by one reaches the other."""
-
-    coordinator: CoordinatorEnd
-    worker: WorkerEnd
-    dialer: Dialer
-    worker_sent: list[Data] = field(default_factory=list)  # all that the worker sent
-    coordinator_sent: list[Data] = field(
-        default_factory=list
-    )  # all that the coordinator sent
-    follow_ups: list[Event] = field(default_factory=list)  # what came of answers
-
-    def issue_command(self, command: Command, now: float = 0.0) -> list[Command]:
-        """Let the coordinator issue ``command``; return what the worker hears."""
-        return self.to_worker(self.coordinator.send(command, now), now)
-
-    def issue_event(self, event: Event, now: float = 0.0) -> list[Event]:
-        """Let the worker issue ``event``; return what the coordinator hears."""
-        return self.to_coordinator(self.worker.send(event, now), now)
-
-    def to_worker(self, outputs: Sequence[Output | Event], now: float) -> list[Command]:
-        messages: list[Command] = []
-        for data in sent(outputs):
-            self.coordinator_sent.append(data)
-            answers = self.worker.receive([data], now)
-            messages += messages_in(answers)
-            self.follow_ups += self.to_coordinator(answers, now)
-        return messages
-
-    def to_coordinator(
-        self, outputs: Sequence[Output | Command | Admitted], now: float
-    ) -> list[Event]:
-        messages: list[Event] = []
-        for data in sent(outputs):
-            self.worker_sent.append(data)
-            answers = self.coordinator.receive([data], now)
-            messages += messages_in(answers)
-            assert not self.to_worker(answers, now), "an answer that is a new command"
-        return messages
-
-
-@dataclass
 class AcceptedWorker:
     """What an endpoint answers a worker, and its session without peers."""
 
@@ -133,22 +85,23 @@ def streams(protocol: AnyWireProtocol) -> bool:
 
 def connect(
     protocol: AnyWireProtocol, member: WorkerProfile = MEMBER, now: float = 0.0
-) -> tuple[Pair, list[Event]]:
-    """Let a worker join; return both ends and what the coordinator heard."""
+) -> tuple[ChatPair, list[ReceivedMessage]]:
+    """Let a worker join; return both ends and what the coordinator received."""
     dialer, accepted = _connect(protocol, member, now)
+    pair = tied(accepted, dialer, BINDING if protocol.encrypts else b"")
+    pair.begin(now)
+    return pair, [*pair.events]
+
+
+def tied(accepted: AcceptedWorker, dialer: Dialer, binding: bytes = b"") -> ChatPair:
+    """Return both ends of a connection that is not open yet."""
     worker = dialer.start_session(accepted.headers)
-    if protocol.encrypts:
-        for end in (accepted.session, worker):
-            assert isinstance(end, BoundSession)
-            end.bind(BINDING)
-    pair = Pair(accepted.session, worker, dialer)
-    opening = pair.coordinator.tick(now)
-    messages: list[Event] = messages_in(opening)
-    assert not pair.to_worker(opening, now)
-    messages += pair.to_coordinator(pair.worker.tick(now), now)
-    messages += pair.follow_ups
-    pair.follow_ups.clear()
-    return pair, messages
+    return Pair(accepted.session, worker, dialer, unaddressed, binding)
+
+
+def unaddressed(command: Command) -> Command:
+    """Return a command for the only worker of a connection."""
+    return command
 
 
 def _connect(
@@ -242,14 +195,3 @@ def other_profile(name: str, model: str) -> WorkerProfile:
         model=ServedModel(model),
         identity=signer,
     )
-
-
-def sent(outputs: Sequence[object]) -> list[Data]:
-    """Return what goes to the peer."""
-    return [output.data for output in outputs if isinstance(output, Send)]
-
-
-def messages_in(outputs: Sequence[M | Admitted | Output]) -> list[M]:
-    """Return the commands or events among the outputs of a session."""
-    not_messages = (Send, Bulk, Close, Notice, Admitted)
-    return [each for each in outputs if not isinstance(each, not_messages)]

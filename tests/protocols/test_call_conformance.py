@@ -21,6 +21,7 @@ from protocols.calling import (
     packed,
     start_job,
 )
+from protocols.session_pair import binary
 from protocols.test_conformance import footprint
 from shoal.domain.errors import PeerError
 from shoal.domain.ids import JobId, LeaseNumber
@@ -286,7 +287,7 @@ def test_any_bytes_are_accepted_or_refused_by_either_end(
     start_job(pair, replace(RUN, job_id=JobId("lane"), work=STREAM))
     pair.event(Completed(run.job_id, run.lease, value=packed(1)))
 
-    seen = st.sampled_from([*pair.worker_sent, *pair.coordinator_sent])
+    seen = st.sampled_from([*binary(pair.worker_sent), *binary(pair.coordinator_sent)])
     damaged = st.tuples(
         seen, st.integers(0, 300), st.integers(0, 3), st.binary(max_size=20)
     ).map(lambda given: given[0][: given[1]] + given[3] + given[0][sum(given[1:3]) :])

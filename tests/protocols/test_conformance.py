@@ -11,16 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.pairs import (
-    CHAT,
-    MEMBER,
-    RUN,
-    SIGNER,
-    Pair,
-    connect,
-    other_profile,
-    sent,
-)
+from protocols.pairs import CHAT, MEMBER, RUN, SIGNER, ChatPair, connect, other_profile
+from protocols.session_pair import ReceivedMessage, sent
 from shoal.domain.answer_assembly import CHOICES_MAX, assemble
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
@@ -31,7 +23,6 @@ from shoal.domain.vocabulary import (
     Completed,
     Dismiss,
     Draining,
-    Event,
     Failed,
     HealthReported,
     Joined,
@@ -186,7 +177,7 @@ def test_a_job_arrives_unchanged(
     if isinstance(work, InputWork):
         continues = ""
 
-    heard = pair.issue_command(RunJob(JobId("job"), LeaseNumber(2), work, continues))
+    heard = pair.command(RunJob(JobId("job"), LeaseNumber(2), work, continues))
 
     (run,) = heard
     assert isinstance(run, RunJob)
@@ -209,10 +200,10 @@ def test_an_answer_arrives_unchanged(
     pair, joined = connect(protocol)
     run = given_job(pair)
 
-    heard: list[Event] = []
+    heard: list[ReceivedMessage] = []
     for piece in pieces:
-        heard += pair.issue_event(AnswerChunk(run.job_id, run.lease, [piece]))
-    heard += pair.issue_event(Completed(run.job_id, run.lease, reason, usage))
+        heard += pair.event(AnswerChunk(run.job_id, run.lease, [piece]))
+    heard += pair.event(Completed(run.job_id, run.lease, reason, usage))
 
     *progress, end = heard
     assert isinstance(end, Completed)
@@ -237,16 +228,16 @@ def test_failures_arrive_unchanged(
     pair, _ = connect(protocol)
     run = given_job(pair)
     if Rejected in pair.worker.accepts:
-        heard = pair.issue_event(Rejected(run.job_id, run.lease, text))
+        heard = pair.event(Rejected(run.job_id, run.lease, text))
         assert heard == [Rejected(RUN.job_id, RUN.lease, text)]
     pair, _ = connect(protocol)
     run = given_job(pair)
     if Failed in pair.worker.accepts:
-        heard = pair.issue_event(Failed(run.job_id, run.lease, text, fault))
+        heard = pair.event(Failed(run.job_id, run.lease, text, fault))
         assert heard == [Failed(RUN.job_id, RUN.lease, text, fault)]
     pair, _ = connect(protocol)
     if Draining in pair.worker.accepts:
-        assert pair.issue_event(Draining(text)) == [Draining(text)]
+        assert pair.event(Draining(text)) == [Draining(text)]
 
 
 @every_protocol
@@ -258,24 +249,24 @@ def test_a_cancelled_job_ends_at_both_ends(protocol: AnyWireProtocol) -> None:
         return
     run = given_job(pair)
 
-    heard = pair.issue_command(CancelJob(RUN.job_id, RUN.lease))
+    heard = pair.command(CancelJob(RUN.job_id, RUN.lease))
 
     assert heard == [CancelJob(run.job_id, run.lease)]
-    assert pair.issue_event(AnswerChunk(run.job_id, run.lease, ["late"])) == []
-    assert pair.issue_event(Completed(run.job_id, run.lease)) == []
-    assert pair.issue_command(CancelJob(RUN.job_id, RUN.lease)) == []
+    assert pair.event(AnswerChunk(run.job_id, run.lease, ["late"])) == []
+    assert pair.event(Completed(run.job_id, run.lease)) == []
+    assert pair.command(CancelJob(RUN.job_id, RUN.lease)) == []
 
 
 @every_protocol
 def test_two_leases_of_one_job_are_distinct(protocol: AnyWireProtocol) -> None:
     pair, joined = connect(protocol)
     first = given_job(pair)
-    (second,) = pair.issue_command(replace(RUN, lease=LeaseNumber(3)))
+    (second,) = pair.command(replace(RUN, lease=LeaseNumber(3)))
 
     assert isinstance(second, RunJob)
-    heard = pair.issue_event(AnswerChunk(second.job_id, second.lease, ["new"]))
-    heard += pair.issue_event(Completed(first.job_id, first.lease))
-    heard += pair.issue_event(Completed(second.job_id, second.lease))
+    heard = pair.event(AnswerChunk(second.job_id, second.lease, ["new"]))
+    heard += pair.event(Completed(first.job_id, first.lease))
+    heard += pair.event(Completed(second.job_id, second.lease))
 
     said = [
         (each.lease, each.pieces if isinstance(each, AnswerChunk) else [*each.rest])
@@ -304,7 +295,7 @@ def test_any_message_is_accepted_or_refused_by_either_end(
         HealthReported(MachineHealth(12.5, 50.0, 1)),
     ):
         if type(event) in pair.worker.accepts:
-            pair.issue_event(event)
+            pair.event(event)
     given_job(pair, "another")
 
     # PeerError is how a session refuses a message; anything else is a bug.
@@ -375,7 +366,7 @@ def test_an_active_worker_stays_connected_and_a_silent_one_does_not(
     while now < 600:
         assert pair.worker.deadline is not None
         now = pair.worker.deadline
-        pair.to_coordinator(pair.worker.tick(now), now)
+        pair.deliver((), pair.worker.tick(now), now)
         assert not closing(pair.coordinator.tick(now))
 
     assert closing(pair.coordinator.tick(now + 600))
@@ -388,12 +379,10 @@ def test_memory_does_not_grow_with_the_messages(protocol: AnyWireProtocol) -> No
 
     for turn in range(3000):
         run = given_job(pair, f"job {turn}")
-        pair.issue_event(AnswerChunk(run.job_id, run.lease, ["text"]))
-        pair.issue_event(
-            AnswerChunk(run.job_id, run.lease, [Delta(1, {"content": "a"})])
-        )
+        pair.event(AnswerChunk(run.job_id, run.lease, ["text"]))
+        pair.event(AnswerChunk(run.job_id, run.lease, [Delta(1, {"content": "a"})]))
         late = sent(pair.worker.send(AnswerChunk(run.job_id, run.lease, ["late"]), 0.0))
-        pair.issue_event(Completed(run.job_id, run.lease))
+        pair.event(Completed(run.job_id, run.lease))
         for message in late:
             with contextlib.suppress(PeerError):
                 pair.coordinator.receive([message], 0.0)
@@ -402,16 +391,16 @@ def test_memory_does_not_grow_with_the_messages(protocol: AnyWireProtocol) -> No
     assert footprint(pair.worker) < idle + 100
 
 
-def streams(heard: list[Event]) -> bool:
+def streams(heard: list[ReceivedMessage]) -> bool:
     """Say whether a worker's answers come piece by piece, by how it joined."""
     (joined,) = heard
     assert isinstance(joined, Joined)
     return joined.offer.streams
 
 
-def given_job(pair: Pair, name: str = "job") -> RunJob:
+def given_job(pair: ChatPair, name: str = "job") -> RunJob:
     """Give the worker a job; return it as the worker has it."""
-    (run,) = pair.issue_command(RunJob(JobId(name), RUN.lease, CHAT))
+    (run,) = pair.command(RunJob(JobId(name), RUN.lease, CHAT))
     assert isinstance(run, RunJob)
     return run
 

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from protocols.contexts import protocol_context, require_token
-from protocols.pairs import AcceptedWorker, as_worker, sent
+from protocols.pairs import AcceptedWorker, as_worker
+from protocols.session_pair import sent
 from shoal.domain.vocabulary import Event
 from shoal.ledger.keys import Signer
 from shoal.protocols.dispatch import Config, endpoints

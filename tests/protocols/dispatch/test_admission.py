@@ -19,7 +19,8 @@ from protocols.dispatch.recorded import (
     dispatch_context,
     opened,
 )
-from protocols.pairs import MEMBER, MODEL, AcceptedWorker, as_worker, messages_in, sent
+from protocols.pairs import MEMBER, MODEL, AcceptedWorker, as_worker
+from protocols.session_pair import messages_in, sent
 from shoal.domain.errors import ConfigError, NotAdmitted
 from shoal.domain.job import Privacy
 from shoal.domain.vocabulary import CancelJob, Event, Joined

@@ -18,7 +18,8 @@ from protocols.dispatch.recorded import (
     registered,
     summary,
 )
-from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, messages_in, sent
+from protocols.pairs import CHAT, MEMBER, RUN, ChatPair, connect
+from protocols.session_pair import messages_in, sent
 from shoal.domain.errors import Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import JobTerms, Policy, Privacy
@@ -197,7 +198,7 @@ def test_a_job_of_10_mb_fits_both_ways() -> None:
     assert completed.rest == (text,)
     assert completed.output.encode() == canonical(output)
     pair, _ = connect(PROTOCOL)
-    (run,) = pair.issue_command(job)
+    (run,) = pair.command(job)
     assert isinstance(run, RunJob)
     assert run.work == replace(chat, model=CHAT.model)
 
@@ -391,11 +392,11 @@ def test_a_rejection_of_an_unknown_job_is_answered_with_an_error() -> None:
 
 def test_results_of_cancelled_jobs_are_late() -> None:
     pair, _ = connect(PROTOCOL)
-    (run,) = pair.issue_command(RUN)
+    (run,) = pair.command(RUN)
     assert isinstance(run, RunJob)
     crossing = sent(pair.worker.send(Completed(run.job_id, run.lease), NOW))
 
-    assert pair.issue_command(CancelJob(RUN.job_id, RUN.lease)) == []
+    assert pair.command(CancelJob(RUN.job_id, RUN.lease)) == []
     heard = messages_in(pair.coordinator.receive(list(crossing), NOW))
 
     assert heard == [Completed(RUN.job_id, LeaseNumber(0))]
@@ -530,7 +531,7 @@ def test_any_field_is_accepted_or_refused(data: st.DataObject) -> None:
     field = data.draw(st.sampled_from([*message, "receipt", "output_hash", "shoal"]))
     message[field] = data.draw(values)
     pair, _ = connect(PROTOCOL)
-    pair.issue_command(replace(RUN, job_id=JobId("job")))
+    pair.command(replace(RUN, job_id=JobId("job")))
 
     for session in (given_to_it(), pair.coordinator):
         outputs = session.receive(
@@ -650,7 +651,7 @@ def test_a_dismissed_worker_receives_the_reason() -> None:
 # The extension.
 
 
-def joined(member: object = MEMBER) -> Pair:
+def joined(member: object = MEMBER) -> ChatPair:
     pair, _ = connect(PROTOCOL)
     return pair
 
@@ -665,7 +666,7 @@ def joined(member: object = MEMBER) -> Pair:
     ],
 )
 def test_shoal_workers_receive_all_fields_of_a_job(work: Work) -> None:
-    (run,) = joined().issue_command(replace(RUN, work=work))
+    (run,) = joined().command(replace(RUN, work=work))
 
     assert isinstance(run, RunJob)
     assert run.work == work
@@ -673,10 +674,10 @@ def test_shoal_workers_receive_all_fields_of_a_job(work: Work) -> None:
 
 def test_shoal_workers_report_how_an_answer_ended() -> None:
     pair = joined()
-    (run,) = pair.issue_command(RUN)
+    (run,) = pair.command(RUN)
     assert isinstance(run, RunJob)
 
-    (end,) = pair.issue_event(Completed(run.job_id, run.lease, "length", Usage(1, 2)))
+    (end,) = pair.event(Completed(run.job_id, run.lease, "length", Usage(1, 2)))
 
     assert isinstance(end, Completed)
     assert (end.finish_reason, end.usage) == ("length", Usage(1, 2))
@@ -685,11 +686,11 @@ def test_shoal_workers_report_how_an_answer_ended() -> None:
 @pytest.mark.parametrize("rest", [" and on", ""])
 def test_a_continued_answer_is_signed_as_a_whole(rest: str) -> None:
     pair = joined()
-    (run,) = pair.issue_command(replace(RUN, continues="so far\ud800"))
+    (run,) = pair.command(replace(RUN, continues="so far\ud800"))
     assert isinstance(run, RunJob)
 
     whole = Completed(run.job_id, run.lease, rest=(rest,) if rest else ())
-    (end,) = pair.issue_event(whole)
+    (end,) = pair.event(whole)
 
     assert isinstance(end, Completed)
     assert end.rest == ((rest,) if rest else ())
@@ -698,7 +699,7 @@ def test_a_continued_answer_is_signed_as_a_whole(rest: str) -> None:
 
 def test_a_job_is_requeued_if_its_answer_does_not_continue_the_text() -> None:
     pair = joined()
-    pair.issue_command(replace(RUN, continues="so far"))
+    pair.command(replace(RUN, continues="so far"))
     output = '{"text":"so fa"}'
     message = f'{{"type":"job_complete","job_id":"job","output":{output}}}'
 
@@ -713,10 +714,10 @@ def test_a_job_is_requeued_if_its_answer_does_not_continue_the_text() -> None:
 
 def test_shoal_workers_report_the_fault_of_a_failure() -> None:
     pair = joined()
-    (run,) = pair.issue_command(RUN)
+    (run,) = pair.command(RUN)
     assert isinstance(run, RunJob)
 
-    heard = pair.issue_event(Failed(run.job_id, run.lease, "long", Fault.CONTEXT))
+    heard = pair.event(Failed(run.job_id, run.lease, "long", Fault.CONTEXT))
 
     assert heard == [Failed(RUN.job_id, RUN.lease, "long", Fault.CONTEXT)]
 
@@ -724,8 +725,8 @@ def test_shoal_workers_report_the_fault_of_a_failure() -> None:
 def test_draining_is_reported_once() -> None:
     pair = joined()
 
-    assert pair.issue_event(Draining("why")) == [Draining("why")]
-    assert pair.issue_event(Draining("again")) == []
+    assert pair.event(Draining("why")) == [Draining("why")]
+    assert pair.event(Draining("again")) == []
 
 
 @pytest.mark.parametrize(
@@ -735,7 +736,7 @@ def test_draining_is_reported_once() -> None:
 )  # fmt: skip
 def test_a_job_is_requeued_if_its_extension_field_is_invalid(shoal: str) -> None:
     pair = joined()
-    pair.issue_command(replace(RUN, job_id=JobId("job")))
+    pair.command(replace(RUN, job_id=JobId("job")))
 
     outputs = pair.coordinator.receive(
         [complete('{"text":"x"}')[:-1] + f',"shoal":{shoal}}}'], NOW
@@ -750,7 +751,7 @@ def test_a_job_is_requeued_if_its_extension_field_is_invalid(shoal: str) -> None
 )
 def test_a_job_is_requeued_if_its_choices_are_invalid(choices: str) -> None:
     pair = joined()
-    pair.issue_command(replace(RUN, job_id=JobId("job")))
+    pair.command(replace(RUN, job_id=JobId("job")))
 
     text = complete(f'{{"text":"x","choices":{choices}}}')
     outputs = pair.coordinator.receive([text], NOW)

@@ -16,7 +16,7 @@ from protocols.dispatch.recorded import (
     accept,
     summary,
 )
-from protocols.pairs import messages_in, sent
+from protocols.session_pair import messages_in, sent
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import JobTerms, Policy, Privacy
 from shoal.domain.receipts import Verdict

@@ -12,12 +12,12 @@ from protocols.pairs import (
     MEMBER,
     RUN,
     SIGNER,
-    Pair,
+    ChatPair,
     as_worker,
     connect,
-    messages_in,
-    sent,
+    tied,
 )
+from protocols.session_pair import messages_in, sent
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Privacy
 from shoal.domain.outcome import Delta
@@ -43,13 +43,13 @@ from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.session import Close, Notice, Send, WorkerEnd
 
 
-def joined() -> Pair:
+def joined() -> ChatPair:
     pair, _ = connect(PROTOCOL)
     return pair
 
 
-def given_job(pair: Pair, job: RunJob = RUN) -> RunJob:
-    (run,) = pair.issue_command(job)
+def given_job(pair: ChatPair, job: RunJob = RUN) -> RunJob:
+    (run,) = pair.command(job)
     assert isinstance(run, RunJob)
     return run
 
@@ -58,7 +58,7 @@ def test_an_answer_is_signed_in_the_documents_form() -> None:
     pair = joined()
     run = given_job(pair)
 
-    (completed,) = pair.issue_event(Completed(run.job_id, run.lease, rest=("text",)))
+    (completed,) = pair.event(Completed(run.job_id, run.lease, rest=("text",)))
 
     assert isinstance(completed, Completed)
     assert completed.receipt is not None
@@ -85,7 +85,7 @@ def test_choices_are_signed_without_their_logprobs() -> None:
     fields: dict[str, JSON] = {"tool_calls": [call]}
     delta = Delta(0, fields, {"content": [{"logprob": -0.5}]}, "tool_calls")
 
-    (completed,) = pair.issue_event(Completed(run.job_id, run.lease, rest=(delta,)))
+    (completed,) = pair.event(Completed(run.job_id, run.lease, rest=(delta,)))
 
     assert isinstance(completed, Completed)
     (choice,) = json.loads(completed.output)["choices"]
@@ -100,7 +100,7 @@ def test_a_job_that_is_not_started_is_rejected_with_the_reason() -> None:
     pair = joined()
     run = given_job(pair)
 
-    heard = pair.issue_event(Rejected(run.job_id, run.lease, "all slots busy"))
+    heard = pair.event(Rejected(run.job_id, run.lease, "all slots busy"))
 
     assert heard == [Rejected(RUN.job_id, RUN.lease, "all slots busy")]
 
@@ -113,13 +113,13 @@ def test_an_answer_over_the_limit_fails() -> None:
     heard = [
         event
         for _ in range(10)
-        for event in pair.issue_event(AnswerChunk(run.job_id, run.lease, [piece]))
+        for event in pair.event(AnswerChunk(run.job_id, run.lease, [piece]))
     ]
 
     (failed,) = heard
     assert isinstance(failed, Failed)
     assert "exceeds the limit" in failed.error
-    assert pair.issue_event(Completed(run.job_id, run.lease)) == []
+    assert pair.event(Completed(run.job_id, run.lease)) == []
 
 
 def test_concurrent_jobs_of_a_coordinator_are_limited() -> None:
@@ -140,7 +140,7 @@ def test_concurrent_jobs_of_a_coordinator_are_limited() -> None:
 def test_health_is_reported() -> None:
     pair = joined()
 
-    assert pair.issue_event(HealthReported(MachineHealth(1.5, 20.0, 3))) == [
+    assert pair.event(HealthReported(MachineHealth(1.5, 20.0, 3))) == [
         HealthReported(MachineHealth(1.5, 20.0, 3))
     ]
 
@@ -154,15 +154,13 @@ def test_an_embedding_model_is_offered_to_shoal_coordinators_only() -> None:
     assert "embedding" in str(event).lower()
 
 
-def reconnected(pair: Pair) -> Pair:
+def reconnected(pair: ChatPair) -> ChatPair:
     """Let the worker dial again; the new connection is open, nobody has spoken."""
     (endpoint,) = endpoints(Config(), dispatch_context())
     headers = {name.lower(): value for name, value in pair.dialer.headers.items()}
     accepted = as_worker(endpoint.accept(UpgradeRequest("/", "", headers), NOW))
     accepted.session.tick(NOW)
-    return Pair(
-        accepted.session, pair.dialer.start_session(accepted.headers), pair.dialer
-    )
+    return tied(accepted, pair.dialer)
 
 
 def test_after_a_reconnect_finished_answers_are_sent_and_the_rest_cancelled() -> None:
@@ -202,9 +200,9 @@ def test_a_task_is_answered_with_its_json() -> None:
     pair, _ = connect(PROTOCOL, replace(MEMBER, tasks=frozenset({"classify"})))
     run = given_job(pair, replace(RUN, work=Task("classify", {"input": "x"})))
 
-    pair.issue_event(AnswerChunk(run.job_id, run.lease, ['{"sentiment": ']))
-    pair.issue_event(AnswerChunk(run.job_id, run.lease, ['"positive"}']))
-    (completed,) = pair.issue_event(Completed(run.job_id, run.lease))
+    pair.event(AnswerChunk(run.job_id, run.lease, ['{"sentiment": ']))
+    pair.event(AnswerChunk(run.job_id, run.lease, ['"positive"}']))
+    (completed,) = pair.event(Completed(run.job_id, run.lease))
 
     assert isinstance(completed, Completed)
     assert completed.rest == ('{"sentiment":"positive"}',)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.grandsage.recorded import NOW, joined, run
-from protocols.pairs import CHAT, sent
+from protocols.pairs import CHAT
+from protocols.session_pair import sent
 from shoal.domain.errors import PeerError
 from shoal.domain.json_limits import NESTING_MAX
 from shoal.domain.outcome import Delta, Fault, Usage

@@ -8,7 +8,8 @@ import pytest
 
 from protocols.contexts import protocol_context
 from protocols.grandsage.recorded import NODE, NOW, OURS, accept, joined, run
-from protocols.pairs import CHAT, as_worker, sent
+from protocols.pairs import CHAT, as_worker
+from protocols.session_pair import sent
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta, Fault, Usage

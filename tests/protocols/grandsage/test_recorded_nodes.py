@@ -5,7 +5,7 @@ import json
 import pytest
 
 from protocols.grandsage.recorded import CASES, MEMBER, Case, of_kind, query_of
-from protocols.pairs import messages_in, sent
+from protocols.session_pair import messages_in, sent
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import AnswerChunk, CancelJob, Command, Completed, RunJob
 from shoal.domain.work import Chat

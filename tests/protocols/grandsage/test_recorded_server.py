@@ -20,7 +20,7 @@ from protocols.grandsage.recorded import (
     of_kind,
     run,
 )
-from protocols.pairs import sent
+from protocols.session_pair import sent
 from shoal.domain.errors import PeerError, Refused
 from shoal.domain.vocabulary import Dismiss, Event, Joined
 from shoal.domain.work import Chat

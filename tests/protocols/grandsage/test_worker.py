@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from protocols.grandsage.recorded import MEMBER, query_of
-from protocols.pairs import messages_in, sent
+from protocols.session_pair import messages_in, sent
 from shoal.domain.errors import ConfigError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Privacy

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from protocols.calling import MEMBER, Pair, fleet_context, sent, unconnected
+from protocols.calling import MEMBER, CallPair, fleet_context, sent, unconnected
 from shoal.domain.errors import ConfigError
 from shoal.protocols.macfleet import PROTOCOL
 from shoal.protocols.macfleet.addresses import (
@@ -196,7 +196,7 @@ def test_repeated_id_conflicts_with_a_coordinator_are_not_retried_at_once() -> N
     assert "--name" in closes[1].reason
 
 
-def met_by(pair: Pair) -> Close:
+def met_by(pair: CallPair) -> Close:
     """Connect a worker to a coordinator; return how its connection ends."""
     pair.open()
     pair.coordinator.tick(0.0)

@@ -13,7 +13,7 @@ from protocols.calling import (
     RUN,
     STREAM,
     TOKEN,
-    Pair,
+    CallPair,
     connect,
     fleet_context,
     packed,
@@ -31,6 +31,7 @@ from protocols.macfleet.upstream_node import (
     listener,
     worker_with_node,
 )
+from protocols.session_pair import binary
 from shoal.domain.credentials import digest_of
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import (
@@ -87,7 +88,7 @@ def refused(
     member: WorkerProfile,
     context: ProtocolContext,
     config: Config | None = None,
-) -> Pair:
+) -> CallPair:
     """Let a worker try to join; return both ends."""
     return connect(PROTOCOL, member, context, config=config)
 
@@ -270,7 +271,7 @@ def test_a_call_to_a_shoal_worker_carries_what_remains_of_its_jobs_limit(
 
     run = start_job(pair, replace(RUN, work=call, remaining=40.0))
 
-    sent_task = msgspec.msgpack.decode(pair.coordinator_sent[-1][HEAD:])
+    sent_task = msgspec.msgpack.decode(binary(pair.coordinator_sent)[-1][HEAD:])
     assert sent_task["timeout"] == (timeout or 40.0)
     # Without a timeout of the caller, that of the function applies.
     assert run.work == call
@@ -419,7 +420,8 @@ def test_control_messages_and_heartbeats_are_on_stream_0() -> None:
     pair.event(Completed(run.job_id, run.lease, value=packed(1)))
 
     streams: dict[FrameType, set[int]] = {}
-    for each in frames_in(b"".join([*pair.coordinator_sent, *pair.worker_sent])):
+    both = binary([*pair.coordinator_sent, *pair.worker_sent])
+    for each in frames_in(b"".join(both)):
         streams.setdefault(each.type, set()).add(each.stream)
     assert streams == {
         FrameType.CONTROL: {0},
@@ -436,8 +438,8 @@ def test_a_large_answer_between_shoal_nodes_is_on_the_stream_of_its_task() -> No
 
     assert pair.event(Completed(run.job_id, run.lease, value=large))
 
-    task = frames_in(pair.coordinator_sent[-1])
-    result = frames_in(pair.worker_sent[-1])
+    (*_, said), (*_, answer) = binary(pair.coordinator_sent), binary(pair.worker_sent)
+    task, result = frames_in(said), frames_in(answer)
     assert {each.stream for each in task} == {each.stream for each in result} == {2}
 
 
@@ -511,7 +513,9 @@ def test_small_messages_go_between_the_chunks_of_large_ones(size: int) -> None:
 
     assert run.work == replace(CALL, args=data)
     assert pair.events[-1] == Completed(RUN.job_id, RUN.lease, value=data)
-    assert max(map(len, pieces(pair.coordinator_sent[-1]))) <= (256 << 10) + HEAD
+    assert (
+        max(map(len, pieces(binary(pair.coordinator_sent)[-1]))) <= (256 << 10) + HEAD
+    )
     lane = start_job(pair, replace(RUN, job_id=JobId("lane"), work=STREAM))
     (pushed,) = pair.command(
         PushCalls(JobId("lane"), RUN.lease, [StreamedCall(1, data, packed({}))])

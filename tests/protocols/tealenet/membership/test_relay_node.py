@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.contexts import require_token
-from protocols.pairs import sent
+from protocols.session_pair import sent
 from protocols.tealenet.network import (
     EPOCH,
     HOST,
