@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from protocols.contexts import SIGNER, require_token
-from protocols.tealenet.membership.test_relay_node import local_worker
+from protocols.tealenet.membership.relay_nodes import local_worker
 from protocols.tealenet.network import HOST, Network, local_coordinator
 from protocols.tealenet.relay_harness import (
     CAPABILITIES,
