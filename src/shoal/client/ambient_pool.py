@@ -1,16 +1,19 @@
 """``shoal.current_pool``: the pool of a running task, for calls of its own."""
 
 import threading
+from typing import TYPE_CHECKING
 
-from shoal.client.pool import Pool
 from shoal.domain.errors import ConfigError
 from shoal.tasks.slot_lending import runs_tasks
 
+if TYPE_CHECKING:
+    from shoal.client.pool import Pool
+
 _lock = threading.Lock()
-_pools: list[Pool] = []  # one at most
+_pools: "list[Pool]" = []  # one at most
 
 
-def current_pool() -> Pool:
+def current_pool() -> "Pool":
     """Return the pool of the worker that runs this task, to call other functions.
 
     While the task waits for its results, by ``result()``, ``map``, ``as_completed`` or
@@ -30,6 +33,9 @@ def current_pool() -> Pool:
         raise RuntimeError(
             "current_pool() is for tasks that a worker runs; elsewhere use shoal.Pool()"
         )
+    # Modules of tasks import this function in each process, and few call it.
+    from shoal.client.pool import Pool
+
     with _lock:
         if not _pools:
             try:
