@@ -69,7 +69,8 @@ def test_printed_command_joins_with_models_and_tasks_beside_a_fleets_token(
 def test_functions_are_called_in_both_ways(
     coordinator: Pool, client: shoal.Pool
 ) -> None:
-    worker = coordinator.join("calls", *DEMO, "--slots", "2", token=LONG)
+    tasks = (*DEMO, "--tasks", "tasks.typed_tasks")
+    worker = coordinator.join("calls", *tasks, "--slots", "2", token=LONG)
     joined = worker.event("joined")
 
     assert {"demo.add", "mirror"} <= set(joined["tasks"])

@@ -20,7 +20,7 @@ from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.values import ValueReader, load_pickle, pack
 
 TESTS = Path(__file__).parents[1]
-DEMO = "tasks.demo_tasks"
+DEMO, TYPED = "tasks.demo_tasks", "tasks.typed_tasks"
 CODE = frozenset({Feature.CODE})
 
 

@@ -1,6 +1,7 @@
 """The functions that tests call, by name and in processes.
 
-``demo.*`` are those that the recorded MacFleet worker had (``vectors/macfleet.json``).
+``demo.*`` are those that the recorded MacFleet worker had (``vectors/macfleet.json``),
+but for the one in ``typed_tasks``.
 """
 
 import ctypes
@@ -13,24 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from pydantic import BaseModel
-
 from shoal import current_pool
 from shoal.tasks.progress import progress
 from shoal.tasks.registry import task
 from shoal.tasks.slot_lending import slot_lent
-
-
-class TrainConfig(BaseModel):
-    epochs: int
-    lr: float = 0.1
-
-
-class Trained(BaseModel):
-    epochs_done: int
-    lr: float
 
 
 @task(name="demo.add")
@@ -58,11 +45,6 @@ def ident(x: Any) -> Any:
     return x
 
 
-@task(name="demo.schema", schema=TrainConfig)
-def by_schema(config: TrainConfig) -> Trained:
-    return Trained(epochs_done=config.epochs, lr=config.lr)
-
-
 @task(name="demo.sleep")
 def sleep(seconds: float) -> float:
     time.sleep(seconds)
@@ -83,22 +65,6 @@ class Point:
 @task(name="mirror")
 def mirror(point: Point) -> Point:
     return Point(point.y, point.x)
-
-
-@task(name="total")
-def total(array: npt.NDArray[np.float64]) -> float:
-    return float(array.sum())
-
-
-@task(name="ones")
-def ones(size: int) -> npt.NDArray[np.float64]:
-    return np.ones(size)
-
-
-@task(name="double")
-def double(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    array *= 2
-    return array
 
 
 @task(name="pid")

@@ -22,6 +22,7 @@ SETTINGS = {
     "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
 }
 DEMO_FILE = str(Path(__file__).with_name("demo_tasks.py"))
+TYPED_FILE = str(Path(__file__).with_name("typed_tasks.py"))
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,16 @@ from shoal.tasks.process import ChildProcess
 from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.registry import PYTHON
 from shoal.tasks.values import Ref, ValueReader, pack
-from tasks.callers import Gate, call, caller_of, code_call, ignore_progress, no_blobs
+from tasks.callers import (
+    DEMO,
+    TYPED,
+    Gate,
+    call,
+    caller_of,
+    code_call,
+    ignore_progress,
+    no_blobs,
+)
 from tasks.demo_tasks import Point
 
 
@@ -196,7 +205,7 @@ async def test_cancelled_waiting_call_takes_no_process(gate: Gate) -> None:
 
 
 async def test_models_and_arrays_are_built_from_hints() -> None:
-    async with caller_of() as caller:
+    async with caller_of(DEMO, TYPED) as caller:
         assert await caller("mirror", Point(1, 2)) == {"x": 2, "y": 1}
         assert await caller("total", np.arange(5.0)) == 10.0
         assert await caller("total", [1, 2]) == 3.0
@@ -207,14 +216,14 @@ async def test_models_and_arrays_are_built_from_hints() -> None:
 
 @pytest.mark.parametrize("size", [3, 1_000_000])
 async def test_array_is_writable_in_the_function(size: int) -> None:
-    async with caller_of() as caller:
+    async with caller_of(TYPED) as caller:
         doubled = await caller("double", np.ones(size))
 
     assert doubled.sum() == 2 * size
 
 
 async def test_large_argument_is_mapped_from_its_file(tmp_path: Path) -> None:
-    async with caller_of() as caller:
+    async with caller_of(TYPED) as caller:
         path = tmp_path / "blob"
         path.write_bytes(pack(np.ones(100_000)).data)
         requested: list[bytes] = []
@@ -234,7 +243,7 @@ async def test_large_argument_is_mapped_from_its_file(tmp_path: Path) -> None:
 
 
 async def test_function_may_write_to_a_large_argument(tmp_path: Path) -> None:
-    async with caller_of() as caller:
+    async with caller_of(TYPED) as caller:
         path = tmp_path / "blob"
         path.write_bytes(pack(np.ones(100_000)).data)
 
@@ -252,7 +261,7 @@ async def test_function_may_write_to_a_large_argument(tmp_path: Path) -> None:
 
 
 async def test_missing_large_argument_is_unavailable() -> None:
-    async with caller_of() as caller:
+    async with caller_of(TYPED) as caller:
         with pytest.raises(Unavailable, match="no blobs here"):
             await caller("total", Ref(b"d" * 32))
 

@@ -1,7 +1,7 @@
 """A worker's calls and call streams, with real processes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -36,7 +36,7 @@ from shoal.worker.agent import Agent, WorkerEvent
 from shoal.worker.blob_cache import BlobCache
 from shoal.worker.calls import FunctionBackend
 from tasks import demo_tasks
-from tasks.callers import DEMO, Gate, call, code_call, gate, importable
+from tasks.callers import DEMO, TYPED, Gate, call, code_call, gate, importable
 from worker.test_agent import ALL, Network
 
 __all__ = ["gate", "importable"]
@@ -105,11 +105,15 @@ ACCEPTS = ALL | {CallProgress, CallsReturned, BlobMissing, Rejected}
 
 @asynccontextmanager
 async def stage(
-    accepts: frozenset[type] = ACCEPTS, slots: int = 1, *, trust_code: bool = False
+    accepts: frozenset[type] = ACCEPTS,
+    slots: int = 1,
+    *,
+    modules: Sequence[str] = (DEMO,),
+    trust_code: bool = False,
 ) -> AsyncIterator[Stage]:
     sent, reports = SentEvents(), list[WorkerEvent]()
     network = Dialled(sent=sent, accepts=accepts)
-    caller = ProcessPool([DEMO], slots, trust_code=trust_code)
+    caller = ProcessPool(modules, slots, trust_code=trust_code)
     blobs = BlobCache()
     try:
         await caller.start()
@@ -200,7 +204,7 @@ async def test_result_without_json_form_fails() -> None:
         (Task("demo.add", {"args": "12"}), "args: expected a list"),
         (Task("demo.add", {"kwargs": [1]}), "kwargs: expected a map"),
     ]
-    async with stage() as its:
+    async with stage(modules=(DEMO, TYPED)) as its:
         for number, (task, sent) in enumerate(tasks):
             its.run(task, f"j{number}")
             failed = await its.sent.next(Failed)
@@ -347,7 +351,7 @@ async def test_recalled_calls_do_not_return(gate: Gate) -> None:
 
 
 async def test_sent_large_argument_is_available() -> None:
-    async with stage() as its:
+    async with stage(modules=[TYPED]) as its:
         its.network.receive(SendBlob(DIGEST, pack(np.ones(100_000)).data))
         its.run(call("total", Ref(DIGEST)))
         done = await its.sent.next(Completed)
@@ -356,7 +360,7 @@ async def test_sent_large_argument_is_available() -> None:
 
 
 async def test_missing_large_argument_is_requested_once() -> None:
-    async with stage(slots=2) as its:
+    async with stage(modules=[TYPED], slots=2) as its:
         its.run(call("total", Ref(DIGEST)), "one")
         its.run(call("total", Ref(DIGEST)), "two")
         lacked = await its.sent.next(BlobMissing)

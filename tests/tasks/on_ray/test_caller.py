@@ -26,7 +26,7 @@ from tasks.callers import (
     no_blobs,
 )
 from tasks.demo_tasks import Point
-from tasks.ray_cluster import DEMO_FILE
+from tasks.ray_cluster import DEMO_FILE, TYPED_FILE
 
 # Connecting takes seconds: most tests share one connection, and so its loop.
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def caller(ray_cluster: str) -> AsyncIterator[ProcessCaller]:
-    ray = RayCaller([DEMO_FILE], ray_cluster, 0, trust_code=True)
+    ray = RayCaller([DEMO_FILE, TYPED_FILE], ray_cluster, 0, trust_code=True)
     try:
         await ray.start()
         yield ProcessCaller(ray)
