@@ -13,7 +13,7 @@ from shoal.domain.errors import ShoalError, StoreError
 from shoal.domain.facts import Fact
 from shoal.domain.ids import JobId
 from shoal.domain.job import DEFAULT_TERMS, Job, JobTerms, TimeLimits
-from shoal.domain.outcome import AnswerPiece, Outcome
+from shoal.domain.outcome import AnswerPiece, Delta, Outcome
 from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import (
     AnswerChunk,
@@ -48,7 +48,11 @@ from simulation import virtual
 EVERYTHING: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
 CONTINUES = frozenset({Feature.CONTINUE})
 NOTHING: frozenset[Feature] = frozenset()
+DEAF: frozenset[type] = frozenset({RunJob})  # a wire that can only run jobs
+NO_CANCEL: frozenset[type] = frozenset({RunJob, Dismiss})
 LIMITS = TimeLimits()
+SHORT_LIMITS = TimeLimits(queue=10.0, first_output=20.0, silence=5.0, total=60.0)
+TOOL_CALL = Delta(0, {"tool_calls": [{"index": 0, "function": {"name": "f"}}]})
 JOBS_MAX = 1_000_000  # more than any test submits
 SECRET = "a confidential prompt"
 
@@ -352,3 +356,8 @@ def run_script(
 async def run_pending() -> None:
     """Run everything that is due now."""
     await asyncio.sleep(0.05)
+
+
+def kinds(facts: Sequence[Fact]) -> list[type[Fact]]:
+    """Return the types of facts."""
+    return [type(fact) for fact in facts]

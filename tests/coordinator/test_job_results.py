@@ -1,0 +1,265 @@
+"""A job goes to a worker that can run it, and its answer or failure to the client."""
+
+import asyncio
+import logging
+
+import pytest
+
+from coordinator.hubs import (
+    SECRET,
+    TOOL_CALL,
+    Coordinator,
+    kinds,
+    run_pending,
+    run_script,
+)
+from shoal.domain.errors import (
+    CannotDo,
+    ContextExceeded,
+    InvalidRequest,
+    JobError,
+    ShoalError,
+    TooLarge,
+    UnknownModel,
+    Unprocessable,
+)
+from shoal.domain.facts import JobCompleted, JobLeased, JobStarted, JobSubmitted
+from shoal.domain.job import TimeLimits
+from shoal.domain.job_kinds import FUNCTION_KINDS
+from shoal.domain.outcome import Fault, Outcome
+from shoal.domain.vocabulary import Draining, Failed, Rejected
+from shoal.domain.work import JobKind
+
+
+def test_job_runs_and_its_text_is_returned() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
+        worker.write("Hello, ", "world")
+        await run_pending()
+        assert client.text == "Hello, world"
+        assert client.outcome is None
+
+        worker.complete()
+        await run_pending()
+
+        assert client.outcome == Outcome("Hello, world")
+        assert kinds(await coordinator.history(client.job_id)) == [
+            JobSubmitted,
+            JobLeased,
+            JobStarted,
+            JobCompleted,
+        ]
+        assert coordinator.hub.pool.jobs == {}
+
+    run_script(script)
+
+
+def test_each_worker_receives_what_remains_of_the_total_limit() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await coordinator.join("a"), await coordinator.join("b")
+        await coordinator.request(limits=TimeLimits(total=100.0))
+        await asyncio.sleep(20.0)
+        runner, other = (first, second) if first.runs else (second, first)
+        runner.reject()
+        await run_pending()
+
+        remaining = [runner.runs[0].remaining, other.runs[0].remaining]
+        assert [round(each or 0.0) for each in remaining] == [100, 80]
+
+    run_script(script)
+
+
+def test_job_waits_for_a_worker_that_just_left() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        first = await coordinator.join()
+        first.port.on_disconnect("restarted")
+        await run_pending()
+        client = await coordinator.request()
+        assert client.accepted
+
+        worker = await coordinator.join()
+        worker.write("here")
+        worker.complete()
+        await run_pending()
+
+        assert client.text == "here"
+
+    run_script(script)
+
+
+def test_rejected_job_goes_to_another_worker() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await coordinator.join("a"), await coordinator.join("b")
+        client = await coordinator.request()
+        run = first.runs[0]
+
+        first.emit(Rejected(run.job_id, run.lease, "loading"))
+        await run_pending()
+        second.write("done")
+        second.complete()
+        await run_pending()
+
+        assert client.text == "done"
+        assert [run.lease, second.runs[0].lease] == [1, 2]
+
+    run_script(script)
+
+
+def test_failed_job_is_not_retried() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        first, second = await coordinator.join("a"), await coordinator.join("b")
+        client = await coordinator.request()
+        run = first.runs[0]
+
+        first.emit(Failed(run.job_id, run.lease, "the prompt is too long"))
+        await run_pending()
+
+        assert isinstance(client.error, JobError)
+        assert str(client.error) == "the prompt is too long"
+        assert second.runs == []
+
+    run_script(script)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (Fault.WORKER, JobError),
+        (Fault.REQUEST, InvalidRequest),
+        (Fault.CONTEXT, ContextExceeded),
+        (Fault.SIZE, TooLarge),
+        (Fault.VALUES, Unprocessable),
+    ],
+)
+def test_failure_maps_to_the_error_of_its_fault(
+    fault: Fault, error: type[ShoalError]
+) -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
+        run = worker.runs[0]
+
+        worker.emit(Failed(run.job_id, run.lease, "too long", fault))
+        await run_pending()
+
+        assert type(client.error) is error
+        assert str(client.error) == "too long"
+
+    run_script(script)
+
+
+@pytest.mark.parametrize(
+    "kind", [each for each in JobKind if each not in FUNCTION_KINDS]
+)
+def test_every_kind_of_work_goes_to_a_capable_worker(kind: JobKind) -> None:
+    async def script(coordinator: Coordinator) -> None:
+        others = frozenset(JobKind) - {kind}
+        other = await coordinator.join("other", kinds=others)
+        worker = await coordinator.join("worker", kinds=frozenset({kind}))
+
+        client = await coordinator.request(kind=kind)
+        worker.write("done")
+        worker.complete()
+        await run_pending()
+
+        assert other.runs == []
+        assert worker.runs[0].work.kind is kind
+        assert client.outcome == Outcome("done")
+
+    run_script(script)
+
+
+def test_unsupported_work_is_rejected_at_once() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join()
+
+        client = await coordinator.request(kind=JobKind.EMBEDDING)
+
+        assert isinstance(client.error, CannotDo)
+        assert not client.accepted
+
+    run_script(script)
+
+
+def test_draining_worker_finishes_and_gets_no_new_jobs() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join(slots=2)
+        client = await coordinator.request()
+        worker.emit(Draining("bye"))
+        await run_pending()
+
+        other = await coordinator.request()
+        worker.write("last words")
+        worker.complete()
+        await run_pending()
+
+        assert client.text == "last words"
+        assert len(worker.runs) == 1
+        assert other.outcome is None
+
+    run_script(script)
+
+
+@pytest.mark.parametrize(
+    ("models", "asked", "said"),
+    [
+        ([], "m", "no worker has the model m: no worker has joined yet"),
+        (["llama-3"], "lama-3", "no worker has the model lama-3: did you mean llama-3"),
+        (["x"], "m", "no worker has the model m: there is x"),
+    ],
+)
+def test_unknown_model_is_rejected_with_a_hint(
+    models: list[str], asked: str, said: str
+) -> None:
+    async def script(coordinator: Coordinator) -> None:
+        for model in models:
+            await coordinator.join(model=model)
+
+        client = await coordinator.request(asked)
+
+        assert isinstance(client.error, UnknownModel)
+        assert str(client.error).startswith(said)
+
+    run_script(script)
+
+
+def test_structured_answer_is_streamed_and_assembled() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
+
+        worker.write("Hm. ", TOOL_CALL)
+        worker.complete()
+        await run_pending()
+
+        assert client.pieces == ["Hm. ", TOOL_CALL]
+        assert client.outcome is not None
+        (choice,) = client.outcome.choices
+        assert choice.fields["content"] == "Hm. "
+        assert client.outcome.text == "Hm. "
+        stored = await coordinator.store.job(client.job_id)
+        assert stored is not None
+        assert stored.outcome == client.outcome
+
+    run_script(script)
+
+
+def test_log_has_every_fact_and_no_prompt_or_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
+        worker.write("a private answer")
+        worker.complete()
+        await run_pending()
+        assert client.outcome is not None
+
+    with caplog.at_level(logging.DEBUG):
+        run_script(script)
+
+    lines = [record.getMessage() for record in caplog.records]
+    for fact in ("WorkerJoined", "JobSubmitted", "JobLeased", "JobCompleted"):
+        assert sum(f"fact={fact}" in line for line in lines) == 1
+    assert not any(SECRET in line or "private" in line for line in lines)

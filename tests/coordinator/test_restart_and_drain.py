@@ -1,0 +1,193 @@
+"""Open jobs outlive a restart, and end before a coordinator stops."""
+
+import asyncio
+
+from coordinator.hubs import (
+    SHORT_LIMITS,
+    Coordinator,
+    SlowStore,
+    kinds,
+    run_pending,
+    run_script,
+    running_coordinator,
+)
+from shoal.coordinator.recovery import RESTART_GRACE
+from shoal.domain.errors import QueueFull, ShuttingDown, UnknownModel
+from shoal.domain.facts import (
+    JobCompleted,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    LateResult,
+)
+from shoal.domain.outcome import Outcome
+from shoal.domain.vocabulary import Completed
+from shoal.pool.lifecycle import JobState
+from shoal.protocols.seam.session import CloseCode
+from simulation import virtual
+
+
+def test_open_jobs_resume_after_a_restart(store: SlowStore) -> None:
+    async def scenario() -> None:
+        async with running_coordinator(store) as coordinator:
+            worker = await coordinator.join()
+            begun, queued = await coordinator.request(), await coordinator.request()
+            worker.write("lost")
+            await run_pending()
+
+        async with running_coordinator(store) as coordinator:
+            await asyncio.sleep(RESTART_GRACE)  # longer than the default queue limit
+            worker = await coordinator.join(slots=2)
+            assert [(run.job_id, run.lease) for run in worker.runs] == [
+                (begun.job_id, 2),
+                (queued.job_id, 1),
+            ]
+            for run in (0, 1):
+                worker.write("anew", run=run)
+                worker.complete(run=run)
+            await run_pending()
+
+            story = await coordinator.history(begun.job_id)
+
+        assert [JobRequeued, JobLeased, JobStarted, JobCompleted] == kinds(story)[-4:]
+        for client in (begun, queued):
+            stored = await store.job(client.job_id)
+            assert stored is not None
+            assert stored.outcome == Outcome("anew")
+
+    virtual.run(scenario())
+
+
+def test_models_from_before_a_restart_are_awaited(store: SlowStore) -> None:
+    async def scenario() -> None:
+        async with running_coordinator(store) as coordinator:
+            await coordinator.join(model="m")
+
+        async with running_coordinator(store) as coordinator:
+            client = await coordinator.request("m")
+            unknown = await coordinator.request("never heard of")
+            worker = await coordinator.join(model="m")
+            worker.write("back")
+            worker.complete()
+            await client.task
+
+            assert client.text == "back"
+            assert isinstance(unknown.error, UnknownModel)
+
+    virtual.run(scenario())
+
+
+def test_result_for_the_previous_coordinator_is_late(
+    store: SlowStore,
+) -> None:
+    async def scenario() -> None:
+        async with running_coordinator(store) as coordinator:
+            worker = await coordinator.join()
+            client = await coordinator.request()
+            old = worker.runs[0]
+
+        async with running_coordinator(store) as coordinator:
+            worker = await coordinator.join()
+            worker.emit(Completed(old.job_id, old.lease))
+            await run_pending()
+            stored = await store.job(client.job_id)
+            assert stored is not None
+            assert stored.state is JobState.LEASED
+
+            worker.complete()
+            await run_pending()
+
+            story = await coordinator.history(client.job_id)
+            assert [LateResult, JobCompleted] == kinds(story)[-2:]
+
+    virtual.run(scenario())
+
+
+def test_job_without_a_worker_after_a_restart_expires(store: SlowStore) -> None:
+    async def scenario() -> None:
+        async with running_coordinator(store) as coordinator:
+            await coordinator.join()
+            await coordinator.request(limits=SHORT_LIMITS)
+        async with running_coordinator(store) as coordinator:
+            await asyncio.sleep(RESTART_GRACE + SHORT_LIMITS.queue + 1.0)
+
+            assert coordinator.hub.pool.jobs == {}
+        assert await store.open_jobs() == []
+
+    virtual.run(scenario())
+
+
+def test_drain_finishes_open_jobs_and_rejects_new_ones() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        client = await coordinator.request()
+
+        draining = asyncio.create_task(coordinator.hub.drain())
+        await run_pending()
+        refused = await coordinator.request()
+        assert isinstance(refused.error, ShuttingDown)
+        assert coordinator.hub.unavailable_reason == "stopping"
+        assert not draining.done()
+        worker.complete()
+        await draining
+
+        assert client.outcome is not None
+
+    run_script(script)
+
+
+def test_drain_waits_for_a_job_in_acceptance() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        worker = await coordinator.join()
+        coordinator.store.writable.clear()
+        client = await coordinator.request()
+
+        draining = asyncio.create_task(coordinator.hub.drain())
+        await run_pending()
+        assert not draining.done()
+        coordinator.store.writable.set()
+        await run_pending()
+        assert not draining.done()
+        worker.complete()
+        await draining
+
+        assert client.outcome is not None
+
+    run_script(script)
+
+
+def test_drain_without_open_jobs_completes_at_once() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join()
+        refused = await coordinator.request("unknown")
+        assert isinstance(refused.error, UnknownModel)
+
+        async with asyncio.timeout(1.0):
+            await coordinator.hub.drain()
+
+    run_script(script)
+
+
+def test_drain_after_a_rejection_completes_at_once() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        await coordinator.join()
+        assert isinstance((await coordinator.request()).error, QueueFull)
+
+        async with asyncio.timeout(1.0):
+            await coordinator.hub.drain()
+
+    run_script(script, queue_max=0)
+
+
+def test_stop_disconnects_all_workers() -> None:
+    async def script(coordinator: Coordinator) -> None:
+        workers = [await coordinator.join(name) for name in "abc"]
+
+        coordinator.hub.disconnect_all("the coordinator is stopping")
+
+        for worker in workers:
+            assert worker.disconnections == [
+                ("the coordinator is stopping", CloseCode.GOING_AWAY)
+            ]
+
+    run_script(script)
