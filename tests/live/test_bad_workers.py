@@ -69,7 +69,6 @@ def balances(pool: Pool) -> dict[str, int]:
     return {each["name"]: each["balance"] for each in listed["data"]}
 
 
-@pytest.mark.short
 def test_older_of_two_with_one_key_is_replaced(pool: Pool) -> None:
     older = joined(pool, "twin", *HONEST)
     newer = joined(pool, "twin", *HONEST)

@@ -138,7 +138,6 @@ def test_ended_calls_are_not_repeated_by_another_coordinator(
     assert runs == dict.fromkeys(range(20), 1)
 
 
-@pytest.mark.short
 def test_volatile_calls_fail_with_their_coordinator(
     programs: Programs, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from originals.macfleet import (
     packed,
 )
 from shoal.domain.errors import TooLarge
+from tasks.callers import Gate
 
 TOKEN = "a-fleet-token"
 HUB = "hub"
@@ -83,8 +84,13 @@ async def until(condition: Callable[[], object]) -> None:
     await asyncio.to_thread(eventually, condition, "what should follow")
 
 
-@pytest.mark.short
-@FLEETS
+@pytest.mark.parametrize(
+    ("token", "flags"),
+    [
+        pytest.param(TOKEN, SECURE, marks=pytest.mark.short, id="secure"),
+        pytest.param("", OPEN, id="open"),
+    ],
+)
 async def test_dialling_worker_runs_the_pools_jobs(
     programs: Programs, token: str, flags: tuple[str, ...]
 ) -> None:
@@ -309,7 +315,10 @@ def listen(programs: Programs, name: str, *flags: str) -> Program:
 
 
 @pytest.mark.short
-async def test_dispatcher_finds_and_dials_our_lone_worker(programs: Programs) -> None:
+async def test_dispatcher_finds_and_dials_our_lone_worker(
+    programs: Programs, tmp_path: Path
+) -> None:
+    gate = Gate.make(tmp_path)
     worker = listen(programs, "ours", "--token", TOKEN)
     ports = (await asyncio.to_thread(worker.event, "listening"))["ports"]
 
@@ -326,11 +335,13 @@ async def test_dispatcher_finds_and_dials_our_lone_worker(programs: Programs) ->
         assert joined["coordinator"] == "boss-5"
         with pytest.raises(RemoteTaskError, match=r"Known tasks: .*demo\.add"):
             await dispatcher.submit("demo.nope")
-        last = asyncio.create_task(dispatcher.submit("demo.sleep", 1))
-        await asyncio.sleep(0.2)
-        leaving = asyncio.create_task(asyncio.to_thread(worker.terminate))
-        assert await last == 1
-        assert await leaving == 0
+        last = asyncio.create_task(dispatcher.submit("waits", *gate.args))
+        await gate.reached()
+        worker.process.terminate()
+        await asyncio.to_thread(worker.event, "leaving")
+        await gate.open()
+        assert await last is None
+        assert await asyncio.to_thread(worker.wait) == 0
     await transport.disconnect()
 
 

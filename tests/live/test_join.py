@@ -157,7 +157,6 @@ def test_worker_can_be_stopped_while_disconnected(programs: Programs) -> None:
     assert worker.terminate() == 0
 
 
-@pytest.mark.short
 def test_killed_workers_answer_is_completed(
     programs: Programs, slow_model: GatedModel
 ) -> None:
@@ -277,7 +276,6 @@ def test_no_field_value_causes_a_server_error(pool: Pool) -> None:
     assert [each for each in refused if each[0] >= 500] == []
 
 
-@pytest.mark.short
 def test_disconnected_client_frees_the_worker(
     programs: Programs, slow_model: GatedModel
 ) -> None:

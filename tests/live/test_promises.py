@@ -23,7 +23,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "at" in metafunc.fixturenames:
         every = metafunc.config.getoption("--every")
         cases = range(len(PIECES) + 1) if every else SAMPLE
-        short = pytest.param(MIDDLE, marks=pytest.mark.short)
+        # One case is enough for `make test`; tests/gateway has the other promise.
+        is_short = metafunc.function is test_killed_worker_leaves_no_trace_in_the_answer
+        short = pytest.param(MIDDLE, marks=pytest.mark.short if is_short else ())
         metafunc.parametrize("at", [short if at == MIDDLE else at for at in cases])
 
 

@@ -85,7 +85,7 @@ def spent(
     return asyncio.run(all_())
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(37, marks=pytest.mark.short)])
+@pytest.mark.parametrize("jobs", [1, 37])
 def test_hundred_concurrent_jobs_cannot_overspend(
     programs: Programs, jobs: int
 ) -> None:
