@@ -1,8 +1,6 @@
-"""Write ``docs/protocols/fields.md`` from the codecs and ``docs/protocols/fields/``.
+"""Write ``docs/protocols/fields.md``; print what is wrong about the fields, if any.
 
-What is missing or obsolete goes to the standard error output, and the status is 1 then.
-
-    python scripts/write_fields.py
+python scripts/write_fields.py
 """
 
 import sys
@@ -11,15 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 
-from protocols.fields.table import PAGE, WIRES, page, table_of  # noqa: E402
+from protocols.fields.page import PAGE, page  # noqa: E402
+from protocols.fields.wire import WIRES, wire  # noqa: E402
 
-
-def main() -> None:
-    PAGE.write_text(page())
-    faults = [fault for wire in WIRES for fault in table_of(wire).faults()]
-    print(*faults, sep="\n", end="\n" * bool(faults), file=sys.stderr)
-    sys.exit(bool(faults))
-
-
-if __name__ == "__main__":
-    main()
+PAGE.write_text(page())
+sys.exit("\n".join(fault for name in WIRES for fault in wire(name).faults()) or 0)

@@ -28,6 +28,7 @@ from shoal.domain.work import (
     message_text,
 )
 from shoal.protocols.grandsage.codec import TaskId, validation_error, well_formed
+from shoal.protocols.seam.document_fields import Undocumented
 from shoal.protocols.seam.input_work import input_prompt, input_work, inputs_of
 from shoal.protocols.seam.session import without_calls
 
@@ -98,7 +99,9 @@ class TaskHead(msgspec.Struct, frozen=True):
 
     id: TaskId
     state: Any = 0
-    stop: Any = msgspec.UNSET
+    stop: Annotated[
+        Any, Undocumented("an original server sends it: the task is stopped")
+    ] = msgspec.UNSET
 
     @property
     def stops(self) -> bool:
@@ -138,7 +141,9 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 class _ExtendedTask(_Task, frozen=True):
-    shoal: _TaskExtension | None = None
+    shoal: Annotated[
+        _TaskExtension | None, Undocumented("what the other fields cannot express")
+    ] = None
 
 
 _heads = msgspec.json.Decoder(TaskHead)

@@ -59,6 +59,8 @@ class AssignedJob:
 
 
 class _Choice(msgspec.Struct, frozen=True):
+    """One of several answers in an output."""
+
     message: dict[str, Any] = {}
     finish_reason: Annotated[str, msgspec.Meta(max_length=64)] = "stop"
 

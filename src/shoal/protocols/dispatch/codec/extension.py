@@ -19,6 +19,7 @@ from shoal.domain.errors import PeerError
 from shoal.domain.work import Feature, JobKind
 from shoal.protocols.dispatch.codec.messages import Lease
 from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.seam.document_fields import Unread
 
 HEADER = "Shoal-Dispatch"
 VERSION = 1
@@ -85,7 +86,9 @@ class TokenCounts(msgspec.Struct, frozen=True):
 class CompletionExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     """Extension field of ``job_complete``: how the answer ended."""
 
-    lease: Lease = 0
+    lease: Annotated[
+        Lease, Unread("`AttemptExtension` decodes the same field, and reads it")
+    ] = 0
     finish_reason: Annotated[str, msgspec.Meta(max_length=64)] = "stop"
     usage: TokenCounts | None = None
     logprobs: list[Any] = []  # of each choice; too many values to sign

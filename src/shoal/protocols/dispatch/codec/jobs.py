@@ -34,6 +34,7 @@ from shoal.protocols.dispatch.codec.ecmascript_json import (
     well_formed,
 )
 from shoal.protocols.dispatch.codec.messages import JobIdText, JobType, Lease
+from shoal.protocols.seam.document_fields import Undocumented, Unread
 from shoal.protocols.seam.input_work import input_prompt, input_work, inputs_of
 from shoal.protocols.seam.session import without_calls
 
@@ -44,6 +45,7 @@ UNSUPPORTED_PAYLOAD = "Unsupported job payload"  # as the original worker says
 
 _MAX = sys.float_info.max
 _Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-_MAX, le=_MAX)]
+_SHOAL = Undocumented("what the payload cannot express: `JobExtension`")
 
 
 class JobExtension(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -67,10 +69,13 @@ class _JobAssign(msgspec.Struct, frozen=True, tag="job_assign"):
     job_id: str
     job_type: str
     payload: Raw
-    policy: str
+    policy: Annotated[
+        str,
+        Unread("the coordinator has decided by it; nothing at a worker depends on it"),
+    ]
     privacy_class: str
     user_id: str
-    shoal: Raw | UnsetType = UNSET
+    shoal: Annotated[Raw | UnsetType, _SHOAL] = UNSET
 
 
 class JobAssignment(msgspec.Struct, frozen=True):
@@ -81,7 +86,7 @@ class JobAssignment(msgspec.Struct, frozen=True):
     payload: Any = None
     privacy_class: Any = None
     user_id: Any = None
-    shoal: Raw | UnsetType = UNSET
+    shoal: Annotated[Raw | UnsetType, _SHOAL] = UNSET
 
 
 def encode_job(job: RunJob, *, extended: bool) -> str:

@@ -21,6 +21,7 @@ from shoal.protocols.dispatch.codec.ecmascript_json import (
     to_string,
     with_lone_surrogates_replaced,
 )
+from shoal.protocols.seam.document_fields import Undocumented, Unread
 from shoal.protocols.seam.session import Data
 
 MESSAGE_MAX = 32 << 20  # bytes of a message: fits an escaped job of 10 MB
@@ -78,7 +79,10 @@ class RegisterProvider(msgspec.Struct, frozen=True, tag="register"):
     provider_type: ProviderType
     capabilities: Annotated[list[_Short], msgspec.Meta(max_length=CAPABILITIES_MAX)]
     pricing_hint: Any = UNSET
-    shoal: Raw | UnsetType = UNSET
+    shoal: Annotated[
+        Raw | UnsetType,
+        Undocumented("what a Shoal worker adds: `WorkerPresentation`"),
+    ] = UNSET
 
 
 class MachineMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -100,13 +104,18 @@ class JobComplete(msgspec.Struct, frozen=True, tag="job_complete"):
     output_hash: Raw | UnsetType = UNSET
     receipt: Raw | UnsetType = UNSET
     receipt_signature: Raw | UnsetType = UNSET
-    shoal: Raw | UnsetType = UNSET
+    shoal: Annotated[
+        Raw | UnsetType, Undocumented("how the answer ended: `CompletionExtension`")
+    ] = UNSET
 
 
 class JobReject(msgspec.Struct, frozen=True, tag="job_reject"):
     job_id: JobIdText
     reason: Any = None
-    shoal: Raw | UnsetType = UNSET
+    shoal: Annotated[
+        Raw | UnsetType,
+        Undocumented("which attempt, and whether it failed: `AttemptExtension`"),
+    ] = UNSET
 
 
 class ReceiptSubmit(msgspec.Struct, frozen=True, tag="receipt_submit"):
@@ -139,7 +148,9 @@ class RegisterProviderAck(msgspec.Struct, frozen=True, tag="register_ack"):
 
 
 class ProviderHeartbeatAck(msgspec.Struct, frozen=True, tag="heartbeat_ack"):
-    status: str = "ok"
+    status: Annotated[
+        str, Unread("the document has one status; only that it arrives counts")
+    ] = "ok"
 
 
 class JobCancel(msgspec.Struct, frozen=True, tag="job_cancel"):

@@ -9,6 +9,7 @@ import binascii
 import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Annotated
 
 import msgspec
 from msgspec import Raw, UnsetType
@@ -18,6 +19,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt
 from shoal.protocols.dispatch.codec.ecmascript_json import canonical
 from shoal.protocols.dispatch.codec.messages import JobIdText, ReceiptSubmit
+from shoal.protocols.seam.document_fields import Unread
 
 SIGNATURE_TEXT_MAX = 128  # characters; 64 bytes take 88
 
@@ -31,12 +33,18 @@ class DispatchReceipt(msgspec.Struct, frozen=True):
     job_id: JobIdText
     provider_pubkey: str
     output_hash: str
-    completed_at: str
-    payment_ref: str | None
+    completed_at: Annotated[
+        str,
+        Unread("the signature covers it; the pool's own time of the result counts"),
+    ]
+    payment_ref: Annotated[
+        str | None,
+        Unread("the signature covers it; the pool pays from its own accounts"),
+    ]
 
 
 class _ExactReceipt(DispatchReceipt, frozen=True, forbid_unknown_fields=True):
-    pass
+    """A receipt with the five fields and no other, to be encoded again."""
 
 
 _receipts = msgspec.json.Decoder(DispatchReceipt)

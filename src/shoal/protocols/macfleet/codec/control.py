@@ -151,6 +151,8 @@ ControlMessage: TypeAlias = (
 
 
 class _TaggedMessage(msgspec.Struct):
+    """The word of a message, known or not."""
+
     word: str
 
 

@@ -25,7 +25,9 @@ WIRE_VERSION = 1  # of the hardware profile, and of the handshake's suffix with 
 class HardwareProfile:
     """The hardware of a node; sizes in GB, the bandwidth in GB per second.
 
-    ``data_port`` is its transport port; 0: the one after the heartbeat port.
+    ``data_port`` is its transport port; 0: the one after the heartbeat port.  Elections
+    count cores, bandwidth and memory: no decision depends on ``has_ane``, ``mps`` and
+    ``mlx``.
     """
 
     chip: str = "unknown"

@@ -21,6 +21,7 @@ from shoal.protocols.macfleet.codec.frames import (
     FrameType,
     Payload,
 )
+from shoal.protocols.seam.document_fields import Unread
 from shoal.protocols.seam.session import Output
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ class HeartbeatPayload(msgspec.Struct, frozen=True, array_like=True):
     """A heartbeat: its own number, and that of the last one received from the peer."""
 
     number: Count
-    last_received: Count = 0
+    last_received: Annotated[
+        Count, Unread("the heartbeat itself is the sign of life")
+    ] = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -8,7 +8,7 @@ whatever upstream would not accept.
 import math
 import re
 import traceback
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -22,6 +22,7 @@ from shoal.protocols.macfleet.codec.values import (
     IncompatibleValue,
     check_compatible,
 )
+from shoal.protocols.seam.document_fields import Undocumented
 
 TASK_MAX = 64 << 20  # bytes
 RESULT_MAX = PAYLOAD_MAX
@@ -75,7 +76,9 @@ class _TaskMap(msgspec.Struct, frozen=True):
     args: Raw = Raw(NO_ARGS)
     kwargs: Raw = Raw(NO_KWARGS)
     timeout: float | int | None = TIMEOUT
-    shoal: Raw | UnsetType = UNSET
+    shoal: Annotated[
+        Raw | UnsetType, Undocumented("what a Shoal call needs: `TaskRequirements`")
+    ] = UNSET
 
 
 class _ResultMap(msgspec.Struct, frozen=True):
@@ -83,7 +86,9 @@ class _ResultMap(msgspec.Struct, frozen=True):
     ok: bool | int
     value: Raw = Raw(NIL)
     error: str | None = None
-    shoal: Raw | UnsetType = UNSET
+    shoal: Annotated[
+        Raw | UnsetType, Undocumented("more of a Shoal result: `ResultDetails`")
+    ] = UNSET
 
 
 # The first byte of a map, the key ``task_id``, and the length of a text.

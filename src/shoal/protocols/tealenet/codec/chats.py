@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.domain.options import CHAT_OPTIONS, Option, OptionType
 from shoal.domain.work import ANY_MODEL, JSON, Chat, message_text
+from shoal.protocols.seam.document_fields import Unread
 from shoal.protocols.tealenet.codec.scalars import Name
 
 TOKENS_MAX = 2**31 - 1
@@ -197,11 +198,14 @@ _ENCODERS: Mapping[str, Callable[[JSON], JSON]] = {
 """The encoders of options; None omits an option.  Others are sent unchanged."""
 
 
+_ONLY_CHECKED = Unread("only checked: `read_chat` takes the request as it is")
+
+
 class _ChatMessageSchema(msgspec.Struct, frozen=True):
     """The fields of a chat message that must be valid before it is forwarded."""
 
-    role: Name
-    content: str | list[dict[str, Any]] | None = None
+    role: Annotated[Name, _ONLY_CHECKED]
+    content: Annotated[str | list[dict[str, Any]] | None, _ONLY_CHECKED] = None
 
 
 _STRUCTURED_TYPES: Mapping[str, Any] = {

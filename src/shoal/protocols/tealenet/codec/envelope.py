@@ -134,10 +134,14 @@ class _Form:
 
 
 class _Layer(msgspec.Struct, rename={"payload": "_0"}):
+    """The layer that real peers write around a payload."""
+
     payload: Raw | UnsetType = UNSET
 
 
 class _Ids(msgspec.Struct, rename={"request": "requestID", "transfer": "transferID"}):
+    """The id in an invalid message, for the answer."""
+
     request: Any = None
     transfer: Any = None
 

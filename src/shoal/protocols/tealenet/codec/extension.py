@@ -19,6 +19,7 @@ from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt
 from shoal.domain.vocabulary import Completed, Failed, Rejected
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import CHAT_ONLY, DeviceKind, Offer
+from shoal.protocols.seam.document_fields import Unread
 from shoal.protocols.tealenet.codec.scalars import (
     MODELS_MAX,
     NAME_MAX,
@@ -157,7 +158,11 @@ class IntroductionExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     program.
     """
 
-    version: Annotated[int, msgspec.Meta(ge=VERSION)]
+    version: Annotated[
+        int,
+        msgspec.Meta(ge=VERSION),
+        Unread("checked by the decoder; there is one version"),
+    ]
     features: list[str] = []
     name: Name = ""
     role: Name = ""

@@ -6,11 +6,13 @@ Unknown values are accepted: real peers use others than the document.
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET
 
 from shoal.domain.worker import Hardware
+from shoal.protocols.seam.document_fields import Undocumented, Unread, Unwritten
 from shoal.protocols.tealenet.codec.scalars import (
     Date,
     Id,
@@ -71,10 +73,23 @@ class DeviceInfo(
     name: Name
     hardware: HardwareInfo
     registered_at: Date
-    last_seen_at: Date
-    is_current_device: bool
-    loaded_models: Names = msgspec.field(default_factory=_no_names)
-    connection_quality: str | None = None
+    last_seen_at: Annotated[
+        Date,
+        Unread("the session's own clock decides liveness: a peer's may be wrong"),
+    ]
+    is_current_device: Annotated[bool, Unread("always true: a peer describes itself")]
+    loaded_models: Annotated[
+        Names, Unread("the message has the same; real peers leave this one empty")
+    ] = msgspec.field(default_factory=_no_names)
+    connection_quality: Annotated[
+        str | None,
+        Undocumented("Macs send it"),
+        Unread("a Mac's own estimate of its network; liveness decides here"),
+        Unwritten("optional; a Mac refuses words that it does not know"),
+    ] = None
+
+
+_NOT_LOADED = Unread("peers are asked for models that they have loaded")
 
 
 class NodeCapabilities(
@@ -88,9 +103,9 @@ class NodeCapabilities(
 
     hardware: HardwareInfo
     loaded_models: Names = msgspec.field(default_factory=_no_names)
-    max_model_size_gb: float
+    max_model_size_gb: Annotated[float, _NOT_LOADED]
     is_available: bool
-    swappable_models: Names = ()
+    swappable_models: Annotated[Names, _NOT_LOADED] = ()
     max_concurrent_requests: Int | None = None
     effective_context: Int | None = None
     on_ac_power: bool | None = msgspec.field(default=None, name="onACPower")

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from shoal.domain.answer_assembly import CHOICES_MAX
+from shoal.protocols.seam.document_fields import Undocumented, Unread, Unwritten
 from shoal.protocols.tealenet.codec.hardware import DeviceInfo
 from shoal.protocols.tealenet.codec.scalars import (
     Count,
@@ -44,7 +45,9 @@ class _Hello(_Payload, frozen=True):
     loaded_models: Names = _always_written(())
     cluster_passcode_hash: Name | None = None
     owner_user_id: Name | None = None
-    shoal: ShoalField = UNSET
+    shoal: Annotated[
+        ShoalField, Undocumented("a Shoal peer's introduction: `IntroductionExtension`")
+    ] = UNSET
 
 
 class Hello(_Hello, frozen=True):
@@ -56,8 +59,17 @@ class HelloAck(_Hello, frozen=True):
 
 
 class _Heartbeat(_Payload, frozen=True):
-    device_id: Id
-    timestamp: Date
+    device_id: Annotated[
+        Id,
+        Unread(
+            "the connection names the peer; a Rust peer's id here differs from its "
+            "`hello`"
+        ),
+    ]
+    timestamp: Annotated[
+        Date,
+        Unread("the session's own clock decides liveness: a peer's may be wrong"),
+    ]
     thermal_level: Name
     throttle_level: Int
     loaded_models: Names = _always_written(())
@@ -65,8 +77,14 @@ class _Heartbeat(_Payload, frozen=True):
     queue_depth: Int = _always_written(0)
     organization_id: Name | None = None
     owner_user_id: Name | None = None
-    ewma_tokens_per_second: float | None = None
-    shoal: ShoalField = UNSET
+    ewma_tokens_per_second: Annotated[
+        float | None,
+        Undocumented("only Rust peers send it, which tells them from Macs"),
+        Unwritten("it would tell a Mac that this end is a Rust peer"),
+    ] = None
+    shoal: Annotated[
+        ShoalField, Undocumented("more of a Shoal peer's state: `HeartbeatExtension`")
+    ] = UNSET
 
 
 class Heartbeat(_Heartbeat, frozen=True):
@@ -83,7 +101,9 @@ class InferenceRequest(_Payload, frozen=True):
     request_id: Id
     request: dict[str, Any]
     streaming: bool = _always_written(False)
-    shoal: ShoalField = UNSET
+    shoal: Annotated[
+        ShoalField, Undocumented("the complete job: `InferenceRequestExtension`")
+    ] = UNSET
 
 
 class ChunkUsage(msgspec.Struct, frozen=True):
@@ -91,7 +111,7 @@ class ChunkUsage(msgspec.Struct, frozen=True):
 
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
-    total_tokens: Count = 0
+    total_tokens: Annotated[Count, Unread("the sum of the other two")] = 0
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -102,9 +122,11 @@ class ChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
 
     index: Annotated[int, msgspec.Meta(ge=0, lt=CHOICES_MAX)] = _always_written(0)
     delta: dict[str, Any] | None = _always_written({})
-    logprobs: Any = None
+    logprobs: Annotated[Any, Undocumented("of OpenAI's chunk")] = None
     finish_reason: Annotated[str, msgspec.Meta(max_length=64)] | None = None
-    shoal: Any = None
+    shoal: Annotated[
+        Any, Undocumented("a complete piece of a Shoal peer, taken unchanged")
+    ] = None
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -114,7 +136,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     choices: list[ChunkChoice]
-    usage: ChunkUsage | None = None
+    usage: Annotated[ChunkUsage | None, Undocumented("of OpenAI's chunk")] = None
 
 
 class InferenceChunk(_Payload, frozen=True):
@@ -124,13 +146,19 @@ class InferenceChunk(_Payload, frozen=True):
     chunk: ChatCompletionChunk
 
 
+_OF_RUST_PEERS = Undocumented("Rust peers send it")
+_NO_TOKENS = Unread("real peers count chunks, not tokens; the last chunk has the usage")
+
+
 class InferenceComplete(_Payload, frozen=True):
     """The end of an answer.  Rust peers report the number of chunks as tokens."""
 
     request_id: Id
-    tokens_in: Count | None = None
-    tokens_out: Count | None = None
-    shoal: ShoalField = UNSET
+    tokens_in: Annotated[Count | None, _OF_RUST_PEERS, _NO_TOKENS] = None
+    tokens_out: Annotated[Count | None, _OF_RUST_PEERS, _NO_TOKENS] = None
+    shoal: Annotated[
+        ShoalField, Undocumented("how the answer ended: `InferenceCompleteExtension`")
+    ] = UNSET
 
 
 class InferenceError(_Payload, frozen=True):
@@ -138,8 +166,10 @@ class InferenceError(_Payload, frozen=True):
 
     request_id: Id
     error_message: str
-    code: Name | None = None
-    shoal: ShoalField = UNSET
+    code: Annotated[Name | None, Undocumented("real peers send it: `ErrorCode`")] = None
+    shoal: Annotated[
+        ShoalField, Undocumented("whose fault it is: `InferenceErrorExtension`")
+    ] = UNSET
 
 
 class InferenceCancel(_Payload, frozen=True):
@@ -190,7 +220,9 @@ class ModelTransferRequest(_Payload, frozen=True):
 
     transfer_id: Uuid
     model_id: Name
-    shoal: ShoalField = UNSET
+    shoal: Annotated[
+        ShoalField, Undocumented("the window: `TransferRequestExtension`")
+    ] = UNSET
 
 
 class ModelTransferChunk(_Payload, frozen=True):
@@ -201,7 +233,9 @@ class ModelTransferChunk(_Payload, frozen=True):
     offset: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
     data: bytes
     is_last_chunk: bool
-    shoal: ShoalField = UNSET
+    shoal: Annotated[
+        ShoalField, Undocumented("raw bytes follow: `RawChunkExtension`")
+    ] = UNSET
 
 
 class ModelTransferPull(_Payload, frozen=True):

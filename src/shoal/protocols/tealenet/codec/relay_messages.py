@@ -7,11 +7,12 @@ signatures are hexadecimal in lower case.
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from shoal.protocols.seam.document_fields import Unread
 from shoal.protocols.seam.session import Data
 from shoal.protocols.tealenet.codec.relay_envelope import (
     BadRelayMessage,
@@ -27,6 +28,12 @@ CAPABILITIES_MAX = 48 << 10  # bytes of the capabilities in it, of any node
 CLOSE_REPLACED = "Replaced by newer session"  # reason for closing an older connection
 
 _ENTRY_DEFAULTS = {"natType": "unknown", "endpoints": []}
+
+_BY_RELAY = Unread("nodes are reached through the relay only")
+_FOR_PEOPLE = Unread(
+    "for people who look: a node authenticates each peer in its session, whatever the "
+    "relay says"
+)
 
 Number: TypeAlias = int | float
 """A number that keeps its notation: some peers accept no fraction, not even ``.0``."""
@@ -79,7 +86,9 @@ class RelayRegisterAck(_RelayPayload, frozen=True):
     """
 
     node_id: str
-    registered_at: float
+    registered_at: Annotated[
+        float, Unread("the node's own clock counts from here; `ttlSeconds` follows")
+    ]
     ttl_seconds: Number
     shoal: "RelayHost | UnsetType" = UNSET
 
@@ -104,7 +113,7 @@ class DiscoverFilter(_RelayPayload, frozen=True):
 class Discover(_RelayPayload, frozen=True):
     """Requests the list of nodes."""
 
-    requesting_node_id: str
+    requesting_node_id: Annotated[str, Unread("the connection names the node")]
     filter: DiscoverFilter | None = None
 
 
@@ -112,20 +121,20 @@ class NodeEntry(_RelayPayload, frozen=True):
     """A node, as the relay describes it; Shoal's relays add ``shoal``."""
 
     node_id: str
-    public_key: str
+    public_key: Annotated[str, Unread("the node's id is its key")]
     display_name: str
     capabilities: dict[str, Any]
-    last_seen: float
-    nat_type: str
-    endpoints: list[Any]
+    last_seen: Annotated[float, Unread("the sessions' own heartbeats decide liveness")]
+    nat_type: Annotated[str, _BY_RELAY]
+    endpoints: Annotated[list[Any], _BY_RELAY]
     wg_public_key: str | None = None
-    shoal: "KeyStatus | UnsetType" = UNSET
+    shoal: Annotated["KeyStatus | UnsetType", _FOR_PEOPLE] = UNSET
 
 
 class KeyStatus(_RelayPayload, frozen=True):
     """Shoal's: whether a node has proved its key to the relay."""
 
-    proven: bool
+    proven: Annotated[bool, _FOR_PEOPLE]
 
 
 class DiscoverResponse(_RelayPayload, frozen=True):
@@ -138,14 +147,16 @@ class RelayPeerJoined(_RelayPayload, frozen=True):
     """Another node has registered."""
 
     node_id: str
-    display_name: str
+    display_name: Annotated[
+        str, Unread("the list of nodes, requested next, has the name")
+    ]
 
 
 class RelayPeerLeft(_RelayPayload, frozen=True):
     """Another node has left."""
 
     node_id: str
-    display_name: str
+    display_name: Annotated[str, Unread("the node's id is enough to end its sessions")]
 
 
 class RelayError(_RelayPayload, frozen=True):
@@ -153,7 +164,13 @@ class RelayError(_RelayPayload, frozen=True):
 
     code: str
     message: str
-    retry_after_seconds: Number | None = None
+    retry_after_seconds: Annotated[
+        Number | None,
+        Unread(
+            "a node asks again after 2 s at least, and a refused registration or "
+            "question is repeated by schedule"
+        ),
+    ] = None
 
 
 # Between two nodes, through the relay.
@@ -163,48 +180,54 @@ class _SessionPayload(_RelayPayload, frozen=True):
     """The base of the messages in a session, or about one."""
 
     from_node_id: str
-    to_node_id: str
+    to_node_id: Annotated[str, Unread("the relay checks the receiver")]
     session_id: str
 
 
 class NatConnectionInfo(_RelayPayload, frozen=True):
     """The addresses at which a node may be reachable without the relay."""
 
-    public_ip: str
-    public_port: Number
-    nat_type: str
-    local_ip: str | None = None
-    local_port: Number | None = None
-    wg_public_key: str | None = None
+    public_ip: Annotated[str, _BY_RELAY]
+    public_port: Annotated[Number, _BY_RELAY]
+    nat_type: Annotated[str, _BY_RELAY]
+    local_ip: Annotated[str | None, _BY_RELAY] = None
+    local_port: Annotated[Number | None, _BY_RELAY] = None
+    wg_public_key: Annotated[str | None, _BY_RELAY] = None
 
 
 class RelayOffer(_SessionPayload, frozen=True):
     """Offers a direct connection; ``signature`` signs ``FROM:TO:SESSION``."""
 
-    connection_info: NatConnectionInfo
-    signature: str
+    connection_info: Annotated[NatConnectionInfo, _BY_RELAY]
+    signature: Annotated[
+        str,
+        Unread("the answer only refuses a direct connection, to the peer that asks"),
+    ]
+
+
+_NO_OFFERS = Unread("this end sends no offers")
 
 
 class RelayAnswer(_SessionPayload, frozen=True):
-    """Accepts an offer."""
+    """Accepts an offer; this end sends none, and reads no answer."""
 
-    connection_info: NatConnectionInfo
-    signature: str
+    connection_info: Annotated[NatConnectionInfo, _NO_OFFERS]
+    signature: Annotated[str, _NO_OFFERS]
 
 
 class CandidateAddress(_RelayPayload, frozen=True):
     """Another address at which a node may be reachable."""
 
-    ip: str
-    port: Number
-    type: str
-    priority: Number
+    ip: Annotated[str, _BY_RELAY]
+    port: Annotated[Number, _BY_RELAY]
+    type: Annotated[str, _BY_RELAY]
+    priority: Annotated[Number, _BY_RELAY]
 
 
 class IceCandidate(_SessionPayload, frozen=True):
-    """Adds an address to an offer; no real peer sends it."""
+    """Adds an address to an offer; no real peer sends it, and this end ignores it."""
 
-    candidate: CandidateAddress
+    candidate: Annotated[CandidateAddress, _BY_RELAY]
 
 
 class RelayOpen(_SessionPayload, frozen=True):
@@ -312,6 +335,8 @@ def challenge_text(challenge: str, node_id: str) -> bytes:
 class _DataEnvelope(
     msgspec.Struct, rename={"carried": "relayData"}, forbid_unknown_fields=True
 ):
+    """``relayData`` as a whole text: the fast path."""
+
     carried: RelayData
 
 

@@ -24,6 +24,7 @@ from shoal.domain.work import (
     Transcription,
     Work,
 )
+from shoal.protocols.seam.document_fields import Unread
 from shoal.protocols.seam.input_work import input_prompt, input_work, inputs_of
 from shoal.protocols.seam.session import without_calls
 from shoal.protocols.tealenet.codec.chats import read_chat, requested_model, write_chat
@@ -50,7 +51,9 @@ class InferenceRequestExtension(msgspec.Struct, frozen=True, omit_defaults=True)
     temperature: float | None = None
     options: dict[str, Any] = {}
     continues: str = ""
-    job: Name = ""
+    job: Annotated[
+        Name, Unread("`_ReceiptName` decodes the same field, and reads it")
+    ] = ""
     trace: Name = ""
 
 
@@ -176,6 +179,8 @@ def _bad_request(message: InferenceRequest, why: str) -> BadMessage:
 
 
 class _ReceiptName(msgspec.Struct, frozen=True):
+    """The one field of ``InferenceRequestExtension`` that names a receipt."""
+
     job: Name = ""
 
 

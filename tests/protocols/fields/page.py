@@ -1,0 +1,71 @@
+"""The page of all fields of all documents: ``docs/protocols/fields.md``."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from protocols.fields.wire import DATA, NOTES, WIRES, Section, Wire, wire
+from shoal.protocols.seam.document_fields import Undocumented, Unread, Unwritten
+
+PAGE = DATA.with_suffix(".md")
+HEAD = """\
+# Every field of the four documents
+
+What becomes of each field: whether its receiver reads it, whether its sender writes it,
+and why not.  `make fields` makes this page from what the codecs say at their fields and
+from [fields/](fields), which lists what each document has.  A test fails for a field
+that no codec knows, for one that is decoded and then unused, and for a reason that is
+obsolete.
+"""
+WAYS = {
+    "worker": "worker → coordinator",
+    "coordinator": "coordinator → worker",
+    "both": "either way",
+}
+
+
+def page() -> str:
+    """Return the page, as it should be."""
+    return "\n".join([HEAD, *(line for name in WIRES for line in _lines(wire(name)))])
+
+
+def _lines(made: Wire) -> Iterator[str]:
+    yield f"## {made.title}\n\nDocument: {made.document}.\n"
+    for section in made.sections:
+        yield f"### `{section.name}`, {WAYS[section.by]}\n"
+        yield f"{section.about and f'{section.about}. '}{_codecs(section)}\n"
+        yield "| field | what becomes of it |\n| --- | --- |"
+        fates = {name: _fate(made, section, name) for name in made.rows(section)}
+        yield from (f"| {names} | {fate} |" for fate, names in _grouped(fates))
+        yield ""
+    yield "### Beside the document\n\n| struct | what it is | fields |"
+    yield "| --- | --- | --- |"
+    for title in made.beside:
+        about = str(made.structs[title].__doc__).partition("\n")[0].replace("``", "`")
+        fields = made.fields[title].items()
+        unread = {name: field.notes.get(Unread, "") for name, field in fields}
+        cells = [f"{n}{why and f' not read: {why}'}" for why, n in _grouped(unread)]
+        yield f"| `{title}` | {about} | {'; '.join(cells)} |"
+    yield ""
+
+
+def _codecs(section: Section) -> str:
+    found = [(each, "`, `".join(section.codecs(each))) for each in NOTES]
+    if found[0][1] == found[1][1]:
+        return f"Codec: `{found[0][1]}`."
+    return " ".join(f"To {each}: `{codecs}`." for each, codecs in found if codecs)
+
+
+def _fate(made: Wire, section: Section, name: str) -> str:
+    notes = (Unread, Unwritten, Undocumented)
+    unread, unwritten, what = (made.said(section, name, note) for note in notes)
+    done = " and ".join(["read"] * (not unread) + ["written"] * (not unwritten))
+    why = {"not read": unread, "not written": unwritten, "not in the document": what}
+    return "; ".join([done] * bool(done) + [f"{n}: {why[n]}" for n in why if why[n]])
+
+
+def _grouped(texts: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each text, with the names that have it."""
+    names = defaultdict[str, list[str]](list)
+    for name, text in texts.items():
+        names[text].append(f"`{name}`")
+    yield from ((text, ", ".join(names[text])) for text in names)
