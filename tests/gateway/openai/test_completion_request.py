@@ -68,7 +68,7 @@ def test_options_are_forwarded() -> None:
         ({"prompt": [True]}, "prompt"),
         ({"prompt": [[1], "a"]}, "prompt"),
         ({"prompt": ["a"] * (PROMPTS_MAX + 1)}, "prompt"),
-        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 2, "n": 3}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": True}, "logprobs"),
@@ -107,3 +107,12 @@ def _field_of(prompt: Any) -> str | None:
     except InvalidRequest as error:
         return error.field
     return None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_completions_need_no_best_of(stream: bool) -> None:
+    assert decode(n=2, stream=stream).work.options == {"n": 2}
+
+
+def test_best_of_as_many_as_are_wanted_is_left_out() -> None:
+    assert decode(n=2, best_of=2, stream=True).work.options == {"n": 2}

@@ -3,8 +3,6 @@
 Source: OpenAI's API reference, "Create completion".
 """
 
-from collections.abc import Mapping
-
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -63,11 +61,7 @@ def decode_completion_request(data: bytes) -> GenerationRequest[Completion]:
     """
     body: CompletionBody = decode(_decoder, data, BODY_VALUES_MAX)
     options = requested_options(body, COMPLETION_OPTIONS, {"stop": stop_strings})
-    best_of = _count(options, "best_of")
-    if best_of < _count(options, "n"):
-        raise InvalidRequest("best_of: expected at least n", "best_of")
-    if best_of > 1 and body.stream:
-        raise InvalidRequest("best_of: cannot be streamed", "best_of")
+    _check_best_of(options, streamed=bool(body.stream))
     streaming = body.stream_options
     return GenerationRequest(
         Completion(
@@ -82,9 +76,20 @@ def decode_completion_request(data: bytes) -> GenerationRequest[Completion]:
     )
 
 
-def _count(options: Mapping[str, JSON], name: str) -> int:
-    value = options.get(name)
-    return value if isinstance(value, int) else 1
+def _check_best_of(options: dict[str, JSON], *, streamed: bool) -> None:
+    """Drop the option if it asks for no more than ``n``, as without it.
+
+    Raises InvalidRequest if it cannot be obeyed.
+    """
+    best_of, count = options.get("best_of"), options.get("n", 1)
+    if not (isinstance(best_of, int) and isinstance(count, int)):
+        return
+    if best_of < count:
+        raise InvalidRequest("best_of: expected at least n", "best_of")
+    if best_of == count:
+        del options["best_of"]
+    elif streamed:
+        raise InvalidRequest("best_of: cannot be streamed", "best_of")
 
 
 def _prompt(raw: msgspec.Raw) -> JSON:
