@@ -138,7 +138,7 @@ def test_each_choice_has_its_own_role_and_end() -> None:
     writing = chunks()
     pieces: list[AnswerPiece] = [
         Delta(1, {"content": "b"}),
-        Delta(0, {"content": "a"}, {"content": [{"token": "a"}]}),
+        Delta(0, {"content": "a"}, {"content": [{"token": "a", "logprob": -1.0}]}),
         Delta(1, {}, None, "length"),
     ]
 
@@ -154,7 +154,7 @@ def test_each_choice_has_its_own_role_and_end() -> None:
         (0, {"content": "a"}, None),
         (1, {}, "length"),
     ]
-    assert choices(written)[3]["logprobs"] == {"content": [{"token": "a"}]}
+    assert choices(written)[3]["logprobs"]["content"][0]["logprob"] == -1.0
     assert [(c["index"], c["finish_reason"]) for c in choices(ending)] == [(0, "stop")]
 
 

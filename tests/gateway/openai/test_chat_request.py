@@ -12,6 +12,7 @@ from shoal.domain.json_limits import NESTING_MAX
 from shoal.domain.options import CHAT_OPTIONS, OptionType
 from shoal.domain.work import Chat, Feature
 from shoal.gateway.generation.messages import MESSAGES_MAX
+from shoal.gateway.generation.options import STOPS_MAX
 from shoal.gateway.generation.request import GenerationRequest
 from shoal.gateway.http.decoding import OBJECT_MAX, SURROGATES_MAX
 from shoal.gateway.openai.chat_request import (
@@ -304,7 +305,7 @@ def test_messages_are_normalized(given: Any, kept: Any) -> None:
         ({"presence_penalty": 3}, "presence_penalty", "<= 2"),
         ({"frequency_penalty": -3}, "frequency_penalty", ">= -2"),
         ({"seed": 0.5}, "seed", "expected `int"),
-        ({"stop": ["a"] * 5}, "stop", "length <= 4"),
+        ({"stop": ["a"] * (STOPS_MAX + 1)}, "stop", f"length <= {STOPS_MAX}"),
         ({"stop": [7]}, "stop[0]", "expected `str`"),
         ({"stop": 7}, "stop", "expected `str | array | null`"),
         ({"stream": "yes"}, "stream", "expected `bool | null`, got `str`"),

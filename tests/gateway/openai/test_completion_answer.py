@@ -42,7 +42,7 @@ def test_pieces_are_streamed_unchanged(texts: list[str]) -> None:
 def test_each_choice_ends_once() -> None:
     writing = chunks(include_usage=True)
     pieces: list[AnswerPiece] = [
-        Delta(0, {"content": "a"}, {"tokens": ["a"]}),
+        Delta(0, {"content": "a"}, {"tokens": ["a"], "token_logprobs": [-1.0]}),
         Delta(1, {"content": "b"}, None, "length"),
     ]
 
@@ -55,7 +55,7 @@ def test_each_choice_ends_once() -> None:
         (1, "b", "length"),
         (0, "", "stop"),
     ]
-    assert written[0]["logprobs"] == {"tokens": ["a"]}
+    assert written[0]["logprobs"] == {"tokens": ["a"], "token_logprobs": [-1.0]}
 
 
 def test_empty_answer_ends() -> None:
@@ -108,9 +108,9 @@ def test_chat_logprobs_become_completion_logprobs() -> None:
 @pytest.mark.parametrize(
     "theirs", [None, 1, {"tokens": ["a"]}, {"content": None}, {"content": [{"id": 1}]}]
 )
-def test_other_logprobs_are_unchanged(theirs: Any) -> None:
+def test_logprobs_without_numbers_are_left_out(theirs: Any) -> None:
     piece = Delta(0, {"content": "a"}, theirs)
 
     (choice,) = choices(chunks().encode([piece]))
 
-    assert choice["logprobs"] == theirs
+    assert choice["logprobs"] is None

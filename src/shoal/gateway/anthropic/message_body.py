@@ -10,12 +10,11 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.options import CHAT_OPTIONS
 from shoal.gateway.generation.messages import MESSAGES_MAX
-from shoal.gateway.generation.options import body_type
+from shoal.gateway.generation.options import STOPS_MAX, body_type
 from shoal.gateway.generation.tools import CALL_ID_MAX, FunctionName
 from shoal.gateway.http.decoding import FreeObject, ModelName, TokenCount
 
 TOOLS_MAX = 1024  # programs that offer the tools of many servers have hundreds
-STOP_SEQUENCES_MAX = 16
 
 BlockType = Annotated[str, Meta(min_length=1, max_length=64)]
 ToolCallId = Annotated[str, Meta(min_length=1, max_length=CALL_ID_MAX)]
@@ -133,9 +132,7 @@ class MessageBody(CountMessageTokens, frozen=True, kw_only=True):
 
     max_tokens: TokenCount
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
-    stop_sequences: Annotated[list[str], Meta(max_length=STOP_SEQUENCES_MAX)] | None = (
-        None
-    )
+    stop_sequences: Annotated[list[str], Meta(max_length=STOPS_MAX)] | None = None
     stream: bool | None = None
     metadata: MessageMetadata | None = None
     service_tier: Annotated[str, Meta(max_length=32)] | None = None

@@ -3,7 +3,7 @@
 The fields come from the table ``shoal.domain.options``.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, TypeVar, cast
 
@@ -11,7 +11,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw
 
 from shoal.domain.options import Option, OptionType
-from shoal.domain.work import JSON
+from shoal.domain.outcome import STOP_REASON
+from shoal.domain.work import JSON, Chat, Completion
 from shoal.gateway.http.decoding import (
     FreeObject,
     decode_field,
@@ -21,7 +22,13 @@ from shoal.gateway.http.decoding import (
 
 B = TypeVar("B", bound=msgspec.Struct)
 
-StopStrings = str | Annotated[list[str], Meta(max_length=4)]
+STOPS_MAX = 256
+"""Stop strings of one request, in every dialect.
+
+OpenAI takes 4; programs that were written for other servers send more.
+"""
+
+StopStrings = str | Annotated[list[str], Meta(max_length=STOPS_MAX)]
 
 Encoder = Callable[[Any], JSON]
 """Turns the decoded value of a structured option into plain JSON."""
@@ -75,6 +82,19 @@ def requested_options(
 def stop_strings(given: str | list[str]) -> list[str]:
     """Return the stop strings without empty ones, which ask for nothing."""
     return [text for text in ([given] if isinstance(given, str) else given) if text]
+
+
+def matched_stop(work: Chat | Completion, fields: Mapping[str, JSON]) -> str | None:
+    """Return the stop string of a request that ended a choice, if the engine told it.
+
+    ``fields`` are those of the choice, or of its last piece.
+    """
+    stops = work.options.get("stop")
+    found = fields.get(STOP_REASON)
+    if not isinstance(found, str) or not isinstance(stops, Sequence):
+        return None
+    # Engines also tell tokens of the model's own, which a client has not asked for.
+    return found if found in ([stops] if isinstance(stops, str) else stops) else None
 
 
 def _field(option: Option) -> tuple[Any, Any]:

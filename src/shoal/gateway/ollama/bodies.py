@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from shoal.domain.options import CHAT_OPTIONS
 from shoal.gateway.generation.embeddings import DIMENSIONS_MAX
 from shoal.gateway.generation.messages import MESSAGES_MAX
-from shoal.gateway.generation.options import body_type
+from shoal.gateway.generation.options import StopStrings, body_type
 from shoal.gateway.generation.tools import (
     CALL_ID_MAX,
     CALLS_MAX,
@@ -22,7 +22,6 @@ from shoal.gateway.generation.tools import (
 from shoal.gateway.http.decoding import FreeObject, Ignored, ModelName, Temperature
 
 IMAGES_MAX = 64
-STOPS_MAX = 16
 PREDICT_MAX = 2**31 - 1
 
 SHARED_OPTIONS = (
@@ -35,8 +34,6 @@ OPTIONS = tuple(each for each in CHAT_OPTIONS if each.name in SHARED_OPTIONS)
 
 Images = Annotated[list[str], Meta(max_length=IMAGES_MAX)]
 """Images in base64."""
-
-StopTexts = str | Annotated[list[str], Meta(max_length=STOPS_MAX)]
 
 _FORMATS = ({"enum": ["", "json", None]}, {"type": "object"})
 
@@ -55,7 +52,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
 
     num_predict: Annotated[int, Meta(le=PREDICT_MAX)] | None = None
     temperature: Temperature | None = None
-    stop: StopTexts | None = None
+    stop: StopStrings | None = None
 
 
 OllamaOptions = body_type("OllamaOptions", ModelOptions, OPTIONS)

@@ -8,22 +8,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome
 from shoal.domain.work import JSON, Chat
+from shoal.gateway.generation.logprobs import chat_logprobs
+from shoal.gateway.generation.options import matched_stop
 from shoal.gateway.http.answer_ids import CHAT_ID_PREFIX
 from shoal.gateway.http.responses import encode_event_text, encode_json
 from shoal.gateway.openai.generation import (
     FINISH_REASONS,
     ChunkFrame,
     CompletionUsage,
+    StopReasons,
     completion_usage,
     encode_stream_error,
 )
 
 CHAT_FINISH_REASONS = FINISH_REASONS | {"tool_calls"}
+
+SHOWN = ("reasoning_content", "content", "refusal", "tool_calls")
+"""The fields of a piece that clients get; engines send others in forms of their own."""
 
 
 class ChatCompletionMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,7 +39,6 @@ class ChatCompletionMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str
     reasoning_content: str | None = None
     tool_calls: Any = None
-    audio: Any = None
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -40,6 +46,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     message: ChatCompletionMessage
     finish_reason: str
     logprobs: Any = None
+    stop_reason: str | UnsetType = UNSET  # as vLLM has it
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
@@ -62,7 +69,7 @@ def encode_chat_completion(
         CHAT_ID_PREFIX + job_id,
         created,
         chat.model,
-        [_choice(index, choice) for index, choice in enumerate(choices)],
+        [_choice(chat, index, choice) for index, choice in enumerate(choices)],
         completion_usage(chat, outcome),
     )
     return encode_json(answer)
@@ -82,6 +89,7 @@ class ChatChunkEncoder:
         self._after = b'},"logprobs":null,"finish_reason":null' + self._frame.tail
         self._opened: set[int] = set()
         self._ended: set[int] = set()
+        self._stops = StopReasons(chat)
 
     def encode(self, pieces: Sequence[AnswerPiece]) -> bytes:
         """Encode a chunk for each piece; a chunk with the role begins each choice."""
@@ -110,12 +118,16 @@ class ChatChunkEncoder:
 
     def _delta(self, delta: Delta) -> bytes:
         opening = b"" if delta.choice in self._opened else self._role(delta.choice)
+        self._stops.read(delta)
         if delta.finish_reason is not None:
             self._ended.add(delta.choice)
-        fields = {name: value for name, value in delta.fields.items() if name != "role"}
+        fields = {name: value for name in SHOWN if (value := delta.fields.get(name))}
+        logprobs = chat_logprobs(delta.logprobs)
         reason = None if delta.finish_reason is None else _reason(delta.finish_reason)
+        if not fields and logprobs is None and reason is None:
+            return opening
         return opening + self._choice(
-            delta.choice, encode_json(fields), delta.logprobs, reason
+            delta.choice, encode_json(fields), logprobs, reason
         )
 
     def _opening(self, choice: int, pieces: Iterable[AnswerPiece]) -> bytes:
@@ -135,11 +147,11 @@ class ChatChunkEncoder:
     ) -> bytes:
         return self._frame.chunk(
             b'"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b'
-            % (index, delta, encode_json(logprobs), encode_json(reason))
+            % (index, delta, encode_json(logprobs), self._stops.encode(index, reason))
         )
 
 
-def _choice(index: int, choice: Choice) -> ChatChoice:
+def _choice(chat: Chat, index: int, choice: Choice) -> ChatChoice:
     fields: Mapping[str, Any] = choice.fields
     message = ChatCompletionMessage(
         _text(fields.get("content")),
@@ -147,9 +159,14 @@ def _choice(index: int, choice: Choice) -> ChatChoice:
         "assistant",
         _text(fields.get("reasoning_content")),
         fields.get("tool_calls"),
-        fields.get("audio"),
     )
-    return ChatChoice(index, message, _reason(choice.finish_reason), choice.logprobs)
+    return ChatChoice(
+        index,
+        message,
+        _reason(choice.finish_reason),
+        chat_logprobs(choice.logprobs),
+        matched_stop(chat, fields) or UNSET,
+    )
 
 
 def _text(value: Any) -> str | None:

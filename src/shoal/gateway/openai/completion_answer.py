@@ -1,61 +1,30 @@
 """OpenAI's older completion answers: one JSON object, or server-sent events.
 
-Source: OpenAI's API reference, "The completion object"; log probabilities are
-translated from "The chat completion object", which most engines write.
+Source: OpenAI's API reference, "The completion object".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome
 from shoal.domain.work import Completion
+from shoal.gateway.generation.logprobs import completion_logprobs
+from shoal.gateway.generation.options import matched_stop
 from shoal.gateway.http.answer_ids import COMPLETION_ID_PREFIX
 from shoal.gateway.http.responses import encode_event_text, encode_json
 from shoal.gateway.openai.generation import (
     FINISH_REASONS,
     ChunkFrame,
     CompletionUsage,
+    StopReasons,
     completion_usage,
     encode_stream_error,
 )
-
-
-def to_completion_logprobs(logprobs: Any, offset: int) -> Any:
-    """Return a completion's log probabilities, made from a chat's if they are that.
-
-    ``offset`` is how many characters of the choice's text came before.
-    """
-    entries = logprobs.get("content") if isinstance(logprobs, Mapping) else None
-    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
-        return logprobs
-    offsets = []
-    for entry in entries:
-        offsets.append(offset)
-        offset += len(entry["token"])
-    return {
-        "tokens": [entry["token"] for entry in entries],
-        "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [_top_logprobs(entry) for entry in entries],
-        "text_offset": offsets,
-    }
-
-
-def _is_entry(entry: Any) -> bool:
-    return (
-        isinstance(entry, Mapping)
-        and isinstance(entry.get("token"), str)
-        and "logprob" in entry
-    )
-
-
-def _top_logprobs(entry: Mapping[str, Any]) -> dict[str, Any]:
-    tops = entry.get("top_logprobs")
-    tops = tops if isinstance(tops, list) else []
-    return {top["token"]: top["logprob"] for top in tops if _is_entry(top)}
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -63,6 +32,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     text: str
     finish_reason: str
     logprobs: Any = None
+    stop_reason: str | UnsetType = UNSET  # as vLLM has it
 
 
 class TextCompletion(msgspec.Struct, frozen=True):
@@ -86,15 +56,7 @@ def encode_text_completion(
             COMPLETION_ID_PREFIX + job_id,
             created,
             work.model,
-            [
-                CompletionChoice(
-                    index,
-                    _text(choice.fields.get("content")),
-                    _reason(choice.finish_reason),
-                    to_completion_logprobs(choice.logprobs, 0),
-                )
-                for index, choice in enumerate(choices)
-            ],
+            [_choice(work, index, choice) for index, choice in enumerate(choices)],
             completion_usage(work, outcome),
         )
     )
@@ -113,6 +75,7 @@ class CompletionChunkEncoder:
         self._started: set[int] = set()
         self._ended: set[int] = set()
         self._written: dict[int, int] = {}  # characters of each choice's text
+        self._stops = StopReasons(work)
 
     def encode(self, pieces: Sequence[AnswerPiece]) -> bytes:
         """Encode a chunk for each piece."""
@@ -131,6 +94,7 @@ class CompletionChunkEncoder:
 
     def _piece(self, piece: AnswerPiece) -> bytes:
         delta = Delta(0, {"content": piece}) if isinstance(piece, str) else piece
+        self._stops.read(delta)
         self._started.add(delta.choice)
         reason = None
         if delta.finish_reason is not None:
@@ -139,7 +103,9 @@ class CompletionChunkEncoder:
         text = _text(delta.fields.get("content"))
         before = self._written.get(delta.choice, 0)
         self._written[delta.choice] = before + len(text)
-        logprobs = to_completion_logprobs(delta.logprobs, before)
+        logprobs = completion_logprobs(delta.logprobs, before)
+        if not text and logprobs is None and reason is None:
+            return b""
         return self._chunk(delta.choice, text, logprobs, reason)
 
     def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> bytes:
@@ -147,9 +113,19 @@ class CompletionChunkEncoder:
             b'"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b'
             % (
                 *(index, encode_event_text(text)),
-                *(encode_json(logprobs), encode_json(reason)),
+                *(encode_json(logprobs), self._stops.encode(index, reason)),
             )
         )
+
+
+def _choice(work: Completion, index: int, choice: Choice) -> CompletionChoice:
+    return CompletionChoice(
+        index,
+        _text(choice.fields.get("content")),
+        _reason(choice.finish_reason),
+        completion_logprobs(choice.logprobs, 0),
+        matched_stop(work, choice.fields) or UNSET,
+    )
 
 
 def _reason(reason: str) -> str:

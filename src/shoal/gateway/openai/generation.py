@@ -7,10 +7,11 @@ import msgspec
 
 from shoal.domain.credentials import usage_of
 from shoal.domain.errors import ShoalError
-from shoal.domain.outcome import Outcome
+from shoal.domain.outcome import Delta, Outcome
 from shoal.domain.work import Chat, Completion
+from shoal.gateway.generation.options import matched_stop
 from shoal.gateway.http.errors import error_body
-from shoal.gateway.http.responses import encode_text
+from shoal.gateway.http.responses import encode_event_text, encode_json, encode_text
 
 FINISH_REASONS = frozenset({"stop", "length", "content_filter"})
 
@@ -21,10 +22,22 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class CompletionUsage(msgspec.Struct, frozen=True):
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class CompletionUsage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tokens; the details are absent where the engine does not tell them."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class ChunkFrame:
@@ -65,6 +78,28 @@ class ChunkFrame:
         return self._fields + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
 
 
+class StopReasons:
+    """The stop strings that ended the choices of one streamed answer."""
+
+    def __init__(self, work: Chat | Completion) -> None:
+        self._work = work
+        self._found: dict[int, str] = {}
+
+    def read(self, delta: Delta) -> None:
+        """Note what a piece tells."""
+        if (found := matched_stop(self._work, delta.fields)) is not None:
+            self._found[delta.choice] = found
+
+    def encode(self, index: int, reason: str | None) -> bytes:
+        """Encode the end of a chunk with a choice's finish reason; None: not yet."""
+        if reason is None or index not in self._found:
+            return encode_json(reason)
+        return b'%b,"stop_reason":%b' % (
+            encode_json(reason),
+            encode_event_text(self._found[index]),
+        )
+
+
 def encode_stream_error(error: ShoalError) -> bytes:
     """Encode the event that ends a stream: no [DONE] follows, as it is not whole."""
     return b"data: " + error_body(error) + b"\n\n"
@@ -73,5 +108,11 @@ def encode_stream_error(error: ShoalError) -> bytes:
 def completion_usage(work: Chat | Completion, outcome: Outcome) -> CompletionUsage:
     """Return the usage in OpenAI's form."""
     usage = usage_of(work, outcome)
-    total = usage.prompt_tokens + usage.completion_tokens
-    return CompletionUsage(usage.prompt_tokens, usage.completion_tokens, total)
+    cached, reasoning = usage.cached_tokens, usage.reasoning_tokens
+    return CompletionUsage(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.tokens,
+        None if cached is None else PromptTokensDetails(cached),
+        None if reasoning is None else CompletionTokensDetails(reasoning),
+    )
