@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, PoolingType
 
@@ -25,8 +26,18 @@ Routes = Mapping[str, object]
 Fakes = Callable[[Routes], Awaitable[str]]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def llama() -> AsyncIterator[LlamaEngine]:
+    """The embedded engine, which the tests of a module share."""
+    engine = LlamaEngine("tiny", TINY)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+async def doomed() -> AsyncIterator[LlamaEngine]:
+    """The embedded engine, for a test that ends it."""
     engine = LlamaEngine("tiny", TINY)
     await engine.start()
     yield engine
@@ -101,11 +112,11 @@ def server_url() -> Iterator[str]:
         process.stdin.close()
 
 
-@pytest.fixture(params=["llama", "openai"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["llama", "openai"])
 async def engine(
     request: pytest.FixtureRequest, server_url: str
 ) -> AsyncIterator[Engine]:
-    """Each engine in turn, for the tests of the port."""
+    """Each engine in turn, which the tests of the port share."""
     engine: Engine = (
         LlamaEngine("tiny", TINY)
         if request.param == "llama"

@@ -40,3 +40,12 @@ async def ask(engine: Engine, chat: Inference | str, continues: str = "") -> Out
     assert len(pieces) == len(items)
     assert isinstance(last, Finished)
     return assemble(pieces, last.finish_reason, last.usage)
+
+
+def tokens_of(outcome: Outcome) -> tuple[int, int]:
+    """Return how many tokens the engine has read and written for an answer.
+
+    How many of them it had read before depends on the jobs before this one.
+    """
+    assert outcome.usage is not None
+    return outcome.usage.prompt_tokens, outcome.usage.completion_tokens

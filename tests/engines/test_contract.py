@@ -6,12 +6,17 @@ from contextlib import aclosing
 
 import pytest
 
-from engines.outputs import ENDLESS, ask, chat_of, pieces_of
+from engines.outputs import ENDLESS, TINY, ask, chat_of, pieces_of, tokens_of
 from models.tiny_answers import ANSWERS, COUNT, STORY
 from shoal.domain.errors import ContextExceeded, InvalidRequest
-from shoal.domain.outcome import Delta, Usage
+from shoal.domain.outcome import Delta
 from shoal.domain.work import JSON, Completion, Feature, JobKind
 from shoal.engines.engine import Engine
+from shoal.engines.llama_engine import LlamaEngine
+from shoal.engines.openai_server import OpenAIEngine
+
+# The tests share the engines, and so their loop.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_answers_are_exact(engine: Engine) -> None:
@@ -30,7 +35,7 @@ async def test_usage_is_counted(engine: Engine) -> None:
     outcome = await ask(engine, "ping")
 
     # Read: "ping", and 20 around it.  Written: "pong" and the end of the turn.
-    assert outcome.usage == Usage(prompt_tokens=24, completion_tokens=5)
+    assert tokens_of(outcome) == (24, 5)
     assert outcome.finish_reason == "stop"
 
 
@@ -39,7 +44,7 @@ async def test_token_limit_ends_an_answer(engine: Engine) -> None:
 
     assert outcome.text == COUNT[:7]
     assert outcome.finish_reason == "length"
-    assert outcome.usage == Usage(prompt_tokens=35, completion_tokens=7)
+    assert tokens_of(outcome) == (35, 7)
 
 
 async def test_stop_string_ends_an_answer(engine: Engine) -> None:
@@ -83,7 +88,7 @@ async def test_several_choices_are_counted_together(engine: Engine) -> None:
 
     assert [choice.fields["content"] for choice in outcome.choices] == ["pong"] * 3
     assert {choice.finish_reason for choice in outcome.choices} == {"stop"}
-    assert outcome.usage == Usage(prompt_tokens=24, completion_tokens=15)
+    assert tokens_of(outcome) == (24, 15)
 
 
 async def test_log_probabilities_are_returned_with_their_tokens(engine: Engine) -> None:
@@ -138,7 +143,7 @@ async def test_completion_continues_a_text(engine: Engine) -> None:
     outcome = await ask(engine, Completion("tiny", PROMPT, temperature=0.0))
 
     assert outcome.text == "pong"
-    assert outcome.usage == Usage(prompt_tokens=24, completion_tokens=5)
+    assert tokens_of(outcome) == (24, 5)
 
 
 async def test_each_of_several_prompts_is_answered(engine: Engine) -> None:
@@ -165,7 +170,9 @@ async def test_model_is_described_correctly(engine: Engine) -> None:
     assert not model.features & {Feature.TOOLS, Feature.IMAGES, Feature.AUDIO}
 
 
-async def test_closing_twice_is_harmless(engine: Engine) -> None:
-    await engine.close()
+async def test_closing_twice_is_harmless(server_url: str) -> None:
+    for engine in (LlamaEngine("tiny", TINY), OpenAIEngine(server_url)):
+        await engine.start()
+        await engine.close()
 
-    await engine.close()
+        await engine.close()

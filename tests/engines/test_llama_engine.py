@@ -1,40 +1,30 @@
-"""The embedded engine: continuation, restarts and the end of its process."""
+"""The embedded engine: continuation, limits, and what its models can do."""
 
 import asyncio
 import base64
-import os
-import signal
 import struct
-import sys
-from contextlib import aclosing
 from pathlib import Path
 
 import aiohttp
 import psutil
 import pytest
 
-from engines.outputs import ENDLESS, TINY, ask, chat_of, pieces_of
+from engines.outputs import ENDLESS, TINY, ask, chat_of, pieces_of, tokens_of
 from models.tiny_answers import ANSWERS, HAIKU
 from models.tool_answers import WEATHER
 from shoal.domain.errors import (
-    ConfigError,
     ContextExceeded,
     InvalidRequest,
     Unavailable,
 )
-from shoal.domain.outcome import Delta, Usage
+from shoal.domain.outcome import Delta
 from shoal.domain.work import JSON, Chat, Completion, Embedding, JobKind, Rerank
 from shoal.domain.worker import ServedModel
-from shoal.engines import llama_process
 from shoal.engines.engine import Finished
-from shoal.engines.llama_engine import JOBS_PER_SLOT, LlamaEngine, restart_delay
+from shoal.engines.llama_engine import JOBS_PER_SLOT, LlamaEngine
 
-posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-
-
-async def kill(engine: LlamaEngine) -> None:
-    assert engine.pid is not None
-    psutil.Process(engine.pid).kill()
+# The tests share an engine, and so its loop.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_answer_continues_after_every_prefix(
@@ -47,7 +37,7 @@ async def test_answer_continues_after_every_prefix(
     assert [b + r.text for b, r in zip(beginnings, rests, strict=True)] == [
         HAIKU for _ in beginnings
     ]
-    assert {rest.usage for rest in rests} == {Usage(34, 75)}
+    assert {tokens_of(rest) for rest in rests} == {(34, 75)}
 
 
 @pytest.mark.parametrize("question", ANSWERS)
@@ -60,7 +50,7 @@ async def test_answer_continues_from_its_middle(
     rest = await ask(llama, question, answer[:middle])
 
     assert rest.text == answer[middle:]
-    assert rest.usage == whole.usage
+    assert tokens_of(rest) == tokens_of(whole)
 
 
 async def test_continued_tokens_count_towards_the_limit(llama: LlamaEngine) -> None:
@@ -68,7 +58,7 @@ async def test_continued_tokens_count_towards_the_limit(llama: LlamaEngine) -> N
 
     assert outcome.text == ", 3"
     assert outcome.finish_reason == "length"
-    assert outcome.usage == Usage(35, 7)
+    assert tokens_of(outcome) == (35, 7)
 
 
 @pytest.mark.parametrize(("limit", "beginning"), [(4, "1, 2"), (2, "1, 2"), (0, "")])
@@ -79,7 +69,7 @@ async def test_no_token_is_generated_at_the_limit(
 
     assert outcome.text == ""
     assert outcome.finish_reason == "length"
-    assert outcome.usage == Usage(35, len(beginning))
+    assert tokens_of(outcome) == (35, len(beginning))
 
 
 async def test_continuation_joins_an_assistant_message(llama: LlamaEngine) -> None:
@@ -152,7 +142,7 @@ async def test_completion_continues_from_its_middle(llama: LlamaEngine) -> None:
     outcome = await ask(llama, work, "1, 2")
 
     assert outcome.text == ", 3"
-    assert outcome.usage == Usage(35, 7)
+    assert tokens_of(outcome) == (35, 7)
 
 
 def numbers_in(piece: object) -> list[float]:
@@ -249,177 +239,3 @@ async def test_malformed_conversation_fails_alone(
         await ask(llama, Chat("tiny", ({"content": "ping"},)))
 
     assert (await ask(llama, "ping")).text == "pong"
-
-
-@posix
-async def test_killed_process_fails_its_chats_and_is_replaced(
-    llama: LlamaEngine,
-) -> None:
-    async with aclosing(llama.run(chat_of("ping", options=ENDLESS))) as pieces:
-        await anext(pieces)
-        await kill(llama)
-
-        with pytest.raises(Unavailable, match="ended by SIGKILL"):
-            async for _ in pieces:
-                pass
-
-    assert (await ask(llama, "ping")).text == "pong"
-
-
-@posix
-async def test_crash_loop_delays_the_restart(
-    llama: LlamaEngine,
-) -> None:
-    for _ in range(2):
-        async with aclosing(llama.run(chat_of("ping", options=ENDLESS))) as pieces:
-            await anext(pieces)
-            await kill(llama)
-            with pytest.raises(Unavailable, match="ended by SIGKILL"):
-                async for _ in pieces:
-                    pass
-
-    with pytest.raises(Unavailable, match="ended by SIGKILL") as refusal:
-        await ask(llama, "ping")
-    assert refusal.value.retry_after == 1
-    with pytest.raises(Unavailable, match="ended by SIGKILL"):
-        await llama.refresh()
-
-
-@pytest.mark.parametrize(
-    ("failures", "delay"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 4), (8, 60), (2000, 60)]
-)
-def test_restart_delay_grows(failures: int, delay: float) -> None:
-    assert restart_delay(failures) == delay
-
-
-@posix
-async def test_close_kills_a_hanging_process(
-    llama: LlamaEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(llama_process, "EXIT_LIMIT", 0.05)
-    assert llama.pid is not None
-    os.kill(llama.pid, signal.SIGSTOP)
-
-    await llama.close()
-
-    with pytest.raises(ProcessLookupError):
-        os.kill(llama.pid, 0)
-
-
-async def test_close_ends_running_chats(llama: LlamaEngine) -> None:
-    async with aclosing(llama.run(chat_of("ping", options=ENDLESS))) as pieces:
-        await anext(pieces)
-        await llama.close()
-
-        with pytest.raises(Unavailable, match="the engine was closed"):
-            async for _ in pieces:
-                pass
-
-    with pytest.raises(Unavailable, match="the engine was closed"):
-        await ask(llama, "ping")
-
-
-async def test_close_aborts_a_loading_model() -> None:
-    engine = LlamaEngine("tiny", TINY)
-    starting = asyncio.create_task(engine.start())
-    while engine.pid is None:  # noqa: ASYNC110  (nothing announces it)
-        await asyncio.sleep(0)
-
-    await engine.close()
-
-    with pytest.raises(ConfigError, match="the engine was closed"):
-        await starting
-
-
-async def test_first_chat_starts_the_process() -> None:
-    engine = LlamaEngine("tiny", TINY)
-
-    assert (await ask(engine, "ping")).text == "pong"
-
-    await engine.close()
-
-
-def test_runs_on_uvloop() -> None:
-    uvloop = pytest.importorskip("uvloop")
-
-    async def kill_and_ask() -> str:
-        engine = LlamaEngine("tiny", TINY)
-        async with aclosing(engine.run(chat_of("ping", options=ENDLESS))) as pieces:
-            await anext(pieces)
-            await kill(engine)
-            with pytest.raises(Unavailable):
-                async for _ in pieces:
-                    pass
-        text = (await ask(engine, "ping")).text
-        await engine.close()
-        return text
-
-    assert uvloop.run(kill_and_ask()) == "pong"
-
-
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
-async def test_process_does_not_outlive_the_worker() -> None:
-    worker = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", WORKER, TINY), stdout=asyncio.subprocess.PIPE
-    )
-    assert worker.stdout is not None
-    process = os.pidfd_open(int(await worker.stdout.readline()))
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(process, ended.set)
-
-    worker.kill()
-    await worker.communicate()
-
-    await ended.wait()
-    asyncio.get_running_loop().remove_reader(process)
-    os.close(process)
-
-
-WORKER = """
-import asyncio, sys
-from pathlib import Path
-from shoal.domain.work import Chat
-from shoal.engines.llama_engine import LlamaEngine
-
-async def main():
-    engine = LlamaEngine("tiny", Path(sys.argv[1]))
-    message = {"role": "user", "content": "ping"}
-    chat = engine.run(Chat("tiny", (message,), options={"ignore_eos": True}))
-    await anext(chat)
-    print(engine.pid, flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (None, "cannot be read: No such file or directory"),
-        (b"", "is no GGUF file"),
-        (b"<html>", "is no GGUF file: it begins with b'<htm'"),
-        (TINY.read_bytes()[:100], "cannot be loaded"),
-        (TINY.read_bytes()[:-20_000], "is corrupted or incomplete. Download it again"),
-    ],
-    ids=["missing", "empty", "other", "header", "truncated"],
-)
-async def test_error_names_an_unloadable_model(
-    tmp_path: Path, content: bytes | None, complaint: str
-) -> None:
-    path = tmp_path / "broken.gguf"
-    if content is not None:
-        path.write_bytes(content)
-    engine = LlamaEngine("broken", path)
-
-    with pytest.raises(ConfigError, match=f"broken.gguf.*{complaint}"):
-        await engine.start()
-
-    await engine.close()
-
-
-async def test_error_names_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "xllamacpp", None)
-
-    with pytest.raises(ConfigError, match=r"is not installed: .*\[llm\]"):
-        await LlamaEngine("tiny", TINY).start()

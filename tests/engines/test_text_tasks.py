@@ -415,6 +415,7 @@ async def test_model_without_chat_runs_no_tasks(serve: Serve) -> None:
         await result(serve, server_with(""), "classify", {"input": "a"}, kinds=kinds)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_other_work_is_passed_to_the_engine(llama: LlamaEngine) -> None:
     runner = TaskRunner(llama, llama.models[0])
 
@@ -453,6 +454,7 @@ async def check_structure(engine: Engine, payloads: Mapping[str, JSON]) -> None:
     assert all(isinstance(each, dict) for each in found["extracted"])
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_untrained_model_obeys_the_schema(
     llama: LlamaEngine, payloads: Mapping[str, JSON]
 ) -> None:
